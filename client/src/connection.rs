@@ -268,7 +268,7 @@ async fn greet(
         agent: config.agent.clone(),
         codecs: config.codecs,
         token: target.token.clone(),
-        features: FeatureSet::OFFERED,
+        features: FeatureSet::OF_CLIENT,
     };
     sender.send(ClientMessage::Hello(hello)).await?;
     let answer = first_message(&mut receiver)

@@ -62,6 +62,8 @@ pub(crate) struct Session {
     outbox: VecDeque<ClientMessage>,
     /// Whether there is a connection on which subscriptions are asked for.
     is_connected: bool,
+    /// Whether the server said, on this connection, that it drains.
+    is_draining: bool,
     /// Whether the user is done with it.
     closing: bool,
 }
@@ -91,6 +93,7 @@ impl Session {
             lists: VecDeque::new(),
             outbox: VecDeque::new(),
             is_connected: false,
+            is_draining: false,
             closing: false,
         })
     }
@@ -138,7 +141,7 @@ impl Session {
     /// Asks the server for everything that the user wants.
     fn attach(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
         self.outbox.clear(); // All that was not sent is said anew.
-        self.is_connected = true;
+        (self.is_connected, self.is_draining) = (true, false);
         self.allow_unread(connection);
         self.receptions.values_mut().for_each(Reception::subscribe);
         self.act_all(connection)?;
@@ -254,7 +257,7 @@ impl Session {
             Event::Unreadable(HeaderError::Lane(error)) => Err(error.into()),
             Event::Unreadable(HeaderError::Message(error)) => Err(ClientError::from(error).into()),
             Event::Opened(_, StreamHeader::Probe(_), _) => {
-                Ok(FeatureSet::OFFERED.permit("a probe's bytes", Feature::Probe)?)
+                Ok(FeatureSet::OF_CLIENT.permit("a probe's bytes", Feature::Probe)?)
             }
             Event::Opened(..) | Event::Unreadable(_) | Event::Nothing => Ok(()),
             Event::Manifest(id, manifest) => {
@@ -299,7 +302,7 @@ impl Session {
         message: ServerMessage,
         connection: &mut Connection,
     ) -> Result<(), SessionError> {
-        message.check_features(FeatureSet::OFFERED)?;
+        message.check_features(FeatureSet::OF_CLIENT)?;
         match message {
             ServerMessage::Announce(announce) => {
                 let id = announce.subscription;
@@ -337,10 +340,25 @@ impl Session {
             }
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
             ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),
+            ServerMessage::Drain { alternatives } => self.handle_drain(&alternatives),
             ServerMessage::Welcome(_) | _ => {
                 Err(Misbehaved::OutOfTurn { found: "Welcome", expected: "an answer" }.into())
             }
         }
+    }
+
+    /// Tells the user. What is missing follows with the next connection, once the server has closed this one.
+    fn handle_drain(&mut self, alternatives: &[String]) -> Result<(), SessionError> {
+        if std::mem::replace(&mut self.is_draining, true) {
+            return Err(
+                Misbehaved::OutOfTurn { found: "a second Drain", expected: "one in a session" }.into()
+            );
+        }
+        tracing::warn!(
+            ?alternatives,
+            "The server is shutting down: it finishes the transfers under way and begins no more."
+        );
+        Ok(())
     }
 
     fn handle_topics(&mut self, topics: Vec<TopicEntry>, more: bool) -> Result<(), SessionError> {

@@ -144,9 +144,10 @@ impl Server {
         move || catalogue.sent()
     }
 
-    /// Ends in order: no new sessions; within `grace`, transfers under way finish, and subscribers of topics that ended take
-    /// what they asked for and are told; then every client is told, and the last packets leave. Returns whether all of them
-    /// finished. Readers in mode `every` take as long as their users do.
+    /// Ends in order: no new sessions, and clients are told that it drains; within `grace`, transfers under way finish,
+    /// subscribers of topics that ended and readers in mode `every` take what was published; then every client is told of the
+    /// end, and the last packets leave. Returns whether all of them finished. Readers in mode `every` take as long as their
+    /// users do.
     pub async fn shutdown(self, grace: Duration) -> bool {
         self.shared.draining.send_replace(true);
         let finished = tokio::time::timeout(grace, self.shared.unfinished.none_left()).await.is_ok();

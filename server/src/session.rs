@@ -19,8 +19,9 @@ use crate::{
 };
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    ClientMessage, CloseCode, CodecSet, Credit, EndReason, FeatureSet, Glob, Hello, Misbehaved, Mode,
-    PROTOCOL_REVISIONS, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId, Welcome,
+    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Feature, FeatureSet, Glob, Hello, Misbehaved,
+    Mode, PROTOCOL_REVISIONS, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId,
+    Welcome,
 };
 use tensor_relay_transport::{
     ClientCertificate, Lane, LaneError,
@@ -117,7 +118,7 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
     let (error, counted) = match admitted {
         Ok(AdmittedClient { hello, revision, permit, counted }) => {
             drop(stranger); // Who is known keeps its place.
-            let greeted = Greeted { codecs: hello.codecs, revision, permit };
+            let greeted = Greeted { codecs: hello.codecs, features: hello.features, revision, permit };
             let Err(error) = greet_and_run(&lane, &sender, &mut receiver, greeted, &shared).await;
             (error, Some(counted))
         }
@@ -165,6 +166,7 @@ impl AdmittedClient {
 /// The state of a greeted session.
 struct Greeted {
     codecs: CodecSet,
+    features: FeatureSet,
     revision: u32,
     permit: Permit,
 }
@@ -232,7 +234,7 @@ async fn greet_and_run(
         lanes: offer,
         instance: shared.instance,
         lane_addresses: vec![],
-        features: FeatureSet::OFFERED,
+        features: FeatureSet::OF_SERVER,
     };
     sender.send(ServerMessage::Welcome(welcome)).await?;
     let session = Session {
@@ -240,6 +242,7 @@ async fn greet_and_run(
         sender: sender.clone(),
         holder: guest.permit.holder().clone(),
         codecs: guest.codecs,
+        features: guest.features,
         shared: Arc::clone(shared),
         inboxes: Inboxes::default(),
         following: HashMap::new(),
@@ -266,6 +269,7 @@ struct Session {
     sender: control::Sender<ServerMessage>,
     holder: Holder,
     codecs: CodecSet,
+    features: FeatureSet,
     shared: Arc<Shared>,
     inboxes: Inboxes,
     /// The topics of the subscriptions that run.
@@ -283,6 +287,11 @@ type Ended = (SubscriptionId, Result<(), Misbehaved>);
 
 /// The same, unless its task panicked.
 type Joined = Result<Ended, JoinError>;
+
+/// Waits until `flag` is true. Cancel safe.
+async fn is_set(flag: &mut watch::Receiver<bool>) {
+    let _ = flag.wait_for(|is_set| *is_set).await; // What is shared holds the sender.
+}
 
 /// How long subscriptions may take to hear a client's last messages.
 const SUBSCRIPTIONS_END: Duration = Duration::from_secs(1);
@@ -376,7 +385,7 @@ impl Session {
 
     /// Handles a message of the client.
     async fn handle_message(&mut self, message: ClientMessage) -> Result<(), SessionError> {
-        message.check_features(FeatureSet::OFFERED)?;
+        message.check_features(FeatureSet::OF_SERVER)?;
         match message {
             ClientMessage::Subscribe(subscribe) => self.handle_subscribe(subscribe).await?,
             ClientMessage::Credit { subscription, chunks } => {

@@ -127,9 +127,8 @@ impl Subscription {
         }
     }
 
-    /// Waits for the next version to send. While the server drains, topics that ended still give one: what they have left
-    /// is bounded, and their subscribers should learn that it was all. Readers in mode `every` get what is retained, which
-    /// the next process does not have. All others find the newest version there.
+    /// Waits for the next version to send. While the server drains, only topics that ended and mode `every` still give one:
+    /// what they have left is bounded, and nobody else has it once the server is gone.
     async fn next_version(&mut self) -> Result<(Arc<Retained>, u64), Ended> {
         let mut draining = self.shared.draining.subscribe();
         loop {
@@ -149,6 +148,9 @@ impl Subscription {
                     }
                     Step::Wait => {}
                 }
+            }
+            if is_draining && !self.cursor.waits_for_client(self.follower.topic()) {
+                self.unfinished = None;
             }
             tokio::select! {
                 () = self.follower.changed() => {}

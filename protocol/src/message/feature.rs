@@ -16,7 +16,7 @@ macro_rules! features {
             pub const ALL: &'static [Self] = &[$(Self::$Feature,)*];
 
             /// The number on the wire.
-            pub fn code(self) -> u32 {
+            pub const fn code(self) -> u32 {
                 match self { $(Self::$Feature => $code,)* }
             }
 
@@ -78,7 +78,7 @@ impl FeatureSet {
         }
     }
 
-    fn bit(feature: Feature) -> u32 {
+    const fn bit(feature: Feature) -> u32 {
         1 << feature.code()
     }
 }

@@ -2,12 +2,13 @@
 //! text that names the feature.
 
 use crate::{
-    raw::{Peer, subscribe},
+    raw::{Peer, hello, subscribe},
     script::{EPOCH, Script, VERSION, expect_closed},
 };
+use std::time::Duration;
 use tensor_relay_protocol::{
-    Announce, ChunkDigest, ClientMessage, CloseCode, Glob, LaneId, Order, Part, ProbeBytes, ProbeHeader,
-    ServerMessage, Start, StreamHeader, Subscribe,
+    Announce, ChunkDigest, ClientMessage, CloseCode, Feature, FeatureSet, Glob, Hello, LaneId, Order, Part,
+    ProbeBytes, ProbeHeader, ServerMessage, Start, StreamHeader, Subscribe,
 };
 use tensor_relay_tests::pair::{server_config, simulate};
 
@@ -45,8 +46,7 @@ fn clients_that_use_features_not_offered() {
 #[test]
 fn servers_that_use_features_not_offered() {
     type Attack = fn(&Script) -> ServerMessage;
-    let attacks: [(Attack, &str); 4] = [
-        (|_| ServerMessage::Drain { alternatives: vec!["10.0.0.6:4747".into()] }, "drain"),
+    let attacks: [(Attack, &str); 3] = [
         (|script| ServerMessage::Sources { subscription: script.subscription, sources: vec![] }, "peers"),
         (
             |script| ServerMessage::Hashes {
@@ -72,6 +72,40 @@ fn servers_that_use_features_not_offered() {
     expect_refused("probe", async |script| {
         let header = StreamHeader::Probe(ProbeHeader { probe: 1, bytes: 4 });
         script.peer.stream(&[&header.encode(), &[0; 4]]).await;
+    });
+}
+
+/// Goal: a server tells those that it drains who offered to hear it, once and before it closes, and others nothing new.
+/// Method: end a server with a client of each kind.
+#[test]
+fn a_server_that_drains() {
+    for features in [FeatureSet::OF_CLIENT, FeatureSet::default()] {
+        simulate(1, async |sim| {
+            let server = sim.server(server_config());
+            let mut peer = Peer::client(&sim, 2).await;
+            peer.say_to_server(ClientMessage::Hello(Hello { features, ..hello() })).await;
+            assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
+            let hearing = async {
+                if features.contains(Feature::Drain) {
+                    let said = peer.hear_server().await;
+                    assert!(matches!(said, ServerMessage::Drain { .. }), "{said:?}");
+                }
+                let (code, _) = peer.closed_because().await;
+                assert_eq!(code, Some(CloseCode::ShuttingDown));
+                peer.heard_nothing().await;
+            };
+            tokio::join!(server.shutdown(Duration::from_secs(5)), hearing);
+        });
+    }
+}
+
+/// Goal: a client hears once that its server drains, and takes no flood of it. Method: a server that says it twice.
+#[test]
+fn a_server_that_drains_twice() {
+    expect_closed(CloseCode::Misbehaved, "a second Drain", async |script| {
+        for alternatives in [vec!["10.0.0.6:4747".into()], vec![]] {
+            script.peer.say_to_client(ServerMessage::Drain { alternatives }).await;
+        }
     });
 }
 

@@ -89,7 +89,7 @@ fn a_server_that_is_told_to_end() {
     }
 }
 
-/// Goal: a transfer under way at a shutdown is finished, and whole.
+/// Goal: a transfer under way at a shutdown is finished, and whole; its subscriber is told of the shutdown, once.
 /// Method: SIGTERM while the wire is held; release it once the server says that it finishes.
 #[test]
 fn a_transfer_under_way_is_finished() {
@@ -99,6 +99,7 @@ fn a_transfer_under_way_is_finished() {
     wire.release();
     let received = subscriber.end().with(0);
     assert!(received.out.contains("saved to out/m.safetensors"), "{received:?}");
+    assert_eq!(received.err.matches("The server is shutting down").count(), 1, "{received:?}");
     files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
     let ended = server.process.end().with(0);
     assert!(!ended.err.contains("cut off"), "{ended:?}");

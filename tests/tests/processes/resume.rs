@@ -5,7 +5,7 @@ use crate::files;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::Value;
 use std::{
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
@@ -146,6 +146,49 @@ fn a_follower_outlives_its_server() {
     let heard = follower.end_by(Signal::TERM).with(143).events();
     let versions: Vec<_> = heard.iter().map(|event| (&event["version"], &event["new_epoch"])).collect();
     assert_eq!(versions, [(&1.into(), &false.into()), (&2.into(), &false.into())], "nothing came again");
+}
+
+/// Goal: a server that is restarted again and again under load loses no version of a reader in mode `every`.
+/// Method: a reader whose command takes longer than the next version, so that it is behind; three versions, SIGTERM, and
+/// the server again, four times.
+#[test]
+fn rolling_restarts_in_mode_every() {
+    const ROUNDS: u64 = 4;
+    const BURST: u64 = 3;
+    let home = Home::new();
+    files::noise(&home.path("w"), 100_000, 1);
+    let words = [
+        "--topic=w=w",
+        "--state-dir=keys",
+        "--watch",
+        "--watch-interval=0.05",
+        "--keep-versions=8",
+        "--grace=30",
+    ];
+    let mut server = home.serve(&words);
+    let said = server.said.clone();
+    let every = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--exec=sleep 0.5"];
+    let mut reader = home.start(&[&every[..], &["--out=out", "--json"]].concat());
+    reader.hear_out(r#""version":1,"#);
+    for round in 0..ROUNDS {
+        let before = 1 + round * BURST;
+        for version in before + 1..=before + BURST {
+            files::noise(&home.path("next"), 100_000, version);
+            fs::rename(home.path("next"), home.path("w")).unwrap();
+            let deadline = Instant::now() + DEAD_WITHIN;
+            while home.list(&server)[0]["version"] != version {
+                assert!(Instant::now() < deadline, "version {version} is not published");
+            }
+        }
+        let ended = server.process.end_by(Signal::TERM).with(0);
+        assert!(!ended.err.contains("cut off"), "{ended:?}");
+        server = home.serve_again(&said, &words);
+        reader.hear_out(&format!(r#""version":{},"#, before + BURST));
+    }
+    let heard = reader.end_by(Signal::TERM).with(143).events();
+    let versions: Vec<_> = heard.iter().map(|event| event["version"].as_u64()).collect();
+    let published: Vec<_> = (1..=1 + ROUNDS * BURST).map(Some).collect();
+    assert_eq!(versions, published, "each once, in order, and no gap is told");
 }
 
 /// Goal: a server that does not come back is waited for as long as the user said; then the exit code says so.

@@ -228,6 +228,30 @@ fn a_shutdown_right_after_the_end_of_a_topic() {
     }
 }
 
+/// Goal: a reader in mode `every` of a topic that goes on gets, before the server is gone, all that was published before a
+/// shutdown. Method: three versions, a window of one, and a shutdown at once.
+#[test]
+fn a_shutdown_of_a_topic_that_goes_on() {
+    simulate(1, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher_with(topic("t"), None, keeping(3)).unwrap();
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut every = client.subscribe_to(Request::every(topic("t")).window(1)).await.unwrap();
+        client.list().await.unwrap();
+        for version in 1..=3 {
+            publish(&server, &mut publisher, version, 300_000).await;
+        }
+        let reading = async {
+            for version in 1..=3 {
+                assert_eq!(every.next().await.unwrap().id().version, Version(version));
+            }
+            expect_shut_down(every.next().await.unwrap_err());
+        };
+        let (finished, ()) = tokio::join!(server.shutdown(Duration::from_secs(20)), reading);
+        assert!(finished && sim.elapsed() < Duration::from_secs(10), "{:?}", sim.elapsed());
+    });
+}
+
 /// The error after the last version.
 async fn latest_end(subscription: &mut Subscription) -> SubscriptionError {
     loop {
