@@ -115,6 +115,7 @@ impl Cursor {
         }
     }
 
+    /// Whether versions are left that the client has no room for yet.
     pub(crate) fn waits_for_client(&self, topic: &TopicState) -> bool {
         matches!(self, Self::Every(every) if topic.first_from(every.next).is_some())
     }

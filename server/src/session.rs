@@ -28,6 +28,7 @@ use tensor_relay_transport::{
     control::{self, ControlError},
 };
 use tokio::{
+    sync::watch,
     task::{AbortHandle, JoinError, JoinSet},
     time::Instant,
 };
@@ -302,17 +303,20 @@ impl Session {
         receiver: &mut control::Receiver<ClientMessage>,
         mut permit: Permit,
     ) -> Result<Infallible, SessionError> {
-        let (mut ending, unfinished) = (self.shared.ending.subscribe(), self.unfinished.clone());
-        let mut draining = self.shared.draining.subscribe();
-        // A client for which nothing is under way is told at once, and may go elsewhere while others finish.
-        let mut drained = std::pin::pin!(async {
-            let _ = draining.wait_for(|draining| *draining).await;
-            unfinished.none_left().await;
-        });
+        let (mut draining, mut ending) = (self.shared.draining.subscribe(), self.shared.ending.subscribe());
+        let (mut is_draining, unfinished) = (false, self.unfinished.clone());
         loop {
             tokio::select! {
-                () = async { _ = ending.wait_for(|ending| *ending).await } => return Err(SessionError::ShuttingDown),
-                () = &mut drained => return Err(SessionError::ShuttingDown),
+                () = is_set(&mut draining), if !is_draining => {
+                    is_draining = true;
+                    if self.features.contains(Feature::Drain) {
+                        self.sender.send(ServerMessage::Drain { alternatives: vec![] }).await?;
+                    }
+                }
+                // A server drains before it ends.
+                () = is_set(&mut ending), if is_draining => return Err(SessionError::ShuttingDown),
+                // A client for which nothing is under way may go elsewhere while others finish.
+                () = unfinished.none_left(), if is_draining => return Err(SessionError::ShuttingDown),
                 message = receiver.next() => match message {
                     // A client that takes a long answer slowly keeps no right meanwhile that it has lost.
                     Ok(ClientMessage::List) => tokio::select! {

@@ -133,9 +133,7 @@ impl Subscription {
         let mut draining = self.shared.draining.subscribe();
         loop {
             let is_draining = *draining.borrow_and_update() && self.follower.topic().ended().is_none();
-            if is_draining && !(self.cursor.is_every() && self.unfinished.is_some()) {
-                self.unfinished = None;
-            } else {
+            if !is_draining || self.cursor.is_every() {
                 self.compare_claims().await?;
                 match self.cursor.next(self.follower.look()) {
                     Step::Send { retained, skipped } => {
@@ -143,9 +141,6 @@ impl Subscription {
                         return Ok((retained, skipped));
                     }
                     Step::End(reason) => return Err(Ended::ByServer(reason)),
-                    Step::Wait if is_draining && !self.cursor.waits_for_client(self.follower.topic()) => {
-                        self.unfinished = None;
-                    }
                     Step::Wait => {}
                 }
             }

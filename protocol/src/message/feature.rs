@@ -48,8 +48,11 @@ features! {
 pub struct FeatureSet(u32);
 
 impl FeatureSet {
-    /// The features that this build offers: none is implemented yet.
-    pub const OFFERED: Self = Self(0);
+    /// What a client of this build offers.
+    pub const OF_CLIENT: Self = Self(Self::bit(Feature::Drain));
+
+    /// What a server of this build offers: nothing yet.
+    pub const OF_SERVER: Self = Self(0);
 
     /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {

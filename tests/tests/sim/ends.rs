@@ -228,7 +228,6 @@ fn a_shutdown_right_after_the_end_of_a_topic() {
     }
 }
 
-/// Goal: a reader in mode `every` of a topic that goes on gets, before the server is gone, all that was published before a
 /// shutdown. Method: three versions, a window of one, and a shutdown at once.
 #[test]
 fn a_shutdown_of_a_topic_that_goes_on() {
