@@ -13,20 +13,20 @@ use tensor_relay_tests::{
 };
 use tokio::time::sleep;
 
-pub(crate) const EPOCH: Epoch = Epoch(3);
+const EPOCH: Epoch = Epoch(3);
 
 /// Longer than the idle timeout of both ends.
 const LONG: Duration = Duration::from_secs(15);
 
-pub(crate) fn open(server: &Server, options: TopicOptions) -> Publisher {
+fn open(server: &Server, options: TopicOptions) -> Publisher {
     server.publisher_with(topic("t"), Some(EPOCH), options).unwrap()
 }
 
-pub(crate) fn every() -> Request {
+fn every() -> Request {
     Request::every(topic("t"))
 }
 
-pub(crate) fn name(name: &str) -> ReaderName {
+fn name(name: &str) -> ReaderName {
     ReaderName::new(name).unwrap()
 }
 

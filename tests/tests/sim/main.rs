@@ -18,7 +18,6 @@ mod faults;
 mod files;
 mod lanes;
 mod lives;
-mod readers;
 mod resume;
 mod snapshots;
 mod stalls;
