@@ -30,12 +30,12 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Say more on stderr: -v informs, -vv tells everything. TENSOR_RELAY_LOG sets a filter, e.g. `debug`; QUIC's frames, which
-    /// have secrets in them, are never logged.
+    /// Log more on stderr: -v for information, -vv for everything. TENSOR_RELAY_LOG sets a filter, e.g. `debug`; QUIC's
+    /// frames, which contain secrets, are never logged.
     #[arg(short, long, global = true, action = ArgAction::Count, help_heading = FOR_ALL)]
     pub(crate) verbose: u8,
 
-    /// How stderr is written: as text, or as JSON, one object a line.
+    /// The format of stderr: text, or JSON with one object a line.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, help_heading = FOR_ALL)]
     pub(crate) log_format: LogFormat,
 }
@@ -102,7 +102,7 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Publish a version into a server that runs on this machine with `serve --publish-socket`.
     Publish(PublishArgs),
-    /// Receive the versions of a topic, or of all topics that match.
+    /// Receive the versions of a topic, or of all matching topics.
     Subscribe(SubscribeArgs),
     /// List the topics of a server.
     List(ListArgs),
@@ -111,23 +111,23 @@ pub(crate) enum Command {
     /// List the GPUs of this machine.
     #[command(after_help = DEVICES)]
     Devices(DevicesArgs),
-    /// Look for what is in the way on this machine, in this container, and with a ticket on the way to its server.
+    /// Diagnose this machine, this container and, with a ticket, the path to its server.
     Doctor(DoctorArgs),
     /// Measure how fast tensors move, beside what others offer.
     Bench(BenchArgs),
-    /// Show what every option is, and whether a variable, the configuration file or its default says so.
+    /// Show the value of every option, and whether it comes from a variable, the configuration file or its default.
     #[command(after_help = CONFIG)]
     Config(ConfigArgs),
-    /// Show or make the key by which tickets know a server, and say which clients it knows by theirs.
+    /// Show or make the server's key, which tickets contain, and manage the known keys of clients.
     #[command(subcommand)]
     Keys(KeysCommand),
-    /// Make, show, list and revoke tickets, which let clients in.
+    /// Create, show, list and revoke tickets, which give clients access.
     #[command(subcommand)]
     Tickets(TicketsCommand),
-    /// Ask the access control list.
+    /// Query the access control list.
     #[command(subcommand)]
     Acl(AclCommand),
-    /// Print a script that completes this program's words in a shell.
+    /// Print a completion script for a shell.
     #[command(after_help = COMPLETIONS)]
     Completions(CompletionsArgs),
     /// Print the manual page, or write one for every command.
@@ -149,16 +149,16 @@ pub(crate) struct TicketArgs {
     #[arg(long, value_name = "FILE", help_heading = "Connection")]
     pub(crate) identity: Option<PathBuf>,
 
-    /// The file with the certificate of that key, and those that lead to the authority that the server trusts, in PEM.
+    /// The certificate of that key in PEM, followed by its chain to the authority that the server trusts.
     #[arg(long, value_name = "FILE", requires = "identity", help_heading = "Connection")]
     pub(crate) certificate: Option<PathBuf>,
 
-    /// How long connecting may take, in seconds.
+    /// The deadline for connecting, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) connect_timeout: Duration,
 
-    /// What the session runs over. `auto` takes TCP with TLS on short ways, QUIC on long ones, and TCP where UDP gets no
-    /// answer.
+    /// The transport of the session. `auto` takes TCP with TLS on short paths, QUIC on long ones, and TCP if UDP is not
+    /// answered.
     #[arg(long, value_name = "auto|quic|tcp", default_value = "auto", help_heading = "Connection")]
     pub(crate) transport: Transport,
 }
@@ -210,7 +210,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "N", default_value = "300", value_parser = clap::value_parser!(u64).range(1..=100_000), help_heading = "Workload")]
     pub(crate) small: u64,
 
-    /// How chunks are encoded.
+    /// The encoding of chunks.
     #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
@@ -249,11 +249,11 @@ pub(crate) enum KeysCommand {
     Show(KeysArgs),
     /// Make the server's key before its first start, or a client's own. Refuses if there is one.
     Create(KeysArgs),
-    /// Let clients in that hold a key. What they may do, the access control list says: see `acl`.
+    /// Give access to clients that hold a key, with the rights in the access control list: see `acl`.
     Trust(TrustKeyArgs),
-    /// Do not let a client in by its key any more. A running server cuts its sessions within ten seconds.
+    /// Revoke a client's key. A running server cuts its sessions within ten seconds.
     Revoke(RevokeKeyArgs),
-    /// List the keys of clients that are let in.
+    /// List the known keys of clients.
     List(KeysArgs),
 }
 
@@ -312,7 +312,7 @@ pub(crate) struct DemoConsumerArgs {
 /// A codec, as a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Codec {
-    /// Each chunk by a sample of it, with the effort that measurements of the subscription favour.
+    /// Each chunk by its size estimate and the speed of the link.
     Auto,
     /// Bytes as they are.
     Raw,

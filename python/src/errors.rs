@@ -12,7 +12,7 @@ use tensor_relay_client::{
 /// A class of `tensor_relay.errors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// What no other class is for: a file, a disk, a port, a thread.
+    /// Everything else: a file, a disk, a port, a thread.
     Other,
     Unreachable,
     Refused,
@@ -78,7 +78,7 @@ impl Kind {
     }
 }
 
-/// Why there is no session, or no longer.
+/// The error for a session that failed or ended.
 pub(crate) fn of_client(py: Python<'_>, error: &ClientError) -> PyErr {
     kind_of_client(error).raise(py, error)
 }
@@ -148,7 +148,7 @@ fn kind_of_subscription(error: &SubscriptionError) -> Kind {
     }
 }
 
-/// Why a version did not come into a user's own tensors, where these are as they were.
+/// The error for a version that was not received into a user's own tensors, which are unchanged.
 pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
     match cause {
         FillCause::Subscription(error) => of_subscription(py, error),
@@ -158,12 +158,12 @@ pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
     }
 }
 
-/// Why a user's own tensors are not those of a version.
+/// The error for a user's own tensors that do not fit a version.
 pub(crate) fn of_buffer(py: Python<'_>, error: &BufferError) -> PyErr {
     Kind::Target.raise(py, error)
 }
 
-/// Why tensors did not get to a GPU, or away from it.
+/// The error for tensors that could not be copied to or from a GPU.
 pub(crate) fn of_device(py: Python<'_>, error: &DeviceError) -> PyErr {
     match error {
         DeviceError::NoMemory { .. } => Kind::NoRoom.raise(py, error),

@@ -25,8 +25,8 @@ const PACKAGE: &str = env!("CARGO_CRATE_NAME");
 /// has, and takes less than a megabyte.
 const WAITING_MAX: usize = 1_000;
 
-/// Sends what `tracing` is told to the logger `tensor_relay`: information and above, and what is for debugging too if the
-/// logger is set to that when the first server or client begins.
+/// Forwards `tracing` events to the logger `tensor_relay`: level `info` and above, and `debug` if the logger is set to
+/// it when the first server or client starts.
 pub(crate) fn begin(py: Python<'_>) {
     let wants_debug = || -> PyResult<bool> {
         let logger = py.import("logging")?.call_method1("getLogger", (LOGGER,))?;

@@ -1,4 +1,4 @@
-//! How a topic treats its versions and readers, in Python's words.
+//! Topic options in Python's terms.
 
 use crate::{
     errors::Kind,
@@ -7,7 +7,7 @@ use crate::{
 use pyo3::prelude::*;
 use tensor_relay_server::{Keep, TopicOptions, WhenFull};
 
-/// What `Relay.open` takes.
+/// The arguments of `Relay.open`.
 pub(crate) struct TopicArguments<'a> {
     pub(crate) keep_versions: u32,
     pub(crate) keep_bytes: Option<u64>,
