@@ -32,7 +32,7 @@ pub(super) struct State {
 pub(super) enum Keep {
     #[default]
     All,
-    /// All while so many [`CacheLease`](super::Demand)s live, nothing without any.
+    /// All while so many [`CacheLease`](super::CacheLease)s live, nothing without any.
     OnDemand(u64),
     InProportion,
 }
