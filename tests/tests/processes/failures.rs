@@ -394,7 +394,7 @@ fn what_is_no_file_is_not_replaced() {
     let mistakes = [
         ("fifo", "it is a FIFO, not a regular file"),
         ("stdout", "it is a link into /proc, not a regular file"),
-        ("-", "`-` is none"),
+        ("-", "the name of a file, not `-`"),
         ("/dev/null", "it is a device, not a regular file"),
     ];
     for (name, why) in mistakes {
