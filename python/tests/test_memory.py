@@ -13,8 +13,9 @@ from following import BESIDE_BYTES, is_settled
 import tensor_relay
 
 VERSION_BYTES = 512 << 10
-# What an allocator keeps here and there. A leak of one version in twenty-five would be more.
-SLACK_BYTES = 16 * VERSION_BYTES
+# What an allocator keeps here and there, and what the levels of effort that a server tries in turn take each. A leak of one
+# version in twelve would be more.
+SLACK_BYTES = 32 * VERSION_BYTES
 
 
 def resident_bytes():

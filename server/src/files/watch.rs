@@ -36,7 +36,7 @@ pub enum Observation {
     /// Unchanged.
     Same,
     /// Changed, but perhaps incomplete. Poll again later.
-    ChangeDetector,
+    Settling,
     /// Changed and stable: open and publish it. Reported once; later polls compare with it.
     Changed,
     /// Nothing servable, at two polls in a row: the file is gone, or a folder lacks what its index names. Keep the
@@ -179,7 +179,7 @@ impl<S: Generation> ChangeDetector<S> {
                 self.waiting = None;
                 Observation::Changed
             }
-            _ => Observation::ChangeDetector,
+            _ => Observation::Settling,
         }
     }
 }
@@ -213,18 +213,18 @@ mod tests {
         let mut settling = ChangeDetector::new(Some(1));
         let looks = [
             (Some(1), Observation::Same),
-            (Some(2), Observation::ChangeDetector),
-            (Some(3), Observation::ChangeDetector),
+            (Some(2), Observation::Settling),
+            (Some(3), Observation::Settling),
             (Some(3), Observation::Changed),
             (Some(3), Observation::Same),
-            (None, Observation::ChangeDetector),
+            (None, Observation::Settling),
             (Some(3), Observation::Same),
-            (None, Observation::ChangeDetector),
+            (None, Observation::Settling),
             (None, Observation::Missing),
             (None, Observation::Missing),
-            (Some(4), Observation::ChangeDetector),
+            (Some(4), Observation::Settling),
             (Some(4), Observation::Changed),
-            (Some(5), Observation::ChangeDetector),
+            (Some(5), Observation::Settling),
             (Some(4), Observation::Same),
         ];
         for (step, (seen, expected)) in looks.into_iter().enumerate() {
@@ -274,12 +274,12 @@ mod tests {
         assert_eq!((watch.look(), watch.missed()), (Observation::Same, 1));
         // One that could not be published.
         replace(&path, 8);
-        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Changed]);
+        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Changed]);
         watch.forget();
         assert_eq!((watch.look(), watch.missed()), (Observation::Changed, 1), "it is tried again");
         watch.forget();
         replace(&path, 9);
-        assert_eq!((watch.look(), watch.missed()), (Observation::ChangeDetector, 2));
+        assert_eq!((watch.look(), watch.missed()), (Observation::Settling, 2));
     }
 
     #[test]
@@ -313,10 +313,10 @@ mod tests {
         fs::rename(dir.path().join("new"), &path).unwrap();
         assert_eq!(
             [watch.look(), watch.look(), watch.look()],
-            [Observation::ChangeDetector, Observation::Changed, Observation::Same]
+            [Observation::Settling, Observation::Changed, Observation::Same]
         );
         fs::remove_file(&path).unwrap();
-        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Missing]);
+        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Missing]);
     }
 
     #[test]
@@ -332,12 +332,12 @@ mod tests {
         write("optimizer.pt", "not served");
         assert_eq!(watch.look(), Observation::Same);
         write("config.json", "{ }");
-        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Changed]);
+        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Changed]);
         write(index, r#"{"weight_map": {"t": "a.safetensors", "u": "b.safetensors"}}"#);
-        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Missing]);
+        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Missing]);
         write("b.safetensors", "b");
-        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Changed]);
+        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Changed]);
         write(index, r#"{"weight_map": {"t""#);
-        assert_eq!(watch.look(), Observation::ChangeDetector);
+        assert_eq!(watch.look(), Observation::Settling);
     }
 }

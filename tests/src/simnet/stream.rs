@@ -25,14 +25,14 @@ const SYN_AGAIN: Duration = Duration::from_secs(1);
 /// All byte streams of a network.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    doors: BTreeMap<SocketAddr, PublishSocket>,
+    acceptors: BTreeMap<SocketAddr, Acceptor>,
     pipes: BTreeMap<u64, Pipe>,
     opened: u64,
 }
 
 /// Where somebody listens.
 #[derive(Debug, Default)]
-struct PublishSocket {
+struct Acceptor {
     waiting: VecDeque<(Stream, SocketAddr)>,
     waker: Option<Waker>,
 }
@@ -115,24 +115,24 @@ impl State {
     fn knock(&mut self, net: &SimNet, local: SocketAddr, peer: SocketAddr) -> io::Result<Stream> {
         let streams = &mut self.streams;
         let (there, back) = (streams.open(local, peer), streams.open(peer, local));
-        let Some(door) = streams.doors.get_mut(&peer) else {
+        let Some(acceptor) = streams.acceptors.get_mut(&peer) else {
             streams.pipes.remove(&there);
             streams.pipes.remove(&back);
             return Err(io::ErrorKind::ConnectionRefused.into());
         };
-        door.waiting.push_back((Stream::new(net, there, back), local));
-        door.waker.take().inspect(Waker::wake_by_ref);
+        acceptor.waiting.push_back((Stream::new(net, there, back), local));
+        acceptor.waker.take().inspect(Waker::wake_by_ref);
         Ok(Stream::new(net, back, there))
     }
 }
 
 /// Listens at `address`.
 pub(super) fn listen(net: SimNet, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
-    let taken = net.state().streams.doors.contains_key(&address);
+    let taken = net.state().streams.acceptors.contains_key(&address);
     if taken {
         return Err(io::ErrorKind::AddrInUse.into());
     }
-    net.state().streams.doors.insert(address, PublishSocket::default());
+    net.state().streams.acceptors.insert(address, Acceptor::default());
     Ok(Box::new(Listener { net, address }))
 }
 
@@ -145,11 +145,11 @@ struct Listener {
 impl StreamListener for Listener {
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, SocketAddr)>> {
         let mut state = self.net.state();
-        let Some(door) = state.streams.doors.get_mut(&self.address) else { return Poll::Pending };
-        match door.waiting.pop_front() {
+        let Some(acceptor) = state.streams.acceptors.get_mut(&self.address) else { return Poll::Pending };
+        match acceptor.waiting.pop_front() {
             Some((stream, from)) => Poll::Ready(Ok((Box::new(stream), from))),
             None => {
-                door.waker = Some(cx.waker().clone());
+                acceptor.waker = Some(cx.waker().clone());
                 Poll::Pending
             }
         }
@@ -162,8 +162,8 @@ impl StreamListener for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let door = self.net.state().streams.doors.remove(&self.address);
-        drop(door); // Without the lock, which the streams in it need.
+        let acceptor = self.net.state().streams.acceptors.remove(&self.address);
+        drop(acceptor); // Without the lock, which the streams in it need.
     }
 }
 
