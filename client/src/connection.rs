@@ -5,7 +5,7 @@ mod lane_task;
 mod lanes;
 mod plan;
 
-pub(crate) use lanes::LaneRegistry;
+pub(crate) use lanes::{LaneRegistry, Path};
 
 use crate::{ClientError, Config, base, error::SessionError, progress::Counters};
 use lanes::Lanes;
@@ -16,12 +16,13 @@ use std::{
 };
 use tensor_relay_device::Sink;
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, CloseCode, Dtype, FeatureSet, Hello, LaneId, Limits, Manifest,
+    ChunkHeader, ClientMessage, CloseCode, Dtype, FeatureSet, Hello, InstanceId, LaneId, Limits, Manifest,
     ManifestHeader, Misbehaved, PROTOCOL_REVISIONS, ServerMessage, StreamHeader, StreamToken, SubscriptionId,
     Token, Verified, Welcome,
 };
 use tensor_relay_transport::{
-    Connector, DataIn, Fingerprint, HeaderError, KindReason, Lane, LaneError, Progress, Tally, control,
+    Connector, DataIn, Fingerprint, HeaderError, KindReason, Lane, LaneError, LaneKind, Progress, Tally,
+    control,
     control::ControlError,
     ingress::{Gathered, Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
 };
@@ -38,6 +39,7 @@ pub(crate) struct Connection {
     sender: control::Sender<ClientMessage>,
     receiver: control::Receiver<ServerMessage>,
     lanes: Lanes,
+    instance: InstanceId,
     tasks: JoinSet<Event>,
 }
 
@@ -99,12 +101,22 @@ impl Connection {
     /// Connects and sends `Hello`. The client is admitted only by the `Welcome`.
     pub(crate) async fn open(target: &Target, config: &Config) -> Result<(Self, Welcome), ClientError> {
         let lane = target.connector.connect(&target.hosts, &target.keys).await?;
-        let timeout = target.connector.tuning().control_timeout();
-        let (sender, receiver, welcome) =
-            greeted(&lane, timeout, greet(&lane, target, config, timeout)).await?;
-        tell(&lane);
-        let lanes = Lanes::begin(target, config, &welcome, &lane);
-        Ok((Self { control: lane, sender, receiver, lanes, tasks: JoinSet::new() }, welcome))
+        let greeted = Greeted::new(lane, target, config).await?;
+        let welcome = greeted.welcome.clone();
+        Ok((Self::begin(greeted, target, config), welcome))
+    }
+
+    /// Begins with a lane whose `Hello` was answered.
+    pub(crate) fn begin(greeted: Greeted, target: &Target, config: &Config) -> Self {
+        let Greeted { lane: control, sender, receiver, welcome } = greeted;
+        tell(&control);
+        let lanes = Lanes::begin(target, config, &welcome, &control);
+        Self { control, sender, receiver, lanes, instance: welcome.instance, tasks: JoinSet::new() }
+    }
+
+    /// What decides on the transport of the session.
+    pub(crate) fn path(&self) -> Path {
+        self.lanes.path(self.control.peer(), self.instance)
     }
 
     /// The lane of the control stream.
@@ -233,6 +245,46 @@ fn aborted(error: JoinError) -> Event {
     match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(_) => Event::Nothing,
+    }
+}
+
+/// A lane whose `Hello` was answered.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    lane: Lane,
+    sender: control::Sender<ClientMessage>,
+    receiver: control::Receiver<ServerMessage>,
+    welcome: Welcome,
+}
+
+impl Greeted {
+    /// Says `Hello` on `lane`, and waits for the answer.
+    async fn new(lane: Lane, target: &Target, config: &Config) -> Result<Self, ClientError> {
+        let timeout = target.connector.tuning().control_timeout();
+        let (sender, receiver, welcome) =
+            greeted(&lane, timeout, greet(&lane, target, config, timeout)).await?;
+        Ok(Self { lane, sender, receiver, welcome })
+    }
+
+    /// Opens a lane over `kind` to the server at the other end of `path`; `None` if another server answers there.
+    pub(crate) async fn over(
+        kind: LaneKind,
+        path: &Path,
+        target: &Target,
+        config: &Config,
+    ) -> Result<Option<Self>, ClientError> {
+        let lane = target.connector.connect_over(kind, path.peer, &target.keys).await?;
+        let greeted = Self::new(lane, target, config).await?;
+        if greeted.welcome.instance != path.instance {
+            greeted.lane.close(CloseCode::Done, "");
+            return Ok(None);
+        }
+        Ok(Some(greeted))
+    }
+
+    /// The transport of the lane.
+    pub(crate) fn kind(&self) -> LaneKind {
+        self.lane.kind()
     }
 }
 

@@ -58,6 +58,7 @@ mod fill;
 mod holding;
 mod mirror;
 mod progress;
+mod rate;
 mod reception;
 mod reconnector;
 mod request;
@@ -68,6 +69,7 @@ mod snapshot_queue;
 mod status;
 mod subscription;
 mod temporary;
+mod transport_trial;
 mod watches;
 mod whole_file;
 

@@ -1,19 +1,24 @@
-//! The reconnector: makes a new connection for the session when one is lost.
+//! The reconnector: makes a new connection for the session when one is lost, or when another transport is to be tried.
 
 use crate::{
-    ClientError,
+    ClientError, Config,
     backoff::Backoff,
     command::Command,
-    connection::{Connection, LaneRegistry, Target},
+    connection::{CloseReason, Connection, Greeted, LaneRegistry, Path, Target},
     error::SessionError,
     session::Session,
+    transport_trial::TransportTrial,
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 use tensor_relay_device::HostMemory;
-use tensor_relay_transport::{Lane, LaneStats, ingress::Ingress};
+use tensor_relay_protocol::CloseCode;
+use tensor_relay_transport::{Lane, LaneKind, LaneStats, Transport, ingress::Ingress};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -60,8 +65,22 @@ impl Reconnector {
     /// Runs the session on `connection` and its successors, until the user closes it or reconnecting fails.
     #[tracing::instrument(name = "session", skip_all, fields(peer = %connection.control().peer()))]
     pub(crate) async fn run(mut self, mut connection: Connection) {
+        let config = self.session.config().clone();
+        let mut trial = (self.target.connector.transport() == Transport::Auto)
+            .then(|| TransportTrial::new(connection.control().kind()));
         let error = loop {
-            let lost = self.session.run(&mut connection, &mut self.commands).await;
+            let (path, kind) = (connection.path(), connection.control().kind());
+            let lost = tokio::select! {
+                lost = self.session.run(&mut connection, &mut self.commands) => lost,
+                greeted = next_transport(&mut trial, path, kind, &self.target, &config) => {
+                    let text = format!("the session goes on over {}", greeted.kind());
+                    let last_word = CloseReason { code: CloseCode::Done, text, by_user: false };
+                    self.session.detach(connection.give_up(last_word).await);
+                    connection = Connection::begin(greeted, &self.target, &config);
+                    self.state.lane.send_replace(connection.control().clone());
+                    continue;
+                }
+            };
             if !lost.is_worth_a_retry() || self.session.config().reconnect_timeout.is_zero() {
                 self.end(lost, Some(connection)).await;
                 return;
@@ -135,5 +154,29 @@ impl Reconnector {
         if let Some(connection) = connection {
             connection.close(last_word).await;
         }
+    }
+}
+
+/// Resolves with a lane over another transport, once `trial` wants to move there and it reaches the same server.
+async fn next_transport(
+    trial: &mut Option<TransportTrial>,
+    mut path: Path,
+    kind: LaneKind,
+    target: &Target,
+    config: &Config,
+) -> Greeted {
+    let Some(trial) = trial else { return pending().await };
+    trial.handle_connected(kind);
+    loop {
+        let Some(sample) = path.sample().await else { return pending().await };
+        let Some(kind) = trial.handle_sample(Instant::now(), sample, path.has_settled()) else { continue };
+        match Greeted::over(kind, &path, target, config).await {
+            Ok(Some(greeted)) => return greeted,
+            Ok(None) => {
+                tracing::info!(%kind, "The server's port leads to another server over this transport.")
+            }
+            Err(error) => tracing::debug!(%kind, %error, "The other transport cannot be tried."),
+        }
+        trial.handle_unreachable();
     }
 }

@@ -4,7 +4,8 @@ mod race;
 mod tcp;
 
 use crate::{
-    Fingerprint, Identity, Lane, LaneError, LaneKind, LaneThread, Network, SystemNetwork, Transport, Tuning,
+    Fingerprint, Identity, KindReason, Lane, LaneError, LaneKind, LaneThread, Network, SystemNetwork,
+    Transport, Tuning,
     lane::{QuicConnection, lane_error},
     tls,
 };
@@ -233,6 +234,22 @@ impl Connector {
             Ok(lane) => Ok(lane),
             Err(silence) => Err(self.unreachable(hosts.join(", "), silence)),
         }
+    }
+
+    /// Opens a lane to `peer` for a session that moves to another transport.
+    ///
+    /// # Errors
+    /// [`ConnectError`], within the connect timeout.
+    pub async fn connect_over(
+        &self,
+        kind: LaneKind,
+        peer: SocketAddr,
+        keys: &[Fingerprint],
+    ) -> Result<Lane, ConnectError> {
+        let connected =
+            tokio::time::timeout(self.tuning.connect_timeout(), self.connect_one(peer, kind, keys, 0)).await;
+        let lane = connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer }.into()))?;
+        Ok(lane.because(KindReason::Faster))
     }
 
     /// Opens a further lane to `peer`, where a session's first one leads: lane `number`, counted from 0, on a thread of its

@@ -34,6 +34,8 @@ pub enum KindReason {
     UdpSilent,
     /// TCP connected within milliseconds: on short paths it carries more, at less cost.
     ShortWay,
+    /// It was measured to be faster on this path.
+    Faster,
 }
 
 /// An unknown name of a transport.
@@ -105,6 +107,7 @@ impl KindReason {
             Self::Answered => "QUIC answered",
             Self::UdpSilent => "TCP answered, and UDP did not",
             Self::ShortWay => "the way is short",
+            Self::Faster => "it is faster on this path",
         }
     }
 }

@@ -3,18 +3,22 @@
 use super::{
     Event, Target,
     lane_task::{LaneEvent, LaneSlot, LaneTask},
-    plan::{Plan, Sample},
+    plan::Plan,
 };
-use crate::config::{Config, LANES_MAX, Lanes as LanesWanted};
+use crate::{
+    config::{Config, LANES_MAX, Lanes as LanesWanted},
+    rate::Sample,
+};
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
-use tensor_relay_protocol::{ClientMessage, CloseCode, LaneId, Misbehaved, RangeSet, Welcome};
+use tensor_relay_protocol::{ClientMessage, CloseCode, InstanceId, LaneId, Misbehaved, RangeSet, Welcome};
 use tensor_relay_transport::Lane;
 use tokio::{
     sync::{mpsc, watch},
@@ -50,6 +54,35 @@ pub(crate) struct Lanes {
     /// Numbers the periods in which a large version is under way; `None` between them.
     bulky: watch::Sender<Option<u64>>,
     periods: u64,
+    /// Whether the number of lanes is final.
+    has_settled: Arc<AtomicBool>,
+}
+
+/// What is measured of the path of a connection.
+#[derive(Debug)]
+pub(crate) struct Path {
+    pub(super) peer: SocketAddr,
+    pub(super) instance: InstanceId,
+    lanes: Arc<LaneRegistry>,
+    verified_bytes: Arc<AtomicU64>,
+    bulky: watch::Receiver<Option<u64>>,
+    has_settled: Arc<AtomicBool>,
+}
+
+impl Path {
+    /// The next sample, once a large version is under way; `None` when the connection is gone.
+    pub(crate) async fn sample(&mut self) -> Option<Sample> {
+        sleep(SAMPLE_INTERVAL).await;
+        let period = *self.bulky.wait_for(Option::is_some).await.ok()?;
+        let (lanes, verified_bytes) =
+            (self.lanes.get().len() as u32, self.verified_bytes.load(Ordering::Relaxed));
+        Some(Sample { period, lanes, verified_bytes })
+    }
+
+    /// Whether the number of lanes is final.
+    pub(crate) fn has_settled(&self) -> bool {
+        self.has_settled.load(Ordering::Relaxed)
+    }
 }
 
 impl LaneRegistry {
@@ -67,13 +100,23 @@ impl Lanes {
     /// wants and `welcome` allows.
     pub(super) fn begin(target: &Target, config: &Config, welcome: &Welcome, control: &Lane) -> Self {
         let (tell, events) = mpsc::channel(EVENTS_MAX);
-        let (bulky, verified_bytes) = (watch::Sender::new(None), Arc::<AtomicU64>::default());
-        let next_lane = Arc::new(AtomicU32::new(1));
         let live = BTreeMap::from([(LaneId(0), control.clone())]);
         *target.roster.get() = live.clone();
-        let mut tasks = JoinSet::new();
+        let mut lanes = Self {
+            roster: Arc::clone(&target.roster),
+            live,
+            retiring: RangeSet::new(),
+            retired: RangeSet::new(),
+            next_lane: Arc::new(AtomicU32::new(1)),
+            events,
+            tasks: JoinSet::new(),
+            verified_bytes: Arc::default(),
+            bulky: watch::Sender::new(None),
+            periods: 0,
+            has_settled: Arc::new(AtomicBool::new(true)),
+        };
         let task = LaneTask::new(LaneId(0), control.clone(), config.stall_timeout, tell.clone());
-        tasks.spawn(task.run());
+        lanes.tasks.spawn(task.run());
         if let Some(offer) = welcome.lanes {
             let most = config.lanes.most().min(offer.lanes_max).min(LANES_MAX);
             let plan = Plan::new(most);
@@ -87,34 +130,24 @@ impl Lanes {
                     session: welcome.session,
                     grant: offer.grant,
                     instance: welcome.instance,
-                    next_lane: Arc::clone(&next_lane),
+                    next_lane: Arc::clone(&lanes.next_lane),
                     header_timeout: config.stall_timeout,
                     wanted: wanted.subscribe(),
                     tell: tell.clone(),
                 };
-                tasks.spawn(slot.keep());
+                lanes.tasks.spawn(slot.keep());
             }
             match config.lanes {
                 LanesWanted::Auto | LanesWanted::UpTo(_) => {
-                    let (roster, verified_bytes) = (Arc::clone(&target.roster), Arc::clone(&verified_bytes));
-                    tasks.spawn(seek(plan, roster, verified_bytes, bulky.subscribe(), wanted))
+                    lanes.has_settled.store(plan.is_settled(), Ordering::Relaxed);
+                    let path = lanes.path(control.peer(), welcome.instance);
+                    lanes.tasks.spawn(seek(plan, path, wanted))
                 }
                 // The number is fixed.
-                LanesWanted::Fixed(_) => tasks.spawn(async move { wanted.closed().await }),
+                LanesWanted::Fixed(_) => lanes.tasks.spawn(async move { wanted.closed().await }),
             };
         }
-        Self {
-            roster: Arc::clone(&target.roster),
-            live,
-            retiring: RangeSet::new(),
-            retired: RangeSet::new(),
-            next_lane,
-            events,
-            tasks,
-            verified_bytes,
-            bulky,
-            periods: 0,
-        }
+        lanes
     }
 
     /// The next event. Cancel safe.
@@ -139,6 +172,18 @@ impl Lanes {
     /// Where bytes are counted that were received and verified.
     pub(super) fn verified_bytes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.verified_bytes)
+    }
+
+    /// What is measured of the path to `peer`, the server's instance `instance`.
+    pub(super) fn path(&self, peer: SocketAddr, instance: InstanceId) -> Path {
+        Path {
+            peer,
+            instance,
+            lanes: Arc::clone(&self.roster),
+            verified_bytes: Arc::clone(&self.verified_bytes),
+            bulky: self.bulky.subscribe(),
+            has_settled: Arc::clone(&self.has_settled),
+        }
     }
 
     /// How many there are.
@@ -210,19 +255,9 @@ impl Lanes {
 }
 
 /// Determines the best number of lanes, and tells the slots.
-async fn seek(
-    mut plan: Plan,
-    roster: Arc<LaneRegistry>,
-    verified_bytes: Arc<AtomicU64>,
-    mut bulky: watch::Receiver<Option<u64>>,
-    wanted: watch::Sender<u32>,
-) {
+async fn seek(mut plan: Plan, mut path: Path, wanted: watch::Sender<u32>) {
     while !plan.is_settled() {
-        if bulky.wait_for(Option::is_some).await.is_err() {
-            return;
-        }
-        let (stretch, lanes) = (*bulky.borrow(), roster.get().len() as u32);
-        let sample = Sample { stretch, lanes, verified_bytes: verified_bytes.load(Ordering::Relaxed) };
+        let Some(sample) = path.sample().await else { return };
         if plan.handle_sample(Instant::now(), sample) {
             tracing::info!(
                 lanes = plan.lanes(),
@@ -231,8 +266,8 @@ async fn seek(
             );
             wanted.send_replace(plan.lanes());
         }
-        sleep(SAMPLE_INTERVAL).await;
     }
-    drop(bulky);
+    path.has_settled.store(true, Ordering::Relaxed);
+    drop(path);
     wanted.closed().await;
 }

@@ -1,16 +1,11 @@
 //! The automatic number of lanes.
 
+use crate::rate::{Measurement, Sample, Steps};
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// The speed-up that doubling the lanes must bring, or it is undone: less may be chance, and each lane costs a thread.
 const WORTH: f64 = 1.1;
-
-/// How long a number of lanes is measured, in time with a large version.
-const MEASURE: Duration = Duration::from_secs(1);
-
-/// The unmeasured time for new lanes to get up to speed.
-const WARM_UP: Duration = Duration::from_millis(500);
 
 /// How long to wait for lanes to join, before the existing ones must do.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -18,36 +13,23 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Seeks the number of lanes for one link: begins with one, doubles it as long as that makes transfers at least a tenth
 /// faster, and stays with the best.
 ///
-/// Pure: it takes samples, and says how many lanes it wants. Transfers that are over within two samples never count, so
-/// small ones never cost a lane.
+/// Pure: it takes samples, and says how many lanes it wants. Small versions never cost a lane, since they add nothing to a
+/// [`Measurement`].
 #[derive(Debug)]
 pub(crate) struct Plan {
     most: u32,
     trying: u32,
     best: Option<BestRate>,
     settled: bool,
-    before: Option<(Instant, Sample)>,
-    warm_up: Duration,
+    steps: Steps,
     waited: Duration,
-    measured: Duration,
-    bytes: u64,
+    measurement: Measurement,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct BestRate {
     lanes: u32,
     bytes_per_s: f64,
-}
-
-/// A measurement at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sample {
-    /// The number of the period with a large version, if it is in one.
-    pub(crate) stretch: Option<u64>,
-    /// The number of lanes.
-    pub(crate) lanes: u32,
-    /// The bytes of chunks that they brought so far, decoded: how chunks are encoded may change at any time.
-    pub(crate) verified_bytes: u64,
 }
 
 impl Plan {
@@ -58,11 +40,9 @@ impl Plan {
             trying: 1,
             best: None,
             settled: most <= 1,
-            before: None,
-            warm_up: WARM_UP,
+            steps: Steps::default(),
             waited: Duration::ZERO,
-            measured: Duration::ZERO,
-            bytes: 0,
+            measurement: Measurement::new(),
         }
     }
 
@@ -78,25 +58,14 @@ impl Plan {
 
     /// Takes a sample; returns whether the wanted number was decided.
     pub(crate) fn handle_sample(&mut self, now: Instant, sample: Sample) -> bool {
-        let before = self.before.replace((now, sample));
-        let Some((then, earlier)) = before.filter(|_| !self.settled) else {
+        let Some(step) = self.steps.next(now, sample).filter(|_| !self.settled) else {
             return false;
         };
-        if sample.stretch.is_none() || earlier.stretch != sample.stretch {
-            return false;
-        }
-        let passed = now.saturating_duration_since(then);
-        if (earlier.lanes, sample.lanes) != (self.trying, self.trying) {
-            self.waited += passed;
+        if step.lanes != Some(self.trying) {
+            self.waited += step.passed;
             return self.waited >= PATIENCE && self.settle();
         }
-        if !self.warm_up.is_zero() {
-            self.warm_up = self.warm_up.saturating_sub(passed);
-            return false;
-        }
-        self.measured += passed;
-        self.bytes += sample.verified_bytes.saturating_sub(earlier.verified_bytes);
-        self.measured >= MEASURE && self.decide(self.bytes as f64 / self.measured.as_secs_f64())
+        self.measurement.add(step).is_some_and(|bytes_per_s| self.decide(bytes_per_s))
     }
 
     fn decide(&mut self, bytes_per_s: f64) -> bool {
@@ -106,8 +75,7 @@ impl Plan {
         self.best = Some(BestRate { lanes: self.trying, bytes_per_s });
         self.settled = self.trying == self.most;
         self.trying = (self.trying * 2).min(self.most);
-        (self.warm_up, self.waited) = (WARM_UP, Duration::ZERO);
-        (self.measured, self.bytes) = (Duration::ZERO, 0);
+        (self.waited, self.measurement) = (Duration::ZERO, Measurement::new());
         true
     }
 
@@ -142,13 +110,13 @@ mod tests {
                 at.as_millis() / (transfer + pause).as_millis(),
                 at.as_millis() % (transfer + pause).as_millis(),
             );
-            let stretch = (into < transfer.as_millis()).then_some(number as u64);
+            let period = (into < transfer.as_millis()).then_some(number as u64);
             let lanes = plan.lanes().min(joinable);
-            let _ = plan.handle_sample(now, Sample { stretch, lanes, verified_bytes });
+            let _ = plan.handle_sample(now, Sample { period, lanes, verified_bytes });
             if tried.last() != Some(&plan.lanes()) {
                 tried.push(plan.lanes());
             }
-            verified_bytes += if stretch.is_some() { rate(lanes) / 10 } else { 0 };
+            verified_bytes += if period.is_some() { rate(lanes) / 10 } else { 0 };
             now += step;
         }
         (plan, tried)

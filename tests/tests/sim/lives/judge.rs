@@ -103,6 +103,8 @@ pub(crate) struct Reader {
     /// Whether it has a name, and a publisher that waits for readers.
     pub(crate) has_place: bool,
     pub(crate) opened_ms: u64,
+    /// When its connection, or one of its lanes, was cut.
+    pub(crate) cuts_ms: Vec<u64>,
     /// What a cut of its connection may cost in bytes.
     pub(crate) cut_bytes: u64,
     pub(crate) seen: Vec<(u64, Seen)>,
@@ -359,7 +361,7 @@ impl History {
         let mut before = self.readers[..number].iter().rev();
         let before =
             before.find(|other| (other.principal, other.topic) == (reader.principal, reader.topic))?;
-        let (left, back) = (before.left_ms()?, reader.opened_ms);
+        let (left, back) = (before.away_since_ms()?, reader.opened_ms);
         let began = reader.seen.iter().find(|(_, seen)| matches!(seen, Seen::Version(_)))?.0;
         let (last, first) = (before.versions().last()?.id, reader.versions().next()?.id);
         let is_kept = (reader.has_place && before.has_place)
@@ -394,11 +396,14 @@ impl Reader {
         })
     }
 
-    fn left_ms(&self) -> Option<u64> {
-        self.seen
-            .iter()
-            .find(|(_, seen)| matches!(seen, Seen::Ended(End::Left)))
-            .map(|(at, _)| *at)
+    /// Since when the server may take it for away, if its user left: since then, or since a cut after which nothing came.
+    fn away_since_ms(&self) -> Option<u64> {
+        let is_left = |(_, seen): &&(u64, Seen)| matches!(seen, Seen::Ended(End::Left));
+        let left_ms = self.seen.iter().find(is_left)?.0;
+        let mut versions = self.seen.iter().filter(|(_, seen)| matches!(seen, Seen::Version(_)));
+        let last_ms = versions.next_back().map_or(self.opened_ms, |(at, _)| *at);
+        let cuts = self.cuts_ms.iter().copied().filter(|at| *at >= last_ms);
+        Some(cuts.min().unwrap_or(left_ms))
     }
 }
 

@@ -32,6 +32,7 @@ fn history(mode: Mode, seen: Vec<Seen>) -> History {
         after: None,
         has_place: false,
         opened_ms: 0,
+        cuts_ms: vec![],
         cut_bytes: 10,
         seen: (1..).map(|number| number * 1_000 + 1).zip(seen).collect(),
     };
@@ -195,5 +196,6 @@ fn place_kept() {
     unlike(|away| away.stops_ms = vec![3_050]);
     unlike(|away| away.readers[1].has_place = false);
     unlike(|away| away.readers[1].opened_ms = 60_000);
+    unlike(|away| (away.readers[0].cuts_ms, away.readers[1].opened_ms) = (vec![1_500], 21_600));
     unlike(|away| away.readers[1].seen.insert(0, (3_050, Seen::Version(got(1, 2)))));
 }

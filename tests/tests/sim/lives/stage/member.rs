@@ -121,6 +121,7 @@ impl Member {
             after,
             has_place: blocks && matches!(self.style.wish, Wish::Named { .. }),
             opened_ms: self.log.now_ms(),
+            cuts_ms: vec![],
             cut_bytes: u64::from(CREDIT_CHUNKS * CHUNK_BYTES) * u64::from(self.style.lanes),
             seen: vec![],
         };
@@ -146,6 +147,10 @@ impl Member {
     /// Its connection, or a lane of it, is being cut.
     pub(super) fn note_cut(&self) {
         self.cuts.fetch_add(1, Ordering::Relaxed);
+        let now = self.log.now_ms();
+        for (reader, _) in &self.readers {
+            self.log.history().readers[*reader].cuts_ms.push(now);
+        }
     }
 
     pub(super) async fn leave(self) {

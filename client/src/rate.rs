@@ -1,0 +1,77 @@
+//! The rate at which large versions arrive.
+
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long a rate is measured, in time with a large version.
+const MEASURE: Duration = Duration::from_secs(1);
+
+/// The unmeasured time for a connection to get up to speed.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+/// What arrived by one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// The number of the period with a large version, if it is in one.
+    pub(crate) period: Option<u64>,
+    /// The number of lanes.
+    pub(crate) lanes: u32,
+    /// The bytes of chunks that they brought so far, decoded: how chunks are encoded may change at any time.
+    pub(crate) verified_bytes: u64,
+}
+
+/// What arrived between two samples of one period.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) passed: Duration,
+    pub(crate) bytes: u64,
+    /// The number of lanes, if it was the same at both ends.
+    pub(crate) lanes: Option<u32>,
+}
+
+/// Makes steps of samples, which leave out the time between large versions.
+#[derive(Debug, Default)]
+pub(crate) struct Steps(Option<(Instant, Sample)>);
+
+impl Steps {
+    /// The step since the last sample, if both are of one period.
+    pub(crate) fn next(&mut self, now: Instant, sample: Sample) -> Option<Step> {
+        let (then, earlier) = self.0.replace((now, sample))?;
+        let is_one_period = sample.period.is_some() && sample.period == earlier.period;
+        is_one_period.then(|| Step {
+            passed: now.saturating_duration_since(then),
+            bytes: sample.verified_bytes.saturating_sub(earlier.verified_bytes),
+            lanes: (sample.lanes == earlier.lanes).then_some(sample.lanes),
+        })
+    }
+}
+
+/// Measures one rate, after a warm-up. Versions that are over within two samples add nothing to it.
+#[derive(Debug)]
+pub(crate) struct Measurement {
+    warm_up: Duration,
+    measured: Duration,
+    bytes: u64,
+}
+
+impl Measurement {
+    pub(crate) fn new() -> Self {
+        Self { warm_up: WARM_UP, measured: Duration::ZERO, bytes: 0 }
+    }
+
+    /// A measurement without a warm-up, for what is at speed already.
+    pub(crate) fn at_speed() -> Self {
+        Self { warm_up: Duration::ZERO, ..Self::new() }
+    }
+
+    /// Adds a step; returns the rate in bytes per second once it is measured.
+    pub(crate) fn add(&mut self, step: Step) -> Option<f64> {
+        if !self.warm_up.is_zero() {
+            self.warm_up = self.warm_up.saturating_sub(step.passed);
+            return None;
+        }
+        self.measured += step.passed;
+        self.bytes += step.bytes;
+        (self.measured >= MEASURE).then(|| self.bytes as f64 / self.measured.as_secs_f64())
+    }
+}

@@ -1,0 +1,146 @@
+//! The transport that a session goes on with, once large versions show what each one carries.
+
+use crate::rate::{Measurement, Sample, Steps};
+use std::time::Duration;
+use tensor_relay_transport::LaneKind;
+use tokio::time::Instant;
+
+/// The speed-up that the other transport must bring: less may be chance.
+const WORTH: f64 = 1.1;
+
+/// The fraction of its usual rate below which a path counts as changed.
+const COLLAPSED: f64 = 0.5;
+
+/// How many measurements in a row must be below it.
+const COLLAPSED_TIMES: u32 = 2;
+
+/// The time with large versions before TCP is tried on a path on which the race took QUIC: a long one, which may be clean.
+const FIRST_TRIAL_OF_TCP: Duration = Duration::from_secs(2);
+
+/// The time with large versions before QUIC is tried on a path on which the race took TCP: a short one, which is seldom lossy.
+const FIRST_TRIAL_OF_QUIC: Duration = Duration::from_secs(20);
+
+/// The growth of the time between trials, since most paths stay as they are.
+const PAUSE_GROWTH: u32 = 4;
+
+/// The longest time with large versions between trials.
+const PAUSE_MAX: Duration = Duration::from_secs(3_600);
+
+/// Decides between the two transports of a session: measures the current one, tries the other one from time to time and when
+/// the rate collapses, and stays with the faster one.
+///
+/// Pure: it takes samples, and says which transport it wants. It counts nothing but time with large versions, and waits for
+/// the number of lanes to settle: one experiment at a time. A trial costs two connections, the chunks in flight when the
+/// session moves, and one and a half seconds at the rate of the other transport.
+#[derive(Debug)]
+pub(crate) struct TransportTrial {
+    kind: LaneKind,
+    stage: Stage,
+    steps: Steps,
+    measurement: Measurement,
+    /// The time with large versions until the next trial.
+    due: Duration,
+    /// `due` after the next trial.
+    pause: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    /// The session stays with what it has.
+    Steady {
+        /// The highest recent rate in bytes per second.
+        usual: f64,
+        /// How many measurements in a row were far below it.
+        collapsed: u32,
+    },
+    /// The other transport is measured.
+    Trying {
+        /// That transport.
+        kind: LaneKind,
+        /// The rate to beat, in bytes per second.
+        incumbent: f64,
+    },
+}
+
+const STEADY: Stage = Stage::Steady { usual: 0.0, collapsed: 0 };
+
+impl TransportTrial {
+    /// Begins with the transport that the race took.
+    pub(crate) fn new(kind: LaneKind) -> Self {
+        let first = match kind {
+            LaneKind::Quic => FIRST_TRIAL_OF_TCP,
+            LaneKind::Tcp => FIRST_TRIAL_OF_QUIC,
+        };
+        Self {
+            kind,
+            stage: STEADY,
+            steps: Steps::default(),
+            measurement: Measurement::new(),
+            due: first,
+            pause: first * PAUSE_GROWTH,
+        }
+    }
+
+    /// Takes note of a new connection of the session, whoever asked for it.
+    pub(crate) fn handle_connected(&mut self, kind: LaneKind) {
+        match self.stage {
+            Stage::Trying { kind: tried, .. } if tried == kind => {}
+            _ => self.stage = STEADY,
+        }
+        self.kind = kind;
+        (self.steps, self.measurement) = (Steps::default(), Measurement::new());
+    }
+
+    /// Takes note that the wanted transport does not reach the server.
+    pub(crate) fn handle_unreachable(&mut self) {
+        self.settle();
+    }
+
+    /// Takes a sample; returns the transport that the session should move to. `has_settled` says whether the number of lanes is
+    /// final.
+    pub(crate) fn handle_sample(
+        &mut self,
+        now: Instant,
+        sample: Sample,
+        has_settled: bool,
+    ) -> Option<LaneKind> {
+        let step = self.steps.next(now, sample).filter(|_| has_settled)?;
+        self.due = self.due.saturating_sub(step.passed);
+        let rate = self.measurement.add(step)?;
+        self.measurement = Measurement::at_speed();
+        match self.stage {
+            Stage::Steady { usual, collapsed } => {
+                let collapsed = if rate < usual * COLLAPSED { collapsed + 1 } else { 0 };
+                self.stage = Stage::Steady { usual: usual.max(rate), collapsed };
+                let is_due = self.due.is_zero() || collapsed == COLLAPSED_TIMES;
+                is_due.then(|| self.try_other(rate))
+            }
+            Stage::Trying { incumbent, .. } => {
+                self.settle();
+                (rate < incumbent * WORTH).then(|| other(self.kind))
+            }
+        }
+    }
+
+    fn try_other(&mut self, incumbent: f64) -> LaneKind {
+        let kind = other(self.kind);
+        self.stage = Stage::Trying { kind, incumbent };
+        kind
+    }
+
+    fn settle(&mut self) {
+        self.stage = STEADY;
+        self.due = self.pause;
+        self.pause = (self.pause * PAUSE_GROWTH).min(PAUSE_MAX);
+    }
+}
+
+fn other(kind: LaneKind) -> LaneKind {
+    match kind {
+        LaneKind::Quic => LaneKind::Tcp,
+        LaneKind::Tcp => LaneKind::Quic,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+use super::*;
+use LaneKind::{Quic, Tcp};
+use proptest::prelude::*;
+
+/// The interval of samples.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What a session did on a simulated path.
+#[derive(Debug)]
+struct Run {
+    /// The transports in turn, with the seconds at which it moved to them.
+    moves: Vec<(u64, LaneKind)>,
+    bytes: u64,
+}
+
+/// A session of `seconds` that receives one large version after another, over a path that carries `rate(transport, second)`
+/// bytes per second; 0: the transport does not reach the server.
+fn run(first: LaneKind, seconds: u64, rate: impl Fn(LaneKind, u64) -> u64) -> Run {
+    let mut trial = TransportTrial::new(first);
+    let mut run = Run { moves: vec![(0, first)], bytes: 0 };
+    let (begun, mut kind) = (Instant::now(), first);
+    trial.handle_connected(kind);
+    for tick in 0..seconds * 10 {
+        let second = tick / 10;
+        let sample = Sample { period: Some(tick / 200), lanes: 1, verified_bytes: run.bytes };
+        match trial.handle_sample(begun + TICK * tick as u32, sample, true) {
+            Some(wanted) if rate(wanted, second) > 0 => {
+                kind = wanted;
+                run.moves.push((second, kind));
+                trial.handle_connected(kind);
+            }
+            Some(_) => trial.handle_unreachable(),
+            None => {}
+        }
+        run.bytes += rate(kind, second) / 10;
+    }
+    run
+}
+
+#[test]
+fn it_settles_on_what_carries_more() {
+    let mbit = |mbit: u64| mbit * 1_000_000 / 8;
+    // A path, what the race takes on it, what QUIC and TCP carry, and what the session ends with.
+    let paths = [
+        ("MTU 1500, two cores, 0.1 ms", Tcp, (3_000, 9_000), Tcp),
+        ("MTU 9000, 64 cores, 0.1 ms", Tcp, (9_000, 25_000), Tcp),
+        ("1 Gbit/s, 1 ms", Tcp, (930, 935), Tcp),
+        ("1 Gbit/s, 1 ms, 2 % loss", Tcp, (880, 60), Quic),
+        ("10 Gbit/s, 10 ms, clean", Quic, (2_500, 4_800), Tcp),
+        ("10 Gbit/s, 100 ms", Quic, (2_500, 500), Quic),
+        ("100 Mbit/s, 40 ms", Quic, (93, 94), Quic),
+        ("UDP is policed", Quic, (10, 900), Tcp),
+        ("UDP is blocked", Tcp, (0, 900), Tcp),
+        ("TCP is blocked", Quic, (900, 0), Quic),
+        ("half a core", Quic, (700, 1_400), Tcp),
+    ];
+    for (path, first, (quic, tcp), last) in paths {
+        let run = run(first, 300, |kind, _| mbit(if kind == Quic { quic } else { tcp }));
+        assert_eq!(run.moves.last().unwrap().1, last, "{path}: {run:?}");
+        let best = mbit(quic.max(tcp)) * 300;
+        assert!(run.bytes as f64 >= best as f64 * 0.9, "{path}: {run:?}");
+    }
+}
+
+#[test]
+fn a_path_that_turns_lossy_moves_the_session() {
+    let rate = |kind, second| match (kind, second) {
+        (Tcp, 8..) => 5_000_000,
+        (Tcp, _) => 1_000_000_000,
+        (Quic, _) => 400_000_000,
+    };
+    let moves = run(Tcp, 60, rate).moves;
+    assert!(matches!(moves[..], [(0, Tcp), (8..=12, Quic)]), "{moves:?}");
+}
+
+#[test]
+fn a_neighbour_on_the_link_costs_one_trial() {
+    let rate = |_, second| if second < 8 { 1_000_000_000 } else { 400_000_000 };
+    let moves = run(Tcp, 60, rate).moves;
+    assert!(matches!(moves[..], [(0, Tcp), (8..=12, Quic), (_, Tcp)]), "{moves:?}");
+}
+
+#[test]
+fn between_large_versions_nothing_is_measured() {
+    let mut trial = TransportTrial::new(Quic);
+    let begun = Instant::now();
+    for tick in 0..10_000u32 {
+        let sample = Sample { period: None, lanes: 1, verified_bytes: u64::from(tick) };
+        assert_eq!(trial.handle_sample(begun + TICK * tick, sample, true), None);
+    }
+}
+
+#[test]
+fn while_lanes_are_sought_nothing_else_is_tried() {
+    let mut trial = TransportTrial::new(Quic);
+    let begun = Instant::now();
+    for tick in 0..10_000u32 {
+        let sample = Sample { period: Some(1), lanes: 1, verified_bytes: u64::from(tick) };
+        assert_eq!(trial.handle_sample(begun + TICK * tick, sample, false), None);
+    }
+}
+
+proptest! {
+    /// Whatever the two carry: within ten minutes the trials cost less than a tenth of what the faster one alone would have
+    /// carried, and the session ends with one that is nearly as fast.
+    #[test]
+    fn trials_cost_little(is_long: bool, quic in 1_000_000u64..1_000_000_000, tcp in 1_000_000u64..1_000_000_000) {
+        let rate = |kind, _| if kind == Quic { quic } else { tcp };
+        let run = run(if is_long { Quic } else { Tcp }, 600, rate);
+        let best = quic.max(tcp);
+        prop_assert!(run.bytes as f64 >= (best * 600) as f64 * 0.9, "{run:?}");
+        prop_assert!(rate(run.moves.last().unwrap().1, 0) as f64 * 1.1 >= best as f64, "{run:?}");
+        prop_assert!(run.moves.len() <= 12, "{run:?}");
+    }
+}
