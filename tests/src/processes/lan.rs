@@ -80,13 +80,26 @@ impl Lan {
     /// Drops what comes to the server's host over these protocols ("udp", "tcp"), and nothing else any more. An error says
     /// that this system cannot.
     pub fn drop_protocols(&self, protocols: &[&str]) -> Result<(), String> {
-        let drop = |protocol: &&str| format!("add rule inet relay input meta l4proto {protocol} drop\n");
-        let rules: String = protocols.iter().map(drop).collect();
+        self.filter(Host::Server, protocols.iter().map(|protocol| format!("meta l4proto {protocol} drop")))
+    }
+
+    /// Loses this fraction, in percent, of what comes to the client's host over `protocol`.
+    pub fn lose(&self, protocol: &str, percent: u32) -> Result<(), String> {
+        let rule = format!("meta l4proto {protocol} numgen random mod 100 < {percent} drop");
+        self.filter(Host::Client, [rule])
+    }
+
+    /// Puts these rules of nftables on what comes to a host, in place of others.
+    fn filter(&self, host: Host, rules: impl IntoIterator<Item = String>) -> Result<(), String> {
+        let rules: String = rules
+            .into_iter()
+            .map(|rule| format!("add rule inet relay input {rule}\n"))
+            .collect();
         let rules = format!(
             "add table inet relay\ndelete table inet relay\nadd table inet relay\n\
              add chain inet relay input {{ type filter hook input priority 0; }}\n{rules}"
         );
-        try_ip(&["netns", "exec", &self.server, "nft", &rules])
+        try_ip(&["netns", "exec", self.name(host), "nft", &rules])
     }
 
     /// Starts the program with `words` on a host. The process is the program itself.

@@ -24,13 +24,18 @@ struct Served {
 impl Served {
     /// A model on a host that these protocols do not reach; `None` where this system cannot have one.
     fn begin(dropped: &[&str]) -> Option<Self> {
+        Self::begin_with(dropped, MODEL_BYTES)
+    }
+
+    /// The same with a model of `bytes`.
+    fn begin_with(dropped: &[&str], bytes: usize) -> Option<Self> {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
         let lan = lan.and_then(|lan| lan.drop_protocols(dropped).map(|()| lan));
         let lan = lan
             .inspect_err(|reason| println!("skipped: there are no two hosts here: {reason}"))
             .ok()?;
         let home = Home::new();
-        files::noise(&home.path("m"), MODEL_BYTES, 1);
+        files::noise(&home.path("m"), bytes, 1);
         let listen = format!("--listen={}:4747", Lan::SERVER);
         let words = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
         let server = Serving::hear(lan.start(Host::Server, &home, &words));
@@ -102,6 +107,23 @@ fn a_transport_that_dies_in_the_middle() {
         let wire_bytes = said["wire_bytes"].as_u64().unwrap();
         assert!(wire_bytes <= MODEL_BYTES as u64 + LOST_BYTES, "{said}");
     }
+}
+
+/// Goal: a path on which one transport begins to lose packets moves the session to the other one, which says why; what came
+/// before is kept.
+/// Method: TCP loses every tenth packet from the fourth second on, and QUIC none.
+#[test]
+fn a_transport_that_turns_lossy() {
+    let Some(served) = Served::begin_with(&[], 2 * MODEL_BYTES) else { return };
+    let ticket = served.server.ticket("m");
+    let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
+    thread::sleep(Duration::from_secs(4));
+    served.lan.lose("tcp", 10).unwrap();
+    let said = served.finish(subscriber);
+    assert_eq!((&said["resumed"], &said["transport"]), (&1.into(), &"quic".into()), "{said}");
+    assert_eq!(said["transport_reason"], "it is faster on this path", "{said}");
+    let wire_bytes = said["wire_bytes"].as_u64().unwrap();
+    assert!(wire_bytes <= 2 * MODEL_BYTES as u64 + LOST_BYTES, "{said}");
 }
 
 /// Goal: what is forced is obeyed at either end, and said.
