@@ -361,8 +361,10 @@ impl History {
         let mut before = self.readers[..number].iter().rev();
         let before =
             before.find(|other| (other.principal, other.topic) == (reader.principal, reader.topic))?;
-        let (left, back) = (before.away_since_ms()?, reader.opened_ms);
         let began = reader.seen.iter().find(|(_, seen)| matches!(seen, Seen::Version(_)))?.0;
+        // Whether a server has heard of a reader that was cut off is known from its first version alone.
+        let is_cut = reader.cuts_ms.iter().any(|at| (reader.opened_ms..=began).contains(at));
+        let (left, back) = (before.away_since_ms()?, if is_cut { began } else { reader.opened_ms });
         let (last, first) = (before.versions().last()?.id, reader.versions().next()?.id);
         let is_kept = (reader.has_place && before.has_place)
             && back < left + self.linger_ms

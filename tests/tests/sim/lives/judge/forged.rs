@@ -196,6 +196,9 @@ fn place_kept() {
     unlike(|away| away.stops_ms = vec![3_050]);
     unlike(|away| away.readers[1].has_place = false);
     unlike(|away| away.readers[1].opened_ms = 60_000);
+    unlike(|away| {
+        (away.readers[1].cuts_ms, away.readers[1].seen[0].0) = (vec![3_050], 23_000);
+    });
     unlike(|away| (away.readers[0].cuts_ms, away.readers[1].opened_ms) = (vec![1_500], 21_600));
     unlike(|away| away.readers[1].seen.insert(0, (3_050, Seen::Version(got(1, 2)))));
 }
