@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use std::{
     ffi::{OsStr, OsString},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 /// An executable, and the words that lead to its contenders' subcommands.
@@ -29,6 +29,28 @@ impl Program {
     /// Any other one.
     pub(crate) fn new(executable: impl Into<PathBuf>, lead: &[&str]) -> Self {
         Self { executable: executable.into(), lead: lead.iter().map(Into::into).collect() }
+    }
+
+    /// What `words` start, the executable first; none without words.
+    pub fn of(words: &[OsString]) -> Option<Self> {
+        let (executable, lead) = words.split_first()?;
+        Some(Self { executable: executable.into(), lead: lead.to_vec() })
+    }
+
+    /// This one, with `further` words behind its lead.
+    pub fn with(mut self, further: &[&str]) -> Self {
+        self.lead.extend(further.iter().map(Into::into));
+        self
+    }
+
+    /// The file to execute.
+    pub fn executable(&self) -> &Path {
+        &self.executable
+    }
+
+    /// The words before those of a subcommand.
+    pub fn lead(&self) -> &[OsString] {
+        &self.lead
     }
 
     /// All words, the executable first.

@@ -8,16 +8,15 @@ use crate::{
 };
 use anyhow::bail;
 use serde_json::json;
-use std::process::ExitCode;
 use tensor_relay_server::{AccessStore, Decision, TicketId};
 
-pub(crate) fn run(command: AclCommand) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: AclCommand) -> anyhow::Result<Exit> {
     match command {
         AclCommand::Check(args) => check(&args),
     }
 }
 
-fn check(args: &CheckAclArgs) -> anyhow::Result<ExitCode> {
+fn check(args: &CheckAclArgs) -> anyhow::Result<Exit> {
     let store = tickets::store(&args.state)?;
     let (allowed, why) = match args.principal.split_once(':') {
         Some(("ticket", id)) => by_ticket(&store, id, args)?,
@@ -42,7 +41,7 @@ fn check(args: &CheckAclArgs) -> anyhow::Result<ExitCode> {
         true => print_line(&json!({ "allowed": allowed, "why": why }).to_string()),
         false => print_line(&format!("{}: {why}", if allowed { "allowed" } else { "denied" })),
     }
-    Ok(if allowed { ExitCode::SUCCESS } else { Exit::Refused.into() })
+    Ok(if allowed { Exit::Done } else { Exit::Refused })
 }
 
 /// A ticket's rights are its grants; the list adds nothing.

@@ -1,12 +1,12 @@
 //! `tensor-relay bench`: the benchmark harness, inside the measured program.
 
-use std::process::ExitCode;
+use crate::exit::Exit;
 use tensor_relay_bench::{
     command::{self, BenchArgs},
     program::Program,
 };
 
-pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
-    command::run(args, Program::current(&[crate::config::variable::BENCH])?).await?;
-    Ok(ExitCode::SUCCESS)
+pub(crate) async fn run(args: BenchArgs, program: Program) -> anyhow::Result<Exit> {
+    command::run(args, program.with(&[crate::config::variable::BENCH])).await?;
+    Ok(Exit::Done)
 }

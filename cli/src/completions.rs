@@ -2,14 +2,14 @@
 
 use crate::{args::CompletionsArgs, config::variable, exit::Exit};
 use clap::Command;
-use std::{io::Write, process::ExitCode};
+use std::io::Write;
 
-pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<Exit> {
     let mut script = vec![];
     clap_complete::generate(args.shell, &mut for_people(&variable::command()), "tensor-relay", &mut script);
     match std::io::stdout().lock().write_all(&script) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(_) => Ok(Exit::Failed.into()),
+        Ok(()) => Ok(Exit::Done),
+        Err(_) => Ok(Exit::Failed),
     }
 }
 

@@ -10,34 +10,35 @@ mod events;
 pub(crate) mod producer;
 mod report;
 
-use crate::{args::DemoArgs, signals::Signals};
+use crate::{args::DemoArgs, exit::Exit, signals::Signals};
 use child::Child;
 use events::{ConsumerEvent, ProducerEvent, SmallVersions, Verified};
 use report::DemoReport;
-use std::{process::ExitCode, time::Duration};
+use std::time::Duration;
+use tensor_relay_bench::program::Program;
 
 /// The smallest allowed model: below, the small tensors would not fit.
 const SIZE_MIN: u64 = 1 << 20;
 
-pub(crate) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: DemoArgs, program: &Program) -> anyhow::Result<Exit> {
     if args.size < SIZE_MIN {
         anyhow::bail!(crate::exit::UsageError("the demo's model is at least 1MiB large".into()));
     }
     let mut signals = Signals::hear()?;
     tokio::select! {
-        done = play(&args) => done.map(|()| ExitCode::SUCCESS),
-        exit = signals.next() => Ok(exit.into()),
+        done = play(&args, program) => done.map(|()| Exit::Done),
+        exit = signals.next() => Ok(exit),
     }
 }
 
-async fn play(args: &DemoArgs) -> anyhow::Result<()> {
+async fn play(args: &DemoArgs, program: &Program) -> anyhow::Result<()> {
     let state_dir = tempfile::tempdir()?;
     let patience = patience(args.size);
     let mut story = DemoReport::begin(args);
-    let mut producer = Child::start("producer", producer_words(args, state_dir.path()), patience)?;
+    let mut producer = Child::start("producer", program, producer_words(args, state_dir.path()), patience)?;
     let ProducerEvent::Serving(serving) = producer.next().await?;
     story.serving(&serving, producer.id());
-    let mut consumer = Child::start("consumer", consumer_words(args, &serving.ticket), patience)?;
+    let mut consumer = Child::start("consumer", program, consumer_words(args, &serving.ticket), patience)?;
     expect_connected(&mut consumer).await?;
     story.connected(consumer.id());
     for version in 1..=args.versions {

@@ -1,11 +1,10 @@
 //! `tensor-relay devices`: the GPUs of this machine.
 
-use crate::{args::DevicesArgs, subscribe::print_line, units};
+use crate::{args::DevicesArgs, exit::Exit, subscribe::print_line, units};
 use serde_json::{Value, json};
-use std::process::ExitCode;
 use tensor_relay_device::cuda::{self, CudaError, DeviceProcess, Survey, SurveyedGpu};
 
-pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
     // The driver and NVML may take a second, and are asked off the executor.
     let survey = tokio::task::spawn_blocking(cuda::survey).await?;
     let reason = reason(&survey);
@@ -23,7 +22,7 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
     } else if let Err(absent) = survey.known_to_nvml {
         tracing::info!("{absent}: it is not known who uses these GPUs.");
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 /// Why there is no GPU. Who gives a container the driver's tools and not the driver has both an error and GPUs.

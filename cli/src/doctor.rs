@@ -16,9 +16,8 @@ use crate::{args::DoctorArgs, exit::Exit, subscribe::print_line, ticket};
 use cgroup::Cgroup;
 use finding::{Finding, State};
 use serde_json::json;
-use std::process::ExitCode;
 
-pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     let ticket = args.ticket.as_deref().map(ticket::read_any).transpose()?;
     let state_dir = args.state_dir.clone();
     // Drivers and disks may take a second.
@@ -45,10 +44,10 @@ fn local(state_dir: Option<&std::path::Path>) -> Vec<Finding> {
     findings
 }
 
-fn code(findings: &[Finding]) -> ExitCode {
+fn code(findings: &[Finding]) -> Exit {
     match findings.iter().any(|finding| finding.state == State::Fail) {
-        true => Exit::Failed.into(),
-        false => ExitCode::SUCCESS,
+        true => Exit::Failed,
+        false => Exit::Done,
     }
 }
 

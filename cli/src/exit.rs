@@ -8,6 +8,7 @@ use tensor_relay_server::sidecar::{self, Refusal};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
+    Done = 0,
     Failed = 1,
     Usage = 2,
     Unreachable = 3,
@@ -19,12 +20,6 @@ pub(crate) enum Exit {
     HungUp = 129,
     Interrupted = 130,
     Terminated = 143,
-}
-
-impl From<Exit> for std::process::ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
 }
 
 /// The user gave something that cannot be meant, and clap could not know.

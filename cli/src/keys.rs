@@ -2,19 +2,20 @@
 
 use crate::{
     args::{KeysArgs, KeysCommand, RevokeKeyArgs, TrustKeyArgs},
+    exit::Exit,
     serve,
     subscribe::print_line,
     tickets,
 };
 use anyhow::{Context, bail};
 use serde_json::json;
-use std::{path::Path, process::ExitCode};
+use std::path::Path;
 use tensor_relay_server::Identity;
 
 /// The file in the state directory in which [`Identity`] keeps the key.
 const KEY_FILE: &str = "identity.key";
 
-pub(crate) fn run(command: KeysCommand) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: KeysCommand) -> anyhow::Result<Exit> {
     match command {
         KeysCommand::Show(args) => show(&args),
         KeysCommand::Create(args) => create(&args),
@@ -24,7 +25,7 @@ pub(crate) fn run(command: KeysCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn show(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+fn show(args: &KeysArgs) -> anyhow::Result<Exit> {
     let dir = serve::state_dir(args.state_dir.as_deref())?;
     if !has_key(&dir)? {
         bail!(
@@ -36,7 +37,7 @@ fn show(args: &KeysArgs) -> anyhow::Result<ExitCode> {
     report(args, &dir, &Identity::load_or_create(&dir)?)
 }
 
-fn create(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+fn create(args: &KeysArgs) -> anyhow::Result<Exit> {
     let dir = serve::state_dir(args.state_dir.as_deref())?;
     if has_key(&dir)? {
         let fingerprint = Identity::load_or_create(&dir)?.fingerprint();
@@ -53,27 +54,27 @@ fn create(args: &KeysArgs) -> anyhow::Result<ExitCode> {
     report(args, &dir, &identity)
 }
 
-fn trust(args: &TrustKeyArgs) -> anyhow::Result<ExitCode> {
+fn trust(args: &TrustKeyArgs) -> anyhow::Result<Exit> {
     tickets::store(&args.state)?.trust(args.key, &args.name)?;
     crate::log::say!(
         "clients with this key are let in as key:{0}; what they may do, the access control list says, with lines like `key:{0} \
          list,subscribe **`",
         args.name
     );
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
-fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<ExitCode> {
+fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
     match tickets::store(&args.state)?.distrust(&args.name)? {
         true => crate::log::say!("servers that run cut its sessions within ten seconds"),
         false => {
             bail!("no key is called {:?}, or has that fingerprint: `keys list` shows them all", args.name)
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
-fn list(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
     let mut keys: Vec<_> = tickets::store(args)?.rules()?.keys.into_iter().collect();
     keys.sort_by(|(_, one), (_, other)| one.cmp(other));
     match args.json {
@@ -83,7 +84,7 @@ fn list(args: &KeysArgs) -> anyhow::Result<ExitCode> {
         }
         false => keys.iter().for_each(|(key, name)| print_line(&format!("{key} {name}"))),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 fn has_key(dir: &Path) -> anyhow::Result<bool> {
@@ -92,13 +93,13 @@ fn has_key(dir: &Path) -> anyhow::Result<bool> {
         .with_context(|| format!("cannot look for {}; --state-dir names another place", path.display()))
 }
 
-fn report(args: &KeysArgs, dir: &Path, identity: &Identity) -> anyhow::Result<ExitCode> {
+fn report(args: &KeysArgs, dir: &Path, identity: &Identity) -> anyhow::Result<Exit> {
     let (key, path) = (identity.fingerprint().to_string(), dir.join(KEY_FILE));
     match args.json {
         true => print_line(&json!({ "key": key, "path": path }).to_string()),
         false => print_line(&format!("{key}  {}", path.display())),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 #[cfg(test)]

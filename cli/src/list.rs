@@ -2,14 +2,14 @@
 
 use crate::{
     args::ListArgs,
+    exit::Exit,
     subscribe::{connect, print_line},
     ticket, units,
 };
 use serde_json::json;
-use std::process::ExitCode;
 use tensor_relay_client::{Client, Config, Connector, LaneKind, Ticket, TopicEntry, Transport, Tuning};
 
-pub(crate) async fn run(args: ListArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     let ticket = ticket::read_any(&args.ticket.ticket)?;
     let identity = args.ticket.identity()?;
     let config = Config { transport: args.ticket.transport, identity, ..Config::default() };
@@ -30,7 +30,7 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<ExitCode> {
                 "unreachable_over": unreachable_over,
             });
             print_line(&answer.to_string());
-            return Ok(ExitCode::SUCCESS);
+            return Ok(Exit::Done);
         }
         false if topics.is_empty() => crate::log::say!("the server offers no topic yet"),
         false => print_table(&topics),
@@ -48,7 +48,7 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<ExitCode> {
              --transport."
         );
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 /// How long the other transport may take to answer, when one has answered.

@@ -66,11 +66,12 @@ pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError
             .with_span_list(false)
             .boxed(),
     };
-    Registry::default()
+    let log = Registry::default()
         .with(lines.with_filter(filter))
         .with(admin::remember())
-        .with(filter_fn(shows_no_secret))
-        .init();
+        .with(filter_fn(shows_no_secret));
+    // It fails where the process has a log already: a program in Python that runs a command beside a client of its own.
+    let _ = log.try_init();
     Ok(())
 }
 

@@ -3,29 +3,29 @@
 use crate::{args::ManArgs, config::variable, exit::Exit};
 use anyhow::Context;
 use clap_mangen::Man;
-use std::{io::Write, path::Path, process::ExitCode};
+use std::{io::Write, path::Path};
 
-pub(crate) fn run(args: &ManArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ManArgs) -> anyhow::Result<Exit> {
     match &args.out {
         Some(dir) => write_all(dir),
         None => print_main_page(),
     }
 }
 
-fn write_all(dir: &Path) -> anyhow::Result<ExitCode> {
+fn write_all(dir: &Path) -> anyhow::Result<Exit> {
     let written =
         std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(variable::command(), dir));
     written.with_context(|| format!("cannot write manual pages into {}", dir.display()))?;
     crate::log::say!("wrote the manual pages into {0}; read one with: man {0}/tensor-relay.1", dir.display());
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
-fn print_main_page() -> anyhow::Result<ExitCode> {
+fn print_main_page() -> anyhow::Result<Exit> {
     let mut page = vec![];
     Man::new(variable::command().disable_help_subcommand(true)).render(&mut page)?;
     match std::io::stdout().lock().write_all(&page) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(_) => Ok(Exit::Failed.into()),
+        Ok(()) => Ok(Exit::Done),
+        Err(_) => Ok(Exit::Failed),
     }
 }
 

@@ -1,12 +1,9 @@
 //! `tensor-relay publish`: publishes files as a version through a server on the same machine.
 
-use crate::{args::PublishArgs, offered, subscribe::print_line, units};
+use crate::{args::PublishArgs, exit::Exit, offered, subscribe::print_line, units};
 use anyhow::Context;
 use serde_json::json;
-use std::{
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 use tensor_relay_server::{
     TensorFiles,
     sidecar::{Producer, Publication, SealedVersion, Terms},
@@ -29,7 +26,7 @@ pub(crate) enum NotInTime {
     Released { version: String, waited: Duration },
 }
 
-pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<Exit> {
     let began = Instant::now();
     let producer = Producer::connect_to(&args.socket, args.connect_timeout, args.server_uid).await?;
     let version = seal(&args, producer.terms().clone()).await?;
@@ -44,7 +41,7 @@ pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<ExitCode> {
     if args.wait_released {
         wait_released(&args, &mut publication).await?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 /// Copies the files into memory that the server can read, off the executor.

@@ -10,7 +10,7 @@ use crate::{
     admin::{Bound, DeviceMemory, ServerSubject},
     args::{DeviceName, HoldArg, ServeArgs},
     codecs, device,
-    exit::UsageError,
+    exit::{Exit, UsageError},
     signals::Signals,
     units,
 };
@@ -25,7 +25,6 @@ use std::{
     io::{IsTerminal, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::ExitCode,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -92,7 +91,7 @@ struct Replaced {
     from: Option<String>,
 }
 
-pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     refuse_nothing(&args)?;
     refuse_duplicates(&args)?;
     refuse_borrowing_for_a_gpu(&args)?;
@@ -101,7 +100,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::hear()?;
     let device = tokio::select! {
         opened = device::open(&args.device, args.chunk_size) => opened?,
-        exit = signals.next() => return Ok(exit.into()),
+        exit = signals.next() => return Ok(exit),
     };
     let state_dir = state_dir(args.state_dir.as_deref())?;
     let identity = Identity::load_or_create(&state_dir);
@@ -130,7 +129,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     for (topic, path) in &args.topics {
         let (offer, published) = tokio::select! {
             begun = Offer::begin(&server, &args, &loader, (topic, path), ledger.as_ref()) => begun?,
-            exit = signals.next() => return Ok(exit.into()),
+            exit = signals.next() => return Ok(exit),
         };
         tickets
             .push(admission::ticket(&access, &addresses, identity.fingerprint(), Some(topic))?.to_string());
@@ -157,7 +156,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let drained = drain(server, args.grace, &mut signals).await;
     report_sent(sent(), args.json);
     report_memory(&stats, args.json);
-    ended.map(|exit| drained.unwrap_or_else(|| exit.into()))
+    ended.map(|exit| drained.unwrap_or(exit))
 }
 
 fn config(args: &ServeArgs) -> Config {
@@ -446,7 +445,7 @@ fn report(
 }
 
 /// Finishes what is under way, within `grace`; a second signal ends it at once. Returns the exit code of an orderly end.
-async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option<ExitCode> {
+async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option<Exit> {
     let transfers = server.stats().transfers;
     if transfers > 0 {
         let transfers = units::count(transfers as usize, "transfer");
@@ -457,7 +456,7 @@ async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option
             if !finished {
                 crate::log::say!("warning: transfers were cut off after {}; their subscribers keep nothing half", units::time(grace));
             }
-            Some(ExitCode::SUCCESS)
+            Some(Exit::Done)
         }
         _ = signals.next() => None,
     }

@@ -14,7 +14,7 @@ use crate::{
 };
 use anyhow::{Context, bail};
 use follow::Follow;
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{
     Client, ClientError, Config, Connector, EndReason, Glob, Mode, Start, SubscriptionError, Ticket, Topic,
     Tuning, VersionId,
@@ -28,7 +28,7 @@ pub(crate) const SLOT_BYTES: u32 = 4 << 20;
 /// How long saying good-bye may take.
 const GOOD_BYE: Duration = Duration::from_secs(2);
 
-pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     refuse_start(&args)?;
     // Before signals are heard: whoever waits for a ticket on stdin can be interrupted as usual.
     let named = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
@@ -51,17 +51,17 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
     }
     let client = tokio::select! {
         client = begin(&args, &ticket, &consumer) => client?,
-        exit = signals.next() => return Ok(exit.into()),
+        exit = signals.next() => return Ok(exit),
     };
     let args = Arc::new(args);
     let done = tokio::select! {
-        done = receive(&args, (&client, &consumer), wanted) => done.map(|()| ExitCode::SUCCESS),
-        exit = signals.next() => Ok(exit.into()),
+        done = receive(&args, (&client, &consumer), wanted) => done.map(|()| Exit::Done),
+        exit = signals.next() => Ok(exit),
     };
     // However it ended, the server is told, or it would keep the session until its idle timeout.
     let _ = tokio::join!(tokio::time::timeout(GOOD_BYE, client.close()), hook::terminate_all());
     match done {
-        Err(error) if error.downcast_ref().is_some_and(StdoutClosed::is_expected) => Ok(Exit::Failed.into()),
+        Err(error) if error.downcast_ref().is_some_and(StdoutClosed::is_expected) => Ok(Exit::Failed),
         done => done,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     args::{CreateTicketArgs, KeysArgs, RevokeTicketArgs, ShowTicketArgs, TicketsCommand},
-    exit::UsageError,
+    exit::{Exit, UsageError},
     serve::{
         self,
         admission::{TICKETS_FILE, write_tickets},
@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use std::{
     collections::HashMap,
     path::Path,
-    process::ExitCode,
     time::{Duration, SystemTime},
 };
 use tensor_relay_server::{
@@ -25,7 +24,7 @@ use tensor_relay_server::{
 /// The port of an address that names none, as of `serve --listen`.
 const PORT: u16 = 4747;
 
-pub(crate) fn run(command: TicketsCommand) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: TicketsCommand) -> anyhow::Result<Exit> {
     match command {
         TicketsCommand::Create(args) => create(&args),
         TicketsCommand::Show(args) => show(&args),
@@ -40,7 +39,7 @@ pub(crate) fn store(args: &KeysArgs) -> anyhow::Result<AccessStore> {
     Ok(AccessStore::open(&serve::state_dir(args.state_dir.as_deref())?)?)
 }
 
-fn create(args: &CreateTicketArgs) -> anyhow::Result<ExitCode> {
+fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
     let dir = serve::state_dir(args.state.state_dir.as_deref())?;
     let identity = Identity::load_or_create(&dir)?;
     let addresses = match args.addresses.is_empty() {
@@ -66,7 +65,7 @@ fn create(args: &CreateTicketArgs) -> anyhow::Result<ExitCode> {
         }
         (None, false) => print_line(&ticket.to_string()),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 /// Where the server of this state directory said that it is when it was last started.
@@ -82,7 +81,7 @@ fn last_addresses(dir: &Path) -> anyhow::Result<Vec<String>> {
     Ok(last?.addresses().to_vec())
 }
 
-fn show(args: &ShowTicketArgs) -> anyhow::Result<ExitCode> {
+fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     let ticket = ticket::read_any(&args.ticket)?;
     let dir = serve::state_dir(args.state.state_dir.as_deref())?;
     let own_key = dir
@@ -111,17 +110,17 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<ExitCode> {
             "addresses": ticket.addresses(), "topic": ticket.topic().map(Topic::as_str), "claims": claims, "standing": standing,
         });
         print_line(&shown.to_string());
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Exit::Done);
     }
     print_line(&ticket.redacted());
     if let Some(claims) = claims {
         print_line(&format!("ticket {}: {}", claims.id, described(&claims)));
     }
     print_line(&standing);
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
-fn list(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
     let store = store(args)?;
     let (used, rules): (HashMap<TicketId, u64>, _) = (store.used()?, store.rules()?);
     let now = seconds_now();
@@ -150,10 +149,10 @@ fn list(args: &KeysArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         print_line(&json!({ "tickets": listed }).to_string());
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
-fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<ExitCode> {
+fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<Exit> {
     let id: TicketId = args.id.parse().map_err(|_| {
         UsageError(format!(
             "{:?} is no identity of a ticket: 16 hexadecimal digits, as `tickets list` has them",
@@ -164,16 +163,16 @@ fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<ExitCode> {
         true => crate::log::say!("revoked {id}; servers that run cut its sessions within ten seconds"),
         false => crate::log::say!("{id} was revoked before"),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
-fn rotate(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+fn rotate(args: &KeysArgs) -> anyhow::Result<Exit> {
     store(args)?.rotate()?;
     crate::log::say!(
         "tickets are made with a new secret now; restart `serve` to write its own anew, and give new ones to whoever has older \
          ones before the next time"
     );
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 fn described(claims: &Claims) -> String {

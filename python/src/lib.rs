@@ -9,6 +9,7 @@
 mod awaitable;
 mod client;
 mod closable;
+mod command;
 mod description;
 mod entries;
 mod errors;
@@ -48,6 +49,7 @@ mod _native {
     #[pymodule_export]
     use super::{
         client::{Client, connect, server_of},
+        command::run_command,
         description::{Description, TensorInfo},
         interpreter::{begin_finish, finish},
         producer::{Producer, publish_to},
@@ -63,9 +65,6 @@ mod _native {
 
     #[pymodule_init]
     fn facts(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
-        let (system, processor) = (std::env::consts::OS, std::env::consts::ARCH);
-        module.add("BUILD", format!("{profile} build for {system} on {processor}"))
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -7,18 +7,21 @@ use super::{
     setting::Setting,
     variable,
 };
-use crate::{args::ConfigArgs, exit::UsageError, subscribe::print_line};
+use crate::{
+    args::ConfigArgs,
+    exit::{Exit, UsageError},
+    subscribe::print_line,
+};
 use serde_json::{Map, Value, json};
-use std::process::ExitCode;
 
 /// Printed instead of a secret.
 const HIDDEN: &str = "(hidden)";
 
-pub(crate) fn run(args: &ConfigArgs, layers: &Layers) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ConfigArgs, layers: &Layers) -> anyhow::Result<Exit> {
     let settings = chosen(args.command.as_deref(), layers.settings())?;
     if args.sample {
         print_line(sample::of(&settings).trim_end());
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Exit::Done);
     }
     let in_force = settings.iter().map(|setting| Ok((*setting, layers.in_force(setting)?)));
     let in_force = in_force.collect::<Result<Vec<_>, UsageError>>()?;
@@ -26,7 +29,7 @@ pub(crate) fn run(args: &ConfigArgs, layers: &Layers) -> anyhow::Result<ExitCode
         true => print_line(&as_json(layers, &in_force).to_string()),
         false => print_table(layers, &in_force),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 fn chosen<'s>(command: Option<&str>, settings: &'s [Setting]) -> Result<Vec<&'s Setting>, UsageError> {

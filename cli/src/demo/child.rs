@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
 use std::{process::Stdio, time::Duration};
+use tensor_relay_bench::program::Program;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     process::{ChildStdin, ChildStdout, Command},
@@ -19,10 +20,15 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts this program with `words`, with a deadline of `patience` for each event. Its stderr is ours.
-    pub(crate) fn start(name: &'static str, words: Vec<String>, patience: Duration) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let mut process = Command::new(program)
+    /// Starts `program` with `words`, with a deadline of `patience` for each event. Its stderr is ours.
+    pub(crate) fn start(
+        name: &'static str,
+        program: &Program,
+        words: Vec<String>,
+        patience: Duration,
+    ) -> anyhow::Result<Self> {
+        let mut process = Command::new(program.executable())
+            .args(program.lead())
             .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

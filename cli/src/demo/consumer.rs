@@ -7,13 +7,11 @@ use super::{
 use crate::{
     args::DemoConsumerArgs,
     device,
+    exit::Exit,
     subscribe::{self, SLOT_BYTES},
 };
 use anyhow::{Context, ensure};
-use std::{
-    process::ExitCode,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 use tensor_relay_bench::workload::StateDict;
 use tensor_relay_client::{Client, Config, Snapshot, Subscription, Ticket, Topic};
 
@@ -23,7 +21,7 @@ const TELL: Duration = Duration::from_millis(50);
 /// How long it waits for the producer's topics. The demo itself gives up earlier.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 
-pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<Exit> {
     let ticket: Ticket = args.ticket.parse()?;
     let topic = ticket.topic().context("the demo's ticket names a topic")?.clone();
     let device = device::open(&args.device, SLOT_BYTES).await?;
@@ -41,7 +39,7 @@ pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<ExitCode> {
     let smalls = receive_smalls(&mut small, args.small).await?;
     events::say(&ConsumerEvent::SmallVersions(smalls))?;
     client.close().await;
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 async fn next_with_progress(subscription: &mut Subscription) -> anyhow::Result<Snapshot> {

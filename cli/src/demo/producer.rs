@@ -1,11 +1,10 @@
 //! The demo's producer: serves a generated model, with a new version on request.
 
 use super::events::{self, ProducerEvent, Serving};
-use crate::{args::DemoProducerArgs, device};
+use crate::{args::DemoProducerArgs, device, exit::Exit};
 use anyhow::{Context, bail};
 use std::{
     convert::Infallible,
-    process::ExitCode,
     time::{Duration, SystemTime},
 };
 use tensor_relay_bench::workload::StateDict;
@@ -40,7 +39,7 @@ const LARGE_BYTES: u64 = 64 << 10;
 /// How long transfers may take to finish at the end of the demo.
 const GRACE: Duration = Duration::from_secs(5);
 
-pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<Exit> {
     let config = Config { codec: args.codec.into(), ..Config::default() };
     let device = device::open(&args.device, config.chunk_bytes).await?;
     let identity = Identity::load_or_create(&args.state_dir)?;
@@ -66,7 +65,7 @@ pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<ExitCode> {
         }
     }
     server.shutdown(GRACE).await;
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }
 
 struct Producer {

@@ -1,27 +1,19 @@
-"""`python -m tensor_relay`: says which tensor-relay this is, and where to read on."""
+"""The command `tensor-relay`, and `python -m tensor_relay`: the program of that name, from this package's library."""
 
-import argparse
+import signal
 import sys
 
-from . import __version__
-from ._native import BUILD
+from . import _native
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tensor_relay",
-        description="Says which tensor-relay this is. It is used from programs: `import tensor_relay`.",
-    )
-    parser.add_argument("--version", action="version", version=f"tensor_relay {__version__}")
-    parser.parse_args()
-    print(
-        f"tensor_relay {__version__} ({BUILD}), Python {sys.version.split()[0]}",
-        "  in a program:      import tensor_relay; help(tensor_relay)",
-        "  how to begin:      https://github.com/tensor-relay/tensor-relay/blob/main/python/README.md",
-        "  the command line:  tensor-relay, a program of its own, which is not in this package:",
-        "                     https://github.com/tensor-relay/tensor-relay#readme",
-        sep="\n",
-    )
+    # Python notes a Ctrl-C and raises where its own code runs next, and none runs below. A command hears the signal itself,
+    # or ends of it as a program does. Whoever started this process with the signal ignored meant that.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # -P: a folder of this package's name where the user is must not be taken for it.
+    program = [sys.executable, "-P", "-m", "tensor_relay"]
+    sys.exit(_native.run_command(["tensor-relay", *sys.argv[1:]], program))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self, TypeVar, final, overload
 
 __all__ = [
-    "BUILD",
     "Client",
     "CodecCount",
     "Description",
@@ -27,11 +26,11 @@ __all__ = [
     "connect",
     "finish",
     "publish_to",
+    "run_command",
     "serve",
     "server_of",
 ]
 
-BUILD: Final[str]
 __version__: Final[str]
 
 _Default = TypeVar("_Default")
@@ -403,5 +402,6 @@ def connect(
     pinned_bytes: int,
 ) -> Client: ...
 def server_of(ticket: str) -> str: ...
+def run_command(words: list[str], program: list[str]) -> int: ...
 def begin_finish() -> None: ...
 def finish() -> None: ...

@@ -1,0 +1,142 @@
+"""The command that the package brings: what `pip install` puts on PATH, and `python -m tensor_relay`."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import PATIENCE_S
+
+import tensor_relay
+
+COMMAND = Path(sysconfig.get_path("scripts")) / "tensor-relay"
+MODULE = [sys.executable, "-P", "-m", "tensor_relay"]
+
+
+@pytest.fixture(params=["command", "module"])
+def words(request):
+    """Both ways to start it."""
+    return [COMMAND] if request.param == "command" else MODULE
+
+
+@pytest.fixture
+def home(tmp_path):
+    """An environment in which the command knows nothing but this test's folder."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENSOR_RELAY_")}
+    return kept | {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+def run(words, home):
+    return subprocess.run([*map(str, words)], env=home, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+@contextlib.contextmanager
+def running(words, home, **options):
+    """The command in a process of its own, which ends with the block at the latest."""
+    program = subprocess.Popen(
+        [*map(str, words)], env=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+    try:
+        yield program
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def end_by(program, number):
+    """Sends a signal, and gives the exit code and what was written on stderr."""
+    program.send_signal(number)
+    _, errors = program.communicate(timeout=PATIENCE_S)
+    return program.returncode, errors
+
+
+@contextlib.contextmanager
+def serving(words, home, tmp_path):
+    """`serve` of one file, and the ticket to it."""
+    np.save(tmp_path / "policy.npy", np.arange(100_000.0))
+    topic = f"policy={tmp_path / 'policy.npy'}"
+    with running([*words, "serve", "--json", "--listen=127.0.0.1:0", "--topic", topic], home) as server:
+        told = json.loads(server.stdout.readline())
+        yield server, Path(told["ticket_file"]).read_text().strip()
+
+
+def test_its_version_is_the_packages(words, home):
+    told = run([*words, "--version"], home)
+    assert (told.returncode, told.stdout.strip()) == (0, f"tensor-relay {tensor_relay.__version__}")
+
+
+def test_help_and_mistakes(words, home):
+    told = run([*words, "--help"], home)
+    assert told.returncode == 0 and told.stdout.rstrip().endswith("ended by a signal")
+    for wrong in ([], ["bogus"], ["subscribe", "no-such-ticket"]):
+        told = run([*words, *wrong], home)
+        assert (told.returncode, told.stdout) == (2, "") and told.stderr
+
+
+def test_one_serves_and_another_receives(words, home, tmp_path):
+    with serving(words, home, tmp_path) as (server, ticket):
+        out = tmp_path / "out"
+        received = run([*words, "subscribe", ticket, "--once", "--out", out, "--json"], home)
+        assert received.returncode == 0, received.stderr
+        assert (out / "policy.npy").read_bytes() == (tmp_path / "policy.npy").read_bytes()
+        with tensor_relay.connect(ticket) as client:  # The package and its command are of one protocol.
+            assert client.get("policy").version == 1
+        wrong = ticket.replace("key=sha256:", "key=sha256:00", 1)
+        assert run([*words, "list", wrong], home).returncode == 2
+        subscribe = [*words, "subscribe", ticket, "--once", "--out", out]
+        assert run([*subscribe, "--select", "no.such.tensor"], home).returncode == 5
+        assert run([*subscribe, "--topic", "other"], home).returncode == 4  # The ticket is for another one.
+        assert end_by(server, signal.SIGTERM)[0] == 0
+    gone = run([*words, "list", ticket, "--connect-timeout=1"], home)
+    assert gone.returncode == 3, gone.stderr
+
+
+def test_ctrl_c_ends_it_as_it_ends_the_program(words, home, tmp_path):
+    with serving(words, home, tmp_path) as (server, ticket):
+        follow = [*words, "subscribe", ticket, "--json", "--out", tmp_path / "out"]
+        with running(follow, home) as subscriber:
+            assert json.loads(subscriber.stdout.readline())["version"] == 1
+            code, errors = end_by(subscriber, signal.SIGINT)
+            assert code == 130 and "Traceback" not in errors, errors
+        code, errors = end_by(server, signal.SIGINT)
+        assert code == 0 and "Traceback" not in errors, errors
+
+
+def test_ctrl_c_ends_a_command_that_does_not_listen_for_it(words, home, tmp_path):
+    fifo = tmp_path / "ticket"
+    os.mkfifo(fifo)
+    with running([*words, "list", fifo], home) as program:
+        with open(fifo, "w"):  # It opened the other end, and reads.
+            code, errors = end_by(program, signal.SIGINT)
+    assert code == -signal.SIGINT and not errors, errors
+
+
+def test_an_ignored_ctrl_c_stays_ignored(words, home, tmp_path):
+    fifo = tmp_path / "ticket"
+    os.mkfifo(fifo)
+    ignore = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)  # noqa: E731
+    with running([*words, "list", fifo], home, preexec_fn=ignore) as program:
+        with open(fifo, "w"):
+            program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=PATIENCE_S)
+    assert program.returncode == 2 and "holds no ticket" in errors, errors
+
+
+def test_it_starts_itself_again(words, home):
+    told = run([*words, "demo", "--json", "--size=1MiB", "--versions=2", "--small=2"], home)
+    assert told.returncode == 0, told.stderr
+    assert len(json.loads(told.stdout)["versions"]) == 2
+
+
+def test_a_pipe_whose_reader_is_gone(words, home):
+    with running([*words, "man"], home, bufsize=0) as program:
+        program.stdout.close()
+        program.wait(PATIENCE_S)
+        assert program.stderr.read() == ""
+        assert program.returncode in (0, 1)
