@@ -19,6 +19,7 @@ from pathlib import Path
 SIGNATURES = Path(__file__).parent / "signatures"
 INTERFACES = {
     "vllm": ("vllm/distributed/weight_transfer/base.py", ["WeightTransferEngine", "TrainerWeightTransferEngine", "VLLMWeightSyncClient"]),
+    "vllm_loader": ("vllm/model_executor/model_loader/default_loader.py", ["DefaultModelLoader"]),
     "verl": ("verl/checkpoint_engine/base.py", ["CheckpointEngine"]),
 }
 

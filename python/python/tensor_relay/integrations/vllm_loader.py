@@ -1,0 +1,71 @@
+"""A model loader for vLLM: the weights of a model come from a topic instead of files.
+
+    vllm serve MODEL --load-format tensor_relay --model-loader-extra-config '{"ticket": "/run/policy.ticket"}'
+
+vLLM finds it by its entry point (`vllm.general_plugins`). MODEL still names the configuration and the tokenizer. Which weights
+the model lacks, vLLM's own check says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tensor_relay
+
+from .._pull import _connected
+from ..errors import RequestError
+from . import check_host
+from ._vllm_plugin import NAME
+
+check_host("vllm", "0.33", "0.34")
+
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader  # noqa: E402
+
+__all__ = ["NAME", "TensorRelayModelLoader"]
+
+FILES = "tensor-relay."
+"""What the names begin with of files beside the weights."""
+
+OPTIONS = {"ticket", "topic", "version", "timeout"}
+
+
+class TensorRelayModelLoader(DefaultModelLoader):  # type: ignore[misc]
+    """vLLM's default loader, with the tensors of one version in place of those of files.
+
+    Options, in `model_loader_extra_config`:
+
+    ticket: the path of a ticket's file.
+    topic: its name; without one, that which the ticket names.
+    version: the number of the version; None is the newest.
+    timeout: how long receiving may take, in seconds (600).
+
+    It costs memory of the host for the version, until it is loaded. Each tensor parallel rank receives all weights.
+    """
+
+    def __init__(self, load_config: Any) -> None:
+        options = dict(load_config.model_loader_extra_config or {})
+        if unknown := sorted(options.keys() - OPTIONS):
+            raise RequestError(f"model_loader_extra_config has {unknown[0]!r}, and the options are {sorted(OPTIONS)}")
+        if not options.get("ticket"):
+            raise RequestError("model_loader_extra_config names no ticket: {\"ticket\": PATH}")
+        super().__init__(dataclasses.replace(load_config, model_loader_extra_config={}))
+        self._options = {"timeout": 600.0} | options
+        self._snapshot: tensor_relay.Snapshot | None = None
+
+    def download_model(self, model_config: Any) -> None:
+        """Receives the version. Raises what `tensor_relay.connect` and `Client.get` do."""
+        if self._snapshot is None:
+            client, named = _connected(self._options["ticket"])
+            topic = self._options.get("topic") or named
+            self._snapshot = client.get(topic, self._options.get("version"), timeout=self._options["timeout"])
+
+    def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
+        """The weights, all of which are here and verified before the first one is given."""
+        self.download_model(model_config)
+        assert self._snapshot is not None
+        self.counter_before_loading_weights = time.perf_counter()
+        weights, self._snapshot = self._snapshot.torch(), None
+        yield from ((name, tensor) for name, tensor in weights.items() if not name.startswith(FILES))
