@@ -142,7 +142,7 @@ impl Client {
     /// timeout: how long iteration waits for each version, in seconds; None waits for as long as it takes.
     /// on_gap: in mode "every", what to do about missing versions: "raise" VersionsMissedError and go on with the next
     /// call, or "continue", with `Snapshot.gap` set.
-    /// out: a mapping of tensors that are received into. The snapshots then have no tensors of their own. With
+    /// out: a mapping, a list or a model of tensors that are received into. The snapshots then have no tensors of their own. With
     /// `atomic=True` each version is received elsewhere and copied when it is whole: a failure leaves the tensors as they
     /// were, for memory for a second version and one copy. With `atomic=False` it is received right into them, without
     /// either, and a failure leaves them torn (TornError); keep everybody away from them meanwhile. They may lie on a GPU:

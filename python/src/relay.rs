@@ -145,7 +145,8 @@ impl Relay {
 
     /// Publishes tensors as the next version of `topic`: visible to all subscribers at once, or not at all.
     ///
-    /// `tensors` maps names to tensors, or is a model, whose `state_dict()` is taken. They lie in host memory or on CUDA's
+    /// `tensors` maps names to tensors, or is a model, whose `state_dict()` is taken, or a list, whose tensors are named "0",
+    /// "1", and so on. They lie in host memory or on CUDA's
     /// GPUs, and are of PyTorch, NumPy (with ml_dtypes), JAX, CuPy, or anything else with `__dlpack__` or the buffer
     /// protocol. Values that are text, numbers, truth values or None travel as the version's `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever pickled.
     ///

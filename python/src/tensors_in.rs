@@ -10,7 +10,7 @@ use crate::{
 use pyo3::{
     exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError},
     prelude::*,
-    types::{PyDict, PyIterator, PyString},
+    types::{PyDict, PyIterator, PyList, PyString, PyTuple},
 };
 use std::collections::{BTreeMap, HashMap};
 use tensor_relay_device::{
@@ -217,23 +217,40 @@ fn lent_by(found: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
     })
 }
 
-/// The names and tensors of a mapping, or of a model: those of its `state_dict`.
+/// The names and tensors of a mapping; of a model, those of its `state_dict`; of a list or tuple, by their places.
 ///
 /// # Errors
-/// `UnsupportedTensorError` for what is neither.
+/// `UnsupportedTensorError` for what is none of these.
 pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     let mapping = match tensors.hasattr("state_dict")? {
         true => tensors.call_method0("state_dict")?,
+        false if is_sequence(tensors)? => named_by_place(tensors)?.into_any(),
         false => tensors.clone(),
     };
     if !mapping.hasattr("items")? {
         let message = format!(
-            "tensors travel by name, and this is a {}: give a mapping of names to tensors, or a model with `state_dict()`",
+            "tensors travel by name, and this is a {}: give a mapping of names to tensors, a list of tensors, \
+             or a model with `state_dict()`",
             type_name(&mapping)
         );
         return Err(Kind::UnsupportedTensor.raise(tensors.py(), message));
     }
     mapping.call_method0("items")?.try_iter()
+}
+
+/// Whether this is a list or a tuple, which is not one of named fields: their names would be lost.
+fn is_sequence(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let is_sequence = value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>();
+    Ok(is_sequence && !value.hasattr("_fields")?)
+}
+
+/// The values of a list or tuple under the names "0", "1", and so on.
+fn named_by_place<'py>(values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+    let named = PyDict::new(values.py());
+    for (place, value) in values.try_iter()?.enumerate() {
+        named.set_item(place.to_string(), value?)?;
+    }
+    Ok(named)
 }
 
 /// The dtype of this name.

@@ -1,5 +1,6 @@
 """What a producer may rely on: what is copied, what is shared, what travels beside the tensors, how versions end."""
 
+import collections
 import gc
 import weakref
 
@@ -230,6 +231,41 @@ def test_tensors_that_are_made_one_after_the_other_are_not_taken_for_one(relay, 
         assert {name: float(tensor.numpy().flat[0]) for name, tensor in got.items()} == {name: float(name) for name in tensors}
     weight = np.ones(1000)
     assert relay.publish("t", {"a": weight, "tied": weight}, dtype="f32").payload_bytes < 2 * 4000
+
+
+def test_a_list_is_named_by_its_places(relay, client):
+    sent = [np.full(3 + i, i, "f4") for i in range(12)]
+    sent[4] = sent[1]  # Tied, as in a mapping.
+    for tensors in (sent, tuple(sent)):
+        relay.publish("t", tensors)
+        snapshot = client.get("t")
+        assert list(snapshot) == [str(i) for i in range(12)], "in their order, and not in that of their names"
+        assert all(np.array_equal(*each) for each in zip(snapshot.numpy().values(), sent, strict=True))
+    relay.publish("t", [sent[0], "text", 7])
+    assert (list(client.get("t")), client.get("t").entries) == (["0"], {"1": "text", "2": 7})
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_list_is_received_into_a_list(relay, client, atomic):
+    relay.publish("t", [np.arange(5.0), np.ones((2, 2), "i4")])
+    out = [np.zeros(5), np.zeros((2, 2), "i4")]
+    assert client.get("t", out=out, atomic=atomic).version == 1
+    assert np.array_equal(out[0], np.arange(5.0)) and np.array_equal(out[1], np.ones((2, 2)))
+    client.install(client.get("t"), {"0": out[0], "1": out[1]})  # The names are those of any mapping.
+    with pytest.raises(tensor_relay.TargetError, match="1 of `out`|shape"):
+        client.get("t", out=out[::-1], atomic=atomic)
+    with pytest.raises(tensor_relay.TargetError):
+        client.get("t", out=out[:1], atomic=atomic)
+
+
+def test_what_is_like_a_list_and_would_lose_names_is_refused(relay):
+    state = collections.namedtuple("State", "mean var")
+    for value in (state(np.ones(1), np.ones(1)), {np.float32(1)}, (each for each in [np.ones(1)]), np.ones(3), b"bytes", "text"):
+        with pytest.raises(tensor_relay.UnsupportedTensorError, match="a list of tensors"):
+            relay.publish("t", value)
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"tensor 1 \(list\)"):
+        relay.publish("t", [np.ones(1), [np.ones(1)]])
+    relay.publish("t", [])  # As an empty mapping.
 
 
 def test_a_nested_dictionary_is_refused_with_what_to_do(relay):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self, TypeVar, final, overload
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar, final, overload
 
 __all__ = [
     "Client",
@@ -39,6 +39,9 @@ class _Model(Protocol):
     """What has a `state_dict`, as PyTorch's modules do."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
+
+# A list or tuple stands for a mapping of "0", "1", and so on.
+_Tensors: TypeAlias = Mapping[str, Any] | list[Any] | tuple[Any, ...] | _Model
 
 # `Any` stands for the arrays and dtypes of frameworks, which need not be installed, and for whatever lends its memory as
 # they do; in metadata, for what JSON can say.
@@ -225,7 +228,7 @@ class Client:
         preempt: bool = False,
         timeout: float | None = None,
         on_gap: Literal["raise", "continue"] = "raise",
-        out: Mapping[str, Any] | _Model | None = None,
+        out: _Tensors | None = None,
         atomic: bool = True,
         strict: bool = True,
     ) -> Subscription: ...
@@ -236,7 +239,7 @@ class Client:
         *,
         epoch: str | None = None,
         select: str | Iterable[str] | None = None,
-        out: Mapping[str, Any] | _Model | None = None,
+        out: _Tensors | None = None,
         atomic: bool = True,
         strict: bool = True,
         timeout: float | None = 60.0,
@@ -248,13 +251,13 @@ class Client:
         *,
         epoch: str | None = None,
         select: str | Iterable[str] | None = None,
-        out: Mapping[str, Any] | _Model | None = None,
+        out: _Tensors | None = None,
         atomic: bool = True,
         strict: bool = True,
         timeout: float | None = 60.0,
     ) -> Snapshot: ...
     def install(
-        self, snapshot: Snapshot, out: Mapping[str, Any] | _Model, *, strict: bool = True
+        self, snapshot: Snapshot, out: _Tensors, *, strict: bool = True
     ) -> Snapshot: ...
     def describe(
         self,
@@ -320,7 +323,7 @@ class Relay:
     def publish(
         self,
         topic: str,
-        tensors: Mapping[str, Any] | _Model,
+        tensors: _Tensors,
         *,
         hold: Literal["stage", "borrow"] = "stage",
         metadata: Mapping[str, Any] | None = None,
@@ -349,7 +352,7 @@ class Producer:
     def publish(
         self,
         topic: str,
-        tensors: Mapping[str, Any] | _Model,
+        tensors: _Tensors,
         *,
         hold: Literal["stage", "borrow"] = "stage",
         metadata: Mapping[str, Any] | None = None,
