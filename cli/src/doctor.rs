@@ -9,6 +9,7 @@ mod gpu;
 mod memory;
 mod network;
 mod processor;
+mod rate;
 mod server;
 mod system;
 

@@ -175,7 +175,7 @@ fn rotate(args: &KeysArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn described(claims: &Claims) -> String {
+pub(crate) fn described(claims: &Claims) -> String {
     let grants: Vec<_> = claims.grants.iter().map(Grant::to_string).collect();
     let until = claims.expires_s.map_or_else(String::new, |expires_s| {
         match expires_s.saturating_sub(seconds_now()) {

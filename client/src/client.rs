@@ -10,20 +10,24 @@ use crate::{
     subscription::Patience,
 };
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
-use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
+use tensor_relay_protocol::{Feature, Glob, ProbeBytes, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
 use tensor_relay_transport::{
-    Connector, Fingerprint, KindReason, LaneError, LaneKind, LaneStats, StageStats, Tuning,
+    Connector, Fingerprint, KindReason, LaneError, LaneKind, LaneStats, ProbeResult, StageStats, Tuning,
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
 };
+
+/// How long a probe may take: somewhat longer than a server lets it.
+const PROBE_MAX: Duration = Duration::from_secs(12);
 
 /// A session with one server. Dropping it ends its subscriptions and the connection.
 ///
@@ -161,6 +165,26 @@ impl Client {
         }
     }
 
+    /// Measures the session's first lane with `bytes` bytes without meaning, which the server sends: at most
+    /// [`ProbeBytes::MAX`], beside whatever else it sends. `None` where the server is too old to measure, or has too many probes to
+    /// answer.
+    ///
+    /// # Errors
+    /// [`ClientError`] when the session is gone, a probe is under way, or it does not end within twelve seconds.
+    pub async fn probe(&self, bytes: ProbeBytes) -> Result<Option<ProbeResult>, ClientError> {
+        if !self.server.features.contains(Feature::Probe) {
+            return Ok(None);
+        }
+        let (reply, answer) = oneshot::channel();
+        self.command(Command::Probe(bytes, reply))?;
+        match tokio::time::timeout(PROBE_MAX, answer).await {
+            Ok(Ok(Ok(result))) => Ok((result.bytes == u64::from(bytes.get())).then_some(result)),
+            Ok(Ok(Err(error))) => Err(error.into()),
+            Ok(Err(_)) => Err(self.gone()),
+            Err(_) => Err(ClientError::NoAnswer { timeout_ms: PROBE_MAX.as_millis() }),
+        }
+    }
+
     /// Why the connection was lost, while reconnecting; `None` while connected.
     pub fn connection_lost(&self) -> Option<Arc<ClientError>> {
         self.state.lost.borrow().clone()
@@ -170,6 +194,11 @@ impl Client {
     pub fn transport(&self) -> (LaneKind, KindReason) {
         let lane = self.state.lane.borrow();
         (lane.kind(), lane.reason())
+    }
+
+    /// The server's address in the current connection.
+    pub fn peer(&self) -> SocketAddr {
+        self.state.lane.borrow().peer()
     }
 
     /// The counters of the control lane of the current connection.

@@ -1,10 +1,11 @@
 //! Commands from the user's handles to the session.
 
 use crate::{
-    Request, buffers::Lent, holding::HoldCounter, progress::Counters, snapshot_queue::SnapshotQueue,
+    Request, buffers::Lent, holding::HoldCounter, probing::ProbeReply, progress::Counters,
+    snapshot_queue::SnapshotQueue,
 };
 use std::sync::Arc;
-use tensor_relay_protocol::{Epoch, Glob, SubscriptionId, Topic, TopicEntry, Version, WatchId};
+use tensor_relay_protocol::{Epoch, Glob, ProbeBytes, SubscriptionId, Topic, TopicEntry, Version, WatchId};
 use tokio::sync::{mpsc, oneshot};
 
 /// A command of the user, with a connection or without.
@@ -22,6 +23,7 @@ pub(crate) enum Command {
     Watch(Glob, oneshot::Sender<Option<Watching>>),
     Unwatch(WatchId),
     List(oneshot::Sender<Vec<TopicEntry>>),
+    Probe(ProbeBytes, ProbeReply),
     Close,
 }
 

@@ -17,14 +17,15 @@ use std::{
 use tensor_relay_device::Sink;
 use tensor_relay_protocol::{
     ChunkHeader, ClientMessage, CloseCode, Dtype, FeatureSet, Hello, InstanceId, LaneId, Limits, Manifest,
-    ManifestHeader, Misbehaved, PROTOCOL_REVISIONS, ServerMessage, StreamHeader, StreamToken, SubscriptionId,
-    Token, Verified, Welcome,
+    ManifestHeader, Misbehaved, PROTOCOL_REVISIONS, ProbeHeader, ServerMessage, StreamHeader, StreamToken,
+    SubscriptionId, Token, Verified, Welcome,
 };
 use tensor_relay_transport::{
-    Connector, DataIn, Fingerprint, HeaderError, KindReason, Lane, LaneError, LaneKind, Progress, Tally,
-    control,
+    Connector, DataIn, Fingerprint, HeaderError, KindReason, Lane, LaneError, LaneKind, ProbeResult,
+    Progress, Tally, control,
     control::ControlError,
     ingress::{Gathered, Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
+    receive_probe,
 };
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
@@ -56,6 +57,8 @@ pub(crate) enum Event {
     Manifest(SubscriptionId, Result<Manifest, ReceiveManifestError>),
     /// A chunk was received, or failed.
     Chunk(SubscriptionId, StreamToken, Result<Verified, ReceiveError>),
+    /// A probe was received, or failed.
+    Probe(Result<ProbeResult, LaneError>),
     /// A lane joined the session.
     Joined,
     /// A lane ended that had asked to join, whether it was answered or not. The server may have begun chunks on it.
@@ -154,6 +157,12 @@ impl Connection {
             let manifest = receive_manifest(stream, &header, &limits, &progress).await;
             Event::Manifest(header.subscription, manifest)
         });
+    }
+
+    /// Starts to receive a probe.
+    pub(crate) fn receive_probe(&mut self, stream: DataIn, header: ProbeHeader) {
+        self.tasks
+            .spawn(async move { Event::Probe(receive_probe(stream, header).await) });
     }
 
     /// Starts to receive a chunk on the thread of its lane. Aborted while bytes are missing, it writes nothing more;

@@ -57,6 +57,7 @@ mod error;
 mod fill;
 mod holding;
 mod mirror;
+mod probing;
 mod progress;
 mod rate;
 mod reception;
@@ -88,12 +89,12 @@ pub use status::{ClientStatus, StatusReader};
 pub use subscription::Subscription;
 pub use tensor_relay_protocol::{
     AbortReason, Blame, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch, Gap, Glob, GlobError,
-    Manifest, Metadata, Mode, ReaderName, Shape, Start, Tensor, TensorName, Ticket, TicketError, Topic,
-    TopicEntry, Version, VersionId,
+    Manifest, Metadata, Mode, ProbeBytes, ProbeReport, ReaderName, Shape, Start, Tensor, TensorName, Ticket,
+    TicketError, Topic, TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{
     CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, KindReason,
-    LaneError, LaneKind, LaneStats, Stage, StageStats, Transport, Tuning,
+    LaneError, LaneKind, LaneStats, ProbeResult, Stage, StageStats, Transport, Tuning,
 };
 pub use watches::TopicWatch;
 pub use whole_file::{must_be_replaceable, replace_file};

@@ -13,6 +13,7 @@ use crate::{
     connection::{Connection, Event},
     destination::Allocators,
     error::SessionError,
+    probing::{PROBE_UNREAD_BYTES, Probing},
     reception::{Context, Reception},
     watches::Watches,
 };
@@ -58,6 +59,7 @@ pub(crate) struct Session {
     watches: Watches,
     /// Answers to `List` under way; they come in the order of the questions.
     lists: VecDeque<(oneshot::Sender<Vec<TopicEntry>>, Vec<TopicEntry>)>,
+    probing: Probing,
     /// Messages to the server. They are sent after each step, or with the next connection.
     outbox: VecDeque<ClientMessage>,
     /// Whether there is a connection on which subscriptions are asked for.
@@ -91,6 +93,7 @@ impl Session {
             next_stream: 0,
             watches: Watches::default(),
             lists: VecDeque::new(),
+            probing: Probing::default(),
             outbox: VecDeque::new(),
             is_connected: false,
             is_draining: false,
@@ -160,6 +163,7 @@ impl Session {
             }
         }
         self.is_connected = false;
+        self.probing.handle_detached();
         self.credit = self.config.credit_chunks;
         self.lists.iter_mut().for_each(|(_, known)| known.clear());
         for reception in self.receptions.values_mut() {
@@ -225,8 +229,9 @@ impl Session {
     fn allow_unread(&self, connection: &mut Connection) {
         let credit = u64::from(self.credit);
         let chunk_bytes = |r: &Reception| r.chunk_bytes().unwrap_or(0).max(CHUNK_BYTES_USUAL);
-        let bytes = self.receptions.values().map(|r| credit * u64::from(chunk_bytes(r))).sum();
-        connection.lanes().allow_unread(bytes);
+        let bytes: u64 = self.receptions.values().map(|r| credit * u64::from(chunk_bytes(r))).sum();
+        let probe_bytes = if self.probing.is_under_way() { PROBE_UNREAD_BYTES } else { 0 };
+        connection.lanes().allow_unread(bytes + probe_bytes);
     }
 
     /// Executes the pending actions of a subscription.
@@ -256,6 +261,15 @@ impl Session {
             }
             Event::Unreadable(HeaderError::Lane(error)) => Err(error.into()),
             Event::Unreadable(HeaderError::Message(error)) => Err(ClientError::from(error).into()),
+            Event::Opened(_, StreamHeader::Probe(header), stream) if self.probing.expects(&header) => {
+                connection.receive_probe(stream, header);
+                Ok(())
+            }
+            Event::Probe(result) => {
+                self.probing.handle_result(result);
+                self.allow_unread(connection);
+                Ok(())
+            }
             Event::Opened(_, StreamHeader::Probe(_), _) => {
                 Ok(FeatureSet::OF_CLIENT.permit("a probe's bytes", Feature::Probe)?)
             }

@@ -9,18 +9,20 @@ mod feature;
 pub(crate) mod field;
 mod frame;
 mod lane;
+mod probe;
 mod server;
 mod subscribe;
 pub(crate) mod wire;
 
 pub use address::{ADDRESSES_MAX, LaneAddress, SOURCES_MAX, Source, Transport};
-pub use client::{ClientMessage, Hello, ProbeBytes};
+pub use client::{ClientMessage, Hello};
 pub use feature::{Feature, FeatureSet};
 pub use field::PARTIAL_RANGES_MAX;
 pub(crate) use field::{Field, exactly, required};
 pub(crate) use frame::frame;
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
 pub use lane::{InstanceId, LaneGrant, LaneId, LaneOffer};
+pub use probe::{PROBE_REPORT_BYTES, ProbeBytes, ProbeReport};
 pub use server::{Announce, EndReason, HASHES_MAX, Part, ServerMessage, TopicEntry, Welcome};
 pub use subscribe::{
     GLOBS_MAX, Have, LAYERS_MAX, Mode, Order, Partial, SELECTION_MAX_BYTES, Start, Subscribe,

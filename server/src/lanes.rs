@@ -128,6 +128,11 @@ impl Lanes {
         self.set().retired.contains(id.0)
     }
 
+    /// A lane that carries chunks.
+    pub(crate) fn get(&self, id: LaneId) -> Option<Lane> {
+        self.set().live.get(&id).map(|live| live.lane.clone())
+    }
+
     /// The lane with the fewest bytes being written, which should take the next chunk; `None` when there is none. Of lanes
     /// with as few, the one whose last chunk is the longest ago: while all are taken into send buffers at once, lanes take
     /// turns.

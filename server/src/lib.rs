@@ -65,6 +65,7 @@ mod joining;
 mod lanes;
 mod lend;
 mod places;
+mod probing;
 mod publishable;
 mod publisher;
 mod refusals;

@@ -10,6 +10,7 @@ use crate::{
     inboxes::Inboxes,
     joining::{self, Join, Open},
     lanes::{LANES_EVER, Lanes},
+    probing::Probing,
     shared::{Counted, Gauge, Shared},
     strangers::Stranger,
     subscribers::SubscriberInfo,
@@ -251,6 +252,7 @@ async fn greet_and_run(
         unfinished: Gauge::default(),
         watching: HashMap::new(),
         watches: JoinSet::new(),
+        probing: Probing::default(),
     };
     session.run(receiver, guest.permit).await
 }
@@ -281,6 +283,7 @@ struct Session {
     /// The watches under way, and the tasks behind them, which end with the session.
     watching: HashMap<WatchId, AbortHandle>,
     watches: JoinSet<()>,
+    probing: Probing,
 }
 
 /// A subscription that has ended; an error is the client's.
@@ -421,6 +424,9 @@ impl Session {
                 return Err(Misbehaved::LaneOutOfRange(lane).into());
             }
             ClientMessage::Retire(lane) => self.lanes.retire(lane).await?,
+            ClientMessage::Probe { probe, lane, bytes } => {
+                self.probing.begin(probe, self.lanes.get(lane), bytes, &self.shared)?;
+            }
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
             ClientMessage::Unwatch(watch) => {
                 let task = self.watching.remove(&watch);

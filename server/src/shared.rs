@@ -32,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) tally: Tally,
     /// Sessions that are open.
     pub(crate) sessions: Gauge,
+    /// Probes that are answered, of all sessions.
+    pub(crate) probes: Gauge,
     /// Transfers of a version to one subscription.
     pub(crate) transfers: Gauge,
     /// Subscriptions that a shutdown waits for: all, until they noticed it and have nothing to finish.
@@ -78,6 +80,7 @@ impl Shared {
             failures: Failures::default(),
             tally: Tally::default(),
             sessions: Gauge::default(),
+            probes: Gauge::default(),
             transfers: Gauge::default(),
             unfinished: Gauge::default(),
             strangers: Strangers::default(),

@@ -20,6 +20,7 @@ mod kind;
 mod lane;
 mod listener;
 mod network;
+mod probe;
 mod receive_buffer;
 mod stages;
 mod tally;
@@ -38,6 +39,7 @@ pub use network::{
     Batching, ByteStream, Network, Opening, StreamListener, StreamTuning, SystemNetwork,
     lane_threads::{LaneThread, LaneThreads},
 };
+pub use probe::{ProbeResult, receive_probe, send_probe};
 pub use receive_buffer::Progress;
 pub use stages::{AtStage, Stage, StageStats, Stages};
 pub use tally::{CodecCount, CodecStats, Tally};

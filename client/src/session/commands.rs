@@ -36,6 +36,10 @@ impl Session {
                 self.lists.push_back((reply, vec![]));
                 self.outbox.push_back(ClientMessage::List);
             }
+            Command::Probe(bytes, reply) if self.is_connected => {
+                self.outbox.extend(self.probing.begin(bytes, reply));
+            }
+            Command::Probe(..) => {} // Its user hears why there is no connection.
             Command::Close => self.close(),
         }
         None

@@ -1,7 +1,8 @@
 //! Control messages from a client.
 
 use super::{
-    AbortReason, FeatureSet, Field, InstanceId, LaneGrant, LaneId, Subscribe, SubscriptionId, WatchId,
+    AbortReason, FeatureSet, Field, InstanceId, LaneGrant, LaneId, ProbeBytes, Subscribe, SubscriptionId,
+    WatchId,
     field::{message_fields, message_kinds},
 };
 use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version};
@@ -123,25 +124,6 @@ pub struct Hello {
     pub features: FeatureSet,
 }
 
-/// The size of a probe, bounded so that one message keeps nobody busy for long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProbeBytes(u32);
-
-impl ProbeBytes {
-    /// The largest probe: a quarter of a second at 34 Gbit/s.
-    pub const MAX: u32 = 1 << 30;
-
-    /// `None` beyond [`MAX`](Self::MAX).
-    pub fn new(bytes: u32) -> Option<Self> {
-        (bytes <= Self::MAX).then_some(Self(bytes))
-    }
-
-    /// The number.
-    pub fn get(self) -> u32 {
-        self.0
-    }
-}
-
 message_fields! {
     Hello { revision_min, revision_max, agent, codecs, token, features } =>
     Hello { revision_min, revision_max, agent, codecs, token, features }
@@ -179,7 +161,7 @@ impl Field for ProbeBytes {
     type Wire = u32;
 
     fn into_wire(self) -> u32 {
-        self.0
+        self.get()
     }
 
     fn from_wire(_: &'static str, wire: u32) -> Result<Self, MessageError> {

@@ -51,8 +51,8 @@ impl FeatureSet {
     /// What a client of this build offers.
     pub const OF_CLIENT: Self = Self(Self::bit(Feature::Drain));
 
-    /// What a server of this build offers: nothing yet.
-    pub const OF_SERVER: Self = Self(0);
+    /// What a server of this build offers.
+    pub const OF_SERVER: Self = Self(Self::bit(Feature::Probe));
 
     /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {

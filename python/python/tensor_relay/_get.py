@@ -32,7 +32,7 @@ def get(
         except RelayTimeoutError as error:
             if in_place and subscription.progress().wire_bytes:
                 raise _torn(subscription.progress().version, f"{error}; part of it may have come") from error
-            raise
+            raise _late(topic, version, timeout) from error
     if version is not None and snapshot.version != version:
         if in_place:
             raise _torn(snapshot.version, f"version {version} was replaced by version {snapshot.version} meanwhile")
@@ -55,6 +55,8 @@ async def get_async(
             snapshot = await subscription.next_async(timeout)
         except VersionsMissedError as error:
             raise _gone(version, error) from error
+        except RelayTimeoutError as error:
+            raise _late(topic, version, timeout) from error
     if version is not None and snapshot.version != version:
         raise _gone(version, f"version {snapshot.version} is the oldest that is")
     return _installed(client, snapshot, options) if later else snapshot
@@ -83,6 +85,12 @@ def _subscribed(
 
 def _rest(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _late(topic: str | None, version: int | None, timeout: float | None) -> RelayTimeoutError:
+    wanted = "version" if version is None else f"version {version}"
+    of = "" if topic is None else f" of {topic}"
+    return RelayTimeoutError(f"no {wanted}{of} came within {timeout} s: see the error before this one")
 
 
 def _gone(version: int | None, why: object) -> VersionNotFoundError:

@@ -89,6 +89,11 @@ impl Lan {
         self.filter(Host::Client, [rule])
     }
 
+    /// Drops what comes to the server's host over `protocol` in packets of more than `bytes`.
+    pub fn drop_larger(&self, protocol: &str, bytes: u32) -> Result<(), String> {
+        self.filter(Host::Server, [format!("meta l4proto {protocol} meta length > {bytes} drop")])
+    }
+
     /// Puts these rules of nftables on what comes to a host, in place of others.
     fn filter(&self, host: Host, rules: impl IntoIterator<Item = String>) -> Result<(), String> {
         let rules: String = rules

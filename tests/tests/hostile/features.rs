@@ -10,7 +10,7 @@ use tensor_relay_protocol::{
     Announce, ChunkDigest, ClientMessage, CloseCode, Feature, FeatureSet, Glob, Hello, LaneId, Order, Part,
     ProbeBytes, ProbeHeader, ServerMessage, Start, StreamHeader, Subscribe,
 };
-use tensor_relay_tests::pair::{server_config, simulate};
+use tensor_relay_tests::pair::{client_config, eventually, publish, server_config, simulate, topic};
 
 fn expected_text(feature: &str) -> String {
     format!("needs the feature \"{feature}\", which this end did not offer")
@@ -28,7 +28,6 @@ fn clients_that_use_features_not_offered() {
         (said(Subscribe { describe: true, ..wanted.clone() }), "get"),
         (said(Subscribe { start: Start::Exactly(None, VERSION), ..wanted.clone() }), "get"),
         (said(Subscribe { order: layers, ..wanted }), "order"),
-        (ClientMessage::Probe { probe: 1, lane: LaneId(0), bytes: ProbeBytes::new(1).unwrap() }, "probe"),
     ] {
         simulate(1, async |sim| {
             let _server = sim.server(server_config());
@@ -111,4 +110,48 @@ fn a_server_that_drains_twice() {
 
 fn expect_refused(feature: &str, unoffered: impl AsyncFnOnce(&mut Script)) {
     expect_closed(CloseCode::Misbehaved, &expected_text(feature), unoffered);
+}
+
+/// Goal: a client cannot have a server send more than one probe at a time, or the same one again.
+/// Method: two probes while the client reads nothing, with rising ids and with the same.
+#[test]
+fn clients_that_probe_twice() {
+    for second in [2, 1] {
+        simulate(1, async |sim| {
+            let server = sim.server(server_config());
+            let mut peer = Peer::greeted_client(&sim, 2).await;
+            for probe in [1, second] {
+                let bytes = ProbeBytes::new(ProbeBytes::MAX).unwrap();
+                peer.say_to_server(ClientMessage::Probe { probe, lane: LaneId(0), bytes }).await;
+            }
+            let (code, text) = peer.closed_because().await;
+            assert_eq!(code, Some(CloseCode::Misbehaved));
+            assert!(text.contains("a second Probe"), "{text}");
+            eventually("nothing is left of it", || server.stats().sessions == 0).await;
+        });
+    }
+}
+
+/// Goal: a client that asks for a probe over a lane that there is not, or reads none of it, costs nobody else anything.
+/// Method: such clients, and one that receives a version meanwhile.
+#[test]
+fn clients_that_probe_and_read_nothing() {
+    simulate(1, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let mut probing = vec![];
+        for (number, lane) in [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 5)] {
+            let mut peer = Peer::greeted_client(&sim, number).await;
+            let bytes = ProbeBytes::new(ProbeBytes::MAX).unwrap();
+            peer.say_to_server(ClientMessage::Probe { probe: 1, lane: LaneId(lane), bytes })
+                .await;
+            probing.push(peer);
+        }
+        publish(&server, &mut publisher, 1, 100_000).await;
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        let came = tokio::time::timeout(Duration::from_secs(5), subscription.next()).await;
+        assert_eq!(came.expect("it is sent at once").unwrap().id().version.0, 1);
+        client.close().await;
+    });
 }

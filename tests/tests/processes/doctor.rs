@@ -46,11 +46,17 @@ fn what_works_is_told() {
     files::noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m"]);
     let ended = home.run(&["doctor", server.ticket("m"), "--json"]).with(0);
-    for name in ["server over UDP", "server over TCP", "topic", "state folder", "clock"] {
+    for name in
+        ["ticket", "server over UDP", "server over TCP", "topic", "packet size", "state folder", "clock"]
+    {
         check(&ended, name, "ok");
     }
     for name in ["GPU", "memory", "UDP buffers", "UDP send batches", "processors", "encryption", "codecs"] {
         finding(&ended, name);
+    }
+    for name in ["rate over UDP", "rate over TCP"] {
+        let measured = finding(&ended, name)["measured"].as_str().unwrap().to_owned();
+        assert!(measured.contains("/s, limited by"), "{measured}");
     }
     let said = ended.json();
     let all = said["findings"].as_array().unwrap().len() as u64;
@@ -120,6 +126,71 @@ fn a_server_that_does_not_answer_is_found() {
     let gone = home.run(&["doctor", &ticket, "--json"]).with(1);
     check(&gone, "server over UDP", "fail");
     check(&gone, "server over TCP", "fail");
+}
+
+/// Goal: a ticket that expires soon, or has expired, is found before anything else is looked for; a new one cures it.
+/// Method: tickets of a minute and of two seconds, and one of a year.
+#[test]
+fn a_ticket_that_expires_is_found() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--state-dir=keys"]);
+    let ticket = |expires: &str| {
+        let address = format!("--address={}", server.listen());
+        let words = ["tickets", "create", "--state-dir=keys", "--topic=m", "--json", expires, &address];
+        home.run(&words).with(0).json()["ticket"].as_str().unwrap().to_owned()
+    };
+    let soon = home.run(&["doctor", &ticket("--expires=1h"), "--json"]).with(0);
+    check(&soon, "ticket", "warn");
+    let short = ticket("--expires=1s");
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let gone = home.run(&["doctor", &short, "--json"]).with(1);
+    assert!(check(&gone, "ticket", "fail")["measured"].as_str().unwrap().contains("expired"));
+    check(&gone, "server over UDP", "fail");
+    let good = home.run(&["doctor", &ticket("--expires=365d"), "--json"]).with(0);
+    let found = check(&good, "ticket", "ok")["measured"].as_str().unwrap().to_owned();
+    assert!(found.contains("list,subscribe") && found.contains("more"), "{found}");
+}
+
+/// Goal: what limits the way to a server is named: the line, loss, and packets that are smaller than they could be.
+/// Method: two hosts and a line of 50 Mbit/s; then one that loses every twentieth packet of UDP; then one on which larger packets
+/// of UDP are dropped without a word; each is cured by taking that away.
+#[test]
+fn what_limits_the_rate_is_found() {
+    let lan = match Lan::new().and_then(|lan| lan.limit_rate(50).map(|()| lan)) {
+        Ok(lan) => lan,
+        Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),
+    };
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let listen = format!("--listen={}:4747", Lan::SERVER);
+    let words = ["serve", "--json", "--topic=m=m", &listen];
+    let server = Serving::hear(lan.start(Host::Server, &home, &words));
+    let doctor = || {
+        lan.start(Host::Client, &home, &["doctor", server.ticket("m"), "--json"])
+            .end()
+            .with(0)
+    };
+    let clean = doctor();
+    for name in ["rate over UDP", "rate over TCP"] {
+        let found = check(&clean, name, "ok");
+        assert!(found["measured"].as_str().unwrap().contains("limited by the line"), "{found}");
+    }
+    check(&clean, "packet size", "ok");
+    if let Err(reason) = lan.lose("udp", 5) {
+        return println!("skipped: {reason}");
+    }
+    let lossy = doctor();
+    let found = check(&lossy, "rate over UDP", "warn");
+    assert!(found["measured"].as_str().unwrap().contains("limited by loss"), "{found}");
+    check(&lossy, "rate over TCP", "ok");
+    lan.drop_larger("udp", 1_300).unwrap();
+    check(&doctor(), "packet size", "warn");
+    lan.drop_protocols(&[]).unwrap();
+    lan.lose("udp", 0).unwrap();
+    let cured = doctor();
+    check(&cured, "rate over UDP", "ok");
+    check(&cured, "packet size", "ok");
 }
 
 /// Goal: UDP that does not get through is told apart from a server that is not there, and passing it cures it.

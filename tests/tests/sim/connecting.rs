@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 use tensor_relay_client::{Client, ClientError, ConnectError, Ticket};
-use tensor_relay_protocol::{Blame, CloseCode};
+use tensor_relay_protocol::{Blame, CloseCode, ProbeBytes};
 use tensor_relay_server::Fingerprint;
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, server_config, simulate, token},
+    pair::{Sim, client_config, eventually, publish, server_config, simulate, token, topic},
     simnet::Path,
 };
 use tensor_relay_transport::LaneError;
@@ -117,4 +117,30 @@ fn handshakes_on_bad_paths() {
 async fn connect(sim: &Sim, addresses: &[String], key: [u8; 32]) -> Result<Client, ClientError> {
     let ticket = Ticket::new(addresses.to_vec(), vec![key], None).unwrap().with_token(token());
     Client::connect_with(&sim.connector(1), &ticket, client_config()).await
+}
+
+/// Goal: a probe brings the bytes that were asked for and what they cost, as often as one is asked for, and beside it a
+/// subscription goes on.
+/// Method: probes of three sizes; the largest takes longer than the path's delay.
+#[test]
+fn a_probe_measures_the_path() {
+    simulate(12, async |sim| {
+        let delay = Duration::from_millis(5);
+        sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        for (version, bytes) in [(1, 1), (2, 100_000), (3, 40_000_000)] {
+            publish(&server, &mut publisher, version, 10_000).await;
+            let probed = client.probe(ProbeBytes::new(bytes).unwrap()).await.unwrap().unwrap();
+            assert_eq!(probed.bytes, u64::from(bytes));
+            assert_eq!(probed.sender.lost_packets, 0);
+            if bytes > 1_000_000 {
+                assert!(probed.elapsed >= delay, "{probed:?}");
+            }
+            assert_eq!(subscription.next().await.unwrap().id().version.0, version);
+        }
+        client.close().await;
+    });
 }

@@ -1,0 +1,97 @@
+//! Probes (PROTOCOL.md §3.17).
+
+/// The size of a probe, bounded so that one message keeps nobody busy for long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProbeBytes(u32);
+
+impl ProbeBytes {
+    /// The largest probe: a quarter of a second at 34 Gbit/s.
+    pub const MAX: u32 = 1 << 30;
+
+    /// `None` beyond [`MAX`](Self::MAX).
+    pub fn new(bytes: u32) -> Option<Self> {
+        (bytes <= Self::MAX).then_some(Self(bytes))
+    }
+
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// The size of a [`ProbeReport`].
+pub const PROBE_REPORT_BYTES: usize = 16;
+
+/// The counters of the sender of a probe when it had sent it: the end of the probe's stream. They count from moments that do
+/// not matter and wrap; what a probe cost is the difference of two reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ProbeReport {
+    /// The sender's clock, in microseconds.
+    pub clock_us: u32,
+    /// How long the sender's process has computed, whatever for, in microseconds.
+    pub processor_us: u32,
+    /// The packets that the lane sent; 0 where the system makes them.
+    pub sent_packets: u32,
+    /// The packets of the lane that were found to be lost.
+    pub lost_packets: u32,
+}
+
+impl ProbeReport {
+    /// Writes it as it goes on the wire.
+    pub fn encode(&self) -> [u8; PROBE_REPORT_BYTES] {
+        let mut out = [0; PROBE_REPORT_BYTES];
+        let fields = [self.clock_us, self.processor_us, self.sent_packets, self.lost_packets];
+        for (place, field) in out.chunks_exact_mut(4).zip(fields) {
+            place.copy_from_slice(&field.to_le_bytes());
+        }
+        out
+    }
+
+    /// Reads it: any bytes are one.
+    pub fn decode(bytes: &[u8; PROBE_REPORT_BYTES]) -> Self {
+        let field = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        Self { clock_us: field(0), processor_us: field(4), sent_packets: field(8), lost_packets: field(12) }
+    }
+
+    /// What happened since an earlier report, which is less than 71 minutes old.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            clock_us: self.clock_us.wrapping_sub(earlier.clock_us),
+            processor_us: self.processor_us.wrapping_sub(earlier.processor_us),
+            sent_packets: self.sent_packets.wrapping_sub(earlier.sent_packets),
+            lost_packets: self.lost_packets.wrapping_sub(earlier.lost_packets),
+        }
+    }
+
+    /// How much of one processor the sender's process used, of the time between two reports of which this is the difference.
+    pub fn processors(&self) -> f64 {
+        f64::from(self.processor_us) / f64::from(self.clock_us.max(1))
+    }
+
+    /// The fraction of packets that were lost; 0 where the system hides it.
+    pub fn loss(&self) -> f64 {
+        f64::from(self.lost_packets) / f64::from(self.sent_packets.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// PROTOCOL.md §6.1.
+    #[test]
+    fn a_report_is_four_numbers() {
+        let report =
+            ProbeReport { clock_us: 0x0403_0201, processor_us: 5, sent_packets: 6, lost_packets: u32::MAX };
+        let wire = [1, 2, 3, 4, 5, 0, 0, 0, 6, 0, 0, 0, 255, 255, 255, 255];
+        assert_eq!((report.encode(), ProbeReport::decode(&wire)), (wire, report));
+    }
+
+    #[test]
+    fn differences_wrap() {
+        let earlier = ProbeReport { clock_us: u32::MAX - 9, sent_packets: 100, ..ProbeReport::default() };
+        let later = ProbeReport { clock_us: 90, processor_us: 50, sent_packets: 200, lost_packets: 1 };
+        let since = later.since(&earlier);
+        assert_eq!((since.clock_us, since.processors(), since.loss()), (100, 0.5, 0.01));
+    }
+}
