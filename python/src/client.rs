@@ -260,7 +260,7 @@ impl Client {
     ///
     /// Raises TargetError where the version does not fit, with nothing written; TornError where a GPU fails in the middle.
     #[pyo3(signature = (snapshot, out, *, strict = true))]
-    fn install(
+    pub(crate) fn install(
         &self,
         py: Python<'_>,
         snapshot: &Snapshot,

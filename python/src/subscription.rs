@@ -99,6 +99,15 @@ pub(crate) enum NotArrived {
     TimedOut,
 }
 
+/// Where a version is when a call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Landing {
+    /// In memory of its own.
+    Own,
+    /// In the tensors of `out`, where there are any.
+    Out,
+}
+
 /// What is done about missing versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnGap {
@@ -225,7 +234,7 @@ impl Subscription {
     /// After RequestError and TargetError the next call goes on with the next version.
     #[pyo3(signature = (timeout = None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
-        self.receive(py, seconds("timeout", timeout)?)?
+        self.receive(py, seconds("timeout", timeout)?, self.out.as_ref())?
             .map_err(|failed| self.raise(py, &failed))
     }
 
@@ -234,7 +243,54 @@ impl Subscription {
     #[pyo3(signature = (timeout = None))]
     fn next_async<'py>(slf: Py<Self>, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let timeout = seconds("timeout", timeout)?;
-        Self::coroutine(slf, py, timeout, |py, failed| failed.raise(py))
+        Self::coroutine(slf, py, timeout, Landing::Out, |py, failed| failed.raise(py))
+    }
+
+    /// Waits for the next version as `next` does, and leaves the tensors of `out` as they are: they may be in use until
+    /// `activate`. A version is received whether or not anybody waits for it, so `prefetch(0)` tells whether there is one.
+    ///
+    /// Raises what `next` does, and RequestError with `atomic=False`.
+    #[pyo3(signature = (timeout = None))]
+    fn prefetch(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
+        self.check_apart(py)?;
+        self.receive(py, seconds("timeout", timeout)?, None)?
+            .map_err(|failed| self.raise(py, &failed))
+    }
+
+    /// The same as a coroutine of asyncio, as `next_async` is one of `next`.
+    #[pyo3(signature = (timeout = None))]
+    fn prefetch_async<'py>(
+        slf: Py<Self>,
+        py: Python<'py>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().check_apart(py)?;
+        let timeout = seconds("timeout", timeout)?;
+        Self::coroutine(slf, py, timeout, Landing::Own, |py, failed| failed.raise(py))
+    }
+
+    /// Copies a version that `prefetch` gave to the tensors of `out`, all of them or none; without `out`, to those of this
+    /// subscription. It waits for that copy and for nothing else, which is why there is no coroutine of it. `strict` is of the
+    /// `out` that stands here. Returns what is known of the version.
+    ///
+    /// Raises TargetError where the version does not fit, with nothing written; TornError where a GPU fails in the middle;
+    /// RequestError where neither has `out`.
+    #[pyo3(signature = (snapshot, out = None, *, strict = true))]
+    fn activate(
+        &self,
+        py: Python<'_>,
+        snapshot: &Snapshot,
+        out: Option<Bound<'_, PyAny>>,
+        strict: bool,
+    ) -> PyResult<Snapshot> {
+        match (out, &self.out) {
+            (Some(out), _) => self.client.get().install(py, snapshot, out, strict),
+            (None, Some(out)) => out.copy(py, &snapshot.arrived(py)?)?.map_err(|failed| failed.raise(py)),
+            (None, None) => {
+                Err(Kind::Request
+                    .raise(py, "there is no `out` to copy it to: give it here, or to `subscribe`"))
+            }
+        }
     }
 
     /// How far the version that is being received has come.
@@ -270,10 +326,11 @@ impl Subscription {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Snapshot> {
-        self.receive(py, self.timeout)?.map_err(|failed| match failed.is_end() {
-            true => PyStopIteration::new_err(()),
-            false => self.raise(py, &failed),
-        })
+        self.receive(py, self.timeout, self.out.as_ref())?
+            .map_err(|failed| match failed.is_end() {
+                true => PyStopIteration::new_err(()),
+                false => self.raise(py, &failed),
+            })
     }
 
     fn __aiter__(slf: Py<Self>) -> Py<Self> {
@@ -282,7 +339,7 @@ impl Subscription {
 
     fn __anext__<'py>(slf: Py<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let timeout = slf.get().timeout;
-        Self::coroutine(slf, py, timeout, |py, failed| match failed.is_end() {
+        Self::coroutine(slf, py, timeout, Landing::Out, |py, failed| match failed.is_end() {
             true => PyStopAsyncIteration::new_err(()),
             false => failed.raise(py),
         })
@@ -348,14 +405,25 @@ impl Subscription {
         }
     }
 
+    /// Refuses to receive apart from tensors that each version is received right into.
+    fn check_apart(&self, py: Python<'_>) -> PyResult<()> {
+        match self.out.as_ref().is_some_and(|out| !out.is_atomic()) {
+            true => Err(Kind::Request.raise(
+                py,
+                "with atomic=False versions are received right into `out`, and none is there before it is: take atomic=True",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// The next version, in its own memory or in the user's.
-    fn receive(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Delivered> {
+    fn receive(&self, py: Python<'_>, timeout: Option<Duration>, out: Option<&Out>) -> PyResult<Delivered> {
         let inner = self.inner.get(py)?;
-        if let Some(out) = self.out.as_ref().filter(|out| !out.is_atomic()) {
+        if let Some(out) = out.filter(|out| !out.is_atomic()) {
             return out.receive_in_place(py, inner, timeout);
         }
         match wait(py, Arc::clone(inner).next_within(timeout))? {
-            Ok(taken) => taken.give(|arrived| hand_over(py, arrived, self.out.as_ref())),
+            Ok(taken) => taken.give(|arrived| hand_over(py, arrived, out)),
             Err(failed) => Ok(Err(failed)),
         }
     }
@@ -365,10 +433,11 @@ impl Subscription {
         slf: Py<Self>,
         py: Python<'py>,
         timeout: Option<Duration>,
+        landing: Landing,
         raise: fn(Python<'_>, &NotArrived) -> PyErr,
     ) -> PyResult<Bound<'py, PyAny>> {
         let begin = PyCFunction::new_closure(py, None, None, move |args, _| {
-            let begun = slf.get().receive_async(args.py(), timeout, raise);
+            let begun = slf.get().receive_async(args.py(), timeout, landing, raise);
             begun.map(Bound::unbind)
         })?;
         py.import("tensor_relay._coroutines")?.call_method1("next_async", (begin,))
@@ -379,6 +448,7 @@ impl Subscription {
         &self,
         py: Python<'py>,
         timeout: Option<Duration>,
+        landing: Landing,
         raise: fn(Python<'_>, &NotArrived) -> PyErr,
     ) -> PyResult<Bound<'py, PyAny>> {
         if self.out.as_ref().is_some_and(|out| !out.is_atomic()) {
@@ -387,7 +457,8 @@ impl Subscription {
             return Err(Kind::Request.raise(py, message));
         }
         let next = Arc::clone(self.inner.get(py)?).next_within(timeout);
-        let out = self.out.as_ref().map(|out| out.clone_ref(py));
+        let out = self.out.as_ref().filter(|_| landing == Landing::Out);
+        let out = out.map(|out| out.clone_ref(py));
         awaitable(py, next, move |py, next| {
             let unclaimed = Mutex::new(Some((next, out)));
             let claim = PyCFunction::new_closure(py, None, None, move |args, _| {

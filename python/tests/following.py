@@ -1,6 +1,6 @@
 """A consumer in a process of its own, and what memory it takes: `following.py TICKET HOW TENSORS TENSOR_BYTES`.
 
-HOW is "snapshot", or "atomic" or "torn" for the two ways of `out`. For "next BYTES" on stdin it says that it waits and takes a
+HOW is "snapshot", or "atomic" or "torn" for the two ways of `out`, or "phases" for `prefetch` and `activate`. For "next BYTES" on stdin it says that it waits and takes a
 version, for "leave BYTES" it ends its subscription; then it says as JSON what it takes, once that is what it counts, and no
 more than BYTES.
 """
@@ -59,7 +59,7 @@ def main():
             return stats["snapshot_bytes"] + stats["reusable_bytes"] + stats["base_bytes"]
 
         early = resident_bytes()
-        subscription = client.subscribe("t", out=out, atomic=how == "atomic")
+        subscription = client.subscribe("t", out=out, atomic=how != "torn")
         snapshot = None
         for line in sys.stdin:
             word, expected_bytes = line.split()
@@ -67,7 +67,9 @@ def main():
             if word == "next":
                 # A version that comes before `out` is lent for it lands beside `out`.
                 print("waiting", flush=True)
-                snapshot = subscription.next(60.0)
+                snapshot = subscription.prefetch(60.0) if how == "phases" else subscription.next(60.0)
+                if how == "phases":
+                    subscription.activate(snapshot)
             else:
                 subscription.close()
             print(taken(early, counted_bytes, expected_bytes), flush=True)

@@ -81,7 +81,7 @@ def check(program, payloads):
     return report["peak_bytes"]
 
 
-@pytest.mark.parametrize("how, landing", [("snapshot", 1), ("atomic", 1), ("torn", 0)])
+@pytest.mark.parametrize("how, landing", [("snapshot", 1), ("atomic", 1), ("phases", 1), ("torn", 0)])
 def test_versions_take_what_the_readme_says(how, landing, tmp_path):
     """One version alone costs no copy for deltas, and when all is over nothing is left at either end."""
     size = (TENSORS, TENSOR_BYTES)
