@@ -271,6 +271,34 @@ impl Client {
         out.copy(py, &snapshot.arrived(py)?)?.map_err(|failed| failed.raise(py))
     }
 
+    /// The tensors of one version, each with its name, in the order in which they were published: received in parts, so that
+    /// no end has memory for all of them. A part comes while the one before is in use; it is given out when it is whole and
+    /// verified, and the last one only when all are, of one version. What is made of the tensors counts when the iteration
+    /// has ended without an error, and not before: collect them where nobody uses them yet.
+    ///
+    /// topic, version, epoch, select: as for `get`. The publisher's next version waits as for a reader in mode "every".
+    /// bucket_bytes: how large a part may be; a larger tensor is one by itself. Three parts are in memory at a time: the one
+    /// that the last tensor is of, the one that is given out, and the next one. Keep no tensor longer.
+    /// timeout: how long each part is waited for, in seconds; None waits for as long as it takes.
+    ///
+    /// Raises what `get` does, and TornError where it fails after the first tensor: what was given out is no version.
+    #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, bucket_bytes = 134_217_728,
+                        timeout = 60.0))]
+    fn stream<'py>(
+        slf: Bound<'py, Self>,
+        topic: Option<&str>,
+        version: Option<u64>,
+        epoch: Option<&str>,
+        select: Option<Bound<'py, PyAny>>,
+        bucket_bytes: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        at_least(py, "bucket_bytes", bucket_bytes, 1)?;
+        let wanted = (slf, topic, version, epoch, select, bucket_bytes, timeout);
+        py.import("tensor_relay._stream")?.call_method1("stream", wanted)
+    }
+
     /// What a version consists of, without its tensors: little more than their names travels. `topic`, `version`, `epoch`
     /// and `timeout` are as for `get`, and so is what it raises.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, timeout = 60.0))]

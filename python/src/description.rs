@@ -95,6 +95,21 @@ impl NotDescribed {
 }
 
 impl Description {
+    pub(crate) fn id(&self) -> &VersionId {
+        &self.id
+    }
+
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Whether `snapshot` is of this very version: by its number, and by what it says that it consists of.
+    pub(crate) fn is_of(&self, snapshot: &Snapshot) -> bool {
+        *snapshot.id() == self.id
+            && **snapshot.manifest() == *self.manifest
+            && snapshot.metadata() == self.metadata
+    }
+
     fn of(snapshot: &Snapshot) -> Self {
         Self {
             id: snapshot.id().clone(),

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod awaitable;
+mod buckets;
 mod client;
 mod closable;
 mod command;
@@ -48,6 +49,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod _native {
     #[pymodule_export]
     use super::{
+        buckets::{buckets, is_part},
         client::{Client, connect, server_of},
         command::run_command,
         description::{Description, TensorInfo},

@@ -1,6 +1,7 @@
 //! `tensor_relay.Snapshot`: one version, whole and verified.
 
 use crate::{
+    description::Description,
     entries,
     errors::{Kind, of_device},
     memory::{Exported, Readable, Reading, Stream},
@@ -142,6 +143,11 @@ impl Snapshot {
             Kind::Other.raise(py, "this version was received into `out`: the tensors are there")
         })?;
         Ok(Arrived { snapshot, gap: None })
+    }
+
+    /// Whether it is of the version that is described. One that was received into the user's tensors is not known to be.
+    pub(crate) fn is_of(&self, description: &Description) -> bool {
+        self.tensors.as_ref().is_some_and(|snapshot| description.is_of(snapshot))
     }
 
     /// Its tensors in this machine's memory, to be saved.

@@ -23,8 +23,10 @@ __all__ = [
     "TopicInfo",
     "__version__",
     "begin_finish",
+    "buckets",
     "connect",
     "finish",
+    "is_part",
     "publish_to",
     "run_command",
     "serve",
@@ -264,6 +266,16 @@ class Client:
     def install(
         self, snapshot: Snapshot, out: _Tensors, *, strict: bool = True
     ) -> Snapshot: ...
+    def stream(
+        self,
+        topic: str | None = None,
+        version: int | None = None,
+        *,
+        epoch: str | None = None,
+        select: str | Iterable[str] | None = None,
+        bucket_bytes: int = 134217728,
+        timeout: float | None = 60.0,
+    ) -> Iterator[tuple[str, Tensor]]: ...
     def describe(
         self,
         topic: str | None = None,
@@ -409,6 +421,8 @@ def connect(
     gpu_memory_bytes: int | None,
     pinned_bytes: int,
 ) -> Client: ...
+def buckets(description: Description, bucket_bytes: int, select: str | Iterable[str] | None) -> list[list[str]]: ...
+def is_part(description: Description, snapshot: Snapshot) -> bool: ...
 def server_of(ticket: str) -> str: ...
 def run_command(words: list[str], program: list[str]) -> int: ...
 def begin_finish() -> None: ...

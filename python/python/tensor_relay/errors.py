@@ -94,7 +94,8 @@ class TargetError(TensorRelayError, ValueError):
 
 
 class TornError(TensorRelayError):
-    """With `atomic=False`: receiving failed, and the tensors of `out` hold bytes of it that nobody vouches for.
+    """With `atomic=False`: receiving failed, and the tensors of `out` hold bytes of it that nobody vouches for. Of
+    `Client.stream`: it failed after the first tensor, so those that were given out are not all of a version.
 
     Fill them anew before they are used. Why it failed is the `__cause__`.
     """

@@ -1,0 +1,125 @@
+"""One version in parts, each received while the one before is in use.
+
+A part is a subscription that begins at the version and selects some of its tensors. In mode "every" the publisher keeps the
+version for its readers, and each part's subscription ends after the next one's has begun, so that there is always one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from . import _native
+from ._native import Client, Description, Snapshot, Subscription, Tensor
+from .errors import TensorRelayError, TornError, VersionNotFoundError, VersionsMissedError
+
+# How long after a version was described it may be gone. Publishers that are faster than this leave no time to ask.
+_TRIES_MAX = 10
+
+
+def stream(
+    client: Client,
+    topic: str | None,
+    version: int | None,
+    epoch: str | None,
+    select: Any,
+    bucket_bytes: int,
+    timeout: float | None,
+) -> Iterator[tuple[str, Tensor]]:
+    """What `Client.stream` does."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for tries in range(_TRIES_MAX):
+        parts = _Parts(client, client.describe(topic, version, epoch=epoch, timeout=_rest(deadline)), select, bucket_bytes)
+        try:
+            first = parts.first(_rest(deadline))
+            break
+        except VersionNotFoundError:
+            if version is not None or tries + 1 == _TRIES_MAX:
+                raise
+    return parts.tensors(first, timeout)
+
+
+class _Parts:
+    """The buckets of one version, and the subscription to the next of them."""
+
+    def __init__(self, client: Client, described: Description, select: Any, bucket_bytes: int) -> None:
+        self._client = client
+        self._described = described
+        self._buckets = _native.buckets(described, bucket_bytes, select)
+        self._coming: Subscription | None = None
+
+    def first(self, timeout: float | None) -> Snapshot | None:
+        """The first bucket, before which nothing is given out; none of a version without tensors."""
+        if not self._buckets:
+            return None
+        self._coming = self._begun(0)
+        try:
+            return self._received(timeout)
+        except BaseException:
+            self._coming.close()
+            raise
+
+    def tensors(self, bucket: Snapshot | None, timeout: float | None) -> Iterator[tuple[str, Tensor]]:
+        try:
+            for number, names in enumerate(self._buckets):
+                if number > 0:
+                    bucket = None
+                    bucket = self._next(number, timeout)
+                self._begin_after(number)
+                for name in names:
+                    assert bucket is not None
+                    yield name, bucket[name]
+        finally:
+            if self._coming is not None:
+                self._coming.close()
+
+    def _next(self, number: int, timeout: float | None) -> Snapshot:
+        try:
+            return self._received(timeout)
+        except TensorRelayError as error:
+            raise self._torn(number, error) from error
+
+    def _begin_after(self, number: int) -> None:
+        """Lets the bucket after this one come, and only then the subscription to this one end."""
+        before, self._coming = self._coming, None
+        try:
+            if number + 1 < len(self._buckets):
+                self._coming = self._begun(number + 1)
+        except TensorRelayError as error:
+            if number == 0:
+                raise
+            raise self._torn(number, error) from error
+        finally:
+            if before is not None:
+                before.close()
+
+    def _begun(self, number: int) -> Subscription:
+        start = (self._described.epoch, self._described.version)
+        select = self._buckets[number]
+        return self._client.subscribe(self._described.topic, mode="every", start=start, window=1, select=select)
+
+    def _received(self, timeout: float | None) -> Snapshot:
+        assert self._coming is not None
+        try:
+            snapshot = self._coming.next(timeout)
+        except VersionsMissedError as error:
+            raise self._gone(error) from error
+        if not _native.is_part(self._described, snapshot):
+            raise self._gone(f"{snapshot!r} came in its place")
+        return snapshot
+
+    def _gone(self, why: object) -> VersionNotFoundError:
+        return VersionNotFoundError(f"version {self._described.version} is not kept any more: {why}")
+
+    def _torn(self, number: int, why: TensorRelayError) -> TornError:
+        torn = TornError(
+            f"{self._described.topic} version {self._described.version} ended after {number} of {len(self._buckets)} parts: "
+            f"{why}; what was made of them is no version"
+        )
+        torn.version = self._described.version
+        return torn
+
+
+def _rest(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

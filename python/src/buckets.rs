@@ -1,0 +1,59 @@
+//! A version in parts, each of which one subscription can select: what `tensor_relay._stream` receives one after the other.
+
+use crate::{description::Description, select::Select, snapshot::Snapshot};
+use pyo3::prelude::*;
+use tensor_relay_client::{GLOBS_MAX, SELECTION_MAX_BYTES, Tensor};
+
+/// The names of the tensors that `select` matches, or of all, in the order in which they were published and in buckets of
+/// at most `bucket_bytes`. A larger tensor has a bucket of its own.
+#[pyfunction]
+pub(crate) fn buckets(
+    py: Python<'_>,
+    description: &Description,
+    bucket_bytes: u64,
+    select: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Vec<Vec<String>>> {
+    let select = Select::called(py, select)?;
+    let checked = select.check(description.id(), description.manifest());
+    checked.map_err(|message| crate::errors::Kind::Request.raise(py, message))?;
+    let tensors = description.manifest().tensors().iter();
+    let is_wanted = |tensor: &&Tensor| {
+        let matches = |patterns: &[_]| {
+            patterns
+                .iter()
+                .any(|glob: &tensor_relay_client::Glob| glob.matches(tensor.name.as_str()))
+        };
+        select.patterns().is_none_or(matches)
+    };
+    Ok(in_buckets(tensors.filter(is_wanted), bucket_bytes))
+}
+
+/// Whether a snapshot is a part of the version that is described, and of no other that has come in its place.
+#[pyfunction]
+pub(crate) fn is_part(description: &Description, snapshot: &Snapshot) -> bool {
+    snapshot.is_of(description)
+}
+
+fn in_buckets<'a>(tensors: impl Iterator<Item = &'a Tensor>, bucket_bytes: u64) -> Vec<Vec<String>> {
+    let mut buckets: Vec<Vec<String>> = vec![];
+    let (mut bytes, mut name_bytes) = (0, 0);
+    for tensor in tensors {
+        let name = tensor.name.as_str();
+        // What a message with a selection may have in it.
+        let fits = |bucket: &Vec<String>| {
+            bytes + tensor.byte_len() <= bucket_bytes
+                && name_bytes + name.len() <= SELECTION_MAX_BYTES
+                && bucket.len() < GLOBS_MAX
+        };
+        match buckets.last_mut().filter(|bucket| fits(bucket)) {
+            Some(bucket) => bucket.push(name.to_owned()),
+            None => {
+                buckets.push(vec![name.to_owned()]);
+                (bytes, name_bytes) = (0, 0);
+            }
+        }
+        bytes += tensor.byte_len();
+        name_bytes += name.len();
+    }
+    buckets
+}

@@ -1,0 +1,28 @@
+"""A consumer in a process of its own that takes a version in parts: `streaming.py TICKET BUCKET_BYTES`. Says as JSON
+how many tensors came, what was counted of the parts in memory at its peak, and by how much this process had grown then."""
+
+import json
+import sys
+
+from following import resident_bytes
+
+import tensor_relay
+
+
+def main():
+    ticket, bucket_bytes = sys.argv[1], int(sys.argv[2])
+    with tensor_relay.connect(ticket) as client:
+        counted_bytes = tensors = 0
+        client.describe("t")
+        early = resident_bytes()
+        for _, tensor in client.stream("t", bucket_bytes=bucket_bytes):
+            tensors += 1
+            tensor.numpy().sum()
+            stats = client.stats()
+            counted_bytes = max(counted_bytes, stats["snapshot_bytes"] + stats["reusable_bytes"] + stats["base_bytes"])
+        grown_bytes = resident_bytes(peak=True) - early
+    print(json.dumps({"tensors": tensors, "counted_bytes": counted_bytes, "grown_bytes": grown_bytes}))
+
+
+if __name__ == "__main__":
+    main()

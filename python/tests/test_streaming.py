@@ -1,0 +1,148 @@
+"""`Client.stream`: a version in parts, in its order, in bounded memory, and an end only where it was whole."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from conftest import HERE, PATIENCE_S, python
+
+import tensor_relay
+
+
+def layers(number, count=10, size=1000):
+    """Tensors whose order is not that of their names."""
+    return {f"layer.{count - each}": np.full(size, number * 100 + each, "f4") for each in range(count)}
+
+
+def check(got, number, count=10, size=1000):
+    sent = layers(number, count, size)
+    assert list(got) == list(sent)
+    assert all(np.array_equal(got[name], sent[name]) for name in sent)
+
+
+def collected(stream):
+    """What a program makes of the parts: copies of its own."""
+    return {name: tensor.numpy().copy() for name, tensor in stream}
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 4000, 10_000, 1 << 30])
+def test_the_tensors_come_once_in_their_order(relay, client, bucket_bytes):
+    relay.publish("t", layers(1) | {"step": 3, "tied": layers(1)["layer.1"]})
+    got = collected(client.stream("t", bucket_bytes=bucket_bytes))
+    assert got.pop("tied").shape == (1000,)
+    check(got, 1)
+
+
+def test_some_of_them(relay, client):
+    relay.publish("t", layers(1))
+    assert list(collected(client.stream("t", select="layer.?", bucket_bytes=8000))) == [f"layer.{n}" for n in range(9, 0, -1)]
+    for select in ("nothing", []):
+        with pytest.raises(tensor_relay.RequestError):
+            client.stream("t", select=select)
+    with pytest.raises(tensor_relay.RequestError, match="bucket_bytes"):
+        client.stream("t", bucket_bytes=0)
+    relay.publish("empty", {})
+    assert list(client.stream("empty")) == []
+
+
+def test_many_small_ones(relay, client):
+    sent = {f"{'x' * 200}.{number}": np.full(2, number, "u1") for number in range(150)}
+    relay.publish("t", sent)
+    got = collected(client.stream("t"))
+    assert list(got) == list(sent) and all(np.array_equal(got[name], sent[name]) for name in sent)
+
+
+def test_a_version_by_its_number(relay, client):
+    relay.open("t", keep_versions=2)
+    for number in (1, 2, 3):
+        published = relay.publish("t", layers(number))
+    check(collected(client.stream("t", 2, epoch=published.epoch, bucket_bytes=4000)), 2)
+    with pytest.raises(tensor_relay.VersionNotFoundError):
+        client.stream("t", 1)
+    with pytest.raises(tensor_relay.RelayTimeoutError):
+        client.stream("t", 4, timeout=0.2)
+
+
+def test_a_newer_version_does_not_mix_with_it(tmp_path, client, relay):
+    """The publisher waits for a stream as for a reader in mode "every"; and then the stream is whole, and of one version."""
+    relay.publish("t", layers(1))
+    stream = client.stream("t", bucket_bytes=4000)
+    got = dict([next(stream)])
+    with pytest.raises(tensor_relay.RelayTimeoutError):
+        relay.publish("t", layers(2), timeout=0.3)
+    got |= dict(stream)
+    check({name: tensor.numpy() for name, tensor in got.items()}, 1)
+    relay.publish("t", layers(2), timeout=PATIENCE_S)
+    check(collected(client.stream("t", bucket_bytes=4000)), 2)
+
+
+def until_torn(stream):
+    """What came before it was told that the version will not be whole."""
+    got = []
+    with pytest.raises(tensor_relay.TornError, match="no version") as torn:
+        for name, _ in stream:
+            got.append(name)
+    assert torn.value.version == 1 and isinstance(torn.value.__cause__, tensor_relay.TensorRelayError)
+    return got
+
+
+def test_a_version_that_goes_in_the_middle_is_told_before_its_last_part(relay, client):
+    relay.open("t", publish_timeout=0.2)
+    relay.publish("t", layers(1))
+    stream = client.stream("t", bucket_bytes=4000)
+    next(stream)
+    for number in (2, 3):
+        relay.publish("t", layers(number))  # Whoever reads the one before is evicted.
+    assert "layer.1" not in until_torn(stream)
+
+
+def test_a_topic_that_is_begun_anew_is_not_taken_for_the_same(relay, client):
+    relay.publish("t", layers(1))
+    stream = client.stream("t", bucket_bytes=4000)
+    next(stream)
+    relay.withdraw("t")
+    relay.publish("t", layers(2))  # Version 1 again, of another epoch.
+    assert "layer.1" not in until_torn(stream)
+
+
+def test_a_server_that_goes_in_the_middle(tmp_path):
+    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
+        with tensor_relay.connect(relay.ticket, reconnect_timeout=0.2) as client:
+            relay.publish("t", layers(1))
+            stream = client.stream("t", bucket_bytes=4000, timeout=PATIENCE_S)
+            next(stream)
+            relay.close(0, end=False)
+            assert "layer.1" not in until_torn(stream)
+
+
+def test_a_client_that_closes_in_the_middle(relay, client):
+    relay.publish("t", layers(1))
+    stream = client.stream("t", bucket_bytes=4000)
+    next(stream)
+    client.close()
+    until_torn(stream)
+
+
+def test_one_that_is_left_holds_nothing_up(relay, client):
+    relay.publish("t", layers(1))
+    for name, _ in client.stream("t", bucket_bytes=4000):
+        break
+    del _
+    relay.publish("t", layers(2), timeout=PATIENCE_S)
+    assert client.topics()[0].version == 2
+
+
+PARTS, PART_BYTES = 24, 8 << 20
+
+
+def test_it_takes_three_parts(tmp_path):
+    """Of a version that is eight times as large, with parts of unequal sizes."""
+    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
+        sizes = itertools.cycle([PART_BYTES, PART_BYTES - (1 << 20), PART_BYTES // 2, PART_BYTES // 2])
+        relay.publish("t", {f"w{each}": np.full(next(sizes), each, "u1") for each in range(PARTS)})
+        with python(HERE / "streaming.py", relay.ticket, PART_BYTES) as consumer:
+            out, errors = consumer.communicate(timeout=PATIENCE_S)
+    report = json.loads(out or errors)
+    assert report["tensors"] == PARTS
+    assert report["counted_bytes"] <= 3 * (PART_BYTES + (4 << 20)), report
