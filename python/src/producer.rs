@@ -3,9 +3,10 @@
 use crate::{
     errors::Kind,
     gpu::{GpuOptions, Gpus},
+    hold::HoldUntil,
     metadata,
     publication::Publication,
-    relay::{HoldUntil, cast_to, topic_called},
+    relay::{cast_to, topic_called},
     runtime::{self, ProcessLocal},
     tensors_in::TensorsIn,
     version::OnGpu,

@@ -2,10 +2,11 @@
 
 use crate::{
     errors::Kind,
-    runtime::ProcessLocal,
+    interpreter,
+    runtime::{self, ProcessLocal},
     wait::{deadline, seconds, wait},
 };
-use pyo3::prelude::*;
+use pyo3::{exceptions::PyTypeError, prelude::*};
 use std::time::{Duration, Instant};
 use tensor_relay_server::{
     self as server, VersionId,
@@ -203,6 +204,37 @@ impl Publication {
                 ),
             )),
         }
+    }
+
+    /// Calls `callback(publication)` once the tensors may be written again (`released`); at once where they may. It is called
+    /// on a thread of Python's that all callbacks share, one after the other, also when nothing refers to the publication any
+    /// more; what it raises is logged. What the end of the interpreter releases has a second for its callbacks.
+    ///
+    /// It is not called, and the log says so, when the connection to a server beside this process is lost: whether that still
+    /// reads the tensors is not known then.
+    ///
+    /// Raises TypeError for what cannot be called.
+    fn on_released(slf: Bound<'_, Self>, callback: Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        if !callback.is_callable() {
+            return Err(PyTypeError::new_err(format!("{callback} is not callable")));
+        }
+        let mut publication = slf.get().publication.get(py)?.clone();
+        let runtime = runtime::handle(py)?;
+        let due = py
+            .import("tensor_relay._released")?
+            .call_method1("register", (callback, slf))?
+            .unbind();
+        // It ends with the version, which the topic bounds; or with the process.
+        runtime.spawn(async move {
+            let lost = publication.released(Duration::MAX).await.err();
+            interpreter::later(move |py| {
+                let lost = lost.map(|lost| lost.to_string());
+                // It fails where there is no memory, and then there is nobody to tell.
+                let _ = due.call1(py, (lost,));
+            });
+        });
+        Ok(())
     }
 
     /// Takes the version back before its turn. Those who are receiving it may finish.

@@ -4,11 +4,12 @@ use crate::{
     closable::Closable,
     errors::Kind,
     gpu::Gpus,
+    hold::HoldUntil,
     metadata,
     publication::Publication,
-    range::positive_seconds,
     runtime::{self, ProcessLocal},
     tensors_in::{TensorsIn, dtype_called, frameworks},
+    tickets::Tickets,
     topic_options::TopicArguments,
     version::Version,
     wait::{finite_seconds, seconds, wait, wait_at_most},
@@ -30,8 +31,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_server::{
-    self as server, Access, AccessStore, Device, Dtype, FileError, Grant, Metadata, Publishable, Publisher,
-    Server, Staging, TensorFiles, Ticket, Topic, TopicOptions, Verbs,
+    self as server, Device, Dtype, FileError, Metadata, Publishable, Publisher, Server, Staging, TensorFiles,
+    Topic, TopicOptions,
 };
 
 /// A server that runs in this process, on threads of its own.
@@ -323,37 +324,6 @@ impl Relay {
 /// How long transfers may take to finish when a `with` block ends.
 const GRACE: Duration = Duration::from_secs(8);
 
-/// What lets consumers in.
-#[derive(Debug)]
-pub(crate) struct Tickets {
-    /// Where the server is, and its key.
-    pub(crate) bare: Ticket,
-    /// Who is let in.
-    pub(crate) access: Access,
-    /// Where tickets that are made by hand are listed; none where nothing is kept, or everybody is let in.
-    pub(crate) store: Option<AccessStore>,
-}
-
-impl Tickets {
-    fn own(&self, ticket: Ticket) -> String {
-        self.access.rules().own_ticket(ticket).to_string()
-    }
-
-    fn issue(&self, py: Python<'_>, ticket: Ticket, expires: Option<f64>, holder: &str) -> PyResult<String> {
-        let wrong = |why: &str| Kind::Request.raise(py, why);
-        let Some(store) = &self.store else {
-            return Err(wrong(
-                "this server keeps no list of tickets, since it is open or ephemeral: serve without both",
-            ));
-        };
-        let valid_for = expires.map(|seconds| positive_seconds(py, "expires", seconds)).transpose()?;
-        let topic = ticket.topic().ok_or_else(|| wrong("the ticket names no topic"))?;
-        let grants = vec![Grant::on(topic, Verbs::CONSUME)];
-        let (_, token) = store.issue(holder, grants, valid_for).map_err(Kind::Request.because(py))?;
-        Ok(ticket.with_token(token).to_string())
-    }
-}
-
 impl Relay {
     pub(crate) fn new(
         server: Server,
@@ -492,28 +462,6 @@ fn closed(py: Python<'_>) -> PyErr {
 
 fn ended(py: Python<'_>, topic: &Topic) -> PyErr {
     Kind::Publish.raise(py, format!("topic {topic} is not open: it was ended, withdrawn, or never published"))
-}
-
-/// When a producer may write its tensors again.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum HoldUntil {
-    /// At once: they are copied.
-    Stage,
-    /// When nobody reads them any more.
-    Borrow,
-}
-
-impl HoldUntil {
-    pub(crate) fn called(py: Python<'_>, name: &str) -> PyResult<Self> {
-        match name {
-            "stage" => Ok(Self::Stage),
-            "borrow" => Ok(Self::Borrow),
-            other => {
-                let message = format!("hold is \"stage\" or \"borrow\", and not {other:?}");
-                Err(Kind::Request.raise(py, message))
-            }
-        }
-    }
 }
 
 /// The dtype that a user names, or whose object of a framework this is.

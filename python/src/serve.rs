@@ -4,8 +4,9 @@ use crate::{
     errors::Kind,
     gpu::{GpuOptions, Gpus, ordinal_called},
     range::{at_least, positive_seconds, within},
-    relay::{Relay, Tickets},
+    relay::Relay,
     runtime,
+    tickets::Tickets,
     wait::{finite_seconds, wait_at_most},
 };
 use pyo3::prelude::*;

@@ -24,7 +24,7 @@ import re
 import weakref
 from collections.abc import Iterable, Mapping
 
-from . import _native, tree
+from . import _native, _released, tree
 from ._native import (
     Client,
     CodecCount,
@@ -294,6 +294,9 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
         raise TicketError(f"{shown!r} is neither a ticket (relay://…) nor a file that holds one: {why}") from None
 
 
+# How long callbacks may take at the end of the interpreter.
+_LAST_CALLBACKS_S = 1.0
+
 _open: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()
 
 
@@ -307,4 +310,5 @@ def _end() -> None:
             opened.close(0, end=False) if isinstance(opened, Relay) else opened.close()
         except ForkError:
             pass  # It is another process's to close.
+    _released.finish(_LAST_CALLBACKS_S)
     _native.finish()

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar, final, overload
@@ -316,6 +316,7 @@ class Publication:
     @property
     def path_reason(self) -> str: ...
     def wait_committed(self, count: int = 1, timeout: float | None = 60.0) -> None: ...
+    def on_released(self, callback: Callable[[Publication], object]) -> None: ...
     def wait_released(self, timeout: float | None = 60.0) -> None: ...
     def withdraw(self) -> None: ...
 
