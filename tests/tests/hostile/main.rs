@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod access;
+mod access_matrix;
 mod bases;
 mod clients;
 mod features;

@@ -1,0 +1,287 @@
+//! Everything that a client may show, and what it is worth. The worth is written down here by hand, as docs/access.md has it,
+//! and does not ask the server's code.
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::{cell::Cell, time::Duration};
+use tensor_relay_protocol::{Claims, CloseCode, Glob, Grant, Secret, SecretId, TicketId, Token, Verb, Verbs};
+use tensor_relay_server::{Fingerprint, Rules};
+use tensor_relay_tests::pair::key_pair;
+use tensor_relay_transport::{ClientAuthorities, ClientCertificate};
+
+/// What the server's clock says when a scenario begins.
+pub(super) const BEGAN_S: u64 = 2_000_000_000;
+
+thread_local! {
+    static NOW_S: Cell<u64> = const { Cell::new(BEGAN_S) };
+}
+
+/// The server's clock.
+pub(super) fn clock() -> u64 {
+    NOW_S.get()
+}
+
+pub(super) fn set_clock(now_s: u64) {
+    NOW_S.set(now_s);
+}
+
+/// What a client shows in TLS.
+pub(super) struct Shown {
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) key: PrivateKeyDer<'static>,
+}
+
+/// What a client shows.
+pub(super) struct Credential {
+    pub(super) name: &'static str,
+    pub(super) token: Option<Token>,
+    pub(super) certificate: Option<Shown>,
+    pub(super) worth: Worth,
+}
+
+/// What becomes of who shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Worth {
+    /// TLS fails.
+    NoHandshake,
+    /// Its `Hello` is answered with this close code and nothing else.
+    Nothing(CloseCode),
+    /// A session that sees topics with one of these beginnings, and receives those with one of these.
+    Session { sees: &'static [&'static str], receives: &'static [&'static str] },
+}
+
+const REFUSED: Worth = Worth::Nothing(CloseCode::Unauthorised);
+const NO_RIGHTS: Worth = Worth::Session { sees: &[], receives: &[] };
+const MINE: Worth = Worth::Session { sees: &["mine/"], receives: &["mine/"] };
+const ALL: Worth = Worth::Session { sees: &[""], receives: &[""] };
+
+/// The seeds of keys.
+pub(super) const TRUSTED: u64 = 101;
+pub(super) const UNLISTED: u64 = 102;
+const REVOKED: u64 = 103;
+const UNKNOWN: u64 = 104;
+const CERTIFIED: u64 = 105;
+const OURS: u64 = 106;
+pub(super) const THEIRS: u64 = 107;
+
+/// The rules of the server. `uid:` lines are for its publish socket alone.
+pub(super) fn rules() -> Rules {
+    let acl =
+        "key:trusted list,subscribe mine/*\ndns:reader.example list,subscribe mine/*\nuid:0 publish **\n";
+    Rules {
+        secrets: vec![secret(1, 7), secret(2, 6)],
+        revoked: [TicketId([5; 8])].into(),
+        keys: [(fingerprint(TRUSTED), "trusted".into()), (fingerprint(UNLISTED), "unlisted".into())].into(),
+        revoked_keys: [fingerprint(REVOKED)].into(),
+        authorities: authorities(OURS),
+        acl: acl.parse().unwrap(),
+        ..Rules::default()
+    }
+}
+
+pub(super) fn authorities(seed: u64) -> ClientAuthorities {
+    ClientAuthorities::from_pem(&authority(seed).pem()).unwrap()
+}
+
+pub(super) fn secret(id: u32, byte: u8) -> Secret {
+    Secret::new(SecretId(id), [byte; 32])
+}
+
+pub(super) fn fingerprint(seed: u64) -> Fingerprint {
+    ClientCertificate::new(&key(seed).chain).unwrap().key()
+}
+
+/// All of them.
+pub(super) fn all() -> Vec<Credential> {
+    let mut all = tokens();
+    all.extend(changed_tokens());
+    all.extend(keys());
+    all.extend(certificates());
+    all
+}
+
+fn tokens() -> Vec<Credential> {
+    let good = claims(9, vec![grant("**", Verbs::CONSUME)]);
+    let until = |expires_s| Claims { expires_s: Some(expires_s), ..good.clone() };
+    let over =
+        |topics: &str, verbs: &[Verb]| sealed(claims(4, vec![grant(topics, Verbs::of(verbs.to_vec()))]));
+    let both = [Verb::List, Verb::Subscribe];
+    let sees_mine = Worth::Session { sees: &["mine/"], receives: &[] };
+    let receives_mine = Worth::Session { sees: &[], receives: &["mine/"] };
+    let two = vec![grant("mine/*", Verbs::of([Verb::List])), grant("other/*", Verbs::of([Verb::Subscribe]))];
+    let each_its_own = Worth::Session { sees: &["mine/"], receives: &["other/"] };
+    let with = |name, token, worth| Credential { name, token: Some(token), certificate: None, worth };
+    vec![
+        Credential { name: "nothing", token: None, certificate: None, worth: REFUSED },
+        with("the right token", sealed(good.clone()), ALL),
+        with("a token of the secret before", secret(2, 6).seal(&good), ALL),
+        with("a token of a secret before that", secret(3, 5).seal(&good), REFUSED),
+        with("a token of another server", secret(1, 8).seal(&good), REFUSED),
+        with("a token of this key under another number", secret(3, 7).seal(&good), REFUSED),
+        with("a token that expired long ago", sealed(until(1)), REFUSED),
+        with("a token that expires now", sealed(until(BEGAN_S)), REFUSED),
+        with("a token that expires in an hour", sealed(until(BEGAN_S + 3600)), ALL),
+        with("a revoked token", sealed(claims(5, good.grants.clone())), REFUSED),
+        with("a revoked token that expired", sealed(Claims { id: TicketId([5; 8]), ..until(1) }), REFUSED),
+        with("a narrow token", over("mine/*", &both), MINE),
+        with("a token of one verb: list", over("mine/*", &[Verb::List]), sees_mine),
+        with("a token of one verb: subscribe", over("mine/*", &[Verb::Subscribe]), receives_mine),
+        with("a token of two grants", sealed(claims(4, two)), each_its_own),
+        with("a token to publish", over("**", &[Verb::Publish]), NO_RIGHTS),
+        with("a token of no grants", sealed(claims(4, vec![])), NO_RIGHTS),
+        with("a token of another topic", over("wrong/*", &both), NO_RIGHTS),
+        with("a token of the beginning of a name", over("min", &both), NO_RIGHTS),
+    ]
+}
+
+/// Tokens with one byte changed, in each part, and those that are cut.
+fn changed_tokens() -> Vec<Credential> {
+    let good = sealed(claims(9, vec![grant("**", Verbs::CONSUME)]));
+    let text = good.as_str();
+    // The text is base64: 4 characters are 3 bytes. A format byte, 4 bytes of a secret's number, 32 of a seal, then claims.
+    let parts = [
+        ("a token with its format changed", 0),
+        ("a token with its secret's number changed", 4),
+        ("a token with the seal's beginning changed", 8),
+        ("a token with the seal's middle changed", 28),
+        ("a token with the seal's end changed", 47),
+        ("a token with its claims' beginning changed", 52),
+        ("a token with its claims' end changed", text.len() - 3),
+    ];
+    let changed = parts.map(|(name, at)| {
+        let mut changed = text.to_owned();
+        let other = if &text[at..=at] == "E" { "I" } else { "E" };
+        changed.replace_range(at..=at, other);
+        (name, changed)
+    });
+    let cut = [
+        ("a token cut behind its seal", text[..50].to_owned()),
+        ("a token cut in its claims", text[..60].to_owned()),
+        ("a token of one character", "A".to_owned()),
+        ("a token with a tail", format!("{text}AAAA")),
+        ("a token of the greatest length", "A".repeat(Token::BYTES_MAX)),
+    ];
+    let refused = |(name, text): (_, String)| {
+        let token = Some(Token::new(&text).unwrap());
+        Credential { name, token, certificate: None, worth: REFUSED }
+    };
+    changed.into_iter().chain(cut).map(refused).collect()
+}
+
+fn keys() -> Vec<Credential> {
+    let good = || Some(sealed(claims(9, vec![grant("**", Verbs::CONSUME)])));
+    let bad = || Some(secret(1, 8).seal(&claims(9, vec![grant("**", Verbs::CONSUME)])));
+    let with = |name, seed, token, worth| Credential { name, token, certificate: Some(key(seed)), worth };
+    let borrowed = Shown { chain: key(TRUSTED).chain, key: key(UNKNOWN).key };
+    vec![
+        with("a trusted key", TRUSTED, None, MINE),
+        with("a trusted key beside a wider token", TRUSTED, good(), MINE),
+        with("a trusted key beside a bad token", TRUSTED, bad(), MINE),
+        with("a trusted key of which the list says nothing", UNLISTED, None, NO_RIGHTS),
+        with("a revoked key", REVOKED, None, REFUSED),
+        with("a revoked key beside a good token", REVOKED, good(), REFUSED),
+        with("an unknown key", UNKNOWN, None, REFUSED),
+        with("an unknown key beside a good token", UNKNOWN, good(), ALL),
+        with("an unknown key beside a bad token", UNKNOWN, bad(), REFUSED),
+        Credential {
+            name: "the certificate of a trusted key without that key",
+            token: good(),
+            certificate: Some(borrowed),
+            worth: Worth::NoHandshake,
+        },
+    ]
+}
+
+fn certificates() -> Vec<Credential> {
+    let reader = || certificate(OURS, CERTIFIED, |_| {});
+    let day = Duration::from_secs(86_400);
+    let now = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(BEGAN_S);
+    let borrowed = Shown { key: key(UNKNOWN).key, ..reader() };
+    let self_signed = Shown { chain: vec![named(CERTIFIED, "reader.example")], ..key(CERTIFIED) };
+    let with = |name, shown, worth| Credential { name, token: None, certificate: Some(shown), worth };
+    vec![
+        with("the right certificate", reader(), MINE),
+        with("a certificate of another authority", certificate(THEIRS, CERTIFIED, |_| {}), REFUSED),
+        with("a certificate of nobody", self_signed, REFUSED),
+        with("a certificate with a revoked key", certificate(OURS, REVOKED, |_| {}), REFUSED),
+        with(
+            "a certificate that expired",
+            certificate(OURS, CERTIFIED, |of| of.not_after = now - day),
+            REFUSED,
+        ),
+        with(
+            "a certificate of tomorrow",
+            certificate(OURS, CERTIFIED, |of| of.not_before = now + day),
+            REFUSED,
+        ),
+        with(
+            "a certificate of a server",
+            certificate(OURS, CERTIFIED, |of| {
+                of.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            }),
+            REFUSED,
+        ),
+        with(
+            "a certificate with another name",
+            certificate(OURS, CERTIFIED, |of| of.subject_alt_names = dns("other.example")),
+            NO_RIGHTS,
+        ),
+        with(
+            "a certificate with a longer name",
+            certificate(OURS, CERTIFIED, |of| of.subject_alt_names = dns("reader.example.org")),
+            NO_RIGHTS,
+        ),
+        with("a certificate without its key", borrowed, Worth::NoHandshake),
+    ]
+}
+
+/// A certificate that the authority `issuer` gave out to a reader, valid from a day ago for ten.
+pub(super) fn certificate(issuer: u64, seed: u64, change: impl FnOnce(&mut CertificateParams)) -> Shown {
+    let now = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(BEGAN_S);
+    let mut params = CertificateParams::new(vec!["reader.example".into()]).unwrap();
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params.not_before = now - Duration::from_secs(86_400);
+    params.not_after = now + Duration::from_secs(864_000);
+    change(&mut params);
+    let certificate = params.signed_by(&key_pair(seed), &authority(issuer)).unwrap();
+    Shown { chain: vec![certificate.der().clone()], ..key(seed) }
+}
+
+/// The certificate that a reader has whom the list names.
+pub(super) fn reader() -> Shown {
+    certificate(OURS, CERTIFIED, |_| {})
+}
+
+fn authority(seed: u64) -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::new(vec![]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(rcgen::DnType::CommonName, "an authority"); // Of both: a name proves nothing.
+    CertifiedIssuer::self_signed(params, key_pair(seed)).unwrap()
+}
+
+fn dns(name: &str) -> Vec<rcgen::SanType> {
+    vec![rcgen::SanType::DnsName(name.try_into().unwrap())]
+}
+
+/// A key in a certificate that it signed itself.
+pub(super) fn key(seed: u64) -> Shown {
+    let key = PrivateKeyDer::Pkcs8(key_pair(seed).serialize_der().into());
+    Shown { chain: vec![named(seed, "client")], key }
+}
+
+fn named(seed: u64, name: &str) -> CertificateDer<'static> {
+    let params = CertificateParams::new(vec![name.into()]).unwrap();
+    params.self_signed(&key_pair(seed)).unwrap().der().clone()
+}
+
+pub(super) fn grant(topics: &str, verbs: Verbs) -> Grant {
+    Grant { topics: Glob::new(topics).unwrap(), verbs }
+}
+
+pub(super) fn claims(id: u8, grants: Vec<Grant>) -> Claims {
+    Claims { id: TicketId([id; 8]), holder: "a test".into(), expires_s: None, grants }
+}
+
+pub(super) fn sealed(claims: Claims) -> Token {
+    secret(1, 7).seal(&claims)
+}

@@ -1,0 +1,213 @@
+//! The publish socket, where the user of a process is its credential, and whole logins that are said once more.
+
+use super::{
+    A_WHILE, Stage, TOPICS, clock,
+    credentials::{BEGAN_S, claims, grant, sealed, set_clock},
+};
+use crate::raw::{client_tls, hello};
+use rustls::crypto::aws_lc_rs;
+use std::{
+    io,
+    net::Ipv4Addr,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+    time::Duration,
+};
+use tensor_relay_protocol::{
+    ClientMessage, Dtype, Hello, Shape, TensorName, TensorSpec, Topic, Verbs, encode_client,
+};
+use tensor_relay_server::{
+    Access, Identity, Listener, Rules, Server, TopicOptions, Tuning,
+    sidecar::{Producer, PublishError, PublishSocket, Refusal, SealedVersion, TensorWriter},
+};
+use tensor_relay_tests::pair::{simulate, topic};
+use tensor_relay_transport::{ByteStream, Network};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsConnector;
+
+/// What a list lets this process do: its lines, with `ME` for its user, and the topics that it may publish into of the three
+/// below.
+const LISTS: [(&str, &[&str]); 9] = [
+    ("", &["mine/a", "mine/b", "other"]),
+    ("key:trusted list,subscribe **", &["mine/a", "mine/b", "other"]),
+    ("uid:ME publish **", &["mine/a", "mine/b", "other"]),
+    ("uid:* publish **", &["mine/a", "mine/b", "other"]),
+    ("uid:ME publish mine/*", &["mine/a", "mine/b"]),
+    ("uid:ME publish mine/a", &["mine/a"]),
+    ("uid:4242 publish **\nuid:ME publish other", &["other"]),
+    ("uid:4242 publish **", &[]),
+    ("uid:ME1 publish **", &[]),
+];
+
+/// Goal: each verb of the publish socket is allowed or refused as the list says, for a topic that is open and for one that is not;
+/// and a refusal says the same of both.
+/// Method: each list under one producer, which opened one of the topics while it might.
+#[test]
+fn every_list_and_verb_of_the_publish_socket() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let wrong = runtime.block_on(async {
+        let mut wrong = vec![];
+        for (list, allowed) in LISTS {
+            for open in ["mine/a", "other"] {
+                for (cell, why) in publish_under(list, allowed, open).await {
+                    wrong.push(format!("{list:?}, {open} is open, {cell}: {why}"));
+                }
+            }
+        }
+        wrong
+    });
+    assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// The cells in which something else came than is allowed.
+async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String, String)> {
+    let home = tempfile::tempdir().unwrap();
+    let identity = Identity::load_or_create(&home.path().join("state")).unwrap();
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), &identity, Tuning::default()).unwrap();
+    let rules = watch::Sender::new(Arc::new(Rules::default()));
+    let server = Server::start(listener, Access::following(rules.subscribe()), Default::default());
+    let path = home.path().join("s");
+    let socket = PublishSocket::open(&path, &[]).unwrap();
+    let _accepting = server.publish_from(socket, TopicOptions::default(), None, |_| {});
+    let producer = Producer::connect(&path).await.unwrap();
+    publish(&producer, topic(open)).await.unwrap();
+
+    let user = rustix::process::geteuid().as_raw().to_string();
+    let acl = list.replace("ME", &user).parse().unwrap();
+    rules.send_replace(Arc::new(Rules { acl, ..Rules::default() }));
+    let mut wrong = vec![];
+    for name in ["mine/a", "mine/b", "other"] {
+        let ended = producer.end(topic(name), false).await;
+        let withdrawn = producer.end(topic(name), true).await;
+        let published = publish(&producer, topic(name)).await;
+        let may = allowed.contains(&name);
+        let results = [("end", ended), ("withdraw", withdrawn), ("publish", published)];
+        for (verb, result) in results {
+            let is_first_end = verb == "end" && name == open;
+            // A topic that is not open, or that was ended just now, cannot be ended.
+            let expected = match may {
+                true if verb == "publish" || is_first_end => Ok(()),
+                true => Err((Refusal::TopicEnded, None)),
+                false => Err((Refusal::Forbidden, Some(refusal(&user, name)))),
+            };
+            let found = match result {
+                Ok(()) => Ok(()),
+                Err(PublishError::Refused { reason, text }) => Err((reason, (!may).then_some(text))),
+                Err(other) => panic!("{other}"),
+            };
+            if found != expected {
+                wrong.push((format!("{verb} {name}"), format!("{found:?}, not {expected:?}")));
+            }
+        }
+    }
+    wrong
+}
+
+/// What is said of every topic alike.
+fn refusal(user: &str, name: &str) -> String {
+    format!(
+        "the server's access control list does not let user {user} publish into topic {name}: it wants a line `uid:{user} \
+         publish {name}`"
+    )
+}
+
+async fn publish(producer: &Producer, topic: Topic) -> Result<(), PublishError> {
+    let specs = vec![TensorSpec::new(TensorName::new("w").unwrap(), Dtype::U8, Shape::new(&[64]).unwrap())];
+    let fill = |_, out: &mut TensorWriter<'_>| -> io::Result<()> { out.write(&[7; 64]) };
+    let version = SealedVersion::new(producer.terms(), specs, vec![], fill).unwrap();
+    producer.publish(topic, version, vec![]).await.map(drop)
+}
+
+/// Goal: a login that was recorded on the way lets nobody in: TLS proves each connection anew. Over QUIC it is the same TLS, with
+/// keys of each connection.
+/// Method: all bytes of a client that was let in by its token, and asked for the topics, are sent once more in one piece, while
+/// its session lives and when it is over.
+#[test]
+fn a_recorded_login_lets_nobody_in() {
+    simulate(3, async |sim| {
+        let stage = Stage::new(sim, &TOPICS).await;
+        let said = Arc::<Mutex<Vec<u8>>>::default();
+        let host = stage.sim.client_host(1);
+        let stream = host
+            .connect(Ipv4Addr::UNSPECIFIED.into(), stage.sim.server_address())
+            .await
+            .unwrap();
+        let tls = Arc::new(client_tls(aws_lc_rs::default_provider()));
+        let recorded = Recorded { stream, said: Arc::clone(&said) };
+        let mut tls = TlsConnector::from(tls)
+            .connect("tensor-relay".try_into().unwrap(), recorded)
+            .await
+            .unwrap();
+        let id = claims(9, vec![grant("**", Verbs::CONSUME)]);
+        let greeting = ClientMessage::Hello(Hello { token: Some(sealed(id.clone())), ..hello() });
+        for word in [encode_client(greeting), encode_client(ClientMessage::List)] {
+            let head = [&[1, 0, 0, 0][..], &(word.len() as u32).to_le_bytes()].concat();
+            tls.write_all(&[head, word].concat()).await.unwrap();
+        }
+        tls.flush().await.unwrap();
+        let mut answer = [0; 8 + 64];
+        timeout(A_WHILE, tls.read_exact(&mut answer)).await.unwrap().unwrap();
+        assert_eq!(stage.server.stats().sessions, 1, "it was a login");
+
+        for (number, is_over) in [(2, false), (3, true)] {
+            set_clock(BEGAN_S + u64::from(number));
+            if is_over {
+                let _ = tls.get_mut().0.stream.shutdown().await;
+                sleep(Duration::from_secs(30)).await;
+            }
+            let host = stage.sim.client_host(number);
+            let mut replayed = host
+                .connect(Ipv4Addr::UNSPECIFIED.into(), stage.sim.server_address())
+                .await
+                .unwrap();
+            let bytes = said.lock().unwrap().clone();
+            replayed.write_all(&bytes).await.unwrap();
+            let mut answer = vec![];
+            let end = timeout(Duration::from_secs(30), replayed.read_to_end(&mut answer)).await;
+            assert!(end.is_ok(), "the connection ends");
+            assert!(answer.len() < 2048, "a handshake and an alert: {} bytes", answer.len());
+            assert_eq!(stage.server.stats().sessions, u64::from(!is_over));
+            assert!(stage.access.uses()[&id.id] < clock(), "the ticket was not used again");
+        }
+    });
+}
+
+/// Keeps what is written to a stream.
+#[derive(Debug)]
+struct Recorded {
+    stream: Box<dyn ByteStream>,
+    said: Arc<Mutex<Vec<u8>>>,
+}
+
+impl AsyncRead for Recorded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Recorded {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        if let Poll::Ready(Ok(written)) = written {
+            self.said.lock().unwrap().extend_from_slice(&bytes[..written]);
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

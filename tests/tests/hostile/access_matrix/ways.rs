@@ -1,0 +1,268 @@
+//! A client that speaks the bytes of the protocol over either transport, and keeps whatever comes back.
+
+use super::credentials::Shown;
+use crate::raw::{client_tls, connect_by};
+use quinn::ConnectionError;
+use rustls::{
+    crypto::aws_lc_rs,
+    sign::{CertifiedKey, SingleCertAndKey},
+};
+use std::{
+    fmt, io,
+    net::Ipv4Addr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tensor_relay_protocol::{ClientMessage, CloseCode, ServerMessage, decode_frame_length, encode_client};
+use tensor_relay_tests::pair::Sim;
+use tensor_relay_transport::{ByteStream, Network};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf},
+    sync::mpsc,
+    task::JoinSet,
+    time::interval,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+/// The transports.
+pub(super) const WAYS: [Way; 2] = [Way::Quic, Way::Tcp];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Quic,
+    Tcp,
+}
+
+/// What a client heard of a server after the handshake.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) struct Heard {
+    /// The bytes of the control stream.
+    pub(super) control: Vec<u8>,
+    pub(super) streams: usize,
+    /// The bytes on data streams.
+    pub(super) data: usize,
+    pub(super) end: Option<End>,
+}
+
+/// How a server ended a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum End {
+    Closed(Option<CloseCode>, String),
+    /// TLS failed.
+    Alert,
+    Other(String),
+}
+
+impl fmt::Debug for Heard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { streams, data, end, .. } = self;
+        write!(f, "{:?}, {data} bytes in {streams} streams, {end:?}", self.messages())
+    }
+}
+
+impl Heard {
+    /// The messages, each as its bytes with their length in front.
+    pub(super) fn frames(&self) -> Vec<&[u8]> {
+        let (mut rest, mut frames) = (&self.control[..], vec![]);
+        while let Some((prefix, behind)) = rest.split_first_chunk() {
+            let length = decode_frame_length(*prefix).unwrap();
+            assert!(behind.len() >= length, "a whole message");
+            let (frame, others) = rest.split_at(4 + length);
+            frames.push(frame);
+            rest = others;
+        }
+        assert!(rest.is_empty(), "whole messages");
+        frames
+    }
+
+    pub(super) fn messages(&self) -> Vec<ServerMessage> {
+        let frames = self.frames();
+        frames.iter().map(|frame| ServerMessage::decode(&frame[4..]).unwrap()).collect()
+    }
+
+    /// Whether no byte came but those of the end.
+    pub(super) fn is_nothing(&self) -> bool {
+        self.control.is_empty() && self.streams == 0 && self.data == 0
+    }
+}
+
+/// A connected client. Its connection ends when it is dropped.
+pub(super) struct Guest {
+    words: mpsc::UnboundedSender<Vec<u8>>,
+    heard: Arc<Mutex<Heard>>,
+    _endpoint: Option<quinn::Endpoint>,
+    _tasks: JoinSet<()>,
+}
+
+impl Guest {
+    /// Connects from the client host with this number, and shows a certificate.
+    pub(super) async fn new(sim: &Sim, number: u8, way: Way, shown: Option<&Shown>) -> Self {
+        let mut tls = client_tls(aws_lc_rs::default_provider());
+        if let Some(Shown { chain, key }) = shown {
+            // Also with a key that is not the certificate's.
+            let key = aws_lc_rs::sign::any_supported_type(key).unwrap();
+            let certified = CertifiedKey::new(chain.clone(), key);
+            tls.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certified));
+        }
+        let (words, said) = mpsc::unbounded_channel();
+        let (heard, mut tasks) = (Arc::<Mutex<Heard>>::default(), JoinSet::new());
+        let endpoint = match way {
+            Way::Quic => {
+                let (endpoint, connection) = connect_by(sim, number, tls).await;
+                start_quic(&mut tasks, connection, said, &heard);
+                Some(endpoint)
+            }
+            Way::Tcp => {
+                let host = sim.client_host(number);
+                let stream = host.connect(Ipv4Addr::UNSPECIFIED.into(), sim.server_address()).await.unwrap();
+                let name = "tensor-relay".try_into().unwrap();
+                let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap();
+                start_tcp(&mut tasks, stream, said, &heard);
+                None
+            }
+        };
+        Self { words, heard, _endpoint: endpoint, _tasks: tasks }
+    }
+
+    pub(super) fn say(&self, message: ClientMessage) {
+        self.say_bytes(encode_client(message));
+    }
+
+    /// Says `bytes` on the control stream. The server may have closed already: that is what it should do.
+    pub(super) fn say_bytes(&self, bytes: Vec<u8>) {
+        let _ = self.words.send(bytes);
+    }
+
+    /// What came until now.
+    pub(super) fn heard(&self) -> Heard {
+        self.heard.lock().unwrap().clone()
+    }
+}
+
+fn start_quic(
+    tasks: &mut JoinSet<()>,
+    connection: quinn::Connection,
+    mut said: mpsc::UnboundedReceiver<Vec<u8>>,
+    heard: &Arc<Mutex<Heard>>,
+) {
+    let (control, kept) = (connection.clone(), Arc::clone(heard));
+    tasks.spawn(async move {
+        let Ok((mut out, mut incoming)) = control.open_bi().await else { return };
+        let saying = async {
+            while let Some(bytes) = said.recv().await {
+                let _ = out.write_all(&bytes).await;
+            }
+        };
+        let hearing = async {
+            let mut buffer = [0; 4096];
+            while let Ok(Some(bytes)) = incoming.read(&mut buffer).await {
+                kept.lock().unwrap().control.extend_from_slice(&buffer[..bytes]);
+            }
+        };
+        tokio::join!(saying, hearing);
+    });
+    let (data, kept) = (connection.clone(), Arc::clone(heard));
+    tasks.spawn(async move {
+        while let Ok(mut stream) = data.accept_uni().await {
+            kept.lock().unwrap().streams += 1;
+            let mut buffer = [0; 4096];
+            while let Ok(Some(bytes)) = stream.read(&mut buffer).await {
+                kept.lock().unwrap().data += bytes;
+            }
+        }
+    });
+    let kept = Arc::clone(heard);
+    tasks.spawn(async move {
+        let end = match connection.closed().await {
+            ConnectionError::ApplicationClosed(close) => {
+                let text = String::from_utf8_lossy(&close.reason).into_owned();
+                End::Closed(CloseCode::from_code(close.error_code.into_inner()), text)
+            }
+            // RFC 9001 §4.8: a TLS alert and 0x100.
+            ConnectionError::ConnectionClosed(close)
+                if (0x100..0x200).contains(&u64::from(close.error_code)) =>
+            {
+                End::Alert
+            }
+            other => End::Other(other.to_string()),
+        };
+        kept.lock().unwrap().end = Some(end);
+    });
+}
+
+type Stream = TlsStream<Box<dyn ByteStream>>;
+
+/// Speaks segments (PROTOCOL.md §10.7).
+fn start_tcp(
+    tasks: &mut JoinSet<()>,
+    stream: Stream,
+    said: mpsc::UnboundedReceiver<Vec<u8>>,
+    heard: &Arc<Mutex<Heard>>,
+) {
+    let (reader, writer) = tokio::io::split(stream);
+    let (pongs, answers) = mpsc::unbounded_channel();
+    tasks.spawn(say_segments(writer, said, answers));
+    let kept = Arc::clone(heard);
+    tasks.spawn(async move {
+        let end = match hear_segments(reader, &kept, &pongs).await {
+            Ok(end) => end,
+            Err(error) => {
+                let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+                match tls {
+                    Some(rustls::Error::AlertReceived(_)) => End::Alert,
+                    _ => End::Other(error.to_string()),
+                }
+            }
+        };
+        kept.lock().unwrap().end = Some(end);
+    });
+}
+
+async fn say_segments(
+    mut writer: WriteHalf<Stream>,
+    mut said: mpsc::UnboundedReceiver<Vec<u8>>,
+    mut pongs: mpsc::UnboundedReceiver<Vec<u8>>,
+) {
+    let mut pinging = interval(Duration::from_secs(3));
+    loop {
+        let (kind, bytes) = tokio::select! {
+            Some(bytes) = said.recv() => (1, bytes),
+            Some(number) = pongs.recv() => (7, number),
+            _ = pinging.tick() => (6, vec![0; 8]),
+        };
+        let head = [&[kind, 0, 0, 0][..], &(bytes.len() as u32).to_le_bytes()].concat();
+        if writer.write_all(&[head, bytes].concat()).await.is_err() || writer.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn hear_segments(
+    mut reader: ReadHalf<Stream>,
+    heard: &Mutex<Heard>,
+    pongs: &mpsc::UnboundedSender<Vec<u8>>,
+) -> io::Result<End> {
+    loop {
+        let mut head = [0; 8];
+        reader.read_exact(&mut head).await?;
+        let [kind, flags, _, _, length @ ..] = head;
+        let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
+        reader.read_exact(&mut bytes).await?;
+        let mut heard = heard.lock().unwrap();
+        match kind {
+            1 => heard.control.extend_from_slice(&bytes),
+            2 => {
+                heard.streams += usize::from(flags & 1);
+                heard.data += bytes.len();
+            }
+            5 => {
+                let (code, text) = bytes.split_first_chunk().unwrap();
+                let code = CloseCode::from_code(u64::from(u32::from_le_bytes(*code)));
+                return Ok(End::Closed(code, String::from_utf8_lossy(text).into_owned()));
+            }
+            6 => drop(pongs.send(bytes)),
+            3 | 7 => {}
+            other => return Ok(End::Other(format!("a segment of kind {other}"))),
+        }
+    }
+}
