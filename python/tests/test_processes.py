@@ -110,15 +110,6 @@ def test_python_receives_what_the_command_line_serves(program, tmp_path):
         assert server.wait(PATIENCE_S) == 0
 
 
-def test_the_module_says_which_one_it_is():
-    with python("-m", "tensor_relay", "--version") as asked:
-        assert ended(asked) == f"tensor_relay {tensor_relay.__version__}\n"
-    with python("-m", "tensor_relay") as asked:
-        said = ended(asked)
-    assert re.match(rf"tensor_relay {re.escape(tensor_relay.__version__)} \((debug|release) build for linux", said)
-    assert "the command line" in said
-
-
 def test_the_examples_work_together(tmp_path):
     """As in their own words: a trainer, a worker that leaves early, and one that comes late."""
     pytest.importorskip("torch")
