@@ -277,7 +277,7 @@ impl Client {
     /// has ended without an error, and not before: collect them where nobody uses them yet.
     ///
     /// topic, version, epoch, select: as for `get`. The publisher's next version waits as for a reader in mode "every".
-    /// bucket_bytes: how large a part may be; a larger tensor is one by itself. Three parts are in memory at a time: the one
+    /// bucket_bytes: how large a part may be, beside what shares a chunk with it; a larger tensor is one by itself. Three parts are in memory at a time: the one
     /// that the last tensor is of, the one that is given out, and the next one. Keep no tensor longer.
     /// timeout: how long each part is waited for, in seconds; None waits for as long as it takes.
     ///

@@ -37,6 +37,21 @@ def test_tensors_are_received_into(relay, gpu, request, atomic, where):
     assert list(subscription) == []
 
 
+@WHERE
+def test_two_phases(relay, gpu, request, where):
+    client = request.getfixturevalue(where)
+    out = {"x": gpu.array(bytes(9 << 20))}
+    with client.subscribe("t", out=out) as subscription:
+        for number in range(1, 4):
+            relay.publish("t", {"x": gpu.array(noise(9 << 20, number))})
+            snapshot = subscription.prefetch(PATIENCE_S)
+            assert out["x"].bytes() == (noise(9 << 20, number - 1) if number > 1 else bytes(9 << 20))
+            subscription.activate(snapshot)
+            assert out["x"].bytes() == noise(9 << 20, number)
+            del snapshot
+    until("the tensors are back", lambda: not lent)
+
+
 @ATOMIC
 def test_tied_tensors(relay, client, gpu, atomic):
     weight, one = gpu.array(noise(400), "f32"), gpu.array(bytes(400), "f32")

@@ -88,6 +88,19 @@ def test_memory_lives_as_long_as_anything_refers_to_it(relay, gpu_client, gpu):
     del capsule
 
 
+def test_a_version_in_parts(relay, gpu_client, gpu, fake):
+    sent = {f"w{number}": noise(1 << 20, number) for number in range(24)}
+    relay.publish("t", {name: gpu.array(content) for name, content in sent.items()})
+    gc.collect()
+    early, most, names = fake.numbers("live")["device_bytes"], 0, []
+    for name, tensor in gpu_client.stream("t", bucket_bytes=2 << 20, timeout=PATIENCE_S):
+        assert Taken(gpu, tensor).bytes() == sent[name]
+        names.append(name)
+        most = max(most, fake.numbers("live")["device_bytes"] - early)
+    assert names == list(sent)
+    assert most <= 3 * (4 << 20), "three parts, each of one chunk, and not the version's 24 MiB"
+
+
 def test_a_hundred_versions_take_what_a_few_do(relay, gpu_client, gpu, fake):
     subscription = gpu_client.subscribe("t")
     for number in range(100):

@@ -2,11 +2,12 @@
 
 import json
 import os
+import queue
 import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import PATIENCE_S, received, until
+from conftest import HELD_S, PATIENCE_S, received, until
 from cuda_by_hand import lent
 from test_gpu_publishing import noise
 
@@ -90,6 +91,36 @@ def test_the_shortest_way_that_hold_allows(server, gpu, shares, hold, in_place, 
         published.withdraw()
         published.wait_released(PATIENCE_S)
         until("its memory is back", lambda: not lent)
+
+
+def test_a_callback_when_the_server_has_let_go(server, gpu, shares):
+    shares(True, True)
+    called = queue.SimpleQueue()
+    with tensor_relay.publish_to(server.socket) as producer:
+        for hold, path in (("stage", "cuda_fd"), ("borrow", "cuda_ipc")):
+            published = producer.publish("t", {"w": gpu.array(noise(5 << 20))}, hold=hold)
+            assert published.path == path
+            published.on_released(called.put)
+            if hold == "borrow":
+                with pytest.raises(queue.Empty):
+                    called.get(timeout=HELD_S)
+                published.withdraw()
+            assert called.get(timeout=PATIENCE_S) is published
+
+
+def test_no_callback_where_the_server_may_still_read(fake, gpu, shares, tmp_path, caplog):
+    program = os.environ.get("TENSOR_RELAY_PROGRAM")
+    if not program:
+        pytest.skip("TENSOR_RELAY_PROGRAM does not say where the program is")
+    shares(True, True)
+    server, called = Server(program, fake.path, tmp_path), queue.SimpleQueue()
+    with tensor_relay.publish_to(server.socket) as producer:
+        published = producer.publish("t", {"w": gpu.array(noise(5 << 20))}, hold="borrow")
+        published.on_released(called.put)
+        server.process.kill()
+        server.process.wait(PATIENCE_S)
+        until("it is told", lambda: any("not known to be released" in record.getMessage() for record in caplog.records))
+    assert called.empty()
 
 
 def test_tensors_of_several_places_go_by_the_host(server, gpu):
