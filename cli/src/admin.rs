@@ -32,8 +32,12 @@ use heartbeat::Heartbeat;
 use serde_json::Value;
 use std::{
     net::{SocketAddr, TcpListener},
+    path::Path,
     sync::Arc,
 };
+use tensor_relay_device::Device;
+use tensor_relay_server::StatusReader;
+use tokio::sync::oneshot;
 
 /// The process observed through the port.
 pub(crate) trait Subject: Send + Sync + 'static {
@@ -100,12 +104,13 @@ impl Bound {
         self.listener.local_addr().ok()
     }
 
-    /// Answers requests about `subject` from now on, until the process ends. Call it on the runtime that `/livez`
-    /// watches.
+    /// Answers requests about `subject` until the port is dropped. Call it on the runtime that `/livez` watches.
     ///
     /// # Errors
     /// When no thread can be started.
-    pub(crate) fn serve(self, subject: impl Subject) -> anyhow::Result<()> {
+    pub(crate) fn serve(self, subject: impl Subject) -> anyhow::Result<AdminPort> {
+        let address = self.listener.local_addr()?;
+        let (stop, stopped) = oneshot::channel::<()>();
         let heartbeat = Heartbeat::begin();
         let routes = routes::of(Arc::new(subject), heartbeat, self.access);
         self.listener.set_nonblocking(true)?;
@@ -113,12 +118,47 @@ impl Bound {
         let serve = move || {
             runtime.block_on(async {
                 match tokio::net::TcpListener::from_std(self.listener) {
-                    Ok(listener) => connections::accept(listener, routes).await,
+                    Ok(listener) => tokio::select! {
+                        () = connections::accept(listener, routes) => {}
+                        _ = stopped => {}
+                    },
                     Err(error) => tracing::error!(%error, "The admin port cannot be used."),
                 }
             });
         };
         std::thread::Builder::new().name("admin".into()).spawn(serve)?;
-        Ok(())
+        Ok(AdminPort { address, _stop: stop })
+    }
+}
+
+/// An admin port that answers requests on a thread of its own. Dropping it closes the port.
+#[derive(Debug)]
+pub struct AdminPort {
+    address: SocketAddr,
+    _stop: oneshot::Sender<()>,
+}
+
+impl AdminPort {
+    /// Opens an admin port for a server of this process, as `tensor-relay serve --admin` does; without a port in `address`, on
+    /// one that is free. Call it on the server's runtime. `/readyz` says 200 until the server drains; the list of events stays
+    /// empty, since they are of the command line's log.
+    ///
+    /// # Errors
+    /// When the address cannot be bound, or is not loopback and `token_file` is none, cannot be read or is open to others.
+    pub fn open(
+        address: SocketAddr,
+        token_file: Option<&Path>,
+        server: StatusReader,
+        device: Option<&Device>,
+    ) -> anyhow::Result<Self> {
+        let args =
+            AdminArgs { admin: Some(Admin::At(address)), admin_token_file: token_file.map(Path::to_owned) };
+        let bound = Bound::new(&args, true)?.context("an address was asked for")?;
+        bound.serve(ServerSubject { reader: server, wanted: vec![], device: DeviceMemory::of(device) })
+    }
+
+    /// The address that it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 }

@@ -32,6 +32,8 @@ mod ticket;
 mod tickets;
 mod units;
 
+pub use admin::AdminPort;
+
 use args::Command;
 use config::Layers;
 use exit::Exit;

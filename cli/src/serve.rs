@@ -114,13 +114,12 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let server = Server::start(listener, access.clone(), config(&args));
     let listening = server.local_address();
     let admin_address = admin.as_ref().and_then(Bound::address);
-    if let Some(admin) = admin {
-        admin.serve(ServerSubject {
-            reader: server.status_reader(),
-            wanted: args.topics.iter().map(|(topic, _)| topic.clone()).collect(),
-            device: DeviceMemory::of(device.as_ref()),
-        })?;
-    }
+    let subject = || ServerSubject {
+        reader: server.status_reader(),
+        wanted: args.topics.iter().map(|(topic, _)| topic.clone()).collect(),
+        device: DeviceMemory::of(device.as_ref()),
+    };
+    let _admin_port = admin.map(|admin| admin.serve(subject())).transpose()?;
     let addresses = advertised(&args, listening);
     let limit_hint = args.device.limit_hint();
     let rules = args.folder.into();

@@ -43,11 +43,10 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
     }
     let consumer = Consumer::new(args.ready.ready_within);
-    if let Some(admin) = Bound::new(&args.admin, false)? {
-        if let Some(address) = admin.address() {
-            crate::log::say!("to see how it does, open http://{address}/");
-        }
-        admin.serve(consumer.clone())?;
+    let bound = Bound::new(&args.admin, false)?;
+    let admin_port = bound.map(|bound| bound.serve(consumer.clone())).transpose()?;
+    if let Some(admin_port) = &admin_port {
+        crate::log::say!("to see how it does, open http://{}/", admin_port.address());
     }
     let client = tokio::select! {
         client = begin(&args, &ticket, &consumer) => client?,

@@ -30,6 +30,7 @@ use std::{
     },
     time::Duration,
 };
+use tensor_relay_cli::AdminPort;
 use tensor_relay_server::{
     self as server, Device, Dtype, FileError, Metadata, Publishable, Publisher, Server, Staging, TensorFiles,
     Topic, TopicOptions,
@@ -40,6 +41,7 @@ use tensor_relay_server::{
 pub(crate) struct Relay {
     open: ProcessLocal<Mutex<Option<Open>>>,
     address: SocketAddr,
+    admin_address: Option<SocketAddr>,
     tickets: Tickets,
     gpus: ProcessLocal<Gpus>,
     /// The GPU that staged versions are held on; none for this machine's memory.
@@ -59,6 +61,7 @@ const REMEMBERED_MAX: usize = 4_096;
 struct Open {
     server: Server,
     topics: HashMap<Topic, TopicState>,
+    _admin: Option<AdminPort>,
 }
 
 /// A topic that was published or opened here. One that ended is remembered by its name: ending it again is allowed, while
@@ -76,6 +79,12 @@ impl Relay {
     #[getter]
     fn address(&self) -> String {
         self.address.to_string()
+    }
+
+    /// The address of the admin port, as `IP:PORT`; None without one.
+    #[getter]
+    fn admin(&self) -> Option<String> {
+        self.admin_address.map(|address| address.to_string())
     }
 
     /// What lets a consumer connect: `tensor_relay.connect` and `tensor-relay subscribe` take it. A secret, to whom the
@@ -326,16 +335,18 @@ const GRACE: Duration = Duration::from_secs(8);
 
 impl Relay {
     pub(crate) fn new(
-        server: Server,
+        (server, admin): (Server, Option<AdminPort>),
         address: SocketAddr,
         tickets: Tickets,
         gpus: Gpus,
         device: Option<usize>,
     ) -> Self {
-        let open = Open { server, topics: HashMap::new() };
+        let admin_address = admin.as_ref().map(AdminPort::address);
+        let open = Open { server, topics: HashMap::new(), _admin: admin };
         Self {
             open: ProcessLocal::new(Mutex::new(Some(open))),
             address,
+            admin_address,
             tickets,
             gpus: ProcessLocal::new(gpus),
             device,
@@ -392,7 +403,7 @@ impl Open {
     }
 
     async fn close(self, grace: Duration) -> bool {
-        let Self { server, topics } = self;
+        let Self { server, topics, _admin } = self; // The admin port answers until the end.
         let finished = server.shutdown(grace).await;
         // Only now: what a publisher that goes takes back is still sent.
         publishers(&topics).for_each(|publisher| publisher.close());

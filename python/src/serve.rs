@@ -11,6 +11,7 @@ use crate::{
 };
 use pyo3::prelude::*;
 use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
+use tensor_relay_cli::AdminPort;
 use tensor_relay_server::{
     Access, AccessStore, Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Limits, Listener,
     PAYLOAD_ALIGNMENT, Rules, Server, Ticket, Transport, Tuning, reachable,
@@ -19,7 +20,7 @@ use tensor_relay_server::{
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
 #[pyfunction]
 #[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, base_bytes, sessions_max, stall_timeout,
-                    reader_linger, transport, open, ephemeral, device, gpu_memory_bytes, pinned_bytes))]
+                    reader_linger, transport, open, ephemeral, device, gpu_memory_bytes, pinned_bytes, admin, admin_token_file))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn serve(
     py: Python<'_>,
@@ -39,6 +40,8 @@ pub(crate) fn serve(
     device: &str,
     gpu_memory_bytes: Option<u64>,
     pinned_bytes: u64,
+    admin: Option<&str>,
+    admin_token_file: Option<PathBuf>,
 ) -> PyResult<Relay> {
     let config = Config {
         codec: codec_called(py, codec)?,
@@ -52,9 +55,8 @@ pub(crate) fn serve(
     };
     let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes };
     let (gpus, device) = (Gpus::new(py, options)?, ordinal_called(py, device)?);
-    if let Some(ordinal) = device {
-        gpus.device(py, ordinal).map_err(|error| error.raise(py))?;
-    }
+    let held_on = device.map(|ordinal| gpus.device(py, ordinal)).transpose();
+    let held_on = held_on.map_err(|error| error.raise(py))?;
     let kept_in = match ephemeral {
         true => None,
         false => Some(state_dir.or_else(Identity::default_dir).ok_or_else(|| {
@@ -76,9 +78,22 @@ pub(crate) fn serve(
     };
     let listener = listener_on(py, listen, transport_called(py, transport)?, &identity)?;
     let server = Server::start(listener, access.clone(), config);
+    let admin = match admin {
+        Some(admin) => {
+            let address = addresses_of(py, admin)?.first().copied();
+            let address = address.ok_or_else(|| no_address(py, admin, &"the name has no address"))?;
+            let reader = server.status_reader();
+            let opened = AdminPort::open(address, admin_token_file.as_deref(), reader, held_on.as_ref());
+            Some(opened.map_err(|error| Kind::Other.raise(py, format!("{error:#}")))?)
+        }
+        None if admin_token_file.is_some() => {
+            return Err(Kind::Request.raise(py, "admin_token_file means nothing without admin=\"IP:PORT\""));
+        }
+        None => None,
+    };
     let address = server.local_address();
     let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
-    Ok(Relay::new(server, address, Tickets { bare: ticket, access, store }, gpus, device))
+    Ok(Relay::new((server, admin), address, Tickets { bare: ticket, access, store }, gpus, device))
 }
 
 /// How long finding the addresses of a name may take.

@@ -22,12 +22,12 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts to beat on the caller's runtime, until that ends.
+    /// Starts to beat on the caller's runtime, until that ends or nobody listens.
     pub(super) fn begin() -> Self {
         let heartbeat = Self::new();
         let beats = heartbeat.clone();
         tokio::spawn(async move {
-            loop {
+            while Arc::strong_count(&beats.beat_ms) > 1 {
                 beats.beat(Instant::now());
                 tokio::time::sleep(BEAT).await;
             }

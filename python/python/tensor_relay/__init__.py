@@ -131,6 +131,8 @@ def serve(
     device: str = "cpu",
     gpu_memory_bytes: int | None = None,
     pinned_bytes: int = 256 << 20,
+    admin: str | None = None,
+    admin_token_file: str | os.PathLike[str] | None = None,
 ) -> Relay:
     """Starts a server in this process, on threads of its own. Use it as a context manager, or `close()` it.
 
@@ -159,6 +161,9 @@ def serve(
     gpu_memory_bytes: how much memory of each GPU versions may take. By default what it has.
     pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU: taken when the first tensor
         of it is published. Half of it keeps chunks for further subscribers.
+    admin: the address, `IP:PORT`, of an HTTP port for status, health and metrics, as `tensor-relay serve --admin` opens it, for
+        as long as the relay is open; port 0 takes a free one, which `Relay.admin` names.
+    admin_token_file: the file with its token, which it needs on any address but this machine's own.
 
     Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for what is no address
     or codec and for a value out of its range, and ForkError in a process that was forked from one that uses
@@ -181,6 +186,8 @@ def serve(
         device=str(device),
         gpu_memory_bytes=gpu_memory_bytes,
         pinned_bytes=pinned_bytes,
+        admin=admin,
+        admin_token_file=admin_token_file,
     )
     _open.add(relay)
     return relay

@@ -32,6 +32,8 @@ def get(
         except RelayTimeoutError as error:
             if in_place and subscription.progress().wire_bytes:
                 raise _torn(subscription.progress().version, f"{error}; part of it may have come") from error
+            if type(error) is not RelayTimeoutError:
+                raise  # It says what is missing.
             raise _late(topic, version, timeout) from error
     if version is not None and snapshot.version != version:
         if in_place:
@@ -56,6 +58,8 @@ async def get_async(
         except VersionsMissedError as error:
             raise _gone(version, error) from error
         except RelayTimeoutError as error:
+            if type(error) is not RelayTimeoutError:
+                raise  # It says what is missing.
             raise _late(topic, version, timeout) from error
     if version is not None and snapshot.version != version:
         raise _gone(version, f"version {snapshot.version} is the oldest that is")

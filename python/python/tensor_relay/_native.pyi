@@ -325,6 +325,8 @@ class Relay:
     @property
     def address(self) -> str: ...
     @property
+    def admin(self) -> str | None: ...
+    @property
     def ticket(self) -> str: ...
     def ticket_for(self, topic: str, *, expires: float | None = None, holder: str | None = None) -> str: ...
     def open(
@@ -402,6 +404,8 @@ def serve(
     device: str,
     gpu_memory_bytes: int | None,
     pinned_bytes: int,
+    admin: str | None,
+    admin_token_file: str | os.PathLike[str] | None,
 ) -> Relay: ...
 def connect(
     ticket: str,

@@ -34,7 +34,8 @@ def _register_loader() -> None:
         loaders = importlib.import_module("vllm.model_executor.model_loader")
     except ImportError:
         return
-    if NAME in getattr(loaders, "_LOAD_FORMAT_TO_MODEL_LOADER", {}):
+    known = getattr(loaders, "_LOAD_FORMAT_TO_MODEL_LOADER", None)
+    if not isinstance(known, dict) or NAME in known:
         return
 
     # vLLM takes nothing but a class of its kind, which is imported when it is chosen.

@@ -52,7 +52,7 @@ class TensorRelayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if not options.get("ticket"):
             raise RequestError("model_loader_extra_config names no ticket: {\"ticket\": PATH}")
         super().__init__(dataclasses.replace(load_config, model_loader_extra_config={}))
-        self._options = {"timeout": 600.0} | options
+        self._options: dict[str, Any] = {"timeout": 600.0} | options
         self._snapshot: tensor_relay.Snapshot | None = None
 
     def download_model(self, model_config: Any) -> None:
