@@ -1,7 +1,7 @@
 //! The command line `tensor-relay`: as a program (`main.rs`), and in the Python package, which brings it as a command.
 //!
-//! This crate owns the terminal. Words become plain arguments in [`args`]; each command is a file; what a failure means
-//! for the shell is decided in [`exit`] alone. Data goes to stdout, everything else to stderr.
+//! This crate owns the terminal. Words become plain arguments in `args`; each command is a file; what a failure means
+//! for the shell is decided in `exit` alone. Data goes to stdout, everything else to stderr.
 
 #![forbid(unsafe_code)]
 
