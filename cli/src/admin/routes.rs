@@ -129,3 +129,79 @@ fn typed(kind: &'static str, text: String) -> Response {
     let kind: [(HeaderName, &str); 1] = [(header::CONTENT_TYPE, kind)];
     (kind, text).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::{connections, families::Family};
+    use serde_json::Value;
+    use std::net::{Ipv4Addr, SocketAddr};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpStream},
+    };
+
+    const TOKEN: &str = "0123456789abcdef";
+
+    struct Nothing;
+
+    impl Subject for Nothing {
+        fn readiness(&self) -> Result<(), String> {
+            Err("topic secret/name is missing".into())
+        }
+
+        fn status(&self) -> Value {
+            Value::Null
+        }
+
+        fn families(&self) -> Vec<Family> {
+            vec![]
+        }
+    }
+
+    /// Goal: whatever route there is or will be, who lacks the token gets nothing of it but the two probes.
+    /// Method: ask for each path that the router itself knows, without, with a wrong and with the right token.
+    #[tokio::test]
+    async fn every_route_but_the_probes_takes_the_token() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), TOKEN).unwrap();
+        let access = Access::new(Ipv4Addr::LOCALHOST.into(), Some(file.path())).unwrap();
+        let routes = of(Arc::new(Nothing), Heartbeat::begin(), access);
+        let paths = paths_of(&routes);
+        for known in ["/", "/livez", "/metrics", "/readyz", "/status"] {
+            assert!(paths.contains(&known.to_owned()), "{paths:?}");
+        }
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(connections::accept(listener, routes));
+        let wrong = format!("Authorization: Bearer {}\r\n", TOKEN.replace('0', "1"));
+        let right = format!("Authorization: Bearer {TOKEN}\r\n");
+        for path in paths {
+            for header in ["", &wrong] {
+                let answer = ask(address, &path, header).await;
+                let is_probe = ["/livez", "/readyz"].contains(&path.as_str());
+                assert_eq!(answer.starts_with("HTTP/1.1 401 "), !is_probe, "{path}: {answer}");
+                assert!(!answer.contains("secret/name"), "{path}: {answer}");
+            }
+            let answer = ask(address, &path, &right).await;
+            assert!(!answer.starts_with("HTTP/1.1 401 "), "{path}: {answer}");
+        }
+    }
+
+    /// The paths in what the router says of itself.
+    fn paths_of(routes: &Router) -> Vec<String> {
+        let text = format!("{routes:?}");
+        let quoted = text.split('"').filter(|quoted| quoted.starts_with('/'));
+        // A fallback is no route; `/new` in `processes/admin` asks for it.
+        quoted.filter(|path| !path.contains("__private__")).map(str::to_owned).collect()
+    }
+
+    async fn ask(address: SocketAddr, path: &str, header: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+}
