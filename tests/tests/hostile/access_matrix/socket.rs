@@ -9,19 +9,20 @@ use rustls::crypto::aws_lc_rs;
 use std::{
     io,
     net::Ipv4Addr,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex},
     task::{Context, Poll},
     time::Duration,
 };
+use tensor_relay_client::{Client, Request};
 use tensor_relay_protocol::{
-    ClientMessage, Dtype, Hello, Shape, TensorName, TensorSpec, Topic, Verbs, encode_client,
+    ClientMessage, Dtype, Hello, Shape, TensorName, TensorSpec, Ticket, Topic, Verbs, encode_client,
 };
 use tensor_relay_server::{
-    Access, Identity, Listener, Rules, Server, TopicOptions, Tuning,
+    Access, Identity, Listener, Rules, Server, TopicOptions, Tuning, WhenFull,
     sidecar::{Producer, PublishError, PublishSocket, Refusal, SealedVersion, TensorWriter},
 };
-use tensor_relay_tests::pair::{simulate, topic};
+use tensor_relay_tests::pair::{keeping, simulate, topic};
 use tensor_relay_transport::{ByteStream, Network};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
@@ -29,6 +30,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_rustls::TlsConnector;
+
+/// Long enough for a version to be published in.
+const A_MOMENT: Duration = Duration::from_millis(500);
 
 /// What a list lets this process do: its lines, with `ME` for its user, and the topics that it may publish into of the three
 /// below.
@@ -106,6 +110,51 @@ async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String,
         }
     }
     wrong
+}
+
+/// Goal: who loses its right while its version waits for its turn does not publish it.
+/// Method: a version that waits for a reader in mode `every`, and one behind it; the right is taken away, then the reader goes.
+#[test]
+fn a_right_that_is_lost_while_a_version_waits() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let home = tempfile::tempdir().unwrap();
+        let identity = Identity::load_or_create(&home.path().join("state")).unwrap();
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), &identity, Tuning::default()).unwrap();
+        let address = listener.local_address().to_string();
+        let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], None).unwrap();
+        let rules = |user: u32| {
+            let acl = format!("uid:{user} publish **").parse().unwrap();
+            Rules { acl, ..Rules::ephemeral() }
+        };
+        let user = rustix::process::geteuid().as_raw();
+        let before = rules(user);
+        let ticket = before.own_ticket(ticket);
+        let sender = watch::Sender::new(Arc::new(before.clone()));
+        let server = Server::start(listener, Access::following(sender.subscribe()), Default::default());
+        let path = home.path().join("s");
+        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
+        let socket = PublishSocket::open(&path, &[]).unwrap();
+        let _accepting = server.publish_from(socket, options, None, |_| {});
+        let producer = Producer::connect(&path).await.unwrap();
+        publish(&producer, topic("t")).await.unwrap();
+        let client = Client::connect(&ticket, Default::default()).await.unwrap();
+        let mut reader = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
+        reader.next().await.unwrap(); // And never the next one: it is not done with this one.
+
+        let mut first = pin!(publish(&producer, topic("t")));
+        assert!(timeout(A_MOMENT, &mut first).await.is_err(), "it waits for the reader");
+        let mut second = pin!(publish(&producer, topic("t")));
+        assert!(timeout(A_MOMENT, &mut second).await.is_err(), "it waits for its turn");
+        sender.send_replace(Arc::new(Rules { acl: rules(user + 1).acl, ..before }));
+        client.close().await;
+        drop(reader);
+        timeout(Duration::from_secs(60), first).await.unwrap().unwrap();
+        let refused = timeout(Duration::from_secs(60), second).await.unwrap();
+        let Err(PublishError::Refused { reason: Refusal::Forbidden, .. }) = refused else {
+            panic!("{refused:?}")
+        };
+    });
 }
 
 /// What is said of every topic alike.
