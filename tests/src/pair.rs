@@ -263,10 +263,11 @@ pub fn keeping(versions: u32) -> TopicOptions {
     TopicOptions { keep: Keep { versions, ..Keep::default() }, ..TopicOptions::default() }
 }
 
-/// The seeds of one scenario: `usual` of them, or as many as `TENSOR_RELAY_TEST_SEEDS` says.
+/// The seeds of one scenario: `usual` of them, or those that `TENSOR_RELAY_TEST_SEEDS` says, as their number or as `FROM..TO`.
 pub fn seeds(usual: u64) -> std::ops::Range<u64> {
-    let asked = std::env::var("TENSOR_RELAY_TEST_SEEDS").ok();
-    0..asked.map_or(usual, |number| number.parse().unwrap())
+    let Ok(asked) = std::env::var("TENSOR_RELAY_TEST_SEEDS") else { return 0..usual };
+    let (from, to) = asked.split_once("..").unwrap_or(("0", &asked));
+    from.parse().unwrap()..to.parse().unwrap()
 }
 
 /// Publishes one tensor of `bytes` incompressible bytes as `version`, which must be the next one.

@@ -398,10 +398,10 @@ impl Reader {
         })
     }
 
-    /// Since when the server may take it for away, if its user left: since then, or since a cut after which nothing came.
+    /// Since when the server may take it for away, if it ended: since then, or since a cut after which nothing came.
     fn away_since_ms(&self) -> Option<u64> {
-        let is_left = |(_, seen): &&(u64, Seen)| matches!(seen, Seen::Ended(End::Left));
-        let left_ms = self.seen.iter().find(is_left)?.0;
+        let has_ended = |(_, seen): &&(u64, Seen)| matches!(seen, Seen::Ended(_));
+        let left_ms = self.seen.iter().find(has_ended)?.0;
         let mut versions = self.seen.iter().filter(|(_, seen)| matches!(seen, Seen::Version(_)));
         let last_ms = versions.next_back().map_or(self.opened_ms, |(at, _)| *at);
         let cuts = self.cuts_ms.iter().copied().filter(|at| *at >= last_ms);

@@ -199,6 +199,15 @@ fn place_kept() {
     unlike(|away| {
         (away.readers[1].cuts_ms, away.readers[1].seen[0].0) = (vec![3_050], 23_000);
     });
+    unlike(|away| {
+        let right = |from_ms, until_ms| Right { principal: 0, topic: 0, from_ms, until_ms };
+        away.rights = vec![right(0, 2_000), right(21_000, u64::MAX)];
+        away.readers[0].seen =
+            vec![(1_001, Seen::Version(got(1, 1))), (2_001, Seen::Ended(End::Unauthorised))];
+        away.readers[0].seen.push((21_500, Seen::Ended(End::Left)));
+        away.readers[1].opened_ms = 22_100;
+        away.readers[1].seen[0].0 = 22_200;
+    });
     unlike(|away| (away.readers[0].cuts_ms, away.readers[1].opened_ms) = (vec![1_500], 21_600));
     unlike(|away| away.readers[1].seen.insert(0, (3_050, Seen::Version(got(1, 2)))));
 }
