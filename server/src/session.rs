@@ -1,5 +1,7 @@
 //! A session: one client, from its greeting to its end.
 
+mod error;
+
 use crate::{
     access::{Credentials, Denied, Holder, Permit},
     bases::ClientBase,
@@ -18,14 +20,14 @@ use crate::{
     transfer::SubscriptionMessage as Message,
     watching,
 };
+use error::SessionError;
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Feature, FeatureSet, Glob, Hello, Misbehaved,
-    Mode, PROTOCOL_REVISIONS, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId,
-    Welcome,
+    ClientMessage, CodecSet, Credit, EndReason, Feature, FeatureSet, Glob, Hello, Misbehaved, Mode,
+    PROTOCOL_REVISIONS, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    ClientCertificate, Lane, LaneError,
+    ClientCertificate, Lane,
     control::{self, ControlError},
 };
 use tokio::{
@@ -33,71 +35,6 @@ use tokio::{
     task::{AbortHandle, JoinError, JoinSet},
     time::Instant,
 };
-
-/// Why a session ended.
-#[derive(Debug, thiserror::Error)]
-enum SessionError {
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    #[error(transparent)]
-    Lane(#[from] LaneError),
-    #[error(transparent)]
-    Misbehaved(#[from] Misbehaved),
-    #[error("it sent no Hello within the deadline")]
-    NoHello,
-    #[error("the server is shutting down")]
-    ShuttingDown,
-    #[error("the server has as many sessions as it may")]
-    TooBusy,
-    #[error("access was refused: {0}")]
-    Unauthorised(#[from] Denied),
-    #[error("it lost its access: {0}")]
-    AccessLost(Denied),
-    #[error("it speaks protocol revisions {0} to {1}, this server {min} to {max}", min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end())]
-    Incompatible(u32, u32),
-}
-
-impl SessionError {
-    /// The close code for the client, unless the client ended it.
-    fn close_code(&self) -> Option<CloseCode> {
-        match self {
-            Self::Control(ControlError::Message(error)) => Some(error.into()),
-            Self::Misbehaved(error) => Some(error.into()),
-            Self::NoHello => Some(CloseCode::TimedOut),
-            Self::ShuttingDown => Some(CloseCode::ShuttingDown),
-            Self::TooBusy => Some(CloseCode::TooBusy),
-            Self::Unauthorised(_) | Self::AccessLost(_) => Some(CloseCode::Unauthorised),
-            Self::Incompatible(..) => Some(CloseCode::Incompatible),
-            Self::Control(ControlError::Lane(LaneError::StreamGivenUp)) => Some(CloseCode::Done),
-            Self::Control(ControlError::Lane(_)) | Self::Lane(_) => None,
-        }
-    }
-
-    /// The word under which it is counted, unless the client wanted it or the server ends.
-    fn failure(&self) -> Option<&'static str> {
-        match self {
-            Self::Control(ControlError::Message(_)) | Self::Misbehaved(_) => Some("misbehaved"),
-            Self::NoHello => Some("no_hello"),
-            Self::Unauthorised(_) => Some("unauthorised"),
-            Self::AccessLost(_) => Some("access_lost"),
-            Self::TooBusy => Some("too_busy"),
-            Self::Incompatible(..) => Some("incompatible"),
-            Self::Control(ControlError::Lane(error)) | Self::Lane(error) => lane_failure(error),
-            Self::ShuttingDown => None,
-        }
-    }
-}
-
-/// The word for how a lane failed; none where the client ended it.
-fn lane_failure(error: &LaneError) -> Option<&'static str> {
-    match error {
-        LaneError::TimedOut { .. } => Some("timed_out"),
-        LaneError::ClosedByPeer { code: Some(CloseCode::Done), .. } => None,
-        LaneError::ClosedByPeer { .. } => Some("closed_by_peer"),
-        LaneError::StreamGivenUp | LaneError::ClosedHere => None,
-        _ => Some("connection_lost"),
-    }
-}
 
 /// Serves one connection until it ends: a session that begins with `Hello`, or a lane that joins one with `Join`.
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
@@ -461,7 +398,7 @@ impl Session {
         // Before anything is looked up: a topic that exists and one that does not are refused alike.
         if !self.holder.may(Verb::Subscribe, &subscribe.topic) {
             self.inboxes.close(id);
-            tracing::warn!(topic = %subscribe.topic, "A subscription was refused: the client may not have it.");
+            self.tell_refused(&subscribe.topic);
             let end = ServerMessage::End { subscription: id, reason: EndReason::Forbidden };
             return Ok(self.sender.send(end).await?);
         }
@@ -496,6 +433,17 @@ impl Session {
         };
         self.running.spawn(async move { (id, subscription.run().await) });
         Ok(())
+    }
+
+    /// Tells the log of a refused subscription, once a minute for each network.
+    fn tell_refused(&self, topic: &Topic) {
+        let peer = self.lanes.control().peer().ip();
+        match self.shared.refusals.note(peer, &Denied::Topic, Instant::now()) {
+            Some(untold) => {
+                tracing::warn!(%topic, untold, "A subscription was refused: the client may not have it.");
+            }
+            None => tracing::debug!(%topic, "A subscription was refused: the client may not have it."),
+        }
     }
 
     fn handle_watch(&mut self, watch: WatchId, glob: Glob) -> Result<(), SessionError> {

@@ -1,0 +1,70 @@
+//! Why a session ended, and what its client and the statistics are told of it.
+
+use crate::access::Denied;
+use tensor_relay_protocol::{CloseCode, Misbehaved, PROTOCOL_REVISIONS};
+use tensor_relay_transport::{LaneError, control::ControlError};
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    #[error(transparent)]
+    Misbehaved(#[from] Misbehaved),
+    #[error("it sent no Hello within the deadline")]
+    NoHello,
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    #[error("the server has as many sessions as it may")]
+    TooBusy,
+    #[error("access was refused: {0}")]
+    Unauthorised(#[from] Denied),
+    #[error("it lost its access: {0}")]
+    AccessLost(Denied),
+    #[error("it speaks protocol revisions {0} to {1}, this server {min} to {max}", min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end())]
+    Incompatible(u32, u32),
+}
+
+impl SessionError {
+    /// The close code for the client, unless the client ended it.
+    pub(super) fn close_code(&self) -> Option<CloseCode> {
+        match self {
+            Self::Control(ControlError::Message(error)) => Some(error.into()),
+            Self::Misbehaved(error) => Some(error.into()),
+            Self::NoHello => Some(CloseCode::TimedOut),
+            Self::ShuttingDown => Some(CloseCode::ShuttingDown),
+            Self::TooBusy => Some(CloseCode::TooBusy),
+            Self::Unauthorised(_) | Self::AccessLost(_) => Some(CloseCode::Unauthorised),
+            Self::Incompatible(..) => Some(CloseCode::Incompatible),
+            Self::Control(ControlError::Lane(LaneError::StreamGivenUp)) => Some(CloseCode::Done),
+            Self::Control(ControlError::Lane(_)) | Self::Lane(_) => None,
+        }
+    }
+
+    /// The word under which it is counted, unless the client wanted it or the server ends.
+    pub(super) fn failure(&self) -> Option<&'static str> {
+        match self {
+            Self::Control(ControlError::Message(_)) | Self::Misbehaved(_) => Some("misbehaved"),
+            Self::NoHello => Some("no_hello"),
+            Self::Unauthorised(_) => Some("unauthorised"),
+            Self::AccessLost(_) => Some("access_lost"),
+            Self::TooBusy => Some("too_busy"),
+            Self::Incompatible(..) => Some("incompatible"),
+            Self::Control(ControlError::Lane(error)) | Self::Lane(error) => lane_failure(error),
+            Self::ShuttingDown => None,
+        }
+    }
+}
+
+/// The word for how a lane failed; none where the client ended it.
+fn lane_failure(error: &LaneError) -> Option<&'static str> {
+    match error {
+        LaneError::TimedOut { .. } => Some("timed_out"),
+        LaneError::ClosedByPeer { code: Some(CloseCode::Done), .. } => None,
+        LaneError::ClosedByPeer { .. } => Some("closed_by_peer"),
+        LaneError::StreamGivenUp | LaneError::ClosedHere => None,
+        _ => Some("connection_lost"),
+    }
+}
