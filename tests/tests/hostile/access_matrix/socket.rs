@@ -144,7 +144,8 @@ fn a_right_that_is_lost_while_a_version_waits() {
 
         let mut first = pin!(publish(&producer, topic("t")));
         assert!(timeout(A_MOMENT, &mut first).await.is_err(), "it waits for the reader");
-        let mut second = pin!(publish(&producer, topic("t")));
+        let other = Producer::connect(&path).await.unwrap(); // Versions of one connection wait before they are looked at.
+        let mut second = pin!(publish(&other, topic("t")));
         assert!(timeout(A_MOMENT, &mut second).await.is_err(), "it waits for its turn");
         sender.send_replace(Arc::new(Rules { acl: rules(user + 1).acl, ..before }));
         client.close().await;
