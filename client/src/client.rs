@@ -166,8 +166,8 @@ impl Client {
     }
 
     /// Measures the session's first lane with `bytes` bytes without meaning, which the server sends: at most
-    /// [`ProbeBytes::MAX`], beside whatever else it sends. `None` where the server is too old to measure, or has too many probes to
-    /// answer.
+    /// [`ProbeBytes::MAX`], beside whatever else it sends. `None` where the server is too old to measure, has too many probes to
+    /// answer, or lets this client subscribe to nothing.
     ///
     /// # Errors
     /// [`ClientError`] when the session is gone, a probe is under way, or it does not end within twelve seconds.

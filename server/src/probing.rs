@@ -2,8 +2,14 @@
 
 use crate::shared::Shared;
 use rustix::time::{ClockId, clock_gettime};
-use std::time::Duration;
-use tensor_relay_protocol::{Misbehaved, ProbeBytes, ProbeHeader, ProbeReport};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tensor_relay_protocol::{Misbehaved, ProbeHeader, ProbeReport};
 use tensor_relay_transport::{Lane, send_probe};
 use tokio::{task::JoinSet, time::timeout};
 
@@ -17,31 +23,39 @@ const PROBE_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(crate) struct Probing {
     newest: Option<u32>,
+    /// Whether all of the newest one was written but its report, so that its client may ask for the next.
+    is_over: Arc<AtomicBool>,
     running: JoinSet<()>,
 }
 
 impl Probing {
-    /// Begins to answer a probe over `lane`. Where there is no such lane, or too many are answered already, the client gets an
-    /// empty one, or none.
+    /// Begins to answer a probe over `lane`. Where the client has no such lane, it gets none; where too many are
+    /// answered already, an empty one.
     ///
     /// # Errors
     /// [`Misbehaved`] for a probe while one is under way, and for an id that is not new.
     pub(crate) fn begin(
         &mut self,
-        probe: u32,
+        (probe, bytes): (u32, u32),
         lane: Option<Lane>,
-        bytes: ProbeBytes,
         shared: &Shared,
     ) -> Result<(), Misbehaved> {
         while self.running.try_join_next().is_some() {}
-        if !self.running.is_empty() || self.newest.is_some_and(|newest| probe <= newest) {
+        let is_under_way = !self.running.is_empty() && !self.is_over.load(Ordering::Acquire);
+        if is_under_way || self.newest.is_some_and(|newest| probe <= newest) {
             let expected = "one at a time, with rising ids";
             return Err(Misbehaved::OutOfTurn { found: "a second Probe", expected });
         }
         self.newest = Some(probe);
         let Some(lane) = lane else { return Ok(()) };
         let counted = shared.probes.count_below(PROBES_MAX);
-        let bytes = if counted.is_some() { bytes.get() } else { 0 };
+        let bytes = if counted.is_some() { bytes } else { 0 };
+        let is_over = Arc::new(AtomicBool::new(false));
+        self.is_over = Arc::clone(&is_over);
+        let report = move || {
+            is_over.store(true, Ordering::Release);
+            report()
+        };
         self.running.spawn(async move {
             let _counted = counted;
             // A lane that fails, or a client that reads nothing, has its answer.

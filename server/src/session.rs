@@ -362,7 +362,9 @@ impl Session {
             }
             ClientMessage::Retire(lane) => self.lanes.retire(lane).await?,
             ClientMessage::Probe { probe, lane, bytes } => {
-                self.probing.begin(probe, self.lanes.get(lane), bytes, &self.shared)?;
+                let may_probe = self.holder.principal().may_anywhere(Verb::Subscribe);
+                let bytes = if may_probe { bytes.get() } else { 0 };
+                self.probing.begin((probe, bytes), self.lanes.get(lane), &self.shared)?;
             }
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
             ClientMessage::Unwatch(watch) => {

@@ -76,9 +76,11 @@ async fn rate(name: &'static str, client: &Client, round_trip: Duration) -> Opti
     let wanted = "two seconds of bytes without meaning";
     match rate::measure(client, round_trip).await {
         Ok(Some(rate)) => Some(rate::judge(name, &rate)),
-        Ok(None) => {
-            Some(Finding::ok(name, "not measured: the server is older, or answers several others", wanted))
-        }
+        Ok(None) => Some(Finding::ok(
+            name,
+            "not measured: the server is older, answers several others, or lets this ticket subscribe to nothing",
+            wanted,
+        )),
         Err(error) => {
             let fix = Fix {
                 host: "run it again; if it happens again, look at the server's log",

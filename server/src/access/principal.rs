@@ -54,6 +54,11 @@ impl Principal {
         self.grants.iter().any(|grant| grant.allows(verb, topic))
     }
 
+    /// Whether it may do `verb` with topics of some name.
+    pub fn may_anywhere(&self, verb: Verb) -> bool {
+        self.grants.iter().any(|grant| grant.verbs.contains(verb))
+    }
+
     /// Whether it is the same one as `other`, with whatever rights.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.identity == other.identity

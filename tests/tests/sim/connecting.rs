@@ -119,6 +119,21 @@ async fn connect(sim: &Sim, addresses: &[String], key: [u8; 32]) -> Result<Clien
     Client::connect_with(&sim.connector(1), &ticket, client_config()).await
 }
 
+/// Goal: probes may follow each other at once, however late the server notices that one is over.
+/// Method: a thousand.
+#[test]
+fn probes_follow_each_other() {
+    simulate(13, async |sim| {
+        let _server = sim.server(server_config());
+        let client = sim.client(1, client_config()).await.unwrap();
+        for number in 0..1_000 {
+            let probed = client.probe(ProbeBytes::new(number % 7).unwrap()).await.unwrap();
+            assert!(probed.is_some(), "{number}");
+        }
+        client.close().await;
+    });
+}
+
 /// Goal: a probe brings the bytes that were asked for and what they cost, as often as one is asked for, and beside it a
 /// subscription goes on.
 /// Method: probes of three sizes; the largest takes longer than the path's delay.

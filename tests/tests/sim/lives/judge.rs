@@ -398,12 +398,14 @@ impl Reader {
         })
     }
 
-    /// Since when the server may take it for away, if it ended: since then, or since a cut after which nothing came.
+    /// Since when the server may take it for away, if it ended: since then, or since a cut after which nothing arrived. What was
+    /// not waited for may have arrived before.
     fn away_since_ms(&self) -> Option<u64> {
         let has_ended = |(_, seen): &&(u64, Seen)| matches!(seen, Seen::Ended(_));
         let left_ms = self.seen.iter().find(has_ended)?.0;
-        let mut versions = self.seen.iter().filter(|(_, seen)| matches!(seen, Seen::Version(_)));
-        let last_ms = versions.next_back().map_or(self.opened_ms, |(at, _)| *at);
+        let has_arrived = |seen: &Seen| matches!(seen, Seen::Version(got) if got.was_awaited);
+        let mut arrived = self.seen.iter().filter(|(_, seen)| has_arrived(seen));
+        let last_ms = arrived.next_back().map_or(self.opened_ms, |(at, _)| *at);
         let cuts = self.cuts_ms.iter().copied().filter(|at| *at >= last_ms);
         Some(cuts.min().unwrap_or(left_ms))
     }

@@ -209,5 +209,9 @@ fn place_kept() {
         away.readers[1].seen[0].0 = 22_200;
     });
     unlike(|away| (away.readers[0].cuts_ms, away.readers[1].opened_ms) = (vec![1_500], 21_600));
+    unlike(|away| {
+        (away.readers[0].cuts_ms, away.readers[1].opened_ms) = (vec![500], 20_600);
+        away.readers[0].seen[0].1 = Seen::Version(Got { was_awaited: false, ..got(1, 1) });
+    });
     unlike(|away| away.readers[1].seen.insert(0, (3_050, Seen::Version(got(1, 2)))));
 }
