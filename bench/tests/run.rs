@@ -107,9 +107,11 @@ fn streams() {
     let scene = &latency["results"][0];
     assert_eq!(scene["latency_is"], "publish to commit", "both ends have one clock");
     for histogram in ["latency_us", "round_trip_us"] {
-        assert_eq!(scene[histogram]["count"], 100, "two rounds of 50");
+        // On a machine that is busy a version may replace another before that is received.
+        let count = number(&scene[histogram]["count"]);
+        assert!(count > 0.0 && count + number(&scene["missed"]) == 100.0, "two rounds of 50: {scene}");
         let buckets = scene[histogram]["buckets"].as_array().unwrap();
-        assert_eq!(buckets.iter().map(|bucket| number(&bucket[1])).sum::<f64>(), 100.0);
+        assert_eq!(buckets.iter().map(|bucket| number(&bucket[1])).sum::<f64>(), count);
         assert!(number(&scene[histogram]["p50"]) <= number(&scene[histogram]["max"]));
     }
     assert!(table.contains("publish to commit: p50"), "{table}");
