@@ -110,9 +110,11 @@ impl TransportTrial {
         self.measurement = Measurement::at_speed();
         match self.stage {
             Stage::Steady { usual, collapsed } => {
-                let collapsed = if rate < usual * COLLAPSED { collapsed + 1 } else { 0 };
+                // Where nothing arrives the path is away, for either transport.
+                let has_collapsed = rate > 0.0 && rate < usual * COLLAPSED;
+                let collapsed = if has_collapsed { collapsed + 1 } else { 0 };
                 self.stage = Stage::Steady { usual: usual.max(rate), collapsed };
-                let is_due = self.due.is_zero() || collapsed == COLLAPSED_TIMES;
+                let is_due = self.due.is_zero() && rate > 0.0 || collapsed == COLLAPSED_TIMES;
                 is_due.then(|| self.try_other(rate))
             }
             Stage::Trying { incumbent, .. } => {

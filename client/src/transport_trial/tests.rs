@@ -74,6 +74,13 @@ fn a_path_that_turns_lossy_moves_the_session() {
 }
 
 #[test]
+fn a_path_that_is_away_for_a_while_moves_nothing() {
+    // Away from within one measurement until within another.
+    let moves = run(Tcp, 18, |_, second| if (8..11).contains(&second) { 0 } else { 1_000_000_000 }).moves;
+    assert_eq!(moves, [(0, Tcp)]);
+}
+
+#[test]
 fn a_neighbour_on_the_link_costs_one_trial() {
     let rate = |_, second| if second < 8 { 1_000_000_000 } else { 400_000_000 };
     let moves = run(Tcp, 60, rate).moves;
