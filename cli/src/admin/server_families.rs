@@ -234,8 +234,18 @@ fn by_transport(status: &ServerStatus) -> Vec<Family> {
         let longest = lanes.map(|lane| lane.stats.rtt).max()?;
         Some((label("transport", kind.name()), longest.as_secs_f64()))
     });
+    let packet = status.traffic.iter().filter_map(|(kind, ..)| {
+        let lanes = status.lanes.iter().filter(|lane| lane.transport == *kind);
+        let smallest = lanes
+            .map(|lane| lane.stats.udp_payload_bytes)
+            .filter(|bytes| *bytes > 0)
+            .min()?;
+        Some((label("transport", kind.name()), f64::from(smallest)))
+    });
     vec![
         Family::gauges("lanes", "Connections that carry chunks, by transport", lanes.collect()),
+        Family::gauges("lane_packet_min", "The smallest packet size of a lane over QUIC", packet.collect())
+            .in_bytes(),
         Family::gauges("lane_rtt_max", "The longest round trip of a lane", rtt.collect()).in_seconds(),
         Family::counters(
             "transport_sent",

@@ -114,6 +114,7 @@ fn a_server_tells_how_it_does() {
     }
     assert!(sample(text, "tensor_relay_transport_sent_bytes_total{transport=\"quic\"}") > bytes as f64);
     assert!(sample(text, "tensor_relay_lane_rtt_max_seconds{transport=\"quic\"}") > 0.0);
+    assert!(sample(text, "tensor_relay_lane_packet_min_bytes{transport=\"quic\"}") >= 1_200.0);
     assert!(!text.contains("127.0.0.1"), "no address of a client is a label");
     let open =
         Asked::get(&admin, "/metrics", &["Accept: application/openmetrics-text;version=1.0.0"]).with(200);

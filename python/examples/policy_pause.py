@@ -1,0 +1,172 @@
+"""How long a worker's weights are not usable while a new policy is installed: with tensor-relay's two phases, and with what is used
+instead, in turn.
+
+    python policy_pause.py [--mib 200] [--steps 12]
+
+A trainer process makes a policy of bf16 tensors and changes it as an optimizer does, a little in every weight. The worker installs each
+version in the tensors that it computes with. The pause is the time in which these are written; "step to installed" also has the way.
+One copy is what the pause cannot be less than: the same bytes copied within the worker's memory.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+import tensor_relay
+
+LAYERS = 32
+PATIENCE_S = 60
+
+
+def policy(mib, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    each = (mib << 20) // 2 // LAYERS
+    return {f"layers.{layer}.weight": (torch.randn(each, generator=generator) * 0.02).bfloat16() for layer in range(LAYERS)}
+
+
+def change(weights, step):
+    """A step of 1e-5 in every weight, most of which bf16 rounds away."""
+    generator = torch.Generator().manual_seed(step)
+    for tensor in weights.values():
+        tensor.add_((torch.randn(tensor.shape, generator=generator) * 1e-5).bfloat16())
+
+
+def relay_trainer(mib, steps, pipe, folder):
+    weights = policy(mib)
+    with tensor_relay.serve("127.0.0.1:0", ephemeral=True) as relay:
+        pipe.send(relay.ticket)
+        for step in range(steps):
+            pipe.recv()
+            change(weights, step)
+            pipe.send(time.monotonic())
+            relay.publish("policy", weights)
+        pipe.recv()
+
+
+def relay_worker(mib, steps, pipe, folder):
+    weights = policy(mib, seed=1)
+    with tensor_relay.connect(pipe.recv()) as client, client.subscribe("policy", out=weights) as subscription:
+        for _ in range(steps):
+            pipe.send("go")
+            begun = pipe.recv()
+            snapshot = subscription.prefetch(PATIENCE_S)
+            paused = time.monotonic()
+            subscription.activate(snapshot)
+            now = time.monotonic()
+            yield now - paused, now - begun, weights
+    pipe.send("done")
+
+
+def file_trainer(mib, steps, pipe, folder):
+    weights = policy(mib)
+    pipe.send("ready")
+    for step in range(steps):
+        pipe.recv()
+        change(weights, step)
+        pipe.send(time.monotonic())
+        torch.save(weights, folder / "part")
+        (folder / "part").rename(folder / f"{step}.pt")
+        pipe.send("saved")
+    pipe.recv()
+
+
+def file_worker(mib, steps, pipe, folder):
+    weights = policy(mib, seed=1)
+    pipe.recv()
+    for step in range(steps):
+        pipe.send("go")
+        begun = pipe.recv()
+        pipe.recv()
+        loaded = torch.load(folder / f"{step}.pt")
+        paused = time.monotonic()
+        for name, tensor in weights.items():
+            tensor.copy_(loaded[name])
+        now = time.monotonic()
+        (folder / f"{step}.pt").unlink()
+        yield now - paused, now - begun, weights
+    pipe.send("done")
+
+
+def gloo_trainer(mib, steps, pipe, folder):
+    weights = policy(mib)
+    join(0, folder)
+    for step in range(steps):
+        pipe.recv()
+        change(weights, step)
+        pipe.send(time.monotonic())
+        for tensor in weights.values():
+            torch.distributed.broadcast(tensor, 0)
+    pipe.recv()
+
+
+def gloo_worker(mib, steps, pipe, folder):
+    """It receives in place, so it is paused for as long as the weights are on their way."""
+    weights = policy(mib, seed=1)
+    join(1, folder)
+    for _ in range(steps):
+        pipe.send("go")
+        begun = pipe.recv()
+        paused = time.monotonic()
+        for tensor in weights.values():
+            torch.distributed.broadcast(tensor, 0)
+        now = time.monotonic()
+        yield now - paused, now - begun, weights
+    pipe.send("done")
+    torch.distributed.destroy_process_group()
+
+
+def join(rank, folder):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=2)
+
+
+WAYS = {
+    "tensor-relay, prefetch and activate": (relay_trainer, relay_worker),
+    "torch.save to a shared folder": (file_trainer, file_worker),
+    "Gloo broadcast": (gloo_trainer, gloo_worker),
+}
+
+
+def one_copy(mib):
+    source, target = policy(mib), policy(mib, seed=1)
+    took = []
+    for _ in range(9):
+        begun = time.monotonic()
+        for name, tensor in target.items():
+            tensor.copy_(source[name])
+        took.append(time.monotonic() - begun)
+    return statistics.median(took[1:])
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mib", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=12)
+    args = parser.parse_args()
+    expected = policy(args.mib)
+    for step in range(args.steps):
+        change(expected, step)
+    print(f"{args.mib} MiB of bf16, {args.steps} steps; medians without the first step")
+    spawned = multiprocessing.get_context("spawn")
+    for name, (trainer, worker) in WAYS.items():
+        copy = one_copy(args.mib)
+        with tempfile.TemporaryDirectory() as folder:
+            ours, theirs = spawned.Pipe()
+            process = spawned.Process(target=trainer, args=(args.mib, args.steps, theirs, Path(folder)))
+            process.start()
+            times = [(pause, took, weights) for pause, took, weights in worker(args.mib, args.steps, ours, Path(folder))]
+            process.join(PATIENCE_S)
+        weights = times[-1][2]
+        assert all(torch.equal(weights[each], expected[each]) for each in expected), f"{name}: other weights arrived"
+        pause = statistics.median(pause for pause, _, _ in times[1:])
+        took = statistics.median(took for _, took, _ in times[1:])
+        print(f"{name:36}  pause {pause * 1e3:6.1f} ms, {pause / copy:5.2f} of one copy ({copy * 1e3:.1f} ms); step to installed {took * 1e3:7.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
