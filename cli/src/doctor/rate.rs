@@ -33,6 +33,8 @@ pub(super) struct Rate {
     bytes: u64,
     elapsed: Duration,
     round_trip: Duration,
+    /// Whether both ends are on this machine: then there is no line.
+    is_local: bool,
     /// How long this process computed meanwhile, and how many processors it may use.
     computed: Duration,
     processors: f64,
@@ -69,14 +71,8 @@ pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Opt
         let Some(after) = probe(1).await? else { return Ok(None) };
         let (elapsed, server) = (measured.elapsed, after.sender.since(&before.sender));
         if elapsed >= ENOUGH || bytes == ProbeBytes::MAX {
-            return Ok(Some(Rate {
-                bytes: measured.bytes,
-                elapsed,
-                round_trip,
-                computed,
-                processors,
-                server,
-            }));
+            let (bytes, is_local) = (measured.bytes, client.peer().ip().is_loopback());
+            return Ok(Some(Rate { bytes, elapsed, round_trip, is_local, computed, processors, server }));
         }
         bytes = bytes.saturating_mul(GROWTH).min(ProbeBytes::MAX);
     }
@@ -103,6 +99,7 @@ impl Rate {
         match () {
             () if self.server.loss() >= LOSSY => Limit::Loss,
             () if self.bytes_per_s() * self.round_trip.as_secs_f64() >= WINDOW_BYTES / 2.0 => Limit::Window,
+            () if self.is_local => Limit::ProcessorHere,
             () => Limit::Line,
         }
     }
@@ -145,6 +142,7 @@ mod tests {
         bytes: 125_000_000,
         elapsed: Duration::from_secs(1),
         round_trip: Duration::from_millis(1),
+        is_local: false,
         computed: Duration::from_millis(300),
         processors: 2.0,
         server: ProbeReport {
@@ -160,6 +158,7 @@ mod tests {
         let busy = Duration::from_millis(950);
         let cases = [
             (CLEAN, Limit::Line),
+            (Rate { is_local: true, ..CLEAN }, Limit::ProcessorHere),
             (Rate { computed: busy, ..CLEAN }, Limit::ProcessorHere),
             (Rate { computed: busy / 2, processors: 0.5, ..CLEAN }, Limit::ProcessorHere),
             (
