@@ -312,7 +312,7 @@ pub(crate) struct DemoConsumerArgs {
 /// A codec, as a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Codec {
-    /// Each chunk by its size estimate and the speed of the link.
+    /// Each chunk by a sample of its bytes, with as much effort as is measured to pay.
     Auto,
     /// Bytes as they are.
     Raw,
