@@ -34,6 +34,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::Path,
     sync::Arc,
+    thread::JoinHandle,
 };
 use tensor_relay_device::Device;
 use tensor_relay_server::StatusReader;
@@ -126,16 +127,27 @@ impl Bound {
                 }
             });
         };
-        std::thread::Builder::new().name("admin".into()).spawn(serve)?;
-        Ok(AdminPort { address, _stop: stop })
+        let thread = std::thread::Builder::new().name("admin".into()).spawn(serve)?;
+        Ok(AdminPort { address, running: Some((stop, thread)) })
     }
 }
 
-/// An admin port that answers requests on a thread of its own. Dropping it closes the port.
+/// An admin port that answers requests on a thread of its own. Dropping it closes the port, which is free afterwards.
 #[derive(Debug)]
 pub struct AdminPort {
     address: SocketAddr,
-    _stop: oneshot::Sender<()>,
+    /// What stops the thread, and the thread; taken when this is dropped.
+    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Drop for AdminPort {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.running.take() {
+            drop(stop);
+            // A request that is being answered takes milliseconds; a panic was told when it happened.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl AdminPort {

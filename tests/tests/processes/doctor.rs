@@ -152,6 +152,13 @@ fn a_ticket_that_expires_is_found() {
     assert!(found.contains("list,subscribe") && found.contains("more"), "{found}");
 }
 
+/// A server with a topic, on the server's host.
+fn serve_on(lan: &Lan, home: &Home) -> Serving {
+    files::noise(&home.path("m"), 1_000, 1);
+    let listen = format!("--listen={}:4747", Lan::SERVER);
+    Serving::hear(lan.start(Host::Server, home, &["serve", "--json", "--topic=m=m", &listen]))
+}
+
 /// Goal: what limits the way to a server is named: the line, loss, and packets that are smaller than they could be.
 /// Method: two hosts and a line of 50 Mbit/s; then one that loses every twentieth packet of UDP; then one on which larger packets
 /// of UDP are dropped without a word; each is cured by taking that away.
@@ -162,10 +169,7 @@ fn what_limits_the_rate_is_found() {
         Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),
     };
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
-    let listen = format!("--listen={}:4747", Lan::SERVER);
-    let words = ["serve", "--json", "--topic=m=m", &listen];
-    let server = Serving::hear(lan.start(Host::Server, &home, &words));
+    let server = serve_on(&lan, &home);
     let doctor = || {
         lan.start(Host::Client, &home, &["doctor", server.ticket("m"), "--json"])
             .end()
@@ -202,10 +206,7 @@ fn udp_that_is_dropped_is_found() {
         Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),
     };
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
-    let listen = format!("--listen={}:4747", Lan::SERVER);
-    let words = ["serve", "--json", "--topic=m=m", &listen];
-    let server = Serving::hear(lan.start(Host::Server, &home, &words));
+    let server = serve_on(&lan, &home);
     let doctor = || lan.start(Host::Client, &home, &["doctor", server.ticket("m"), "--json"]).end();
     if let Err(reason) = lan.drop_protocols(&["udp"]) {
         return println!("skipped: {reason}");
