@@ -18,7 +18,7 @@ mod server_families;
 mod server_status;
 
 pub(crate) use address::{AdminArgs, ReadyArgs};
-pub(crate) use consumer::Consumer;
+pub use consumer::{Consumer, FollowedTopic};
 pub(crate) use events::remember;
 pub(crate) use memory::DeviceMemory;
 pub(crate) use server::ServerSubject;
@@ -157,16 +157,33 @@ impl AdminPort {
     ///
     /// # Errors
     /// When the address cannot be bound, or is not loopback and `token_file` is none, cannot be read or is open to others.
-    pub fn open(
+    pub fn for_server(
         address: SocketAddr,
         token_file: Option<&Path>,
         server: StatusReader,
         device: Option<&Device>,
     ) -> anyhow::Result<Self> {
+        let subject = ServerSubject { reader: server, wanted: vec![], device: DeviceMemory::of(device) };
+        Self::open(address, token_file, subject)
+    }
+
+    /// The same for a consumer of this process, as `tensor-relay subscribe --admin` does. Call it on the client's runtime.
+    ///
+    /// # Errors
+    /// As [`for_server`](Self::for_server).
+    pub fn for_consumer(
+        address: SocketAddr,
+        token_file: Option<&Path>,
+        consumer: Consumer,
+    ) -> anyhow::Result<Self> {
+        Self::open(address, token_file, consumer)
+    }
+
+    fn open(address: SocketAddr, token_file: Option<&Path>, subject: impl Subject) -> anyhow::Result<Self> {
         let args =
             AdminArgs { admin: Some(Admin::At(address)), admin_token_file: token_file.map(Path::to_owned) };
         let bound = Bound::new(&args, true)?.context("an address was asked for")?;
-        bound.serve(ServerSubject { reader: server, wanted: vec![], device: DeviceMemory::of(device) })
+        bound.serve(subject)
     }
 
     /// The address that it listens on.

@@ -32,7 +32,7 @@ mod ticket;
 mod tickets;
 mod units;
 
-pub use admin::AdminPort;
+pub use admin::{AdminPort, Consumer, FollowedTopic};
 
 use args::Command;
 use config::Layers;

@@ -5,7 +5,7 @@ pub(crate) mod hook;
 mod report;
 
 use crate::{
-    admin::{Bound, Consumer, DeviceMemory},
+    admin::{Bound, Consumer},
     args::SubscribeArgs,
     device,
     exit::{Exit, UsageError, message_of},
@@ -80,10 +80,9 @@ fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
 /// Opens the device, and connects.
 async fn begin(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer) -> anyhow::Result<Client> {
     let device = device::open(&args.device, SLOT_BYTES).await?;
-    let memory = DeviceMemory::of(device.as_ref());
-    let config = Config { device, identity: args.ticket.identity()?, ..config(args) };
+    let config = Config { device: device.clone(), identity: args.ticket.identity()?, ..config(args) };
     let client = connect(ticket, args.ticket.connect_timeout, config).await?;
-    consumer.connected(client.status_reader(), memory);
+    consumer.connected(client.status_reader(), device.as_ref());
     Ok(client)
 }
 

@@ -1,13 +1,14 @@
 //! `tensor_relay.connect` and `Client`: a connection to a server.
 
 use crate::{
+    admin::AdminOptions,
     description::{Description, VersionSelector},
     errors::{Kind, of_client},
     gpu::{GpuOptions, Gpus, ordinal_called},
     out::Out,
     range::{at_least, positive_seconds, within},
     relay::topic_called,
-    runtime::ProcessLocal,
+    runtime::{self, ProcessLocal},
     select::Select,
     serve::transport_called,
     snapshot::Snapshot,
@@ -18,10 +19,12 @@ use crate::{
 };
 use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
 use std::{
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
+use tensor_relay_cli::{AdminPort, Consumer};
 use tensor_relay_client::{
     self as client, Config, Connector, Identity, LANES_MAX, Lanes, MemoryStats, ReaderName, Request, Ticket,
     Topic, Tuning, Version,
@@ -30,9 +33,17 @@ use tensor_relay_client::{
 /// A session with a server. It connects again by itself when the connection is lost.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Client {
-    open: ProcessLocal<Mutex<Option<Arc<client::Client>>>>,
+    open: ProcessLocal<Mutex<Option<Open>>>,
     ticket: Ticket,
     gpus: ProcessLocal<Arc<Gpus>>,
+    consumer: Consumer,
+    admin_address: Option<SocketAddr>,
+}
+
+/// The state until it is closed.
+struct Open {
+    client: Arc<client::Client>,
+    admin: Option<AdminPort>,
 }
 
 /// How long the slots of GPUs are: what chunks are, where their server does not say otherwise. Longer chunks are copied once
@@ -45,7 +56,8 @@ const GOOD_BYE: Duration = Duration::from_secs(2);
 /// Connects to a server. `tensor_relay.connect` says what each option is.
 #[pyfunction]
 #[pyo3(signature = (ticket, *, timeout, memory_bytes, base_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
-                    versions_held_max, hold_timeout, transport, identity, certificate, device, gpu_memory_bytes, pinned_bytes))]
+                    versions_held_max, hold_timeout, transport, identity, certificate, device, gpu_memory_bytes, pinned_bytes,
+                    admin, admin_token_file, ready_within))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -65,14 +77,26 @@ pub(crate) fn connect(
     device: &str,
     gpu_memory_bytes: Option<u64>,
     pinned_bytes: u64,
+    admin: Option<&str>,
+    admin_token_file: Option<PathBuf>,
+    ready_within: Option<f64>,
 ) -> PyResult<Client> {
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
     let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes: CHUNK_BYTES };
     let gpus = Gpus::new(py, options)?;
     let open = |ordinal| gpus.device(py, ordinal).map_err(|error| error.raise(py));
     let device = ordinal_called(py, device)?.map(open).transpose()?;
+    if ready_within.is_some() && admin.is_none() {
+        return Err(Kind::Request.raise(py, "ready_within means nothing without admin=\"IP:PORT\""));
+    }
+    let consumer = Consumer::new(seconds("ready_within", ready_within)?);
+    let _in_runtime = runtime::handle(py)?.enter();
+    let admin = AdminOptions { address: admin, token_file: admin_token_file };
+    // Before it connects: /readyz says no meanwhile.
+    let admin = admin
+        .open(py, |address, token_file| AdminPort::for_consumer(address, token_file, consumer.clone()))?;
     let config = Config {
-        device,
+        device: device.clone(),
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
         base_bytes,
         lanes: lanes_called(py, lanes)?,
@@ -90,10 +114,13 @@ pub(crate) fn connect(
     let connector = Connector::new(Tuning { connect_timeout_ms, ..Tuning::default() });
     let connected = wait(py, client::Client::connect_with(&connector, &ticket, config))?;
     let client = Arc::new(connected.map_err(|error| of_client(py, &error))?);
+    consumer.connected(client.status_reader(), device.as_ref());
     Ok(Client {
-        open: ProcessLocal::new(Mutex::new(Some(client))),
+        admin_address: admin.as_ref().map(AdminPort::address),
+        open: ProcessLocal::new(Mutex::new(Some(Open { client, admin }))),
         ticket,
         gpus: ProcessLocal::new(Arc::new(gpus)),
+        consumer,
     })
 }
 
@@ -177,6 +204,7 @@ impl Client {
         let on_gap = OnGap::called(py, on_gap)?;
         let gpus = this.gpus.get(py)?;
         let out = out.map(|mapping| Out::new(mapping.unbind(), atomic, strict, Arc::clone(gpus)));
+        let followed = this.consumer.follow(&topic);
         let mut request = match mode {
             "latest" => Request::latest(topic),
             "every" => Request::every(topic),
@@ -201,6 +229,7 @@ impl Client {
         let client = this.client(py)?;
         let subscribed = wait(py, client.subscribe_to(request.select(globs).preempt(preempt)))?;
         let subscription = subscribed.map_err(|error| of_client(py, &error))?;
+        let subscription = (subscription, followed);
         Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, select, out))
     }
 
@@ -350,7 +379,13 @@ impl Client {
     #[getter]
     fn closed(&self, py: Python<'_>) -> PyResult<bool> {
         let open = self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        Ok(open.as_ref().is_none_or(|client| client.has_ended()))
+        Ok(open.as_ref().is_none_or(|open| open.client.has_ended()))
+    }
+
+    /// The address of the admin port, as `IP:PORT`; None without one.
+    #[getter]
+    fn admin(&self) -> Option<String> {
+        self.admin_address.map(|address| address.to_string())
     }
 
     /// How often a lost connection was made again.
@@ -367,9 +402,12 @@ impl Client {
             .lock_py_attached(py)
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        // Where another thread is in the middle of a call, its end is the session's.
-        if let Some(client) = open.and_then(Arc::into_inner) {
-            wait(py, async { tokio::time::timeout(GOOD_BYE, client.close()).await.ok() })?;
+        if let Some(Open { client, admin }) = open {
+            py.detach(|| drop(admin)); // It waits for the thread of the port, which takes a moment.
+            // Where another thread is in the middle of a call, its end is the session's.
+            if let Some(client) = Arc::into_inner(client) {
+                wait(py, async { tokio::time::timeout(GOOD_BYE, client.close()).await.ok() })?;
+            }
         }
         self.gpus.get(py)?.close(py);
         Ok(())
@@ -414,7 +452,8 @@ impl Client {
             .get(py)?
             .lock_py_attached(py)
             .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+            .as_ref()
+            .map(|open| Arc::clone(&open.client));
         let closed =
             || Kind::Closed.raise(py, "this client was closed: connect another with `tensor_relay.connect`");
         open.ok_or_else(closed)

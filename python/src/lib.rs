@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+mod admin;
 mod awaitable;
 mod buckets;
 mod client;

@@ -1,6 +1,7 @@
 //! `tensor_relay.serve`: starts a server.
 
 use crate::{
+    admin::AdminOptions,
     errors::Kind,
     gpu::{GpuOptions, Gpus, ordinal_called},
     range::{at_least, positive_seconds, within},
@@ -78,19 +79,10 @@ pub(crate) fn serve(
     };
     let listener = listener_on(py, listen, transport_called(py, transport)?, &identity)?;
     let server = Server::start(listener, access.clone(), config);
-    let admin = match admin {
-        Some(admin) => {
-            let address = addresses_of(py, admin)?.first().copied();
-            let address = address.ok_or_else(|| no_address(py, admin, &"the name has no address"))?;
-            let reader = server.status_reader();
-            let opened = AdminPort::open(address, admin_token_file.as_deref(), reader, held_on.as_ref());
-            Some(opened.map_err(|error| Kind::Other.raise(py, format!("{error:#}")))?)
-        }
-        None if admin_token_file.is_some() => {
-            return Err(Kind::Request.raise(py, "admin_token_file means nothing without admin=\"IP:PORT\""));
-        }
-        None => None,
-    };
+    let admin = AdminOptions { address: admin, token_file: admin_token_file };
+    let admin = admin.open(py, |address, token_file| {
+        AdminPort::for_server(address, token_file, server.status_reader(), held_on.as_ref())
+    })?;
     let address = server.local_address();
     let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
     Ok(Relay::new((server, admin), address, Tickets { bare: ticket, access, store }, gpus, device))
@@ -117,7 +109,7 @@ fn listener_on(
 }
 
 /// The addresses that `listen` names, as `IP:PORT` or `HOST:PORT`.
-fn addresses_of(py: Python<'_>, listen: &str) -> PyResult<Vec<SocketAddr>> {
+pub(crate) fn addresses_of(py: Python<'_>, listen: &str) -> PyResult<Vec<SocketAddr>> {
     let lookup = async { tokio::net::lookup_host(listen).await.map(Vec::from_iter) };
     match wait_at_most(py, Some(LOOKUP), lookup)? {
         Some(Ok(addresses)) => Ok(addresses),
@@ -126,7 +118,7 @@ fn addresses_of(py: Python<'_>, listen: &str) -> PyResult<Vec<SocketAddr>> {
     }
 }
 
-fn no_address(py: Python<'_>, listen: &str, why: &dyn Display) -> PyErr {
+pub(crate) fn no_address(py: Python<'_>, listen: &str, why: &dyn Display) -> PyErr {
     let message = format!(
         "{listen:?} is no address to listen on ({why}): write IP:PORT or HOST:PORT, as in 0.0.0.0:4747"
     );

@@ -16,6 +16,7 @@ use pyo3::{
     types::{PyDict, PyIterator, PyList},
 };
 use std::{path::PathBuf, sync::Arc};
+use tensor_relay_cli::FollowedTopic;
 use tensor_relay_client::{self as client, Filled, Gap, VersionId};
 
 /// The tensors of one version by name, as a mapping. Their memory lives as long as anything refers to it, and is used again
@@ -26,6 +27,7 @@ pub(crate) struct Snapshot {
     metadata: Vec<(String, String)>,
     manifest_metadata: Vec<(String, String)>,
     skipped: u64,
+    payload_bytes: u64,
     is_new_epoch: bool,
     gap: Option<String>,
     receipt: client::Receipt,
@@ -105,6 +107,7 @@ impl Snapshot {
             metadata: snapshot.metadata().to_vec(),
             manifest_metadata: snapshot.manifest().metadata().to_vec(),
             skipped: snapshot.skipped(),
+            payload_bytes: snapshot.payload_bytes(),
             is_new_epoch: snapshot.is_new_epoch(),
             gap: gap.map(Gap::to_string),
             receipt: snapshot.receipt(),
@@ -119,12 +122,18 @@ impl Snapshot {
             metadata: filled.metadata().to_vec(),
             manifest_metadata: filled.manifest().metadata().to_vec(),
             skipped: filled.skipped(),
+            payload_bytes: filled.manifest().payload_bytes(),
             is_new_epoch: filled.is_new_epoch(),
             gap: filled.gap().map(Gap::to_string),
             receipt: filled.receipt(),
             tensors: None,
             reading: None,
         }
+    }
+
+    /// Records it as the version that is held of `followed`.
+    pub(crate) fn record(&self, followed: &FollowedTopic) {
+        followed.committed(&self.id, self.payload_bytes, self.skipped, &self.receipt);
     }
 
     pub(crate) fn tensor(&self, name: &str) -> Option<Tensor> {

@@ -17,9 +17,10 @@ use pyo3::{
     types::PyCFunction,
 };
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+use tensor_relay_cli::FollowedTopic;
 use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError};
 
 /// Delivers the versions of one topic, each whole and verified.
@@ -41,6 +42,8 @@ pub(crate) struct Inner {
     on_gap: OnGap,
     held_back: HeldBack,
     pub(crate) select: Select,
+    /// For the client's admin port, until it is closed.
+    followed: Mutex<Option<FollowedTopic>>,
 }
 
 /// What there is until it is closed. Whoever waits for the next version has the turn.
@@ -152,6 +155,17 @@ impl Progress {
 }
 
 impl Inner {
+    /// Records a version that its user has.
+    fn committed(&self, snapshot: &Snapshot) {
+        if let Some(followed) = &*self.followed() {
+            snapshot.record(followed);
+        }
+    }
+
+    fn followed(&self) -> MutexGuard<'_, Option<FollowedTopic>> {
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for the next version. No version is lost when this is dropped, nor when what it gives is.
     async fn next(self: Arc<Self>) -> Result<Taken, NotArrived> {
         let taken = self.open.unless_closed(self.take()).await;
@@ -316,7 +330,9 @@ impl Subscription {
     /// Ends the subscription. Never waits: calls and coroutines that wait for a version end with ClosedError, iteration
     /// ends. Closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner.get(py)?.open.close();
+        let inner = self.inner.get(py)?;
+        inner.open.close();
+        drop(inner.followed().take());
         self.out.iter().for_each(Out::forget);
         Ok(())
     }
@@ -378,7 +394,7 @@ impl Subscription {
 
 impl Subscription {
     pub(crate) fn new(
-        subscription: client::Subscription,
+        (subscription, followed): (client::Subscription, FollowedTopic),
         client: Py<Client>,
         timeout: Option<Duration>,
         on_gap: OnGap,
@@ -388,7 +404,8 @@ impl Subscription {
         let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
         let held_back = Box::new(subscription.held_back_reader());
         let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
-        let inner = Inner { open, on_gap, held_back, select };
+        let followed = Mutex::new(Some(followed));
+        let inner = Inner { open, on_gap, held_back, select, followed };
         Self { inner: ProcessLocal::new(Arc::new(inner)), topic, client, timeout, out, progress }
     }
 
@@ -419,13 +436,14 @@ impl Subscription {
     /// The next version, in its own memory or in the user's.
     fn receive(&self, py: Python<'_>, timeout: Option<Duration>, out: Option<&Out>) -> PyResult<Delivered> {
         let inner = self.inner.get(py)?;
-        if let Some(out) = out.filter(|out| !out.is_atomic()) {
-            return out.receive_in_place(py, inner, timeout);
-        }
-        match wait(py, Arc::clone(inner).next_within(timeout))? {
-            Ok(taken) => taken.give(|arrived| hand_over(py, arrived, out)),
-            Err(failed) => Ok(Err(failed)),
-        }
+        let delivered = match out.filter(|out| !out.is_atomic()) {
+            Some(out) => out.receive_in_place(py, inner, timeout)?,
+            None => match wait(py, Arc::clone(inner).next_within(timeout))? {
+                Ok(taken) => taken.give(|arrived| hand_over(py, arrived, out))?,
+                Err(failed) => Err(failed),
+            },
+        };
+        Ok(delivered.inspect(|snapshot| inner.committed(snapshot)))
     }
 
     /// A coroutine for the next version. Nothing begins before it is awaited.
@@ -456,16 +474,17 @@ impl Subscription {
                            wait in a thread (`asyncio.to_thread(subscription.next)`), or take atomic=True";
             return Err(Kind::Request.raise(py, message));
         }
-        let next = Arc::clone(self.inner.get(py)?).next_within(timeout);
+        let inner = Arc::clone(self.inner.get(py)?);
+        let next = Arc::clone(&inner).next_within(timeout);
         let out = self.out.as_ref().filter(|_| landing == Landing::Out);
         let out = out.map(|out| out.clone_ref(py));
         awaitable(py, next, move |py, next| {
-            let unclaimed = Mutex::new(Some((next, out)));
+            let (unclaimed, inner) = (Mutex::new(Some((next, out))), Arc::clone(&inner));
             let claim = PyCFunction::new_closure(py, None, None, move |args, _| {
                 let claimed = unclaimed.lock().unwrap_or_else(PoisonError::into_inner).take();
                 let closed = NotArrived::Closed;
                 let (next, out) = claimed.unwrap_or((Err(closed), None));
-                claim_next(args.py(), next, out.as_ref(), raise)
+                claim_next(args.py(), next, out.as_ref(), raise).inspect(|snapshot| inner.committed(snapshot))
             })?;
             Ok(claim.into_any().unbind())
         })

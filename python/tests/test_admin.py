@@ -1,6 +1,8 @@
-"""The admin port of a relay, as `tensor-relay serve` has one."""
+"""The admin ports of relays and clients, as `tensor-relay serve` and `subscribe` have them."""
 
+import asyncio
 import json
+import time
 import urllib.error
 import urllib.request
 
@@ -17,7 +19,7 @@ def ask(address, path, token=None):
 
 def test_a_relay_tells_how_it_does():
     with tensor_relay.serve("127.0.0.1:0", ephemeral=True, admin="127.0.0.1:0") as relay:
-        relay.publish("weights", {"w": bytearray(1_000)})
+        relay.publish("weights", {"w": bytearray(1_024)})
         with tensor_relay.connect(relay.ticket) as client:
             client.get("weights")
         assert ask(relay.admin, "/livez") and ask(relay.admin, "/readyz")
@@ -32,9 +34,80 @@ def test_a_relay_tells_how_it_does():
         assert relay.admin == address, "the port is free again"
 
 
+def ready(address):
+    """Whether `/readyz` says yes, and what it says."""
+    try:
+        return True, ask(address, "/readyz")
+    except urllib.error.HTTPError as error:
+        assert error.code == 503
+        return False, error.read().decode()
+
+
+def topics_of(client):
+    return {topic["topic"]: topic for topic in json.loads(ask(client.admin, "/status"))["topics"]}
+
+
+def test_a_consumer_tells_how_it_does():
+    with (
+        tensor_relay.serve("127.0.0.1:0", ephemeral=True) as relay,
+        tensor_relay.connect(relay.ticket, admin="127.0.0.1:0") as client,
+    ):
+        assert ask(client.admin, "/livez")
+        assert ready(client.admin) == (False, "not ready: no topic is followed yet\n")
+        relay.publish("weights", {"w": bytearray(1_024)})
+        with client.subscribe("weights") as weights, client.subscribe("other") as _other:
+            weights.next(10)
+            is_ready, why = ready(client.admin)
+            assert not is_ready and "other" in why
+            relay.publish("weights", {"w": bytearray(1_024)})
+            weights.next(10)
+            seen = topics_of(client)["weights"]
+            assert (seen["version"], seen["committed"], seen["received_payload_bytes"]) == (2, 2, 2_048)
+            assert seen["followed"]
+        # What was received stays known, and what never came is not waited for.
+        assert ready(client.admin)[0]
+        assert list(topics_of(client)) == ["weights"] and not topics_of(client)["weights"]["followed"]
+        assert 'tensor_relay_held_version{topic="weights"} 2' in ask(client.admin, "/metrics")
+        address = client.admin
+    with pytest.raises(OSError):
+        ask(address, "/livez")
+
+
+def test_versions_count_wherever_they_are_received():
+    with (
+        tensor_relay.serve("127.0.0.1:0", ephemeral=True) as relay,
+        tensor_relay.connect(relay.ticket, admin="127.0.0.1:0", ready_within=0.2) as client,
+    ):
+        relay.publish("weights", {"w": bytearray(1_024)})
+        client.get("weights")
+        client.get("weights", out={"w": bytearray(1_024)})
+        client.get("weights", out={"w": bytearray(1_024)}, atomic=False)
+        asyncio.run(client.get_async("weights"))
+        seen = topics_of(client)["weights"]
+        assert (seen["committed"], seen["received_payload_bytes"]) == (4, 4_096)
+        time.sleep(0.3)
+        is_ready, why = ready(client.admin)
+        assert not is_ready and "version 1" in why
+
+
 def test_without_one_there_is_none():
     with tensor_relay.serve("127.0.0.1:0", ephemeral=True) as relay:
         assert relay.admin is None
+        with tensor_relay.connect(relay.ticket) as client:
+            assert client.admin is None
+        with pytest.raises(tensor_relay.RequestError, match="ready_within"):
+            tensor_relay.connect(relay.ticket, ready_within=1)
+
+
+def test_a_consumer_that_cannot_connect_frees_its_port():
+    with tensor_relay.serve("127.0.0.1:0", ephemeral=True, admin="127.0.0.1:0") as relay:
+        address, ticket = relay.admin, relay.ticket
+        with pytest.raises(tensor_relay.TensorRelayError, match="cannot listen"):
+            tensor_relay.connect(ticket, admin=address)
+    with pytest.raises(tensor_relay.ServerUnreachableError):
+        tensor_relay.connect(ticket, admin=address, timeout=0.2)
+    with tensor_relay.serve("127.0.0.1:0", ephemeral=True, admin=address) as relay:
+        assert relay.admin == address
 
 
 def test_other_addresses_take_a_token(tmp_path):

@@ -11,25 +11,39 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
-use tensor_relay_client::{ClientStatus, Snapshot, StatusReader, Topic};
+use tensor_relay_client::{ClientStatus, Receipt, StatusReader, Topic, VersionId};
+use tensor_relay_device::Device;
 
-/// The state of a consumer. Cheap to clone.
+/// How many topics that are no longer followed keep their numbers. Of more, those go that came longest ago.
+const LEFT_MAX: usize = 1_000;
+
+/// The state of a consumer, which its admin port shows. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Consumer(Arc<Inner>);
+pub struct Consumer(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The followed topics, and the state of each. Bounded by the subscriptions.
-    topics: Mutex<BTreeMap<Topic, Option<TopicMetrics>>>,
+    topics: Mutex<Topics>,
     client: OnceLock<StatusReader>,
     device: OnceLock<DeviceMemory>,
     ready_within: Option<Duration>,
     began: OnceLock<Instant>,
 }
 
+/// The topics that are followed, of which there are as many as subscriptions, and at most [`LEFT_MAX`] that were.
+type Topics = BTreeMap<Topic, TopicState>;
+
+/// A topic that is or was followed.
+#[derive(Debug, Clone, Default)]
+struct TopicState {
+    /// How many subscriptions follow it.
+    followers: usize,
+    held: Option<TopicMetrics>,
+}
+
 /// The held version of a topic, and what was received for it.
 #[derive(Debug, Clone)]
-pub(crate) struct TopicMetrics {
+struct TopicMetrics {
     version: u64,
     epoch: String,
     payload_bytes: u64,
@@ -43,47 +57,22 @@ pub(crate) struct TopicMetrics {
 }
 
 impl Consumer {
-    /// A consumer without topics.
-    pub(crate) fn new(ready_within: Option<Duration>) -> Self {
+    /// A consumer without topics. It is ready while every topic that it follows has a version, with `ready_within` one that
+    /// came no longer ago.
+    pub fn new(ready_within: Option<Duration>) -> Self {
         let began = OnceLock::from(Instant::now());
         Self(Arc::new(Inner { ready_within, began, ..Inner::default() }))
     }
 
-    /// Records that it is connected.
-    pub(crate) fn connected(&self, client: StatusReader, device: DeviceMemory) {
-        // There is one client in a process.
-        let _ = (self.0.client.set(client), self.0.device.set(device));
+    /// Records that it is connected, with snapshots on `device`. The first client counts.
+    pub fn connected(&self, client: StatusReader, device: Option<&Device>) {
+        let _ = (self.0.client.set(client), self.0.device.set(DeviceMemory::of(device)));
     }
 
-    /// Records that it follows a topic.
-    pub(crate) fn follows(&self, topic: &Topic) {
-        self.topics().entry(topic.clone()).or_default();
-    }
-
-    /// Records that it no longer follows a topic.
-    pub(crate) fn leaves(&self, topic: &Topic) {
-        self.topics().remove(topic);
-    }
-
-    /// Records a committed version.
-    pub(crate) fn committed(&self, snapshot: &Snapshot) {
-        let (id, receipt) = (snapshot.id(), snapshot.receipt());
-        let mut topics = self.topics();
-        let before = topics.get(&id.topic).cloned().flatten();
-        let sum = |of: fn(&TopicMetrics) -> u64, more: u64| before.as_ref().map_or(0, of) + more;
-        let held = TopicMetrics {
-            version: id.version.0,
-            epoch: id.epoch.to_string(),
-            payload_bytes: snapshot.payload_bytes(),
-            at: Instant::now(),
-            took: receipt.duration,
-            committed: sum(|held| held.committed, 1),
-            skipped: sum(|held| held.skipped, snapshot.skipped()),
-            resumed: sum(|held| held.resumed, u64::from(receipt.resumed > 0)),
-            received_payload_bytes: sum(|held| held.received_payload_bytes, snapshot.payload_bytes()),
-            received_wire_bytes: sum(|held| held.received_wire_bytes, receipt.wire_bytes),
-        };
-        topics.insert(id.topic.clone(), Some(held));
+    /// Records that it follows a topic, until what this gives is dropped.
+    pub fn follow(&self, topic: &Topic) -> FollowedTopic {
+        self.topics().entry(topic.clone()).or_default().followers += 1;
+        FollowedTopic { consumer: self.clone(), topic: topic.clone() }
     }
 
     fn client(&self) -> Option<ClientStatus> {
@@ -101,22 +90,75 @@ impl Consumer {
         kinds
     }
 
-    fn topics(&self) -> MutexGuard<'_, BTreeMap<Topic, Option<TopicMetrics>>> {
+    fn topics(&self) -> MutexGuard<'_, Topics> {
         self.0.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether all followed topics have a version, none too old.
-fn readiness(
-    topics: &BTreeMap<Topic, Option<TopicMetrics>>,
-    within: Option<Duration>,
-    now: Instant,
-) -> Result<(), String> {
+/// A topic that a [`Consumer`] follows.
+#[derive(Debug)]
+pub struct FollowedTopic {
+    consumer: Consumer,
+    topic: Topic,
+}
+
+impl FollowedTopic {
+    /// Records that its version `id` is with the user, that `payload_bytes` of it were received, and that `skipped` versions
+    /// were passed over for it.
+    pub fn committed(&self, id: &VersionId, payload_bytes: u64, skipped: u64, receipt: &Receipt) {
+        let mut topics = self.consumer.topics();
+        let state = topics.entry(self.topic.clone()).or_default();
+        let before = state.held.take();
+        let sum = |of: fn(&TopicMetrics) -> u64, more: u64| before.as_ref().map_or(0, of) + more;
+        state.held = Some(TopicMetrics {
+            version: id.version.0,
+            epoch: id.epoch.to_string(),
+            payload_bytes,
+            at: Instant::now(),
+            took: receipt.duration,
+            committed: sum(|held| held.committed, 1),
+            skipped: sum(|held| held.skipped, skipped),
+            resumed: sum(|held| held.resumed, u64::from(receipt.resumed > 0)),
+            received_payload_bytes: sum(|held| held.received_payload_bytes, payload_bytes),
+            received_wire_bytes: sum(|held| held.received_wire_bytes, receipt.wire_bytes),
+        });
+    }
+}
+
+impl Drop for FollowedTopic {
+    fn drop(&mut self) {
+        leave(&mut self.consumer.topics(), &self.topic, LEFT_MAX);
+    }
+}
+
+/// Counts one follower less. What was received stays known, of `left_max` topics that nobody follows.
+fn leave(topics: &mut Topics, topic: &Topic, left_max: usize) {
+    let Some(state) = topics.get_mut(topic) else { return };
+    state.followers -= 1;
+    if state.followers == 0 && state.held.is_none() {
+        topics.remove(topic);
+    }
+    let left = topics.iter().filter(|(_, state)| state.followers == 0);
+    let ages: Vec<_> = left
+        .filter_map(|(topic, state)| Some((state.held.as_ref()?.at, topic)))
+        .collect();
+    if ages.len() > left_max
+        && let Some((_, oldest)) = ages.into_iter().min()
+    {
+        let oldest = oldest.clone();
+        topics.remove(&oldest);
+    }
+}
+
+/// Whether all followed topics have a version, none too old; where none is followed, all that were.
+fn readiness(topics: &Topics, within: Option<Duration>, now: Instant) -> Result<(), String> {
     if topics.is_empty() {
         return Err("no topic is followed yet".into());
     }
-    for (topic, held) in topics {
-        let held = held
+    let is_any_followed = topics.values().any(|state| state.followers > 0);
+    for (topic, state) in topics.iter().filter(|(_, state)| !is_any_followed || state.followers > 0) {
+        let held = state
+            .held
             .as_ref()
             .ok_or_else(|| format!("no version of topic {topic} is here yet"))?;
         let age = now.duration_since(held.at);
@@ -137,8 +179,7 @@ impl Subject for Consumer {
         let memory = self.memory(client.as_ref()).into_iter();
         let memory: Map<String, Value> =
             memory.map(|(kind, bytes)| (format!("{kind}_bytes"), bytes.into())).collect();
-        let topics: Vec<Value> =
-            self.topics().iter().map(|(name, held)| topic(name, held.as_ref())).collect();
+        let topics: Vec<Value> = self.topics().iter().map(|(name, state)| topic(name, state)).collect();
         json!({
             "role": "consumer",
             "version": env!("CARGO_PKG_VERSION"),
@@ -172,10 +213,14 @@ impl Subject for Consumer {
     }
 }
 
-fn topic(name: &Topic, held: Option<&TopicMetrics>) -> Value {
-    let Some(held) = held else { return json!({ "topic": name.as_str(), "version": null }) };
+fn topic(name: &Topic, state: &TopicState) -> Value {
+    let is_followed = state.followers > 0;
+    let Some(held) = &state.held else {
+        return json!({ "topic": name.as_str(), "followed": is_followed, "version": null });
+    };
     json!({
         "topic": name.as_str(),
+        "followed": is_followed,
         "version": held.version,
         "epoch": held.epoch,
         "payload_bytes": held.payload_bytes,
@@ -205,15 +250,16 @@ fn lanes(client: &ClientStatus) -> Vec<Value> {
 }
 
 /// The topics by name, as many as a server labels; what a consumer follows is chosen by its user.
-fn of_topics(topics: &BTreeMap<Topic, Option<TopicMetrics>>) -> Vec<Family> {
-    let held = topics.iter().filter_map(|(topic, held)| Some((topic, held.as_ref()?)));
+fn of_topics(topics: &Topics) -> Vec<Family> {
+    let followed = topics.values().filter(|state| state.followers > 0).count();
+    let held = topics.iter().filter_map(|(topic, state)| Some((topic, state.held.as_ref()?)));
     let held: Vec<_> = held.take(super::server_families::LABELLED_MAX).collect();
     let each = |value: fn(&TopicMetrics) -> f64| {
         let label = |topic: &Topic| -> Labels { vec![("topic", topic.to_string())] };
         held.iter().map(|(topic, held)| (label(topic), value(held))).collect::<Vec<_>>()
     };
     vec![
-        Family::gauge("followed_topics", "Topics that are followed", topics.len() as f64),
+        Family::gauge("followed_topics", "Topics that are followed", followed as f64),
         Family::gauges(
             "held_version",
             "The number of the version that is here",
@@ -293,19 +339,45 @@ mod tests {
         }
     }
 
+    fn state(followers: usize, held: Option<TopicMetrics>) -> TopicState {
+        TopicState { followers, held }
+    }
+
     #[test]
     fn a_consumer_is_ready_when_all_is_here() {
         let (name, other, now) = (Topic::new("a").unwrap(), Topic::new("b").unwrap(), Instant::now());
-        let mut topics = BTreeMap::new();
+        let mut topics = Topics::new();
         assert!(readiness(&topics, None, now).is_err());
-        topics.insert(name, Some(held(3, now)));
+        topics.insert(name.clone(), state(1, Some(held(3, now))));
         assert_eq!(readiness(&topics, None, now), Ok(()));
-        topics.insert(other.clone(), None);
+        topics.insert(other.clone(), state(1, None));
         assert!(readiness(&topics, None, now).unwrap_err().contains("topic b"));
         topics.remove(&other);
         let (within, later) = (Duration::from_secs(5), now + Duration::from_secs(6));
         assert_eq!(readiness(&topics, Some(within), now + within), Ok(()));
         assert!(readiness(&topics, Some(within), later).unwrap_err().contains("version 3"));
         assert_eq!(readiness(&topics, None, later), Ok(()));
+        // One that was left counts only where there is no other.
+        leave(&mut topics, &name, 1);
+        assert!(readiness(&topics, Some(within), later).unwrap_err().contains("version 3"));
+        topics.insert(other, state(1, Some(held(1, later))));
+        assert_eq!(readiness(&topics, Some(within), later), Ok(()));
+    }
+
+    #[test]
+    fn topics_that_were_left_keep_their_numbers_until_there_are_too_many() {
+        let (now, mut topics) = (Instant::now(), Topics::new());
+        for age in 0..5_u64 {
+            let topic = Topic::new(&format!("topic-{age}")).unwrap();
+            topics.insert(topic.clone(), state(2, Some(held(age, now - Duration::from_secs(age)))));
+            leave(&mut topics, &topic, 2);
+            leave(&mut topics, &topic, 2);
+        }
+        let kept: Vec<u64> = topics.values().map(|state| state.held.as_ref().unwrap().version).collect();
+        assert_eq!(kept, [0, 1]);
+        let unseen = Topic::new("unseen").unwrap();
+        topics.insert(unseen.clone(), state(1, None));
+        leave(&mut topics, &unseen, 2);
+        assert_eq!(topics.len(), 2);
     }
 }

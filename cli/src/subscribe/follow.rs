@@ -5,7 +5,7 @@ use super::{
     report::{self, LaneReport},
 };
 use crate::{
-    admin::Consumer,
+    admin::{Consumer, FollowedTopic},
     args::{OnGap, SubscribeArgs},
     bar::{self, Bar},
 };
@@ -28,7 +28,7 @@ pub(crate) struct Follow {
     mirror: Option<Arc<Mirror>>,
     bar: Bar,
     lanes: LaneReport,
-    consumer: Consumer,
+    followed: FollowedTopic,
 }
 
 impl Follow {
@@ -39,12 +39,12 @@ impl Follow {
         topic: Topic,
         alone: bool,
     ) -> Result<Self, ClientError> {
-        consumer.follows(&topic);
+        let followed = consumer.follow(&topic);
         let lanes = LaneReport::new(client); // Before the first byte may come.
         let subscription = client.subscribe_to(request(args, topic)).await?;
         let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
         let bar = Bar::new(alone && !args.quiet && !args.json);
-        Ok(Self { args: Arc::clone(args), subscription, mirror, bar, lanes, consumer: consumer.clone() })
+        Ok(Self { args: Arc::clone(args), subscription, mirror, bar, lanes, followed })
     }
 
     /// Runs until the topic ends, or something fails.
@@ -71,7 +71,9 @@ impl Follow {
             self.check_selection(&snapshot)?;
             let lanes = self.lanes.look(); // Before saving, while which the next version may come.
             let path = self.save(&snapshot).await?;
-            self.consumer.committed(&snapshot);
+            let (id, skipped) = (snapshot.id(), snapshot.skipped());
+            self.followed
+                .committed(id, snapshot.payload_bytes(), skipped, &snapshot.receipt());
             report::committed(self.args.json, &snapshot, path.as_deref(), &lanes)?;
             if let Some(command) = &self.args.exec {
                 match hook::run(command, snapshot.id(), path.as_deref()).await {
@@ -129,12 +131,6 @@ impl Follow {
         let Some(mirror) = self.mirror.clone() else { return Ok(None) };
         let snapshot = snapshot.to_host().await?;
         Ok(Some(tokio::task::spawn_blocking(move || mirror.save(&snapshot)).await??))
-    }
-}
-
-impl Drop for Follow {
-    fn drop(&mut self) {
-        self.consumer.leaves(self.subscription.topic());
     }
 }
 

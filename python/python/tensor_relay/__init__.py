@@ -211,6 +211,9 @@ def connect(
     device: str = "cpu",
     gpu_memory_bytes: int | None = None,
     pinned_bytes: int = 256 << 20,
+    admin: str | None = None,
+    admin_token_file: str | os.PathLike[str] | None = None,
+    ready_within: float | None = None,
 ) -> Client:
     """Connects to a server. Use it as a context manager, or `close()` it.
 
@@ -237,6 +240,11 @@ def connect(
         anywhere in either case.
     gpu_memory_bytes: how much memory of each GPU snapshots may take. By default what it has.
     pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU that is used.
+    admin: the address, `IP:PORT`, of an HTTP port for status, health and metrics, as `tensor-relay subscribe --admin` opens it,
+        from before it connects until the client is closed; port 0 takes a free one, which `Client.admin` names. `/readyz`
+        says yes while every topic that is subscribed to has a version here.
+    admin_token_file: the file with its token, which it needs on any address but this machine's own.
+    ready_within: `/readyz` says no when a version came longer ago than this, in seconds. By default however old it is.
 
     Raises TicketError for what is no ticket, RequestError for a value out of its range, ServerUnreachableError,
     ServerRefusedError when another server answers than the ticket names, TensorRelayError when the device cannot be
@@ -259,6 +267,9 @@ def connect(
         device=str(device),
         gpu_memory_bytes=gpu_memory_bytes,
         pinned_bytes=pinned_bytes,
+        admin=admin,
+        admin_token_file=admin_token_file,
+        ready_within=ready_within,
     )
     _open.add(client)
     return client
