@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{Misbehaved, ProbeHeader, ProbeReport};
-use tensor_relay_transport::{Lane, send_probe};
+use tensor_relay_transport::{Lane, LaneKind, send_probe};
 use tokio::{task::JoinSet, time::timeout};
 
 /// How many probes of all clients a server answers at once. Further ones are refused: they would measure each other.
@@ -52,12 +52,12 @@ impl Probing {
         let bytes = if counted.is_some() { bytes } else { 0 };
         let is_over = Arc::new(AtomicBool::new(false));
         self.is_over = Arc::clone(&is_over);
-        let report = move || {
-            is_over.store(true, Ordering::Release);
-            report()
-        };
         self.running.spawn(async move {
             let _counted = counted;
+            let report = || {
+                is_over.store(true, Ordering::Release);
+                report(&lane)
+            };
             // A lane that fails, or a client that reads nothing, has its answer.
             let _ = timeout(PROBE_MAX, send_probe(&lane, ProbeHeader { probe, bytes }, report)).await;
         });
@@ -65,15 +65,50 @@ impl Probing {
     }
 }
 
-/// The counters of this process, which wrap.
-fn report() -> ProbeReport {
+/// The counters of this process and of `lane`, which wrap.
+fn report(lane: &Lane) -> ProbeReport {
     let us = |id| {
         let time = clock_gettime(id);
         (time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000) as u32
     };
+    let (sent_packets, lost_packets) = match lane.kind() {
+        LaneKind::Quic => (lane.stats().sent_packets as u32, lane.stats().lost_packets as u32),
+        LaneKind::Tcp => std::fs::read_to_string("/proc/self/net/snmp")
+            .ok()
+            .and_then(|counters| tcp_segments(&counters))
+            .unwrap_or_default(),
+    };
     ProbeReport {
         clock_us: us(ClockId::Monotonic),
         processor_us: us(ClockId::ProcessCPUTime),
-        ..ProbeReport::default()
+        sent_packets,
+        lost_packets,
+    }
+}
+
+/// The segments that all TCP connections of this network namespace have sent, and those that were sent again: what the
+/// system tells of one connection takes a call that no safe interface has. `counters` is `/proc/net/snmp` (proc_net(5)).
+fn tcp_segments(counters: &str) -> Option<(u32, u32)> {
+    let mut lines = counters.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let value = |wanted| {
+        let mut all = names.split(' ').zip(values.split(' '));
+        all.find(|(name, _)| *name == wanted)?.1.parse::<u64>().ok()
+    };
+    Some((value("OutSegs")? as u32, value("RetransSegs")? as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_read_by_name() {
+        let counters = "Ip: Forwarding\nIp: 1\nTcp: MaxConn InSegs OutSegs RetransSegs\nTcp: -1 7 4294967298 3\n";
+        assert_eq!(tcp_segments(counters), Some((2, 3)));
+        assert_eq!(tcp_segments("Tcp: OutSegs\nTcp: 5"), None);
+        assert_eq!(tcp_segments(""), None);
+        let own = std::fs::read_to_string("/proc/self/net/snmp").unwrap();
+        assert!(tcp_segments(&own).is_some(), "{own}");
     }
 }

@@ -122,7 +122,7 @@ pub(super) fn judge(name: &'static str, rate: &Rate) -> Finding {
     let wanted = "less than one packet in a thousand lost";
     let fix = Fix {
         host: "raise net.core.rmem_max (see UDP buffers), look for errors of the network card (ip -s link), and for a device that \
-               limits UDP: compare with the rate over TCP, and take --transport tcp where that is higher",
+               limits one of UDP and TCP: compare their rates, and take --transport quic or tcp, whichever is higher",
         docker: "the same on both hosts",
         kubernetes: "the same on both nodes; a CNI that encapsulates packets needs a smaller MTU for the pods",
     };

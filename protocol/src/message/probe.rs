@@ -30,9 +30,9 @@ pub struct ProbeReport {
     pub clock_us: u32,
     /// How long the sender's process has computed, whatever for, in microseconds.
     pub processor_us: u32,
-    /// The packets that the lane sent; 0 where the system makes them.
+    /// The packets that the lane sent; over TCP the segments that the sender's network namespace did.
     pub sent_packets: u32,
-    /// The packets of the lane that were found to be lost.
+    /// The packets of the lane that were found to be lost; over TCP the segments that its namespace sent again.
     pub lost_packets: u32,
 }
 
@@ -68,7 +68,7 @@ impl ProbeReport {
         f64::from(self.processor_us) / f64::from(self.clock_us.max(1))
     }
 
-    /// The fraction of packets that were lost; 0 where the system hides it.
+    /// The fraction of packets that were lost.
     pub fn loss(&self) -> f64 {
         f64::from(self.lost_packets) / f64::from(self.sent_packets.max(1))
     }

@@ -161,7 +161,7 @@ fn serve_on(lan: &Lan, home: &Home) -> Serving {
 
 /// Goal: what limits the way to a server is named: the line, loss, and packets that are smaller than they could be.
 /// Method: two hosts and a line of 50 Mbit/s; then one that loses every twentieth packet of UDP; then one on which larger packets
-/// of UDP are dropped without a word; each is cured by taking that away.
+/// of UDP are dropped without a word; then one that loses every twentieth packet of TCP; each is cured by taking that away.
 #[test]
 fn what_limits_the_rate_is_found() {
     let lan = match Lan::new().and_then(|lan| lan.limit_rate(50).map(|()| lan)) {
@@ -192,8 +192,13 @@ fn what_limits_the_rate_is_found() {
     check(&doctor(), "packet size", "warn");
     lan.drop_protocols(&[]).unwrap();
     lan.lose("udp", 0).unwrap();
+    lan.lose("tcp", 5).unwrap();
+    let found = check(&doctor(), "rate over TCP", "warn").clone();
+    assert!(found["measured"].as_str().unwrap().contains("limited by loss"), "{found}");
+    lan.lose("tcp", 0).unwrap();
     let cured = doctor();
     check(&cured, "rate over UDP", "ok");
+    check(&cured, "rate over TCP", "ok");
     check(&cured, "packet size", "ok");
 }
 
