@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn segments_are_read_by_name() {
-        let counters = "Ip: Forwarding\nIp: 1\nTcp: MaxConn InSegs OutSegs RetransSegs\nTcp: -1 7 4294967298 3\n";
+        let counters =
+            "Ip: Forwarding\nIp: 1\nTcp: MaxConn InSegs OutSegs RetransSegs\nTcp: -1 7 4294967298 3\n";
         assert_eq!(tcp_segments(counters), Some((2, 3)));
         assert_eq!(tcp_segments("Tcp: OutSegs\nTcp: 5"), None);
         assert_eq!(tcp_segments(""), None);

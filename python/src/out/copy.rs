@@ -15,7 +15,12 @@ use crate::{
     wait::wait,
 };
 use pyo3::{exceptions::PyException, prelude::*};
-use std::{collections::BTreeMap, fmt::Display};
+use std::{
+    collections::BTreeMap,
+    fmt::Display,
+    sync::{Mutex, PoisonError},
+    thread,
+};
 use tensor_relay_client::{self as client, BufferError, Buffers, FillCause, NameMatch};
 use tensor_relay_device::DeviceBuffer;
 
@@ -123,15 +128,34 @@ fn is_here(snapshot: &client::Snapshot, Target { name, .. }: &Target) -> bool {
     snapshot.tensor(name.as_str()).is_some() || snapshot.device_tensor(name.as_str()).is_some()
 }
 
-/// Copies what is on the host. Every tensor was found to fit.
-fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, targets: Vec<Target<Foreign>>) {
-    let mut targets = targets;
+/// From how many bytes on a second thread is worth its start.
+const PARALLEL_BYTES: usize = 8 << 20;
+
+/// One processor does not fill the memory's bandwidth, and more than these add little.
+const COPY_THREADS_MAX: usize = 4;
+
+/// Copies what is on the host, a tensor at a time on each of several threads. Every tensor was found to fit.
+fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Target<Foreign>>) {
+    let bytes: usize = targets.iter().map(|target| target.memory.len()).sum();
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let threads = if bytes < PARALLEL_BYTES { 1 } else { processors.min(COPY_THREADS_MAX) };
     py.detach(|| {
-        for Target { name, memory, .. } in &mut targets {
-            if let Some(bytes) = snapshot.tensor(name.as_str()) {
-                memory.copy_from(&bytes);
+        let waiting = Mutex::new(targets.iter_mut());
+        let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let copy = || {
+            while let Some(Target { name, memory, .. }) = next() {
+                if let Some(bytes) = snapshot.tensor(name.as_str()) {
+                    memory.copy_from(&bytes);
+                }
             }
-        }
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                // Where there is no thread to be had, this one does it all.
+                let _ = thread::Builder::new().name("relay-copy".into()).spawn_scoped(scope, copy);
+            }
+            copy();
+        });
     });
     targets.into_iter().for_each(|target| target.memory.give_back(py));
 }
