@@ -6,7 +6,7 @@ mod scratch;
 use super::{
     CodecRequest, Payload,
     choosing::Chooser,
-    encodings::{Encodings, Key},
+    encodings::{EncodeError, Encodings, Key, NoRoom, budget_bytes},
     reads::{ReadStats, Reads},
 };
 use crate::{
@@ -104,7 +104,8 @@ struct Counters {
 }
 
 impl Encoder {
-    /// An encoder that caches at most `cache_bytes` of encodings, and at most `device_cache_bytes` of raw chunks per
+    /// An encoder that caches at most `cache_bytes` of encodings, whose encodings take at most
+    /// [`encoded_bytes_max`](Self::encoded_bytes_max) with those that are being sent, and caches at most `device_cache_bytes` of raw chunks per
     /// device; `None` for half of the device's slots.
     pub fn new(cache_bytes: u64, device_cache_bytes: Option<u64>, workers: Workers) -> Self {
         let cache = Arc::new(Encodings::new(cache_bytes));
@@ -112,6 +113,11 @@ impl Encoder {
         let reads = Arc::new(Reads::new(device_cache_bytes, workers, Arc::clone(&stages)));
         let chooser = Chooser::new(workers);
         Self { cache, reads, chooser, workers, stages, counters: Counters::default() }
+    }
+
+    /// What encodings take at most, cached or being sent, with a cache of `cache_bytes`. Beyond it chunks are sent raw.
+    pub fn encoded_bytes_max(cache_bytes: u64) -> u64 {
+        budget_bytes(cache_bytes)
     }
 
     /// The counters of pipeline stages.
@@ -207,10 +213,15 @@ impl Encoder {
             };
             let (encoded, took) = self.run_codec(payload, chunk, codec, raw).await;
             spent = took;
-            Ok::<_, Arc<SourceError>>(encoded)
+            Ok(encoded?)
         };
         payload.is_encoded_in(&self.cache);
-        let encoded = match (self.cache.get_or_encode(&key, run).await?, raw) {
+        let encoded = match self.cache.get_or_encode(&key, run).await {
+            Ok(encoded) => encoded,
+            Err(EncodeError::NoRoom) => None,
+            Err(EncodeError::Source(error)) => return Err(error),
+        };
+        let encoded = match (encoded, raw) {
             (Some(encoded), _) | (None, Some(encoded)) => encoded,
             (None, None) => self.raw(payload, chunk).await?,
         };
@@ -287,14 +298,15 @@ impl Encoder {
         Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
     }
 
-    /// Encodes `raw`; `None` if that gains too little. Also returns the time taken.
+    /// Encodes `raw`; `None` if that gains too little, [`NoRoom`] if it gains and cannot be kept. Also returns the time
+    /// taken.
     async fn run_codec(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
         wanted: CodecId,
         raw: &Encoded,
-    ) -> (Option<Encoded>, Duration) {
+    ) -> (Result<Option<Encoded>, NoRoom>, Duration) {
         let _encoding = self.stages.begin(Stage::Encode);
         let (_, dtype) = payload.manifest().chunk(chunk);
         let (bytes, raw_bytes) = (raw.bytes.clone(), raw.bytes.len());
@@ -302,20 +314,19 @@ impl Encoder {
         let encodings = Arc::clone(&self.cache);
         let encoding = self.workers.run(move || {
             let began = Instant::now();
-            let keep = |encoded: &[u8]| encodings.copy(encoded);
+            let keep = |encoded: &[u8]| (encoded.len(), encodings.copy(encoded));
             let encoded = scratch::encode(wanted, context, &bytes, worthwhile_bytes(raw_bytes), keep);
             (encoded, began.elapsed())
         });
         let (encoded, spent) = encoding.await;
-        let encoded_bytes = encoded.as_ref().map(Bytes::len);
+        let encoded_bytes = encoded.as_ref().map(|(bytes, _)| *bytes);
         self.counters.encoded.fetch_add(1, Ordering::Relaxed);
         self.counters
             .incompressible
             .fetch_add(encoded.is_none().into(), Ordering::Relaxed);
         self.chooser.handle_encoded(payload, chunk, wanted, raw_bytes, encoded_bytes);
-        let encoded =
-            encoded.map(|bytes| Encoded { codec: wanted, hash: raw.hash, bytes, spent: Duration::ZERO });
-        (encoded, spent)
+        let kept = |bytes| Encoded { codec: wanted, hash: raw.hash, bytes, spent: Duration::ZERO };
+        (encoded.map(|(_, bytes)| bytes.map(kept)).transpose(), spent)
     }
 
     fn count_read(&self, bytes: u64, is_in_place: bool) {
@@ -370,6 +381,35 @@ mod tests {
             assert!(first.spent > Duration::ZERO, "also in vain");
             assert_eq!((second.codec, second.spent), (first.codec, Duration::ZERO));
         }
+    }
+
+    /// Goal: readers that keep encodings take no more memory than that of all encodings; what has no room travels raw, and is
+    /// encoded again when there is some.
+    #[tokio::test]
+    async fn what_has_no_room_travels_raw() {
+        let limits = Limits::default();
+        let (chunk_bytes, chunks) = (1 << 20, 256_u32);
+        // Every other byte is noise, so that half is left of it.
+        let noise = (0..chunk_bytes / 32).flat_map(|i: u32| ChunkHash::of(&i.to_le_bytes()).0);
+        let half: Vec<u8> = noise.flat_map(|byte| [byte, 0]).take(chunk_bytes as usize).collect();
+        let shape = Shape::new(&[u64::from(chunk_bytes * chunks)]).unwrap();
+        let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
+        let manifest = Manifest::layout(vec![spec], vec![], chunk_bytes, &limits).unwrap();
+        let source = HostSource::new(half.repeat(chunks as usize).into());
+        let payload = Payload::new(Arc::new(manifest), Arc::new(source));
+        let encoder = Encoder::new(1, None, Workers::Inline);
+        let mut kept = vec![];
+        for chunk in 0..chunks {
+            kept.push(encoder.encode(&payload, ChunkIndex(chunk), CodecId::Zstd).await.unwrap());
+        }
+        let encoded = kept.iter().filter(|chunk| chunk.codec == CodecId::Zstd);
+        let bytes: usize = encoded.clone().map(|chunk| chunk.bytes.len()).sum();
+        assert!(bytes as u64 <= Encoder::encoded_bytes_max(1), "{bytes}");
+        assert!(encoded.count() > 32, "up to there they are encoded");
+        assert_eq!(kept.last().unwrap().codec, CodecId::Raw);
+        drop(kept);
+        let again = encoder.encode(&payload, ChunkIndex(chunks - 1), CodecId::Zstd).await.unwrap();
+        assert_eq!(again.codec, CodecId::Zstd);
     }
 
     #[tokio::test]

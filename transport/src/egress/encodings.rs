@@ -4,11 +4,14 @@ use super::Encoded;
 use bytes::Bytes;
 use quick_cache::{Weighter, sync::Cache};
 use std::sync::Arc;
-use tensor_relay_device::{HostMemory, SourceError};
+use tensor_relay_device::{Charge, HostMemory, SourceError};
 use tensor_relay_protocol::{ChunkIndex, CodecId};
 
 /// The cached encodings of chunks, within a bound, dropped with their payloads. `None` marks a chunk that gained too
 /// little and is sent raw.
+///
+/// Those that were evicted and are still on their way to subscribers have a [bound](budget_bytes) too. Where it is reached,
+/// because many subscribers read slowly, chunks are sent raw, which takes no memory.
 ///
 /// Long ones are mapped directly from the system and unmapped when dropped: allocators retain freed memory, and
 /// encodings come and go by the gigabyte.
@@ -19,6 +22,55 @@ pub(super) struct Encodings {
 
 /// The length from which encodings are mapped directly: pages and system calls cost little beside it.
 const LONG_BYTES: usize = 256 << 10;
+
+/// The length up to which encodings are not counted: a page and the lock of the books cost more than they do.
+const SHORT_BYTES: usize = 4 << 10;
+
+/// The room for encodings that are on their way and no longer cached, beside as much as the cache has: what three readers
+/// have in flight by default.
+const UNDER_WAY_BYTES: u64 = 64 << 20;
+
+/// What all encodings together may take, cached or on their way, with a cache of `cache_bytes`.
+pub(super) fn budget_bytes(cache_bytes: u64) -> u64 {
+    cache_bytes.saturating_mul(2).saturating_add(UNDER_WAY_BYTES)
+}
+
+/// Encodings take all the memory that they may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NoRoom;
+
+/// Why a chunk was not encoded.
+#[derive(Debug)]
+pub(super) enum EncodeError {
+    /// It cannot be read.
+    Source(Arc<SourceError>),
+    /// Its encoding has no room; the next attempt may find some.
+    NoRoom,
+}
+
+impl From<Arc<SourceError>> for EncodeError {
+    fn from(error: Arc<SourceError>) -> Self {
+        Self::Source(error)
+    }
+}
+
+impl From<NoRoom> for EncodeError {
+    fn from(NoRoom: NoRoom) -> Self {
+        Self::NoRoom
+    }
+}
+
+/// An encoding in memory of the allocator, counted while it lives.
+struct Counted {
+    bytes: Vec<u8>,
+    _charge: Charge,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
@@ -42,22 +94,30 @@ impl Weighter<Key, Option<Encoded>> for ByBytes {
 }
 
 impl Encodings {
-    /// A cache of at most `limit_bytes`.
+    /// A cache of at most `limit_bytes`, within the [budget](budget_bytes) of all encodings.
     pub(super) fn new(limit_bytes: u64) -> Self {
         // The number of entries is only a hint for the first allocation; the weight is the bound.
         let cache = Cache::with_weighter(64, limit_bytes, ByBytes);
-        Self { cache, memory: HostMemory::in_proportion(u64::MAX) }
+        Self { cache, memory: HostMemory::in_proportion(budget_bytes(limit_bytes)) }
     }
 
     /// Copies an encoding into memory for the cache.
-    pub(super) fn copy(&self, bytes: &[u8]) -> Bytes {
-        if bytes.len() >= LONG_BYTES
-            && let Ok(mut region) = self.memory.allocate(bytes.len())
-        {
-            region.copy_from_slice(bytes);
-            return region.freeze();
+    ///
+    /// # Errors
+    /// [`NoRoom`] where others take all of it.
+    pub(super) fn copy(&self, bytes: &[u8]) -> Result<Bytes, NoRoom> {
+        match bytes.len() {
+            LONG_BYTES.. => {
+                let mut region = self.memory.allocate(bytes.len()).map_err(|_| NoRoom)?;
+                region.copy_from_slice(bytes);
+                Ok(region.freeze())
+            }
+            SHORT_BYTES.. => {
+                let charge = self.memory.charge(bytes.len()).map_err(|_| NoRoom)?;
+                Ok(Bytes::from_owner(Counted { bytes: bytes.to_vec(), _charge: charge }))
+            }
+            _ => Ok(Bytes::copy_from_slice(bytes)),
         }
-        Bytes::copy_from_slice(bytes)
     }
 
     pub(super) fn get(&self, key: &Key) -> Option<Option<Encoded>> {
@@ -68,12 +128,15 @@ impl Encodings {
         self.cache.insert(key, encoded);
     }
 
-    /// The cached encoding, or the result of `encode`, which concurrent callers share.
+    /// The cached encoding, or the result of `encode`, which concurrent callers share unless it fails.
+    ///
+    /// # Errors
+    /// That of `encode`.
     pub(super) async fn get_or_encode(
         &self,
         key: &Key,
-        encode: impl Future<Output = Result<Option<Encoded>, Arc<SourceError>>>,
-    ) -> Result<Option<Encoded>, Arc<SourceError>> {
+        encode: impl Future<Output = Result<Option<Encoded>, EncodeError>>,
+    ) -> Result<Option<Encoded>, EncodeError> {
         self.cache.get_or_insert_async(key, encode).await
     }
 

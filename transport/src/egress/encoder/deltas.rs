@@ -2,7 +2,10 @@
 
 use super::{Encoded, Encoder, scratch};
 use crate::{
-    egress::{CodecRequest, Payload, encodings::Key},
+    egress::{
+        CodecRequest, Payload,
+        encodings::{EncodeError, Key, NoRoom},
+    },
     stages::Stage,
 };
 use bytes::Bytes;
@@ -80,14 +83,17 @@ impl Encoder {
         let mut spent = Duration::ZERO; // By others, where they were first.
         let compare = async {
             let (delta, took) = match is_same {
-                true => (Some(self.unchanged(payload, key.chunk, raw)), Duration::ZERO),
+                true => (Ok(Some(self.unchanged(payload, key.chunk, raw))), Duration::ZERO),
                 false => self.compare(payload, key.chunk, raw, before).await,
             };
             spent = took;
-            Ok::<_, Arc<SourceError>>(delta)
+            Ok(delta?)
         };
-        let delta = self.cache.get_or_encode(&key, compare).await?;
-        Ok((delta, spent))
+        match self.cache.get_or_encode(&key, compare).await {
+            Ok(delta) => Ok((delta, spent)),
+            Err(EncodeError::NoRoom) => Ok((None, spent)),
+            Err(EncodeError::Source(error)) => Err(error),
+        }
     }
 
     /// The bytes of the chunk in `base`. An unreadable base is not tried again for this payload.
@@ -120,7 +126,7 @@ impl Encoder {
         chunk: ChunkIndex,
         raw: &Encoded,
         before: Bytes,
-    ) -> (Option<Encoded>, Duration) {
+    ) -> (Result<Option<Encoded>, NoRoom>, Duration) {
         let _comparing = self.stages.begin(Stage::Encode);
         let (_, dtype) = payload.manifest().chunk(chunk);
         let (bytes, encodings) = (raw.bytes.clone(), Arc::clone(&self.cache));
@@ -134,7 +140,7 @@ impl Encoder {
         self.chooser.handle_compared(payload, chunk, delta.is_some());
         self.count_compared(delta.is_some());
         let encoded = |bytes| Encoded { codec: CODEC, hash: raw.hash, bytes, spent: Duration::ZERO };
-        (delta.map(encoded), spent)
+        (delta.map(|delta| delta.map(encoded)).transpose(), spent)
     }
 
     fn count_compared(&self, is_delta: bool) {

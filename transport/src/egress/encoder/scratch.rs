@@ -1,6 +1,5 @@
 //! Output buffers for codecs.
 
-use bytes::Bytes;
 use std::cell::RefCell;
 use tensor_relay_protocol::{CodecId, Context, codec};
 
@@ -10,14 +9,14 @@ thread_local! {
     static OUT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Encodes `raw` and copies the encoding with `keep`; `None` if it does not fit `room_bytes`.
-pub(super) fn encode(
+/// Encodes `raw` and gives the encoding to `keep`; `None` if it does not fit `room_bytes`.
+pub(super) fn encode<T>(
     id: CodecId,
     context: Context<'_>,
     raw: &[u8],
     room_bytes: usize,
-    keep: impl FnOnce(&[u8]) -> Bytes,
-) -> Option<Bytes> {
+    keep: impl FnOnce(&[u8]) -> T,
+) -> Option<T> {
     OUT.with_borrow_mut(|out| {
         if out.len() < room_bytes {
             out.resize(room_bytes, 0);
