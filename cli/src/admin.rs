@@ -31,7 +31,7 @@ use families::Family;
 use heartbeat::Heartbeat;
 use serde_json::Value;
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     path::Path,
     sync::Arc,
     thread::JoinHandle,
@@ -39,6 +39,16 @@ use std::{
 use tensor_relay_device::Device;
 use tensor_relay_server::StatusReader;
 use tokio::sync::oneshot;
+
+/// The address of the page of an admin port on `address`, as a browser on this machine takes it.
+pub(crate) fn page_url(mut address: SocketAddr) -> String {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    format!("http://{address}/")
+}
 
 /// The process observed through the port.
 pub(crate) trait Subject: Send + Sync + 'static {

@@ -62,8 +62,8 @@ pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError
         LogFormat::Json => lines
             .json()
             .flatten_event(true)
-            .with_current_span(true)
-            .with_span_list(false)
+            .with_current_span(false)
+            .with_span_list(true)
             .boxed(),
     };
     let log = Registry::default()

@@ -7,7 +7,7 @@ mod offer;
 mod publish_socket;
 
 use crate::{
-    admin::{Bound, DeviceMemory, ServerSubject},
+    admin::{Bound, DeviceMemory, ServerSubject, page_url},
     args::{DeviceName, HoldArg, ServeArgs},
     codecs, device,
     exit::{Exit, UsageError},
@@ -422,7 +422,7 @@ fn report(
                 );
             }
             if let Some(admin) = admin {
-                crate::log::say!("to see how it does, open http://{admin}/");
+                crate::log::say!("to see how it does, open {}", page_url(admin));
             }
             // What is no terminal may be a log that others read.
             match given_out.are_secret && !out.is_terminal() {

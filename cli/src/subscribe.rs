@@ -5,7 +5,7 @@ pub(crate) mod hook;
 mod report;
 
 use crate::{
-    admin::{Bound, Consumer},
+    admin::{Bound, Consumer, page_url},
     args::SubscribeArgs,
     device,
     exit::{Exit, UsageError, message_of},
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     let bound = Bound::new(&args.admin, false)?;
     let admin_port = bound.map(|bound| bound.serve(consumer.clone())).transpose()?;
     if let Some(admin_port) = &admin_port {
-        crate::log::say!("to see how it does, open http://{}/", admin_port.address());
+        crate::log::say!("to see how it does, open {}", page_url(admin_port.address()));
     }
     let client = tokio::select! {
         client = begin(&args, &ticket, &consumer) => client?,

@@ -226,7 +226,7 @@ fn tell(lane: &Lane) {
     let (peer, transport, why) = (lane.peer(), lane.kind(), lane.reason().text());
     match lane.reason() {
         KindReason::UdpSilent => {
-            tracing::warn!(%peer, "Connected over TCP, because UDP gets no answer. On a long way QUIC would be faster: publish the server's UDP port too, and let firewalls pass it.")
+            tracing::warn!(%peer, "Connected over TCP, because UDP gets no answer. On a long path QUIC would be faster: publish the server's UDP port too, and let firewalls pass it.")
         }
         _ => tracing::info!(%peer, %transport, why, "Connected."),
     }

@@ -297,6 +297,9 @@ impl Reception {
         if let Some(gap) = commit.gap {
             self.queue.put_gap(gap);
         }
+        let (version, took_ms) = (&commit.announce.id, self.began.elapsed().as_millis() as u64);
+        let wire_bytes = self.counters.get().wire_bytes;
+        tracing::debug!(%version, took_ms, wire_bytes, "A version is whole and verified.");
         let kept = self.base.handle_committed();
         self.machine.handle_committed(kept);
         self.queue.put(Snapshot {
@@ -308,7 +311,7 @@ impl Reception {
             new_epoch: commit.new_epoch,
             receipt: Receipt {
                 duration: self.began.elapsed(),
-                wire_bytes: self.counters.get().wire_bytes,
+                wire_bytes,
                 chunks: commit.chunks,
                 resumed: commit.resumed,
                 transport: control.kind(),

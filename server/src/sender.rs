@@ -23,6 +23,7 @@ use tokio::{
     task::{JoinError, JoinSet},
     time::Instant,
 };
+use tracing::Instrument;
 
 /// The context of all sends of one version to one subscription.
 #[derive(Debug)]
@@ -84,7 +85,9 @@ impl Sender {
             SendAction::Manifest => self.running.spawn(async move { outgoing.send_manifest().await }),
             SendAction::Chunk(chunk, lane) => {
                 let load = outgoing.lanes.load(lane, outgoing.raw_bytes(chunk));
-                self.running.spawn(async move { outgoing.send_chunk(chunk, load).await })
+                let span = tracing::trace_span!("chunk", %chunk);
+                let send = async move { outgoing.send_chunk(chunk, load).await };
+                self.running.spawn(send.instrument(span))
             }
             SendAction::Complete => self.running.spawn(async move { outgoing.send_complete().await }),
         };

@@ -35,6 +35,7 @@ use tokio::{
     task::{AbortHandle, JoinError, JoinSet},
     time::Instant,
 };
+use tracing::Instrument;
 
 /// Serves one connection until it ends: a session that begins with `Hello`, or a lane that joins one with `Join`.
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
@@ -414,6 +415,7 @@ impl Session {
             mode: subscribe.mode,
             have: subscribe.have.map(|have| have.of()),
         });
+        let topic = subscribe.topic.as_str().to_owned();
         let subscription = Subscription {
             id,
             codecs: self.codecs,
@@ -433,7 +435,9 @@ impl Session {
             unfinished: Some([self.shared.unfinished.count(), self.unfinished.count()]),
             preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
         };
-        self.running.spawn(async move { (id, subscription.run().await) });
+        tracing::debug!(subscription = %id, topic, "A client subscribed.");
+        let run = async move { (id, subscription.run().await) };
+        self.running.spawn(run.in_current_span());
         Ok(())
     }
 

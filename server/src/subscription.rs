@@ -28,6 +28,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_transport::{LaneError, control};
 use tokio::time::Instant;
+use tracing::Instrument;
 
 /// The server's side of one subscription.
 #[derive(Debug)]
@@ -123,7 +124,8 @@ impl Subscription {
         loop {
             let (retained, skipped) = self.next_version().await?;
             let _counted = self.shared.transfers.count();
-            self.send_version(&retained, skipped).await?;
+            let span = tracing::debug_span!("transfer", subscription = %self.id, version = %retained.id);
+            self.send_version(&retained, skipped).instrument(span).await?;
         }
     }
 
@@ -302,6 +304,7 @@ impl Subscription {
     fn finish_or_execute(&mut self, effect: Effect, retained: &Retained) -> Result<Next, Ended> {
         match effect {
             Effect::Committed { kept } => {
+                tracing::debug!(version = %retained.id, "A subscriber has a version, whole and verified.");
                 self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
                 retained.committed.send_modify(|count| *count += 1);
                 self.cursor.handle_committed(retained);

@@ -33,7 +33,7 @@ pub enum KindReason {
     /// TCP answered before QUIC did, though QUIC was tried first.
     UdpSilent,
     /// TCP connected within milliseconds: on short paths it carries more, at less cost.
-    ShortWay,
+    ShortPath,
     /// It was measured to be faster on this path.
     Faster,
 }
@@ -106,7 +106,7 @@ impl KindReason {
             Self::Forced => "no other transport is allowed",
             Self::Answered => "QUIC answered",
             Self::UdpSilent => "TCP answered, and UDP did not",
-            Self::ShortWay => "the way is short",
+            Self::ShortPath => "the path is short",
             Self::Faster => "it is faster on this path",
         }
     }

@@ -103,7 +103,7 @@ impl DemoReport {
         println!("\nWhat happened");
         println!("  moved     {} of tensors between two processes, at best at {rate}", units::bytes(checked));
         match fastest.udp_payload_bytes {
-            0 => println!("  how       TLS 1.3 over TCP, because the way is short"),
+            0 => println!("  how       TLS 1.3 over TCP, because the path is short"),
             bytes => println!("  how       QUIC, {bytes} bytes per packet here"),
         }
         println!("            in {} chunks a version, each on a stream of its own", fastest.chunks);

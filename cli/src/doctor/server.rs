@@ -109,14 +109,15 @@ const HEADERS_BYTES: u16 = 28;
 const JUMBO_BYTES: u16 = 9_000;
 
 fn judge_packet_size(found: u16, route: u16) -> Finding {
-    let possible = route.min(JUMBO_BYTES) - HEADERS_BYTES.min(route);
+    let allowed = route - HEADERS_BYTES.min(route);
+    let possible = allowed.min(JUMBO_BYTES - HEADERS_BYTES);
     let fix = Fix {
         host: "set the MTU of this host's interface to what the path carries (ip link set DEV mtu N), or find the device between that \
                drops larger packets without saying so (it must send ICMP \"fragmentation needed\")",
         docker: "the MTU of the network: --opt com.docker.network.driver.mtu=N",
         kubernetes: "the MTU of the pods in the CNI's configuration: that of the nodes less what its encapsulation takes",
     };
-    let measured = format!("packets of {found} bytes; this host's route allows {possible}");
+    let measured = format!("packets of {found} bytes; this host's route allows {allowed}");
     let wanted = "packets as large as the route allows: smaller ones cost processor time";
     // What an encapsulation takes is not worth a word.
     let is_good = u32::from(found) * 20 >= u32::from(possible) * 19;

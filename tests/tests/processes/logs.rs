@@ -13,7 +13,7 @@ use tensor_relay_tests::processes::{Home, Signal};
 fn logs_are_objects() {
     let home = Home::new();
     files::noise(&home.path("m"), 1_000, 1);
-    let server = home.serve(&["--topic=m=m", "--log-format=json", "-v", "--admin=127.0.0.1:0"]);
+    let server = home.serve(&["--topic=m=m", "--log-format=json", "-vv", "--admin=127.0.0.1:0"]);
     home.run(&["subscribe", server.ticket("m"), "--once"]).with(0);
     ask_until(&admin_of(&server), "/status", |asked| asked.json()["sessions"] == 0);
     let bytes = server.topic("m")["payload_bytes"].clone();
@@ -22,11 +22,14 @@ fn logs_are_objects() {
     let published = lines.iter().find(|line| line["message"] == "A version was published.").unwrap();
     assert_eq!((&published["level"], &published["payload_bytes"]), (&"INFO".into(), &bytes));
     let over = lines.iter().find(|line| line["message"] == "The session ended.").unwrap();
-    assert_eq!(
-        (&over["span"]["name"], over["span"]["peer"].is_string()),
-        (&"session".into(), true),
-        "{over}"
-    );
+    let spans = |line: &Value| line["spans"].as_array().unwrap().clone();
+    assert_eq!(spans(over)[0]["name"], "session");
+    assert!(spans(over)[0]["peer"].is_string(), "{over}");
+    assert!(lines.iter().any(|line| line["message"] == "A client subscribed."));
+    let sent = |line: &&Value| line["message"] == "A subscriber has a version, whole and verified.";
+    let sent = spans(lines.iter().find(sent).unwrap());
+    assert_eq!((&sent[0]["name"], &sent[1]["name"]), (&"session".into(), &"transfer".into()));
+    assert!(sent[1]["version"].as_str().unwrap().contains("m"), "{sent:?}");
     let failed = home.run(&["list", "relay://127.0.0.1:1?key=0", "--log-format=json"]);
     assert_ne!(failed.code, Some(0));
     assert_eq!(objects(&failed.err).pop().unwrap()["level"], "ERROR");

@@ -44,7 +44,7 @@ fn what(lane: &Lane) -> (LaneKind, KindReason) {
 #[test]
 fn a_short_way_takes_tcp_and_a_long_one_quic() {
     for (delay_ms, expected) in [
-        (1, (LaneKind::Tcp, KindReason::ShortWay)),
+        (1, (LaneKind::Tcp, KindReason::ShortPath)),
         (20, (LaneKind::Quic, KindReason::Answered)),
         (150, (LaneKind::Quic, KindReason::Answered)),
     ] {

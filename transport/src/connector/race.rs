@@ -16,7 +16,7 @@ const HEAD_START: Duration = Duration::from_millis(250);
 /// A path is short if TCP connects within this time. There TCP carries more than QUIC at less cost, thanks to
 /// segmentation offload; on a longer path it would need larger windows than systems allow by default, and QUIC's loss
 /// recovery. The kernel answers a SYN, so this is the round trip time, however busy the server is.
-const SHORT_WAY: Duration = Duration::from_millis(5);
+const SHORT_PATH: Duration = Duration::from_millis(5);
 
 impl Connector {
     /// Opens a lane to the first of `addresses` that answers. The next one starts after a head start, or when an
@@ -89,7 +89,7 @@ impl Connector {
         let silence = |_| Err(LaneError::TimedOut { peer: address }.into());
         let began = Instant::now();
         let mut opening = pin!(self.open_stream(address, 0));
-        let opened = timeout_at((began + SHORT_WAY).min(deadline), &mut opening).await;
+        let opened = timeout_at((began + SHORT_PATH).min(deadline), &mut opening).await;
         let is_short = opened.is_ok();
         let mut tcp = pin!(timeout_at(deadline, async {
             let stream = match opened {
@@ -139,7 +139,7 @@ impl Connector {
 
     fn over_tcp(&self, lane: Lane, is_short: bool) -> Lane {
         self.only_tcp.store(!is_short, Ordering::Relaxed);
-        lane.because(if is_short { KindReason::ShortWay } else { KindReason::UdpSilent })
+        lane.because(if is_short { KindReason::ShortPath } else { KindReason::UdpSilent })
     }
 
     fn over_quic(&self, lane: Lane) -> Lane {
