@@ -137,6 +137,7 @@ async fn end(
             }
         }
         SessionError::AccessLost(_) => tracing::warn!(%error, "The session ended."),
+        _ if error.is_good_bye() => tracing::info!("The session ended, as its client wished."),
         _ => tracing::info!(%error, "The session ended."),
     }
     if let Some(code) = error.close_code() {

@@ -28,6 +28,15 @@ pub(super) enum SessionError {
 }
 
 impl SessionError {
+    /// Whether the client ended it: by a close, or by the end of its control stream.
+    pub(super) fn is_good_bye(&self) -> bool {
+        let (Self::Control(ControlError::Lane(error)) | Self::Lane(error)) = self else { return false };
+        matches!(
+            error,
+            LaneError::StreamGivenUp | LaneError::ClosedByPeer { code: Some(CloseCode::Done), .. }
+        )
+    }
+
     /// The close code for the client, unless the client ended it.
     pub(super) fn close_code(&self) -> Option<CloseCode> {
         match self {

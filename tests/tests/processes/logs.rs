@@ -21,7 +21,10 @@ fn logs_are_objects() {
     let lines = objects(&ended.err);
     let published = lines.iter().find(|line| line["message"] == "A version was published.").unwrap();
     assert_eq!((&published["level"], &published["payload_bytes"]), (&"INFO".into(), &bytes));
-    let over = lines.iter().find(|line| line["message"] == "The session ended.").unwrap();
+    let over = lines
+        .iter()
+        .find(|line| line["message"] == "The session ended, as its client wished.");
+    let over = over.unwrap_or_else(|| panic!("{}", ended.err));
     let spans = |line: &Value| line["spans"].as_array().unwrap().clone();
     assert_eq!(spans(over)[0]["name"], "session");
     assert!(spans(over)[0]["peer"].is_string(), "{over}");
