@@ -193,7 +193,8 @@ fn what_limits_the_rate_is_found() {
     lan.drop_protocols(&[]).unwrap();
     lan.lose("udp", 0).unwrap();
     lan.lose("tcp", 5).unwrap();
-    let found = check(&doctor(), "rate over TCP", "warn").clone();
+    let lossy = doctor();
+    let found = check(&lossy, "rate over TCP", "warn");
     assert!(found["measured"].as_str().unwrap().contains("limited by loss"), "{found}");
     lan.lose("tcp", 0).unwrap();
     let cured = doctor();
