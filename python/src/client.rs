@@ -36,7 +36,8 @@ pub(crate) struct Client {
     open: ProcessLocal<Mutex<Option<Open>>>,
     ticket: Ticket,
     gpus: ProcessLocal<Arc<Gpus>>,
-    consumer: Consumer,
+    /// What the admin port shows; without one nothing is recorded.
+    consumer: Option<Consumer>,
     admin_address: Option<SocketAddr>,
 }
 
@@ -115,12 +116,13 @@ pub(crate) fn connect(
     let connected = wait(py, client::Client::connect_with(&connector, &ticket, config))?;
     let client = Arc::new(connected.map_err(|error| of_client(py, &error))?);
     consumer.connected(client.status_reader(), device.as_ref());
+    let admin_address = admin.as_ref().map(AdminPort::address);
     Ok(Client {
-        admin_address: admin.as_ref().map(AdminPort::address),
         open: ProcessLocal::new(Mutex::new(Some(Open { client, admin }))),
         ticket,
         gpus: ProcessLocal::new(Arc::new(gpus)),
-        consumer,
+        consumer: admin_address.map(|_| consumer),
+        admin_address,
     })
 }
 
@@ -204,7 +206,7 @@ impl Client {
         let on_gap = OnGap::called(py, on_gap)?;
         let gpus = this.gpus.get(py)?;
         let out = out.map(|mapping| Out::new(mapping.unbind(), atomic, strict, Arc::clone(gpus)));
-        let followed = this.consumer.follow(&topic);
+        let followed = this.consumer.as_ref().map(|consumer| consumer.follow(&topic));
         let mut request = match mode {
             "latest" => Request::latest(topic),
             "every" => Request::every(topic),

@@ -42,7 +42,7 @@ pub(crate) struct Inner {
     on_gap: OnGap,
     held_back: HeldBack,
     pub(crate) select: Select,
-    /// For the client's admin port, until it is closed.
+    /// For the client's admin port, if it has one, until this is closed.
     followed: Mutex<Option<FollowedTopic>>,
 }
 
@@ -394,7 +394,7 @@ impl Subscription {
 
 impl Subscription {
     pub(crate) fn new(
-        (subscription, followed): (client::Subscription, FollowedTopic),
+        (subscription, followed): (client::Subscription, Option<FollowedTopic>),
         client: Py<Client>,
         timeout: Option<Duration>,
         on_gap: OnGap,
@@ -404,7 +404,7 @@ impl Subscription {
         let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
         let held_back = Box::new(subscription.held_back_reader());
         let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
-        let followed = Mutex::new(Some(followed));
+        let followed = Mutex::new(followed);
         let inner = Inner { open, on_gap, held_back, select, followed };
         Self { inner: ProcessLocal::new(Arc::new(inner)), topic, client, timeout, out, progress }
     }

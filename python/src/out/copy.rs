@@ -134,7 +134,8 @@ const PARALLEL_BYTES: usize = 8 << 20;
 /// One processor does not fill the memory's bandwidth, and more than these add little.
 const COPY_THREADS_MAX: usize = 4;
 
-/// Copies what is on the host, a tensor at a time on each of several threads. Every tensor was found to fit.
+/// Copies what is on the host, a tensor at a time on each of several threads. Every tensor was found to fit, and no two share
+/// memory.
 fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Target<Foreign>>) {
     let bytes: usize = targets.iter().map(|target| target.memory.len()).sum();
     let processors = thread::available_parallelism().map_or(1, usize::from);
