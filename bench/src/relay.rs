@@ -57,7 +57,7 @@ pub enum Hold {
 pub async fn serve(args: ServeArgs, goods: Goods) -> Result<()> {
     let identity = Identity::ephemeral()?;
     let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
-    let config = Config { codec: goods.codec, encoded_cache_bytes: 1, ..Config::default() };
+    let config = Config { codec: goods.codec, encoded_bytes: 64 << 20, ..Config::default() };
     let server = Server::start(listener, Access::open(), config);
     let address = server.local_address();
     let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;

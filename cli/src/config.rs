@@ -17,6 +17,7 @@
 //! clap takes values from the file for defaults. So `required` is met by them, but `conflicts_with` and `requires` look
 //! at flags and variables only: a flag wins over what it conflicts with in the file, and the command must prefer it.
 
+mod bounds;
 pub(crate) mod file;
 pub(crate) mod layers;
 mod sample;

@@ -49,6 +49,8 @@ struct Serving<'a> {
     /// Where the admin port is, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     admin: Option<SocketAddr>,
+    /// What the server takes of the host's memory at most, beside its versions.
+    memory_bytes_max: u64,
     topics: &'a [Served],
 }
 
@@ -111,7 +113,9 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let listener = Listener::bind_for(transport, args.listen, &identity, Tuning::default());
     let listener = listener.map_err(name_the_option)?;
     let access = admission::access(&args, &state_dir)?;
-    let server = Server::start(listener, access.clone(), config(&args));
+    let config = config(&args);
+    let (reserved, memory_bytes_max) = (config.reserve()?, config.memory_bytes_max());
+    let server = Server::start(listener, access.clone(), config).keeping_free(Some(reserved));
     let listening = server.local_address();
     let admin_address = admin.as_ref().and_then(Bound::address);
     let subject = || ServerSubject {
@@ -143,7 +147,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     admission::write_tickets(&ticket_file, &tickets)?;
     let open = publish_socket::open(&server, &args, loader.device.as_ref())?;
     let given_out = ServerTickets { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
-    report(&args, (listening, admin_address), identity.fingerprint(), &topics, &given_out);
+    let started = Started { listen: listening, admin: admin_address, memory_bytes_max };
+    report(&args, &started, identity.fingerprint(), &topics, &given_out);
     let mut looking = look_after(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
         exit = signals.next() => Ok(exit),
@@ -158,7 +163,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     ended.map(|exit| drained.unwrap_or(exit))
 }
 
-fn config(args: &ServeArgs) -> Config {
+/// The configuration of a server with these options, in this process's container.
+pub(crate) fn config(args: &ServeArgs) -> Config {
     Config {
         codec: args.codec.into(),
         chunk_bytes: args.chunk_size,
@@ -168,10 +174,10 @@ fn config(args: &ServeArgs) -> Config {
         stall_timeout: args.stall_timeout,
         reader_linger: args.reader_linger,
         staged_bytes: args.staged_mem.unwrap_or(u64::MAX),
-        encoded_cache_bytes: args.encoded_mem,
         base_bytes: args.base_mem,
         ..Config::default()
     }
+    .for_container(args.encoded_mem)
 }
 
 fn served(published: &Published, path: &Path) -> Served {
@@ -386,9 +392,17 @@ struct ServerTickets<'a> {
     are_secret: bool,
 }
 
+/// What a server has been started with.
+struct Started {
+    listen: SocketAddr,
+    admin: Option<SocketAddr>,
+    /// What it takes of the host's memory at most, beside its versions.
+    memory_bytes_max: u64,
+}
+
 fn report(
     args: &ServeArgs,
-    (listen, admin): (SocketAddr, Option<SocketAddr>),
+    &Started { listen, admin, memory_bytes_max }: &Started,
     key: Fingerprint,
     topics: &[Served],
     given_out: &ServerTickets<'_>,
@@ -399,8 +413,18 @@ fn report(
             let (key, device) = (key.to_string(), args.device.device.to_string());
             let publish_socket = args.publish_socket.as_deref();
             let ticket_file = given_out.file;
-            let serving =
-                Serving { event: "serving", listen, key, device, ticket_file, publish_socket, admin, topics };
+            let event = "serving";
+            let serving = Serving {
+                event,
+                listen,
+                key,
+                device,
+                ticket_file,
+                publish_socket,
+                admin,
+                memory_bytes_max,
+                topics,
+            };
             serde_json::to_writer(&mut out, &serving)
                 .map_err(Into::into)
                 .and_then(|()| writeln!(out))
@@ -421,6 +445,10 @@ fn report(
                     socket.display()
                 );
             }
+            crate::log::say!(
+                "memory: at most {} beside versions; `tensor-relay config serve` shows of what",
+                units::bytes(memory_bytes_max)
+            );
             if let Some(admin) = admin {
                 crate::log::say!("to see how it does, open {}", page_url(admin));
             }

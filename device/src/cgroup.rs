@@ -89,15 +89,23 @@ pub(crate) fn judge(asked: u64, levels: &[Level], host_swap_free: u64) -> Fit {
 
 /// Whether `asked` more bytes fit into this process's cgroup now. True without a limit, or where it cannot be read.
 pub(crate) fn fits(asked: u64) -> Fit {
-    let Ok(own) = fs::read_to_string("/proc/self/cgroup") else { return Fit::Well };
-    let levels: Vec<Level> = MOUNTS
-        .iter()
-        .flat_map(|(mount, files)| levels(Path::new(mount), files, &own))
-        .collect();
+    let levels = own_levels();
     match levels.is_empty() {
         true => Fit::Well,
         false => judge(asked, &levels, host_swap_free()),
     }
+}
+
+/// The smallest limit on this process; `None` without one, or where it cannot be read.
+pub(crate) fn limit_bytes() -> Option<u64> {
+    own_levels().iter().map(|level| level.limit).min()
+}
+
+/// The limited cgroups of this process.
+fn own_levels() -> Vec<Level> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let of = |(mount, files): &(&str, &Files)| levels(Path::new(mount), files, &own);
+    MOUNTS.iter().flat_map(of).collect()
 }
 
 /// The limited cgroups from the one that `own`, of `/proc/self/cgroup`, names up to the root. In a container the path

@@ -18,6 +18,7 @@ use crate::{
     cgroup::{self, Fit},
     mapping::Mapping,
     region::Region,
+    reservation::reserved_bytes,
 };
 
 /// An allocator of large regions of host memory within a budget, which reuses dropped ones.
@@ -147,10 +148,11 @@ impl HostMemory {
     /// Refuses an allocation beyond the container's memory limit: the system would kill this process when it is
     /// touched. Evicts cached memory if needed.
     fn must_fit_cgroup(&self, asked_bytes: u64) -> Result<(), AllocError> {
-        let mut fit = cgroup::fits(asked_bytes);
+        let with_reserved = asked_bytes.saturating_add(reserved_bytes());
+        let mut fit = cgroup::fits(with_reserved);
         if fit != Fit::Well {
             self.release_cached();
-            fit = cgroup::fits(asked_bytes);
+            fit = cgroup::fits(with_reserved);
         }
         match fit {
             Fit::Well => Ok(()),
@@ -162,7 +164,8 @@ impl HostMemory {
                 Ok(())
             }
             Fit::Not { free, limit } => {
-                Err(AllocError::OverCgroup { asked_bytes, free_bytes: free, limit_bytes: limit })
+                let free_bytes = free.saturating_sub(reserved_bytes());
+                Err(AllocError::OverCgroup { asked_bytes, free_bytes, limit_bytes: limit })
             }
         }
     }

@@ -10,6 +10,7 @@
 //! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie: in one region, in many
 //!   tensors of the caller's ([`GatherSource`], [`HostSink`]), or on a device;
 //! - a [`Memfd`] is memory for another process, [`Sealed`] memory of another process that cannot change any more;
+//! - a [`Reservation`] keeps memory of the container's limit free for what does not allocate here;
 //! - a [`Loan`] tells the owner of lent bytes when they are returned; a region returns its owner itself
 //!   ([`Region::lent_by`]);
 //! - [`VolatileBytes`] are memory that foreign code may write while it is read here.
@@ -41,6 +42,7 @@ mod parts;
 mod pieces;
 mod pool;
 mod region;
+mod reservation;
 mod sealed;
 mod sink;
 mod slot;
@@ -64,6 +66,7 @@ pub use owner::GiveBack;
 pub use parts::PartsError;
 pub use pool::{Capacity, SlotPool};
 pub use region::Region;
+pub use reservation::{Reservation, container_memory_bytes};
 pub use sealed::{Sealed, SealedError};
 pub use sink::{Sink, SinkError, Target};
 pub use slot::Slot;

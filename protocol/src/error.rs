@@ -114,8 +114,8 @@ pub enum Misbehaved {
     /// A subscription id that does not exist.
     #[error("the peer named subscription {0}, which does not exist")]
     UnknownSubscription(SubscriptionId),
-    /// A subscription id used twice.
-    #[error("the peer used subscription id {0} twice")]
+    /// A subscription id used twice, or one that leaves a gap behind too many others.
+    #[error("the peer used subscription id {0} twice, or ids with too many gaps between them")]
     DuplicateSubscription(SubscriptionId),
     /// A watch id that does not exist, or has ended.
     #[error("the peer named watch {}, which does not exist", .0.0)]

@@ -53,7 +53,8 @@ pub(crate) fn serve(
         stall_timeout: positive_seconds(py, "stall_timeout", stall_timeout)?,
         reader_linger: finite_seconds("reader_linger", reader_linger)?,
         ..Config::default()
-    };
+    }
+    .for_container(None);
     let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes };
     let (gpus, device) = (Gpus::new(py, options)?, ordinal_called(py, device)?);
     let held_on = device.map(|ordinal| gpus.device(py, ordinal)).transpose();
@@ -78,7 +79,9 @@ pub(crate) fn serve(
         None => Access::new(Rules::ephemeral()),
     };
     let listener = listener_on(py, listen, transport_called(py, transport)?, &identity)?;
-    let server = Server::start(listener, access.clone(), config);
+    // A training process may have left less than that: then versions and sessions are refused when they come.
+    let reserved = config.reserve().ok();
+    let server = Server::start(listener, access.clone(), config).keeping_free(reserved);
     let admin = AdminOptions { address: admin, token_file: admin_token_file };
     let admin = admin.open(py, |address, token_file| {
         AdminPort::for_server(address, token_file, server.status_reader(), held_on.as_ref())

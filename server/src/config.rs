@@ -9,7 +9,8 @@ use tensor_relay_transport::Workers;
 pub struct Config {
     /// The name and version told to clients. Default `tensor-relay/` and the version of this crate.
     pub agent: String,
-    /// The most open sessions. Default 1,024; one more is refused at its `Hello`.
+    /// The most open sessions, and the most further lanes of all of them together. Default 1,024; one more is refused at its
+    /// `Hello`.
     pub sessions_max: usize,
     /// How many lanes one session may have, the first included. Default 16: more than one client has cores and network
     /// cards for. With 1 there are no further lanes.
@@ -30,8 +31,12 @@ pub struct Config {
     /// is. A topic may say otherwise for its own ([`TopicOptions::codec`](crate::TopicOptions::codec)), and a subscriber
     /// for what it gets.
     pub codec: CodecChoice,
-    /// The memory for cached encodings. Default 256 MiB.
-    pub encoded_cache_bytes: u64,
+    /// The memory for encoded chunks: those that are being sent, and up to half of it for those kept for further
+    /// subscribers. Beyond it chunks are sent raw. Default 512 MiB.
+    pub encoded_bytes: u64,
+    /// How many connections may be in their login at once. Default 1,024: a client takes milliseconds for it, and an
+    /// unfinished handshake up to 150 KiB.
+    pub logins_max: usize,
     /// How much of what was read of each device is kept for further subscribers, so that each chunk is read once however
     /// many subscribe. A chunk counts at least as much as a slot. Default: as much as half of the device's slots hold.
     /// Subscribers who are further apart than that read again. With a larger number, what slots cannot hold is copied to
@@ -66,7 +71,8 @@ impl Default for Config {
             chunks_in_flight: 8,
             chunk_bytes: 4 << 20,
             codec: CodecChoice::Auto,
-            encoded_cache_bytes: 256 << 20,
+            encoded_bytes: 512 << 20,
+            logins_max: 1_024,
             device_cache_bytes: None,
             staged_bytes: u64::MAX,
             base_bytes: 4 << 30,

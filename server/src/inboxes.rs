@@ -1,11 +1,8 @@
 //! The message queues from a client to the subscriptions of its session.
 
 use crate::transfer::SubscriptionMessage;
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
-use tensor_relay_protocol::{Misbehaved, SubscriptionId};
+use std::{collections::HashMap, sync::Arc};
+use tensor_relay_protocol::{Misbehaved, RangeSet, SubscriptionId};
 use tokio::sync::{Notify, mpsc};
 
 /// The message queue of one subscription. The bound is small because a subscription always reads it; a client that
@@ -28,14 +25,14 @@ struct Outbox {
 pub(crate) struct Inboxes {
     open: HashMap<SubscriptionId, Outbox>,
     /// An id names one subscription for the whole session.
-    used: HashSet<SubscriptionId>,
+    used: RangeSet,
 }
 
-/// The most ids that a client may use in one session.
-const SUBSCRIPTIONS_EVER: usize = 1 << 20;
+/// The most runs of ids that a client may use in one session: clients count up, and none makes the server remember more.
+const RUNS_MAX: usize = 1_024;
 
 impl Inbox {
-    const BOUND: usize = 16;
+    pub(crate) const BOUND: usize = 16;
 
     /// The next message; once the session is gone, an `Unsubscribe` that keeps the place, since the client may come
     /// back. That it is forbidden goes before whatever else waits.
@@ -54,9 +51,9 @@ impl Inboxes {
     /// Opens the inbox of a new subscription; `None` when there are `max` already.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the client used the id before.
+    /// [`Misbehaved`] when the client used the id before, or ids without any order.
     pub(crate) fn open(&mut self, id: SubscriptionId, max: usize) -> Result<Option<Inbox>, Misbehaved> {
-        if self.used.len() >= SUBSCRIPTIONS_EVER || !self.used.insert(id) {
+        if id.0 == u32::MAX || !self.used.insert(id.0) || self.used.ranges().len() > RUNS_MAX {
             return Err(Misbehaved::DuplicateSubscription(id));
         }
         if self.open.len() >= max {
@@ -81,7 +78,7 @@ impl Inboxes {
     ) -> Result<(), Misbehaved> {
         match self.open.get(&id) {
             Some(inbox) => drop(inbox.messages.send(message).await),
-            None if self.used.contains(&id) => {}
+            None if self.used.contains(id.0) => {}
             None => return Err(Misbehaved::UnknownSubscription(id)),
         }
         Ok(())
@@ -157,5 +154,16 @@ mod tests {
         for id in [SubscriptionId(1), SubscriptionId(2)] {
             assert_eq!(inboxes.open(id, 9).unwrap_err(), Misbehaved::DuplicateSubscription(id));
         }
+    }
+
+    #[test]
+    fn ids_without_order_end_the_session() {
+        let mut inboxes = Inboxes::default();
+        let mut open = |id| inboxes.open(SubscriptionId(id), 0);
+        assert!((0..100_000).all(|id| open(id).is_ok()), "ids that count up take no memory");
+        let mut scattered = (1..).map(|id| 100_000 + 2 * id);
+        assert!(scattered.by_ref().take(RUNS_MAX - 1).all(|id| open(id).is_ok()));
+        assert!(scattered.next().is_some_and(|id| open(id).is_err()));
+        assert!(open(u32::MAX).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     lanes::{JoinRefused, Lanes, LiveLane, Silence},
-    shared::Shared,
+    shared::{Counted, Shared},
     strangers::Stranger,
 };
 use std::{
@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+use tensor_relay_device::{AllocError, Reservation};
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, LaneOffer, ServerMessage,
 };
@@ -90,8 +91,10 @@ enum LaneEnd {
         "it belongs to a session of server process {0}; what lies between leads lanes of one session to several"
     )]
     WrongInstance(InstanceId),
-    #[error("its session has as many lanes as it may")]
+    #[error("its session, or all sessions together, have as many lanes as they may")]
     TooMany,
+    #[error("there is no memory for another lane: {0}")]
+    NoMemory(AllocError),
     #[error("its number is not free in its session")]
     NumberInUse,
     #[error(
@@ -124,7 +127,7 @@ impl LaneEnd {
         match self {
             Self::NoSuchSession => CloseCode::Unauthorised,
             Self::WrongInstance(_) => CloseCode::WrongInstance,
-            Self::TooMany => CloseCode::TooBusy,
+            Self::TooMany | Self::NoMemory(_) => CloseCode::TooBusy,
             Self::NumberInUse | Self::Spoke => CloseCode::Misbehaved,
             Self::Control(ControlError::Message(error)) => error.into(),
             Self::Silent | Self::Retired | Self::Control(ControlError::Lane(_)) | Self::Lane(_) => {
@@ -152,9 +155,8 @@ pub(crate) async fn serve(
     shared: &Arc<Shared>,
 ) {
     let end = match admit(&lane, &sender, join, shared).await {
-        Ok((lanes, live)) => {
+        Ok((lanes, live, _place)) => {
             drop(stranger); // It belongs to a session now.
-            let _counted = shared.joined_lanes.count();
             tracing::debug!(lane = %join.lane, "A lane joined.");
             let end = watch(&live, &mut receiver).await;
             // A session whose control stream is gone need not be told.
@@ -178,17 +180,22 @@ async fn admit(
     sender: &control::Sender<ServerMessage>,
     join: Join,
     shared: &Arc<Shared>,
-) -> Result<(Arc<Lanes>, Arc<LiveLane>), LaneEnd> {
+) -> Result<(Arc<Lanes>, Arc<LiveLane>, (Counted, Reservation)), LaneEnd> {
     if join.instance != shared.instance {
         return Err(LaneEnd::WrongInstance(join.instance));
     }
     let lanes = shared.joinable.find(join.session, &join.grant).ok_or(LaneEnd::NoSuchSession)?;
     let max = shared.config.lanes_max as usize;
     lanes.may_join(join.lane, max)?;
+    let counted = shared
+        .joined_lanes
+        .count_below(shared.config.lanes_total_max())
+        .ok_or(LaneEnd::TooMany)?;
+    let memory = Reservation::fitting(lane.kind().memory_bytes_max()).map_err(LaneEnd::NoMemory)?;
     let lane = lane.clone().spread(&shared.lane_threads);
     sender.send(ServerMessage::Joined).await?;
     let live = lanes.join(join.lane, lane, max)?;
-    Ok((lanes, live))
+    Ok((lanes, live, (counted, memory)))
 }
 
 /// Watches a lane until it ends. Its chunks are sent by subscriptions.

@@ -20,7 +20,10 @@ const CONTROL: LaneId = LaneId(0);
 
 /// How many lanes a session may have had: lane numbers are below. One lane that is lost every 5 s, the longest wait of a
 /// client, takes two months for them; and no client can make the server remember more.
-pub(crate) const LANES_EVER: u32 = 1 << 20;
+const LANES_EVER: u32 = 1 << 20;
+
+/// The most runs of retired numbers: those in between are the session's lanes, and a few that never joined.
+const RETIRED_RUNS_MAX: usize = 1_024;
 
 /// The lanes of a session.
 #[derive(Debug)]
@@ -139,6 +142,11 @@ impl Lanes {
     pub(crate) fn least_loaded(&self) -> Option<LaneId> {
         let set = self.set();
         least_loaded(set.live.iter().map(|(id, lane)| (*id, lane.load())))
+    }
+
+    /// Whether a client may retire this number: its numbers count up, and none makes the server remember more.
+    pub(crate) fn may_retire(&self, id: LaneId) -> bool {
+        id.0 < LANES_EVER && self.set().retired.ranges().len() <= RETIRED_RUNS_MAX
     }
 
     /// Counts a chunk of `bytes` on a lane; `None` if that was retired meanwhile.

@@ -50,6 +50,7 @@ mod access;
 mod address;
 mod bases;
 mod borrowed;
+mod bounds;
 mod catalogue;
 mod chunk_times;
 mod claims;
@@ -93,6 +94,7 @@ pub use access::{
 pub use address::{AddressError, Advertised, reachable};
 pub use bases::BaseStats;
 pub use borrowed::Borrowed;
+pub use bounds::{Amount, Bound, ContainerTooSmall};
 pub use chunk_times::ChunkTimeStats;
 pub use config::Config;
 pub use device::DeviceError;

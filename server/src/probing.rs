@@ -14,7 +14,7 @@ use tensor_relay_transport::{Lane, LaneKind, send_probe};
 use tokio::{task::JoinSet, time::timeout};
 
 /// How many probes of all clients a server answers at once. Further ones are refused: they would measure each other.
-const PROBES_MAX: u64 = 4;
+pub(crate) const PROBES_MAX: u64 = 4;
 
 /// How long one may take; then its stream is reset. A client asks for less where that is too short.
 const PROBE_MAX: Duration = Duration::from_secs(10);

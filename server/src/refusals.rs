@@ -17,8 +17,23 @@ const QUIET: Duration = Duration::from_secs(60);
 /// How many networks and reasons are told apart in that time. Those beyond it are told of together, as one.
 const KINDS_MAX: usize = 16;
 
+/// Why something was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Reason {
+    /// The client has no right to it.
+    Denied(Discriminant<Denied>),
+    /// The server has no room for it: in this word's sense.
+    NoRoom(&'static str),
+}
+
+impl From<&Denied> for Reason {
+    fn from(denied: &Denied) -> Self {
+        Self::Denied(discriminant(denied))
+    }
+}
+
 /// Whom something was refused and why; `None` stands for those that no place was left for.
-type Kind = Option<(IpAddr, Discriminant<Denied>)>;
+type Kind = Option<(IpAddr, Reason)>;
 
 /// When the log was last told of each kind of refusal, and how many it was not told of since.
 #[derive(Debug, Default)]
@@ -26,10 +41,10 @@ pub(crate) struct Refusals(Mutex<HashMap<Kind, (Instant, u64)>>);
 
 impl Refusals {
     /// Counts a refusal. Where the log is to be told, returns how many it was not told of before.
-    pub(crate) fn note(&self, address: IpAddr, denied: &Denied, now: Instant) -> Option<u64> {
+    pub(crate) fn note(&self, address: IpAddr, reason: impl Into<Reason>, now: Instant) -> Option<u64> {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_quiet = |since: Instant| now.duration_since(since) < QUIET;
-        let kind = Some((network_of(address), discriminant(denied)));
+        let kind = Some((network_of(address), reason.into()));
         if !told.contains_key(&kind) && told.len() >= KINDS_MAX {
             told.retain(|_, (since, _)| is_quiet(*since));
         }
@@ -67,6 +82,7 @@ mod tests {
         assert_eq!([note(one, zero), note(one, zero)], [None, None]);
         assert_eq!(note(other, zero), Some(0));
         assert_eq!(refusals.note(one, &Denied::Expired, now), Some(0), "another reason");
+        assert_eq!(refusals.note(one, Reason::NoRoom("no_memory"), now), Some(0), "and another one");
         assert_eq!(note(one, QUIET), Some(2));
         assert_eq!(note(one, QUIET), None);
     }

@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
-use tensor_relay_device::HostMemory;
+use tensor_relay_device::{HostMemory, Reservation};
 use tensor_relay_protocol::{CloseCode, Epoch, Topic};
 use tensor_relay_transport::{
     Arrival, CodecStats, Listener, StageStats,
@@ -32,6 +32,7 @@ pub struct Server {
     staging: Staging,
     listener: Arc<Listener>,
     accepting: JoinHandle<()>,
+    reserved: Option<Reservation>,
 }
 
 /// The counters of a server.
@@ -77,12 +78,19 @@ impl Server {
             limits: config.limits,
             workers: config.workers,
         };
-        let encoder = Encoder::new(config.encoded_cache_bytes, config.device_cache_bytes, config.workers);
+        let encoder = Encoder::new(config.encoded_bytes, config.device_cache_bytes, config.workers);
         let catalogue = Arc::new(Catalogue::new(config.reader_linger, bases));
         let shared = Arc::new(Shared::new(config, access, catalogue, encoder));
         let listener = Arc::new(listener);
         let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
-        Self { shared, staging, listener, accepting }
+        Self { shared, staging, listener, accepting, reserved: None }
+    }
+
+    /// Keeps this memory of the container's limit free while the server lives: see [`Config::reserve`].
+    #[must_use]
+    pub fn keeping_free(mut self, reserved: Option<Reservation>) -> Self {
+        self.reserved = reserved;
+        self
     }
 
     /// The local address.

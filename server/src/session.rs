@@ -11,7 +11,7 @@ use crate::{
     failures::FailedAt,
     inboxes::Inboxes,
     joining::{self, Join, Open},
-    lanes::{LANES_EVER, Lanes},
+    lanes::Lanes,
     probing::Probing,
     shared::{Counted, Gauge, Shared},
     strangers::Stranger,
@@ -22,12 +22,13 @@ use crate::{
 };
 use error::SessionError;
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
+use tensor_relay_device::Reservation;
 use tensor_relay_protocol::{
     ClientMessage, CodecSet, Credit, EndReason, Feature, FeatureSet, Glob, Hello, Misbehaved, Mode,
     PROTOCOL_REVISIONS, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    ClientCertificate, Lane,
+    ClientCertificate, Lane, LaneKind,
     control::{self, ControlError},
 };
 use tokio::{
@@ -52,15 +53,15 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
             let join = Join { session, lane: number, grant, instance };
             return joining::serve(lane, stranger, sender, receiver, join, &shared).await;
         }
-        Ok(first) => AdmittedClient::new(first, lane.client_certificate(), &shared),
+        Ok(first) => AdmittedClient::new(first, (lane.client_certificate(), lane.kind()), &shared),
         Err(error) => Err(error),
     };
-    let (error, counted) = match admitted {
-        Ok(AdmittedClient { hello, revision, permit, counted }) => {
+    let (error, place) = match admitted {
+        Ok(AdmittedClient { hello, revision, permit, place }) => {
             drop(stranger); // Who is known keeps its place.
             let greeted = Greeted { codecs: hello.codecs, features: hello.features, revision, permit };
             let Err(error) = greet_and_run(&lane, &sender, &mut receiver, greeted, &shared).await;
-            (error, Some(counted))
+            (error, Some(place))
         }
         Err(error) => (error, None),
     };
@@ -70,7 +71,7 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
     end(&lane, Some(&sender), &error, &shared).await;
     // The session counts until its client was told. The control stream ended with the lane and not before it: its end
     // alone would tell the client nothing.
-    drop((counted, sender, receiver));
+    drop((place, sender, receiver));
 }
 
 /// An authenticated client that was admitted to a session.
@@ -78,14 +79,20 @@ struct AdmittedClient {
     hello: Hello,
     revision: u32,
     permit: Permit,
-    counted: Counted,
+    place: Place,
+}
+
+/// The place of a session among those that the server may have, until this is dropped.
+struct Place {
+    _counted: Counted,
+    _memory: Reservation,
 }
 
 impl AdmittedClient {
     /// The client whose first message this was, if it may come in.
     fn new(
         first: ClientMessage,
-        certificate: Option<&ClientCertificate>,
+        (certificate, kind): (Option<&ClientCertificate>, LaneKind),
         shared: &Arc<Shared>,
     ) -> Result<Self, SessionError> {
         let ClientMessage::Hello(hello) = first else {
@@ -96,10 +103,11 @@ impl AdmittedClient {
         let permit = shared.access.admit(credentials)?;
         let sessions_max = shared.config.sessions_max as u64;
         let counted = shared.sessions.count_below(sessions_max).ok_or(SessionError::TooBusy)?;
+        let memory = Reservation::fitting(kind.memory_bytes_max()).map_err(SessionError::NoMemory)?;
         let (principal, agent) = (permit.holder().principal(), hello.agent.escape_debug());
         let holder = principal.holder().unwrap_or_default().escape_debug();
         tracing::info!(%principal, %holder, %agent, revision, "A client was let in.");
-        Ok(Self { hello, revision, permit, counted })
+        Ok(Self { hello, revision, permit, place: Place { _counted: counted, _memory: memory } })
     }
 }
 
@@ -126,19 +134,16 @@ async fn end(
     error: &SessionError,
     shared: &Shared,
 ) {
-    match error {
-        SessionError::Unauthorised(denied) => {
-            match shared.refusals.note(lane.peer().ip(), denied, Instant::now()) {
-                Some(0) => tracing::warn!(%error, "The session ended."),
-                Some(untold) => {
-                    tracing::warn!(%error, untold, "The session ended, as others from there did untold.")
-                }
-                None => tracing::debug!(%error, "The session ended."),
-            }
+    let refused = error.refusal();
+    match refused.map(|reason| shared.refusals.note(lane.peer().ip(), reason, Instant::now())) {
+        Some(Some(0)) => tracing::warn!(%error, "The session ended."),
+        Some(Some(untold)) => {
+            tracing::warn!(%error, untold, "The session ended, as others from there did untold.")
         }
-        SessionError::AccessLost(_) => tracing::warn!(%error, "The session ended."),
-        _ if error.is_good_bye() => tracing::info!("The session ended, as its client wished."),
-        _ => tracing::info!(%error, "The session ended."),
+        Some(None) => tracing::debug!(%error, "The session ended."),
+        None if matches!(error, SessionError::AccessLost(_)) => tracing::warn!(%error, "The session ended."),
+        None if error.is_good_bye() => tracing::info!("The session ended, as its client wished."),
+        None => tracing::info!(%error, "The session ended."),
     }
     if let Some(code) = error.close_code() {
         match sender {
@@ -359,7 +364,7 @@ impl Session {
                 self.inboxes.deliver(subscription, Message::Unsubscribe { keep_place }).await?;
                 self.let_end(subscription).await?;
             }
-            ClientMessage::Retire(lane) if lane.0 >= LANES_EVER => {
+            ClientMessage::Retire(lane) if !self.lanes.may_retire(lane) => {
                 return Err(Misbehaved::LaneOutOfRange(lane).into());
             }
             ClientMessage::Retire(lane) => self.lanes.retire(lane).await?,
@@ -406,6 +411,12 @@ impl Session {
             let end = ServerMessage::End { subscription: id, reason: EndReason::Forbidden };
             return Ok(self.sender.send(end).await?);
         }
+        let subscriptions_max = self.shared.config.subscriptions_total_max();
+        let Some(counted) = self.shared.subscriptions.count_below(subscriptions_max) else {
+            self.inboxes.close(id);
+            let end = ServerMessage::End { subscription: id, reason: EndReason::TooManySubscriptions };
+            return Ok(self.sender.send(end).await?);
+        };
         self.following.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);
         let control = self.lanes.control();
@@ -437,7 +448,11 @@ impl Session {
             preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
         };
         tracing::debug!(subscription = %id, topic, "A client subscribed.");
-        let run = async move { (id, subscription.run().await) };
+        let run = async move {
+            let ended = subscription.run().await;
+            drop(counted);
+            (id, ended)
+        };
         self.running.spawn(run.in_current_span());
         Ok(())
     }

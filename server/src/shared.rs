@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) probes: Gauge,
     /// Transfers of a version to one subscription.
     pub(crate) transfers: Gauge,
+    /// The subscriptions of all sessions.
+    pub(crate) subscriptions: Gauge,
     /// Subscriptions that a shutdown waits for: all, until they noticed it and have nothing to finish.
     pub(crate) unfinished: Gauge,
     /// The unauthenticated connections.
@@ -66,6 +68,7 @@ impl Shared {
     pub(crate) fn new(config: Config, access: Access, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
         Self {
             lane_threads: LaneThreads::new(config.lane_threads),
+            strangers: Strangers::new(config.logins_max),
             joinable: Joinable::default(),
             instance: InstanceId(rand::random()),
             config,
@@ -82,8 +85,8 @@ impl Shared {
             sessions: Gauge::default(),
             probes: Gauge::default(),
             transfers: Gauge::default(),
+            subscriptions: Gauge::default(),
             unfinished: Gauge::default(),
-            strangers: Strangers::default(),
             refusals: Refusals::default(),
             joined_lanes: Gauge::default(),
             draining: watch::Sender::new(false),

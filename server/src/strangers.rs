@@ -7,9 +7,11 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The most of them. Each costs up to 128 KiB of an unfinished handshake and a task, so all together stay below 150
-/// MiB; a legitimate client takes milliseconds.
-const MAX: usize = 1_024;
+/// The memory of one at most: 128 KiB of an unfinished handshake, and a task.
+pub(crate) const LOGIN_BYTES: u64 = 150 << 10;
+
+/// The least number of places that is worth serving with: fewer could be filled from a few networks.
+pub(crate) const LEAST: usize = 64;
 
 /// The connections of a server that are not let in yet, by network. Cheap to clone.
 ///
@@ -46,12 +48,6 @@ pub struct Stranger {
 /// Signals a connection that it was evicted.
 #[derive(Debug)]
 pub struct Eviction(oneshot::Receiver<()>);
-
-impl Default for Strangers {
-    fn default() -> Self {
-        Self::new(MAX)
-    }
-}
 
 impl Strangers {
     /// Places for `max` connections.
@@ -126,6 +122,8 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
+    const MAX: usize = 100;
+
     fn address(number: u8) -> IpAddr {
         Ipv4Addr::new(10, 0, 0, number).into()
     }
@@ -136,7 +134,7 @@ mod tests {
 
     #[test]
     fn whoever_has_most_pays_for_the_next() {
-        let strangers = Strangers::default();
+        let strangers = Strangers::new(MAX);
         let (good, mut good_eviction) = strangers.enter(address(1));
         let mut bad: Vec<_> = (0..MAX - 1).map(|_| strangers.enter(address(2))).collect();
         assert!(bad.iter_mut().all(|(_, eviction)| !is_evicted(eviction)));
@@ -167,7 +165,7 @@ mod tests {
 
     #[test]
     fn among_equals_the_oldest_goes() {
-        let strangers = Strangers::default();
+        let strangers = Strangers::new(MAX);
         let each: Vec<_> = (0..MAX)
             .map(|n| strangers.enter(Ipv4Addr::from_bits(n as u32).into()))
             .collect();

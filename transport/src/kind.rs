@@ -1,5 +1,6 @@
 //! The kinds of lanes, and the setting that restricts them.
 
+use crate::{lane::byte_stream, tuning::SERVER_WINDOW_BYTES};
 use std::{fmt, str::FromStr};
 
 /// The kinds of lanes.
@@ -44,6 +45,19 @@ pub enum KindReason {
 pub struct UnknownTransport;
 
 impl LaneKind {
+    /// The memory that a lane takes of a server at most, in bytes, with its session if it is the first. What is sent is not
+    /// in it, nor what the kernel's sockets hold.
+    ///
+    /// Over TCP it is what is encrypted and not written yet, a megabyte, and what a client may send. It is taken while a lane
+    /// is busy and given back seconds after.
+    pub fn memory_bytes_max(self) -> u64 {
+        let session = 256 << 10; // Its tasks, messages in both directions, and TLS.
+        match self {
+            Self::Quic => u64::from(SERVER_WINDOW_BYTES) + session,
+            Self::Tcp => byte_stream::SERVER_BYTES_MAX as u64 + session,
+        }
+    }
+
     /// The name that users see.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,6 +1,6 @@
 //! Lanes: one interface over connections of every kind.
 
-mod byte_stream;
+pub(crate) mod byte_stream;
 mod error;
 mod quic;
 

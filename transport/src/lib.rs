@@ -34,7 +34,7 @@ pub use connector::{ConnectError, Connector};
 pub use identity::{Exposure, Fingerprint, FingerprintError, Identity, IdentityError};
 pub use kind::{KindReason, LaneKind, Transport, UnknownTransport};
 pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
-pub use listener::{Arrival, BindError, Listener};
+pub use listener::{Arrival, BindError, HANDSHAKES_PER_SECOND, Listener};
 pub use network::{
     Batching, ByteStream, Network, Opening, StreamListener, StreamTuning, SystemNetwork,
     lane_threads::{LaneThread, LaneThreads},

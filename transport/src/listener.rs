@@ -6,6 +6,7 @@ mod tcp;
 
 use crate::{Identity, Lane, LaneError, LaneKind, Network, SystemNetwork, Transport, Tuning};
 use quic::{QuicAcceptor, QuicArrival};
+pub use retry::HANDSHAKES_PER_SECOND;
 use std::{fmt, future::pending, io, net::SocketAddr, sync::Arc};
 use tcp::{TcpAcceptor, TcpArrival};
 use tensor_relay_protocol::CloseCode;

@@ -136,9 +136,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) staged_mem: Option<u64>,
 
-    /// How much memory encoded chunks may take that are kept for further subscribers.
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::parse_bytes, help_heading = "Memory")]
-    pub(crate) encoded_mem: u64,
+    /// How much memory encoded chunks may take: those that are being sent, and up to half of it for those kept for further
+    /// subscribers. Beyond it chunks are sent raw. Default: 512MiB, or an eighth of the container's memory limit.
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
+    pub(crate) encoded_mem: Option<u64>,
 
     /// With --watch or --publish-socket: how many versions of each topic that left retention are kept, while subscribers hold copies of them,
     /// so that new ones can be sent to these as deltas. With 0, every version is sent whole.

@@ -1,7 +1,8 @@
-//! `tensor-relay config`: shows the effective value of every option, and its source.
+//! `tensor-relay config`: shows the effective value of every option, and its source; and the bounds of `serve`.
 
 use super::{
     Layers,
+    bounds::ServeBounds,
     layers::{self, EffectiveSetting, Origin},
     sample,
     setting::Setting,
@@ -25,9 +26,14 @@ pub(crate) fn run(args: &ConfigArgs, layers: &Layers) -> anyhow::Result<Exit> {
     }
     let in_force = settings.iter().map(|setting| Ok((*setting, layers.in_force(setting)?)));
     let in_force = in_force.collect::<Result<Vec<_>, UsageError>>()?;
+    let is_of_serve = args.command.as_deref().is_none_or(|command| command == "serve");
+    let bounds = is_of_serve.then(|| ServeBounds::of(layers)).transpose()?;
     match args.json {
-        true => print_line(&as_json(layers, &in_force).to_string()),
-        false => print_table(layers, &in_force),
+        true => print_line(&as_json(layers, &in_force, bounds.as_ref()).to_string()),
+        false => {
+            print_table(layers, &in_force);
+            bounds.iter().for_each(ServeBounds::print);
+        }
     }
     Ok(Exit::Done)
 }
@@ -48,7 +54,11 @@ fn chosen<'s>(command: Option<&str>, settings: &'s [Setting]) -> Result<Vec<&'s 
     }
 }
 
-fn as_json(layers: &Layers, in_force: &[(&Setting, EffectiveSetting)]) -> Value {
+fn as_json(
+    layers: &Layers,
+    in_force: &[(&Setting, EffectiveSetting)],
+    bounds: Option<&ServeBounds>,
+) -> Value {
     let mut commands: Map<String, Value> = Map::new();
     for (setting, in_force) in in_force {
         let options = commands.entry(setting.command()).or_insert_with(|| json!([]));
@@ -56,7 +66,11 @@ fn as_json(layers: &Layers, in_force: &[(&Setting, EffectiveSetting)]) -> Value 
             options.push(option_as_json(setting, in_force));
         }
     }
-    json!({ "file": layers.file().map(super::file::File::path), "commands": commands })
+    json!({
+        "file": layers.file().map(super::file::File::path),
+        "commands": commands,
+        "serve": bounds.map(ServeBounds::as_json),
+    })
 }
 
 fn option_as_json(setting: &Setting, in_force: &EffectiveSetting) -> Value {

@@ -1,6 +1,7 @@
 //! Why a session ended, and what its client and the statistics are told of it.
 
-use crate::access::Denied;
+use crate::{access::Denied, refusals::Reason};
+use tensor_relay_device::AllocError;
 use tensor_relay_protocol::{CloseCode, Misbehaved, PROTOCOL_REVISIONS};
 use tensor_relay_transport::{LaneError, control::ControlError};
 
@@ -17,8 +18,10 @@ pub(super) enum SessionError {
     NoHello,
     #[error("the server is shutting down")]
     ShuttingDown,
-    #[error("the server has as many sessions as it may")]
+    #[error("the server has as many sessions as it may (--sessions)")]
     TooBusy,
+    #[error("there is no memory for another session: {0}")]
+    NoMemory(AllocError),
     #[error("access was refused: {0}")]
     Unauthorised(#[from] Denied),
     #[error("it lost its access: {0}")]
@@ -44,11 +47,20 @@ impl SessionError {
             Self::Misbehaved(error) => Some(error.into()),
             Self::NoHello => Some(CloseCode::TimedOut),
             Self::ShuttingDown => Some(CloseCode::ShuttingDown),
-            Self::TooBusy => Some(CloseCode::TooBusy),
+            Self::TooBusy | Self::NoMemory(_) => Some(CloseCode::TooBusy),
             Self::Unauthorised(_) | Self::AccessLost(_) => Some(CloseCode::Unauthorised),
             Self::Incompatible(..) => Some(CloseCode::Incompatible),
             Self::Control(ControlError::Lane(LaneError::StreamGivenUp)) => Some(CloseCode::Done),
             Self::Control(ControlError::Lane(_)) | Self::Lane(_) => None,
+        }
+    }
+
+    /// For a client that broke no rule and was not let in: whether it has no right to, or there is no room.
+    pub(super) fn refusal(&self) -> Option<Reason> {
+        match self {
+            Self::Unauthorised(denied) => Some(denied.into()),
+            Self::TooBusy | Self::NoMemory(_) => self.failure().map(Reason::NoRoom),
+            _ => None,
         }
     }
 
@@ -60,6 +72,7 @@ impl SessionError {
             Self::Unauthorised(_) => Some("unauthorised"),
             Self::AccessLost(_) => Some("access_lost"),
             Self::TooBusy => Some("too_busy"),
+            Self::NoMemory(_) => Some("no_memory"),
             Self::Incompatible(..) => Some("incompatible"),
             Self::Control(ControlError::Lane(error)) | Self::Lane(error) => lane_failure(error),
             Self::ShuttingDown => None,

@@ -1,7 +1,7 @@
 //! Options from the environment and the configuration file, and the commands that tell of options, keys and words.
 
 use crate::files;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{fs, os::unix::fs::PermissionsExt};
 use tensor_relay_tests::processes::{ANY_PORT, Ended, Home, Process, Signal};
 
@@ -108,9 +108,34 @@ fn config_tells_every_source() {
     assert_eq!(line("--listen"), "127.0.0.1:2 TENSOR_RELAY_LISTEN");
     assert_eq!(line("--grace"), format!("2.5 {}:5", home.word(".config/tensor-relay/config.toml")));
     assert!(!format!("{said:?}{people:?}").contains("relay://"), "a secret was printed");
-    assert!(!people.out.contains("subscribe"), "{people:?}");
+    assert!(!people.out.lines().any(|line| line.starts_with("subscribe")), "{people:?}");
     home.run(&["config", "bogus"])
         .failed(2, &["bogus", "serve, publish, subscribe"]);
+}
+
+/// Goal: each bound on clients is shown with its reason, and their sum is what `serve` says that it takes.
+#[test]
+fn config_tells_every_bound() {
+    let home = Home::new();
+    files::zeros(&home.path("w"), 1 << 10);
+    let said = home.run(&["config", "serve", "--json"]).with(0).json();
+    let bounds = said["serve"]["bounds"].as_array().unwrap();
+    let sessions = bounds.iter().find(|bound| bound["bound"] == "sessions").unwrap();
+    assert_eq!((&sessions["most"], &sessions["unit"]), (&json!(1_024), &json!("count")));
+    assert!(
+        bounds
+            .iter()
+            .all(|bound| bound["reason"].as_str().is_some_and(|why| !why.is_empty()))
+    );
+    let sum: u64 = bounds.iter().filter_map(|bound| bound["memory_bytes"].as_u64()).sum();
+    assert_eq!(said["serve"]["memory_bytes_max"], sum);
+    assert_eq!(home.serve(&["--topic=w=w"]).said["memory_bytes_max"], sum);
+    let people = home.run(&["config", "serve"]).with(0).out;
+    assert!(
+        people.contains("BOUND OF SERVE") && people.contains("memory beside versions: at most"),
+        "{people}"
+    );
+    assert!(!home.run(&["config", "subscribe"]).with(0).out.contains("BOUND"));
 }
 
 /// Goal: a mistake in the file or a variable is told with the place to mend, and nothing is done.

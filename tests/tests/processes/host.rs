@@ -8,6 +8,7 @@ use std::{
     os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicU32, Ordering},
 };
 use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal};
 
@@ -123,7 +124,9 @@ struct Cgroup(PathBuf);
 impl Cgroup {
     /// One of either version, if this system lets the test make one.
     fn new(limit_bytes: u64) -> Result<Self, String> {
-        let name = format!("tensor-relay-test-{}", std::process::id());
+        static EVER: AtomicU32 = AtomicU32::new(0);
+        let number = EVER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tensor-relay-test-{}-{number}", std::process::id());
         let versions = [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
         let mut why = String::from("no memory controller");
         for (mount, limit) in versions {
@@ -163,6 +166,48 @@ impl Drop for Cgroup {
         });
         assert!(removed || std::thread::panicking(), "{} is not empty", self.0.display());
     }
+}
+
+/// Goal: a server takes as many clients as its container has memory for, refuses the others with the reason, and is not
+/// killed; who is in gets the next version.
+/// Method: 128 MiB, of which a client may need 1.8 and the server itself seventy; more clients than that, who stay.
+#[test]
+fn a_container_full_of_clients() {
+    let cgroup = match Cgroup::new(128 << 20) {
+        Ok(cgroup) => cgroup,
+        Err(why) => return println!("skipped: this system lets the test make no cgroup: {why}"),
+    };
+    let home = home();
+    let serve = ["serve", ANY_PORT, ON_HOST, "--topic=w=w", "--watch", "--json"];
+    let mut server = Serving::hear(start_after(&home, &cgroup.enter(), &serve));
+    let ticket = server.ticket("w").to_owned();
+    let list = || home.run(&["list", &ticket, "--transport=tcp"]);
+    let mut clients = vec![];
+    let refused = loop {
+        let listed = list();
+        if listed.code != Some(0) {
+            break listed;
+        }
+        assert!(clients.len() < 60, "a container of 128 MiB has no room for so many");
+        let out = format!("--out=out-{}", clients.len());
+        let mut client = home.start(&["subscribe", &ticket, "--transport=tcp", &out, ON_HOST]);
+        client.hear_out("version 1");
+        clients.push(client);
+    };
+    refused.failed(3, &["as many sessions as it may"]);
+    server.process.hear_err("there is no memory for another session");
+    assert!(clients.len() > 2, "there is room for more than {}", clients.len());
+    files::zeros(&home.path("new"), 2_048);
+    fs::rename(home.path("new"), home.path("w")).unwrap();
+    for client in &mut clients {
+        client.hear_out("version 2");
+    }
+    drop(clients);
+    let again = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        list().code == Some(0)
+    });
+    assert!(again, "what clients that are gone took is free again");
 }
 
 /// Goal: a model that the container has no memory for is refused with the numbers, at either end, and nobody is killed.

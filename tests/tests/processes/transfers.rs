@@ -121,6 +121,7 @@ fn serve_says_what_it_serves() {
         "key": key,
         "ticket_file": home.path("state/tensor-relay/tickets"),
         "ticket": Value::Null,
+        "memory_bytes_max": server.said["memory_bytes_max"],
         "device": device(),
         "topics": [topic],
     });

@@ -6,7 +6,7 @@ mod scratch;
 use super::{
     CodecRequest, Payload,
     choosing::Chooser,
-    encodings::{EncodeError, Encodings, Key, NoRoom, budget_bytes},
+    encodings::{EncodeError, Encodings, Key, NoRoom},
     reads::{ReadStats, Reads},
 };
 use crate::{
@@ -104,20 +104,14 @@ struct Counters {
 }
 
 impl Encoder {
-    /// An encoder that caches at most `cache_bytes` of encodings, whose encodings take at most
-    /// [`encoded_bytes_max`](Self::encoded_bytes_max) with those that are being sent, and caches at most `device_cache_bytes` of raw chunks per
-    /// device; `None` for half of the device's slots.
-    pub fn new(cache_bytes: u64, device_cache_bytes: Option<u64>, workers: Workers) -> Self {
-        let cache = Arc::new(Encodings::new(cache_bytes));
+    /// An encoder whose encodings take at most `encoded_bytes`, those that are being sent included, and up to half of it
+    /// cached; and which caches at most `device_cache_bytes` of raw chunks per device, `None` for half of the device's slots.
+    pub fn new(encoded_bytes: u64, device_cache_bytes: Option<u64>, workers: Workers) -> Self {
+        let cache = Arc::new(Encodings::new(encoded_bytes));
         let stages = Arc::new(Stages::default());
         let reads = Arc::new(Reads::new(device_cache_bytes, workers, Arc::clone(&stages)));
         let chooser = Chooser::new(workers);
         Self { cache, reads, chooser, workers, stages, counters: Counters::default() }
-    }
-
-    /// What encodings take at most, cached or being sent, with a cache of `cache_bytes`. Beyond it chunks are sent raw.
-    pub fn encoded_bytes_max(cache_bytes: u64) -> u64 {
-        budget_bytes(cache_bytes)
     }
 
     /// The counters of pipeline stages.
@@ -397,14 +391,15 @@ mod tests {
         let manifest = Manifest::layout(vec![spec], vec![], chunk_bytes, &limits).unwrap();
         let source = HostSource::new(half.repeat(chunks as usize).into());
         let payload = Payload::new(Arc::new(manifest), Arc::new(source));
-        let encoder = Encoder::new(1, None, Workers::Inline);
+        let encoded_bytes = 64 << 20;
+        let encoder = Encoder::new(encoded_bytes, None, Workers::Inline);
         let mut kept = vec![];
         for chunk in 0..chunks {
             kept.push(encoder.encode(&payload, ChunkIndex(chunk), CodecId::Zstd).await.unwrap());
         }
         let encoded = kept.iter().filter(|chunk| chunk.codec == CodecId::Zstd);
         let bytes: usize = encoded.clone().map(|chunk| chunk.bytes.len()).sum();
-        assert!(bytes as u64 <= Encoder::encoded_bytes_max(1), "{bytes}");
+        assert!(bytes as u64 <= encoded_bytes, "{bytes}");
         assert!(encoded.count() > 32, "up to there they are encoded");
         assert_eq!(kept.last().unwrap().codec, CodecId::Raw);
         drop(kept);

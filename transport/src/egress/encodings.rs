@@ -7,11 +7,10 @@ use std::sync::Arc;
 use tensor_relay_device::{Charge, HostMemory, SourceError};
 use tensor_relay_protocol::{ChunkIndex, CodecId};
 
-/// The cached encodings of chunks, within a bound, dropped with their payloads. `None` marks a chunk that gained too
-/// little and is sent raw.
+/// The encodings of chunks, within a bound: those on their way to subscribers, and up to half of it cached, until their
+/// payloads are dropped. `None` marks a chunk that gained too little and is sent raw.
 ///
-/// Those that were evicted and are still on their way to subscribers have a [bound](budget_bytes) too. Where it is reached,
-/// because many subscribers read slowly, chunks are sent raw, which takes no memory.
+/// Where the bound is reached, because many subscribers read slowly, chunks are sent raw, which takes no memory.
 ///
 /// Long ones are mapped directly from the system and unmapped when dropped: allocators retain freed memory, and
 /// encodings come and go by the gigabyte.
@@ -25,15 +24,6 @@ const LONG_BYTES: usize = 256 << 10;
 
 /// The length up to which encodings are not counted: a page and the lock of the books cost more than they do.
 const SHORT_BYTES: usize = 4 << 10;
-
-/// The room for encodings that are on their way and no longer cached, beside as much as the cache has: what three readers
-/// have in flight by default.
-const UNDER_WAY_BYTES: u64 = 64 << 20;
-
-/// What all encodings together may take, cached or on their way, with a cache of `cache_bytes`.
-pub(super) fn budget_bytes(cache_bytes: u64) -> u64 {
-    cache_bytes.saturating_mul(2).saturating_add(UNDER_WAY_BYTES)
-}
 
 /// Encodings take all the memory that they may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,11 +84,11 @@ impl Weighter<Key, Option<Encoded>> for ByBytes {
 }
 
 impl Encodings {
-    /// A cache of at most `limit_bytes`, within the [budget](budget_bytes) of all encodings.
-    pub(super) fn new(limit_bytes: u64) -> Self {
+    /// Limits all encodings together to `budget_bytes`.
+    pub(super) fn new(budget_bytes: u64) -> Self {
         // The number of entries is only a hint for the first allocation; the weight is the bound.
-        let cache = Cache::with_weighter(64, limit_bytes, ByBytes);
-        Self { cache, memory: HostMemory::in_proportion(budget_bytes(limit_bytes)) }
+        let cache = Cache::with_weighter(64, budget_bytes / 2, ByBytes);
+        Self { cache, memory: HostMemory::in_proportion(budget_bytes) }
     }
 
     /// Copies an encoding into memory for the cache.

@@ -33,7 +33,7 @@ use tokio::{
 };
 
 use super::{LaneError, LaneStats};
-use crate::{Tuning, network::moving::TaskMover};
+use crate::{Tuning, network::moving::TaskMover, tuning::SERVER_WINDOW_BYTES};
 use driver::Driver;
 use receiving::{Incoming, Unread};
 use sending::{Outbox, Queues};
@@ -41,6 +41,10 @@ use sending::{Outbox, Queues};
 pub(crate) use handshake::Secured;
 pub(crate) use receiving::{ControlIn, DataIn};
 pub(crate) use sending::{ControlOut, DataOut};
+
+/// The memory of a server's connection at most, in bytes: a full batch, a full inbox, and a full control stream.
+pub(crate) const SERVER_BYTES_MAX: usize =
+    batch::ROOM_MAX + inbox::READ_BYTES_MAX + SERVER_WINDOW_BYTES as usize;
 
 /// The end of the connection. Data flows from the server to the client only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

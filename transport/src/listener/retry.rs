@@ -5,11 +5,13 @@ use std::time::Instant;
 /// The most open lanes without address validation: forged addresses must not fill the server.
 const OPEN_MAX: usize = 256;
 
-/// The most handshakes per second from unvalidated addresses.
+/// The most handshakes per second from unvalidated addresses, before Retry asks clients to prove theirs.
 ///
 /// A handshake costs the server a signature and a key exchange, half a millisecond of a processor or less, so forged ones
 /// take 6 % of one at the most. A thousand workers that connect at once cost 872 of them one round trip more.
-const RATE_PER_SECOND: f64 = 128.0;
+pub const HANDSHAKES_PER_SECOND: u32 = 128;
+
+const RATE_PER_SECOND: f64 = HANDSHAKES_PER_SECOND as f64;
 
 /// Decides which clients are answered with Retry (RFC 9000 §8.1.2) instead of a handshake: those with an unvalidated
 /// address, while many lanes are open or many such clients arrive.

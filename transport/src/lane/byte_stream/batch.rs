@@ -1,7 +1,7 @@
 //! Outgoing segments: encrypted one after another, and written at once.
 
 use rustls::AlertDescription;
-use std::io;
+use std::{io, ops::RangeFrom};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::{
@@ -14,6 +14,9 @@ use super::{
 /// write ends with a partial packet.
 const SEGMENTS: usize = 16;
 
+/// An alert: its level and its description (RFC 8446 §6).
+const ALERT_BYTES: usize = 2;
+
 /// The longest segment that is one record with its header. A longer one is encrypted straight from its memory.
 const JOINED_BYTES_MAX: usize = 1 << 10;
 
@@ -24,22 +27,31 @@ const SEGMENT_ROOM: usize =
 /// The most space for one [`add`](Batch::add).
 const SPAN_ROOM: usize = SPAN_BYTES_MAX / SEGMENT_BYTES_MAX * SEGMENT_ROOM;
 
-/// The sending direction of a connection.
+/// The most space for what is written at once.
+pub(super) const ROOM_MAX: usize = SEGMENTS * SEGMENT_ROOM;
+
+/// The space of a connection that has sent little: control messages and small versions.
+const ROOM_MIN: usize = 4 << 10;
+
+/// The sending direction of a connection. Its buffer is as long as what was sent needed, so that a connection without
+/// transfers takes little.
 pub(super) struct Batch<W> {
     write: W,
     sealer: Sealer,
-    bytes: Box<[u8]>,
+    bytes: Vec<u8>,
     filled: usize,
+    /// The most that was filled since the last [`trim`](Batch::trim).
+    peak: usize,
 }
 
 impl<W: AsyncWrite + Unpin> Batch<W> {
     pub(super) fn new(write: W, sealer: Sealer) -> Self {
-        Self { write, sealer, bytes: vec![0; SEGMENTS * SEGMENT_ROOM].into(), filled: 0 }
+        Self { write, sealer, bytes: vec![0; ROOM_MIN], filled: 0, peak: 0 }
     }
 
     /// Whether there is space for any segment.
     pub(super) fn has_room(&self) -> bool {
-        self.bytes.len() - self.filled >= SPAN_ROOM
+        ROOM_MAX - self.filled >= SPAN_ROOM
     }
 
     /// Whether it is so short that the next segment should be written with it.
@@ -70,7 +82,8 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
     }
 
     pub(super) fn add_alert(&mut self, alert: AlertDescription) -> io::Result<()> {
-        let sealed = self.sealer.seal_alert(alert, &mut self.bytes[self.filled..]);
+        let room = self.room(Sealer::sealed_bytes_max(ALERT_BYTES));
+        let sealed = self.sealer.seal_alert(alert, &mut self.bytes[room]);
         self.filled += sealed.map_err(no_keys)?;
         Ok(())
     }
@@ -78,6 +91,7 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
     /// Writes what was added.
     pub(super) async fn write(&mut self) -> io::Result<()> {
         let filled = std::mem::take(&mut self.filled);
+        self.peak = self.peak.max(filled);
         self.write.write_all(&self.bytes[..filled]).await?;
         self.write.flush().await
     }
@@ -86,10 +100,28 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         self.write.shutdown().await
     }
 
+    /// Gives back the memory that nothing has needed since the last time. To be called between writes, now and then: a
+    /// buffer that grows again is zeroed again.
+    pub(super) fn trim(&mut self) {
+        let needed = std::mem::take(&mut self.peak).next_power_of_two();
+        self.bytes.truncate(needed.max(self.filled).max(ROOM_MIN));
+        self.bytes.shrink_to_fit();
+    }
+
     fn seal(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let sealed = self.sealer.seal(bytes, &mut self.bytes[self.filled..]);
+        let room = self.room(Sealer::sealed_bytes_max(bytes.len()));
+        let sealed = self.sealer.seal(bytes, &mut self.bytes[room]);
         self.filled += sealed.map_err(no_keys)?;
         Ok(())
+    }
+
+    /// The free space, of `bytes` at least.
+    fn room(&mut self, bytes: usize) -> RangeFrom<usize> {
+        let needed = self.filled + bytes;
+        if needed > self.bytes.len() {
+            self.bytes.resize(needed.next_power_of_two().min(ROOM_MAX).max(needed), 0);
+        }
+        self.filled..
     }
 }
 

@@ -325,7 +325,10 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 biased;
                 () = async { drop(end.wait_for(Option::is_some).await) } => return self.say_farewell().await,
                 segment = self.shared.outbox.next_answer() => segment,
-                _ = pings.tick() => Segment::Ping { number: self.shared.now_us() },
+                _ = pings.tick() => {
+                    self.batch.trim();
+                    Segment::Ping { number: self.shared.now_us() }
+                }
                 part = self.queues.control.recv(), if self.has_control => self.control(part),
                 Some(segment) = self.queues.data.recv() => segment,
             };

@@ -12,8 +12,11 @@ use super::{
     stream::Stream,
 };
 
-/// The size of a read. A quarter of it costs a tenth of the speed, and four times as much gain nothing.
-const INBOX_BYTES: usize = 256 << 10;
+/// The longest read. A quarter of it costs a tenth of the speed, and four times as much gain nothing.
+pub(super) const READ_BYTES_MAX: usize = 256 << 10;
+
+/// The length of the first reads: more than the longest record, and enough for a server, which is sent little.
+const READ_BYTES_MIN: usize = 32 << 10;
 
 /// Why there is no next segment.
 #[derive(Debug)]
@@ -33,7 +36,8 @@ pub(super) struct Inbox<R> {
     read: R,
     opener: Opener,
     assembler: Assembler,
-    bytes: Box<[u8]>,
+    /// It grows when a read has filled it.
+    bytes: Vec<u8>,
     /// The range of `bytes` with encrypted input.
     wire: Range<usize>,
     /// The range of `bytes` with decrypted input that belongs to no segment yet.
@@ -42,7 +46,7 @@ pub(super) struct Inbox<R> {
 
 impl<R: AsyncRead + Unpin> Inbox<R> {
     pub(super) fn new(read: R, opener: Opener) -> Self {
-        let bytes = vec![0; INBOX_BYTES].into();
+        let bytes = vec![0; READ_BYTES_MIN];
         Self { read, opener, assembler: Assembler::default(), bytes, wire: 0..0, plain: 0..0 }
     }
 
@@ -119,6 +123,9 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
             Ok(Ok(0)) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(read) => {
                 self.wire.end += read?;
+                if self.wire.end == self.bytes.len() && self.wire.end < READ_BYTES_MAX {
+                    self.bytes.resize(2 * self.wire.end, 0);
+                }
                 Ok(())
             }
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
