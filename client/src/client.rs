@@ -86,14 +86,14 @@ impl Client {
             hosts: ticket.addresses().to_vec(),
             keys: ticket.keys().iter().copied().map(Fingerprint).collect(),
             token: ticket.token().cloned(),
-            roster: Arc::default(),
+            registry: Arc::default(),
         };
         let (commands, inbox) = mpsc::unbounded_channel();
         let session = Session::new(commands.clone(), config.clone()).map_err(ClientError::Memory)?;
         let (connection, server) = Connection::open(&target, &config).await?;
         let state = Arc::new(State {
             lane: watch::Sender::new(connection.control().clone()),
-            roster: Arc::clone(&target.roster),
+            registry: Arc::clone(&target.registry),
             ingress: session.ingress().clone(),
             memory: session.memory().clone(),
             bases: session.bases().cloned(),

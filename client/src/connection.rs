@@ -97,7 +97,7 @@ pub(crate) struct Target {
     /// The ticket's token.
     pub(crate) token: Option<Token>,
     /// The lanes of the current connection.
-    pub(crate) roster: Arc<LaneRegistry>,
+    pub(crate) registry: Arc<LaneRegistry>,
 }
 
 impl Connection {

@@ -30,7 +30,7 @@ pub(crate) struct State {
     /// The current connection, or the last one.
     pub(crate) lane: watch::Sender<Lane>,
     /// The further lanes of that connection.
-    pub(crate) roster: Arc<LaneRegistry>,
+    pub(crate) registry: Arc<LaneRegistry>,
     /// The ingress of all chunks.
     pub(crate) ingress: Ingress,
     /// The memory of host snapshots.
@@ -48,7 +48,7 @@ pub(crate) struct State {
 impl State {
     /// The counters of each current lane, the control lane first.
     pub(crate) fn lanes(&self) -> Vec<LaneStats> {
-        self.roster.lanes().iter().map(|lane| lane.stats()).collect()
+        self.registry.lanes().iter().map(|lane| lane.stats()).collect()
     }
 }
 

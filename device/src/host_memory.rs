@@ -199,7 +199,7 @@ impl Drop for CacheLease {
             }
             match linger::is_worth_it(&state) {
                 true => linger::begin(&self.0.cache, &mut state),
-                false => state.tidy(),
+                false => state.evict_unneeded(),
             }
         };
         drop(released); // Outside the lock: unmapping is slow.

@@ -141,7 +141,7 @@ impl Bases {
     /// that reconnect.
     pub(crate) fn handle_published(&self, topic: u64, manifest: ManifestDigest) -> ReleasedVersions {
         let is_useful = |base: &Arc<Retained>| base.payload.manifest().digest() == manifest;
-        ReleasedVersions(self.shelf().tidy(topic, is_useful))
+        ReleasedVersions(self.shelf().remove_useless(topic, is_useful))
     }
 
     /// Releases everything, for a version that has no room otherwise. Returns whether there was anything.

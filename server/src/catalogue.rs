@@ -86,7 +86,7 @@ impl Catalogue {
     }
 
     /// Removes `topic` if it is no longer needed.
-    pub(crate) fn tidy(&self, topic: &Arc<TopicState>) {
+    pub(crate) fn remove_unneeded(&self, topic: &Arc<TopicState>) {
         let mut topics = self.topics();
         let listed = topics.get(topic.name()).is_some_and(|known| Arc::ptr_eq(known, topic));
         if listed && !topic.is_needed() {
@@ -180,7 +180,7 @@ impl Drop for Follower {
         {
             runtime.spawn(topic::forsaken(Arc::downgrade(&self.topic)));
         }
-        self.catalogue.tidy(&self.topic);
+        self.catalogue.remove_unneeded(&self.topic);
     }
 }
 

@@ -9,7 +9,7 @@ use tensor_relay_protocol::{AbortReason, EndReason};
 /// The place of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailedAt {
-    /// A connection, before its client was greeted.
+    /// A connection, before its client was admitted.
     Connection,
     /// A session that ended against its client's will.
     Session,

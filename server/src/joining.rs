@@ -33,13 +33,13 @@ pub(crate) struct Joinable {
 
 /// A session that can be joined until this is dropped. Its lanes end with it.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct JoinableSession {
     shared: Arc<Shared>,
     session: u64,
     lanes: Arc<Lanes>,
 }
 
-impl Open {
+impl JoinableSession {
     /// Lets lanes join `session` with the grant that is returned, if sessions may have several lanes.
     pub(crate) fn new(shared: &Arc<Shared>, session: u64, lanes: &Arc<Lanes>) -> (Self, Option<LaneOffer>) {
         let lanes_max = shared.config.lanes_max;
@@ -51,7 +51,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for JoinableSession {
     fn drop(&mut self) {
         self.shared.joinable.sessions().remove(&self.session);
         self.lanes.close();

@@ -274,7 +274,7 @@ impl Publisher {
 impl Drop for Publisher {
     fn drop(&mut self) {
         self.topic.close();
-        self.catalogue.tidy(&self.topic);
+        self.catalogue.remove_unneeded(&self.topic);
     }
 }
 

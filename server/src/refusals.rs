@@ -22,6 +22,8 @@ const KINDS_MAX: usize = 16;
 pub(crate) enum Reason {
     /// The client has no right to it.
     Denied(Discriminant<Denied>),
+    /// The client is let in, and may not have the topic that it asked for.
+    Topic,
     /// The server has no room for it: in this word's sense.
     NoRoom(&'static str),
 }

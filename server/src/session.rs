@@ -1,18 +1,19 @@
-//! A session: one client, from its greeting to its end.
+//! A session: one client, from its handshake to its end.
 
 mod error;
 
 use crate::{
-    access::{Credentials, Denied, Holder, Permit},
+    access::{Credentials, Holder, Permit},
     bases::ClientBase,
     claims::Claims,
     client_state::ClientState,
     cursor::Cursor,
     failures::FailedAt,
     inboxes::Inboxes,
-    joining::{self, Join, Open},
+    joining::{self, Join, JoinableSession},
     lanes::Lanes,
     probing::Probing,
+    refusals::Reason,
     shared::{Counted, Gauge, Shared},
     strangers::Stranger,
     subscribers::SubscriberInfo,
@@ -42,8 +43,8 @@ use tracing::Instrument;
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
 pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Duration, shared: Arc<Shared>) {
     let _traffic = shared.traffic.count(&lane);
-    let greeted = tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await;
-    let (sender, mut receiver) = match greeted {
+    let streams = tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await;
+    let (sender, mut receiver) = match streams {
         Ok(Ok(streams)) => streams,
         Ok(Err(error)) => return end(&lane, None, &error.into(), &shared).await,
         Err(_) => return end(&lane, None, &SessionError::NoHello, &shared).await,
@@ -59,8 +60,8 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
     let (error, place) = match admitted {
         Ok(AdmittedClient { hello, revision, permit, place }) => {
             drop(stranger); // Who is known keeps its place.
-            let greeted = Greeted { codecs: hello.codecs, features: hello.features, revision, permit };
-            let Err(error) = greet_and_run(&lane, &sender, &mut receiver, greeted, &shared).await;
+            let negotiated = Negotiated { codecs: hello.codecs, features: hello.features, revision, permit };
+            let Err(error) = welcome_and_run(&lane, &sender, &mut receiver, negotiated, &shared).await;
             (error, Some(place))
         }
         Err(error) => (error, None),
@@ -111,8 +112,8 @@ impl AdmittedClient {
     }
 }
 
-/// The state of a greeted session.
-struct Greeted {
+/// What client and server agreed on.
+struct Negotiated {
     codecs: CodecSet,
     features: FeatureSet,
     revision: u32,
@@ -163,17 +164,17 @@ fn close_text(error: &SessionError) -> String {
     }
 }
 
-async fn greet_and_run(
+async fn welcome_and_run(
     lane: &Lane,
     sender: &control::Sender<ServerMessage>,
     receiver: &mut control::Receiver<ClientMessage>,
-    guest: Greeted,
+    negotiated: Negotiated,
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
     let (number, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone())));
-    let (_open, offer) = Open::new(shared, number, &lanes);
+    let (_joinable, offer) = JoinableSession::new(shared, number, &lanes);
     let welcome = Welcome {
-        revision: guest.revision,
+        revision: negotiated.revision,
         agent: shared.config.agent.clone(),
         session: number,
         subscriptions_max: shared.config.subscriptions_max,
@@ -186,9 +187,9 @@ async fn greet_and_run(
     let session = Session {
         lanes,
         sender: sender.clone(),
-        holder: guest.permit.holder().clone(),
-        codecs: guest.codecs,
-        features: guest.features,
+        holder: negotiated.permit.holder().clone(),
+        codecs: negotiated.codecs,
+        features: negotiated.features,
         shared: Arc::clone(shared),
         inboxes: Inboxes::default(),
         following: HashMap::new(),
@@ -198,7 +199,7 @@ async fn greet_and_run(
         watches: JoinSet::new(),
         probing: Probing::default(),
     };
-    session.run(receiver, guest.permit).await
+    session.run(receiver, negotiated.permit).await
 }
 
 /// The newest protocol revision that both ends speak.
@@ -210,7 +211,7 @@ fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
     }
 }
 
-/// The subscriptions of a greeted client.
+/// The subscriptions of a client that was admitted.
 struct Session {
     lanes: Arc<Lanes>,
     sender: control::Sender<ServerMessage>,
@@ -460,7 +461,7 @@ impl Session {
     /// Tells the log of a refused subscription, once a minute for each network.
     fn tell_refused(&self, topic: &Topic) {
         let peer = self.lanes.control().peer().ip();
-        match self.shared.refusals.note(peer, &Denied::Topic, Instant::now()) {
+        match self.shared.refusals.note(peer, Reason::Topic, Instant::now()) {
             Some(untold) => {
                 tracing::warn!(%topic, untold, "A subscription was refused: the client may not have it.");
             }

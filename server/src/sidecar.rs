@@ -205,10 +205,10 @@ fn admit(stream: &UnixStream, door: &PublishSocket, quotas: &mut Quotas) -> Resu
 
 async fn turn_away(stream: UnixStream, text: String) {
     let (mut reader, writer) = split(stream);
-    let said = writer
-        .say(&encode_server(ServerMessage::Close { text: text_that_fits(text) }), None)
+    let written = writer
+        .write(&encode_server(ServerMessage::Close { text: text_that_fits(text) }), None)
         .await;
-    if said.is_ok() {
+    if written.is_ok() {
         // Unread bytes are read first: a socket closed over them loses its last message.
         let _ = reader.next().await;
     }

@@ -39,7 +39,7 @@ pub(crate) struct LaneRegistry(Mutex<BTreeMap<LaneId, Lane>>);
 /// The lanes of one connection. They end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    roster: Arc<LaneRegistry>,
+    registry: Arc<LaneRegistry>,
     live: BTreeMap<LaneId, Lane>,
     /// The lanes that the server was asked to retire.
     retiring: RangeSet,
@@ -101,9 +101,9 @@ impl Lanes {
     pub(super) fn begin(target: &Target, config: &Config, welcome: &Welcome, control: &Lane) -> Self {
         let (tell, events) = mpsc::channel(EVENTS_MAX);
         let live = BTreeMap::from([(LaneId(0), control.clone())]);
-        *target.roster.get() = live.clone();
+        *target.registry.get() = live.clone();
         let mut lanes = Self {
-            roster: Arc::clone(&target.roster),
+            registry: Arc::clone(&target.registry),
             live,
             retiring: RangeSet::new(),
             retired: RangeSet::new(),
@@ -118,10 +118,10 @@ impl Lanes {
         let task = LaneTask::new(LaneId(0), control.clone(), config.stall_timeout, tell.clone());
         lanes.tasks.spawn(task.run());
         if let Some(offer) = welcome.lanes {
-            let most = config.lanes.most().min(offer.lanes_max).min(LANES_MAX);
-            let plan = Plan::new(most);
-            let wanted = watch::Sender::new(if config.lanes.is_sought() { plan.lanes() } else { most });
-            for number in 1..most as usize {
+            let lanes_max = config.lanes.most().min(offer.lanes_max).min(LANES_MAX);
+            let plan = Plan::new(lanes_max);
+            let wanted = watch::Sender::new(if config.lanes.is_sought() { plan.lanes() } else { lanes_max });
+            for number in 1..lanes_max as usize {
                 let slot = LaneSlot {
                     number,
                     target: target.clone(),
@@ -155,7 +155,7 @@ impl Lanes {
         match self.events.recv().await {
             Some(LaneEvent::Joined(id, lane)) => {
                 tracing::info!(lane = %id, peer = %lane.peer(), "A lane joined the session.");
-                self.roster.get().insert(id, lane.clone());
+                self.registry.get().insert(id, lane.clone());
                 self.live.insert(id, lane);
                 Event::Joined
             }
@@ -179,7 +179,7 @@ impl Lanes {
         Path {
             peer,
             instance,
-            lanes: Arc::clone(&self.roster),
+            lanes: Arc::clone(&self.registry),
             verified_bytes: Arc::clone(&self.verified_bytes),
             bulky: self.bulky.subscribe(),
             has_settled: Arc::clone(&self.has_settled),
@@ -237,7 +237,7 @@ impl Lanes {
     /// Stops joining lanes, and closes the joined ones.
     pub(super) fn close(&mut self, code: CloseCode, text: &str) {
         self.tasks.abort_all();
-        self.roster.get().retain(|id, _| *id == LaneId(0)); // Its statistics are looked at after the end.
+        self.registry.get().retain(|id, _| *id == LaneId(0)); // Its statistics are looked at after the end.
         self.live.values().for_each(|lane| lane.close(code, text));
     }
 
@@ -249,7 +249,7 @@ impl Lanes {
     }
 
     fn remove(&mut self, lane: LaneId) -> Option<Lane> {
-        self.roster.get().remove(&lane);
+        self.registry.get().remove(&lane);
         self.live.remove(&lane)
     }
 }

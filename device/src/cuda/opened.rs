@@ -1,3 +1,5 @@
+//! Memory of other processes that this one has opened, shared by its users.
+
 use std::collections::BTreeMap;
 
 use super::{driver::IpcHandle, error::CudaError, gpu::Gpu};

@@ -115,7 +115,7 @@ impl State {
     }
 
     /// Evicts what the policy does not keep.
-    pub(super) fn tidy(&mut self) -> Vec<Arc<Populated>> {
+    pub(super) fn evict_unneeded(&mut self) -> Vec<Arc<Populated>> {
         match self.keep {
             Keep::All | Keep::OnDemand(1..) => vec![],
             Keep::OnDemand(0) if self.linger.is_on() => vec![],
@@ -128,7 +128,7 @@ impl State {
         self.in_use_bytes -= mapping.len() as u64;
         self.cached_bytes += mapping.len() as u64;
         self.cached.push(mapping);
-        self.tidy()
+        self.evict_unneeded()
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>
         let waiting = thread::Builder::new().name("relay-linger".into()).spawn(|| wait(weak));
         if waiting.is_err() {
             state.linger = Linger::default();
-            return state.tidy();
+            return state.evict_unneeded();
         }
         state.linger.is_awaited = true;
     }
@@ -59,7 +59,7 @@ fn wait(weak: Weak<Cache>) {
         let Some(cache) = weak.upgrade() else { return };
         left = cache.state().linger.left(Instant::now());
         if left.is_zero() {
-            let released = cache.state().tidy();
+            let released = cache.state().evict_unneeded();
             drop(released); // Outside the lock: unmapping is slow.
         }
     }
@@ -87,7 +87,7 @@ mod tests {
         let mut state = memory.cache.state();
         assert!(state.linger.left(Instant::now()) > Duration::ZERO);
         assert_eq!(state.linger.left(Instant::now() + LINGER), Duration::ZERO);
-        drop(state.tidy());
+        drop(state.evict_unneeded());
     }
 
     #[test]

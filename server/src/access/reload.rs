@@ -19,8 +19,8 @@ const LOOK_MAX: Duration = Duration::from_secs(10);
 /// When each ticket was used last, in seconds since 1970.
 pub(super) type Uses = Mutex<HashMap<TicketId, u64>>;
 
-/// What one look at the files found.
-pub(super) struct Look {
+/// What one reading of the files found.
+pub(super) struct Reading {
     /// The rules, and the texts that they were read from.
     pub(super) rules: Result<(Rules, Texts), AccessStoreError>,
     /// The tickets that were revoked, whatever is wrong with the rest.
@@ -32,7 +32,7 @@ pub(super) struct Look {
 /// Looks at the files until nobody follows the rules any more, and writes down which tickets were used. `problem` says
 /// what is wrong with them for as long as it is.
 pub(super) async fn keep_up(
-    look: impl Fn(&Texts, Option<&HashMap<TicketId, u64>>) -> Look + Clone + Send + 'static,
+    look: impl Fn(&Texts, Option<&HashMap<TicketId, u64>>) -> Reading + Clone + Send + 'static,
     mut texts: Texts,
     sender: watch::Sender<Arc<Rules>>,
     uses: Weak<Uses>,
@@ -62,7 +62,7 @@ pub(super) async fn keep_up(
                 }
             }
         };
-        let Look { rules, revoked, noted } = match looked {
+        let Reading { rules, revoked, noted } = match looked {
             Ok(looked) => looked,
             Err(error) if error.is_panic() => {
                 tell(
@@ -148,7 +148,7 @@ mod tests {
             let is_good = opened.lock().unwrap_or_else(PoisonError::into_inner).recv().unwrap();
             assert!(is_good, "this look fails");
             let rules = Rules { open: true, ..Rules::default() };
-            Look { rules: Ok((rules, texts.clone())), revoked: vec![], noted: Ok(()) }
+            Reading { rules: Ok((rules, texts.clone())), revoked: vec![], noted: Ok(()) }
         };
         let sender = watch::Sender::new(Arc::new(Rules::default()));
         let (mut rules, problem) = (sender.subscribe(), Arc::<Mutex<Option<String>>>::default());

@@ -61,9 +61,6 @@ pub enum Denied {
         /// Who it would be.
         now: String,
     },
-    /// It asked for a topic that it may not have.
-    #[error("the client may not have the topic")]
-    Topic,
     /// Its ticket is over.
     #[error("its ticket has expired")]
     Expired,

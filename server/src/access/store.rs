@@ -17,7 +17,7 @@ use super::{
     Access, AccessStoreError, Rules,
     folder::Folder,
     issued::{self, IssuedTicket},
-    reload::{self, Look},
+    reload::{self, Reading},
     seconds_now,
     texts::{self, FILES, KeyLine, Texts},
 };
@@ -82,14 +82,14 @@ impl AccessStore {
     }
 
     /// One look of a running server, which took the files as in `before` last. Notes which tickets were `used`.
-    fn look(&self, before: &Texts, used: Option<&HashMap<TicketId, u64>>) -> Look {
+    fn look(&self, before: &Texts, used: Option<&HashMap<TicketId, u64>>) -> Reading {
         let look = || {
             let texts = Texts::read(&self.folder)?;
             texts.check_after(before, &self.folder)?;
             Ok((texts.rules(&self.folder)?, texts))
         };
         let noted = used.map_or(Ok(()), |used| self.note_uses(used));
-        Look { rules: look(), revoked: self.revoked().unwrap_or_default(), noted }
+        Reading { rules: look(), revoked: self.revoked().unwrap_or_default(), noted }
     }
 
     /// Seals `claims`, and does not list them: for tickets that are made anew at each start.

@@ -122,7 +122,7 @@ impl<T> BaseCache<T> {
     }
 
     /// Releases the items of `topic` that are unused and not useful.
-    pub(super) fn tidy(&mut self, topic: u64, is_useful: impl Fn(&T) -> bool) -> Vec<T> {
+    pub(super) fn remove_useless(&mut self, topic: u64, is_useful: impl Fn(&T) -> bool) -> Vec<T> {
         let is_useless = |entry: &Entry<T>| {
             entry.held == 0 && entry.kept.as_ref().is_some_and(|kept| !is_useful(&kept.item))
         };
@@ -230,9 +230,9 @@ mod tests {
         );
         assert_eq!(shelf.kept(), (2, 61));
         shelf.release(key(1, 1), true);
-        assert!(shelf.tidy(0, |_| false).is_empty(), "3 is held");
-        assert!(shelf.tidy(1, |_| true).is_empty());
-        assert_eq!(shelf.tidy(1, |_| false), [4]);
+        assert!(shelf.remove_useless(0, |_| false).is_empty(), "3 is held");
+        assert!(shelf.remove_useless(1, |_| true).is_empty());
+        assert_eq!(shelf.remove_useless(1, |_| false), [4]);
         assert_eq!(shelf.forget(0), [3]);
     }
 
@@ -268,7 +268,7 @@ mod tests {
         let mut shelf = BaseCache::new(100);
         shelf.hold(key(0, 1), true);
         shelf.release(key(0, 1), true);
-        assert!(shelf.tidy(0, |_| false).is_empty(), "retention keeps it");
+        assert!(shelf.remove_useless(0, |_| false).is_empty(), "retention keeps it");
         assert!(shelf.leave(key(0, 1), Some(1), 10, 1).is_empty());
         assert_eq!(shelf.get(key(0, 1)), Some(&1));
     }

@@ -57,7 +57,7 @@ pub(super) enum ChannelError {
 pub(super) struct FrameReader {
     stream: Arc<UnixStream>,
     /// Bytes of incomplete messages. Never more than one frame and what came with its end.
-    heard: Vec<u8>,
+    received: Vec<u8>,
     /// When the first of these bytes came.
     since: Instant,
     descriptors: VecDeque<OwnedFd>,
@@ -74,7 +74,7 @@ pub(super) fn split(stream: UnixStream) -> (FrameReader, FrameWriter) {
     let stream = Arc::new(stream);
     let reader = FrameReader {
         stream: Arc::clone(&stream),
-        heard: Vec::new(),
+        received: Vec::new(),
         since: Instant::now(),
         descriptors: VecDeque::new(),
     };
@@ -91,16 +91,16 @@ impl FrameReader {
             }
             // All whole messages are handled: a descriptor that is left came with one that wants none, or with the one that
             // has begun. Kept, it would be taken for that of a later one.
-            if self.descriptors.len() > usize::from(!self.heard.is_empty()) {
+            if self.descriptors.len() > usize::from(!self.received.is_empty()) {
                 return Err(ChannelError::StrayDescriptors);
             }
-            let bytes = match self.heard.is_empty() {
-                true => self.hear().await?,
-                false => timeout_at(self.since + PROMPT, self.hear())
+            let bytes = match self.received.is_empty() {
+                true => self.read_some().await?,
+                false => timeout_at(self.since + PROMPT, self.read_some())
                     .await
                     .map_err(|_| ChannelError::Slow)??,
             };
-            match (bytes, self.heard.is_empty()) {
+            match (bytes, self.received.is_empty()) {
                 (0, true) => return Ok(None),
                 (0, false) => return Err(ChannelError::Cut),
                 _ => {}
@@ -114,31 +114,31 @@ impl FrameReader {
     }
 
     fn take_frame(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
-        let Some(prefix) = self.heard.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+        let Some(prefix) = self.received.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
         let end = PREFIX_BYTES + decode_frame_length(*prefix)?;
-        if self.heard.len() < end {
+        if self.received.len() < end {
             return Ok(None);
         }
-        let rest = self.heard.split_off(end);
-        let mut frame = std::mem::replace(&mut self.heard, rest);
+        let rest = self.received.split_off(end);
+        let mut frame = std::mem::replace(&mut self.received, rest);
         frame.drain(..PREFIX_BYTES);
         self.since = Instant::now(); // What else came is the beginning of another message.
         Ok(Some(frame))
     }
 
     /// Reads some bytes and their descriptors; 0 at the end.
-    async fn hear(&mut self) -> Result<usize, ChannelError> {
+    async fn read_some(&mut self) -> Result<usize, ChannelError> {
         let mut part = [0; 8192];
         let (bytes, descriptors) = self
             .stream
             .async_io(Interest::READABLE, || receive(&self.stream, &mut part))
             .await?;
-        if self.heard.is_empty() {
+        if self.received.is_empty() {
             self.since = Instant::now();
         }
-        self.heard.extend_from_slice(&part[..bytes]);
+        self.received.extend_from_slice(&part[..bytes]);
         debug_assert!(
-            self.heard.len() <= PREFIX_BYTES + FRAME_MAX_BYTES + part.len(),
+            self.received.len() <= PREFIX_BYTES + FRAME_MAX_BYTES + part.len(),
             "one frame, and a part"
         );
         self.descriptors.extend(descriptors?);
@@ -149,17 +149,17 @@ impl FrameReader {
 impl FrameWriter {
     /// Writes a message with its length in front, and sends `descriptor` with it. Not cancel safe: the message could be
     /// cut.
-    pub(super) async fn say(
+    pub(super) async fn write(
         &self,
         frame: &[u8],
         mut descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(), ChannelError> {
         let mut rest = frame;
         while !rest.is_empty() {
-            let said = self
+            let written = self
                 .stream
                 .async_io(Interest::WRITABLE, || send(&self.stream, rest, descriptor));
-            let bytes = timeout(PROMPT, said).await.map_err(|_| ChannelError::Deaf)??;
+            let bytes = timeout(PROMPT, written).await.map_err(|_| ChannelError::Deaf)??;
             rest = &rest[bytes..];
             descriptor = None; // It went with the first byte.
         }
@@ -258,11 +258,11 @@ mod tests {
         let (one, two) = (frame(1), frame(u64::MAX));
         let bytes = [&one[..], &two[..], &one[..3]].concat();
         for byte in &bytes[..bytes.len() - 3] {
-            far.say(&[*byte], None).await.unwrap();
+            far.write(&[*byte], None).await.unwrap();
         }
         assert_eq!(reader.next().await.unwrap().unwrap(), one[4..]);
         assert_eq!(reader.next().await.unwrap().unwrap(), two[4..]);
-        far.say(&one[..3], None).await.unwrap();
+        far.write(&one[..3], None).await.unwrap();
         drop(far);
         assert!(matches!(reader.next().await, Err(ChannelError::Cut)));
     }
@@ -283,8 +283,8 @@ mod tests {
         let ends = far.ends();
         let _of_a_child = ends.as_fd().try_clone_to_owned().unwrap();
         drop((far, ends));
-        let heard = timeout(PROMPT, reader.next()).await.expect("it ended");
-        assert!(heard.unwrap().is_none());
+        let next = timeout(PROMPT, reader.next()).await.expect("it ended");
+        assert!(next.unwrap().is_none());
     }
 
     #[tokio::test]
@@ -292,7 +292,7 @@ mod tests {
         tokio::time::pause();
         let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
-        far.say(&frame(1)[..5], None).await.unwrap();
+        far.write(&frame(1)[..5], None).await.unwrap();
         assert!(matches!(reader.next().await, Err(ChannelError::Slow)));
     }
 
@@ -300,7 +300,7 @@ mod tests {
     async fn a_length_that_cannot_be_is_refused_at_once() {
         let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
-        far.say(&u32::MAX.to_le_bytes(), None).await.unwrap();
+        far.write(&u32::MAX.to_le_bytes(), None).await.unwrap();
         assert!(matches!(reader.next().await, Err(ChannelError::Message(MessageError::TooLarge { .. }))));
     }
 
@@ -309,8 +309,8 @@ mod tests {
         let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
         let file = some_file();
-        far.say(&frame(1), None).await.unwrap();
-        far.say(&frame(2), Some(file.as_fd())).await.unwrap();
+        far.write(&frame(1), None).await.unwrap();
+        far.write(&frame(2), Some(file.as_fd())).await.unwrap();
         assert_eq!(reader.next().await.unwrap().unwrap(), frame(1)[4..]);
         assert_eq!(reader.next().await.unwrap().unwrap(), frame(2)[4..]);
         assert!(reader.take_descriptor().is_some());
@@ -321,8 +321,8 @@ mod tests {
     async fn a_descriptor_is_not_kept_for_a_later_message() {
         let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
-        far.say(&frame(1), Some(some_file().as_fd())).await.unwrap();
-        far.say(&frame(2), None).await.unwrap();
+        far.write(&frame(1), Some(some_file().as_fd())).await.unwrap();
+        far.write(&frame(2), None).await.unwrap();
         assert_eq!(reader.next().await.unwrap().unwrap(), frame(1)[4..]);
         assert!(matches!(reader.next().await, Err(ChannelError::StrayDescriptors)));
     }
@@ -334,16 +334,16 @@ mod tests {
         let file = some_file();
         let flood = async move {
             for number in 0..40 {
-                if far.say(&frame(number), Some(file.as_fd())).await.is_err() {
+                if far.write(&frame(number), Some(file.as_fd())).await.is_err() {
                     return;
                 }
             }
         };
-        let hear = async {
+        let read = async {
             while reader.next().await?.is_some() {}
             Ok::<_, ChannelError>(())
         };
-        let (_, heard) = tokio::join!(flood, hear);
-        assert!(matches!(heard, Err(ChannelError::StrayDescriptors)));
+        let (_, ended) = tokio::join!(flood, read);
+        assert!(matches!(ended, Err(ChannelError::StrayDescriptors)));
     }
 }

@@ -1,4 +1,4 @@
-//! The connection of one producer, from its greeting to its end.
+//! The connection of one producer, from its handshake to its end.
 
 use super::{
     Peer, Published,
@@ -34,7 +34,7 @@ use tokio::{
 pub(super) const WAITING_MAX: usize = 16;
 
 /// The most messages to a producer waiting to be written: its likely number of unreleased versions.
-const UNSAID_MAX: usize = 64;
+const UNSENT_MAX: usize = 64;
 
 /// The context shared by all producer connections of a server.
 pub(super) struct PublishContext {
@@ -80,31 +80,35 @@ async fn converse(
     share: &Share,
     context: Arc<PublishContext>,
 ) -> Result<(), ChannelError> {
-    let greeted = tokio::time::timeout(PROMPT, greet(&mut reader, &writer, &context)).await;
-    match greeted.map_err(|_| ChannelError::Slow).flatten() {
+    let hello = tokio::time::timeout(PROMPT, handshake(&mut reader, &writer, &context)).await;
+    match hello.map_err(|_| ChannelError::Slow).flatten() {
         Ok(true) => {}
         Ok(false) => return Ok(()),
         Err(error) => return close(&writer, error).await,
     }
-    let (say, unsaid) = mpsc::channel(UNSAID_MAX);
+    let (outgoing, unsent) = mpsc::channel(UNSENT_MAX);
     let (todo, tasks) = mpsc::channel(WAITING_MAX);
     let versions = Versions::default();
-    let farewell = say.clone();
-    let worker =
-        Worker { context: Arc::clone(&context), versions: Arc::clone(&versions), say, peer: peer.clone() };
-    let mut speaking = std::pin::pin!(speak(&writer, unsaid));
+    let farewell = outgoing.clone();
+    let worker = Worker {
+        context: Arc::clone(&context),
+        versions: Arc::clone(&versions),
+        outgoing,
+        peer: peer.clone(),
+    };
+    let mut writing = std::pin::pin!(write_messages(&writer, unsent));
     // The first of them to end ends the others.
     let theirs = ReclaimOnDrop(Arc::clone(&versions));
     let ended = tokio::select! {
-        heard = hear(&mut reader, (&context, share), &versions, &todo, &farewell) => heard,
-        spoken = &mut speaking => return spoken,
+        ended = read_messages(&mut reader, (&context, share), &versions, &todo, &farewell) => ended,
+        written = &mut writing => return written,
         () = worker.work(tasks) => Ok(()),
     };
     drop(theirs); // At once: who is gone does not hear a farewell, and its memory is gone with it.
     if let Err(error) = &ended {
         // Queued after the current message, not in the middle of it.
         let close = ServerMessage::Close { text: text_that_fits(error.to_string()) };
-        let last = async { tokio::join!(farewell.send(close), speaking) };
+        let last = async { tokio::join!(farewell.send(close), writing) };
         let _ = tokio::time::timeout(PROMPT, last).await; // As far as the producer listens.
     }
     ended
@@ -123,8 +127,8 @@ impl Drop for ReclaimOnDrop {
     }
 }
 
-/// Exchanges the greetings; false when the producer left without one.
-async fn greet(
+/// Exchanges `Hello` and `Welcome`; false when the producer left without one.
+async fn handshake(
     reader: &mut FrameReader,
     writer: &FrameWriter,
     context: &PublishContext,
@@ -140,7 +144,7 @@ async fn greet(
     }
     let (agent, memories) = (context.agent.clone(), taken(context.device.as_ref()).to_vec());
     let welcome = Welcome { revision, agent, chunk_bytes: context.staging.chunk_bytes, memories };
-    writer.say(&encode_server(ServerMessage::Welcome(welcome)), None).await?;
+    writer.write(&encode_server(ServerMessage::Welcome(welcome)), None).await?;
     Ok(true)
 }
 
@@ -151,17 +155,17 @@ fn out_of_turn(what: &str) -> ChannelError {
 /// Sends the reason of the end, if the producer still reads.
 async fn close(writer: &FrameWriter, error: ChannelError) -> Result<(), ChannelError> {
     let text = text_that_fits(error.to_string());
-    let _ = writer.say(&encode_server(ServerMessage::Close { text }), None).await;
+    let _ = writer.write(&encode_server(ServerMessage::Close { text }), None).await;
     Err(error)
 }
 
 /// Reads a producer's messages until it closes.
-async fn hear(
+async fn read_messages(
     reader: &mut FrameReader,
     (context, share): (&PublishContext, &Share),
     versions: &Versions,
     todo: &mpsc::Sender<Task>,
-    say: &mpsc::Sender<ServerMessage>,
+    outgoing: &mpsc::Sender<ServerMessage>,
 ) -> Result<(), ChannelError> {
     let mut draft = Draft::default();
     while let Some(frame) = reader.next().await? {
@@ -208,7 +212,7 @@ async fn hear(
         let text =
             format!("{WAITING_MAX} requests of its producer wait already: publish when one is answered");
         let refused = ServerMessage::Refused { publication: refused, reason: Refusal::NoRoom, text };
-        if say.send(refused).await.is_err() {
+        if outgoing.send(refused).await.is_err() {
             return Ok(());
         }
     }
@@ -216,10 +220,10 @@ async fn hear(
 }
 
 /// Writes queued messages in order, and nothing after a `Close`.
-async fn speak(writer: &FrameWriter, mut unsaid: mpsc::Receiver<ServerMessage>) -> Result<(), ChannelError> {
-    while let Some(message) = unsaid.recv().await {
+async fn write_messages(writer: &FrameWriter, mut unsent: mpsc::Receiver<ServerMessage>) -> Result<(), ChannelError> {
+    while let Some(message) = unsent.recv().await {
         let is_last = matches!(message, ServerMessage::Close { .. });
-        writer.say(&encode_server(message), None).await?;
+        writer.write(&encode_server(message), None).await?;
         if is_last {
             break;
         }
@@ -244,7 +248,7 @@ struct Pushed {
 struct Worker {
     context: Arc<PublishContext>,
     versions: Versions,
-    say: mpsc::Sender<ServerMessage>,
+    outgoing: mpsc::Sender<ServerMessage>,
     peer: Peer,
 }
 
@@ -273,7 +277,7 @@ impl Worker {
                     Err((reason, text)) => ServerMessage::Refused { publication: request, reason, text },
                 },
             };
-            if self.say.send(answer).await.is_err() {
+            if self.outgoing.send(answer).await.is_err() {
                 return;
             }
         }
@@ -300,7 +304,7 @@ impl Worker {
         let Pushed { publication, returned, path, tensors, payload_bytes } = match published {
             Ok(published) => published,
             Err(refused) => {
-                self.context.topics.tidy(&topic); // It may have been named for this alone.
+                self.context.topics.remove_unneeded(&topic); // It may have been named for this alone.
                 return Err(refused);
             }
         };
@@ -309,7 +313,7 @@ impl Worker {
         lock(&self.versions).insert(id, standing);
         let answer =
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
-        followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.say.clone()));
+        followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.outgoing.clone()));
         let peer = self.peer.name.clone();
         tracing::info!(%version, %peer, payload_bytes, %path, ?reason, "A sidecar producer published.");
         (self.context.report)(Published { id: version, tensors, payload_bytes, path, reason, peer });
@@ -359,7 +363,7 @@ async fn follow(
     publication: Publication,
     returned: Vec<Returned>,
     versions: Versions,
-    say: mpsc::Sender<ServerMessage>,
+    outgoing: mpsc::Sender<ServerMessage>,
 ) {
     let all_returned = async {
         for returned in returned {
@@ -380,7 +384,7 @@ async fn follow(
         if told.is_released {
             lock(&versions).remove(&id);
         }
-        if say.send(ServerMessage::Progress(told)).await.is_err() {
+        if outgoing.send(ServerMessage::Progress(told)).await.is_err() {
             return;
         }
     }

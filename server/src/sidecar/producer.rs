@@ -1,16 +1,16 @@
 //! The producer's end of the publish socket.
 
-mod greeting;
+mod handshake;
 mod requests;
 
-pub use greeting::ConnectError;
+pub use handshake::ConnectError;
 
 use super::{
     channel::{ChannelError, Ends, FrameReader, FrameWriter, PROMPT},
     publication::Publication,
     version::{SealedVersion, Terms},
 };
-use greeting::greet;
+use handshake::handshake;
 use requests::{Answer, PendingRequests, Waiting};
 use std::{
     any::Any,
@@ -92,9 +92,9 @@ impl Producer {
     }
 
     async fn try_for(path: &Path, timeout: Duration, server_uid: Option<u32>) -> Result<Self, ConnectError> {
-        let greeted = tokio::time::timeout(timeout, greet(path, server_uid)).await;
-        let greeted = greeted.unwrap_or_else(|_| Err(ConnectError::NoAnswer { path: path.into() }));
-        let (reader, writer, terms) = greeted?;
+        let connected = tokio::time::timeout(timeout, handshake(path, server_uid)).await;
+        let connected = connected.unwrap_or_else(|_| Err(ConnectError::NoAnswer { path: path.into() }));
+        let (reader, writer, terms) = connected?;
         let _ends = writer.ends();
         let requests = Arc::new(PendingRequests {
             waiting: Mutex::default(),
@@ -180,13 +180,13 @@ impl Producer {
             return Err(PublishError::Kind(path));
         }
         let number = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
-        let said = text_that_fits(reason.to_string());
-        let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: said };
+        let reason_text = text_that_fits(reason.to_string());
+        let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: reason_text };
         let (progress, answer) = self.ask(number);
         if let Some(kept) = kept {
             keep(kept, progress.clone()); // Also where nobody waits for the answer any more: the server may read it by then.
         }
-        self.say(messages(manifest, lends, publish));
+        self.queue(messages(manifest, lends, publish));
         let mut unanswered = Unanswered { number: Some(number), producer: self };
         let answered = answer.await;
         unanswered.number = None;
@@ -213,7 +213,7 @@ impl Producer {
     pub async fn end(&self, topic: Topic, withdraw: bool) -> Result<(), PublishError> {
         let request = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
         let (_progress, answer) = self.ask(request);
-        self.say(vec![(encode_producer(ProducerMessage::End { request, topic, withdraw }), None)]);
+        self.queue(vec![(encode_producer(ProducerMessage::End { request, topic, withdraw }), None)]);
         self.understand(answer.await).map(drop)
     }
 
@@ -231,7 +231,7 @@ impl Producer {
         (watched, answer)
     }
 
-    fn say(&self, messages: Outgoing) {
+    fn queue(&self, messages: Outgoing) {
         let _ = self.outgoing.send(messages); // Without a connection, the answer says so.
     }
 
@@ -266,7 +266,7 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             self.producer
-                .say(vec![(encode_producer(ProducerMessage::Withdraw(number)), None)]);
+                .queue(vec![(encode_producer(ProducerMessage::Withdraw(number)), None)]);
         }
     }
 }
@@ -318,13 +318,13 @@ async fn talk(
     let speak = async {
         while let Some(messages) = unsaid.recv().await {
             for (frame, descriptor) in messages {
-                writer.say(&frame, descriptor.as_ref().map(AsFd::as_fd)).await?;
+                writer.write(&frame, descriptor.as_ref().map(AsFd::as_fd)).await?;
             }
         }
         std::future::pending::<Result<(), ChannelError>>().await
     };
     let _ends = writer.ends();
-    let hear = async {
+    let reading = async {
         while let Some(frame) = reader.next().await? {
             match ServerMessage::decode(&frame)? {
                 // Nothing follows it. The connection may break now, over what the server did not hear.
@@ -334,11 +334,11 @@ async fn talk(
         }
         Ok::<_, ChannelError>(None)
     };
-    let mut hear = std::pin::pin!(hear);
+    let mut reading = std::pin::pin!(reading);
     let ended = tokio::select! {
-        heard = &mut hear => heard,
+        ended = &mut reading => ended,
         // A server that cuts us off has said why.
-        Err(error) = speak => tokio::time::timeout(PROMPT, hear).await.unwrap_or(Err(error)),
+        Err(error) = speak => tokio::time::timeout(PROMPT, reading).await.unwrap_or(Err(error)),
     };
     let path = requests.path.display();
     requests.end(|| match ended {

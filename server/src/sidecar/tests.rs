@@ -51,11 +51,11 @@ impl Home {
         names.iter().any(|topic| topic.as_str() == name)
     }
 
-    /// A connection that was greeted, to say on it whatever can be said.
+    /// A connection after its handshake, to send on it whatever can be sent.
     async fn raw(&self) -> (FrameReader, FrameWriter) {
         let (mut reader, writer) = split(UnixStream::connect(self.path()).await.unwrap());
         let hello = Hello { revision_min: 1, revision_max: 9, agent: "raw".into() };
-        writer.say(&encode_producer(ProducerMessage::Hello(hello)), None).await.unwrap();
+        writer.write(&encode_producer(ProducerMessage::Hello(hello)), None).await.unwrap();
         assert!(matches!(answer(&mut reader).await, ServerMessage::Welcome(_)));
         (reader, writer)
     }
@@ -136,7 +136,7 @@ async fn what_was_taken_back_in_time_is_not_published() {
     for number in 1..=20 {
         let withdraw = encode_producer(ProducerMessage::Withdraw(PublicationId(number)));
         let said = [manifest(0, 4 << 20), complete(number), withdraw].concat();
-        writer.say(&said, None).await.unwrap();
+        writer.write(&said, None).await.unwrap();
         let refused = answer(&mut reader).await;
         assert!(
             matches!(refused, ServerMessage::Refused { reason: Refusal::TopicEnded, .. }),
@@ -253,9 +253,9 @@ async fn what_is_not_true_of_a_version_refuses_it() {
     ];
     for (number, (messages, expected)) in (1..).zip(wrong) {
         for (message, descriptor) in messages {
-            writer.say(&message, descriptor).await.unwrap();
+            writer.write(&message, descriptor).await.unwrap();
         }
-        writer.say(&complete(number), None).await.unwrap();
+        writer.write(&complete(number), None).await.unwrap();
         match answer(&mut reader).await {
             ServerMessage::Refused { publication, reason, text } => {
                 assert_eq!((publication.0, reason), (number, expected), "{text}");
@@ -265,7 +265,7 @@ async fn what_is_not_true_of_a_version_refuses_it() {
         assert_eq!(home.server.stats().staged_bytes, 0);
     }
     for (message, descriptor) in [(right, None), (lend(0..1024, 0), fit), (complete(100), None)] {
-        writer.say(&message, descriptor).await.unwrap();
+        writer.write(&message, descriptor).await.unwrap();
     }
     let published = answer(&mut reader).await;
     assert!(matches!(published, ServerMessage::Published { version, .. } if version.0 == 1), "{published:?}");
@@ -290,7 +290,7 @@ async fn who_breaks_a_rule_is_cut_off() {
     ];
     for (bytes, why) in broken {
         let (mut reader, writer) = home.raw().await;
-        writer.say(&bytes, None).await.unwrap();
+        writer.write(&bytes, None).await.unwrap();
         let text = loop {
             match answer(&mut reader).await {
                 ServerMessage::Close { text } => break text,
@@ -303,13 +303,13 @@ async fn who_breaks_a_rule_is_cut_off() {
     }
     let early = UnixStream::connect(home.path()).await.unwrap();
     let (mut reader, writer) = split(early);
-    writer.say(&complete(1), None).await.unwrap();
+    writer.write(&complete(1), None).await.unwrap();
     assert!(
         matches!(answer(&mut reader).await, ServerMessage::Close { text } if text.contains("before its Hello"))
     );
     let (mut reader, writer) = split(UnixStream::connect(home.path()).await.unwrap());
     let late = Hello { revision_min: 2, revision_max: 3, agent: "later".into() };
-    writer.say(&encode_producer(ProducerMessage::Hello(late)), None).await.unwrap();
+    writer.write(&encode_producer(ProducerMessage::Hello(late)), None).await.unwrap();
     assert!(matches!(answer(&mut reader).await, ServerMessage::Close { text } if text.contains("revisions")));
 }
 
@@ -397,7 +397,7 @@ async fn more_than_may_wait_is_refused() {
     let (mut reader, writer) = home.raw().await;
     let more = connection::WAITING_MAX as u64 + 20;
     let said: Vec<u8> = (0..more).flat_map(complete).collect();
-    writer.say(&said, None).await.unwrap();
+    writer.write(&said, None).await.unwrap();
     let (mut full, mut wrong) = (0, 0);
     for _ in 0..more {
         match answer(&mut reader).await {
@@ -447,10 +447,10 @@ async fn who_may_not_publish_may_not_end() {
 async fn a_refused_version_opens_no_topic() {
     let home = Home::default();
     let (mut reader, writer) = home.raw().await;
-    writer.say(&complete(1), None).await.unwrap();
+    writer.write(&complete(1), None).await.unwrap();
     assert!(matches!(answer(&mut reader).await, ServerMessage::Refused { .. }));
     let end = ProducerMessage::End { request: PublicationId(2), topic: topic(), withdraw: false };
-    writer.say(&encode_producer(end), None).await.unwrap();
+    writer.write(&encode_producer(end), None).await.unwrap();
     let refused = answer(&mut reader).await;
     assert!(matches!(refused, ServerMessage::Refused { reason: Refusal::TopicEnded, .. }), "{refused:?}");
 }

@@ -104,7 +104,7 @@ impl Topics {
             (None, _) => {}
         }
         drop(lease);
-        self.tidy(topic);
+        self.remove_unneeded(topic);
         Ok(was_open)
     }
 
@@ -119,7 +119,7 @@ impl Topics {
     }
 
     /// Forgets a topic that has no publisher and that nobody waits for.
-    pub(super) fn tidy(&self, topic: &Topic) {
+    pub(super) fn remove_unneeded(&self, topic: &Topic) {
         let mut places = self.places();
         if places.get(topic).is_some_and(is_idle) {
             places.remove(topic);

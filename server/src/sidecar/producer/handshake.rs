@@ -1,4 +1,4 @@
-//! The greeting between producer and server, and connection errors.
+//! The handshake between producer and server, and connection errors.
 
 use super::super::{
     channel::{FrameReader, FrameWriter, split},
@@ -82,8 +82,8 @@ pub enum ConnectError {
     },
 }
 
-/// Connects and exchanges greetings.
-pub(super) async fn greet(
+/// Connects, and exchanges `Hello` and `Welcome`.
+pub(super) async fn handshake(
     path: &Path,
     server_uid: Option<u32>,
 ) -> Result<(FrameReader, FrameWriter, Terms), ConnectError> {
@@ -101,7 +101,7 @@ pub(super) async fn greet(
         agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
     };
     // A rejected producer finds the socket closed, and the reason in it.
-    let _ = writer.say(&encode_producer(ProducerMessage::Hello(hello)), None).await;
+    let _ = writer.write(&encode_producer(ProducerMessage::Hello(hello)), None).await;
     let broken = |why: String| ConnectError::Broken { path: path.into(), why };
     let frame = reader.next().await.map_err(|error| broken(error.to_string()))?;
     let frame = frame.ok_or_else(|| broken("it ended before it answered".into()))?;
