@@ -172,9 +172,10 @@ async fn next_transport(
         let Some(kind) = trial.handle_sample(Instant::now(), sample, path.has_settled()) else { continue };
         match Greeted::over(kind, &path, target, config).await {
             Ok(Some(greeted)) => return greeted,
-            Ok(None) => {
-                tracing::info!(%kind, "The server's port leads to another server over this transport.")
-            }
+            Ok(None) => tracing::warn!(
+                "{kind} leads to another server than the transport of this session, which stays where it is: publish the UDP and \
+                 the TCP port of one server under one address."
+            ),
             Err(error) => tracing::debug!(%kind, %error, "The other transport cannot be tried."),
         }
         trial.handle_unreachable();

@@ -98,6 +98,9 @@ impl Mapping {
         if range.is_empty() || range.end > self.len {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        if cfg!(miri) {
+            return Err(io::ErrorKind::Unsupported.into()); // Its kernel takes no advice.
+        }
         let start = self.start.as_ptr().wrapping_add(range.start);
         // SAFETY: the range lies inside this mapping, which `&self` keeps, and none of the callers' advice changes it.
         Ok(unsafe { madvise(start.cast(), range.len(), advice) }?)

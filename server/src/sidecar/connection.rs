@@ -220,7 +220,10 @@ async fn read_messages(
 }
 
 /// Writes queued messages in order, and nothing after a `Close`.
-async fn write_messages(writer: &FrameWriter, mut unsent: mpsc::Receiver<ServerMessage>) -> Result<(), ChannelError> {
+async fn write_messages(
+    writer: &FrameWriter,
+    mut unsent: mpsc::Receiver<ServerMessage>,
+) -> Result<(), ChannelError> {
     while let Some(message) = unsent.recv().await {
         let is_last = matches!(message, ServerMessage::Close { .. });
         writer.write(&encode_server(message), None).await?;

@@ -55,7 +55,10 @@ impl Home {
     async fn raw(&self) -> (FrameReader, FrameWriter) {
         let (mut reader, writer) = split(UnixStream::connect(self.path()).await.unwrap());
         let hello = Hello { revision_min: 1, revision_max: 9, agent: "raw".into() };
-        writer.write(&encode_producer(ProducerMessage::Hello(hello)), None).await.unwrap();
+        writer
+            .write(&encode_producer(ProducerMessage::Hello(hello)), None)
+            .await
+            .unwrap();
         assert!(matches!(answer(&mut reader).await, ServerMessage::Welcome(_)));
         (reader, writer)
     }
@@ -309,7 +312,10 @@ async fn who_breaks_a_rule_is_cut_off() {
     );
     let (mut reader, writer) = split(UnixStream::connect(home.path()).await.unwrap());
     let late = Hello { revision_min: 2, revision_max: 3, agent: "later".into() };
-    writer.write(&encode_producer(ProducerMessage::Hello(late)), None).await.unwrap();
+    writer
+        .write(&encode_producer(ProducerMessage::Hello(late)), None)
+        .await
+        .unwrap();
     assert!(matches!(answer(&mut reader).await, ServerMessage::Close { text } if text.contains("revisions")));
 }
 

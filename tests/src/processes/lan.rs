@@ -94,6 +94,15 @@ impl Lan {
         self.filter(Host::Server, [format!("meta l4proto {protocol} meta length > {bytes} drop")])
     }
 
+    /// Leads what comes to the server's host over `protocol` for one port to another.
+    pub fn redirect(&self, protocol: &str, from: u16, to: u16) -> Result<(), String> {
+        let rules = format!(
+            "add table ip relay_nat\nadd chain ip relay_nat prerouting {{ type nat hook prerouting priority -100; }}\n\
+             add rule ip relay_nat prerouting {protocol} dport {from} redirect to :{to}"
+        );
+        try_ip(&["netns", "exec", self.name(Host::Server), "nft", &rules])
+    }
+
     /// Puts these rules of nftables on what comes to a host, in place of others.
     fn filter(&self, host: Host, rules: impl IntoIterator<Item = String>) -> Result<(), String> {
         let rules: String = rules

@@ -126,6 +126,38 @@ fn a_transport_that_turns_lossy() {
     assert!(wire_bytes <= 2 * MODEL_BYTES as u64 + LOST_BYTES, "{said}");
 }
 
+/// Goal: where UDP and TCP of one address lead to two servers with one key, all of a session stays with one of them; a client that
+/// would change its transport says why it does not.
+/// Method: TCP's port leads to a second server; several lanes; and a path over which TCP collapses for a while.
+#[test]
+fn two_servers_behind_one_address() {
+    let Some(served) = Served::begin_with(&[], 2 * MODEL_BYTES) else { return };
+    if let Err(reason) = served.lan.redirect("tcp", 4747, 4748) {
+        return println!("skipped: this system cannot translate addresses: {reason}");
+    }
+    let listen = format!("--listen={}:4748", Lan::SERVER);
+    let words = [
+        "serve",
+        "--json",
+        "--topic=m=m",
+        "--state-dir=keys",
+        "--ticket-file=other",
+        "--chunk-size=1MiB",
+        &listen,
+    ];
+    let _other = Serving::hear(served.lan.start(Host::Server, &served.home, &words));
+    let said = served.receive(&["--lanes=4"]);
+    assert_eq!((&said["resumed"], &said["skipped"]), (&0.into(), &0.into()), "{said}");
+    let ticket = served.server.ticket("m");
+    let mut subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
+    thread::sleep(Duration::from_secs(4));
+    served.lan.lose("tcp", 10).unwrap();
+    subscriber.hear_err("QUIC leads to another server");
+    served.lan.lose("tcp", 0).unwrap();
+    let said = served.finish(subscriber);
+    assert_eq!((&said["transport"], &said["resumed"]), (&"tcp".into(), &0.into()), "{said}");
+}
+
 /// Goal: what is forced is obeyed at either end, and said.
 #[test]
 fn a_transport_that_is_forced() {
