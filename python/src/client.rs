@@ -2,6 +2,7 @@
 
 use crate::{
     admin::AdminOptions,
+    awaitable::awaitable,
     description::{Description, VersionSelector},
     errors::{Kind, of_client},
     gpu::{GpuOptions, Gpus, ordinal_called},
@@ -17,7 +18,11 @@ use crate::{
     topic_info::TopicInfo,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
-use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
+use pyo3::{
+    prelude::*,
+    sync::MutexExt,
+    types::{PyCFunction, PyDict},
+};
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -29,6 +34,10 @@ use tensor_relay_client::{
     self as client, Config, Connector, Identity, LANES_MAX, Lanes, MemoryStats, ReaderName, Request, Ticket,
     Topic, Tuning, Version,
 };
+
+fn no_such_version(py: Python<'_>) -> PyErr {
+    Kind::Timeout.raise(py, "no such version came in time; the same call may be made again")
+}
 
 /// A session with a server. It connects again by itself when the connection is lost.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -330,6 +339,25 @@ impl Client {
         py.import("tensor_relay._stream")?.call_method1("stream", wanted)
     }
 
+    /// The same as an asynchronous generator, for `async for`: it begins with the first tensor that is asked for. Who leaves it
+    /// early closes it (`contextlib.aclosing`); when it is cancelled, nothing is left.
+    #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, bucket_bytes = 134_217_728,
+                        timeout = 60.0))]
+    fn stream_async<'py>(
+        slf: Bound<'py, Self>,
+        topic: Option<&str>,
+        version: Option<u64>,
+        epoch: Option<&str>,
+        select: Option<Bound<'py, PyAny>>,
+        bucket_bytes: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        at_least(py, "bucket_bytes", bucket_bytes, 1)?;
+        let wanted = (slf, topic, version, epoch, select, bucket_bytes, timeout);
+        py.import("tensor_relay._stream")?.call_method1("stream_async", wanted)
+    }
+
     /// What a version consists of, without its tensors: little more than their names travels. `topic`, `version`, `epoch`
     /// and `timeout` are as for `get`, and so is what it raises.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, timeout = 60.0))]
@@ -341,16 +369,43 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Description> {
         let (py, this) = (slf.py(), slf.get());
-        let epoch = epoch.map(|epoch| epoch_called(py, epoch)).transpose()?;
-        let version = version.map(|version| (epoch, Version(version)));
-        let wanted = VersionSelector { topic: this.topic_meant(py, topic)?, version };
+        let wanted = this.version_meant(py, topic, version, epoch)?;
         let (client, timeout) = (this.client(py)?, seconds("timeout", timeout)?);
         match wait_at_most(py, timeout, wanted.receive(&client))? {
             Some(described) => described.map_err(|failed| failed.raise(py)),
-            None => {
-                Err(Kind::Timeout.raise(py, "no such version came in time; the same call may be made again"))
-            }
+            None => Err(no_such_version(py)),
         }
+    }
+
+    /// The same as a coroutine of asyncio.
+    #[pyo3(signature = (topic = None, version = None, *, epoch = None, timeout = 60.0))]
+    fn describe_async<'py>(
+        slf: Bound<'py, Self>,
+        topic: Option<&str>,
+        version: Option<u64>,
+        epoch: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (py, this) = (slf.py(), slf.get());
+        let wanted = Arc::new(this.version_meant(py, topic, version, epoch)?);
+        let (client, timeout) = (this.client(py)?, seconds("timeout", timeout)?);
+        let begin = PyCFunction::new_closure(py, None, None, move |args, _| {
+            let (client, wanted) = (Arc::clone(&client), Arc::clone(&wanted));
+            let describing = async move {
+                let described = wanted.receive(&client);
+                match timeout {
+                    Some(timeout) => tokio::time::timeout(timeout, described).await.ok(),
+                    None => Some(described.await),
+                }
+            };
+            let begun = awaitable(args.py(), describing, |py, described| match described {
+                Some(Ok(description)) => Ok(Py::new(py, description)?.into_any()),
+                Some(Err(failed)) => Err(failed.raise(py)),
+                None => Err(no_such_version(py)),
+            });
+            begun.map(Bound::unbind)
+        })?;
+        py.import("tensor_relay._coroutines")?.call_method1("awaited", (begin,))
     }
 
     /// The ticket that it was connected with. A secret, to whom the tensors are one.
@@ -440,6 +495,18 @@ impl Client {
     }
 
     /// The topic of this name; without one, that which the ticket names.
+    fn version_meant(
+        &self,
+        py: Python<'_>,
+        topic: Option<&str>,
+        version: Option<u64>,
+        epoch: Option<&str>,
+    ) -> PyResult<VersionSelector> {
+        let epoch = epoch.map(|epoch| epoch_called(py, epoch)).transpose()?;
+        let version = version.map(|version| (epoch, Version(version)));
+        Ok(VersionSelector { topic: self.topic_meant(py, topic)?, version })
+    }
+
     fn topic_meant(&self, py: Python<'_>, topic: Option<&str>) -> PyResult<Topic> {
         match (topic, self.ticket.topic()) {
             (Some(name), _) => topic_called(py, name),

@@ -66,7 +66,7 @@ impl VersionSelector {
     }
 
     /// Receives its manifest.
-    pub(crate) async fn receive(self, client: &Client) -> Result<Description, NotDescribed> {
+    pub(crate) async fn receive(&self, client: &Client) -> Result<Description, NotDescribed> {
         let nothing = Glob::new(NOTHING).expect("it has the characters of a glob");
         let subscribed = client.subscribe_to(self.request().select([nothing])).await;
         let next = subscribed.map_err(NotDescribed::Client)?.next().await;

@@ -1,5 +1,7 @@
 """`Client.stream`: a version in parts, in its order, in bounded memory, and an end only where it was whole."""
 
+import asyncio
+import contextlib
 import itertools
 import json
 
@@ -146,3 +148,58 @@ def test_it_takes_three_parts(tmp_path):
     report = json.loads(out or errors)
     assert report["tensors"] == PARTS
     assert report["counted_bytes"] <= 3 * (PART_BYTES + (4 << 20)), report
+
+
+async def collected_async(stream):
+    return {name: tensor.numpy().copy() async for name, tensor in stream}
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 4000, 1 << 30])
+def test_asyncio_gets_the_same(relay, client, bucket_bytes):
+    published = relay.publish("t", layers(1))
+    relay.publish("empty", {})
+
+    async def both():
+        described = await client.describe_async("t")
+        assert described.version == published.version
+        check(await collected_async(client.stream_async("t", bucket_bytes=bucket_bytes)), 1)
+        assert await collected_async(client.stream_async("empty")) == {}
+
+    asyncio.run(both())
+
+
+def test_asyncio_raises_the_same(relay, client):
+    relay.publish("t", layers(1))
+
+    async def check_errors():
+        for options, error in (({"version": 7}, tensor_relay.RelayTimeoutError), ({"select": "nothing"}, tensor_relay.RequestError)):
+            with pytest.raises(error):
+                await collected_async(client.stream_async("t", timeout=0.3, **options))
+        with pytest.raises(tensor_relay.RelayTimeoutError):
+            await client.describe_async("t", 7, timeout=0.2)
+        with pytest.raises(tensor_relay.RequestError, match="bucket_bytes"):
+            client.stream_async("t", bucket_bytes=0)
+
+    asyncio.run(check_errors())
+
+
+def test_a_stream_that_is_left_or_cancelled_keeps_no_version(relay, client):
+    """The next version waits for nobody then; and the event loop runs on while a part is waited for."""
+    relay.publish("t", layers(1))
+
+    async def leave():
+        async with contextlib.aclosing(client.stream_async("t", bucket_bytes=4000)) as stream:
+            assert (await anext(stream))[0] == "layer.10"
+
+    async def cancel():
+        waiting = asyncio.create_task(collected_async(client.stream_async("t", 9, timeout=PATIENCE_S)))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(waiting, 1)
+
+    for number, ends_early in ((2, leave), (3, cancel)):
+        asyncio.run(ends_early())
+        relay.publish("t", layers(number), timeout=PATIENCE_S)
+    check(collected(client.stream("t", bucket_bytes=4000)), 3)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from ._native import Snapshot
+
+_T = TypeVar("_T")
+
+
+async def awaited(begin: Callable[[], Awaitable[_T]]) -> _T:
+    """Begins when it is awaited."""
+    return await begin()
 
 
 async def next_async(begin: Callable[[], Awaitable[Callable[[], Snapshot]]]) -> Snapshot:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar, final, overload
@@ -276,7 +276,25 @@ class Client:
         bucket_bytes: int = 134217728,
         timeout: float | None = 60.0,
     ) -> Iterator[tuple[str, Tensor]]: ...
+    def stream_async(
+        self,
+        topic: str | None = None,
+        version: int | None = None,
+        *,
+        epoch: str | None = None,
+        select: str | Iterable[str] | None = None,
+        bucket_bytes: int = 134217728,
+        timeout: float | None = 60.0,
+    ) -> AsyncGenerator[tuple[str, Tensor], None]: ...
     def describe(
+        self,
+        topic: str | None = None,
+        version: int | None = None,
+        *,
+        epoch: str | None = None,
+        timeout: float | None = 60.0,
+    ) -> Description: ...
+    async def describe_async(
         self,
         topic: str | None = None,
         version: int | None = None,

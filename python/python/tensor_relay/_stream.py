@@ -7,7 +7,7 @@ version for its readers, and each part's subscription ends after the next one's 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from . import _native
@@ -40,39 +40,85 @@ def stream(
     return parts.tensors(first, timeout)
 
 
+async def stream_async(
+    client: Client,
+    topic: str | None,
+    version: int | None,
+    epoch: str | None,
+    select: Any,
+    bucket_bytes: int,
+    timeout: float | None,
+) -> AsyncGenerator[tuple[str, Tensor], None]:
+    """What `Client.stream_async` does."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for tries in range(_TRIES_MAX):
+        described = await client.describe_async(topic, version, epoch=epoch, timeout=_rest(deadline))
+        parts = _Parts(client, described, select, bucket_bytes)
+        try:
+            bucket = await parts.first_async(_rest(deadline))
+            break
+        except VersionNotFoundError:
+            if version is not None or tries + 1 == _TRIES_MAX:
+                raise
+    try:
+        for number, names in enumerate(parts.buckets):
+            if number > 0:
+                bucket = None
+                bucket = await parts.next_async(number, timeout)
+            parts.begin_after(number)
+            for name in names:
+                assert bucket is not None
+                yield name, bucket[name]
+    finally:
+        parts.close()
+
+
 class _Parts:
     """The buckets of one version, and the subscription to the next of them."""
 
     def __init__(self, client: Client, described: Description, select: Any, bucket_bytes: int) -> None:
         self._client = client
         self._described = described
-        self._buckets = _native.buckets(described, bucket_bytes, select)
+        self.buckets = _native.buckets(described, bucket_bytes, select)
         self._coming: Subscription | None = None
 
     def first(self, timeout: float | None) -> Snapshot | None:
         """The first bucket, before which nothing is given out; none of a version without tensors."""
-        if not self._buckets:
+        if not self.buckets:
             return None
         self._coming = self._begun(0)
         try:
             return self._received(timeout)
         except BaseException:
-            self._coming.close()
+            self.close()
+            raise
+
+    async def first_async(self, timeout: float | None) -> Snapshot | None:
+        if not self.buckets:
+            return None
+        self._coming = self._begun(0)
+        try:
+            return await self._received_async(timeout)
+        except BaseException:
+            self.close()
             raise
 
     def tensors(self, bucket: Snapshot | None, timeout: float | None) -> Iterator[tuple[str, Tensor]]:
         try:
-            for number, names in enumerate(self._buckets):
+            for number, names in enumerate(self.buckets):
                 if number > 0:
                     bucket = None
                     bucket = self._next(number, timeout)
-                self._begin_after(number)
+                self.begin_after(number)
                 for name in names:
                     assert bucket is not None
                     yield name, bucket[name]
         finally:
-            if self._coming is not None:
-                self._coming.close()
+            self.close()
+
+    def close(self) -> None:
+        if self._coming is not None:
+            self._coming.close()
 
     def _next(self, number: int, timeout: float | None) -> Snapshot:
         try:
@@ -80,11 +126,17 @@ class _Parts:
         except TensorRelayError as error:
             raise self._torn(number, error) from error
 
-    def _begin_after(self, number: int) -> None:
+    async def next_async(self, number: int, timeout: float | None) -> Snapshot:
+        try:
+            return await self._received_async(timeout)
+        except TensorRelayError as error:
+            raise self._torn(number, error) from error
+
+    def begin_after(self, number: int) -> None:
         """Lets the bucket after this one come, and only then the subscription to this one end."""
         before, self._coming = self._coming, None
         try:
-            if number + 1 < len(self._buckets):
+            if number + 1 < len(self.buckets):
                 self._coming = self._begun(number + 1)
         except TensorRelayError as error:
             if number == 0:
@@ -96,7 +148,7 @@ class _Parts:
 
     def _begun(self, number: int) -> Subscription:
         start = (self._described.epoch, self._described.version)
-        select = self._buckets[number]
+        select = self.buckets[number]
         return self._client.subscribe(self._described.topic, mode="every", start=start, window=1, select=select)
 
     def _received(self, timeout: float | None) -> Snapshot:
@@ -105,6 +157,17 @@ class _Parts:
             snapshot = self._coming.next(timeout)
         except VersionsMissedError as error:
             raise self._gone(error) from error
+        return self._checked(snapshot)
+
+    async def _received_async(self, timeout: float | None) -> Snapshot:
+        assert self._coming is not None
+        try:
+            snapshot = await self._coming.next_async(timeout)
+        except VersionsMissedError as error:
+            raise self._gone(error) from error
+        return self._checked(snapshot)
+
+    def _checked(self, snapshot: Snapshot) -> Snapshot:
         if not _native.is_part(self._described, snapshot):
             raise self._gone(f"{snapshot!r} came in its place")
         return snapshot
@@ -114,7 +177,7 @@ class _Parts:
 
     def _torn(self, number: int, why: TensorRelayError) -> TornError:
         torn = TornError(
-            f"{self._described.topic} version {self._described.version} ended after {number} of {len(self._buckets)} parts: "
+            f"{self._described.topic} version {self._described.version} ended after {number} of {len(self.buckets)} parts: "
             f"{why}; what was made of them is no version"
         )
         torn.version = self._described.version
