@@ -346,6 +346,17 @@ mod tests {
     }
 
     #[test]
+    fn a_token_of_more_than_it_may_hold_is_none() {
+        let with = |grants: usize, holder_bytes: usize| {
+            let grants = vec![claims().grants[0].clone(); grants];
+            secret(1).seal(&Claims { grants, holder: "h".repeat(holder_bytes), ..claims() })
+        };
+        let opens = |token: Token| token.open(&[secret(1)]).is_ok();
+        assert!(opens(with(GRANTS_MAX, HOLDER_MAX_BYTES)));
+        assert!(!opens(with(GRANTS_MAX + 1, 1)) && !opens(with(1, HOLDER_MAX_BYTES + 1)));
+    }
+
+    #[test]
     fn a_token_is_opened_by_the_secret_that_sealed_it() {
         let token = secret(1).seal(&claims());
         assert_eq!(token, secret(1).seal(&claims()), "the same each time");
