@@ -8,23 +8,21 @@ mod measure;
 mod outcome;
 mod peers;
 mod roster;
-mod table;
 mod turns;
-
-#[cfg(test)]
-pub(crate) use outcome::tests;
-pub use outcome::{Comparison, Measured, Ratio, Round, Run};
 
 use crate::{
     network::{Network, NetworkArgs},
     program::Program,
     relay::Data,
+    results::Results,
     size,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use measure::Load;
+use outcome::{Run, Runs};
 use roster::{Contender, Roster};
-use std::path::{Path, PathBuf};
+use serde::Serialize;
+use std::path::PathBuf;
 use turns::{Turn, turns};
 
 /// What is compared, and how often.
@@ -84,45 +82,67 @@ Examples:
   compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
+/// What the file says beside the tables.
+#[derive(Serialize)]
+struct Details<'a> {
+    network: &'a NetworkArgs,
+    size_bytes: u64,
+    /// What the bytes of tensor-relay were.
+    data: Data,
+    #[serde(flatten)]
+    runs: Runs,
+}
+
 /// Compares and prints a table. `this` is the program that runs, to be started again for each side.
 ///
-/// Who fails is left out from then on, and told in the table.
+/// Who fails is left out from then on, and told below the table.
 ///
 /// # Errors
 /// When somebody is unknown, the network cannot be made, the file cannot be written, or a contender of this program's
 /// own failed. That a peer failed is a result.
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
     let contenders = chosen(&args, this)?;
+    let first = contenders.first().map_or("", |contender| contender.name.as_str());
+    let about = format!(
+        "{} a round, from memory to memory, both sides on one machine. Medians over runs (least to most) of medians over {} \
+         rounds; CPU of both sides; ratios are {first} / the row, of neighbouring runs, with the interval that holds their \
+         median.",
+        size::text(args.size),
+        args.rounds
+    );
+    let details = Details {
+        network: &args.network,
+        size_bytes: args.size,
+        data: args.data,
+        runs: Runs::new(&contenders),
+    };
+    let title = format!("{first} beside others, over {}", args.network);
+    let mut results = Results::new("compare", title, about, details);
     eprintln!("{}", args.network);
     let network = Network::new(&args.network, this).await?;
     let load = Load::new(&args);
-    let mut comparison = Comparison::new(&args, &contenders);
     for pair in 0..args.pairs {
-        let turns = turns(pair, &contenders, |name| comparison.has_failed(name));
+        let turns = turns(pair, &contenders, |name| results.details.runs.has_failed(name));
         for Turn { contender, beside } in turns {
-            if !comparison.has_failed(&contender.name) {
+            if !results.details.runs.has_failed(&contender.name) {
                 let run = measure::run(contender, load, &network).await;
                 tell(pair, args.pairs, &contender.name, &run);
-                comparison.add(&contender.name, pair, beside, run);
+                results.details.runs.add(&contender.name, pair, beside, run);
             }
         }
-        comparison.summarise();
-        if let Some(path) = &args.json {
-            write(path, &comparison)?;
-        }
+        results.tables = vec![results.details.runs.table()];
+        results.notes = results.details.runs.notes();
+        // Anew after each pair: a comparison of many takes hours, and may be interrupted.
+        results.write(args.json.as_deref())?;
     }
-    print!("{comparison}");
-    let failed = contenders.iter().find(|c| !c.is_peer && comparison.has_failed(&c.name));
+    print!("{results}");
+    let failed = contenders
+        .iter()
+        .find(|c| !c.is_peer && results.details.runs.has_failed(&c.name));
     match failed {
-        Some(contender) => bail!("{} failed: see the table above", contender.name),
+        Some(contender) => bail!("{} failed: see above", contender.name),
         None => Ok(()),
     }
-}
-
-/// Written anew after each pair: a comparison of many takes hours, and may be interrupted.
-fn write(path: &Path, comparison: &Comparison) -> Result<()> {
-    let text = serde_json::to_string_pretty(comparison)?;
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn chosen(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {

@@ -16,7 +16,6 @@ mod place;
 mod plain;
 mod room;
 mod stream;
-mod table;
 
 pub use parts::{Job, Part};
 pub use place::Place;

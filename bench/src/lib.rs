@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cells;
 pub mod codecs;
 pub mod command;
 pub mod compare;
@@ -34,11 +35,13 @@ pub mod origin;
 pub mod program;
 pub mod relay;
 pub mod report;
+mod results;
 pub mod run;
 mod side;
 pub mod size;
 pub mod stats;
 pub mod stock_quinn;
+mod table;
 pub mod tcp;
 mod tls;
 pub mod workload;

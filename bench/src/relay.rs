@@ -9,7 +9,10 @@ mod small;
 mod supply;
 mod ticket_file;
 
-use crate::contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print};
+use crate::{
+    cells::Cells,
+    contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
+};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 pub use data::Data;
@@ -80,8 +83,8 @@ async fn rounds(server: &Server, supply: &Supply, first: Offer, bytes: u64) -> R
         let (begun, looks) = (Begun::now(), server.stats().encoder.looks);
         let committed = offer.publication.committed(1, ROUND_MAX).await;
         ensure!(committed, "no receiver finished round {round} within {} s", ROUND_MAX.as_secs());
-        let looks = Some(server.stats().encoder.looks - looks);
-        print(&Sent { looks, ..Sent::since(begun, bytes) })?;
+        let more = Cells::of([("looks", (server.stats().encoder.looks - looks) as f64)]);
+        print(&Sent { more, ..Sent::since(begun, bytes) })?;
         std::mem::replace(&mut offer, next).withdraw();
     }
     Ok(())

@@ -71,12 +71,7 @@ impl PairedRatio {
         (self.confidence >= CONFIDENCE).then_some((self.low, self.high))
     }
 
-    /// The median as `number` writes it, and its interval in brackets.
-    pub(crate) fn text(&self, number: fn(f64) -> String) -> String {
-        format!("{} ({})", number(self.median), self.interval_text(number))
-    }
-
-    /// The same, and what the interval rests on.
+    /// The median as `number` writes it, its interval in brackets, and what that rests on.
     pub(crate) fn full_text(&self, number: fn(f64) -> String) -> String {
         let confidence = self.interval().map(|_| format!("{:.1} %, ", self.confidence * 100.0));
         format!(
@@ -101,7 +96,7 @@ impl std::fmt::Display for PairedRatio {
 }
 
 /// `value` with three digits behind the point, as goals are set.
-pub(crate) fn exact(value: f64) -> String {
+fn exact(value: f64) -> String {
     format!("{value:.3}")
 }
 
@@ -138,7 +133,7 @@ fn median(sorted: &[f64]) -> Option<f64> {
 /// `value` with about three significant digits: more is noise.
 pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
-        large if large >= 100.0 => 0,
+        large if large >= 100.0 || large == 0.0 => 0,
         large if large >= 10.0 => 1,
         small if small >= 1.0 => 2,
         _ => 3,
@@ -186,12 +181,13 @@ mod tests {
         assert_eq!(PairedRatio::of(&[]), None);
         let six = PairedRatio::of(&[(2.0, 1.0); 6]).unwrap();
         assert_eq!(six.to_string(), "2.000 (2.000 to 2.000, 96.9 %, pairs: 6)");
-        assert_eq!(six.text(number), "2.00 (2.00 to 2.00)");
     }
 
     #[test]
     fn numbers_are_as_exact_as_measurements() {
-        for (value, text) in [(1234.5, "1234"), (12.345, "12.3"), (1.2345, "1.23"), (0.012345, "0.012")] {
+        for (value, text) in
+            [(1234.5, "1234"), (12.345, "12.3"), (1.2345, "1.23"), (0.012345, "0.012"), (0.0, "0")]
+        {
             assert_eq!(number(value), text);
         }
     }

@@ -1,11 +1,8 @@
 //! One run of one contender: both sides, from start to end.
 
-use super::{
-    CompareArgs,
-    outcome::{Round, Run},
-    roster::Contender,
-};
+use super::{CompareArgs, outcome::Run, roster::Contender};
 use crate::{
+    cells::Cells,
     contender::{Ready, Received, Sent},
     cpu, latency,
     network::{End, Network, NetworkArgs},
@@ -86,17 +83,16 @@ async fn rounds(load: Load, client: &mut Side, server: &mut Side) -> Result<Run>
 }
 
 /// Waits for what both sides say of one round.
-async fn round(load: Load, client: &mut Side, server: &mut Side) -> Result<Round> {
+async fn round(load: Load, client: &mut Side, server: &mut Side) -> Result<Cells<f64>> {
     let received: Received = client.line(load.patience).await?;
     let sent: Sent = server.line(load.patience).await?;
     for (what, bytes) in [("sent", sent.bytes), ("received", received.bytes)] {
         ensure!(bytes == load.bytes, "{bytes} bytes were {what} where {} were asked for", load.bytes);
     }
-    Ok(Round {
-        gb_per_s: received.gb_per_s,
-        cpu_s_per_gib: cpu::per_gib(received.cpu_s + sent.cpu_s, received.bytes),
-        looks: sent.looks,
-    })
+    let cpu_s_per_gib = cpu::per_gib(received.cpu_s + sent.cpu_s, received.bytes);
+    let mut round = Cells::of([("gb_per_s", received.gb_per_s), ("cpu_s_per_gib", cpu_s_per_gib)]);
+    round.0.extend(received.more.0.into_iter().chain(sent.more.0));
+    Ok(round)
 }
 
 fn start(
