@@ -4,7 +4,7 @@ use crate::{
     codecs::{self, CodecsArgs},
     compare::{self, CompareArgs},
     contender::{ReceiveArgs, ServeArgs},
-    deltas::{self, DeltasArgs, FollowArgs, PublishArgs},
+    deltas::{self, DeltasArgs, StepsArgs},
     network::delay::{self, DelayArgs},
     node::{self, NodeArgs, WorkerArgs},
     program::Program,
@@ -37,12 +37,6 @@ pub enum Command {
     Compare(CompareArgs),
     /// Measures versions that differ a little, one after the other: as deltas against the one before, and whole.
     Deltas(DeltasArgs),
-    /// The end of `deltas` that publishes.
-    #[command(hide = true)]
-    DeltasPublish(PublishArgs),
-    /// The end of `deltas` that follows.
-    #[command(hide = true)]
-    DeltasFollow(FollowArgs),
     /// Makes a page with plots, and tables, of the files that the others write.
     Report(ReportArgs),
     /// Measures what each codec makes of your own tensors, and how fast.
@@ -91,6 +85,24 @@ pub enum Relay {
         /// Over how many lanes.
         #[arg(long, default_value_t = 1)]
         lanes: u32,
+    },
+    /// Publishes one version after the other.
+    Publish {
+        /// What every serving side is told.
+        #[command(flatten)]
+        args: ServeArgs,
+        /// What the versions are.
+        #[command(flatten)]
+        steps: StepsArgs,
+    },
+    /// Receives all of them.
+    Follow {
+        /// What every receiving side is told.
+        #[command(flatten)]
+        args: ReceiveArgs,
+        /// Keeps no copy, so that versions come whole.
+        #[arg(long)]
+        whole: bool,
     },
 }
 
@@ -150,13 +162,13 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     match args.command {
         Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
         Command::Deltas(args) => until_interrupted(deltas::run(args, &this)).await,
-        Command::DeltasPublish(args) => deltas::publish(args).await,
-        Command::DeltasFollow(args) => deltas::follow(args).await,
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,
         Command::Relay(Relay::Serve { args, goods }) => until_interrupted(relay::serve(args, goods)).await,
         Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
+        Command::Relay(Relay::Publish { args, steps }) => deltas::publish(args, steps).await,
+        Command::Relay(Relay::Follow { args, whole }) => deltas::follow(args, whole).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
             stock_quinn::serve(args, congestion).await
         }

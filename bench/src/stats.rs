@@ -70,34 +70,20 @@ impl PairedRatio {
     pub(crate) fn interval(&self) -> Option<(f64, f64)> {
         (self.confidence >= CONFIDENCE).then_some((self.low, self.high))
     }
-
-    /// The median as `number` writes it, its interval in brackets, and what that rests on.
-    pub(crate) fn full_text(&self, number: fn(f64) -> String) -> String {
-        let confidence = self.interval().map(|_| format!("{:.1} %, ", self.confidence * 100.0));
-        format!(
-            "{} ({}, {}pairs: {})",
-            number(self.median),
-            self.interval_text(number),
-            confidence.unwrap_or_default(),
-            self.pairs
-        )
-    }
-
-    fn interval_text(&self, number: fn(f64) -> String) -> String {
-        let text = |(low, high)| format!("{} to {}", number(low), number(high));
-        self.interval().map_or_else(|| "–".into(), text)
-    }
 }
 
+/// The median, its interval in brackets, and what that rests on.
 impl std::fmt::Display for PairedRatio {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.full_text(exact))
+        let Self { median, confidence, pairs, .. } = self;
+        match self.interval() {
+            Some((low, high)) => {
+                let percent = confidence * 100.0;
+                write!(f, "{median:.3} ({low:.3} to {high:.3}, {percent:.1} %, pairs: {pairs})")
+            }
+            None => write!(f, "{median:.3} (–, pairs: {pairs})"),
+        }
     }
-}
-
-/// `value` with three digits behind the point, as goals are set.
-fn exact(value: f64) -> String {
-    format!("{value:.3}")
 }
 
 /// How many of `count` values to leave out at either end so that the median stays between the others with a probability

@@ -61,6 +61,30 @@ fn contenders_are_compared_and_reported() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+/// Goal: both ways of versions that change are measured, and deltas are smaller. Method: few weights, two pairs.
+#[test]
+fn versions_are_measured_as_deltas_and_whole() {
+    let table = done(&mut bench(&["deltas", "--size=5MiB", "--versions=4", "--pairs=2"]));
+    let row = |start: &str| {
+        let line = table
+            .lines()
+            .find(|line| line.starts_with(start))
+            .unwrap_or_else(|| panic!("{table}"));
+        line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
+    };
+    let (head, delta) = (row("| contender "), row("| delta "));
+    let cell = |name: &str| &delta[head.iter().position(|head| head == name).unwrap()];
+    let smaller: f64 = cell("times smaller").split(' ').next().unwrap().parse().unwrap();
+    assert!(smaller > 5.0, "{table}");
+    assert!(cell("ratio of publish to commit, ms").ends_with("(–, pairs: 2)"), "{table}");
+    for version in ["3", "4"] {
+        assert!(
+            row(&format!("| {version}  ")).contains(&"whole".to_owned()),
+            "the first two come whole: {table}"
+        );
+    }
+}
+
 /// Goal: a network has the rate and the delay that were asked for, and nothing of it is left behind. Method: TCP over a
 /// link with all properties at once; nothing is faster than the link allows. It takes root, `ip`, `tc`, `nft` and TUN
 /// devices; elsewhere it says why it is skipped, and passes.
