@@ -5,8 +5,9 @@ use crate::{
     compare::{self, CompareArgs},
     contender::{ReceiveArgs, ServeArgs},
     deltas::{self, DeltasArgs, StepsArgs},
-    network::delay::{self, DelayArgs},
+    network::delay::{self, DELAY_BRIDGE, DelayArgs},
     node::{self, NodeArgs, WorkerArgs},
+    process::Lifetime,
     program::Program,
     relay,
     report::{self, ReportArgs},
@@ -145,14 +146,6 @@ pub enum Tcp {
     },
 }
 
-/// How long a process may live.
-#[derive(Debug, Clone, Copy, clap::Args)]
-pub struct Lifetime {
-    /// Ends when standard input closes: how the harness's processes end with it.
-    #[arg(long, hide = true)]
-    end_with_stdin: bool,
-}
-
 /// Does what `args` say. `this` is the program that runs, to be started again for the sides.
 ///
 /// # Errors
@@ -195,21 +188,3 @@ pub async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Resu
         _ = terminate.recv() => bail!("interrupted"),
     }
 }
-
-impl Lifetime {
-    /// Ends this process when its standard input closes, whatever it is doing, if it was told to.
-    pub fn begin(self) {
-        if self.end_with_stdin {
-            std::thread::spawn(|| {
-                let ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-                std::process::exit(i32::from(ended.is_err()));
-            });
-        }
-    }
-}
-
-/// The option behind [`Lifetime`].
-pub(crate) const END_WITH_STDIN: &str = "--end-with-stdin";
-
-/// The word behind [`Command::DelayBridge`].
-pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";

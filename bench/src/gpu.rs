@@ -153,7 +153,7 @@ impl Suite {
             child::Said { lines: vec![], failure: Some("there was no time left for it".into()) }
         } else {
             eprintln!("{} …", part.title());
-            child::run(self.arguments(part, left), part.deadline().min(left)).await
+            child::run(part.name(), self.arguments(part, left), part.deadline().min(left)).await
         };
         let seconds = begun.elapsed().as_secs_f64();
         let findings = Findings::new(part, seconds, self.payload_bytes(part), &said.lines, said.failure);

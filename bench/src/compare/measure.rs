@@ -6,8 +6,8 @@ use crate::{
     contender::{Ready, Received, Sent},
     cpu, latency,
     network::{End, Network, NetworkArgs},
+    process::{END_WITH_STDIN, Process},
     relay::Data,
-    side::Side,
 };
 use anyhow::{Result, ensure};
 use std::{ffi::OsString, fmt::Display, time::Duration};
@@ -65,7 +65,12 @@ pub(super) async fn run(contender: &Contender, load: Load, network: &Network) ->
     run
 }
 
-async fn with_server(contender: &Contender, load: Load, network: &Network, server: &mut Side) -> Result<Run> {
+async fn with_server(
+    contender: &Contender,
+    load: Load,
+    network: &Network,
+    server: &mut Process,
+) -> Result<Run> {
     let ready: Ready = server.line(READY_DEADLINE).await?;
     let mut client = start(contender, End::Receiving, load, network, connecting(network, ready.port, load))?;
     let run = rounds(load, &mut client, server).await;
@@ -73,7 +78,7 @@ async fn with_server(contender: &Contender, load: Load, network: &Network, serve
     run
 }
 
-async fn rounds(load: Load, client: &mut Side, server: &mut Side) -> Result<Run> {
+async fn rounds(load: Load, client: &mut Process, server: &mut Process) -> Result<Run> {
     let small = match load.small {
         0 => None,
         _ => Some(client.line(load.patience).await?),
@@ -89,7 +94,7 @@ async fn rounds(load: Load, client: &mut Side, server: &mut Side) -> Result<Run>
 }
 
 /// Waits for what both sides say of one round.
-async fn round(load: Load, client: &mut Side, server: &mut Side) -> Result<Cells<f64>> {
+async fn round(load: Load, client: &mut Process, server: &mut Process) -> Result<Cells<f64>> {
     let received: Received = client.line(load.patience).await?;
     let sent: Sent = server.line(load.patience).await?;
     let asked = load.bytes.unwrap_or(sent.bytes);
@@ -108,7 +113,7 @@ fn start(
     load: Load,
     network: &Network,
     options: Vec<OsString>,
-) -> Result<Side> {
+) -> Result<Process> {
     let (side, role) = match end {
         End::Serving => ("serve", &contender.serve),
         End::Receiving => ("receive", &contender.receive),
@@ -120,11 +125,11 @@ fn start(
         words.extend(matches!(end, End::Serving).then(|| option("data", load.data.word())));
     }
     let mut command = network.command(end, &role.program);
-    command.envs(environment(contender));
+    command.envs(environment(contender)).arg(END_WITH_STDIN).args(words);
     if let Some(folder) = &contender.folder {
         command.current_dir(folder);
     }
-    Side::start(format!("{} {side}", contender.name), command, &words)
+    Process::start(format!("{} {side}", contender.name), command)
 }
 
 /// What a side finds in its environment, beside what is there: all others are made as fast as they can be, on either side,

@@ -3,8 +3,8 @@
 use super::steps::StepsArgs;
 use crate::{
     cells::Cells,
+    clock,
     contender::{Begun, ReceiveArgs, Received, Sent, ServeArgs, print},
-    node::clock,
     relay,
 };
 use anyhow::{Context, Result, ensure};

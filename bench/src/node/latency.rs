@@ -67,7 +67,7 @@ impl Latencies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::wire::LINE_MAX_BYTES;
+    use crate::wire::LINE_MAX_BYTES;
     use proptest::prelude::*;
 
     #[test]
