@@ -4,9 +4,10 @@ use crate::{
     codecs::{self, CodecsArgs},
     compare::{self, CompareArgs},
     contender::{ReceiveArgs, ServeArgs},
-    deltas::{self, DeltasArgs, FollowArgs, PublishArgs},
-    network::delay::{self, DelayArgs},
+    deltas::{self, DeltasArgs, StepsArgs},
+    network::delay::{self, DELAY_BRIDGE, DelayArgs},
     node::{self, NodeArgs, WorkerArgs},
+    process::Lifetime,
     program::Program,
     relay,
     report::{self, ReportArgs},
@@ -37,12 +38,6 @@ pub enum Command {
     Compare(CompareArgs),
     /// Measures versions that differ a little, one after the other: as deltas against the one before, and whole.
     Deltas(DeltasArgs),
-    /// The end of `deltas` that publishes.
-    #[command(hide = true)]
-    DeltasPublish(PublishArgs),
-    /// The end of `deltas` that follows.
-    #[command(hide = true)]
-    DeltasFollow(FollowArgs),
     /// Makes a page with plots, and tables, of the files that the others write.
     Report(ReportArgs),
     /// Measures what each codec makes of your own tensors, and how fast.
@@ -92,6 +87,24 @@ pub enum Relay {
         #[arg(long, default_value_t = 1)]
         lanes: u32,
     },
+    /// Publishes one version after the other.
+    Publish {
+        /// What every serving side is told.
+        #[command(flatten)]
+        args: ServeArgs,
+        /// What the versions are.
+        #[command(flatten)]
+        steps: StepsArgs,
+    },
+    /// Receives all of them.
+    Follow {
+        /// What every receiving side is told.
+        #[command(flatten)]
+        args: ReceiveArgs,
+        /// Keeps no copy, so that versions come whole.
+        #[arg(long)]
+        whole: bool,
+    },
 }
 
 /// The sides of bare quinn.
@@ -133,14 +146,6 @@ pub enum Tcp {
     },
 }
 
-/// How long a process may live.
-#[derive(Debug, Clone, Copy, clap::Args)]
-pub struct Lifetime {
-    /// Ends when standard input closes: how the harness's processes end with it.
-    #[arg(long, hide = true)]
-    end_with_stdin: bool,
-}
-
 /// Does what `args` say. `this` is the program that runs, to be started again for the sides.
 ///
 /// # Errors
@@ -150,13 +155,13 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     match args.command {
         Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
         Command::Deltas(args) => until_interrupted(deltas::run(args, &this)).await,
-        Command::DeltasPublish(args) => deltas::publish(args).await,
-        Command::DeltasFollow(args) => deltas::follow(args).await,
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,
         Command::Relay(Relay::Serve { args, goods }) => until_interrupted(relay::serve(args, goods)).await,
         Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
+        Command::Relay(Relay::Publish { args, steps }) => deltas::publish(args, steps).await,
+        Command::Relay(Relay::Follow { args, whole }) => deltas::follow(args, whole).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
             stock_quinn::serve(args, congestion).await
         }
@@ -183,21 +188,3 @@ pub async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Resu
         _ = terminate.recv() => bail!("interrupted"),
     }
 }
-
-impl Lifetime {
-    /// Ends this process when its standard input closes, whatever it is doing, if it was told to.
-    pub fn begin(self) {
-        if self.end_with_stdin {
-            std::thread::spawn(|| {
-                let ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-                std::process::exit(i32::from(ended.is_err()));
-            });
-        }
-    }
-}
-
-/// The option behind [`Lifetime`].
-pub(crate) const END_WITH_STDIN: &str = "--end-with-stdin";
-
-/// The word behind [`Command::DelayBridge`].
-pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";

@@ -8,22 +8,23 @@ mod measure;
 mod outcome;
 mod peers;
 mod roster;
-mod table;
 mod turns;
-
-#[cfg(test)]
-pub(crate) use outcome::tests;
-pub use outcome::{Comparison, Measured, Ratio, Round, Run};
 
 use crate::{
     network::{Network, NetworkArgs},
     program::Program,
     relay::Data,
+    results::Results,
     size,
+    table::Table,
 };
-use anyhow::{Context, Result, bail};
-use measure::Load;
-use roster::{Contender, Roster};
+use anyhow::{Result, bail};
+pub(crate) use measure::Load;
+use outcome::Run;
+pub(crate) use outcome::Runs;
+pub(crate) use roster::Contender;
+use roster::Roster;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use turns::{Turn, turns};
 
@@ -84,45 +85,108 @@ Examples:
   compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
-/// Compares and prints a table. `this` is the program that runs, to be started again for each side.
-///
-/// Who fails is left out from then on, and told in the table.
-///
-/// # Errors
-/// When somebody is unknown, the network cannot be made, the file cannot be written, or a contender of this program's
-/// own failed. That a peer failed is a result.
-pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
-    let contenders = chosen(&args, this)?;
-    eprintln!("{}", args.network);
-    let network = Network::new(&args.network, this).await?;
-    let load = Load::new(&args);
-    let mut comparison = Comparison::new(&args, &contenders);
-    for pair in 0..args.pairs {
-        let turns = turns(pair, &contenders, |name| comparison.has_failed(name));
-        for Turn { contender, beside } in turns {
-            if !comparison.has_failed(&contender.name) {
-                let run = measure::run(contender, load, &network).await;
-                tell(pair, args.pairs, &contender.name, &run);
-                comparison.add(&contender.name, pair, beside, run);
-            }
-        }
-        comparison.summarise();
-        if let Some(path) = &args.json {
-            write(path, &comparison)?;
-        }
-    }
-    print!("{comparison}");
-    let failed = contenders.iter().find(|c| !c.is_peer && comparison.has_failed(&c.name));
-    match failed {
-        Some(contender) => bail!("{} failed: see the table above", contender.name),
-        None => Ok(()),
+/// What the file says beside the tables.
+#[derive(Serialize)]
+pub(crate) struct Details<'a, Asked> {
+    network: &'a NetworkArgs,
+    #[serde(flatten)]
+    asked: Asked,
+    #[serde(flatten)]
+    runs: Runs,
+}
+
+impl<'a, Asked> Details<'a, Asked> {
+    /// What was `asked` for, and the `runs` that came of it.
+    pub(crate) fn new(network: &'a NetworkArgs, asked: Asked, runs: Runs) -> Self {
+        Self { network, asked, runs }
     }
 }
 
-/// Written anew after each pair: a comparison of many takes hours, and may be interrupted.
-fn write(path: &Path, comparison: &Comparison) -> Result<()> {
-    let text = serde_json::to_string_pretty(comparison)?;
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+#[derive(Serialize)]
+struct Asked {
+    size_bytes: u64,
+    /// What the bytes of tensor-relay were.
+    data: Data,
+}
+
+/// Compares and prints a table. `this` is the program that runs, to be started again for each side.
+///
+/// # Errors
+/// When somebody is unknown, and those of [`Comparison::run`].
+pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
+    let contenders = chosen(&args, this)?;
+    let first = contenders.first().map_or("", |contender| contender.name.as_str());
+    let about = format!(
+        "{} a round, from memory to memory, both sides on one machine. Medians over runs (least to most) of medians over {} \
+         rounds; CPU of both sides; ratios are {first} / the row, of neighbouring runs, with the interval that holds their \
+         median.",
+        size::text(args.size),
+        args.rounds
+    );
+    let title = format!("{first} beside others, over {}", args.network);
+    let asked = Asked { size_bytes: args.size, data: args.data };
+    let load = Load::new(&args);
+    let (pairs, network, json) = (args.pairs, &args.network, args.json.as_deref());
+    let comparison = Comparison { contenders, load, pairs, network, json };
+    comparison
+        .run(
+            this,
+            |runs| Results::new("compare", title, about, Details::new(network, asked, runs)),
+            |_| vec![],
+        )
+        .await
+}
+
+/// Several ways to move the same, in alternating pairs.
+pub(crate) struct Comparison<'a> {
+    pub(crate) contenders: Vec<Contender>,
+    pub(crate) load: Load,
+    pub(crate) pairs: u32,
+    pub(crate) network: &'a NetworkArgs,
+    pub(crate) json: Option<&'a Path>,
+}
+
+impl Comparison<'_> {
+    /// Measures all pairs, and prints the results that `begin` makes of the runs that are to come, with a table of all runs and
+    /// what `tables` makes of them. Who fails is left out from then on, and told below the tables.
+    ///
+    /// # Errors
+    /// When the network cannot be made, the file cannot be written, or a contender of this program's own failed. That a
+    /// peer failed is a result.
+    pub(crate) async fn run<'d, Asked: Serialize>(
+        self,
+        this: &Program,
+        begin: impl FnOnce(Runs) -> Results<Details<'d, Asked>>,
+        tables: impl Fn(&Runs) -> Vec<Table>,
+    ) -> Result<()> {
+        let Self { contenders, load, pairs, network, json } = self;
+        eprintln!("{network}");
+        let network = Network::new(network, this).await?;
+        let mut results = begin(Runs::new(&contenders));
+        for pair in 0..pairs {
+            let turns = turns(pair, &contenders, |name| results.details.runs.has_failed(name));
+            for Turn { contender, beside } in turns {
+                if !results.details.runs.has_failed(&contender.name) {
+                    let run = measure::run(contender, load, &network).await;
+                    tell(pair, pairs, &contender.name, &run);
+                    results.details.runs.add(&contender.name, pair, beside, run);
+                }
+            }
+            let runs = &results.details.runs;
+            results.tables = [vec![runs.table()], tables(runs)].concat();
+            results.notes = runs.notes();
+            // Anew after each pair: a comparison of many takes hours, and may be interrupted.
+            results.write(json)?;
+        }
+        print!("{results}");
+        let failed = contenders
+            .iter()
+            .find(|c| !c.is_peer && results.details.runs.has_failed(&c.name));
+        match failed {
+            Some(contender) => bail!("{} failed: see above", contender.name),
+            None => Ok(()),
+        }
+    }
 }
 
 fn chosen(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {

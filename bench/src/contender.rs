@@ -9,7 +9,7 @@
 //! receiving side has the whole message: both are on one machine, have one clock, and the message carries the time at
 //! which it was begun. What asks for it is not measured.
 
-use crate::{cpu::Usage, size};
+use crate::{cells::Cells, cpu::Usage, size};
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, ops::RangeInclusive, time::Instant};
 
@@ -57,15 +57,15 @@ pub struct Ready {
 }
 
 /// A serving side's line after each round.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sent {
     /// How much it sent.
     pub bytes: u64,
     /// The CPU seconds that this took, from the request to the last acknowledgement.
     pub cpu_s: f64,
-    /// How many chunks it looked at to choose a codec, if it does so.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub looks: Option<u64>,
+    /// What else it measured, by name.
+    #[serde(flatten)]
+    pub(crate) more: Cells<f64>,
 }
 
 /// A receiving side's line on small messages, if it was told to ask for any. Times are microseconds from the beginning
@@ -85,7 +85,7 @@ pub struct Small {
 }
 
 /// A receiving side's line after each round.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Received {
     /// Which round it was, from 0.
     pub round: u32,
@@ -97,12 +97,15 @@ pub struct Received {
     pub gb_per_s: f64,
     /// The CPU seconds that this took.
     pub cpu_s: f64,
+    /// What else it measured, by name.
+    #[serde(flatten)]
+    pub(crate) more: Cells<f64>,
 }
 
 impl Sent {
     /// A round that began at `begun` and ends now.
     pub fn since(begun: Begun, bytes: u64) -> Self {
-        Self { bytes, cpu_s: begun.cpu_s(), looks: None }
+        Self { bytes, cpu_s: begun.cpu_s(), more: Cells::default() }
     }
 }
 
@@ -110,7 +113,8 @@ impl Received {
     /// Round number `round`, which began at `begun` and ends now.
     pub fn since(begun: Begun, round: u32, bytes: u64) -> Self {
         let seconds = begun.instant.elapsed().as_secs_f64();
-        Self { round, bytes, seconds, gb_per_s: bytes as f64 / seconds / 1e9, cpu_s: begun.cpu_s() }
+        let (gb_per_s, more) = (bytes as f64 / seconds / 1e9, Cells::default());
+        Self { round, bytes, seconds, gb_per_s, cpu_s: begun.cpu_s(), more }
     }
 }
 

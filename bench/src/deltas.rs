@@ -5,24 +5,24 @@
 
 mod ends;
 mod steps;
-mod table;
 
-pub use ends::{FollowArgs, PublishArgs, follow, publish};
+pub use ends::{follow, publish};
 pub use steps::StepsArgs;
 
 use crate::{
-    network::{End, Network, NetworkArgs},
-    origin::Origin,
+    cells::Cells,
+    compare::{Comparison, Contender, Details, Load, Runs},
+    network::NetworkArgs,
     program::Program,
-    side::Side,
-    size,
-    stats::{PairedRatio, Summary},
+    relay::Data,
+    results::Results,
+    stats::PairedRatio,
+    table::{Row, Table},
 };
-use anyhow::{Context, Result};
-use ends::{Publishing, Version};
+use anyhow::Result;
+use ends::VERSION_MAX;
 use serde::Serialize;
-use std::{ffi::OsString, path::PathBuf, time::Duration};
-use table::Table;
+use std::path::PathBuf;
 
 /// What is published, and how often.
 #[derive(Debug, Clone, clap::Args)]
@@ -53,124 +53,77 @@ What is asked of it, with --steps of a real fine-tuning at 1 Gbit/s: a version c
 learning rate of 1e-6, as at most 1/20 at 1e-5, and is committed at least 20 times sooner than whole. Both ends keep as many
 bases as they are asked to: no budget of memory is measured here.";
 
-/// How long a version may take.
-const VERSION_MAX: Duration = Duration::from_secs(600);
-
-/// How versions travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Way {
-    Delta,
-    Whole,
-}
-
-/// The result file.
-#[derive(Debug, Serialize)]
-struct Document<'a> {
-    bench: &'static str,
-    #[serde(flatten)]
-    origin: Origin,
-    network: &'a NetworkArgs,
+/// What the file says of the versions.
+#[derive(Serialize)]
+struct Asked<'a> {
     steps: &'a StepsArgs,
-    runs: &'a [Run],
-    /// How many times sooner a version is committed as deltas than whole.
-    sooner: Option<PairedRatio>,
-}
-
-/// One run: every version but the first two.
-#[derive(Debug, Serialize)]
-struct Run {
-    way: Way,
-    versions: Vec<Version>,
 }
 
 /// How many versions come whole, before the subscriber has a copy of one.
-const WHOLE: u32 = 2;
+const WHOLE_VERSIONS: u32 = 2;
+
+/// The two ways.
+const WHOLE: &str = "whole";
+const DELTA: &str = "delta";
 
 /// Measures both ways, and prints a table. `this` is the program that runs, to be started for each end.
 ///
 /// # Errors
 /// When the network cannot be made, files cannot be read or written, or an end fails.
 pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
-    eprintln!("{}", args.network);
-    let network = Network::new(&args.network, this).await?;
-    let mut runs = Vec::new();
-    for pair in 0..args.pairs {
-        let order = if pair % 2 == 0 { [Way::Delta, Way::Whole] } else { [Way::Whole, Way::Delta] };
-        for way in order {
-            let run = measure(&args, way, this, &network).await?;
-            eprintln!("{} of {}: {}", pair + 1, args.pairs, run.line());
-            runs.push(run);
-        }
-    }
-    print!("{}", Table(&runs));
-    if let Some(path) = &args.json {
-        let document = Document {
-            bench: "deltas",
-            origin: Origin::here(),
-            network: &args.network,
-            steps: &args.steps,
-            runs: &runs,
-            sooner: Table(&runs).sooner(),
+    let DeltasArgs { steps, pairs, network, json } = &args;
+    let publish = [vec!["publish".into()], steps.words()].concat();
+    let way = |name, follow: &[&str]| {
+        Contender::relay(name, this, publish.clone(), follow.iter().map(Into::into).collect())
+    };
+    let load = Load {
+        bytes: None,
+        mtu: network.mtu,
+        data: Data::Noise,
+        warm_up: WHOLE_VERSIONS,
+        rounds: steps.count()?.saturating_sub(WHOLE_VERSIONS),
+        small: 0,
+        patience: VERSION_MAX,
+    };
+    let comparison = Comparison {
+        contenders: vec![way(WHOLE, &["follow", "--whole"]), way(DELTA, &["follow"])],
+        load,
+        pairs: *pairs,
+        network,
+        json: json.as_deref(),
+    };
+    let title = format!("Versions that differ a little, over {network}");
+    let begin =
+        |runs| Results::new("deltas", title, ABOUT.into(), Details::new(network, Asked { steps }, runs));
+    comparison.run(this, begin, |runs| vec![versions(runs)]).await
+}
+
+/// Each version on either way, in the middle over all runs.
+fn versions(runs: &Runs) -> Table {
+    let of = |way: &'static str, at: usize| {
+        let its = runs.runs.iter().filter(move |run| run.contender == way);
+        its.filter_map(move |run| run.rounds.get(at)).collect::<Vec<_>>()
+    };
+    let rows = |at: usize| {
+        let row = |way: &'static str| {
+            let version = (at as u32 + WHOLE_VERSIONS + 1).to_string();
+            Row::of(Cells::of([("version", version), ("way", way.to_owned())]), of(way, at))
         };
-        let text = serde_json::to_string_pretty(&document)?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+        let ms = |round: &Cells<f64>| round.get(COMMIT).copied();
+        let pairs = of(WHOLE, at).into_iter().zip(of(DELTA, at));
+        let pairs = pairs.filter_map(|(whole, delta)| Some((ms(whole)?, ms(delta)?)));
+        let mut delta = row(DELTA);
+        delta.ratios = Cells::default().and(COMMIT, PairedRatio::of(&pairs.collect::<Vec<_>>()));
+        [row(WHOLE), delta]
+    };
+    let versions = runs.runs.iter().map(|run| run.rounds.len()).max().unwrap_or(0);
+    Table::new("Each version", (0..versions).flat_map(rows))
 }
 
-/// Starts both ends, and hears of every version.
-async fn measure(args: &DeltasArgs, way: Way, this: &Program, network: &Network) -> Result<Run> {
-    let words = |word: &str| vec![OsString::from(word), format!("--mtu={}", args.network.mtu).into()];
-    let mut publish = words("deltas-publish");
-    publish.push(format!("--listen={}:0", network.server_ip()).into());
-    publish.extend(args.steps.words());
-    let mut producer = Side::start("the producer".into(), network.command(End::Serving, this), &publish)?;
-    let publishing: Publishing = producer.line(VERSION_MAX).await?;
-    let mut follow = words("deltas-follow");
-    follow.push(format!("--ticket={}", publishing.ticket).into());
-    follow.push(format!("--versions={}", publishing.versions).into());
-    if way == Way::Whole {
-        follow.push("--whole".into());
-    }
-    let mut subscriber =
-        Side::start("the subscriber".into(), network.command(End::Receiving, this), &follow)?;
-    let mut versions = Vec::new();
-    for version in 1..=publishing.versions {
-        let came = subscriber.line(VERSION_MAX).await?;
-        let made = producer.line(VERSION_MAX).await?;
-        if version > WHOLE {
-            versions.push(Version { came, made });
-        }
-    }
-    subscriber.end().await;
-    producer.end().await;
-    Ok(Run { way, versions })
-}
+/// From a version's publish until the subscriber has it.
+const COMMIT: &str = "publish_to_commit_ms";
 
-impl Run {
-    /// The middle of what `value` says of its versions.
-    fn median(&self, value: impl Fn(&Version) -> f64) -> f64 {
-        let values: Vec<f64> = self.versions.iter().map(value).collect();
-        Summary::of(&values).map_or(f64::NAN, |summary| summary.median)
-    }
-
-    fn seconds(&self) -> f64 {
-        self.median(|version| version.came.seconds)
-    }
-
-    /// How many times smaller a version is on the wire than its payload.
-    fn ratio(&self) -> f64 {
-        self.median(|Version { came, .. }| came.payload_bytes as f64 / came.wire_bytes.max(1) as f64)
-    }
-
-    fn wire_bytes(&self) -> f64 {
-        self.median(|version| version.came.wire_bytes as f64)
-    }
-
-    fn line(&self) -> String {
-        let Self { way, .. } = self;
-        let (wire, ms) = (size::text(self.wire_bytes() as u64), self.seconds() * 1e3);
-        format!("{way:?}: {wire} a version, 1/{:.1} of it, committed after {ms:.1} ms", self.ratio())
-    }
-}
+const ABOUT: &str = "\
+Medians over runs (least to most) of medians over versions, without the first two, which come whole. Encoding and decoding \
+are the time of workers, together. Ratios are whole / delta, of neighbouring runs, with the interval that holds their median: \
+of publish to commit, how many times sooner a version is committed as deltas.";

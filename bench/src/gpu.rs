@@ -16,7 +16,6 @@ mod place;
 mod plain;
 mod room;
 mod stream;
-mod table;
 
 pub use parts::{Job, Part};
 pub use place::Place;
@@ -154,7 +153,7 @@ impl Suite {
             child::Said { lines: vec![], failure: Some("there was no time left for it".into()) }
         } else {
             eprintln!("{} …", part.title());
-            child::run(self.arguments(part, left), part.deadline().min(left)).await
+            child::run(part.name(), self.arguments(part, left), part.deadline().min(left)).await
         };
         let seconds = begun.elapsed().as_secs_f64();
         let findings = Findings::new(part, seconds, self.payload_bytes(part), &said.lines, said.failure);

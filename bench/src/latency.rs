@@ -1,8 +1,7 @@
 //! The time that a small message takes, one way.
 
-use crate::contender::Small;
+use crate::{clock::monotonic_ns, contender::Small};
 use anyhow::{Context, Result, ensure};
-use nix::time::{ClockId, clock_gettime};
 
 /// How long a small message is.
 pub(crate) const MESSAGE_BYTES: usize = 4096;
@@ -23,7 +22,7 @@ pub(crate) struct Stamp(u64);
 impl Stamp {
     /// This moment.
     pub(crate) fn now() -> Self {
-        Self(now_ns())
+        Self(monotonic_ns())
     }
 
     /// Writes it into the first bytes of `message`.
@@ -61,7 +60,7 @@ impl Latencies {
     /// # Errors
     /// When it is none of ours.
     pub(crate) fn add(&mut self, message: &[u8]) -> Result<()> {
-        let now_ns = now_ns();
+        let now_ns = monotonic_ns();
         ensure!(
             message.len() == MESSAGE_BYTES,
             "a small message of {} bytes came instead of {MESSAGE_BYTES}",
@@ -95,12 +94,6 @@ impl Latencies {
             max_us: at_most(100),
         }
     }
-}
-
-/// Nanoseconds since some moment that all processes of this machine share.
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock");
-    now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
 }
 
 const STAMP_BYTES: usize = 8;

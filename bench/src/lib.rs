@@ -16,6 +16,8 @@
 
 #![forbid(unsafe_code)]
 
+mod cells;
+mod clock;
 pub mod codecs;
 pub mod command;
 pub mod compare;
@@ -31,14 +33,17 @@ pub mod network;
 pub mod node;
 mod noise;
 pub mod origin;
+pub mod process;
 pub mod program;
 pub mod relay;
 pub mod report;
+mod results;
 pub mod run;
-mod side;
 pub mod size;
 pub mod stats;
 pub mod stock_quinn;
+mod table;
 pub mod tcp;
 mod tls;
+mod wire;
 pub mod workload;

@@ -7,7 +7,8 @@ use clap::{Parser, Subcommand};
 #[cfg(feature = "gpu")]
 use tensor_relay_bench::{command::until_interrupted, gpu};
 use tensor_relay_bench::{
-    command::{self, BenchArgs, Lifetime},
+    command::{self, BenchArgs},
+    process::Lifetime,
     program::Program,
 };
 

@@ -11,13 +11,13 @@ pub use rate::Rate;
 
 use crate::{
     contender::{LOOPBACK_MTU, MTU_RANGE},
+    process::Process,
     program::Program,
-    side::Side,
 };
 use anyhow::Result;
 use namespaces::Namespaces;
 use serde::{Deserialize, Serialize};
-use std::{ffi::OsStr, fmt, net::Ipv4Addr};
+use std::{fmt, net::Ipv4Addr};
 use tokio::process::Command;
 
 /// The network that is asked for.
@@ -60,7 +60,7 @@ pub(crate) enum End {
 /// killed by SIGKILL leaves namespaces behind, for `ip netns delete`.
 pub(crate) struct Network {
     /// What carries packets when they are to take their time. Dropped before the namespaces that it is in.
-    _bridge: Option<Side>,
+    _bridge: Option<Process>,
     /// None on loopback, whose MTU is 65,536.
     namespaces: Option<Namespaces>,
 }
@@ -98,17 +98,10 @@ impl Network {
     /// A command that runs `program` at `end`.
     pub(crate) fn command(&self, end: End, program: &Program) -> Command {
         match &self.namespaces {
-            None => command(program.words()),
+            None => program.command(),
             Some(namespaces) => namespaces.command(end, program),
         }
     }
-}
-
-/// A command of `words`, the program first.
-fn command<'a>(mut words: impl Iterator<Item = &'a OsStr>) -> Command {
-    let mut command = Command::new(words.next().expect("a program is at least its executable"));
-    command.args(words);
-    command
 }
 
 impl fmt::Display for NetworkArgs {

@@ -4,7 +4,6 @@
 //! its own (`worker`). The driver starts the same workers by itself where both ends are on its own machine; it speaks to
 //! both alike, in lines of JSON (`order`).
 
-pub(crate) mod clock;
 mod consumer;
 mod desk;
 mod goods;
@@ -17,7 +16,6 @@ mod producer;
 mod proof;
 pub(crate) mod token;
 mod windows;
-pub(crate) mod wire;
 pub(crate) mod worker;
 
 pub use load::Model;
@@ -37,7 +35,6 @@ use std::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    process::Command,
     task::JoinSet,
 };
 
@@ -139,9 +136,8 @@ impl PublishSocket {
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
         let (input, output) = (OwnedFd::from(stream.try_clone()?), OwnedFd::from(stream));
-        let mut words = self.worker.words();
-        let mut command = Command::new(words.next().context("a program is at least its executable")?);
-        command.args(words).arg(WORKER).arg(format!("--data={}", self.data));
+        let mut command = self.worker.command();
+        command.arg(WORKER).arg(format!("--data={}", self.data));
         command.stdin(Stdio::from(input)).stdout(Stdio::from(output)).kill_on_drop(true);
         Ok(command.spawn()?)
     }

@@ -35,3 +35,11 @@ impl Origin {
         }
     }
 }
+
+/// A sentence without its full stop.
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { date, kernel, cpu, cores, commit } = self;
+        write!(f, "{date}, {cpu}, {cores} cores, Linux {kernel}, commit {commit}")
+    }
+}

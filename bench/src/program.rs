@@ -5,6 +5,7 @@ use std::{
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
 };
+use tokio::process::Command;
 
 /// An executable, and the words that lead to its contenders' subcommands.
 ///
@@ -51,6 +52,13 @@ impl Program {
     /// The words before those of a subcommand.
     pub fn lead(&self) -> &[OsString] {
         &self.lead
+    }
+
+    /// A command that runs it.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.args(&self.lead);
+        command
     }
 
     /// All words, the executable first.

@@ -9,7 +9,10 @@ mod small;
 mod supply;
 mod ticket_file;
 
-use crate::contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print};
+use crate::{
+    cells::Cells,
+    contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
+};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 pub use data::Data;
@@ -55,21 +58,39 @@ pub enum Hold {
 /// # Errors
 /// When the address is taken or there is no memory.
 pub async fn serve(args: ServeArgs, goods: Goods) -> Result<()> {
-    let identity = Identity::ephemeral()?;
-    let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
     let config = Config { codec: goods.codec, encoded_bytes: 64 << 20, ..Config::default() };
-    let server = Server::start(listener, Access::open(), config);
-    let address = server.local_address();
-    let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
+    let (server, ticket) = start(&args, config)?;
     let supply = Supply::new(server.staging(), args.bytes, &goods)?;
     let first = supply.offer(&server, 0).await?;
-    let _ticket = TicketFile::leave(address.port(), &ticket)?;
     let smalls = SmallPublisher::new(&server).await?;
-    print(&Ready { ready: true, port: address.port() })?;
+    let _ticket = ready(&server, &ticket)?;
     tokio::select! {
         ended = rounds(&server, &supply, first, args.bytes) => ended,
         ended = smalls.run() => ended,
     }
+}
+
+/// A server that `args` ask for, and its ticket.
+pub(crate) fn start(args: &ServeArgs, config: Config) -> Result<(Server, Ticket)> {
+    let identity = Identity::ephemeral()?;
+    let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
+    let server = Server::start(listener, Access::open(), config);
+    let address = server.local_address().to_string();
+    Ok((server, Ticket::new(vec![address], vec![identity.fingerprint().0], None)?))
+}
+
+/// Leaves the ticket for the receiving side, and says that `server` may be asked.
+pub(crate) fn ready(server: &Server, ticket: &Ticket) -> Result<TicketFile> {
+    let port = server.local_address().port();
+    let left = TicketFile::leave(port, ticket)?;
+    print(&Ready { ready: true, port })?;
+    Ok(left)
+}
+
+/// Connects to the server that `args` name, with the ticket that it left.
+pub(crate) async fn connect(args: &ReceiveArgs, config: tensor_relay_client::Config) -> Result<Client> {
+    let ticket = ticket_file::take(args.connect.port())?;
+    Ok(Client::connect_with(&Connector::new(tuning(args.mtu)), &ticket, config).await?)
 }
 
 /// Tells of each round, for ever. The version of the next one is there before anybody can ask for it.
@@ -80,8 +101,8 @@ async fn rounds(server: &Server, supply: &Supply, first: Offer, bytes: u64) -> R
         let (begun, looks) = (Begun::now(), server.stats().encoder.looks);
         let committed = offer.publication.committed(1, ROUND_MAX).await;
         ensure!(committed, "no receiver finished round {round} within {} s", ROUND_MAX.as_secs());
-        let looks = Some(server.stats().encoder.looks - looks);
-        print(&Sent { looks, ..Sent::since(begun, bytes) })?;
+        let more = Cells::of([("looks", (server.stats().encoder.looks - looks) as f64)]);
+        print(&Sent { more, ..Sent::since(begun, bytes) })?;
         std::mem::replace(&mut offer, next).withdraw();
     }
     Ok(())
@@ -92,10 +113,8 @@ async fn rounds(server: &Server, supply: &Supply, first: Offer, bytes: u64) -> R
 /// # Errors
 /// When the server cannot be reached or sends anything else than what was asked for.
 pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
-    let ticket = ticket_file::take(args.connect.port())?;
-    let connector = Connector::new(tuning(args.mtu));
     let config = tensor_relay_client::Config { lanes: Lanes::Fixed(lanes), ..Default::default() };
-    let client = Client::connect_with(&connector, &ticket, config).await?;
+    let client = connect(&args, config).await?;
     if args.small > 0 {
         print(&small::receive(&client, args.connect, args.small).await?)?;
     }

@@ -13,11 +13,9 @@ mod document;
 mod driver;
 mod peer;
 mod results;
-mod table;
 mod workload;
 
 pub use address::{NodeAddress, NodeAddressError};
-pub(crate) use results::ONE_WAY;
 pub use workload::{ContentArg, Workload, WorkloadArgs};
 
 use crate::{
@@ -121,13 +119,9 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
         serve_at: args.serve_at.or(args.producer),
         deadline: args.deadline.map(Duration::from_secs),
     };
-    let document = Driver::new(crew, terms).measure(network).await?;
-    print!("{document}");
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&document)?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    let results = Driver::new(crew, terms).measure(network).await?;
+    print!("{results}");
+    results.write(args.json.as_deref())
 }
 
 /// Starts all workers on this machine: the producer, and then the consumers.

@@ -70,39 +70,20 @@ impl PairedRatio {
     pub(crate) fn interval(&self) -> Option<(f64, f64)> {
         (self.confidence >= CONFIDENCE).then_some((self.low, self.high))
     }
-
-    /// The median as `number` writes it, and its interval in brackets.
-    pub(crate) fn text(&self, number: fn(f64) -> String) -> String {
-        format!("{} ({})", number(self.median), self.interval_text(number))
-    }
-
-    /// The same, and what the interval rests on.
-    pub(crate) fn full_text(&self, number: fn(f64) -> String) -> String {
-        let confidence = self.interval().map(|_| format!("{:.1} %, ", self.confidence * 100.0));
-        format!(
-            "{} ({}, {}pairs: {})",
-            number(self.median),
-            self.interval_text(number),
-            confidence.unwrap_or_default(),
-            self.pairs
-        )
-    }
-
-    fn interval_text(&self, number: fn(f64) -> String) -> String {
-        let text = |(low, high)| format!("{} to {}", number(low), number(high));
-        self.interval().map_or_else(|| "–".into(), text)
-    }
 }
 
+/// The median, its interval in brackets, and what that rests on.
 impl std::fmt::Display for PairedRatio {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.full_text(exact))
+        let Self { median, confidence, pairs, .. } = self;
+        match self.interval() {
+            Some((low, high)) => {
+                let percent = confidence * 100.0;
+                write!(f, "{median:.3} ({low:.3} to {high:.3}, {percent:.1} %, pairs: {pairs})")
+            }
+            None => write!(f, "{median:.3} (–, pairs: {pairs})"),
+        }
     }
-}
-
-/// `value` with three digits behind the point, as goals are set.
-pub(crate) fn exact(value: f64) -> String {
-    format!("{value:.3}")
 }
 
 /// How many of `count` values to leave out at either end so that the median stays between the others with a probability
@@ -138,7 +119,7 @@ fn median(sorted: &[f64]) -> Option<f64> {
 /// `value` with about three significant digits: more is noise.
 pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
-        large if large >= 100.0 => 0,
+        large if large >= 100.0 || large == 0.0 => 0,
         large if large >= 10.0 => 1,
         small if small >= 1.0 => 2,
         _ => 3,
@@ -186,12 +167,13 @@ mod tests {
         assert_eq!(PairedRatio::of(&[]), None);
         let six = PairedRatio::of(&[(2.0, 1.0); 6]).unwrap();
         assert_eq!(six.to_string(), "2.000 (2.000 to 2.000, 96.9 %, pairs: 6)");
-        assert_eq!(six.text(number), "2.00 (2.00 to 2.00)");
     }
 
     #[test]
     fn numbers_are_as_exact_as_measurements() {
-        for (value, text) in [(1234.5, "1234"), (12.345, "12.3"), (1.2345, "1.23"), (0.012345, "0.012")] {
+        for (value, text) in
+            [(1234.5, "1234"), (12.345, "12.3"), (1.2345, "1.23"), (0.012345, "0.012"), (0.0, "0")]
+        {
             assert_eq!(number(value), text);
         }
     }

@@ -38,11 +38,12 @@ fn contenders_are_compared_and_reported() {
     let table = done(bench(&words).args(options));
     assert!(table.contains("broken failed: broken serve ended early"), "{table}");
     assert!(table.contains("no such module"), "{table}");
-    assert!(table.contains("ratios: tensor-relay / the row, of 2 neighbouring runs"), "{table}");
+    assert!(table.contains("ratios are tensor-relay / the row"), "{table}");
 
     let result = folder.join("result.json");
     let json: Value = serde_json::from_slice(&fs::read(&result).unwrap()).unwrap();
-    let names: Vec<_> = json["contenders"].as_array().unwrap().iter().map(|c| &c["name"]).collect();
+    let rows = json["tables"][0]["rows"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|row| &row["setting"]["contender"]).collect();
     assert_eq!(names, ["tensor-relay", "stock-quinn", "tcp", "tcp-tls", "broken"]);
     assert_eq!(
         json["runs"].as_array().unwrap().len(),
@@ -58,6 +59,30 @@ fn contenders_are_compared_and_reported() {
     done(bench(&["report"]).arg(result).arg(option("html", "page.html")));
     assert!(fs::read_to_string(folder.join("page.html")).unwrap().contains("<svg"));
     fs::remove_dir_all(folder).unwrap();
+}
+
+/// Goal: both ways of versions that change are measured, and deltas are smaller. Method: few weights, two pairs.
+#[test]
+fn versions_are_measured_as_deltas_and_whole() {
+    let table = done(&mut bench(&["deltas", "--size=5MiB", "--versions=4", "--pairs=2"]));
+    let row = |start: &str| {
+        let line = table
+            .lines()
+            .find(|line| line.starts_with(start))
+            .unwrap_or_else(|| panic!("{table}"));
+        line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
+    };
+    let (head, delta) = (row("| contender "), row("| delta "));
+    let cell = |name: &str| &delta[head.iter().position(|head| head == name).unwrap()];
+    let smaller: f64 = cell("times smaller").split(' ').next().unwrap().parse().unwrap();
+    assert!(smaller > 5.0, "{table}");
+    assert!(cell("ratio of publish to commit, ms").ends_with("(–, pairs: 2)"), "{table}");
+    for version in ["3", "4"] {
+        assert!(
+            row(&format!("| {version}  ")).contains(&"whole".to_owned()),
+            "the first two come whole: {table}"
+        );
+    }
 }
 
 /// Goal: a network has the rate and the delay that were asked for, and nothing of it is left behind. Method: TCP over a
@@ -111,7 +136,7 @@ fn an_own_contender_that_fails_fails_the_command() {
 #[test]
 fn ten_thousand_tensors_of_any_size() {
     let table = done(&mut bench(&["compare", "10000-tensors", "--size=5MiB", "--rounds=1", "--pairs=1"]));
-    assert!(table.contains("10000-tensors  yes"), "{table}");
+    assert!(table.contains("| 10000-tensors | yes "), "{table}");
     assert!(!table.contains("failed"), "{table}");
 }
 

@@ -38,7 +38,7 @@ fn run(name: &str, words: &str) -> (String, Value) {
     let output = bench(&format!("run {words} --json {}", json.0.display())).output().unwrap();
     let table = succeeded(output);
     let document: Value = serde_json::from_slice(&std::fs::read(&json.0).unwrap()).unwrap();
-    assert_eq!((&document["kind"], &document["version"]), (&"run".into(), &1.into()));
+    assert_eq!((&document["kind"], &document["version"]), (&"run".into(), &2.into()));
     (table, document)
 }
 
@@ -51,41 +51,62 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
+/// The row of `table` whose first cell is `name`.
+fn row<'a>(document: &'a Value, table: &str, name: &str) -> &'a Value {
+    let tables = document["tables"].as_array().unwrap();
+    let table = tables.iter().find(|known| known["name"] == table).unwrap();
+    let is_named = |row: &&Value| row["setting"].as_object().unwrap().values().any(|value| value == name);
+    table["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(is_named)
+        .unwrap_or_else(|| panic!("{name}: {table}"))
+}
+
 /// Goal: the numbers of a round are there and fit each other. Method: one tensor, in both ways to hold it.
 #[test]
 fn bulk() {
     for hold in ["stage", "borrow"] {
         let (table, document) = run(hold, &format!("--size 9MiB --rounds 2 --hold {hold}"));
-        assert!(table.contains("bulk: 1 tensor, 9 MiB a version"), "{table}");
-        let scene = &document["results"][0];
-        assert_eq!((&scene["payload_bytes"], &scene["rounds"]), (&(9 << 20).into(), &2.into()));
-        assert!(number(&scene["gb_per_s"]["low"]) > 0.0);
-        assert!(number(&scene["gb_per_s"]["low"]) <= number(&scene["gb_per_s"]["median"]));
-        assert!(number(&scene["producer"]["sent_bytes"]) > 18e6, "{}", scene["producer"]);
-        // Three chunks of 4 MiB or less, hashed once a round where they were not when they were staged.
-        let hashed = if hold == "borrow" { 6 } else { 0 };
-        assert_eq!(scene["producer"]["chunks_hashed"], hashed);
-        assert_eq!(scene["consumers"][0]["chunks"], 6);
-        let udp_payload_bytes = &scene["consumers"][0]["udp_payload_bytes"];
-        assert!(
-            [0, 65_000].map(Value::from).contains(udp_payload_bytes),
-            "over TCP, or QUIC on the loopback"
+        assert!(table.contains("| bulk  | 1       | 9 MiB   |"), "{table}");
+        let scene = row(&document, "All together", "bulk");
+        assert_eq!(scene["samples"], 2, "the warm-up does not count");
+        let rate = &scene["measured"]["gb_per_s"];
+        assert!(number(&rate["min"]) > 0.0 && number(&rate["min"]) <= number(&rate["median"]));
+        let consumer = row(&document, "Each worker", "consumer 1");
+        let udp_payload_bytes = number(&consumer["measured"]["udp_payload_bytes"]["median"]);
+        assert!([0.0, 65_000.0].contains(&udp_payload_bytes), "over TCP, or QUIC on the loopback");
+        for round in document["rounds"].as_array().unwrap() {
+            assert_eq!(round["prepared"]["payload_bytes"], 9 << 20);
+            assert!(number(&round["sent"]["traffic"]["sent_bytes"]) > 9e6, "{round}");
+            // Three chunks of 4 MiB or less, hashed where they were not when they were staged.
+            assert_eq!(round["sent"]["chunks_hashed"], if hold == "borrow" { 3 } else { 0 });
+            assert_eq!(
+                (&round["received"][0]["chunks"], &round["received"][0]["path"]["lanes"]),
+                (&3.into(), &1.into())
+            );
+        }
+        assert_eq!(
+            (&document["workload"]["lanes"], document["rounds"].as_array().unwrap().len()),
+            (&1.into(), 2)
         );
-        assert_eq!((&document["workload"]["lanes"], &scene["consumers"][0]["lanes"]), (&1.into(), &1.into()));
-        assert_eq!(scene["samples"].as_array().unwrap().len(), 2, "the warm-up does not count");
-        assert_eq!(document["memory"][0]["worker"], "producer");
-        assert!(number(&document["memory"][1]["peak_resident_bytes"]) > 9e6);
+        for worker in ["producer", "consumer 1"] {
+            let memory = &row(&document, "Memory", worker)["measured"]["peak_resident_mib"]["median"];
+            assert!(number(memory) > 9.0);
+        }
     }
 }
 
 #[test]
 fn state_dicts() {
+    let tensors = |document: &Value| number(&document["rounds"][0]["prepared"]["tensors"]);
     let (_, known) = run("known", "--workload state-dict --model resnet-50 --scale 0.01 --rounds 1");
-    assert_eq!(known["results"][0]["tensors"], 320);
+    assert_eq!(tensors(&known), 320.0);
     let (_, generated) = run("generated", "--workload state-dict --size 1MiB --rounds 1");
-    assert!(number(&generated["results"][0]["tensors"]) > 100.0);
+    assert!(tensors(&generated) > 100.0);
     let (_, small) = run("small", "--workload many-small --count 300 --rounds 1");
-    assert_eq!(small["results"][0]["tensors"], 300);
+    assert_eq!(tensors(&small), 300.0);
 }
 
 /// Goal: a file's tensors travel as they are, and where it lies is not written down.
@@ -95,7 +116,7 @@ fn a_file() {
     let header = br#"{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]}}"#;
     std::fs::write(&file.0, [&(header.len() as u64).to_le_bytes(), &header[..], b"12345"].concat()).unwrap();
     let (_, document) = run("file", &format!("--content {} --rounds 1", file.0.display()));
-    assert_eq!(document["results"][0]["tensors"], 1);
+    assert_eq!(document["rounds"][0]["prepared"]["tensors"], 1);
     let work = document["workload"]["work"].to_string();
     assert!(work.contains("model.safetensors") && !work.contains('/'), "{work}");
 }
@@ -103,49 +124,60 @@ fn a_file() {
 /// Goal: each version of a stream is timed. Method: the histograms have as many entries as versions arrived.
 #[test]
 fn streams() {
+    let sum = |document: &Value, number: fn(&Value) -> &Value| -> f64 {
+        document["rounds"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(number)
+            .map(self::number)
+            .sum()
+    };
+    let missed = |document: &Value| sum(document, |round| &round["received"][0]["missed"]);
     let (table, latency) = run("latency", "--workload latency --count 50 --rounds 2");
-    let scene = &latency["results"][0];
-    assert_eq!(scene["latency_is"], "publish to commit", "both ends have one clock");
-    for histogram in ["latency_us", "round_trip_us"] {
-        // On a machine that is busy a version may replace another before that is received.
-        let count = number(&scene[histogram]["count"]);
-        assert!(count > 0.0 && count + number(&scene["missed"]) == 100.0, "two rounds of 50: {scene}");
-        let buckets = scene[histogram]["buckets"].as_array().unwrap();
-        assert_eq!(buckets.iter().map(|bucket| number(&bucket[1])).sum::<f64>(), count);
-        assert!(number(&scene[histogram]["p50"]) <= number(&scene[histogram]["max"]));
+    // On a machine that is busy a version may replace another before that is received.
+    for (name, buckets, missed) in [
+        ("latency, publish to commit", "/received/0/one_way", missed(&latency)),
+        ("latency, publish to commit, and the way back of that news", "/sent/round_trips", 0.0),
+    ] {
+        let summary = &row(&latency, "Latency", name)["measured"];
+        let count = number(&summary["count"]["median"]);
+        assert!(count > 0.0 && count + missed == 100.0, "two rounds of 50: {latency}");
+        assert!(number(&summary["p50_us"]["median"]) <= number(&summary["max_us"]["median"]));
+        let rounds = latency["rounds"].as_array().unwrap().iter();
+        let buckets = rounds.flat_map(|round| round.pointer(buckets).unwrap().as_array().unwrap());
+        assert_eq!(buckets.map(|bucket| number(&bucket[1])).sum::<f64>(), count);
     }
-    assert!(table.contains("publish to commit: p50"), "{table}");
+    assert!(table.contains("| latency, publish to commit "), "both ends have one clock: {table}");
 
     // A size that is padded on its way.
     let words = "--workload versions --size 1000B --per-second 200 --seconds 1 --rounds 1";
     let (_, latest) = run("latest", words);
-    let scene = &latest["results"][0];
-    assert_eq!(number(&scene["latency_us"]["count"]) + number(&scene["missed"]), 200.0);
-    let rate = number(&scene["versions_per_s"]["median"]);
+    let versions = |document: &Value| sum(document, |round| &round["received"][0]["versions"]);
+    assert_eq!(versions(&latest) + missed(&latest), 200.0);
+    let rate = number(&row(&latest, "All together", "versions")["measured"]["versions_per_s"]["median"]);
     assert!(rate <= 201.0, "{rate} a second are more than were asked for");
 
     let (_, every) = run("every", &format!("{words} --every"));
-    let scene = &every["results"][0];
-    assert_eq!((&scene["missed"], &scene["latency_us"]["count"]), (&0.into(), &200.into()));
+    assert_eq!((missed(&every), versions(&every)), (0.0, 200.0));
 }
 
 #[test]
 fn several_consumers() {
     let (_, fan_out) = run("fan-out", "--workload fan-out --consumers 3 --size 5MiB --rounds 2");
-    let scenes = fan_out["results"].as_array().unwrap();
-    let consumers: Vec<usize> = scenes
-        .iter()
-        .map(|scene| scene["consumers"].as_array().unwrap().len())
-        .collect();
-    assert_eq!(consumers, [1, 3]);
-    assert_eq!(scenes[1]["speed_ratio"]["pairs"], 2);
+    let rounds = fan_out["rounds"].as_array().unwrap();
+    let consumers: Vec<usize> =
+        rounds.iter().map(|round| round["received"].as_array().unwrap().len()).collect();
+    assert_eq!(consumers, [1, 1, 3, 3]);
+    let ratio = &row(&fan_out, "All together", "3 consumers")["ratios"]["gb_per_s"];
+    assert_eq!(ratio["pairs"], 2);
 
     // The slow one has no time for its part of a version, and is not waited for.
     let (table, slow) = run("slow", "--workload slow-reader --size 5MiB --rounds 1");
-    let names: Vec<&Value> = slow["results"].as_array().unwrap().iter().map(|scene| &scene["name"]).collect();
+    let names: Vec<&Value> = slow["rounds"].as_array().unwrap().iter().map(|round| &round["scene"]).collect();
     assert_eq!(names, ["without the slow one", "beside a slow one"]);
-    assert_eq!(slow["results"][1]["consumers"].as_array().unwrap().len(), 1, "it is not measured");
-    assert!(table.contains("speed, against the first"), "{table}");
+    assert_eq!(slow["rounds"][1]["received"].as_array().unwrap().len(), 1, "it is not measured");
+    assert!(table.contains("ratio of GB/s"), "{table}");
 }
 
 /// Goal: what `report` reads is what `run` writes.

@@ -1,39 +1,40 @@
 //! One run of one contender: both sides, from start to end.
 
-use super::{
-    CompareArgs,
-    outcome::{Round, Run},
-    roster::Contender,
-};
+use super::{CompareArgs, outcome::Run, roster::Contender};
 use crate::{
+    cells::Cells,
     contender::{Ready, Received, Sent},
     cpu, latency,
     network::{End, Network, NetworkArgs},
+    process::{END_WITH_STDIN, Process},
     relay::Data,
-    side::Side,
 };
 use anyhow::{Result, ensure};
 use std::{ffi::OsString, fmt::Display, time::Duration};
 
 /// What each run does.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Load {
-    pub(super) bytes: u64,
-    pub(super) mtu: u16,
-    pub(super) data: Data,
+pub(crate) struct Load {
+    /// How much each round moves; nothing, if each says so itself.
+    pub(crate) bytes: Option<u64>,
+    pub(crate) mtu: u16,
+    pub(crate) data: Data,
+    /// How many rounds come before those that count.
+    pub(crate) warm_up: u32,
     /// How many rounds count.
-    pub(super) rounds: u32,
+    pub(crate) rounds: u32,
     /// How many small messages come before.
-    pub(super) small: u32,
+    pub(crate) small: u32,
     /// How long one round, or all small messages, may take.
-    patience: Duration,
+    pub(crate) patience: Duration,
 }
 
 impl Load {
     /// What `args` ask for.
     pub(super) fn new(args: &CompareArgs) -> Self {
         Self {
-            bytes: args.size,
+            bytes: Some(args.size),
+            warm_up: 1,
             mtu: args.network.mtu,
             data: args.data,
             rounds: args.rounds,
@@ -52,7 +53,7 @@ fn patience(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
     ROUND_SLACK + Duration::from_secs_f64(LINE_SHARE * on_the_line_s) + asking
 }
 
-/// Runs both sides of `contender`: small messages, one round to warm up, and those that count.
+/// Runs both sides of `contender`: small messages, rounds to warm up, and those that count.
 ///
 /// # Errors
 /// When a side does not start, stops talking, ends, or when they disagree. Both are ended in any case.
@@ -64,7 +65,12 @@ pub(super) async fn run(contender: &Contender, load: Load, network: &Network) ->
     run
 }
 
-async fn with_server(contender: &Contender, load: Load, network: &Network, server: &mut Side) -> Result<Run> {
+async fn with_server(
+    contender: &Contender,
+    load: Load,
+    network: &Network,
+    server: &mut Process,
+) -> Result<Run> {
     let ready: Ready = server.line(READY_DEADLINE).await?;
     let mut client = start(contender, End::Receiving, load, network, connecting(network, ready.port, load))?;
     let run = rounds(load, &mut client, server).await;
@@ -72,12 +78,14 @@ async fn with_server(contender: &Contender, load: Load, network: &Network, serve
     run
 }
 
-async fn rounds(load: Load, client: &mut Side, server: &mut Side) -> Result<Run> {
+async fn rounds(load: Load, client: &mut Process, server: &mut Process) -> Result<Run> {
     let small = match load.small {
         0 => None,
         _ => Some(client.line(load.patience).await?),
     };
-    round(load, client, server).await?;
+    for _ in 0..load.warm_up {
+        round(load, client, server).await?;
+    }
     let mut run = Run { small, ..Run::default() };
     for _ in 0..load.rounds {
         run.rounds.push(round(load, client, server).await?);
@@ -86,17 +94,17 @@ async fn rounds(load: Load, client: &mut Side, server: &mut Side) -> Result<Run>
 }
 
 /// Waits for what both sides say of one round.
-async fn round(load: Load, client: &mut Side, server: &mut Side) -> Result<Round> {
+async fn round(load: Load, client: &mut Process, server: &mut Process) -> Result<Cells<f64>> {
     let received: Received = client.line(load.patience).await?;
     let sent: Sent = server.line(load.patience).await?;
+    let asked = load.bytes.unwrap_or(sent.bytes);
     for (what, bytes) in [("sent", sent.bytes), ("received", received.bytes)] {
-        ensure!(bytes == load.bytes, "{bytes} bytes were {what} where {} were asked for", load.bytes);
+        ensure!(bytes == asked, "{bytes} bytes were {what} where {asked} were asked for");
     }
-    Ok(Round {
-        gb_per_s: received.gb_per_s,
-        cpu_s_per_gib: cpu::per_gib(received.cpu_s + sent.cpu_s, received.bytes),
-        looks: sent.looks,
-    })
+    let cpu_s_per_gib = cpu::per_gib(received.cpu_s + sent.cpu_s, received.bytes);
+    let mut round = Cells::of([("gb_per_s", received.gb_per_s), ("cpu_s_per_gib", cpu_s_per_gib)]);
+    round.0.extend(received.more.0.into_iter().chain(sent.more.0));
+    Ok(round)
 }
 
 fn start(
@@ -105,23 +113,23 @@ fn start(
     load: Load,
     network: &Network,
     options: Vec<OsString>,
-) -> Result<Side> {
+) -> Result<Process> {
     let (side, role) = match end {
         End::Serving => ("serve", &contender.serve),
         End::Receiving => ("receive", &contender.receive),
     };
     let mut words = role.words.clone();
-    words.extend([option("bytes", load.bytes), option("mtu", load.mtu)]);
+    words.extend([option("bytes", load.bytes.unwrap_or(0)), option("mtu", load.mtu)]);
     words.extend(options);
     if contender.is_ours && load.data != Data::Noise {
         words.extend(matches!(end, End::Serving).then(|| option("data", load.data.word())));
     }
     let mut command = network.command(end, &role.program);
-    command.envs(environment(contender));
+    command.envs(environment(contender)).arg(END_WITH_STDIN).args(words);
     if let Some(folder) = &contender.folder {
         command.current_dir(folder);
     }
-    Side::start(format!("{} {side}", contender.name), command, &words)
+    Process::start(format!("{} {side}", contender.name), command)
 }
 
 /// What a side finds in its environment, beside what is there: all others are made as fast as they can be, on either side,
@@ -138,7 +146,7 @@ fn listening(network: &Network) -> Vec<OsString> {
 
 fn connecting(network: &Network, port: u16, load: Load) -> Vec<OsString> {
     let connect = option("connect", format_args!("{}:{port}", network.server_ip()));
-    let mut options = vec![connect, option("rounds", load.rounds + 1)];
+    let mut options = vec![connect, option("rounds", load.rounds + load.warm_up)];
     if load.small > 0 {
         // Not said otherwise: builds from before this option can be compared too.
         options.push(option("small", load.small));

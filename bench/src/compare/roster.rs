@@ -9,7 +9,7 @@ use std::{
 
 /// Something that can be compared.
 #[derive(Debug, Clone)]
-pub(super) struct Contender {
+pub(crate) struct Contender {
     pub(super) name: String,
     /// Where its processes run, if not where this one does.
     pub(super) folder: Option<PathBuf>,
@@ -40,6 +40,18 @@ pub(super) struct Role {
 #[derive(Debug)]
 pub(super) struct Roster {
     contenders: Vec<Contender>,
+}
+
+impl Contender {
+    /// tensor-relay with these `words` at either side.
+    pub(crate) fn relay(name: &str, this: &Program, serve: Vec<OsString>, receive: Vec<OsString>) -> Self {
+        let side = |words: Vec<OsString>| Role {
+            program: this.clone(),
+            words: std::iter::once(ROLE.into()).chain(words).collect(),
+        };
+        let (serve, receive) = (side(serve), side(receive));
+        Self { serve, receive, ..own(name, this, ROLE, &[], &[], true) }
+    }
 }
 
 impl Roster {

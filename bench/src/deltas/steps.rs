@@ -3,7 +3,11 @@
 use crate::{noise, size, workload};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use std::{convert::Infallible, ffi::OsString, path::PathBuf};
+use std::{
+    convert::Infallible,
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 use tensor_relay_server::{Dtype, Shape, Staged, Staging, TensorFiles, TensorName, TensorSpec};
 
 /// What is published, one version after the other.
@@ -68,26 +72,33 @@ impl StepsArgs {
             let share = self.changed / 100.0;
             return Ok(Steps::Generated(Generated { weights, share, step: 0, left: self.versions }));
         };
-        let listed =
-            std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-        let paths = listed.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
-        let is_step = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
-        let mut paths: Vec<PathBuf> = paths.into_iter().filter(is_step).collect();
-        ensure!(paths.len() > 2, "{} has no three .safetensors files", folder.display());
-        paths.sort();
-        Ok(Steps::Files(paths.into_iter()))
+        Ok(Steps::Files(files(folder)?.into_iter()))
+    }
+
+    /// How many versions there are.
+    ///
+    /// # Errors
+    /// When the folder cannot be read or has fewer than three files.
+    pub(super) fn count(&self) -> Result<u32> {
+        Ok(match &self.steps {
+            Some(folder) => files(folder)?.len() as u32,
+            None => self.versions,
+        })
     }
 }
 
-impl Steps {
-    /// How many are to come.
-    pub(super) fn left(&self) -> u32 {
-        match self {
-            Self::Files(paths) => paths.len() as u32,
-            Self::Generated(generated) => generated.left,
-        }
-    }
+/// The files in `folder`, in order of their names.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let listed = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let paths = listed.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
+    let is_step = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
+    let mut paths: Vec<PathBuf> = paths.into_iter().filter(is_step).collect();
+    ensure!(paths.len() > 2, "{} has no three .safetensors files", folder.display());
+    paths.sort();
+    Ok(paths)
+}
 
+impl Steps {
     /// Stages the next one, if there is one.
     ///
     /// # Errors

@@ -1,11 +1,14 @@
 //! What the suite writes down: for machines as JSON, for people as Markdown.
 
 use super::{
-    line::{Cells, Check, Line},
+    line::{Cells, Check, Line, Sample},
     parts::Part,
-    table::{self, Table},
 };
-use crate::{size, stats::number};
+use crate::{
+    size,
+    stats::number,
+    table::{Row, Table},
+};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -50,29 +53,21 @@ impl Findings {
         lines: &[Line],
         failure: Option<String>,
     ) -> Self {
-        let mut checks = Vec::new();
-        let mut notes = Vec::new();
+        let (mut checks, mut notes, mut tables) = (vec![], vec![], Vec::<Table>::new());
         for line in lines {
             match line {
                 Line::Check(check) => checks.push(check.clone()),
                 Line::Note(note) => notes.push(note.clone()),
-                Line::Sample(_) | Line::Fact(_) => {}
+                Line::Fact(_) => {}
+                Line::Sample(Sample { table, setting, measured }) => {
+                    match tables.iter_mut().find(|known| known.name == *table) {
+                        Some(known) => known.add(setting, measured),
+                        None => tables.push(Table::new(table, [Row::of(setting.clone(), [measured])])),
+                    }
+                }
             }
         }
-        let samples = lines.iter().filter_map(|line| match line {
-            Line::Sample(sample) => Some(sample),
-            _ => None,
-        });
-        Self {
-            part: part.name(),
-            seconds,
-            payload_bytes,
-            failure,
-            checks,
-            notes,
-            tables: table::of(samples),
-            about: part,
-        }
+        Self { part: part.name(), seconds, payload_bytes, failure, checks, notes, tables, about: part }
     }
 
     /// Everything that went wrong.
@@ -89,7 +84,7 @@ impl Findings {
             let _ = writeln!(text, "\n**This part failed.** What it found out before is below. {failure}");
         }
         for table in &self.tables {
-            let _ = write!(text, "\n{}:\n\n{}", table.name, table.markdown());
+            let _ = write!(text, "\n{}:\n\n{table}", table.name);
         }
         if !self.checks.is_empty() {
             let passed = self.checks.iter().filter(|check| check.passed).count();

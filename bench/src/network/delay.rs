@@ -4,10 +4,7 @@
 //! the delay, and written to the other, in order. Batches pass as batches: the header that describes them is passed on
 //! as it came.
 
-use crate::{
-    command::DELAY_BRIDGE,
-    contender::{Ready, print},
-};
+use crate::contender::{Ready, print};
 use anyhow::{Context, Result};
 use std::{
     ffi::OsString,
@@ -34,6 +31,9 @@ pub struct DelayArgs {
     #[arg(long)]
     pub delay_ms: u32,
 }
+
+/// The subcommand of the bridge.
+pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";
 
 /// How the bridge is started.
 pub(super) fn words(near: &str, far: &str, delay_ms: u32) -> [OsString; 4] {

@@ -1,7 +1,11 @@
 //! The link between two namespaces: how it is made, and what it does to packets.
 
 use super::{End, NetworkArgs, delay, namespaces::Namespaces};
-use crate::{contender::Ready, program::Program, side::Side};
+use crate::{
+    contender::Ready,
+    process::{END_WITH_STDIN, Process},
+    program::Program,
+};
 use anyhow::Result;
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -25,11 +29,12 @@ pub(super) fn cable(namespaces: &Namespaces) -> Result<()> {
 /// Joins `namespaces` by a process of `this` program, which gives each packet its time.
 ///
 /// It makes both devices where it runs and holds them; one is then moved to the other end.
-pub(super) async fn bridge(namespaces: &Namespaces, this: &Program, delay_ms: u32) -> Result<Side> {
+pub(super) async fn bridge(namespaces: &Namespaces, this: &Program, delay_ms: u32) -> Result<Process> {
     let far = "relay1";
-    let command = namespaces.command(End::Serving, this);
+    let mut command = namespaces.command(End::Serving, this);
     let words = delay::words(DEVICE, far, delay_ms);
-    let mut bridge = Side::start("the bridge that delays".into(), command, &words)?;
+    command.arg(END_WITH_STDIN).args(words);
+    let mut bridge = Process::start("the bridge that delays".into(), command)?;
     let Ready { .. } = bridge.line(BRIDGE_DEADLINE).await?;
     let receiving = namespaces.name(End::Receiving);
     namespaces.ip(End::Serving, &format!("link set {far} netns {receiving} name {DEVICE}"))?;

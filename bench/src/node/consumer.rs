@@ -1,7 +1,6 @@
 //! The worker that subscribes.
 
 use super::{
-    clock,
     desk::{Desk, say},
     goods::STREAM_TENSOR,
     latency::Latencies,
@@ -9,7 +8,7 @@ use super::{
     proof::{self, Proof, Proving},
     windows::Windows,
 };
-use crate::cpu::Usage;
+use crate::{clock, cpu::Usage};
 use anyhow::{Context, Result, bail};
 use std::{
     convert::Infallible,

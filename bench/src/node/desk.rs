@@ -1,9 +1,7 @@
 //! A worker's desk: where orders come in, and reports go out.
 
-use super::{
-    order::{Order, Report},
-    wire::{LINE_MAX_BYTES, Lines},
-};
+use super::order::{Order, Report};
+use crate::wire::{LINE_MAX_BYTES, Lines};
 use anyhow::{Result, bail};
 use std::{io::Write, time::Duration};
 use tokio::{

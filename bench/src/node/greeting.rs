@@ -1,9 +1,7 @@
 //! The first lines between a driver and a node: who it is, and whether it may.
 
-use super::{
-    token::Token,
-    wire::{self, GREETING_MAX_BYTES, LINE_MAX_BYTES, Lines, WireError},
-};
+use super::token::Token;
+use crate::wire::{self, GREETING_MAX_BYTES, LINE_MAX_BYTES, Lines, WireError};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncRead, AsyncWrite},

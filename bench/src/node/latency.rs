@@ -1,5 +1,6 @@
 //! How long things took, as a histogram.
 
+use crate::cells::Cells;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -12,22 +13,6 @@ pub(crate) struct Latencies(Histogram<u64>);
 /// than those of the bucket before. Only buckets that are in use.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Buckets(Vec<(u64, u64)>);
-
-/// What a histogram comes down to.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct LatencySummary {
-    /// How many were measured.
-    pub(crate) count: u64,
-    /// In microseconds, like all that follow.
-    pub(crate) min: f64,
-    pub(crate) p50: f64,
-    pub(crate) p90: f64,
-    pub(crate) p99: f64,
-    pub(crate) p999: f64,
-    pub(crate) max: f64,
-    /// The whole histogram: the upper end of a bucket in microseconds, and how many fell into it.
-    pub(crate) buckets: Vec<(f64, u64)>,
-}
 
 const LONGEST_NS: u64 = 60_000_000_000;
 
@@ -61,18 +46,19 @@ impl Latencies {
     }
 
     /// What they come down to; `None` when there are none.
-    pub(crate) fn summary(&self) -> Option<LatencySummary> {
+    pub(crate) fn summary(&self) -> Option<Cells<f64>> {
         let us = |ns: u64| ns as f64 / 1e3;
         let at = |share| us(self.0.value_at_quantile(share));
-        let summary = || LatencySummary {
-            count: self.0.len(),
-            min: us(self.0.min()),
-            p50: at(0.5),
-            p90: at(0.9),
-            p99: at(0.99),
-            p999: at(0.999),
-            max: us(self.0.max()),
-            buckets: self.buckets().0.into_iter().map(|(ns, count)| (us(ns), count)).collect(),
+        let summary = || {
+            Cells::of([
+                ("count", self.0.len() as f64),
+                ("min_us", us(self.0.min())),
+                ("p50_us", at(0.5)),
+                ("p90_us", at(0.9)),
+                ("p99_us", at(0.99)),
+                ("p999_us", at(0.999)),
+                ("max_us", us(self.0.max())),
+            ])
         };
         (!self.0.is_empty()).then(summary)
     }
@@ -81,16 +67,18 @@ impl Latencies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::wire::LINE_MAX_BYTES;
+    use crate::wire::LINE_MAX_BYTES;
     use proptest::prelude::*;
 
     #[test]
     fn shares_are_where_they_should_be() {
         let mut latencies = Latencies::new();
         (1..=1000).for_each(|us| latencies.record(us * 1000));
-        let LatencySummary { count, min, p50, p99, max, .. } = latencies.summary().unwrap();
+        let summary = latencies.summary().unwrap();
+        let [count, min, p50, p99, max] =
+            ["count", "min_us", "p50_us", "p99_us", "max_us"].map(|name| *summary.get(name).unwrap());
         let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.011;
-        assert_eq!(count, 1000);
+        assert_eq!(count, 1000.0);
         assert!(near(min, 1.0) && near(p50, 500.0) && near(p99, 990.0) && near(max, 1000.0));
         assert_eq!(Latencies::new().summary(), None);
     }

@@ -140,7 +140,7 @@ pub(crate) enum Report {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Introduction {
     pub(crate) origin: Origin,
-    /// See [`clock::name`](super::clock::name).
+    /// See [`clock::name`](crate::clock::name).
     pub(crate) clock: Option<String>,
 }
 

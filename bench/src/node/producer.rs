@@ -1,14 +1,13 @@
 //! The worker that publishes.
 
 use super::{
-    clock,
     desk::{Desk, say},
     goods::{Goods, Made},
     latency::Latencies,
     order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic},
     windows::{Stamp, Windows},
 };
-use crate::cpu::Usage;
+use crate::{clock, cpu::Usage};
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     convert::Infallible,

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 pub(crate) struct Stamp {
     /// Which version of the round it is, from 0.
     pub(crate) index: u64,
-    /// When its publishing began, by the producer's [monotonic clock](super::clock::monotonic_ns).
+    /// When its publishing began, by the producer's [monotonic clock](crate::clock::monotonic_ns).
     pub(crate) published_ns: u64,
 }
 

@@ -3,13 +3,13 @@
 //! It is a process of its own for each job, so that its CPU time and its memory are those of the job alone.
 
 use super::{
-    clock, consumer,
+    consumer,
     desk::{Desk, DriverGone, say},
     memory,
     order::{Introduction, Order, Report},
     producer,
 };
-use crate::origin::Origin;
+use crate::{clock, origin::Origin};
 use anyhow::{Result, bail};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

@@ -11,7 +11,7 @@ use tensor_relay_client::Ticket;
 
 /// The file that holds the ticket until a receiver takes it, or this is dropped.
 #[derive(Debug)]
-pub(super) struct TicketFile(PathBuf);
+pub(crate) struct TicketFile(PathBuf);
 
 impl TicketFile {
     /// Leaves `ticket`, of the server at `port`, for processes of the same user. One that a killed server left is replaced.

@@ -1,34 +1,20 @@
-//! Sheets as one page that needs nothing else.
+//! Results as one page that needs nothing else.
 
 use super::{
-    sheet::{Kind, Row, Sheet, Table},
-    svg,
+    Read,
+    svg::{self, escape},
 };
+use crate::table::{Kind, Table};
 use std::fmt::Write;
 
-/// All `sheets`, one below the other.
-pub(super) fn page(sheets: &[Sheet]) -> String {
+/// All `results`, one below the other.
+pub(super) fn page(results: &[Read]) -> String {
     let mut text =
         format!("{HEAD}<style>{STYLE}</style>\n</head>\n<body>\n<h1>tensor-relay: measurements</h1>\n");
     text.push_str(&legend());
-    sheets.iter().for_each(|sheet| section(&mut text, sheet));
+    results.iter().for_each(|result| section(&mut text, result));
     text.push_str("</body>\n</html>\n");
     text
-}
-
-/// `text` as it is written inside of HTML and SVG, also in attributes.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            other => escaped.push(other),
-        }
-    }
-    escaped
 }
 
 fn legend() -> String {
@@ -47,31 +33,34 @@ fn legend() -> String {
     )
 }
 
-fn section(text: &mut String, sheet: &Sheet) {
-    let _ = writeln!(text, "<section>\n<h2>{}</h2>", escape(&sheet.title));
-    let _ = writeln!(text, "<p>{}<br>{}.</p>", escape(&sheet.setting), escape(&sheet.origin_text()));
-    sheet.charts.iter().for_each(|chart| text.push_str(&svg::draw(chart)));
-    table(text, &sheet.table);
-    if !sheet.notes.is_empty() {
-        let notes: String = sheet.notes.iter().map(|note| format!("<li>{}</li>\n", escape(note))).collect();
+fn section(text: &mut String, result: &Read) {
+    let _ = writeln!(text, "<section>\n<h2>{}</h2>", escape(&result.title));
+    let _ = writeln!(text, "<p>{}<br>{}.</p>", escape(&result.about), escape(&result.origin.to_string()));
+    svg::charts(&result.tables)
+        .iter()
+        .for_each(|chart| text.push_str(&svg::draw(chart)));
+    result.tables.iter().for_each(|shown| table(text, shown));
+    if !result.notes.is_empty() {
+        let notes: String = result.notes.iter().map(|note| format!("<li>{}</li>\n", escape(note))).collect();
         let _ = writeln!(text, "<ul>\n{notes}</ul>");
     }
     text.push_str("</section>\n");
 }
 
 fn table(text: &mut String, table: &Table) {
-    let head: String = table.head.iter().map(|cell| format!("<th>{}</th>", escape(cell))).collect();
-    let _ = writeln!(text, "<div class=\"table\"><table>\n<tr>{head}</tr>");
-    for row in &table.rows {
-        let _ = writeln!(text, "{}", line(row));
+    let line = |row: &[String], tag: &str| {
+        row.iter()
+            .map(|cell| format!("<{tag}>{}</{tag}>", escape(cell)))
+            .collect::<String>()
+    };
+    let cells = table.cells();
+    let Some((head, rows)) = cells.split_first() else { return };
+    let _ = writeln!(text, "<h3>{}</h3>\n<div class=\"table\"><table>", escape(&table.name));
+    let _ = writeln!(text, "<tr>{}</tr>", line(head, "th"));
+    for (row, cells) in table.rows.iter().zip(rows) {
+        let _ = writeln!(text, "<tr class=\"{}\">{}</tr>", svg::class(row.kind), line(cells, "td"));
     }
     text.push_str("</table></div>\n");
-}
-
-fn line(row: &Row) -> String {
-    let class = if row.is_ours { " class=\"ours\"" } else { "" };
-    let cells: String = row.cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
-    format!("<tr{class}>{cells}</tr>")
 }
 
 const HEAD: &str = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -92,15 +81,3 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-spa
 th, td { text-align: left; padding: 0.25rem 0.75rem 0.25rem 0; border-bottom: 1px solid #8884; }
 tr.ours { font-weight: 600; }
 ";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nothing_that_is_shown_becomes_markup() {
-        assert_eq!(escape("a<b> & \"c\""), "a&lt;b&gt; &amp; &quot;c&quot;");
-        let row = Row { is_ours: true, cells: vec!["<script>".into()] };
-        assert_eq!(line(&row), "<tr class=\"ours\"><td>&lt;script&gt;</td></tr>");
-    }
-}

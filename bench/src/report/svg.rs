@@ -1,11 +1,59 @@
 //! Bars with their spread, as SVG.
 
-use super::{
-    html::escape,
-    sheet::{Bar, Chart, Kind},
+use crate::{
+    stats::{Summary, number},
+    table::{Kind, Row, Table},
 };
-use crate::stats::number;
 use std::fmt::Write;
+
+/// One measure of several, side by side.
+pub(super) struct Chart {
+    /// What is measured, its unit, and whether more is better.
+    title: &'static str,
+    bars: Vec<Bar>,
+}
+
+struct Bar {
+    name: String,
+    kind: Kind,
+    value: Summary,
+}
+
+/// What is drawn of `tables`: each number from the first that has it, the best first.
+pub(super) fn charts(tables: &[Table]) -> Vec<Chart> {
+    let chart = |(number, title): (&str, &'static str)| {
+        let bars = |table: &Table| {
+            let bar = |row: &Row| {
+                let name = row.setting.0.first().map(|(_, name)| name.clone())?;
+                Some(Bar { name, kind: row.kind, value: *row.measured.get(number)? })
+            };
+            table.rows.iter().filter_map(bar).collect::<Vec<_>>()
+        };
+        let mut bars = tables.iter().map(bars).find(|bars| !bars.is_empty())?;
+        bars.sort_by(|a, b| a.value.median.total_cmp(&b.value.median));
+        if title.contains("more is better") {
+            bars.reverse();
+        }
+        Some(Chart { title, bars })
+    };
+    CHARTS.into_iter().filter_map(chart).collect()
+}
+
+const CHARTS: [(&str, &str); 5] = [
+    ("gb_per_s", "GB/s: more is better"),
+    ("cpu_s_per_gib", "CPU seconds for each GiB: less is better"),
+    ("small_p50_us", "4 KiB one way, microseconds, median: less is better"),
+    ("p50_us", "Latency, microseconds, median: less is better"),
+    ("publish_to_commit_ms", "Publish to commit, milliseconds: less is better"),
+];
+
+/// `text` as it is written inside of HTML and SVG, also in attributes.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
 
 /// Draws `chart`. Its colours are those of the page that it stands in.
 pub(super) fn draw(chart: &Chart) -> String {
@@ -24,7 +72,8 @@ pub(super) fn draw(chart: &Chart) -> String {
 }
 
 fn draw_bar(text: &mut String, bar: &Bar, top: f64, scale: Scale) {
-    let [value, low, high] = [bar.value, bar.low, bar.high].map(|value| scale.width(value));
+    let Summary { median, min, max } = bar.value;
+    let [value, low, high] = [median, min, max].map(|value| scale.width(value));
     let (middle, baseline) = (top + THICK / 2.0, top + THICK / 2.0 + 5.0);
     let (name, colour) = (escape(&bar.name), class(bar.kind));
     let (from, to) = (LEFT + low, LEFT + high);
@@ -38,7 +87,7 @@ fn draw_bar(text: &mut String, bar: &Bar, top: f64, scale: Scale) {
         LEFT - 8.0,
         middle - 4.0,
         middle - 4.0,
-        number(bar.value)
+        number(median)
     );
 }
 
@@ -62,7 +111,7 @@ impl Scale {
     /// one outlier does not make all others small.
     fn of(bars: &[Bar]) -> Self {
         let most_of = |value: fn(&Bar) -> f64| bars.iter().map(value).fold(0.0, f64::max);
-        let most = most_of(|bar| bar.high).min(2.0 * most_of(|bar| bar.value));
+        let most = most_of(|bar| bar.value.max).min(2.0 * most_of(|bar| bar.value.median));
         Self { most: if most > 0.0 { most } else { 1.0 } }
     }
 
@@ -84,7 +133,8 @@ mod tests {
     use super::*;
 
     fn bar(name: &str, value: f64, high: f64) -> Bar {
-        Bar { name: name.into(), kind: Kind::Plain, value, low: value / 2.0, high }
+        let value = Summary { median: value, min: value / 2.0, max: high };
+        Bar { name: name.into(), kind: Kind::Plain, value }
     }
 
     #[test]

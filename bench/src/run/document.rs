@@ -1,6 +1,6 @@
-//! The result file; `bench/README.md` says what each number means.
+//! What the result file says beside the tables; `bench/README.md` says what each number means.
 
-use super::results::{Scenario, SceneResult};
+use super::results::Sample;
 use crate::{
     network::NetworkArgs,
     node::{
@@ -10,21 +10,16 @@ use crate::{
     origin::Origin,
 };
 use serde::Serialize;
+use std::fmt;
 
-/// Everything that one run found out.
+/// Where and how it was measured, and every round.
 #[derive(Debug, Serialize)]
-pub(super) struct Document {
-    pub(super) kind: &'static str,
-    pub(super) version: u32,
-    /// The driver's machine and build.
-    #[serde(flatten)]
-    pub(super) origin: Origin,
+pub(super) struct Details {
     pub(super) network: NetworkFacts,
     pub(super) workload: WorkloadFacts,
     /// The machines of the workers, the producer's first.
     pub(super) machines: Vec<Machine>,
-    pub(super) results: Vec<SceneResult>,
-    pub(super) memory: Vec<MemoryFacts>,
+    pub(super) rounds: Vec<Sample>,
     pub(super) copies_per_byte: Copies,
 }
 
@@ -64,15 +59,6 @@ pub(super) struct Machine {
     pub(super) clock_of_producer: bool,
 }
 
-/// What a worker took of its machine's memory.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct MemoryFacts {
-    pub(super) worker: String,
-    pub(super) peak_resident_bytes: Option<u64>,
-    /// What of that is not the tensors of one version.
-    pub(super) beyond_tensors_bytes: Option<u64>,
-}
-
 /// How often the programs copy a byte on its way, by their design; kernel and network card not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Copies {
@@ -85,9 +71,15 @@ pub(super) struct Copies {
 /// Host to host, raw (`ARCHITECTURE.md`, "One chunk's journey").
 pub(super) const COPIES: Copies = Copies { producer: 1, consumer: 1 };
 
-/// The format of the file.
-pub(super) const KIND: &str = "run";
-pub(super) const VERSION: u32 = 1;
+impl fmt::Display for NetworkFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(network) => network.fmt(f),
+            Self::Nodes { consumers: 1 } => write!(f, "the network between two nodes"),
+            Self::Nodes { consumers } => write!(f, "the network between a node and {consumers} consumers"),
+        }
+    }
+}
 
 impl Machine {
     /// What `worker` said of its machine, which may be the producer's.
@@ -96,17 +88,6 @@ impl Machine {
             worker: worker.into(),
             origin: here.origin.clone(),
             clock_of_producer: here.clock.is_some() && here.clock == producer.clock,
-        }
-    }
-}
-
-impl MemoryFacts {
-    pub(super) fn new(worker: &str, peak_resident_bytes: Option<u64>, scenarios: &[Scenario]) -> Self {
-        let payload_bytes = scenarios.iter().map(Scenario::payload_bytes).max().unwrap_or(0);
-        Self {
-            worker: worker.into(),
-            peak_resident_bytes,
-            beyond_tensors_bytes: peak_resident_bytes.map(|peak| peak.saturating_sub(payload_bytes)),
         }
     }
 }
@@ -125,13 +106,5 @@ mod tests {
         assert!(same(Some("x"), Some("x")));
         assert!(!same(Some("x"), Some("y")));
         assert!(!same(None, None));
-    }
-
-    #[test]
-    fn the_tensors_are_no_overhead() {
-        let scenario = super::super::results::tests::scenario(1.0);
-        let facts = MemoryFacts::new("w", Some((1 << 30) + 5), &[scenario]);
-        assert_eq!(facts.beyond_tensors_bytes, Some(5));
-        assert_eq!(MemoryFacts::new("w", None, &[]).beyond_tensors_bytes, None);
     }
 }

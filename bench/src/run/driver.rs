@@ -4,11 +4,12 @@ use super::{
     address::NodeAddress,
     claims,
     crew::Crew,
-    document::{COPIES, Document, KIND, Machine, MemoryFacts, NetworkFacts, VERSION, WorkloadFacts},
-    results::{Sample, Scenario},
+    document::{COPIES, Details, Machine, NetworkFacts, WorkloadFacts},
+    results::{Sample, Scenario, tables},
     workload::{Plan, Scene},
 };
 use crate::{
+    cells::Cells,
     node::{
         Hold,
         load::{Form, Load},
@@ -16,7 +17,8 @@ use crate::{
             Consumption, Introduction, Order, Prepared, Production, Received, Report, Round, Sent, Work,
         },
     },
-    origin::Origin,
+    results::Results,
+    table::{Row, Table},
 };
 use anyhow::{Context, Result};
 use std::time::Duration;
@@ -73,7 +75,7 @@ impl Driver {
     ///
     /// # Errors
     /// When a worker fails, lies, goes away or is late; it is named.
-    pub(super) async fn measure(mut self, network: NetworkFacts) -> Result<Document> {
+    pub(super) async fn measure(mut self, network: NetworkFacts) -> Result<Results<Details>> {
         let here = self.meet().await?;
         self.engage().await?;
         let scenes = self.terms.plan.scenes.clone();
@@ -91,7 +93,7 @@ impl Driver {
             }
         }
         let memory = self.dismiss(&scenarios).await?;
-        Ok(self.document(network, &here, &scenarios, memory))
+        Ok(self.results(network, &here, scenarios, memory))
     }
 
     /// Waits until all workers run.
@@ -175,7 +177,7 @@ impl Driver {
             claims::check_received(received, &prepared, round).with_context(name)?;
         }
         self.stop(&slow, round).await?;
-        Ok(Sample { prepared, sent, received })
+        Ok(Sample { scene: scene.name.clone(), prepared, sent, received })
     }
 
     /// Lets the producer make the version, and then the consumers subscribe. When this returns all are ready.
@@ -235,21 +237,27 @@ impl Driver {
     }
 
     /// Ends all workers, the producer last, and asks what memory they took.
-    async fn dismiss(&mut self, scenarios: &[Scenario]) -> Result<Vec<MemoryFacts>> {
-        let mut memory = Vec::new();
+    async fn dismiss(&mut self, scenarios: &[Scenario]) -> Result<Table> {
+        let samples = scenarios.iter().flat_map(|scenario| &scenario.samples);
+        let version = samples.map(|sample| sample.prepared.payload_bytes).max().unwrap_or(0);
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let mut rows = Vec::new();
         for workers in [self.consumers.clone(), vec![PRODUCER]] {
             self.crew.tell(&workers, &Order::End).await?;
             let peaks = self.crew.gather(&workers, "ended", self.step(), |report| match report {
                 Report::Ended { peak_resident_bytes } => Some(peak_resident_bytes),
                 _ => None,
             });
-            let peaks = peaks.await?;
-            let facts =
-                |(worker, peak): (&usize, _)| MemoryFacts::new(self.crew.name(*worker), peak, scenarios);
-            memory.extend(workers.iter().zip(peaks).map(facts));
+            for (worker, peak) in workers.iter().zip(peaks.await?) {
+                let setting = Cells::of([("worker", self.crew.name(*worker).to_owned())]);
+                // Nothing, where its kernel does not tell.
+                let memory = Cells::default()
+                    .and("peak_resident_mib", peak.map(mib))
+                    .and("beyond_a_version_mib", peak.map(|peak| mib(peak.saturating_sub(version))));
+                rows.push(Row::of(setting, [&memory]));
+            }
         }
-        memory.rotate_right(1);
-        Ok(memory)
+        Ok(Table::new("Memory", rows))
     }
 
     fn scenario(&self, scene: &Scene, here: &Introductions) -> Scenario {
@@ -264,24 +272,24 @@ impl Driver {
         }
     }
 
-    fn document(
+    fn results(
         &self,
         network: NetworkFacts,
         here: &Introductions,
-        scenarios: &[Scenario],
-        memory: Vec<MemoryFacts>,
-    ) -> Document {
+        scenarios: Vec<Scenario>,
+        memory: Table,
+    ) -> Results<Details> {
         let Terms { name, plan, rounds, hold, lanes, .. } = &self.terms;
         let machines =
             (0..self.crew.len()).map(|w| Machine::new(self.crew.name(w), &here[w], &here[PRODUCER]));
-        let results = scenarios
-            .iter()
-            .enumerate()
-            .map(|(index, scenario)| scenario.result(scenarios.first().filter(|_| index > 0)));
-        Document {
-            kind: KIND,
-            version: VERSION,
-            origin: Origin::here(),
+        let title = format!("Workload {name}, over {network}");
+        let about = format!(
+            "tensor-relay alone; medians over {rounds} rounds (least to most); ratios are of a scene to the first, round by \
+             round, with the interval that holds their median."
+        );
+        let mut tables = tables(&scenarios);
+        tables.push(memory);
+        let details = Details {
             network,
             workload: WorkloadFacts {
                 name,
@@ -294,10 +302,12 @@ impl Driver {
                 warm_up_rounds: 1,
             },
             machines: machines.collect(),
-            results: results.collect(),
-            memory,
+            rounds: scenarios.into_iter().flat_map(|scenario| scenario.samples).collect(),
             copies_per_byte: COPIES,
-        }
+        };
+        let mut results = Results::new("run", title, about, details);
+        results.tables = tables;
+        results
     }
 
     fn step(&self) -> Duration {

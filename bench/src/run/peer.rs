@@ -1,17 +1,20 @@
 //! One worker, as the driver speaks to it.
 
 use super::address::NodeAddress;
-use crate::node::{
-    Token, greeting,
-    order::{Order, Report},
-    wire::{self, LINE_MAX_BYTES, Lines},
+use crate::{
+    node::{
+        Token, greeting,
+        order::{Order, Report},
+    },
+    process::Process,
+    wire::{self, Lines},
 };
 use anyhow::{Context, Result, bail};
-use std::{process::Stdio, time::Duration};
+use std::time::Duration;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    process::{Child, Command},
+    process::Command,
     sync::mpsc,
     time::timeout,
 };
@@ -22,16 +25,13 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How long a worker may take to take an order in.
 const TELL_MAX: Duration = Duration::from_secs(10);
 
-/// How long a process whose pipe closed may take to end.
-const END_MAX: Duration = Duration::from_secs(5);
-
 /// A worker, here or behind a node. Dropping it ends its work: a process here is killed, and one on another machine ends
 /// when the connection does.
 pub(crate) struct Peer {
     /// For messages: `producer`, or `consumer 2 (10.0.0.7:4748)`.
     name: String,
     orders: Box<dyn AsyncWrite + Send + Unpin>,
-    process: Option<Child>,
+    process: Option<Process>,
 }
 
 /// What comes from workers: whose it is, and what it said, or how it ended.
@@ -53,15 +53,13 @@ impl Peer {
     /// When it cannot be started.
     pub(crate) fn start(
         name: String,
-        mut command: Command,
+        command: Command,
         index: usize,
         heard: mpsc::Sender<Heard>,
     ) -> Result<Self> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        let orders = process.stdin.take().expect("its standard input was piped above");
-        let reports = process.stdout.take().expect("its standard output was piped above");
-        tokio::spawn(listen(Lines::new(reports, LINE_MAX_BYTES), index, heard));
+        let mut process = Process::start(name.clone(), command)?;
+        let (orders, reports) = process.split()?;
+        tokio::spawn(listen(reports, index, heard));
         Ok(Self { name, orders: Box::new(orders), process: Some(process) })
     }
 
@@ -108,13 +106,11 @@ impl Peer {
 
     /// What is known of the end of a worker from which nothing more comes.
     pub(crate) async fn obituary(&mut self) -> String {
-        let Some(process) = &mut self.process else {
-            return "its node closed the connection; look at what that node says on its standard error"
-                .into();
-        };
-        match timeout(END_MAX, process.wait()).await {
-            Ok(Ok(status)) => format!("it ended early, with {status}; its own message is above"),
-            _ => "it closed its standard output".into(),
+        match &mut self.process {
+            Some(process) => format!("it {}", process.obituary().await),
+            None => {
+                "its node closed the connection; look at what that node says on its standard error".into()
+            }
         }
     }
 }

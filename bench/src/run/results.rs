@@ -1,18 +1,22 @@
 //! What the rounds of a scene come down to.
 
 use crate::{
+    cells::Cells,
     cpu,
     node::{
-        latency::{Buckets, Latencies, LatencySummary},
+        latency::{Buckets, Latencies},
         order::{Prepared, Received, Sent, Traffic},
     },
-    stats::{PairedRatio, Summary},
+    size,
+    stats::PairedRatio,
+    table::{Row, Table},
 };
 use serde::Serialize;
 
 /// One round, as all who took part told it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Sample {
+    pub(super) scene: String,
     pub(super) prepared: Prepared,
     pub(super) sent: Sent,
     /// From each reader, in their order.
@@ -32,80 +36,21 @@ pub(super) struct Scenario {
     pub(super) samples: Vec<Sample>,
 }
 
-/// The middle of the rounds, and how far the others are from it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Spread {
-    pub(super) median: f64,
-    /// The smallest.
-    pub(super) low: f64,
-    /// The largest.
-    pub(super) high: f64,
-}
-
-/// A scene in the result file; `bench/README.md` says what each number means.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct SceneResult {
-    pub(super) name: String,
-    pub(super) rounds: usize,
-    pub(super) tensors: u64,
-    pub(super) payload_bytes: u64,
-    pub(super) gb_per_s: Option<Spread>,
-    pub(super) versions_per_s: Option<Spread>,
-    pub(super) missed: u64,
-    pub(super) cpu_s_per_gib: Option<f64>,
-    pub(super) latency_us: Option<LatencySummary>,
-    pub(super) latency_is: Option<&'static str>,
-    pub(super) round_trip_us: Option<LatencySummary>,
-    /// Against the first scene, from rounds that followed each other.
-    pub(super) speed_ratio: Option<PairedRatio>,
-    pub(super) producer: ProducerResult,
-    pub(super) consumers: Vec<ConsumerResult>,
-    pub(super) samples: Vec<RoundResult>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct ProducerResult {
-    pub(super) cpu_s_per_gib: Option<Spread>,
-    pub(super) chunks_hashed: u64,
-    #[serde(flatten)]
-    pub(super) traffic: Traffic,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct ConsumerResult {
-    pub(super) name: String,
-    pub(super) gb_per_s: Option<Spread>,
-    pub(super) cpu_s_per_gib: Option<Spread>,
-    pub(super) versions: u64,
-    pub(super) missed: u64,
-    pub(super) chunks: u64,
-    pub(super) lanes: u32,
-    pub(super) udp_payload_bytes: u16,
-    pub(super) round_trip_us: f64,
-    #[serde(flatten)]
-    pub(super) traffic: Traffic,
-}
-
-/// A round, so that others can summarise it their own way.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct RoundResult {
-    pub(super) seconds: f64,
-    pub(super) producer_cpu_s: f64,
-    pub(super) consumers: Vec<ConsumerRound>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct ConsumerRound {
-    pub(super) bytes: u64,
-    pub(super) seconds: f64,
-    pub(super) cpu_s: f64,
-}
-
 /// Publish until the consumer has it, by a clock that both share.
-pub(crate) const ONE_WAY: &str = "publish to commit";
+const ONE_WAY: &str = "publish to commit";
 
-/// Without such a clock: until the producer has heard of it.
+/// Until the producer has heard of it.
 const ROUND_TRIP: &str = "publish to commit, and the way back of that news";
+
+/// What `scenarios` come down to: all who take part together, each of them, and how long versions took.
+pub(super) fn tables(scenarios: &[Scenario]) -> Vec<Table> {
+    let scenes = scenarios.iter().map(|scenario| scenario.row(scenarios.first()));
+    vec![
+        Table::new("All together", scenes),
+        Table::new("Each worker", scenarios.iter().flat_map(Scenario::workers)),
+        Table::new("Latency", scenarios.iter().flat_map(Scenario::latencies)),
+    ]
+}
 
 impl Sample {
     fn bytes(&self) -> u64 {
@@ -117,138 +62,122 @@ impl Sample {
         self.bytes() as f64 / self.sent.seconds / 1e9
     }
 
-    fn cpu_s_per_gib(&self) -> f64 {
+    fn together(&self, is_stream: bool) -> Cells<f64> {
         let consumers: f64 = self.received.iter().map(|received| received.cpu_s).sum();
-        cpu::per_gib(self.sent.cpu_s + consumers, self.bytes())
+        let missed: u64 = self.received.iter().map(|received| received.missed).sum();
+        let rate = self.sent.versions as f64 / self.sent.seconds;
+        let cpu_s_per_gib = cpu::per_gib(self.sent.cpu_s + consumers, self.bytes());
+        Cells::of([("gb_per_s", self.gb_per_s()), ("cpu_s_per_gib", cpu_s_per_gib)])
+            .and("versions_per_s", is_stream.then_some(rate))
+            .and("missed", is_stream.then_some(missed as f64))
     }
 
-    fn round(&self) -> RoundResult {
-        let consumer = |r: &Received| ConsumerRound { bytes: r.bytes, seconds: r.seconds, cpu_s: r.cpu_s };
-        RoundResult {
-            seconds: self.sent.seconds,
-            producer_cpu_s: self.sent.cpu_s,
-            consumers: self.received.iter().map(consumer).collect(),
-        }
+    fn of_producer(&self) -> Cells<f64> {
+        with_traffic([("cpu_s_per_gib", cpu::per_gib(self.sent.cpu_s, self.bytes()))], self.sent.traffic)
     }
+
+    fn of_consumer(&self, reader: usize, is_stream: bool) -> Option<Cells<f64>> {
+        let received = self.received.get(reader)?;
+        // A stream has the pace of its producer, so the producer's time is the consumer's.
+        let seconds = if is_stream { self.sent.seconds } else { received.seconds };
+        let cells = [
+            ("gb_per_s", received.bytes as f64 / seconds / 1e9),
+            ("cpu_s_per_gib", cpu::per_gib(received.cpu_s, received.bytes)),
+            ("udp_payload_bytes", received.path.udp_payload_bytes.into()),
+            ("round_trip_us", received.path.round_trip_us),
+        ];
+        Some(with_traffic(cells, received.traffic))
+    }
+}
+
+fn with_traffic<const N: usize>(cells: [(&str, f64); N], traffic: Traffic) -> Cells<f64> {
+    Cells::of(cells)
+        .and("sent_packets", Some(traffic.sent_packets as f64))
+        .and("lost_packets", Some(traffic.lost_packets as f64))
 }
 
 impl Scenario {
-    /// What it comes down to; `first` is what it is compared with, if it is not that itself.
-    pub(super) fn result(&self, first: Option<&Self>) -> SceneResult {
-        let one_way = merged(self.samples.iter().flat_map(|s| &s.received).map(|r| &r.one_way));
-        let one_way = one_way.filter(|_| self.one_clock);
-        let round_trip = merged(self.samples.iter().map(|s| &s.sent.round_trips));
-        let latency_is = match (&one_way, &round_trip) {
-            (Some(_), _) => Some(ONE_WAY),
-            (None, Some(_)) => Some(ROUND_TRIP),
-            (None, None) => None,
-        };
-        let per_second = |s: &Sample| s.sent.versions as f64 / s.sent.seconds;
-        SceneResult {
-            name: self.name.clone(),
-            rounds: self.samples.len(),
-            tensors: self.samples.first().map_or(0, |s| s.prepared.tensors),
-            payload_bytes: self.payload_bytes(),
-            gb_per_s: self.spread(Sample::gb_per_s),
-            versions_per_s: self.spread(per_second).filter(|_| self.is_stream),
-            missed: self.samples.iter().flat_map(|s| &s.received).map(|r| r.missed).sum(),
-            cpu_s_per_gib: self.spread(Sample::cpu_s_per_gib).map(|spread| spread.median),
-            latency_us: one_way.or_else(|| round_trip.clone()),
-            latency_is,
-            round_trip_us: round_trip,
-            speed_ratio: first.and_then(|first| self.ratio_to(first)),
-            producer: self.producer(),
-            consumers: (0..self.readers.len()).filter_map(|reader| self.consumer(reader)).collect(),
-            samples: self.samples.iter().map(Sample::round).collect(),
-        }
-    }
-
-    /// The size of the largest version.
-    pub(super) fn payload_bytes(&self) -> u64 {
-        self.samples.iter().map(|s| s.prepared.payload_bytes).max().unwrap_or(0)
-    }
-
-    fn producer(&self) -> ProducerResult {
-        ProducerResult {
-            cpu_s_per_gib: self.spread(|s| cpu::per_gib(s.sent.cpu_s, s.bytes())),
-            chunks_hashed: self.samples.iter().map(|s| s.sent.chunks_hashed).sum(),
-            traffic: self
-                .samples
-                .iter()
-                .map(|s| s.sent.traffic)
-                .fold(Traffic::default(), Traffic::and),
-        }
-    }
-
-    fn consumer(&self, reader: usize) -> Option<ConsumerResult> {
-        let rounds: Vec<(&Sent, &Received)> = self
+    /// All together, and beside `first`, if it is not that itself.
+    fn row(&self, first: Option<&Self>) -> Row {
+        let largest = self
             .samples
             .iter()
-            .filter_map(|s| Some((&s.sent, s.received.get(reader)?)))
-            .collect();
-        let last = rounds.last()?.1;
-        let spread = |value: &dyn Fn(&Sent, &Received) -> f64| {
-            Spread::of(&rounds.iter().map(|(sent, received)| value(sent, received)).collect::<Vec<_>>())
+            .map(|sample| &sample.prepared)
+            .max_by_key(|p| p.payload_bytes);
+        let (tensors, bytes) = largest.map_or((0, 0), |p| (p.tensors, p.payload_bytes));
+        let setting = [("scene", self.name.clone()), ("tensors", tensors.to_string())];
+        let setting = Cells::of(setting).and("version", Some(size::text(bytes)));
+        let samples: Vec<_> = self.samples.iter().map(|sample| sample.together(self.is_stream)).collect();
+        let mut row = Row::of(setting, &samples);
+        if let Some(first) = first.filter(|first| first.name != self.name) {
+            let rates = |scenario: &Self| scenario.samples.iter().map(Sample::gb_per_s).collect::<Vec<_>>();
+            let pairs: Vec<(f64, f64)> = std::iter::zip(rates(self), rates(first)).collect();
+            row.ratios = Cells::default().and("gb_per_s", PairedRatio::of(&pairs));
+        }
+        row
+    }
+
+    /// The producer and the readers.
+    fn workers(&self) -> Vec<Row> {
+        let row = |worker: &str, cells: Vec<Cells<f64>>| {
+            let setting = [("worker", worker.to_owned()), ("scene", self.name.clone())];
+            Row::of(Cells::of(setting), &cells)
         };
-        let sum = |value: fn(&Received) -> u64| rounds.iter().map(|(_, received)| value(received)).sum();
-        // A stream has the pace of its producer, so the producer's time is the consumer's.
-        let seconds = |sent: &Sent, r: &Received| if self.is_stream { sent.seconds } else { r.seconds };
-        Some(ConsumerResult {
-            name: self.readers.get(reader)?.clone(),
-            gb_per_s: spread(&|sent, r| r.bytes as f64 / seconds(sent, r) / 1e9),
-            cpu_s_per_gib: spread(&|_, r| cpu::per_gib(r.cpu_s, r.bytes)),
-            versions: sum(|r| r.versions),
-            missed: sum(|r| r.missed),
-            chunks: sum(|r| r.chunks),
-            lanes: last.path.lanes,
-            udp_payload_bytes: last.path.udp_payload_bytes,
-            round_trip_us: last.path.round_trip_us,
-            traffic: rounds.iter().map(|(_, r)| r.traffic).fold(Traffic::default(), Traffic::and),
-        })
+        let of_reader = |(reader, name): (usize, &String)| {
+            let cells = self
+                .samples
+                .iter()
+                .filter_map(|sample| sample.of_consumer(reader, self.is_stream));
+            row(name, cells.collect())
+        };
+        let readers: Vec<Row> = self.readers.iter().enumerate().map(of_reader).collect();
+        let producer = row("producer", self.samples.iter().map(Sample::of_producer).collect());
+        readers.into_iter().chain([producer]).collect()
     }
 
-    fn spread(&self, value: impl Fn(&Sample) -> f64) -> Option<Spread> {
-        Spread::of(&self.samples.iter().map(value).collect::<Vec<_>>())
-    }
-
-    /// How fast it is beside `first`, round by round.
-    fn ratio_to(&self, first: &Self) -> Option<PairedRatio> {
-        let rates = |scenario: &Self| scenario.samples.iter().map(Sample::gb_per_s).collect::<Vec<_>>();
-        let pairs: Vec<(f64, f64)> = std::iter::zip(rates(self), rates(first)).collect();
-        PairedRatio::of(&pairs)
-    }
-}
-
-impl Spread {
-    /// Of values that can be numbers; nothing, if there are none.
-    fn of(values: &[f64]) -> Option<Self> {
-        let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
-        Summary::of(&finite).map(|Summary { median, min, max }| Self { median, low: min, high: max })
+    /// Of all rounds together; the time of one way where both ends have one clock.
+    fn latencies(&self) -> Vec<Row> {
+        let one_way = self
+            .samples
+            .iter()
+            .filter(|_| self.one_clock)
+            .flat_map(|sample| &sample.received);
+        let one_way = merged(one_way.map(|received| &received.one_way));
+        let round_trip = merged(self.samples.iter().map(|sample| &sample.sent.round_trips));
+        let row = |(what, latency): (&str, Option<Cells<f64>>)| {
+            let setting = Cells::of([("latency", format!("{}, {what}", self.name))]);
+            latency.map(|latency| Row::of(setting, [&latency]))
+        };
+        [(ONE_WAY, one_way), (ROUND_TRIP, round_trip)]
+            .into_iter()
+            .filter_map(row)
+            .collect()
     }
 }
 
-fn merged<'a>(all: impl Iterator<Item = &'a Buckets>) -> Option<LatencySummary> {
+fn merged<'a>(all: impl Iterator<Item = &'a Buckets>) -> Option<Cells<f64>> {
     let mut latencies = Latencies::new();
     all.for_each(|buckets| latencies.add(buckets));
     latencies.summary()
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::{
         super::claims::tests::{prepared, received, sent},
         *,
     };
 
     /// Two rounds to two readers: the first took `seconds`, the second twice as long.
-    pub(crate) fn scenario(seconds: f64) -> Scenario {
+    fn scenario(name: &str, seconds: f64) -> Scenario {
         let sample = |seconds| Sample {
+            scene: name.into(),
             prepared: prepared(),
             sent: sent(seconds),
             received: vec![received(seconds), received(seconds / 2.0)],
         };
         Scenario {
-            name: "scene".into(),
+            name: name.into(),
             readers: vec!["a".into(), "b".into()],
             one_clock: true,
             is_stream: false,
@@ -271,46 +200,50 @@ pub(super) mod tests {
 
     #[test]
     fn rates_are_of_all_readers_together_and_of_each() {
-        let result = scenario(1.0).result(None);
+        let [scenes, workers, latencies] = &tables(&[scenario("scene", 1.0)])[..] else { panic!("three") };
         let gib = (1u64 << 30) as f64 / 1e9;
-        let rate = result.gb_per_s.unwrap();
-        assert_eq!((rate.low, rate.high, rate.median), (gib, 2.0 * gib, 1.5 * gib));
-        assert_eq!(result.consumers[1].gb_per_s.unwrap().high, 2.0 * gib, "by its own time");
-        assert_eq!(result.cpu_s_per_gib, Some((0.5 + 0.25 + 0.25) / 2.0));
-        assert_eq!(result.producer.cpu_s_per_gib.unwrap().median, 0.25, "it sent two GiB");
-        assert_eq!(result.producer.traffic.lost_packets, 2, "over both rounds");
-        assert_eq!(result.samples.len(), 2);
+        let of = |row: &Row, number| *row.measured.get(number).unwrap();
+        let rate = of(&scenes.rows[0], "gb_per_s");
+        assert_eq!((rate.min, rate.max, rate.median), (gib, 2.0 * gib, 1.5 * gib));
+        assert_eq!(of(&scenes.rows[0], "cpu_s_per_gib").median, (0.5 + 0.25 + 0.25) / 2.0);
+        assert_eq!(scenes.rows[0].samples, 2);
+        let [_, b, producer] = &workers.rows[..] else { panic!("two readers and a producer") };
+        assert_eq!(of(b, "gb_per_s").max, 2.0 * gib, "by its own time");
+        assert_eq!(of(producer, "cpu_s_per_gib").median, 0.25, "it sent two GiB");
+        assert_eq!(of(producer, "lost_packets").median, 1.0);
+        assert!(latencies.rows.is_empty());
     }
 
     #[test]
     fn scenes_are_compared_round_by_round() {
-        let (slow, fast) = (scenario(2.0), scenario(1.0));
-        let ratio = slow.result(Some(&fast)).speed_ratio.unwrap();
+        let tables = tables(&[scenario("fast", 1.0), scenario("slow", 2.0)]);
+        let ratio = tables[0].rows[1].ratios.get("gb_per_s").unwrap();
         assert_eq!((ratio.median, ratio.low, ratio.high), (0.5, 0.5, 0.5));
-        assert_eq!(fast.result(None).speed_ratio, None);
+        assert!(tables[0].rows[0].ratios.0.is_empty());
     }
 
     #[test]
     fn one_way_times_need_one_clock() {
-        let here = with_latencies(scenario(1.0), &[1000, 3000], &[5000]).result(None);
-        assert_eq!((here.latency_is, here.latency_us.unwrap().count), (Some(ONE_WAY), 8));
-        assert_eq!(here.round_trip_us.unwrap().count, 2);
-        let apart = Scenario { one_clock: false, ..scenario(1.0) };
-        let apart = with_latencies(apart, &[1000, 3000], &[5000]).result(None);
-        assert_eq!((apart.latency_is, apart.latency_us.unwrap().count), (Some(ROUND_TRIP), 2));
-        assert_eq!(scenario(1.0).result(None).latency_is, None);
+        let counts = |scenario: Scenario| -> Vec<f64> {
+            scenario
+                .latencies()
+                .iter()
+                .map(|row| row.measured.get("count").unwrap().median)
+                .collect()
+        };
+        let here = with_latencies(scenario("scene", 1.0), &[1000, 3000], &[5000]);
+        let apart = Scenario { one_clock: false, ..here.clone() };
+        assert_eq!((counts(here), counts(apart)), (vec![8.0, 2.0], vec![2.0]));
     }
 
     #[test]
     fn nothing_measured_is_nothing_and_no_panic() {
-        let none = Scenario { samples: vec![], ..scenario(1.0) }.result(None);
-        assert_eq!((none.gb_per_s, none.consumers.len()), (None, 0));
-        let mut empty = scenario(1.0);
-        empty
-            .samples
-            .iter_mut()
-            .for_each(|s| s.received.iter_mut().for_each(|r| r.bytes = 0));
-        let text = serde_json::to_string(&empty.result(None)).unwrap();
-        assert!(!text.contains("NaN"), "{text}");
+        let mut empty = scenario("scene", 1.0);
+        for sample in &mut empty.samples {
+            sample.received.iter_mut().for_each(|received| received.bytes = 0);
+        }
+        let none = Scenario { samples: vec![], ..empty.clone() };
+        let text = serde_json::to_string(&tables(&[empty, none])).unwrap();
+        assert!(!text.contains("null"), "{text}");
     }
 }

@@ -93,7 +93,7 @@ async fn watch(job: &Job, scenario: Scenario) {
     ];
     let quick = job.quick.then(|| "--quick".into());
     let arguments = arguments.into_iter().chain(quick).collect();
-    let said = child::run(arguments, SCENARIO_MAX).await;
+    let said = child::run(scenario.name(), arguments, SCENARIO_MAX).await;
     for line in said.lines {
         match line {
             Line::Check(check) => {

@@ -59,13 +59,21 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     /// # Errors
     /// [`WireError`]; nothing sensible comes after one.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
+        let Some(line) = self.next_line().await? else { return Ok(None) };
+        serde_json::from_slice(&line).map(Some).map_err(|source| garbage(&line, source))
+    }
+
+    /// The next line, whatever it says, without its end.
+    ///
+    /// # Errors
+    /// [`WireError`], but not that it is garbage.
+    pub(crate) async fn next_line(&mut self) -> Result<Option<Vec<u8>>, WireError> {
         loop {
             if let Some(length) = self.whole_line()? {
-                let line = &self.buffer[..length];
-                let value = serde_json::from_slice(line).map_err(|source| garbage(line, source))?;
-                self.buffer.drain(..=length);
+                let mut line: Vec<u8> = self.buffer.drain(..=length).collect();
+                line.truncate(length);
                 self.searched = 0;
-                return Ok(Some(value));
+                return Ok(Some(line));
             }
             let mut piece = [0; PIECE_BYTES];
             match self.from.read(&mut piece).await? {

@@ -1,0 +1,74 @@
+//! What a command measured: what it prints, the file that `--json` writes, and what `report` reads.
+
+use crate::{origin::Origin, table::Table};
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::{fmt, path::Path};
+
+/// Tables, what they are of, and in `details` what only the command itself knows: every round.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Results<Details> {
+    /// Which command it was.
+    pub(crate) kind: String,
+    /// [`VERSION`].
+    version: u32,
+    /// Where the numbers come from.
+    #[serde(flatten)]
+    pub(crate) origin: Origin,
+    /// What was done, and over what.
+    pub(crate) title: String,
+    /// How the numbers are to be read.
+    pub(crate) about: String,
+    pub(crate) tables: Vec<Table>,
+    /// What a reader must know beside the numbers.
+    pub(crate) notes: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) details: Details,
+}
+
+/// The version of the file. Fields may be added without a new one.
+pub(crate) const VERSION: u32 = 2;
+
+impl<Details: Serialize> Results<Details> {
+    /// Nothing but `details`, measured here and today.
+    pub(crate) fn new(kind: &str, title: String, about: String, details: Details) -> Self {
+        let (tables, notes) = (vec![], vec![]);
+        Self {
+            kind: kind.into(),
+            version: VERSION,
+            origin: Origin::here(),
+            title,
+            about,
+            tables,
+            notes,
+            details,
+        }
+    }
+
+    /// Writes the file, if there is to be one.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn write(&self, path: Option<&Path>) -> Result<()> {
+        let Some(path) = path else { return Ok(()) };
+        let text = serde_json::to_string_pretty(self)?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// Markdown.
+impl<Details> fmt::Display for Results<Details> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "## {}\n\n{}\n\n{}.", self.title, self.about, self.origin)?;
+        for table in self.tables.iter().filter(|table| !table.rows.is_empty()) {
+            write!(f, "\n{}:\n\n{table}", table.name)?;
+        }
+        if !self.notes.is_empty() {
+            writeln!(f)?;
+        }
+        self.notes.iter().try_for_each(|note| {
+            // A reason may have come over several lines.
+            writeln!(f, "- {}", note.split_whitespace().collect::<Vec<_>>().join(" "))
+        })
+    }
+}

@@ -1,0 +1,193 @@
+//! Measurements as tables: a row for each setting, with medians, spreads and ratios. Commands print them and write them
+//! to their files, and `report` draws them.
+
+use crate::{
+    cells::Cells,
+    stats::{PairedRatio, Summary},
+};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Rows of one name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Table {
+    pub(crate) name: String,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// All samples of one setting.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) setting: Cells<String>,
+    /// How often it was measured.
+    pub(crate) samples: usize,
+    /// Of the values below.
+    pub(crate) measured: Cells<Summary>,
+    /// Each value in the order of measuring, so that others can summarise otherwise.
+    values: Cells<Vec<f64>>,
+    /// How some of the values compare with those of another row, measured beside this one.
+    #[serde(default)]
+    pub(crate) ratios: Cells<PairedRatio>,
+    #[serde(default)]
+    pub(crate) kind: Kind,
+}
+
+/// Whose numbers they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    #[default]
+    Ours,
+    Encrypted,
+    Plain,
+}
+
+impl Table {
+    /// A table of `rows`.
+    pub(crate) fn new(name: &str, rows: impl IntoIterator<Item = Row>) -> Self {
+        Self { name: name.into(), rows: rows.into_iter().collect() }
+    }
+
+    /// Adds a sample to the row of its setting, in the order in which they first came.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn add(&mut self, setting: &Cells<String>, measured: &Cells<f64>) {
+        let at = self.rows.iter().position(|row| row.setting == *setting).unwrap_or_else(|| {
+            self.rows.push(Row::of(setting.clone(), []));
+            self.rows.len() - 1
+        });
+        self.rows[at].add(measured);
+    }
+
+    /// What stands in it, the head first. All rows have the same columns, and none is empty.
+    pub(crate) fn cells(&self) -> Vec<Vec<String>> {
+        let settings = names(self.rows.iter().map(|row| &row.setting));
+        let measured = names(self.rows.iter().map(|row| &row.measured));
+        let ratios = names(self.rows.iter().map(|row| &row.ratios));
+        let heads = settings.iter().chain(&measured).map(|name| head(name));
+        let heads = heads.chain(ratios.iter().map(|name| format!("ratio of {}", head(name))));
+        let cells = |row: &Row| {
+            let settings = settings.iter().map(|name| text(row.setting.get(name)));
+            let measured = measured.iter().map(|name| text(row.measured.get(name)));
+            let ratios = ratios.iter().map(|name| text(row.ratios.get(name)));
+            settings
+                .chain(measured)
+                .chain(ratios)
+                .chain([row.samples.to_string()])
+                .collect()
+        };
+        let heads = heads.chain(["samples".to_owned()]).collect();
+        std::iter::once(heads).chain(self.rows.iter().map(cells)).collect()
+    }
+}
+
+/// All names, in the order in which they first come.
+fn names<'a, T: 'a>(cells: impl Iterator<Item = &'a Cells<T>>) -> Vec<&'a str> {
+    let mut names: Vec<&str> = vec![];
+    for (name, _) in cells.flat_map(|cells| &cells.0) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn text(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "–".into(), |value| value.to_string())
+}
+
+/// A name as it stands above its column.
+fn head(name: &str) -> String {
+    match name {
+        "gb_per_s" => "GB/s".into(),
+        "cpu_s_per_gib" => "CPU s/GiB".into(),
+        name => match name.rsplit_once('_') {
+            Some((what, unit @ ("us" | "ms" | "mib"))) => {
+                let unit = unit.replace('u', "µ").replace("mib", "MiB");
+                format!("{}, {unit}", what.replace('_', " "))
+            }
+            _ => name.replace('_', " "),
+        },
+    }
+}
+
+/// Markdown, with each column as wide as its widest cell.
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |cell: &String| cell.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+        let rows: Vec<Vec<String>> = self.cells().iter().map(|row| row.iter().map(line).collect()).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+        for (number, row) in rows.iter().enumerate() {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+            writeln!(f, "| {} |", cells.collect::<Vec<_>>().join(" | "))?;
+            if number == 0 {
+                let dashes = widths.iter().map(|width| "-".repeat(width + 2));
+                writeln!(f, "|{}|", dashes.collect::<Vec<_>>().join("|"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    /// A row of `samples`.
+    pub(crate) fn of<'a>(setting: Cells<String>, samples: impl IntoIterator<Item = &'a Cells<f64>>) -> Self {
+        let mut row = Self { setting, ..Self::default() };
+        samples.into_iter().for_each(|sample| row.add(sample));
+        row
+    }
+
+    /// Adds a sample. What is no number, because nothing was moved or nobody knows, is left out.
+    pub(crate) fn add(&mut self, sample: &Cells<f64>) {
+        self.samples += 1;
+        for (name, value) in sample.0.iter().filter(|(_, value)| value.is_finite()) {
+            match self.values.0.iter_mut().find(|(own, _)| own == name) {
+                Some((_, values)) => values.push(*value),
+                None => self.values.0.push((name.clone(), vec![*value])),
+            }
+        }
+        let summary = |(name, values): &(String, Vec<f64>)| Some((name.clone(), Summary::of(values)?));
+        self.measured = Cells(self.values.0.iter().filter_map(summary).collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(slots: &str, rates: &[f64]) -> Row {
+        let samples: Vec<_> = rates.iter().map(|rate| Cells::of([("gb_per_s", *rate)])).collect();
+        Row::of(Cells::of([("slots", slots.to_owned())]), &samples)
+    }
+
+    #[test]
+    fn settings_become_rows_with_medians() {
+        let table = Table::new("t", [row("2", &[1.0, 3.0, f64::NAN, 2.0]), row("8|\n9", &[50.0])]);
+        assert_eq!(table.rows[0].measured.get("gb_per_s").unwrap().median, 2.0);
+        let expected = "\
+| slots | GB/s                | samples |
+|-------|---------------------|---------|
+| 2     | 2.00 (1.00 to 3.00) | 4       |
+| 8\\| 9 | 50.0                | 1       |
+";
+        assert_eq!(table.to_string(), expected);
+    }
+
+    #[test]
+    fn what_some_rows_lack_is_a_dash() {
+        let other = Row::of(Cells::of([("slots", "3".to_owned())]), [&Cells::of([("small_p50_us", 0.5)])]);
+        let mut first = row("2", &[1.0]);
+        first.ratios = Cells::of([("gb_per_s", PairedRatio::of(&[(2.0, 1.0)]).unwrap())]);
+        let cells = Table::new("t", [first, other]).cells();
+        assert_eq!(cells[0], ["slots", "GB/s", "small p50, µs", "ratio of GB/s", "samples"]);
+        assert_eq!(cells[1][3], "2.000 (–, pairs: 1)");
+        assert_eq!(cells[2], ["3", "–", "0.500", "–", "1"]);
+    }
+
+    #[test]
+    fn a_table_is_read_as_it_was_written() {
+        let table = Table::new("t", [row("2", &[1.0, 3.0])]);
+        let text = serde_json::to_string(&table).unwrap();
+        assert_eq!(serde_json::from_str::<Table>(&text).unwrap(), table);
+    }
+}
