@@ -62,7 +62,7 @@ impl Config {
         let limit = limit_bytes.unwrap_or(u64::MAX);
         let logins = usize::try_from(limit / 16 / strangers::LOGIN_BYTES).unwrap_or(usize::MAX);
         Self {
-            encoded_bytes: encoded_bytes.unwrap_or(self.encoded_bytes.min(limit / 8)),
+            encoded_bytes: encoded_bytes.unwrap_or_else(|| self.encoded_bytes.min(limit / 8)),
             logins_max: self.logins_max.min(logins).max(strangers::LEAST),
             ..self
         }
