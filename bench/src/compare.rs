@@ -112,7 +112,7 @@ struct Asked {
 /// Compares and prints a table. `this` is the program that runs, to be started again for each side.
 ///
 /// # Errors
-/// When somebody is unknown, and those of [`Comparison::run`].
+/// When somebody is unknown, and those of the runs.
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
     let contenders = chosen(&args, this)?;
     let first = contenders.first().map_or("", |contender| contender.name.as_str());
