@@ -2,6 +2,7 @@
 
 use rustls::AlertDescription;
 use std::{io, ops::RangeFrom};
+use tensor_relay_device::{HostMemory, Region};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::{
@@ -34,11 +35,13 @@ pub(super) const ROOM_MAX: usize = SEGMENTS * SEGMENT_ROOM;
 const ROOM_MIN: usize = 4 << 10;
 
 /// The sending direction of a connection. Its buffer is as long as what was sent needed, so that a connection without
-/// transfers takes little.
+/// transfers takes little. It is mapped from the system: allocators keep what is freed, a megabyte for each connection that
+/// was busy once.
 pub(super) struct Batch<W> {
     write: W,
     sealer: Sealer,
-    bytes: Vec<u8>,
+    memory: HostMemory,
+    bytes: Region,
     filled: usize,
     /// The most that was filled since the last [`trim`](Batch::trim).
     peak: usize,
@@ -46,7 +49,8 @@ pub(super) struct Batch<W> {
 
 impl<W: AsyncWrite + Unpin> Batch<W> {
     pub(super) fn new(write: W, sealer: Sealer) -> Self {
-        Self { write, sealer, bytes: vec![0; ROOM_MIN], filled: 0, peak: 0 }
+        let memory = HostMemory::on_demand(u64::MAX);
+        Self { write, sealer, memory, bytes: Region::default(), filled: 0, peak: 0 }
     }
 
     /// Whether there is space for any segment.
@@ -82,7 +86,7 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
     }
 
     pub(super) fn add_alert(&mut self, alert: AlertDescription) -> io::Result<()> {
-        let room = self.room(Sealer::sealed_bytes_max(ALERT_BYTES));
+        let room = self.room(Sealer::sealed_bytes_max(ALERT_BYTES))?;
         let sealed = self.sealer.seal_alert(alert, &mut self.bytes[room]);
         self.filled += sealed.map_err(no_keys)?;
         Ok(())
@@ -100,28 +104,32 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         self.write.shutdown().await
     }
 
-    /// Gives back the memory that nothing has needed since the last time. To be called between writes, now and then: a
-    /// buffer that grows again is zeroed again.
+    /// Gives back memory of which nothing has needed half since the last time. To be called now and then: a buffer that grows
+    /// again is mapped again.
     pub(super) fn trim(&mut self) {
-        let needed = std::mem::take(&mut self.peak).next_power_of_two();
-        self.bytes.truncate(needed.max(self.filled).max(ROOM_MIN));
-        self.bytes.shrink_to_fit();
+        let needed = std::mem::take(&mut self.peak).max(self.filled).max(ROOM_MIN);
+        if self.filled == 0 && needed <= self.bytes.len() / 2 {
+            self.bytes = Region::default();
+        }
     }
 
     fn seal(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let room = self.room(Sealer::sealed_bytes_max(bytes.len()));
+        let room = self.room(Sealer::sealed_bytes_max(bytes.len()))?;
         let sealed = self.sealer.seal(bytes, &mut self.bytes[room]);
         self.filled += sealed.map_err(no_keys)?;
         Ok(())
     }
 
-    /// The free space, of `bytes` at least.
-    fn room(&mut self, bytes: usize) -> RangeFrom<usize> {
+    /// The free space, of `bytes` at least. Fails when the system has no memory.
+    fn room(&mut self, bytes: usize) -> io::Result<RangeFrom<usize>> {
         let needed = self.filled + bytes;
         if needed > self.bytes.len() {
-            self.bytes.resize(needed.next_power_of_two().min(ROOM_MAX).max(needed), 0);
+            let len = needed.next_power_of_two().min(ROOM_MAX).max(needed).max(ROOM_MIN);
+            let mut longer = self.memory.allocate(len).map_err(io::Error::other)?;
+            longer[..self.filled].copy_from_slice(&self.bytes[..self.filled]);
+            self.bytes = longer;
         }
-        self.filled..
+        Ok(self.filled..)
     }
 }
 
