@@ -236,7 +236,7 @@ fn too_many_lanes() {
 }
 
 /// Goal: a server with all its sessions still takes the lanes of these, and no other session.
-/// Method: with two sessions of two, join one; say hello as a third.
+/// Method: with two sessions of two, join one; say hello as a third. A third further lane is refused.
 #[test]
 fn lanes_of_a_full_server() {
     let config = tensor_relay_server::Config { sessions_max: 2, ..server_config() };
@@ -248,6 +248,12 @@ fn lanes_of_a_full_server() {
         assert_eq!((code, text.as_str()), (Some(CloseCode::TooBusy), ""));
         let _another = joined(sim, 4, &holder, 2).await;
         assert_eq!(server.stats().sessions, 2);
+        let (code, _) = lane(sim, 5, holder.join(3)).await.closed_because().await;
+        assert_eq!(
+            code,
+            Some(CloseCode::TooBusy),
+            "all sessions have as many further lanes as there may be sessions"
+        );
         Some(holder)
     });
 }
