@@ -23,7 +23,8 @@ pub enum AllocError {
     /// The container's memory limit has no room: the system would kill this process when the memory is used.
     #[error(
         "{asked_bytes} bytes of host memory were asked for, and the memory limit of the container (cgroup) of {limit_bytes} \
-         bytes leaves {free_bytes} beside what this process has and what is reserved for its connections. Raise that limit, or          release versions that are still held"
+         bytes leaves {free_bytes} beside what this process has and what is reserved for its connections. Raise that limit, or \
+         release versions that are still held"
     )]
     OverCgroup {
         /// The requested bytes.
