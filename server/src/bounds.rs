@@ -204,7 +204,8 @@ impl Config {
     /// # Errors
     /// [`ContainerTooSmall`].
     pub fn reserve(&self) -> Result<Reservation, ContainerTooSmall> {
-        let bytes = PROGRAM_BYTES + self.encoded_bytes + self.logins_max as u64 * strangers::LOGIN_BYTES;
+        let logins = (self.logins_max as u64).saturating_mul(strangers::LOGIN_BYTES);
+        let bytes = self.encoded_bytes.saturating_add(logins).saturating_add(PROGRAM_BYTES);
         Reservation::fitting(bytes).map_err(|error| match error {
             AllocError::OverCgroup { asked_bytes, free_bytes, limit_bytes } => {
                 ContainerTooSmall { asked_bytes, free_bytes, limit_bytes }
