@@ -141,6 +141,40 @@ fn chunks_that_are_sent_together_come_one_by_one() {
     });
 }
 
+/// The client reads a little, which quinn does not yet tell the server, then nothing: the server can use all its credit, and
+/// a control message still arrives. Otherwise a client that waits for an announcement before it reads chunks waits forever.
+#[test]
+fn unread_chunks_never_block_the_control_stream() {
+    const CREDIT_CHUNKS: u32 = 8;
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        client.allow_unread(u64::from(CREDIT_CHUNKS) * (4 << 20));
+        let ((to_client, _from_client), (_to_server, mut from_server)) = controls(&server, &client).await;
+        let little = noise(3 << 20, 1);
+        let reading = async { receive(client.accept_data().await.unwrap()).await.unwrap() };
+        let (sent, read) = tokio::join!(send(&server, 0, &little), reading);
+        assert!(sent.is_ok() && read == little);
+
+        let chunk = noise(4 << 20, 2);
+        let mut sending = tokio::task::JoinSet::new();
+        for index in 1..=CREDIT_CHUNKS {
+            let (server, chunk) = (server.clone(), chunk.clone());
+            sending.spawn(async move { send(&server, index, &chunk).await });
+        }
+        // Until the windows are full.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        to_client.send(topics()).await.unwrap();
+        let heard = tokio::time::timeout(DEADLINE, from_server.next()).await;
+        assert_eq!(heard.expect("chunks block the control stream").unwrap(), topics());
+        for _ in 0..CREDIT_CHUNKS {
+            assert!(receive(client.accept_data().await.unwrap()).await.unwrap() == chunk);
+        }
+        while let Some(sent) = sending.join_next().await {
+            sent.unwrap().unwrap();
+        }
+    });
+}
+
 /// A chunk that is cut off in the middle is never whole, and costs nothing that comes after it.
 #[test]
 fn what_is_given_up_in_the_middle_is_not_whole() {

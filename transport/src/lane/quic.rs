@@ -137,10 +137,8 @@ impl Connection {
     }
 
     pub(super) fn allow_unread(&self, bytes: u64) {
-        let window = bytes.saturating_add(WINDOW_RESERVE_BYTES.into());
-        self.0
-            .connection
-            .set_receive_window(VarInt::from_u64(window).unwrap_or(VarInt::MAX));
+        let window = receive_window(bytes.saturating_add(WINDOW_RESERVE_BYTES.into()));
+        self.0.connection.set_receive_window(window);
     }
 
     pub(super) fn stats(&self) -> LaneStats {
@@ -183,6 +181,14 @@ impl Connection {
             _ => self.stream_error(),
         }
     }
+}
+
+/// The window with which the peer may always send `bytes` that were not read.
+///
+/// quinn announces new room only once it is an eighth of the window, so the peer may know of seven eighths alone.
+fn receive_window(bytes: u64) -> VarInt {
+    let window = bytes.saturating_add(bytes.div_ceil(7));
+    VarInt::from_u64(window).unwrap_or(VarInt::MAX)
 }
 
 /// Converts quinn's errors.
