@@ -83,10 +83,11 @@ async fn rounds(load: Load, client: &mut Process, server: &mut Process) -> Resul
         0 => None,
         _ => Some(client.line(load.patience).await?),
     };
-    for _ in 0..load.warm_up {
-        round(load, client, server).await?;
-    }
     let mut run = Run { small, ..Run::default() };
+    for _ in 0..load.warm_up {
+        let round = round(load, client, server).await?;
+        run.first_gb_per_s = run.first_gb_per_s.or(round.get("gb_per_s").copied());
+    }
     for _ in 0..load.rounds {
         run.rounds.push(round(load, client, server).await?);
     }

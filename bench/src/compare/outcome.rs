@@ -33,6 +33,8 @@ pub(crate) struct Run {
     pub(super) beside: Option<String>,
     /// Its small messages, if there were any.
     pub(super) small: Option<Small>,
+    /// The rate of the first round, which finds fresh memory and connections, and does not count.
+    pub(super) first_gb_per_s: Option<f64>,
     /// The rounds that count.
     pub(crate) rounds: Vec<Cells<f64>>,
 }
@@ -112,7 +114,12 @@ impl Run {
     fn medians(&self) -> Cells<f64> {
         let rounds = Row::of(Cells::default(), &self.rounds).measured.0;
         let medians = rounds.into_iter().map(|(name, Summary { median, .. })| (name, median));
-        Cells(medians.collect())
+        let medians = Cells(medians.collect());
+        let later_gb_per_s = medians.get("gb_per_s").copied();
+        let first_by_later = self.first_gb_per_s.zip(later_gb_per_s).map(|(first, later)| first / later);
+        medians
+            .and("first_gb_per_s", self.first_gb_per_s)
+            .and("first_by_later", first_by_later)
             .and("small_p50_us", self.small.map(|small| small.p50_us))
             .and("small_p99_us", self.small.map(|small| small.p99_us))
     }
@@ -126,7 +133,8 @@ impl fmt::Display for Run {
 }
 
 /// The numbers that have ratios.
-const COMPARED: [&str; 4] = ["gb_per_s", "cpu_s_per_gib", "small_p50_us", "publish_to_commit_ms"];
+const COMPARED: [&str; 5] =
+    ["gb_per_s", "cpu_s_per_gib", "first_gb_per_s", "small_p50_us", "publish_to_commit_ms"];
 
 #[cfg(test)]
 mod tests {

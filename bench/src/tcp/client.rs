@@ -15,7 +15,7 @@ use std::{
 #[derive(Debug)]
 pub(super) struct Client {
     stream: Stream,
-    /// Written to before the first round, so that no round pays for page faults.
+    /// Fresh until the first round, which pays for its page faults, as a first version does.
     memory: Vec<u8>,
 }
 
@@ -25,7 +25,7 @@ impl Client {
     /// # Errors
     /// When nobody answers.
     pub(super) fn connect(remote: SocketAddr, bytes: u64, encryption: Encryption) -> Result<Self> {
-        let memory = vec![0xff; bytes as usize];
+        let memory = vec![0; bytes as usize];
         Ok(Self { stream: Stream::client(socket::connect(remote)?, encryption)?, memory })
     }
 
