@@ -38,7 +38,7 @@ def _serve(options: argparse.Namespace) -> None:
     ip = options.listen.rpartition(":")[0]
     with tempfile.TemporaryDirectory() as state, tensor_relay.serve(options.listen, state_dir=state) as relay:
         port = int(relay.address.rpartition(":")[2])
-        asked = socket.create_server((ip, port))
+        asked = socket.create_server(_asked_at(ip, port))
         threading.Thread(target=_publish_small, args=(relay, asked), daemon=True).start()
         offered = relay.publish("bulk/0", {"data": tensor}, hold="borrow")
         _leave_ticket(port, relay.ticket)
@@ -58,7 +58,7 @@ def _receive(options: argparse.Namespace) -> None:
     ip, _, port = options.connect.rpartition(":")
     with tensor_relay.connect(_take_ticket(int(port)), lanes=1) as client:
         if options.small:
-            _tell(small=options.small, **_small(client, (ip, int(port)), options.small))
+            _tell(small=options.small, **_small(client, _asked_at(ip, int(port)), options.small))
         for round in range(options.rounds):
             begun, begun_cpu_s = time.perf_counter(), _cpu_s()
             snapshot = client.subscribe(f"bulk/{round}").next(timeout=DEADLINE_S)
@@ -69,6 +69,11 @@ def _receive(options: argparse.Namespace) -> None:
                 raise ValueError(f"{size} bytes came where {options.bytes} were asked for")
             _tell(round=round, bytes=size, seconds=seconds, gb_per_s=size / seconds / 1e9, cpu_s=cpu_s)
             del snapshot, arrays  # Their memory is for the next round.
+
+
+def _asked_at(ip: str, port: int) -> tuple[str, int]:
+    """Where small tensors are asked for: at the TCP port after the server's, which itself serves TCP."""
+    return ip, port + 1
 
 
 def _publish_small(relay: tensor_relay.Relay, asked: socket.socket) -> None:
