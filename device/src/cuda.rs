@@ -34,11 +34,15 @@
 //! executes commands from its `inbox`, with `copies`, `fences` and `holdings`. Pure decisions are separate, for their
 //! tests: `flight` decides when to poll copies, `memory_cache` accounts for device memory.
 //!
+//! Modules around `inbox` refer to each other for one reason: handles that are given out (memory, fences, page-locked memory)
+//! return through the inbox, whose commands carry them, and `gpu`'s completion callbacks send commands too.
+//!
 //! Ownership prevents memory from being freed under a copy. A copy in flight owns its slot and holds its memory, and
 //! dropping it, even in a panic, leaks both; they are released only when the device reports the end of the copy. After
 //! a device failure, the memory of its unfinished copies is leaked and counted.
 
 mod copies;
+mod device_uuid;
 mod devices;
 mod driver;
 mod engine;
@@ -54,14 +58,17 @@ mod locality;
 pub mod measure;
 mod memory;
 mod memory_cache;
+mod memory_owner;
 mod nvml;
 mod opened;
 mod options;
 mod page_locked;
 mod probe;
+mod setting;
 pub mod share;
 mod shares;
 mod stats;
+mod stream;
 mod survey;
 mod symbols;
 mod thread;
@@ -73,11 +80,12 @@ pub use devices::{DeviceInfo, DeviceMemory, device_memory, devices};
 pub use driver::Driver;
 pub use engine::CudaEngine;
 pub use error::{CudaError, DriverError};
-pub use fence::{Fence, StreamHandle};
+pub use fence::Fence;
 pub use memory::CudaMemory;
 pub use options::{CudaOptions, HANG_FACTOR};
 pub use probe::probe;
 pub use stats::CudaStats;
+pub use stream::StreamHandle;
 pub use survey::{DeviceProcess, Survey, SurveyedGpu, survey};
 pub use thread::all_closed;
 pub use version::Version;

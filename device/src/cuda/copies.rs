@@ -2,13 +2,13 @@ use std::{mem::ManuallyDrop, time::Instant};
 
 use super::{
     error::{CudaError, DriverError},
-    fence::StreamHandle,
     flight::{Direction, Flights, Timing},
     gpu::{Gpu, RecordedEvent},
     inbox::{Job, Reply},
     memory::CudaMemory,
     options::{CudaOptions, HANG_FACTOR},
-    thread::Setting,
+    setting::Setting,
+    stream::StreamHandle,
     waiters::Ticket,
 };
 use crate::{

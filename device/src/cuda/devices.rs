@@ -1,12 +1,12 @@
-use std::{
-    sync::mpsc::{self, RecvTimeoutError},
-    thread,
-    time::Duration,
-};
-
 use cudarc::driver::sys::CUdevice_attribute;
 
-use super::{driver::Driver, error::CudaError, gpu, probe::probe, share::DeviceUuid};
+use super::{
+    device_uuid::DeviceUuid,
+    driver::Driver,
+    error::CudaError,
+    gpu,
+    probe::{ask_aside, probe},
+};
 
 /// The properties of a device that the driver reports without a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,30 +53,6 @@ pub struct DeviceMemory {
     /// The total bytes.
     pub total_bytes: u64,
 }
-
-/// Runs a driver query on a thread of its own, so that a driver that never answers blocks nobody.
-pub(super) fn ask_aside<T: Send + 'static>(
-    whom: &str,
-    question: impl FnOnce() -> Result<T, CudaError> + Send + 'static,
-) -> Result<T, CudaError> {
-    let (reply, answer) = mpsc::sync_channel(1);
-    thread::Builder::new()
-        .name("relay-look".into())
-        .spawn(move || reply.send(question()))
-        .map_err(|error| CudaError::NoThread { device: whom.into(), reason: error.to_string() })?;
-    let waited = ANSWER_TIMEOUT;
-    answer.recv_timeout(waited).unwrap_or_else(|missing| {
-        let device = whom.into();
-        Err(match missing {
-            RecvTimeoutError::Timeout => CudaError::NoAnswer { device, waited },
-            RecvTimeoutError::Disconnected => CudaError::Stopped { device },
-        })
-    })
-}
-
-/// The deadline of such a query. Loading the driver or making a context takes seconds at most, unless a device is in
-/// trouble.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl DeviceInfo {
     pub(super) fn ask(driver: &Driver, ordinal: usize) -> Result<Self, CudaError> {

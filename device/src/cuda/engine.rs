@@ -3,13 +3,15 @@ use std::{any::Any, fmt, sync::Arc};
 use super::{
     devices::DeviceInfo,
     error::CudaError,
-    fence::{Fence, StreamHandle},
+    fence::Fence,
     flight::Direction,
-    inbox::{Command, Inbox, Job, MemoryOwner},
+    inbox::{Command, Inbox, Job},
     memory::CudaMemory,
+    memory_owner::MemoryOwner,
     options::CudaOptions,
     probe::probe,
     stats::{Counters, CudaStats},
+    stream::StreamHandle,
     thread::{self, Started},
     waiters::Waiters,
 };

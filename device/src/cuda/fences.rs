@@ -4,9 +4,10 @@ use tokio::sync::watch;
 
 use super::{
     error::CudaError,
-    fence::{Fence, PollSchedule, StreamHandle},
+    fence::{Fence, PollSchedule},
     gpu::{Gpu, RecordedEvent},
-    thread::Setting,
+    setting::Setting,
+    stream::StreamHandle,
 };
 
 /// The open fences: held and not yet passed. They are polled at growing intervals, since a callback would have to be

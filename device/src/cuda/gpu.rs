@@ -7,11 +7,11 @@ use cudarc::driver::sys::{CUdevice, CUevent, CUstream};
 use super::{
     driver::Driver,
     error::{CudaError, DriverError},
-    fence::StreamHandle,
     flight::Direction,
     inbox::{Command, Inbox},
     locality,
     memory::CudaMemory,
+    stream::StreamHandle,
 };
 use crate::engine::CopySegment;
 

@@ -11,16 +11,14 @@ use super::{
     error::{CudaError, DriverError},
     fence::Fence,
     gpu::Gpu,
-    inbox::MemoryOwner,
     memory::{CudaMemory, are_passed},
     memory_cache::{Block, MemoryCache, NoRoom, Taken},
+    memory_owner::MemoryOwner,
     opened::Opened,
     options::CudaOptions,
     page_locked::PageLocked,
-    thread::{Setting, last_wait},
+    setting::Setting,
 };
-pub(super) use sharing::Shared;
-
 use crate::{host_memory::AllocError, mapping::Mapping};
 
 /// The memory that an engine gave out, and returned memory that is not free yet.
@@ -53,7 +51,7 @@ impl Holdings {
             blocks: 0,
             locked: 0,
             waiting: Vec::new(),
-            last_wait: last_wait(options),
+            last_wait: options.last_wait(),
             kept: false,
         }
     }

@@ -1,6 +1,4 @@
 use std::{
-    any::Any,
-    fmt,
     mem::ManuallyDrop,
     os::fd::OwnedFd,
     sync::{
@@ -12,14 +10,14 @@ use std::{
 
 use super::{
     error::CudaError,
-    fence::{Fence, StreamHandle},
+    fence::Fence,
     flight::Direction,
-    holdings::Shared,
     memory::CudaMemory,
-    memory_cache::Block,
+    memory_owner::MemoryOwner,
     page_locked::PageLocked,
     share::{Exported, Imported, ShareError},
     shares::ExportRequest,
+    stream::StreamHandle,
     waiters::Ticket,
 };
 use crate::{engine::CopySegment, host_memory::AllocError, id::Id, mapping::Mapping, slot::Slot};
@@ -125,27 +123,4 @@ pub(super) struct Job {
     pub(super) slot: Slot,
     pub(super) stretches: Vec<CopySegment<CudaMemory>>,
     pub(super) done: Ticket,
-}
-
-/// The owner of memory that was given out.
-pub(super) enum MemoryOwner {
-    /// Memory of the engine's own.
-    Block(Block),
-    /// Memory shared with another process.
-    Shared(Shared),
-    /// A caller's memory, by its keeper.
-    Owner(Box<dyn Any + Send + Sync>),
-    /// No memory.
-    Nothing,
-}
-
-impl fmt::Debug for MemoryOwner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Block(block) => block.fmt(f),
-            Self::Shared(shared) => shared.fmt(f),
-            Self::Owner(_) => f.write_str("Owner"),
-            Self::Nothing => f.write_str("Nothing"),
-        }
-    }
 }

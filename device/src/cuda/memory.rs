@@ -7,8 +7,10 @@ use std::{
 
 use super::{
     error::CudaError,
-    fence::{Fence, StreamHandle},
-    inbox::{Command, Inbox, MemoryOwner},
+    fence::Fence,
+    inbox::{Command, Inbox},
+    memory_owner::MemoryOwner,
+    stream::StreamHandle,
 };
 use crate::id::Id;
 

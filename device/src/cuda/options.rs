@@ -19,6 +19,14 @@ pub struct CudaOptions {
     pub answer_timeout: Duration,
 }
 
+impl CudaOptions {
+    /// How long returned memory may wait for a caller's stream after the engine is dropped, before it is leaked: as long
+    /// as a copy.
+    pub(super) fn last_wait(&self) -> Duration {
+        self.fence_timeout
+    }
+}
+
 impl Default for CudaOptions {
     fn default() -> Self {
         Self {

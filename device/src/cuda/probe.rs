@@ -1,13 +1,17 @@
 use std::{
     error::Error,
     mem,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
 };
 
 use cudarc::driver::sys;
 
 use super::{
-    devices::ask_aside,
     driver::{Driver, NO_DEVICE, STUB_LIBRARY},
     error::{CudaError, DriverError},
     symbols::Symbols,
@@ -79,6 +83,30 @@ fn why_no_library() -> String {
         Err(error) => error.source().map_or_else(|| error.to_string(), ToString::to_string),
     }
 }
+
+/// Runs a driver query on a thread of its own, so that a driver that never answers blocks nobody.
+pub(super) fn ask_aside<T: Send + 'static>(
+    whom: &str,
+    question: impl FnOnce() -> Result<T, CudaError> + Send + 'static,
+) -> Result<T, CudaError> {
+    let (reply, answer) = mpsc::sync_channel(1);
+    thread::Builder::new()
+        .name("relay-look".into())
+        .spawn(move || reply.send(question()))
+        .map_err(|error| CudaError::NoThread { device: whom.into(), reason: error.to_string() })?;
+    let waited = ANSWER_TIMEOUT;
+    answer.recv_timeout(waited).unwrap_or_else(|missing| {
+        let device = whom.into();
+        Err(match missing {
+            RecvTimeoutError::Timeout => CudaError::NoAnswer { device, waited },
+            RecvTimeoutError::Disconnected => CudaError::Stopped { device },
+        })
+    })
+}
+
+/// The deadline of such a query. Loading the driver or making a context takes seconds at most, unless a device is in
+/// trouble.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {

@@ -62,7 +62,7 @@
 //! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block: the importer
 //! must be trusted with that. It reads what it was told to, and no byte beyond the allocation.
 
-use std::{fmt, os::fd::OwnedFd, sync::Arc};
+use std::{os::fd::OwnedFd, sync::Arc};
 
 use super::{CudaEngine, CudaMemory, error::CudaError, inbox::Command, shares::ExportRequest};
 #[cfg(doc)]
@@ -73,42 +73,9 @@ mod buffer;
 mod device;
 mod error;
 
+pub use super::device_uuid::DeviceUuid;
 pub use buffer::SharedBuffer;
 pub use error::ShareError;
-
-/// The UUID of a device, the same in every process.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DeviceUuid([u8; 16]);
-
-impl DeviceUuid {
-    /// A UUID of these bytes.
-    pub const fn new(bytes: [u8; 16]) -> Self {
-        Self(bytes)
-    }
-
-    /// Its bytes.
-    pub const fn bytes(self) -> [u8; 16] {
-        self.0
-    }
-}
-
-/// As in `nvidia-smi -L`: `GPU-` and groups of digits.
-impl fmt::Display for DeviceUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GPU")?;
-        for (at, byte) in self.0.iter().enumerate() {
-            let dash = if [0, 4, 6, 8, 10].contains(&at) { "-" } else { "" };
-            write!(f, "{dash}{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for DeviceUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// Device memory to be imported by another process ([`CudaEngine::import`]).
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use super::{
     inbox::Reply,
     memory::CudaMemory,
     options::{CudaOptions, HANG_FACTOR},
+    setting::Setting,
     share::ShareError,
-    thread::Setting,
 };
 
 /// The pending exports of an engine: they wait for the callers' streams, and for copies within the device. Each caller

@@ -1,8 +1,8 @@
 use super::{
-    devices::{DeviceInfo, DeviceMemory, ask_aside, device_memory, devices},
+    devices::{DeviceInfo, DeviceMemory, device_memory, devices},
     error::CudaError,
     nvml::{Facts, PciGpu},
-    probe::probe,
+    probe::{ask_aside, probe},
     version::Version,
 };
 

@@ -23,6 +23,7 @@ use super::{
     holdings::Holdings,
     inbox::{Command, Inbox, Reply},
     options::CudaOptions,
+    setting::Setting,
     share::Exported,
     shares::Shares,
     stats::Counters,
@@ -74,20 +75,6 @@ pub(super) fn start(
         let _ = inbox.tell(Command::Close);
     }
     opened.map(|info| Started { info, inbox, counters, waiters })
-}
-
-/// The settings shared by all parts of the thread.
-pub(super) struct Setting {
-    pub(super) engine: Id,
-    pub(super) options: CudaOptions,
-    pub(super) inbox: Inbox,
-    pub(super) counters: Arc<Counters>,
-}
-
-impl Setting {
-    pub(super) fn device(&self) -> String {
-        self.inbox.device().into()
-    }
 }
 
 fn run(
@@ -285,7 +272,7 @@ impl Worker {
     /// Whether the engine was dropped and everything given out is returned or, after a failure, what can be.
     fn is_done(&self) -> bool {
         let Some(closed) = self.closed else { return false };
-        let fenced = !self.fences.is_empty() && closed.elapsed() < last_wait(&self.setting.options);
+        let fenced = !self.fences.is_empty() && closed.elapsed() < self.setting.options.last_wait();
         let all_back = self.holdings.are_back() && !fenced;
         self.copies.are_over() && self.shares.are_over() && (self.failed.is_some() || all_back)
     }
@@ -302,12 +289,6 @@ impl Worker {
 
 /// The most commands handled between two polls.
 const AT_ONCE: usize = 256;
-
-/// How long returned memory may wait for a caller's stream after the engine is dropped, before it is leaked: as long as
-/// a copy.
-pub(super) fn last_wait(options: &CudaOptions) -> Duration {
-    options.fence_timeout
-}
 
 /// Waits until the threads of all engines of this process have ended; returns whether they did within `timeout`.
 ///

@@ -8,7 +8,7 @@ use super::{
     driver::{Driver, Physical},
     error::CudaError,
     gpu::Gpu,
-    thread::Setting,
+    setting::Setting,
 };
 
 /// A mapping of device memory that may be shared with another process. Dropping it unmaps nothing: `end` does.

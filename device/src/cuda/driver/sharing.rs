@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 };
 
 use super::Driver;
-use crate::cuda::{error::CudaError, share::DeviceUuid};
+use crate::cuda::{device_uuid::DeviceUuid, error::CudaError};
 
 /// A handle of CUDA IPC.
 pub(in crate::cuda) type IpcHandle = [u8; 64];

@@ -7,28 +7,17 @@ use std::{
 
 use super::{Holdings, free_block};
 use crate::cuda::{
-    driver::{IpcHandle, OUT_OF_MEMORY},
+    driver::OUT_OF_MEMORY,
     error::CudaError,
     gpu::Gpu,
-    inbox::MemoryOwner,
     memory::CudaMemory,
     memory_cache::NoRoom,
+    memory_owner::{MemoryOwner, Shared},
+    setting::Setting,
     share::{FdMemory, Imported, IpcMemory, ShareError},
-    thread::Setting,
     virtual_memory::Mapped,
 };
 use crate::loan::Loan;
-
-/// Memory that is unmapped instead of freed.
-#[derive(Debug)]
-pub(in crate::cuda) enum Shared {
-    /// A buffer of this engine, counted in its budget.
-    Buffer(Mapped),
-    /// Another process's buffer, on loan.
-    Imported(Mapped, Loan),
-    /// A part of another process's allocation, likewise.
-    Opened(IpcHandle, Loan),
-}
 
 impl Holdings {
     /// Allocates memory that can be shared, with its descriptor.

@@ -1,7 +1,6 @@
 use std::time::Duration;
 
-use super::DeviceUuid;
-use crate::cuda::error::CudaError;
+use crate::cuda::{device_uuid::DeviceUuid, error::CudaError};
 
 /// Why memory could not be exported to or imported from another process. Usually the caller tries the next way.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,38 @@
+use std::{any::Any, fmt};
+
+use super::{driver::IpcHandle, memory_cache::Block, virtual_memory::Mapped};
+use crate::loan::Loan;
+
+/// The owner of memory that was given out.
+pub(super) enum MemoryOwner {
+    /// Memory of the engine's own.
+    Block(Block),
+    /// Memory shared with another process.
+    Shared(Shared),
+    /// A caller's memory, by its keeper.
+    Owner(Box<dyn Any + Send + Sync>),
+    /// No memory.
+    Nothing,
+}
+
+impl fmt::Debug for MemoryOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Block(block) => block.fmt(f),
+            Self::Shared(shared) => shared.fmt(f),
+            Self::Owner(_) => f.write_str("Owner"),
+            Self::Nothing => f.write_str("Nothing"),
+        }
+    }
+}
+
+/// Memory that is unmapped instead of freed.
+#[derive(Debug)]
+pub(super) enum Shared {
+    /// A buffer of this engine, counted in its budget.
+    Buffer(Mapped),
+    /// Another process's buffer, on loan.
+    Imported(Mapped, Loan),
+    /// A part of another process's allocation, likewise.
+    Opened(IpcHandle, Loan),
+}
