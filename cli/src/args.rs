@@ -23,7 +23,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use tensor_relay_bench::command::BenchArgs;
 use tensor_relay_server::{CodecChoice, CodecId, Identity, Transport};
 
-/// Streams tensors between containers over QUIC: encrypted and verified, on plain Ethernet.
+/// Streams tensors between containers over QUIC or TLS: encrypted and verified, on plain Ethernet.
 #[derive(Debug, Parser)]
 #[command(name = "tensor-relay", version, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -51,8 +51,8 @@ Examples:
   tensor-relay publish /run/relay.sock policy new.safetensors
                                                            beside a server with --publish-socket
   tensor-relay devices                                     the GPUs that --device may name
-  tensor-relay doctor                                      what is in the way, and what to do about it
-  tensor-relay config                                      what every option is, and who said so
+  tensor-relay doctor                                      diagnose problems, and how to fix them
+  tensor-relay config                                      the value of every option, and its source
 
 Every option is also an environment variable, which the command's help names, and a key of the
 configuration file: see `tensor-relay config --help`.
@@ -76,19 +76,19 @@ and [default] for options that several commands share:
   [serve.topics]
   policy = \"/models/policy.safetensors\"
 
-A flag wins over a variable, a variable over the file, and a command's own table over [default].
-A switch --NAME that they turn on is turned off by --no-NAME.
+A flag overrides a variable, a variable the file, and a command's own table [default].
+A switch --NAME that a variable or the file turns on is turned off by --no-NAME.
 
 Examples:
   tensor-relay config serve
   tensor-relay config --sample > ~/.config/tensor-relay/config.toml";
 
 const DEVICES: &str = "\
-That there is no GPU, or no driver that works, is an answer and no failure: the exit code is 0,
-the JSON object holds an empty list and the reason, and without --json the reason is told on stderr.
+A machine without a GPU or a working driver is not an error: the exit code is 0, the JSON object
+has an empty list and the reason, and without --json the reason is printed on stderr.
 
-Who uses a GPU and its free memory come from NVML, NVIDIA's management library. Processes have the
-numbers of the machine, which mean nothing inside of a container.";
+The processes that use a GPU, and its free memory, are reported by NVML, NVIDIA's management
+library. Process ids are those of the host, which mean nothing inside a container.";
 
 const COMPLETIONS: &str = "\
 Examples:
@@ -113,7 +113,7 @@ pub(crate) enum Command {
     Devices(DevicesArgs),
     /// Diagnose this machine, this container and, with a ticket, the path to its server.
     Doctor(DoctorArgs),
-    /// Measure how fast tensors move, beside what others offer.
+    /// Measure how fast tensors move, also compared with other tools.
     Bench(BenchArgs),
     /// Show the value of every option, and whether it comes from a variable, the configuration file or its default.
     #[command(after_help = CONFIG)]
