@@ -178,7 +178,7 @@ impl Drop for Follower {
         if self.topic.follower_leaves()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime.spawn(topic::forsaken(Arc::downgrade(&self.topic)));
+            runtime.spawn(topic::release_abandoned_bases(Arc::downgrade(&self.topic)));
         }
         self.catalogue.remove_unneeded(&self.topic);
     }

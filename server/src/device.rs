@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_fit_is_refused_with_numbers() {
+    async fn a_version_over_budget_is_refused_with_sizes() {
         let device = device();
         let refused = Staged::from_device(&staging(100), tensors(&device).await, vec![])
             .await

@@ -53,7 +53,7 @@ impl AccessStore {
             let secret = lines([new_secret(None)].iter().map(Secret::to_line));
             store.folder.write_new("secrets", &secret)?; // Of two servers that start at once, both use the first one's.
         }
-        store.folder.warn_of_others(&[&FILES[..], &["issued", "used"]].concat());
+        store.folder.warn_if_exposed(&[&FILES[..], &["issued", "used"]].concat());
         store.secrets().map(|_| store)
     }
 
@@ -77,7 +77,7 @@ impl AccessStore {
         let (uses, problem) = (Arc::downgrade(&access.uses), Arc::clone(&access.problem));
         let store = self.clone();
         let look = move |before: &Texts, used: Option<&HashMap<TicketId, u64>>| store.look(before, used);
-        tokio::spawn(reload::keep_up(look, texts, sender, uses, problem));
+        tokio::spawn(reload::follow_files(look, texts, sender, uses, problem));
         Ok(access)
     }
 
