@@ -185,7 +185,7 @@ impl Publisher {
             let PublishBlockers { retained: back, readers, look_at } =
                 match self.topic.push(retained, self.options.keep) {
                     Ok(pushed) => return Ok(pushed),
-                    Err(in_the_way) => *in_the_way,
+                    Err(blockers) => *blockers,
                 };
             retained = back;
             let over = Instant::now() >= deadline;

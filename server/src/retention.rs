@@ -80,11 +80,11 @@ impl<T> Retention<T> {
     /// [`Full`] while a version that would have to leave is not acknowledged by all readers. Nothing changes then.
     pub(crate) fn push(&mut self, item: T, bytes: u64) -> Result<(Seq, Vec<T>), (T, Full)> {
         let rest = self.first_to_stay(bytes);
-        let in_the_way = |(reader, at): (&ReaderId, &Seq)| {
+        let blockers = |(reader, at): (&ReaderId, &Seq)| {
             let needs_one_that_leaves = *at < rest && self.versions.range(*at..rest).next().is_some();
             needs_one_that_leaves.then_some(*reader)
         };
-        let waiting: Vec<ReaderId> = self.readers.iter().filter_map(in_the_way).collect();
+        let waiting: Vec<ReaderId> = self.readers.iter().filter_map(blockers).collect();
         if !waiting.is_empty() {
             return Err((item, Full(waiting)));
         }
