@@ -138,8 +138,8 @@ async fn end(
     let refused = error.refusal();
     match refused.map(|reason| shared.refusals.note(lane.peer().ip(), reason, Instant::now())) {
         Some(Some(0)) => tracing::warn!(%error, "The session ended."),
-        Some(Some(untold)) => {
-            tracing::warn!(%error, untold, "The session ended; `untold` like it from this network were not logged.")
+        Some(Some(unlogged)) => {
+            tracing::warn!(%error, unlogged, "The session ended; `unlogged` like it from this network were not logged.")
         }
         Some(None) => tracing::debug!(%error, "The session ended."),
         None if matches!(error, SessionError::AccessLost(_)) => tracing::warn!(%error, "The session ended."),
@@ -462,8 +462,8 @@ impl Session {
     fn log_refused(&self, topic: &Topic) {
         let peer = self.lanes.control().peer().ip();
         match self.shared.refusals.note(peer, Reason::Topic, Instant::now()) {
-            Some(untold) => {
-                tracing::warn!(%topic, untold, "A subscription was refused: the client lacks permission.");
+            Some(unlogged) => {
+                tracing::warn!(%topic, unlogged, "A subscription was refused: the client lacks permission.");
             }
             None => tracing::debug!(%topic, "A subscription was refused: the client lacks permission."),
         }
