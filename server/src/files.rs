@@ -67,7 +67,7 @@ pub enum SealFileError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The system has no memory for them.
-    #[error("the system gives no shared memory: {0}")]
+    #[error("cannot allocate shared memory: {0}")]
     Memory(#[from] io::Error),
 }
 

@@ -120,8 +120,8 @@ struct ReclaimOnDrop(Versions);
 
 impl Drop for ReclaimOnDrop {
     fn drop(&mut self) {
-        for standing in lock(&self.0).values() {
-            if let VersionState::Published(publication, true) = standing {
+        for state in lock(&self.0).values() {
+            if let VersionState::Published(publication, true) = state {
                 publication.withdraw();
             }
         }
@@ -313,8 +313,8 @@ impl Worker {
             }
         };
         let version = publication.id().clone();
-        let standing = VersionState::Published(publication.clone(), path == MemoryKind::CudaIpc);
-        lock(&self.versions).insert(id, standing);
+        let state = VersionState::Published(publication.clone(), path == MemoryKind::CudaIpc);
+        lock(&self.versions).insert(id, state);
         let answer =
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
         followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.outgoing.clone()));
