@@ -40,26 +40,26 @@ pub(crate) struct Counted<'a> {
 impl Traffic {
     /// Counts the traffic of `lane` from now on.
     pub(crate) fn count(&self, lane: &Lane) -> Counted<'_> {
-        let mut books = self.books();
-        let number = books.opened;
-        books.opened += 1;
-        books.open.push((number, lane.clone()));
+        let mut totals = self.totals();
+        let number = totals.opened;
+        totals.opened += 1;
+        totals.open.push((number, lane.clone()));
         Counted { traffic: self, number }
     }
 
     /// The total traffic.
     pub(crate) fn stats(&self) -> TrafficStats {
-        let books = self.books();
-        let gone = books.gone[0].and(books.gone[1]);
-        books.open.iter().fold(gone, |sum, (_, lane)| sum.with(lane.stats()))
+        let totals = self.totals();
+        let gone = totals.gone[0].and(totals.gone[1]);
+        totals.open.iter().fold(gone, |sum, (_, lane)| sum.with(lane.stats()))
     }
 
     /// For each kind of lane, how many are open, and their total traffic with that of ended ones.
     pub(crate) fn by_kind(&self) -> Vec<(LaneKind, u64, TrafficStats)> {
-        let books = self.books();
+        let totals = self.totals();
         let of = |kind: LaneKind| {
-            let open = books.open.iter().filter(|(_, lane)| lane.kind() == kind);
-            let none = (kind, 0, books.gone[place(kind)]);
+            let open = totals.open.iter().filter(|(_, lane)| lane.kind() == kind);
+            let none = (kind, 0, totals.gone[place(kind)]);
             open.fold(none, |(kind, count, sum), (_, lane)| (kind, count + 1, sum.with(lane.stats())))
         };
         vec![of(LaneKind::Quic), of(LaneKind::Tcp)]
@@ -67,16 +67,16 @@ impl Traffic {
 
     /// The number of open lanes, and the status of the first `most`.
     pub(crate) fn lanes(&self, most: usize) -> (usize, Vec<LaneStatus>) {
-        let books = self.books();
+        let totals = self.totals();
         let status = |(_, lane): &(u64, Lane)| LaneStatus {
             peer: lane.peer(),
             transport: lane.kind(),
             stats: lane.stats(),
         };
-        (books.open.len(), books.open.iter().take(most).map(status).collect())
+        (totals.open.len(), totals.open.iter().take(most).map(status).collect())
     }
 
-    fn books(&self) -> MutexGuard<'_, TrafficTotals> {
+    fn totals(&self) -> MutexGuard<'_, TrafficTotals> {
         // A panic cannot leave the numbers inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,10 +84,10 @@ impl Traffic {
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        let mut books = self.traffic.books();
-        if let Some(at) = books.open.iter().position(|(number, _)| *number == self.number) {
-            let (_, lane) = books.open.swap_remove(at);
-            let gone = &mut books.gone[place(lane.kind())];
+        let mut totals = self.traffic.totals();
+        if let Some(at) = totals.open.iter().position(|(number, _)| *number == self.number) {
+            let (_, lane) = totals.open.swap_remove(at);
+            let gone = &mut totals.gone[place(lane.kind())];
             *gone = gone.with(lane.stats());
         }
     }

@@ -232,7 +232,7 @@ impl Connector {
         })?;
         match self.race(&addresses, keys, timeout).await {
             Ok(lane) => Ok(lane),
-            Err(silence) => Err(self.unreachable(hosts.join(", "), silence)),
+            Err(error) => Err(self.unreachable(hosts.join(", "), error)),
         }
     }
 
