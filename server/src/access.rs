@@ -1,8 +1,8 @@
-//! Access control: who may connect, and what each may do. What is not granted is denied.
+//! Access control: which clients may connect, and what each may do. What is not granted is denied.
 //!
-//! A client authenticates with the token of its ticket, or with a key that this server knows. Either yields one
-//! [`Principal`] with its grants, by [`Rules`] that are pure. They may be replaced while sessions run: each session
-//! asks [`Permit::changed`], and ends, or ends subscriptions, when it has lost a right.
+//! A client authenticates with the token of its ticket, or with a listed key or certificate. [`Rules`], which are pure,
+//! map either to one [`Principal`] with its grants. Rules may be replaced while sessions run: each session awaits
+//! [`Permit::changed`], and ends subscriptions or itself when it loses rights.
 
 mod acl;
 mod folder;
@@ -28,10 +28,10 @@ use std::{
 use tensor_relay_protocol::{TicketId, Topic, Verb};
 use tokio::{sync::watch, time::Instant};
 
-/// How often a session whose right is limited in time looks at the clock. A clock that is set jumps no further.
-const CLOCK_LOOK: Duration = Duration::from_secs(2);
+/// How often a session with temporary rights reads the clock: the bound on its delay when the clock is set.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Who may come into a server. Cheap to clone; all clones follow the same rules.
+/// The access control of a server. Cheap to clone; all clones follow the same rules.
 #[derive(Debug, Clone)]
 pub struct Access {
     rules: watch::Receiver<Arc<Rules>>,
@@ -40,27 +40,27 @@ pub struct Access {
     clock: Clock,
 }
 
-/// Tells the seconds since 1970.
+/// Returns the seconds since 1970.
 type Clock = fn() -> u64;
 
 impl Access {
-    /// Lets everybody in who can reach the server and knows its key, and allows everything. For tests, and for networks on which everybody
-    /// is trusted with every tensor.
+    /// Admits every client that can reach the server and knows its key, and allows everything. For tests, and for
+    /// networks on which every host is trusted with every tensor.
     pub fn open() -> Self {
         Self::new(Rules::open())
     }
 
-    /// Follows `rules`, which do not change.
+    /// Access by fixed `rules`.
     pub fn new(rules: Rules) -> Self {
         Self::following(watch::Sender::new(Arc::new(rules)).subscribe())
     }
 
-    /// Follows the rules that `rules` holds, whatever they become.
+    /// Access by the current value of `rules`.
     pub fn following(rules: watch::Receiver<Arc<Rules>>) -> Self {
         Self { rules, uses: Arc::default(), problem: Arc::default(), clock: seconds_now }
     }
 
-    /// The same by the time of `clock`, in seconds since 1970, in place of the system's: for simulations.
+    /// Replaces the system's clock by `clock`, in seconds since 1970: for simulations.
     #[must_use]
     pub fn with_clock(self, clock: fn() -> u64) -> Self {
         Self { clock, ..self }
@@ -71,12 +71,12 @@ impl Access {
         Arc::clone(&self.rules.borrow())
     }
 
-    /// Why the rules of now are older than their files, if they are.
+    /// Why the current rules are older than their files, if they are.
     pub fn problem(&self) -> Option<String> {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// When each ticket was used last, in seconds since 1970, as far as it was used in this process.
+    /// When each ticket was last used in this process, in seconds since 1970.
     pub fn uses(&self) -> HashMap<TicketId, u64> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -90,7 +90,7 @@ impl Access {
             self.note_use(ticket, now);
         }
         let holder = Holder(Arc::new(Mutex::new(Arc::new(principal))));
-        let look = Instant::now() + CLOCK_LOOK;
+        let look = Instant::now() + CLOCK_INTERVAL;
         Ok(Permit { rules, credentials, holder, look, clock: self.clock })
     }
 
@@ -111,13 +111,13 @@ pub(crate) struct Permit {
     rules: watch::Receiver<Arc<Rules>>,
     credentials: Credentials,
     holder: Holder,
-    /// When the clock is looked at next, however often the session is busy with other things before.
+    /// When to read the clock next. Cancelling `changed` does not postpone it.
     look: Instant,
     clock: Clock,
 }
 
 impl Permit {
-    /// The holder, for current rights.
+    /// The holder of the permit, with its current rights.
     pub(crate) fn holder(&self) -> &Holder {
         &self.holder
     }
@@ -125,7 +125,7 @@ impl Permit {
     /// Waits until the holder's rights change. Cancel safe.
     ///
     /// # Errors
-    /// [`Denied`] when there are none left, or it would be let in as another.
+    /// [`Denied`] when the holder lost all rights, or would be admitted as another principal.
     pub(crate) async fn changed(&mut self) -> Result<(), Denied> {
         loop {
             let before = self.holder.principal();
@@ -135,7 +135,7 @@ impl Permit {
                 return Err(Denied::Another { before: before.to_string(), now: now.to_string() });
             }
             if now != *before {
-                self.holder.become_(now);
+                self.holder.replace(now);
                 return Ok(());
             }
         }
@@ -144,7 +144,7 @@ impl Permit {
     async fn rules_or_clock_changed(&mut self, is_temporary: bool) {
         let changed = async {
             if self.rules.changed().await.is_err() {
-                std::future::pending::<()>().await; // Nobody is left who could change them.
+                std::future::pending::<()>().await; // Nothing can change them any more.
             }
         };
         if !is_temporary {
@@ -152,7 +152,7 @@ impl Permit {
         }
         tokio::select! {
             () = changed => {}
-            () = tokio::time::sleep_until(self.look) => self.look = Instant::now() + CLOCK_LOOK,
+            () = tokio::time::sleep_until(self.look) => self.look = Instant::now() + CLOCK_INTERVAL,
         }
     }
 }
@@ -170,12 +170,12 @@ impl Holder {
         self.principal().may(verb, topic)
     }
 
-    fn become_(&self, principal: Principal) {
+    fn replace(&self, principal: Principal) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(principal);
     }
 }
 
-/// Now, in seconds since 1970. A clock before that is at its beginning: what expires then is valid, and nobody's clock is.
+/// The current time in seconds since 1970; 0 if the clock is set before that.
 pub(crate) fn seconds_now() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -201,13 +201,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_session_hears_that_its_ticket_was_revoked() {
+    async fn a_session_learns_that_its_ticket_was_revoked() {
         let rules = Rules { secrets: vec![secret()], ..Rules::default() };
         let sender = watch::Sender::new(Arc::new(rules.clone()));
         let access = Access::following(sender.subscribe());
         let mut permit = access.admit(shown(&claims(None))).unwrap();
         assert!(access.uses().contains_key(&claims(None).id));
-        sender.send_replace(Arc::new(rules.clone())); // Others that say the same.
+        sender.send_replace(Arc::new(rules.clone())); // Equal rules.
         let waited = tokio::time::timeout(Duration::from_secs(60), permit.changed()).await;
         assert!(waited.is_err(), "nothing changed for it");
         let revoked = [claims(None).id].into();
@@ -216,7 +216,7 @@ mod tests {
         assert!(access.admit(shown(&claims(None))).is_err());
     }
 
-    /// Also one that is never idle, so that nobody waits for long at a time.
+    /// Also a busy session, which cancels `changed` again and again.
     #[tokio::test]
     async fn a_session_ends_when_its_ticket_expires() {
         let access = Access::new(Rules { secrets: vec![secret()], ..Rules::default() });
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(ended, Err(Denied::Expired));
     }
 
-    /// A client whose key is known and taken away does not go on with its token, nor the other way round.
+    /// A client whose key is removed does not continue with its token, nor the reverse.
     #[tokio::test]
     async fn a_session_ends_when_its_client_would_be_another() {
         let certified = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
@@ -244,7 +244,7 @@ mod tests {
             let sender = watch::Sender::new(Arc::new(before.clone()));
             let mut permit = Access::following(sender.subscribe()).admit(shown.clone()).unwrap();
             sender.send_replace(Arc::new(after.clone()));
-            let ended = tokio::time::timeout(CLOCK_LOOK, permit.changed()).await;
+            let ended = tokio::time::timeout(CLOCK_INTERVAL, permit.changed()).await;
             assert!(matches!(ended, Ok(Err(Denied::Another { .. }))), "{ended:?}");
         }
     }
@@ -262,7 +262,7 @@ mod tests {
         let certificate = tensor_relay_transport::ClientCertificate::new(&[certificate.der().clone()]);
         let authorities = tensor_relay_transport::ClientAuthorities::from_pem(&ours.pem()).unwrap();
         let rules = Rules { authorities, secrets: vec![secret()], ..Rules::default() };
-        // With a token as well, which is good: it came in by its certificate.
+        // It also has a valid token, but was admitted by its certificate.
         let shown = Credentials { certificate, ..shown(&claims(None)) };
         let mut permit = Access::new(rules).admit(shown).unwrap();
         assert_eq!(permit.holder().principal().to_string(), "dns:a.example,dns:b.example");

@@ -1,11 +1,11 @@
-//! The advertised address in tickets.
+//! The addresses that tickets name.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     str::FromStr,
 };
 
-/// An advertised address: a host, and a port if it is not the one listened on.
+/// An address to advertise: a host, and a port if it differs from the listening port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advertised {
     host: String,
@@ -17,7 +17,7 @@ pub struct Advertised {
 #[non_exhaustive]
 pub enum AddressError {
     /// The part after the last colon is not a port.
-    #[error("{0:?} is no port")]
+    #[error("{0:?} is not a port")]
     Port(String),
     /// There is no host.
     #[error("write HOST or HOST:PORT")]
@@ -46,14 +46,14 @@ impl FromStr for Advertised {
 }
 
 impl Advertised {
-    /// The address as `host:port`; `port` is the one listened on.
+    /// The address as `host:port`; `port` is the listening port.
     pub fn with_port(&self, port: u16) -> String {
         format!("{}:{}", self.host, self.port.unwrap_or(port))
     }
 }
 
-/// The address under which other hosts most likely reach `listening`: itself, or this machine's own when it listens on
-/// all of them. Returns whether it had to guess.
+/// The address under which other hosts most likely reach `listening`: itself, or one of this machine's if that is
+/// unspecified. Returns whether it is a guess.
 ///
 /// ```
 /// let listening = "127.0.0.1:4747".parse().unwrap();
@@ -66,8 +66,8 @@ pub fn reachable(listening: SocketAddr) -> (SocketAddr, bool) {
     (SocketAddr::new(outgoing_address(listening.is_ipv4()), listening.port()), true)
 }
 
-/// The address this machine would send from. "Connecting" a UDP socket sends nothing; it only asks for the route. The
-/// destinations are reserved for documentation (RFC 5737, RFC 3849).
+/// The source address of this machine's default route. "Connecting" a UDP socket sends nothing; it only looks up the
+/// route. The destinations are reserved for documentation (RFC 5737, RFC 3849).
 fn outgoing_address(ipv4: bool) -> IpAddr {
     let (any, somewhere): (IpAddr, IpAddr) = match ipv4 {
         true => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listened_on_alone_is_advertised_as_it_is() {
+    fn a_specified_address_is_advertised_unchanged() {
         let address = "127.0.0.1:5".parse().unwrap();
         assert_eq!(reachable(address), (address, false));
         let (guess, guessed) = reachable("0.0.0.0:5".parse().unwrap());

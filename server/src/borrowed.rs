@@ -1,4 +1,4 @@
-//! Borrowed versions: tensors that stay in their producer's memory and are read when they are sent.
+//! Borrowed versions: tensors that stay in their producer's memory and are read while they are sent.
 
 use crate::{StageError, Staging};
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use tensor_relay_transport::egress::Payload;
 /// A borrowed version, read from its source whenever a subscriber needs it.
 ///
 /// Costs no memory for the payload and no pass of copying, but each subscriber's transfer reads the source anew. The
-/// source must not change while the version is on offer or being sent. Where chunks are hashed at their first read, a
-/// change before that is not noticed by anyone; later ones make the transfer fail at the receiver, as corrupt.
+/// source must not change while the version is on offer or being sent. If chunks are hashed at their first read, an
+/// earlier change goes undetected; a later one makes the transfer fail at the receiver, as corrupt.
 #[derive(Debug)]
 pub struct Borrowed {
     pub(crate) payload: Payload,
@@ -18,11 +18,11 @@ pub struct Borrowed {
 }
 
 impl Borrowed {
-    /// Lays `specs` out and lets `source` make the source that gives the payload's bytes by their places in the
-    /// manifest, padding (as zeros) included. Chunks are hashed when they are first sent.
+    /// Lays `specs` out and calls `source` for a source of the whole payload at the manifest's offsets, padding (as
+    /// zeros) included. Chunks are hashed when they are first sent.
     ///
     /// # Errors
-    /// [`StageError`] when the tensors cannot be laid out, or when the source has another length.
+    /// [`StageError`] when the tensors cannot be laid out, or when the length of the source differs.
     pub fn from_source(
         staging: &Staging,
         specs: Vec<TensorSpec>,
@@ -35,14 +35,14 @@ impl Borrowed {
         Ok(Self { payload: Payload::new(Arc::new(manifest), source), returned: None })
     }
 
-    /// The same for a source whose chunks are hashed already, one hash for each chunk of the manifest in order: the
-    /// version then has a [`digest`](Self::digest) from the beginning.
+    /// Like [`from_source`](Self::from_source), for a source with known hashes, one for each chunk of the manifest in
+    /// order: the version has its [`digest`](Self::digest) from the beginning.
     ///
     /// # Errors
-    /// [`StageError`] likewise, and with what `source` fails with.
+    /// [`StageError`] likewise, or with the error of `source`.
     ///
     /// # Panics
-    /// When there are not as many hashes as chunks.
+    /// When the numbers of hashes and chunks differ.
     pub fn from_hashed_source<E: std::error::Error>(
         staging: &Staging,
         specs: Vec<TensorSpec>,
@@ -104,7 +104,7 @@ mod tests {
 
     /// The memory budget is zero: nothing is copied.
     #[test]
-    fn what_is_borrowed_has_a_digest_once_it_was_hashed() {
+    fn a_borrowed_version_has_a_digest_once_hashed() {
         let borrow = |manifest: &Manifest| zeros(manifest.payload_bytes());
         let later = Borrowed::from_source(&staging(), specs(), vec![], borrow).unwrap();
         assert_eq!(later.digest(), None);

@@ -1,4 +1,4 @@
-//! What clients can make a server keep or do at most, with reasons; and how much memory that is.
+//! The bounds on what clients can make a server hold or do, with reasons and memory.
 
 use crate::{Config, inboxes::Inbox, probing::PROBES_MAX, strangers};
 use tensor_relay_device::{AllocError, Reservation, container_memory_bytes};
@@ -8,14 +8,13 @@ use tensor_relay_transport::{LaneKind, Tuning};
 /// The memory of the program itself and its runtime, measured: 20 to 40 MB.
 const PROGRAM_BYTES: u64 = 48 << 20;
 
-/// The memory of a subscription that moves nothing: its task, its place among readers, and the queue of its messages.
-/// Measured: 13 KiB.
+/// The memory of an idle subscription: its task, its place as a reader, and its message queue. Measured: 13 KiB.
 const SUBSCRIPTION_BYTES: u64 = 16 << 10;
 
-/// How many subscriptions all sessions may have together, for each session that there may be.
+/// The share of each possible session in the maximum number of subscriptions.
 const SUBSCRIPTIONS_PER_SESSION: u64 = 32;
 
-/// At least as many clients can have all subscriptions that one may have.
+/// This many clients can each have the maximum number of subscriptions of a session.
 const CLIENTS_WITH_ALL: u64 = 4;
 
 /// One bound.
@@ -23,29 +22,29 @@ const CLIENTS_WITH_ALL: u64 = 4;
 pub struct Bound {
     /// What is bounded.
     pub name: &'static str,
-    /// How much of it there may be.
+    /// The limit.
     pub most: Amount,
-    /// The memory that it may take of the host, 0 where it takes none of its own.
+    /// The host memory that it may take; 0 if it takes none of its own.
     pub memory_bytes: u64,
-    /// Why there is this bound, or what it costs.
+    /// The reason for this bound, or its cost.
     pub reason: &'static str,
 }
 
 /// A number with its unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
-    /// So many.
+    /// A number.
     Count(u64),
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
     /// A time in milliseconds.
     Ms(u64),
 }
 
-/// The memory limit of this process's container has no room for a server as it is configured.
+/// The memory limit of this process's container is too low for the configured server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the memory limit of the container (cgroup) has no room for a server: {asked_bytes} bytes are needed beside its versions \
+    "the memory limit of the container (cgroup) is too low for a server: {asked_bytes} bytes are needed besides its versions \
      and sessions, and {free_bytes} of its {limit_bytes} bytes are free. Raise that limit, or lower --encoded-mem"
 )]
 pub struct ContainerTooSmall {
@@ -55,8 +54,8 @@ pub struct ContainerTooSmall {
 }
 
 impl Config {
-    /// This configuration for the memory limit of the container that the process runs in, if there is one: as much less for
-    /// encodings and logins as keeps them below an eighth and a sixteenth of it. What was set by a user stays.
+    /// Fits this configuration to the memory limit of the process's container, if there is one: limits encoded chunks
+    /// to an eighth of it and logins to a sixteenth. `encoded_bytes`, set by a user, is not changed.
     pub fn for_container(self, encoded_bytes: Option<u64>) -> Self {
         self.for_limit(container_memory_bytes(), encoded_bytes)
     }
@@ -71,7 +70,7 @@ impl Config {
         }
     }
 
-    /// The further lanes that all sessions may have together.
+    /// The maximum number of further lanes of all sessions together.
     pub(crate) fn lanes_total_max(&self) -> u64 {
         match self.lanes_max {
             ..=1 => 0,
@@ -79,13 +78,13 @@ impl Config {
         }
     }
 
-    /// The subscriptions that all sessions may have together.
+    /// The maximum number of subscriptions of all sessions together.
     pub(crate) fn subscriptions_total_max(&self) -> u64 {
         let of_all = (self.sessions_max as u64).saturating_mul(SUBSCRIPTIONS_PER_SESSION);
         of_all.max(CLIENTS_WITH_ALL * u64::from(self.subscriptions_max))
     }
 
-    /// All bounds on what clients can make a server with this configuration keep or do.
+    /// All bounds on what clients can make a server with this configuration hold or do.
     pub fn bounds(&self) -> Vec<Bound> {
         let bound = |name, most, memory_bytes, reason| Bound { name, most, memory_bytes, reason };
         let lane_bytes = LaneKind::Tcp.memory_bytes_max().max(LaneKind::Quic.memory_bytes_max());
@@ -105,49 +104,44 @@ impl Config {
                 "further lanes, all sessions",
                 Amount::Count(lanes),
                 times(lanes, lane_bytes),
-                "as many as sessions; who gets none goes on with the lanes that it has",
+                "as many as sessions; a client that gets none continues with the lanes that it has",
             ),
             bound(
                 "lanes of a session",
                 Amount::Count(self.lanes_max.into()),
                 0,
-                "--lanes-max; more than one client has cores and network cards for",
+                "--lanes-max; more than the cores and network cards of one client can use",
             ),
             bound(
                 "subscriptions, all sessions",
                 Amount::Count(subscriptions),
                 times(subscriptions, SUBSCRIPTION_BYTES),
-                "32 for each session that there may be, and as many as four clients may have at least",
+                "32 for each possible session, and at least as many as four clients may have",
             ),
             bound(
                 "subscriptions of a session",
                 Amount::Count(self.subscriptions_max.into()),
                 0,
-                "a glob follows as many topics",
+                "a glob may follow this many topics",
             ),
-            bound(
-                "watches of a session",
-                Amount::Count(WATCHES_MAX as u64),
-                0,
-                "one for each glob that it follows",
-            ),
+            bound("watches of a session", Amount::Count(WATCHES_MAX as u64), 0, "one for each followed glob"),
             bound(
                 "chunks in flight of a subscription",
                 Amount::Bytes(in_flight),
                 0,
-                "--chunks-in-flight of --chunk-size; slices of the version, but copies where that is borrowed from files",
+                "--chunks-in-flight of --chunk-size; slices of the version, but copies if it is borrowed from files",
             ),
             bound(
                 "encoded chunks",
                 Amount::Bytes(self.encoded_bytes),
                 self.encoded_bytes,
-                "--encoded-mem; being sent, and half of it kept for further subscribers; beyond it chunks travel raw",
+                "--encoded-mem; being sent, and half of it cached for further subscribers; beyond it chunks are sent raw",
             ),
             bound(
                 "logins under way",
                 Amount::Count(self.logins_max as u64),
                 times(self.logins_max as u64, strangers::LOGIN_BYTES),
-                "of whoever fills them from one network, the oldest goes: nobody elsewhere is locked out",
+                "the oldest of the network with the most is evicted: no network can lock out the others",
             ),
             bound(
                 "time for a login",
@@ -159,13 +153,13 @@ impl Config {
                 "handshakes a second without address check",
                 Amount::Count(tensor_relay_transport::HANDSHAKES_PER_SECOND.into()),
                 0,
-                "beyond, QUIC's Retry makes clients prove their address: forged ones cost 6 % of a processor at most",
+                "beyond, QUIC's Retry makes clients prove their address: a flood of forged ones costs at most 6 % of a processor",
             ),
             bound(
                 "a control message",
                 Amount::Bytes(FRAME_MAX_BYTES as u64),
                 0,
-                "a resume names at most this much of what it holds",
+                "a resume can list what it holds only up to this size",
             ),
             bound(
                 "unread messages of a subscription",
@@ -177,29 +171,29 @@ impl Config {
                 "probes at once",
                 Amount::Count(PROBES_MAX),
                 0,
-                "what `doctor` asks for; each 10 s and 1 GiB at most, of bytes that are made as they are sent",
+                "requested by `doctor`; each at most 10 s and 1 GiB, of bytes generated while sending",
             ),
             bound(
                 "time without progress",
                 Amount::Ms(u64::try_from(self.stall_timeout.as_millis()).unwrap_or(u64::MAX)),
                 0,
-                "--stall-timeout; then a subscriber in mid-transfer is evicted",
+                "--stall-timeout; then a subscriber is evicted during a transfer",
             ),
             bound("the program", Amount::Bytes(PROGRAM_BYTES), PROGRAM_BYTES, "measured: 20 to 40 MB"),
         ]
     }
 
-    /// The memory of the host that a server with this configuration takes at most, beside its versions, in bytes.
+    /// The maximum host memory of a server with this configuration besides its versions, in bytes.
     ///
-    /// Not in it: page-locked slots of GPUs (`--pinned-mem`), copies of chunks in flight where versions are borrowed from
-    /// files, and buffers of the kernel's sockets.
+    /// Not included: page-locked slots of GPUs (`--pinned-mem`), copies of chunks in flight if versions are borrowed
+    /// from files, and the kernel's socket buffers.
     pub fn memory_bytes_max(&self) -> u64 {
         let bounds = self.bounds();
         bounds.iter().fold(0, |sum, bound| sum.saturating_add(bound.memory_bytes))
     }
 
-    /// Keeps memory of the container's limit free for what a server needs beside versions and sessions, until the result is
-    /// dropped. Each session and lane reserves its own when it is admitted.
+    /// Reserves the memory that a server needs besides versions and sessions, within the container's limit, until the
+    /// result is dropped. Each session and lane reserves its own at admission.
     ///
     /// # Errors
     /// [`ContainerTooSmall`].
@@ -222,7 +216,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn a_container_s_limit_lowers_what_nobody_set() {
+    fn a_container_limit_lowers_the_defaults() {
         let config = |limit, encoded| Config::default().for_limit(limit, encoded);
         let free = config(None, None);
         assert_eq!((free.encoded_bytes, free.logins_max), (512 * MIB, 1_024));
@@ -233,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_the_sum_of_what_is_bounded() {
+    fn memory_is_the_sum_of_the_bounds() {
         let few = Config { sessions_max: 1, lanes_max: 1, subscriptions_max: 1, ..Config::default() };
         let more = Config { sessions_max: 2, lanes_max: 2, ..few.clone() };
         let added = more.memory_bytes_max() - few.memory_bytes_max();

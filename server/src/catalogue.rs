@@ -18,7 +18,7 @@ use tensor_relay_protocol::{EndReason, Topic, TopicEntry};
 use tensor_relay_transport::CodecStats;
 use tokio::sync::{broadcast, watch};
 
-/// How many names of new topics are queued for a slow watch; one that missed some scans all topics again.
+/// How many names of new topics are queued for a slow watch. A watch that missed some scans all topics again.
 const APPEARANCES: usize = 1024;
 
 /// All topics of a server.
@@ -28,12 +28,12 @@ pub(crate) struct Catalogue {
     appeared: broadcast::Sender<Topic>,
     linger: Duration,
     bases: Arc<Bases>,
-    /// Versions published by topics that are gone.
+    /// Versions published by removed topics.
     published_before: AtomicU64,
 }
 
 impl Catalogue {
-    /// A catalogue without topics. `linger` is how long the places of named readers are kept, and bases that nobody follows.
+    /// An empty catalogue. For `linger`, named readers keep their places, and topics without followers their bases.
     pub(crate) fn new(linger: Duration, bases: Arc<Bases>) -> Self {
         Self {
             topics: Mutex::default(),
@@ -46,7 +46,7 @@ impl Catalogue {
 
     /// Registers a publisher of the topic called `name`; `None` if it already has one.
     pub(crate) fn open(&self, name: &Topic) -> Option<Arc<TopicState>> {
-        let mut topics = self.topics(); // Held until it is open, so that nobody takes it off the list meanwhile.
+        let mut topics = self.topics(); // Held until it is open, so that it is not removed meanwhile.
         let topic = self.entry(&mut topics, name);
         topic.open().then_some(topic)
     }
@@ -65,9 +65,9 @@ impl Catalogue {
         &self.bases
     }
 
-    /// Tells watches that `name` has its first version.
+    /// Notifies watches that `name` has its first version.
     pub(crate) fn appeared(&self, name: &Topic) {
-        let _ = self.appeared.send(name.clone()); // Nobody may be watching.
+        let _ = self.appeared.send(name.clone()); // There may be no watch.
     }
 
     /// The names of topics that appear from now on.
@@ -75,7 +75,7 @@ impl Catalogue {
         self.appeared.subscribe()
     }
 
-    /// Ends `topic` for good and removes it. Its name is free at once; its followers get the reason.
+    /// Ends `topic` and removes it. Its name is free at once; its followers get the reason.
     pub(crate) fn remove(&self, topic: &Arc<TopicState>, reason: EndReason) {
         let mut topics = self.topics();
         topic.end(reason);
@@ -113,7 +113,7 @@ impl Catalogue {
         self.collect(|topic, _| (topic.name().clone(), topic.tally().stats()))
     }
 
-    /// What `describe` says of every topic and its newest version, for topics that have one.
+    /// The results of `describe` for every topic that has a version, called with its newest.
     pub(crate) fn describe<R>(&self, describe: impl Fn(&TopicState, &Retained) -> R) -> Vec<R> {
         self.collect(describe)
     }
@@ -162,7 +162,7 @@ impl Follower {
 
     /// Waits until the topic changed since the last [`look`](Self::look). Cancel safe.
     pub(crate) async fn changed(&mut self) {
-        // The topic holds the sender, and this holds the topic.
+        // `self.topic` holds the sender.
         let _ = self.changes.changed().await;
     }
 
@@ -178,7 +178,7 @@ impl Drop for Follower {
         if self.topic.follower_leaves()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime.spawn(topic::forsaken(Arc::downgrade(&self.topic)));
+            runtime.spawn(topic::release_abandoned_bases(Arc::downgrade(&self.topic)));
         }
         self.catalogue.remove_unneeded(&self.topic);
     }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_for_what_does_not_exist_leaves_nothing() {
+    fn unknown_names_leave_no_state() {
         let catalogue = catalogue();
         let (one, two) = (catalogue.follow(&topic("a")), catalogue.follow(&topic("a")));
         drop(one);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waited_sees_the_topic_end() {
+    async fn a_waiting_follower_sees_the_topic_end() {
         let catalogue = catalogue();
         let mut follower = catalogue.follow(&topic("a"));
         assert_eq!(follower.look().ended(), None);

@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-/// The upper bounds of the buckets, in microseconds, each four times the one before.
+/// The upper bounds of the buckets, in microseconds, each four times the previous one.
 const BOUNDS_US: [u64; 10] =
     [100, 400, 1_600, 6_400, 25_600, 102_400, 409_600, 1_638_400, 6_553_600, 26_214_400];
 
-/// A histogram that any thread may add to. One chunk costs two additions.
+/// A histogram shared by all threads. One chunk costs two additions.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkTimes {
     /// One per bound, and one beyond the last.
@@ -17,12 +17,12 @@ pub(crate) struct ChunkTimes {
     sum_ns: AtomicU64,
 }
 
-/// What [`ServerStatus::chunk_times`](crate::ServerStatus::chunk_times) holds: how many chunks took how long.
+/// The histogram of [`ServerStatus::chunk_times`](crate::ServerStatus::chunk_times).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkTimeStats {
-    /// The upper bound of each bucket in seconds, the last one infinite, and how many chunks are in it and in no smaller one.
+    /// The upper bound of each bucket in seconds, the last one infinite, and how many chunks are in that bucket alone.
     pub buckets: Vec<(f64, u64)>,
-    /// The times of all chunks together, in seconds.
+    /// The sum of the times of all chunks, in seconds.
     pub sum_s: f64,
 }
 
@@ -46,7 +46,7 @@ impl ChunkTimes {
 }
 
 impl ChunkTimeStats {
-    /// How many chunks there were.
+    /// The number of chunks.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
     }

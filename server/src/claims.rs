@@ -1,5 +1,5 @@
-//! Claims: a client's statements of what it holds, compared with this server's content under the same epoch and number
-//! (PROTOCOL.md §6.6): two servers may have published different bytes under one name.
+//! [`Claims`]: what a client says it holds, compared with this server's content of the same epoch and number
+//! (PROTOCOL.md §6.6): two servers may have published different bytes under the same version id.
 
 use crate::{
     bases::VersionKey,
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tensor_relay_protocol::{Have, Partial, RangeSet, Subscribe, VersionDigest};
 use tensor_relay_transport::egress::Encoder;
 
-/// The versions that a `Subscribe` named as held. They matter until the first version is begun.
+/// The versions that a `Subscribe` names as held. They are used until the first version begins.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     base: Option<Claim>,
@@ -67,8 +67,8 @@ impl Claims {
         }
     }
 
-    /// A claim that can be compared now, with its version. A version published after the `Subscribe` is compared once
-    /// it is there; a base that was not kept is ignored.
+    /// A claim that can be compared now, with its version. A version published after the `Subscribe` is compared then;
+    /// a base that is not in memory is ignored.
     pub(crate) fn next(
         &self,
         topic: &TopicState,
@@ -96,18 +96,18 @@ impl Claims {
         }
     }
 
-    /// Whether the client must discard what it holds of `version`. If it holds a part, that part decides: it is newer
-    /// than what the client committed.
+    /// Whether the client must discard what it holds of `version`. If it holds a part, that decides: it is newer than
+    /// the committed version.
     pub(crate) fn is_afresh(&self, version: VersionKey) -> bool {
         let named = self.partial.iter().chain(&self.have).find(|claim| claim.version == version);
         named.is_some_and(|claim| claim.state == State::Other)
     }
 }
 
-/// Whether these chunks of `retained` have this digest. What cannot be compared counts as the same: a version that cannot be
-/// read cannot be sent either, and one that leaves retention meanwhile must not be kept longer for this.
+/// Whether these chunks of `retained` have this digest. If they cannot be compared, they count as the same: an
+/// unreadable version cannot be sent, and one that leaves retention is not held for this.
 ///
-/// Costs a read of those chunks that were never hashed.
+/// Reads those chunks that were never hashed.
 pub(crate) async fn is_same(
     encoder: &Encoder,
     retained: Arc<Retained>,
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_comes_afresh() {
+    fn only_differing_versions_come_afresh() {
         let mut claims = claims(2, 3);
         assert!(afresh(&claims).is_empty(), "nothing was compared");
         claims.handle_compared(Named::Have, false);
@@ -159,7 +159,8 @@ mod tests {
         assert!(!claims.is_afresh((Epoch(2), Version(3))), "another epoch");
     }
 
-    /// A client that was cut off while it received a version afresh holds a part of the new content, and committed the old.
+    /// A client that lost its connection while it received a version afresh holds a part of the new content, and
+    /// committed the old.
     #[test]
     fn the_part_decides_for_its_version() {
         let mut claims = claims(3, 3);

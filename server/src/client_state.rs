@@ -1,4 +1,4 @@
-//! The state of a subscription's client: its selection, and what it holds.
+//! [`ClientState`]: the selection of a subscription's client, and what the client holds.
 
 use crate::topic::Retained;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tensor_relay_transport::Workers;
 #[derive(Debug)]
 pub(crate) struct ClientState {
     globs: Vec<Glob>,
-    /// The selection from the latest manifest: manifests rarely change.
+    /// The selection for the latest manifest, cached because manifests rarely change.
     selection: Option<(ManifestDigest, Arc<Selection>)>,
     /// The manifest that the client holds.
     manifest: Option<ManifestDigest>,
@@ -21,7 +21,7 @@ impl ClientState {
         Self { globs, selection: None, manifest, partial }
     }
 
-    /// The client's selection of `retained`. Matching many globs with many tensors takes a while, so a worker does it.
+    /// The client's selection of `retained`. A worker computes it: matching many globs with many tensors takes long.
     pub(crate) async fn selection(&mut self, retained: &Retained, workers: Workers) -> Arc<Selection> {
         let manifest = retained.payload.manifest();
         match &self.selection {
@@ -39,7 +39,7 @@ impl ClientState {
         }
     }
 
-    /// The chunks of `retained` that the client holds. Taken once: the next transfer invalidates them.
+    /// Takes the chunks of `retained` that the client holds: the next transfer invalidates them.
     pub(crate) fn take_held(&mut self, retained: &Retained) -> RangeSet {
         let partial = self.partial.take().filter(|partial| is_of(partial, retained));
         partial.map_or_else(RangeSet::new, |partial| partial.chunks)
@@ -63,7 +63,7 @@ impl ClientState {
         self.manifest = Some(retained.payload.manifest().digest());
     }
 
-    /// The manifest of a given up version may have been cut off with it.
+    /// Handles an aborted version: its manifest may not have arrived either.
     pub(crate) fn handle_given_up(&mut self) {
         self.manifest = None;
     }

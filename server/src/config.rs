@@ -9,49 +9,49 @@ use tensor_relay_transport::Workers;
 pub struct Config {
     /// The name and version told to clients. Default `tensor-relay/` and the version of this crate.
     pub agent: String,
-    /// The most open sessions, and the most further lanes of all of them together. Default 1,024; one more is refused at its
-    /// `Hello`.
+    /// The maximum number of open sessions, and of further lanes over all sessions. Default 1,024; the next session is
+    /// refused at its `Hello`.
     pub sessions_max: usize,
-    /// How many lanes one session may have, the first included. Default 16: more than one client has cores and network
-    /// cards for. With 1 there are no further lanes.
+    /// The maximum number of lanes of one session, the first included. Default 16: more than the cores and network
+    /// cards of one client can use. With 1 there are no further lanes.
     pub lanes_max: u32,
-    /// The threads for the further lanes of all sessions. The first lane of each stays on the runtime that runs the
-    /// server. Default: as many as there are processors beside that one's, and one at least; 8 at most, which fill 100
-    /// Gbit/s. They are started when they are needed.
+    /// The number of threads for the further lanes of all sessions. The first lane of each session stays on the
+    /// server's runtime. Default: the number of processors less one, at least 1 and at most 8, which fill 100 Gbit/s.
+    /// They are started on demand.
     pub lane_threads: usize,
-    /// How many subscriptions one session may have. Default 1,024. Each costs a task and what its credit allows in flight.
+    /// The maximum number of subscriptions of one session. Default 1,024. Each costs a task and the chunks that its
+    /// credit allows in flight.
     pub subscriptions_max: u32,
-    /// How many chunks of one subscription are read, encoded or written at the same time. Default 8: two at each
-    /// stage, since chunks do not take equally long, and two to spare. QUIC needs two in flight to keep a lane busy.
+    /// How many chunks of one subscription are read, encoded or written at the same time. Default 8: two at each stage,
+    /// since chunks take unequal times, and two to spare. QUIC needs two in flight to keep a lane busy.
     pub chunks_in_flight: usize,
-    /// How large chunks are. Default 4 MiB: from 1 MiB on a GPU's copy engine is saturated, and a resume after an error
-    /// repeats little.
+    /// The size of chunks. Default 4 MiB: a GPU's copy engine is saturated from 1 MiB on, and a resume repeats little.
     pub chunk_bytes: u32,
-    /// How chunks are encoded, as far as subscribers can decode it. Default: each by what it holds and how fast the link
-    /// is. A topic may say otherwise for its own ([`TopicOptions::codec`](crate::TopicOptions::codec)), and a subscriber
-    /// for what it gets.
+    /// How chunks are encoded, for subscribers that can decode the codec. Default: chosen for each chunk by its content
+    /// and the speed of the link. A topic ([`TopicOptions::codec`](crate::TopicOptions::codec)) or a subscriber may
+    /// override it.
     pub codec: CodecChoice,
-    /// The memory for encoded chunks: those that are being sent, and up to half of it for those kept for further
-    /// subscribers. Beyond it chunks are sent raw. Default 512 MiB.
+    /// The memory for encoded chunks: those being sent and, in up to half of it, those cached for further subscribers.
+    /// Beyond it chunks are sent raw. Default 512 MiB.
     pub encoded_bytes: u64,
-    /// How many connections may be in their login at once. Default 1,024: a client takes milliseconds for it, and an
-    /// unfinished handshake up to 150 KiB.
+    /// The maximum number of unauthenticated connections. Default 1,024: a login takes milliseconds, and an unfinished
+    /// handshake up to 150 KiB.
     pub logins_max: usize,
-    /// How much of what was read of each device is kept for further subscribers, so that each chunk is read once however
-    /// many subscribe. A chunk counts at least as much as a slot. Default: as much as half of the device's slots hold.
-    /// Subscribers who are further apart than that read again. With a larger number, what slots cannot hold is copied to
-    /// ordinary memory, which costs a single subscriber as well a copy of nearly every byte.
+    /// How many bytes read from each device are cached for further subscribers, so that each chunk is read once for all
+    /// of them. A chunk counts at least as much as a slot. Default: what half of the device's slots hold. Subscribers
+    /// further apart than that read the device again. With a larger number, chunks that slots cannot hold are copied to
+    /// ordinary memory: then nearly every byte is copied even for a single subscriber.
     pub device_cache_bytes: Option<u64>,
-    /// The memory of staged versions, retained and in transfer. Default: no bound but the machine's.
+    /// The memory for staged versions, retained and in transfer. Default: no bound but the machine's.
     pub staged_bytes: u64,
-    /// How much memory versions may take that left retention and are kept to code later ones against, over all topics
-    /// ([`TopicOptions::bases`](crate::TopicOptions::bases)). It counts beside retention and within `staged_bytes`. Default
-    /// 4 GiB. What has no room is let go, those that nobody holds first, and subscribers get whole versions. 0: none are kept.
+    /// The memory for bases that left retention, over all topics ([`TopicOptions::bases`](crate::TopicOptions::bases)).
+    /// It counts in addition to retention and within `staged_bytes`. Default 4 GiB. Bases without room are released,
+    /// those that no subscriber holds first; then subscribers get whole versions. With 0 there are none.
     pub base_bytes: u64,
-    /// The time without progress after which a subscriber in mid-transfer is evicted. Default 30 s.
+    /// The time without progress after which a subscriber is evicted during a transfer. Default 30 s.
     pub stall_timeout: Duration,
-    /// How long the place of a named reader in mode `every` is kept when its connection is lost, so that it misses nothing.
-    /// Default 30 s: longer than a client takes to notice and to come back.
+    /// How long a named reader in mode `every` keeps its place after its connection is lost, so that it misses nothing.
+    /// Default 30 s: longer than a client takes to notice and to reconnect.
     pub reader_linger: Duration,
     /// The limits on published payloads, so that no receiver has to refuse them.
     pub limits: Limits,
@@ -89,7 +89,7 @@ pub(crate) const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_
 
 impl Config {
     /// The configuration clamped to valid values.
-    pub(crate) fn within_reason(self) -> Self {
+    pub(crate) fn clamped(self) -> Self {
         Self {
             chunks_in_flight: self.chunks_in_flight.max(1),
             stall_timeout: self.stall_timeout.min(DEADLINE_MAX),

@@ -1,4 +1,4 @@
-//! Cursors: which version a subscription is sent next, by its mode.
+//! [`Cursor`]: selects the next version of a subscription, by its mode.
 
 use crate::{
     places::PlaceName,
@@ -11,11 +11,11 @@ use tensor_relay_protocol::{EndReason, Epoch, Mode, Start, Subscribe, Version};
 /// The next step of a subscription.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Send this version. `skipped` counts those that the client misses before it.
+    /// Send this version.
     Send {
-        /// Which one.
+        /// The version.
         retained: Arc<Retained>,
-        /// How many were missed.
+        /// The number of versions that the client misses before it.
         skipped: u64,
     },
     /// Wait until the topic changes or the client sends a message.
@@ -27,9 +27,9 @@ pub(crate) enum Step {
 /// A subscription's position in its topic.
 #[derive(Debug)]
 pub(crate) enum Cursor {
-    /// Always the newest.
+    /// Mode `latest`: always the newest.
     Latest(Latest),
-    /// One after the other.
+    /// Mode `every`: one after the other.
     Every(Every),
 }
 
@@ -61,7 +61,7 @@ impl Cursor {
         matches!(self, Self::Every(_))
     }
 
-    /// Why the version under way is not to be sent any further, if it is so.
+    /// Why the current transfer must be aborted: the reader lost its place. `None` if it has not.
     pub(crate) fn lost_place(&self) -> Option<EndReason> {
         match self {
             Self::Latest(_) => None,
@@ -76,7 +76,7 @@ impl Cursor {
         }
     }
 
-    /// Records that `retained` was given up for this client.
+    /// Records that the transfer of `retained` to this client was aborted.
     pub(crate) fn handle_given_up(&mut self, retained: &Retained) {
         match self {
             Self::Latest(latest) => latest.handle_given_up(retained),
@@ -85,7 +85,7 @@ impl Cursor {
     }
 
     /// Records whether the version that the client has equals the one of the same number here. If its content differs,
-    /// the client counts as having the one before it.
+    /// the client counts as having the previous one.
     pub(crate) fn handle_compared(&mut self, topic: &TopicState, is_same: bool) {
         match self {
             Self::Latest(latest) if !is_same => latest.last = before(latest.last),
@@ -108,14 +108,14 @@ impl Cursor {
         }
     }
 
-    /// Gives up the place of a named reader that will not come back.
+    /// Gives up the place of a named reader that will not reconnect.
     pub(crate) fn give_place_up(&mut self) {
         if let Self::Every(every) = self {
             every.reader.give_place_up();
         }
     }
 
-    /// Whether versions are left that the client has no room for yet.
+    /// Whether there are versions beyond the client's window.
     pub(crate) fn waits_for_client(&self, topic: &TopicState) -> bool {
         matches!(self, Self::Every(every) if topic.first_from(every.next).is_some())
     }
@@ -132,7 +132,7 @@ pub(crate) struct Latest {
     awaited: Option<(Epoch, Version)>,
     /// The newest version that the client has, or that was last begun for it.
     last: Option<(Epoch, Version)>,
-    /// Versions begun and given up since its last commit: it never saw them.
+    /// Versions begun and aborted since its last commit: the client never saw them.
     missed: u64,
 }
 
@@ -141,10 +141,10 @@ impl Latest {
         Self {
             from: match (subscribe.have, &subscribe.partial) {
                 (None, None) => topic.place_of(None, subscribe.start),
-                // It has begun already; what is news is told by what it has.
+                // The subscription is resumed: what the client has decides what is newer.
                 _ => topic.place_of(None, Start::Oldest),
             },
-            // A subscription that preempts does not complete an older version.
+            // With `preempt`, an older version is not completed.
             partial: subscribe
                 .partial
                 .as_ref()
@@ -210,11 +210,11 @@ pub(crate) struct Every {
     window: usize,
     /// The last version sent.
     sent: Seq,
-    /// Given up versions: nobody will acknowledge them, so they do not count against the window.
+    /// Aborted versions: they will not be acknowledged, so they do not count against the window.
     given_up: Vec<Seq>,
-    /// The newest version that the client had at first. A restarted server may publish it again.
+    /// The newest version that the client had when it subscribed. A restarted server may publish it again.
     have: Option<(Epoch, Version)>,
-    /// Whether that one was compared with ours of the same number. Until then it is not skipped.
+    /// Whether `have` was compared with the version of the same number here. Until then it is not skipped.
     is_compared: bool,
     /// The newest acknowledged version, published here or before a restart.
     acknowledged: Option<(Epoch, Version)>,
@@ -243,7 +243,7 @@ impl Every {
         if let Some(reason) = self.lost_place() {
             return Step::End(reason);
         }
-        self.pass_over_what_it_has(topic);
+        self.skip_held_versions(topic);
         while let Some((seq, retained)) = topic.first_from(self.next)
             && is_before(&retained, self.awaited)
         {
@@ -253,7 +253,7 @@ impl Every {
         match topic.first_from(self.next) {
             Some((_, retained)) if self.waits_for_comparison(&retained) => Step::Wait,
             Some((seq, retained)) if self.unacknowledged(seq) < self.window => {
-                self.is_compared = true; // What it had matters no more.
+                self.is_compared = true; // `have` is no longer relevant.
                 (self.sent, self.next, self.awaited) = (seq, seq.next(), None);
                 Step::Send { retained, skipped: 0 }
             }
@@ -270,8 +270,8 @@ impl Every {
         unacknowledged
     }
 
-    /// Skips versions that the client holds already; acknowledged ones count as such.
-    fn pass_over_what_it_has(&mut self, topic: &TopicState) {
+    /// Skips versions that the client has; records those that it had acknowledged.
+    fn skip_held_versions(&mut self, topic: &TopicState) {
         while let Some((seq, retained)) = topic.first_from(self.next)
             && is_up_to(&retained, self.have)
             && !self.waits_for_comparison(&retained)
@@ -314,8 +314,8 @@ fn before(version: Option<(Epoch, Version)>) -> Option<(Epoch, Version)> {
     version.map(|(epoch, version)| (epoch, Version(version.0.saturating_sub(1))))
 }
 
-/// The first version of a subscription, perhaps not published yet: of the epoch that it names, or of the topic's
-/// current one.
+/// The first version of a subscription, perhaps not published yet: of the epoch in `start`, or of the topic's current
+/// one.
 fn awaited(topic: &TopicState, subscribe: &Subscribe) -> Option<(Epoch, Version)> {
     let Start::At(epoch, version) = subscribe.start else { return None };
     let epoch = epoch.or_else(|| Some(topic.newest()?.1.id.epoch))?;
@@ -387,7 +387,7 @@ mod tests {
         Cursor::new(topic, subscribe, "anybody")
     }
 
-    /// The versions that come without waiting, as (epoch, version, skipped); all are committed.
+    /// The versions that can be sent without waiting, as (epoch, version, skipped). Commits all of them.
     fn drain(cursor: &mut Cursor, topic: &TopicState) -> Vec<(u64, u64, u64)> {
         let mut sent = vec![];
         while let Step::Send { retained, skipped } = cursor.next(topic) {
@@ -406,11 +406,11 @@ mod tests {
         publish(&topic, 5, 1, 4..=6);
         assert_eq!(drain(&mut cursor, &topic), [(1, 6, 2)]);
         publish(&topic, 5, 2, 1..=1);
-        assert_eq!(drain(&mut cursor, &topic), [(2, 1, 0)], "a new epoch is news, whatever its number");
+        assert_eq!(drain(&mut cursor, &topic), [(2, 1, 0)], "a new epoch is newer, whatever the number");
     }
 
     #[test]
-    fn latest_from_next_passes_over_what_is_there() {
+    fn latest_from_next_skips_published_versions() {
         let topic = topic();
         publish(&topic, 5, 1, 1..=3);
         let mut cursor = begin(&topic, &Subscribe { start: Start::Next, ..subscribe(Mode::Latest) });
@@ -459,13 +459,13 @@ mod tests {
         assert!(begin(None, Start::At(None, Version(9))).is_empty());
         assert_eq!(begin(Some((1, 4)), Start::Oldest), [5]);
         assert!(begin(Some((1, 5)), Start::Oldest).is_empty());
-        assert_eq!(begin(Some((7, 5)), Start::Next), [3, 4, 5], "another epoch is begun at its oldest");
+        assert_eq!(begin(Some((7, 5)), Start::Next), [3, 4, 5], "another epoch begins at its oldest");
     }
 
-    /// PROTOCOL.md §6.6: a version of other content is not held, whether it is there already or is published later; what comes
-    /// before it was passed over.
+    /// PROTOCOL.md §6.6: a version with other content does not count as held, whether it is published already or later;
+    /// earlier versions stay skipped.
     #[test]
-    fn other_content_is_as_if_the_version_before_was_held() {
+    fn other_content_counts_as_the_previous_version_held() {
         let digest = VersionDigest([7; 32]);
         let have = Some(Have { epoch: Epoch(1), version: Version(3), digest });
         for (mode, sent_if_other) in
@@ -486,9 +486,9 @@ mod tests {
         }
     }
 
-    /// A reader that was told of a version before it was compared would have passed it over.
+    /// The version named in `have` is not skipped before it was compared.
     #[test]
-    fn what_the_client_has_waits_to_be_compared() {
+    fn the_version_in_have_waits_to_be_compared() {
         let topic = topic();
         let have = Some(Have { epoch: Epoch(1), version: Version(3), digest: VersionDigest([7; 32]) });
         let mut cursor = begin(&topic, &Subscribe { have, ..subscribe(Mode::Every) });
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_is_not_there_yet_is_waited_for() {
+    fn a_version_not_yet_published_is_awaited() {
         for mode in [Mode::Latest, Mode::Every] {
             let topic = topic();
             publish(&topic, 5, 1, 1..=2);
@@ -549,7 +549,7 @@ mod tests {
         let mut other = begin(&topic, &named);
         assert!(matches!(back.next(&topic), Step::End(EndReason::Replaced)));
         drop(back);
-        assert!(other.lost_place().is_none(), "who was replaced takes nothing along");
+        assert!(other.lost_place().is_none(), "a replaced reader does not remove the place");
         other.give_place_up();
         drop(other);
         publish(&topic, 2, 1, 4..=9);
@@ -560,8 +560,8 @@ mod tests {
         let topic = topic();
         let mut cursor = begin(&topic, &subscribe(Mode::Every));
         publish(&topic, 1, 1, 1..=1);
-        let in_the_way = topic.push(retained(1, 2), Keep::default()).unwrap_err();
-        assert_eq!(topic.evict(&in_the_way.readers), 1);
+        let blockers = topic.push(retained(1, 2), Keep::default()).unwrap_err();
+        assert_eq!(topic.evict(&blockers.readers), 1);
         assert!(matches!(cursor.next(&topic), Step::End(EndReason::TooSlow)));
         publish(&topic, 1, 1, 2..=2);
     }

@@ -1,4 +1,4 @@
-//! Versions on a device: copied from it, lent in place, or copied to it.
+//! Versions with tensors on a device: copied from it, borrowed in place, or copied to it.
 
 use crate::{Borrowed, LendError, Publishable, StageError, Staged, Staging, lend::parts};
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use tensor_relay_transport::{
 };
 use tokio::task::JoinSet;
 
-/// The concurrent chunk copies: one on the device's copy engine, one that a worker copies and hashes, and a spare for
+/// The number of concurrent chunk copies: one on the copy engine, one that a worker copies and hashes, and a spare for
 /// each.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
@@ -36,26 +36,26 @@ pub enum DeviceError {
     Write(#[from] SinkError),
     /// The device accepted no bytes for longer than any copy may take.
     #[error(
-        "a copy of {asked_bytes} bytes to {device} had not ended after {waited_ms} ms. The device hangs, or copies that \
-         never ended keep all of its slots: look for its first error, and restart this process if there is no other."
+        "a copy of {asked_bytes} bytes to {device} did not end within {waited_ms} ms. The device hangs, or copies that \
+         never end hold all of its slots: look for the device's first error; if there is none, restart this process."
     )]
     TimedOut {
         /// Which device.
         device: Box<str>,
         /// The bytes of the chunk.
         asked_bytes: u64,
-        /// How long it was waited for.
+        /// The time waited.
         waited_ms: u64,
     },
 }
 
 impl Staged {
-    /// Lays tensors on a device out and copies them to host memory of the server's own: when this returns, their producer
-    /// may write to them again. Aliases come with a buffer of no bytes.
+    /// Lays out tensors on a device and copies them to the server's own host memory: when this returns, their producer
+    /// may write to them again. Aliases have empty buffers.
     ///
     /// Costs the payload's size in host memory, within the server's budget. While one chunk is copied off the device,
-    /// through one of its slots, the one before is copied to its place and hashed by a worker. Dropping the future stops
-    /// that, and keeps nothing.
+    /// through one of its slots, a worker copies the previous one to its final memory and hashes it. Dropping the
+    /// future stops this and frees the memory.
     ///
     /// # Errors
     /// [`DeviceError`]; nothing is kept then.
@@ -75,11 +75,11 @@ impl Staged {
         Ok(Self::hashed(staging, manifest, payload.freeze(), &hashes))
     }
 
-    /// Moves the version to memory of `device` that the relay owns, from where it is served. Its hashes stay, and its host
-    /// memory is given back when this returns.
+    /// Moves the version to memory on `device` that the server owns, and serves it from there. The hashes stay valid;
+    /// the host memory is freed when this returns.
     ///
     /// # Errors
-    /// [`DeviceError`]; nothing is kept then, on the host neither.
+    /// [`DeviceError`]; then the version is dropped, on the host too.
     pub async fn onto(self, device: &Device) -> Result<Publishable, DeviceError> {
         let Self { payload, workers, .. } = self;
         let manifest = Arc::clone(payload.manifest());
@@ -101,15 +101,13 @@ impl Staged {
 }
 
 impl Borrowed {
-    /// Lays tensors on a device out and lends them to whoever reads the version: they are copied off the device when they
-    /// are sent, once for all who subscribe at about the same time. Aliases come with a buffer of no bytes. Chunks are
-    /// hashed when they are first sent.
+    /// Lays out tensors on a device and borrows them: they are copied off the device when they are sent, once for all
+    /// subscribers that are near each other. Aliases have empty buffers. Chunks are hashed when they are first sent.
     ///
-    /// The producer must not write to the memory before
-    /// [`Publication::released`](crate::Publication::released) says so. That is when the version left retention
-    /// (replaced, or [withdrawn](crate::Publication::withdraw)), no reader is at it any more, and the last copy out of it
-    /// has ended. What was copied out by then does not delay it. Where a copy hangs, or was given up because it was late,
-    /// it is never released: nobody hears when that copy has ended, and until then it reads the memory.
+    /// The producer must not write to the memory before [`Publication::released`](crate::Publication::released): when
+    /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)), nothing reads it, and the
+    /// last copy out of it has ended. Data already copied out does not delay this. If a copy hangs or was abandoned
+    /// because it was late, the memory is never released: that copy may still read it, and its end is not reported.
     ///
     /// # Errors
     /// [`LendError`]; nothing is kept then.
@@ -124,13 +122,13 @@ impl Borrowed {
     }
 }
 
-/// A lent source, and a handle that resolves when it is no longer read.
+/// Lends a source; the handle resolves when it is no longer read.
 pub(crate) fn lent(source: Arc<dyn Source>) -> (Arc<dyn Source>, Returned) {
     let (loan, returned) = Loan::new();
     (Arc::new(LentSource { source, loan: Arc::new(loan) }), returned)
 }
 
-/// The manifest of tensors on one device, and the source of their payload.
+/// Lays out tensors on one device: their manifest and the source of their payload.
 fn lay_out(
     staging: &Staging,
     tensors: Vec<(TensorSpec, DeviceBuffer)>,
@@ -161,7 +159,7 @@ fn check_device(name: &str, device: &Device, first: &Device) -> Result<(), LendE
     }
 }
 
-/// Runs `copy` for every chunk, a few at a time, and returns the results in order. Dropping the future cancels all.
+/// Runs `copy` for every chunk, a few at a time; returns the results in order. Dropping the future cancels all.
 async fn each_chunk<T: Send + 'static, F>(
     manifest: &Manifest,
     copy: impl Fn(Range<u64>) -> F,
@@ -187,7 +185,7 @@ where
     }
 }
 
-/// Copies a chunk from a device to its place, and hashes it.
+/// Copies a chunk from a device to host memory, and hashes it.
 async fn copy_out(
     source: Arc<dyn Source>,
     range: Range<u64>,
@@ -206,7 +204,7 @@ async fn copy_out(
     Ok(hash)
 }
 
-/// Copies a chunk from the host to its place on a device.
+/// Copies a chunk from the host to a device.
 async fn copy_in(
     source: Arc<dyn Source>,
     range: Range<u64>,
@@ -230,8 +228,8 @@ async fn copy_in(
     })
 }
 
-/// A source on loan. Fields are dropped in order: the loan is over when the source is gone, and every read holds it to
-/// its end. After a read whose copy may go on, because it was late or nobody waited for its end, the loan is never over.
+/// A source on loan. Fields are dropped in order: the loan ends after the source is dropped, and every read holds the
+/// loan. If a copy may outlive its read, because it was late or cancelled, the loan never ends.
 #[derive(Debug)]
 struct LentSource {
     source: Arc<dyn Source>,
@@ -241,14 +239,14 @@ struct LentSource {
 /// A read of a lent source, and whether its copy may outlive it.
 struct LentRead<'a> {
     loan: &'a Arc<Loan>,
-    may_go_on: bool,
+    may_outlive_it: bool,
 }
 
 impl Drop for LentRead<'_> {
     fn drop(&mut self) {
-        if self.may_go_on {
-            // Leaked, so that the producer never hears that its memory is its own again: the engine tells nobody when a
-            // copy ends that was given up, and the device may read that memory until then.
+        if self.may_outlive_it {
+            // Leaked, so that the memory is never reported as released: the engine does not report the end of an
+            // abandoned copy, and until then the device may read the memory.
             std::mem::forget(Arc::clone(self.loan));
         }
     }
@@ -261,9 +259,9 @@ impl Source for LentSource {
 
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
         Box::pin(async move {
-            let mut reading = LentRead { loan: &self.loan, may_go_on: true };
+            let mut reading = LentRead { loan: &self.loan, may_outlive_it: true };
             let read = self.source.read(range).await;
-            reading.may_go_on = matches!(read, Err(SourceError::Copy(CopyError::TimedOut { .. })));
+            reading.may_outlive_it = matches!(read, Err(SourceError::Copy(CopyError::TimedOut { .. })));
             read
         })
     }
@@ -283,7 +281,7 @@ mod tests {
 
     const CHUNK_BYTES: u32 = 1024;
 
-    /// A device whose copies fail so, or never end.
+    /// A device whose copies fail with this error, or never end.
     #[derive(Debug)]
     struct Failing(Option<fn() -> CopyError>);
 
@@ -321,7 +319,7 @@ mod tests {
         TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, Shape::new(&[bytes]).unwrap())
     }
 
-    /// Memory on `device` with so many bytes, all of which are `value`.
+    /// Memory of `bytes` bytes on `device`, all of them `value`.
     async fn buffer(device: &Device, bytes: u64, value: u8) -> DeviceBuffer {
         let buffer = device.allocate(bytes as usize).unwrap();
         let sink = buffer.sink();
@@ -385,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_host_memory_of_what_is_on_a_device_is_given_back() {
+    async fn moving_onto_a_device_frees_host_memory() {
         let (device, staging) = (device(), staging(1 << 20));
         let copied = Staged::from_device(&staging, tensors(&device).await, vec![]).await.unwrap();
         assert!(staging.memory.stats().in_use_bytes > 0);
@@ -404,10 +402,10 @@ mod tests {
         }
     }
 
-    /// Goal: nobody hears that lent memory is free while a copy may still read it. Method: reads that fail before their copy
-    /// began, that are late, and that never end.
+    /// Goal: lent memory is not reported as released while a copy may still read it. Method: reads that fail before
+    /// their copy begins, that are late, and that never end.
     #[tokio::test(start_paused = true)]
-    async fn a_loan_is_never_over_where_a_copy_may_go_on() {
+    async fn a_loan_never_ends_if_a_copy_may_outlive_it() {
         let fenced = || CopyError::FenceTimedOut { device: "test".into(), waited: READ_TIMEOUT };
         let late = || CopyError::TimedOut { device: "test".into(), waited: READ_TIMEOUT };
         for (copies, is_over) in [
@@ -424,7 +422,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_version_is_refused_by_name() {
+    async fn invalid_versions_are_refused_by_name() {
         let (device, other) = (device(), device());
         let refused = |tensors| Borrowed::from_device(&staging(0), tensors, vec![]).unwrap_err();
         let error = refused(vec![(spec("t", 4), device.allocate(3).unwrap())]);
@@ -442,7 +440,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_fit_is_refused_with_numbers() {
+    async fn a_version_over_budget_is_refused_with_sizes() {
         let device = device();
         let refused = Staged::from_device(&staging(100), tensors(&device).await, vec![])
             .await

@@ -1,4 +1,4 @@
-//! Finds out by measurement how much encoding pays on the way to a subscriber.
+//! [`EffortTrial`]: measures which encoding effort gives a subscriber the highest rate.
 
 use quick_cache::sync::Cache;
 use std::{
@@ -11,19 +11,19 @@ use tensor_relay_protocol::Effort;
 use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
-/// A controlled experiment: which [`Effort`] brings most raw bytes per second to the subscribers at one address.
+/// A controlled experiment: which [`Effort`] gives the subscribers at one address the most raw bytes per second.
 ///
-/// Chunks are sent in blocks, and blocks take turns through the levels that are still compared. What is measured is the
-/// only thing that matters, raw bytes that the subscriber took per second, and so includes what no model of a machine knows:
-/// the processors and what else they do, the link, the receiver. A block counts for each level at which its chunks would
-/// have been encoded alike, and for none where that is all of them: what cannot be compressed is not tried. After each round, levels that are clearly slower
-/// are dropped; at last the cheapest of those that are as fast as the best stays. A trial is repeated when the rate moves far
-/// from what it was, and from time to time. It mostly costs one block of each level that is slower.
+/// Chunks are sent in blocks, which alternate between the levels still compared. The measure is the raw bytes that the
+/// subscriber accepted per second. It includes what no model covers: the load of the processors, the link, the
+/// receiver. A block counts for each level that would have encoded its chunks alike; if that is every level, it is
+/// ignored: incompressible data is not tried. After each round, clearly slower levels are dropped; of those about as
+/// fast as the best, the cheapest remains. A trial is repeated when the rate changes much, and from time to time. It
+/// mostly costs one block of each slower level.
 ///
 /// Pure: time is passed in.
 #[derive(Debug)]
 pub(crate) struct EffortTrial {
-    /// The levels that are still compared. One is left when the trial is settled.
+    /// The levels still compared; one if the trial is settled.
     candidates: Vec<Candidate>,
     /// How many rounds were judged.
     rounds: u32,
@@ -40,7 +40,7 @@ struct Candidate {
     effort: Effort,
     /// How many blocks were assigned to it.
     assigned: u32,
-    /// How many blocks were measured that count for it, and the sum of the logarithms of their rates.
+    /// How many measured blocks count for it, and the sum of the logarithms of their rates.
     blocks: u32,
     log_rates: f64,
 }
@@ -53,61 +53,61 @@ struct Block {
     left_bytes: u64,
 }
 
-/// What is measured of the present block, as long as none but its chunks are in flight.
+/// The measurement of the current block, while only its chunks are in flight.
 #[derive(Debug, Clone, Copy, Default)]
 struct Measurement {
-    /// The bytes of all its chunks that arrived, and for each level those that it would have encoded alike.
+    /// The bytes of its delivered chunks, and for each level of those that it would have encoded alike.
     sent_bytes: u64,
     alike_bytes: [u64; Effort::ALL.len()],
-    /// When the last chunk arrived, if the time since then was spent on the next one.
+    /// When the last chunk was delivered, if the time since then was spent on the next one.
     last: Option<Instant>,
-    /// The bytes that count, and the time that they took.
+    /// The measured bytes, and the time that they took.
     bytes: u64,
     time: Duration,
 }
 
-/// What happens once a trial is settled.
+/// The state of a settled trial.
 #[derive(Debug, Clone, Copy)]
 struct Standing {
-    /// The rate that the chosen level has, in bytes per second.
+    /// The rate of the chosen level, in bytes per second.
     bytes_per_s: f64,
-    /// How many blocks in a row were far from it.
+    /// How many blocks in a row had a very different rate.
     strayed: u32,
     /// How many blocks were sent since the last trial.
     age: u32,
-    /// Before how many blocks there is no other trial, and after how many there is one even if nothing seems to change.
+    /// The minimum number of blocks before the next trial, and the number after which it begins without a change.
     rest_min: u32,
     rest: u32,
 }
 
-/// The least size of a block: eight chunks of the usual 4 MiB.
+/// The minimum size of a block: eight chunks of the usual 4 MiB.
 const BLOCK_MIN_BYTES: u64 = 32 << 20;
 
-/// How many times as large a block is, at least, as what is in flight when it begins: until that has arrived, and once the
-/// next block has begun, chunks of different levels share the processors, and nothing is measured.
+/// The minimum ratio of a block to the bytes in flight when it begins: until those are delivered, and after the next
+/// block begins, chunks of different levels share the processors, and nothing is measured.
 const BLOCK_BY_IN_FLIGHT: u64 = 4;
 
-/// How long a block takes at least, at the rate of the one before: less would measure the scheduler.
+/// The minimum duration of a block, at the rate of the previous one: less would measure the scheduler.
 const BLOCK_MIN: Duration = Duration::from_millis(10);
 
-/// The least that is measured of a block, or it does not count.
+/// The minimum of measured bytes: a block with fewer does not count.
 const MEASURED_MIN_BYTES: u64 = 8 << 20;
 
-/// Of how much of a block, in per cent, a level must encode the same for the block to count for it.
+/// The percentage of a block that a level must encode alike for the block to count for it.
 const ALIKE_MIN_PER_CENT: u64 = 95;
 
-/// How much slower than the best a level must be to be dropped, after the first, second, … round. One round alone may be
-/// disturbed by a third; after the last, what is left counts as equally fast.
+/// How much slower than the best a level must be to be dropped, after the first, second, … round. A single round may be
+/// disturbed by a third; after the last, the remaining levels count as equally fast.
 const DROPPED_FROM: [f64; 6] = [1.35, 1.2, 1.15, 1.1, 1.07, 1.05];
 
-/// Of levels whose rates differ less than this in the end, the cheapest is taken.
+/// Of levels whose final rates differ less than this, the cheapest is chosen.
 const ADVANTAGE_MIN: f64 = 1.03;
 
-/// How far, up or down, the rate moves from what it was before there is another trial, and for how many blocks in a row.
+/// By what factor, up or down, the rate must change to start another trial, and for how many blocks in a row.
 const STRAYED: f64 = 1.5;
 const STRAYED_BLOCKS: u32 = 3;
 
-/// How many blocks there are between two trials: at first at least; and where nothing seems to change at first, and at most.
+/// The number of blocks between two trials: the first minimum; and without a change the first value and the maximum.
 const REST_MIN: u32 = 4;
 const REST: u32 = 256;
 const REST_MAX: u32 = 4096;
@@ -137,7 +137,7 @@ impl EffortTrial {
         }
     }
 
-    /// The next chunk is begun: with which effort, and in which block.
+    /// Begins the next chunk: returns its effort and its block.
     fn assign(&mut self, raw_bytes: u64) -> (Effort, u64) {
         if self.block.left_bytes == 0 {
             self.next_block();
@@ -147,7 +147,7 @@ impl EffortTrial {
         (self.block.effort, self.block.number)
     }
 
-    /// A chunk of that block arrived, which the levels in `alike` would have encoded as it was.
+    /// Handles a delivered chunk of `block`. The levels in `alike` would have encoded it the same.
     fn handle_sent(&mut self, block: u64, alike: &[Effort], raw_bytes: u64, now: Instant) {
         if block == self.block.number {
             self.measured
@@ -155,7 +155,7 @@ impl EffortTrial {
         }
     }
 
-    /// A chunk of that block is no longer in flight, sent or not.
+    /// Handles a chunk of `block` that is no longer in flight, delivered or not.
     fn handle_ended(&mut self, block: u64, raw_bytes: u64) {
         let in_flight_bytes = match block == self.block.number {
             true => &mut self.in_flight_bytes,
@@ -164,8 +164,8 @@ impl EffortTrial {
         *in_flight_bytes = in_flight_bytes.saturating_sub(raw_bytes);
     }
 
-    /// A version begins: the time since the last chunk was not spent on sending. A block that says something already is
-    /// over, so that the version benefits from it.
+    /// Handles the beginning of a version: the time since the last chunk was not spent on sending. Ends a block that is
+    /// already measured, so that the version benefits from the result.
     fn handle_pause(&mut self) {
         self.measured.last = None;
         if self.in_flight_bytes == 0 && self.measured.bytes_per_s().is_some() {
@@ -173,7 +173,7 @@ impl EffortTrial {
         }
     }
 
-    /// Begins a block of the candidate that had fewest, of several the fastest.
+    /// Begins a block of the candidate with the fewest blocks; of several, the fastest.
     fn next_block(&mut self) {
         let rate = self.measured.bytes_per_s().unwrap_or_default();
         self.conclude();
@@ -192,7 +192,7 @@ impl EffortTrial {
         self.block = Block { number: self.block.number + 1, effort, left_bytes };
     }
 
-    /// Judges what was measured of the present block, if that says something.
+    /// Evaluates the measurement of the current block, if it counts.
     fn conclude(&mut self) {
         let measured = std::mem::take(&mut self.measured);
         let Some(bytes_per_s) = measured.bytes_per_s() else { return };
@@ -218,7 +218,7 @@ impl EffortTrial {
         }
     }
 
-    /// Drops what is clearly slower than the best, and in the end all but one.
+    /// Drops the levels that are clearly slower than the best; after the last round, all but one.
     fn judge(&mut self) {
         let best = self.candidates.iter().map(Candidate::log_rate).fold(f64::MIN, f64::max);
         let dropped_from = DROPPED_FROM[self.rounds as usize];
@@ -267,7 +267,7 @@ impl EffortTrial {
 }
 
 impl Candidate {
-    /// The logarithm of its rate, in the mean over its blocks.
+    /// The mean logarithm of the rates of its blocks.
     fn log_rate(&self) -> f64 {
         self.log_rates / f64::from(self.blocks.max(1))
     }
@@ -296,12 +296,12 @@ impl Measurement {
     }
 }
 
-/// The trials of a server: one for each address, and kind of lane, of clients that took versions lately. So a new
-/// subscription benefits from those before it. Bounded: what was not used longest is forgotten, and tried again.
+/// The trials of a server: one for each recent client address and kind of lane, so that a new subscription benefits
+/// from earlier ones. A bounded cache: the least recently used trial is dropped.
 #[derive(Debug)]
 pub(crate) struct EffortTrials(Cache<(IpAddr, LaneKind), EffortMeter>);
 
-/// How many trials are kept, each of about 300 bytes.
+/// The maximum number of cached trials, each of about 300 bytes.
 const TRIALS_MAX: usize = 4096;
 
 impl Default for EffortTrials {
@@ -311,7 +311,7 @@ impl Default for EffortTrials {
 }
 
 impl EffortTrials {
-    /// The trial of the way to `peer` by lanes of this kind.
+    /// The trial for `peer` over lanes of this kind.
     pub(crate) fn of(&self, peer: IpAddr, kind: LaneKind) -> EffortMeter {
         let Ok(meter) = self
             .0
@@ -320,11 +320,11 @@ impl EffortTrials {
     }
 }
 
-/// One trial, shared by all sends that it is about. Cheap to clone.
+/// A handle to one trial, shared by all sends that it measures. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EffortMeter(Arc<Mutex<EffortTrial>>);
 
-/// A chunk that is being sent, until this is dropped.
+/// A chunk in flight, until this is dropped.
 #[derive(Debug)]
 #[must_use = "the chunk is no longer in flight when this is dropped"]
 pub(crate) struct InFlight {
@@ -335,30 +335,30 @@ pub(crate) struct InFlight {
 }
 
 impl EffortMeter {
-    /// A chunk is begun.
+    /// Begins a chunk.
     pub(crate) fn begin(&self, raw_bytes: u64) -> InFlight {
         let (effort, block) = self.trial().assign(raw_bytes);
         InFlight { meter: self.clone(), block, effort, raw_bytes }
     }
 
-    /// A version is begun.
+    /// Handles the beginning of a version.
     pub(crate) fn handle_version(&self) {
         self.trial().handle_pause();
     }
 
     fn trial(&self) -> MutexGuard<'_, EffortTrial> {
-        // Numbers cannot be left half changed.
+        // A panic cannot leave the numbers inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl InFlight {
-    /// What encoding the chunk may cost.
+    /// The encoding effort of the chunk.
     pub(crate) fn effort(&self) -> Effort {
         self.effort
     }
 
-    /// The network took the chunk whole, which the levels in `alike` would have encoded as it was.
+    /// Handles the delivered chunk. The levels in `alike` would have encoded it the same.
     pub(crate) fn handle_sent(&self, alike: &[Effort]) {
         let now = Instant::now();
         self.meter.trial().handle_sent(self.block, alike, self.raw_bytes, now);

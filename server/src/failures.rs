@@ -15,7 +15,7 @@ pub enum FailedAt {
     Session,
     /// A subscription that the server ended before its topic did.
     Subscription,
-    /// A transfer that was given up.
+    /// A transfer that was aborted.
     Transfer,
 }
 
@@ -24,19 +24,19 @@ pub enum FailedAt {
 pub struct FailureCount {
     /// Where.
     pub at: FailedAt,
-    /// Why, in one word for programs.
+    /// Why, as an identifier for programs.
     pub reason: &'static str,
     /// How often.
     pub count: u64,
 }
 
-/// The counters. Failures are rare, and reasons are constants of this program: so one lock and a map do, and both stay
-/// small.
+/// The failure counters. Failures are rare and reasons are constants of this program, so a locked map suffices and
+/// stays small.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<BTreeMap<(FailedAt, &'static str), u64>>);
 
 impl FailedAt {
-    /// The word for it.
+    /// Its identifier for programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection",
@@ -62,12 +62,12 @@ impl Failures {
             EndReason::TooSlow => "too_slow",
             EndReason::Replaced => "replaced",
             EndReason::NotFound => "not_found",
-            _ => return, // The topic is over, or the subscriber has what it asked for.
+            _ => return, // The topic ended, or the subscriber got what it asked for.
         };
         self.note(FailedAt::Subscription, word);
     }
 
-    /// Counts a version that was given up.
+    /// Counts an aborted version.
     pub(crate) fn note_abort(&self, reason: AbortReason) {
         let word = match reason {
             AbortReason::Corrupt => "corrupt",
@@ -82,7 +82,7 @@ impl Failures {
         self.note(FailedAt::Transfer, word);
     }
 
-    /// What was counted so far.
+    /// The current counts.
     pub(crate) fn counts(&self) -> Vec<FailureCount> {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let failure =
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_as_it_should_is_no_failure() {
+    fn a_regular_end_is_not_a_failure() {
         let failures = Failures::default();
         failures.note_end(EndReason::TopicEnded);
         assert_eq!(failures.counts(), []);

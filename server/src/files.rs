@@ -1,4 +1,4 @@
-//! Files as versions: safetensors files, folders of them, NumPy arrays; staged, or borrowed in place.
+//! [`TensorFiles`]: safetensors files, folders of them and NumPy arrays as versions, staged or borrowed in place.
 
 mod directory;
 mod error;
@@ -38,13 +38,13 @@ use tensor_relay_protocol::{
     safetensors::{Header, PREFIX_BYTES, SafetensorsError, header_length, parse_header},
 };
 
-/// Files that can be served as one topic: what they hold is known, their tensors are not read yet.
+/// Opened files that can be served as one topic. Their headers are read, their tensors not yet.
 ///
-/// Understood are a safetensors file; a folder of them, as Hugging Face has it, with what lies beside the weights; a
-/// NumPy array (`.npy`); and an archive of arrays (`.npz`). A folder needs one open file for each of its files.
+/// Supported are a safetensors file; a folder of them in Hugging Face's layout, with its side files; a NumPy array
+/// (`.npy`); and an archive of arrays (`.npz`). A folder needs one file descriptor for each of its files.
 ///
-/// Files are read by position and never mapped: one that shrinks under a mapping would kill the process, here it is an
-/// error. Everything here blocks for as long as the disk does; call it off the executor.
+/// Files are read by offset and never mapped: a file that shrinks under a mapping kills the process; here it is an
+/// error. All methods block on the disk; do not call them on an executor's thread.
 #[derive(Debug)]
 pub struct TensorFiles {
     path: PathBuf,
@@ -57,17 +57,17 @@ pub struct TensorFiles {
 }
 
 /// The size of reads while files are copied.
-const POURED_BYTES: u64 = 4 << 20;
+const PIECE_BYTES: u64 = 4 << 20;
 
 /// Why files could not be copied into shared memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealFileError {
-    /// The files are at fault.
+    /// The files cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
     /// The system has no memory for them.
-    #[error("the system gives no shared memory: {0}")]
+    #[error("cannot allocate shared memory: {0}")]
     Memory(#[from] io::Error),
 }
 
@@ -76,16 +76,16 @@ pub enum SealFileError {
 struct Piece {
     /// The number of the file.
     file: usize,
-    place: Place,
+    place: Location,
 }
 
-/// A tensor's place in its file.
+/// Where the bytes of a tensor are.
 #[derive(Debug)]
-enum Place {
-    /// In transfer order, from this position on.
+enum Location {
+    /// In the file at this offset, in transfer order.
     At(u64),
-    /// In Fortran order, from this position on.
-    Turned(u64),
+    /// In the file at this offset, in Fortran order.
+    Fortran(u64),
     /// In an archive.
     Entry {
         /// The number of the entry.
@@ -93,8 +93,8 @@ enum Place {
         /// The length of the header before the elements.
         head_bytes: u64,
         /// Whether the elements are in Fortran order.
-        turned: bool,
-        /// The position of the elements in the file, unless they are compressed.
+        is_fortran: bool,
+        /// The offset of the elements in the file, unless they are compressed.
         bytes_at: Option<u64>,
     },
     /// In memory, without a file.
@@ -102,7 +102,7 @@ enum Place {
 }
 
 impl TensorFiles {
-    /// Opens what is at `path`, and of a folder what a model consists of.
+    /// Opens the file or folder at `path`; of a folder, the files of its model.
     ///
     /// # Errors
     /// Those of [`open_with`](Self::open_with).
@@ -110,12 +110,12 @@ impl TensorFiles {
         Self::open_with(path, FolderRules::default())
     }
 
-    /// Looks at `path` and reads the headers of what is there, of a folder what `rules` say. A link at `path` itself is
-    /// always followed. The files stay open: what is staged or borrowed later is
-    /// what was opened, though another file took its name meanwhile.
+    /// Opens the file or folder at `path` and reads the headers; `rules` select the files of a folder. A link at `path`
+    /// itself is always followed. The files stay open: `stage` and `borrow` read the opened files even if others
+    /// replace them meanwhile.
     ///
     /// # Errors
-    /// [`FileError`] names the file and says what is wrong with it.
+    /// [`FileError`], with the file and its problem.
     pub fn open_with(path: &Path, rules: FolderRules) -> Result<Self, FileError> {
         let is_folder = fs::metadata(path)
             .map_err(|source| FileError::Io { path: path.into(), source })?
@@ -182,8 +182,8 @@ impl TensorFiles {
         &self.left_out
     }
 
-    /// Reads everything into staged memory. Arrays in Fortran order are turned, which takes their size in memory once
-    /// more while it lasts.
+    /// Reads all tensors into staged memory. Arrays in Fortran order are reordered, which temporarily takes their size
+    /// in memory again.
     ///
     /// # Errors
     /// [`FileError`] when a file cannot be read, or changes meanwhile, or when there is no memory.
@@ -197,9 +197,9 @@ impl TensorFiles {
         Ok(staged)
     }
 
-    /// Lends everything from where it is: no memory is taken, and each transfer reads the files anew. They are read once
-    /// here, for their hashes. Every chunk that is sent is compared with its hash: a file that was changed in place
-    /// fails the transfer instead of tearing it. Replacing a file by renaming another over it is no change.
+    /// Borrows all tensors from the files: this takes no memory, and each transfer reads the files anew. They are read
+    /// once here, for their hashes. Every sent chunk is compared with its hash: a file changed in place fails the
+    /// transfer instead of tearing it. Replacing a file by renaming another over it is not a change.
     ///
     /// # Errors
     /// [`FileError`] also when an array is compressed or in Fortran order: such arrays can be staged.
@@ -217,23 +217,23 @@ impl TensorFiles {
         Ok(borrowed)
     }
 
-    /// Copies everything into memory for the server beside this process ([`beside`](crate::sidecar)), without a copy of the
-    /// whole on the way.
+    /// Copies all tensors into shared memory for a [`sidecar`](crate::sidecar) server, without an intermediate copy of
+    /// the whole.
     ///
     /// # Errors
     /// [`FileError`] as [`stage`](Self::stage) has, and when the system has no shared memory.
     pub fn seal(&self, terms: &Terms) -> Result<SealedVersion, SealError<SealFileError>> {
         let mut archive = self.archive().map_err(|error| SealError::Fill(error.into()))?;
         let fill = |index: usize, out: &mut TensorWriter<'_>| -> Result<(), SealFileError> {
-            self.pour(index, archive.as_mut(), out)
+            self.write_pieces(index, archive.as_mut(), out)
         };
         let sealed = SealedVersion::new(terms, self.specs.clone(), self.metadata.clone(), fill)?;
         self.check_unchanged().map_err(|error| SealError::Fill(error.into()))?;
         Ok(sealed)
     }
 
-    /// Writes one tensor: in pieces if it lies in its file in transfer order, otherwise at once.
-    fn pour(
+    /// Writes one tensor: in pieces if its file has it in transfer order, otherwise at once.
+    fn write_pieces(
         &self,
         index: usize,
         archive: Option<&mut Archive<'_>>,
@@ -242,14 +242,14 @@ impl TensorFiles {
         let (spec, Piece { file, place }) = (&self.specs[index], &self.pieces[index]);
         // Checked against a file that exists, so it cannot overflow.
         let bytes = spec.shape.byte_len(spec.dtype).unwrap_or(0);
-        let Place::At(start) = place else {
+        let Location::At(start) = place else {
             let mut whole = vec![0; bytes as usize];
             self.fill(index, archive, &mut whole)?;
             return Ok(out.write(&whole)?);
         };
-        let mut piece = vec![0; bytes.min(POURED_BYTES) as usize];
-        for at in (0..bytes).step_by(POURED_BYTES as usize) {
-            let piece = &mut piece[..(bytes - at).min(POURED_BYTES) as usize];
+        let mut piece = vec![0; bytes.min(PIECE_BYTES) as usize];
+        for at in (0..bytes).step_by(PIECE_BYTES as usize) {
+            let piece = &mut piece[..(bytes - at).min(PIECE_BYTES) as usize];
             self.files[*file].read(piece, start + at).map_err(FileError::from)?;
             out.write(piece)?;
         }
@@ -266,37 +266,39 @@ impl TensorFiles {
     fn fill(&self, index: usize, archive: Option<&mut Archive<'_>>, out: &mut [u8]) -> Result<(), FileError> {
         let (spec, Piece { file, place }) = (&self.specs[index], &self.pieces[index]);
         match place {
-            Place::At(start) => Ok(self.files[*file].read(out, *start)?),
-            Place::Turned(start) => turned(spec, out, |raw| Ok(self.files[*file].read(raw, *start)?)),
-            Place::Memory(bytes) => {
+            Location::At(start) => Ok(self.files[*file].read(out, *start)?),
+            Location::Fortran(start) => {
+                read_fortran(spec, out, |raw| Ok(self.files[*file].read(raw, *start)?))
+            }
+            Location::Memory(bytes) => {
                 out.copy_from_slice(bytes);
                 Ok(())
             }
-            Place::Entry { entry, head_bytes, turned: is_turned, .. } => {
+            Location::Entry { entry, head_bytes, is_fortran, .. } => {
                 let archive = archive.expect("entries are in archives");
-                match is_turned {
-                    true => turned(spec, out, |raw| archive.read_elements(*entry, *head_bytes, raw)),
+                match is_fortran {
+                    true => read_fortran(spec, out, |raw| archive.read_elements(*entry, *head_bytes, raw)),
                     false => archive.read_elements(*entry, *head_bytes, out),
                 }
             }
         }
     }
 
-    /// The place where a tensor can be read in transfer order.
+    /// Where a tensor can be read in transfer order.
     fn lend(&self, index: usize) -> Result<Origin, FileError> {
         let Piece { file, place } = &self.pieces[index];
         let path = || self.files[*file].path.clone();
         let tensor = || self.specs[index].name.as_str().to_owned();
         match place {
-            Place::At(start) => Ok(Origin::File(*file, *start)),
-            Place::Memory(bytes) => Ok(Origin::Memory(bytes.clone())),
-            Place::Turned(_) | Place::Entry { turned: true, .. } => {
+            Location::At(start) => Ok(Origin::File(*file, *start)),
+            Location::Memory(bytes) => Ok(Origin::Memory(bytes.clone())),
+            Location::Fortran(_) | Location::Entry { is_fortran: true, .. } => {
                 Err(FileError::FortranOrder { path: path(), tensor: tensor() })
             }
-            Place::Entry { bytes_at: None, .. } => {
+            Location::Entry { bytes_at: None, .. } => {
                 Err(FileError::Compressed { path: path(), tensor: tensor() })
             }
-            Place::Entry { bytes_at: Some(start), .. } => Ok(Origin::File(*file, *start)),
+            Location::Entry { bytes_at: Some(start), .. } => Ok(Origin::File(*file, *start)),
         }
     }
 
@@ -316,7 +318,7 @@ impl TensorFiles {
     fn verify_archive(&self) -> Result<(), FileError> {
         let Some(mut archive) = self.archive()? else { return Ok(()) };
         for piece in &self.pieces {
-            if let Place::Entry { entry, .. } = piece.place {
+            if let Location::Entry { entry, .. } = piece.place {
                 archive.verify(entry)?;
             }
         }
@@ -329,7 +331,7 @@ impl TensorFiles {
 }
 
 /// Reads elements in Fortran order and reorders them into `out`.
-fn turned(
+fn read_fortran(
     spec: &TensorSpec,
     out: &mut [u8],
     read: impl FnOnce(&mut [u8]) -> Result<(), FileError>,
@@ -345,7 +347,7 @@ fn total_bytes(specs: &[TensorSpec]) -> u64 {
     specs.iter().map(|spec| spec.shape.byte_len(spec.dtype).unwrap_or(0)).sum()
 }
 
-/// The parsed files, while they are put together.
+/// The parsed files, while the model is assembled.
 #[derive(Debug)]
 struct Contents {
     form: FileForm,
@@ -361,7 +363,7 @@ impl Contents {
         Self { form, specs: vec![], pieces: vec![], files: vec![], metadata: vec![], left_out: vec![] }
     }
 
-    fn push(&mut self, spec: TensorSpec, file: usize, place: Place) {
+    fn push(&mut self, spec: TensorSpec, file: usize, place: Location) {
         self.specs.push(spec);
         self.pieces.push(Piece { file, place });
     }
@@ -383,13 +385,13 @@ fn read_one(file: ServedFile) -> Result<Contents, FileError> {
     Ok(contents)
 }
 
-/// Adds the tensors of a safetensors file to `contents`, and gives back the file's metadata.
+/// Adds the tensors of a safetensors file to `contents`; returns the file's metadata.
 fn read_safetensors(file: ServedFile, contents: &mut Contents) -> Result<Metadata, FileError> {
     let Header { tensors, metadata } = read_header(&file)?;
     check_reserved(&file, metadata.iter().map(|(key, _)| &key[..]))?;
     check_reserved(&file, tensors.iter().map(|tensor| tensor.spec.name.as_str()))?;
     for tensor in tensors {
-        contents.push(tensor.spec, contents.files.len(), Place::At(tensor.range.start));
+        contents.push(tensor.spec, contents.files.len(), Location::At(tensor.range.start));
     }
     contents.files.push(file);
     Ok(metadata)
@@ -421,8 +423,8 @@ fn read_npy(file: ServedFile) -> Result<Contents, FileError> {
     let head = file.read_head(npy::header_end(&prefix, file_bytes).map_err(refuse)? as u64)?;
     let header = npy::parse_header(&head, file_bytes).map_err(refuse)?;
     let place = match header.fortran_order {
-        true => Place::Turned(header.data_start),
-        false => Place::At(header.data_start),
+        true => Location::Fortran(header.data_start),
+        false => Location::At(header.data_start),
     };
     let name = TensorName::new(NPY_TENSOR).expect("a constant name");
     let mut contents = Contents::new(FileForm::new(FileKind::Npy));
@@ -432,8 +434,8 @@ fn read_npy(file: ServedFile) -> Result<Contents, FileError> {
 }
 
 impl Staged {
-    /// Stages the tensors and metadata of a safetensors file, and nothing that says that they were one. Blocks for as
-    /// long as reading takes. [`TensorFiles`] does the same for more kinds of files.
+    /// Stages the tensors and metadata of a safetensors file, without recording that they came from a file. Blocks on
+    /// the disk. [`TensorFiles`] does the same for more kinds of files.
     ///
     /// # Errors
     /// [`FileError`] when the file cannot be read, is malformed, or changes meanwhile.

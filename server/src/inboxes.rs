@@ -1,4 +1,4 @@
-//! The message queues from a client to the subscriptions of its session.
+//! [`Inboxes`]: the message queues from a client to the subscriptions of its session.
 
 use crate::transfer::SubscriptionMessage;
 use std::{collections::HashMap, sync::Arc};
@@ -13,14 +13,14 @@ pub(crate) struct Inbox {
     forbidden: Arc<Notify>,
 }
 
-/// The other end of an inbox.
+/// The sending half of an inbox.
 #[derive(Debug)]
 struct Outbox {
     messages: mpsc::Sender<SubscriptionMessage>,
     forbidden: Arc<Notify>,
 }
 
-/// The inboxes of a session's subscriptions, and the ids that its client has used.
+/// The inboxes of a session's subscriptions, and the used ids.
 #[derive(Debug, Default)]
 pub(crate) struct Inboxes {
     open: HashMap<SubscriptionId, Outbox>,
@@ -28,15 +28,15 @@ pub(crate) struct Inboxes {
     used: RangeSet,
 }
 
-/// The most runs of ids that a client may use in one session, beside one for each subscription that it may have: clients count
-/// up, but one that comes back begins with those that are left. None makes the server remember more.
+/// The maximum number of runs of used ids, in addition to one for each possible subscription. Clients count up, but one
+/// that reconnects begins with the remaining ids. Bounds the memory for ids.
 const SPARE_RUNS: usize = 1_024;
 
 impl Inbox {
     pub(crate) const BOUND: usize = 16;
 
-    /// The next message; once the session is gone, an `Unsubscribe` that keeps the place, since the client may come
-    /// back. That it is forbidden goes before whatever else waits.
+    /// The next message; `Forbid` precedes queued ones. After the session ended, an `Unsubscribe` that keeps the place,
+    /// since the client may reconnect.
     pub(crate) async fn next(&mut self) -> SubscriptionMessage {
         tokio::select! {
             biased;
@@ -52,7 +52,7 @@ impl Inboxes {
     /// Opens the inbox of a new subscription; `None` when there are `max` already.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the client used the id before, or ids without any order.
+    /// [`Misbehaved`] when the client used the id before, or ids in too many runs.
     pub(crate) fn open(&mut self, id: SubscriptionId, max: usize) -> Result<Option<Inbox>, Misbehaved> {
         if id.0 == u32::MAX
             || !self.used.insert(id.0)
@@ -88,7 +88,7 @@ impl Inboxes {
         Ok(())
     }
 
-    /// Tells a subscription that it is over, without waiting for it.
+    /// Ends a subscription that is no longer permitted, without waiting for it.
     pub(crate) fn forbid(&self, id: SubscriptionId) {
         if let Some(inbox) = self.open.get(&id) {
             inbox.forbidden.notify_one();
@@ -104,7 +104,7 @@ impl Inboxes {
         self.open.remove(&id);
     }
 
-    /// Closes every inbox: subscriptions end by themselves once they have read what is in theirs.
+    /// Closes every inbox: subscriptions end once they have read their messages.
     pub(crate) fn close_all(&mut self) {
         self.open.clear();
     }
@@ -136,16 +136,16 @@ mod tests {
         assert_eq!(inbox.next().await, SubscriptionMessage::Unsubscribe { keep_place: true });
     }
 
-    /// Also where an inbox is full, and none waits for another.
+    /// Also if its inbox is full, and without waiting.
     #[tokio::test]
-    async fn a_forbidden_subscription_hears_that_first() {
+    async fn forbid_precedes_queued_messages() {
         let mut inboxes = Inboxes::default();
         let mut inbox = inboxes.open(SubscriptionId(1), 1).unwrap().unwrap();
         for _ in 0..Inbox::BOUND {
             inboxes.deliver(SubscriptionId(1), fetch()).await.unwrap();
         }
         inboxes.forbid(SubscriptionId(1));
-        inboxes.forbid(SubscriptionId(2)); // It ended just now.
+        inboxes.forbid(SubscriptionId(2)); // It has ended.
         assert_eq!(inbox.next().await, SubscriptionMessage::Forbid);
         assert_eq!(inbox.next().await, fetch());
     }

@@ -1,4 +1,4 @@
-//! Further lanes: how they join a session, and the task that serves each until it is retired.
+//! Further lanes: joining a session, and the task that serves each until it is retired.
 
 use crate::{
     lanes::{JoinRefused, Lanes, LiveLane, Silence},
@@ -20,9 +20,9 @@ use tensor_relay_transport::{
 };
 use tokio::time::{MissedTickBehavior, interval};
 
-/// How often a lane is looked at. One that is [silent](Silence) for two looks is retired: two to three seconds after it was
-/// heard last, where QUIC's idle timeout takes ten. Longer than any round trip. The connection of the control stream is not
-/// looked at: where it is silent, the client could not be told either.
+/// How often a lane is checked. One that is [silent](Silence) in two checks is retired: two to three seconds after its
+/// last packet, while QUIC's idle timeout takes ten. Longer than any round trip. The connection of the control stream
+/// is not checked: if that is silent, the client could not be informed.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The sessions that lanes can join.
@@ -31,7 +31,7 @@ pub(crate) struct Joinable {
     sessions: Mutex<HashMap<u64, (LaneGrant, Arc<Lanes>)>>,
 }
 
-/// A session that can be joined until this is dropped. Its lanes end with it.
+/// A session that lanes can join until this is dropped, which ends its lanes.
 #[derive(Debug)]
 pub(crate) struct JoinableSession {
     shared: Arc<Shared>,
@@ -40,7 +40,7 @@ pub(crate) struct JoinableSession {
 }
 
 impl JoinableSession {
-    /// Lets lanes join `session` with the grant that is returned, if sessions may have several lanes.
+    /// Lets lanes join `session` with the returned grant, if sessions may have several lanes.
     pub(crate) fn new(shared: &Arc<Shared>, session: u64, lanes: &Arc<Lanes>) -> (Self, Option<LaneOffer>) {
         let lanes_max = shared.config.lanes_max;
         let offer = (lanes_max > 1).then(|| LaneOffer { lanes_max, grant: LaneGrant::new(rand::random()) });
@@ -84,26 +84,26 @@ pub(crate) struct Join {
 /// Why a lane ended, for the log and the client.
 #[derive(Debug, thiserror::Error)]
 enum LaneEnd {
-    /// No such session, or a wrong grant: the client is not told which.
-    #[error("it showed no grant for a session of this server")]
+    /// No such session, or a wrong grant: the client does not learn which.
+    #[error("it has no valid grant for a session of this server")]
     NoSuchSession,
     #[error(
-        "it belongs to a session of server process {0}; what lies between leads lanes of one session to several"
+        "it belongs to a session of server process {0}; something between, such as a load balancer, spreads lanes of one session"
     )]
     WrongInstance(InstanceId),
-    #[error("its session, or all sessions together, have as many lanes as they may")]
+    #[error("its session, or all sessions together, have the maximum number of lanes")]
     TooMany,
     #[error("there is no memory for another lane: {0}")]
     NoMemory(AllocError),
-    #[error("its number is not free in its session")]
+    #[error("its number is already in use in its session")]
     NumberInUse,
     #[error(
-        "it spoke after it had joined, where only the control stream of the session's first connection speaks"
+        "it sent a message after it had joined; control messages belong on the session's first connection"
     )]
     Spoke,
     #[error("it is silent")]
     Silent,
-    #[error("its client gave it up, or its session is over")]
+    #[error("its client retired it, or its session ended")]
     Retired,
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -136,7 +136,7 @@ impl LaneEnd {
         }
     }
 
-    /// The text sent to the client: the rule it broke, and nothing else.
+    /// The text for the client: which rule it broke. Empty otherwise.
     fn close_text(&self) -> String {
         match self {
             Self::NumberInUse | Self::Spoke | Self::Control(ControlError::Message(_)) => self.to_string(),
@@ -156,21 +156,21 @@ pub(crate) async fn serve(
 ) {
     let end = match admit(&lane, &sender, join, shared).await {
         Ok((lanes, live, _place)) => {
-            drop(stranger); // It belongs to a session now.
+            drop(stranger); // The lane is authenticated now.
             tracing::debug!(lane = %join.lane, "A lane joined.");
             let end = watch(&live, &mut receiver).await;
-            // A session whose control stream is gone need not be told.
+            // Fails only if the session's control stream has ended.
             let _ = lanes.retire(join.lane).await;
             end
         }
         Err(end) => {
-            lane.settle().await; // What the client says is acknowledged before it hears that it was in vain.
+            lane.settle().await; // Acknowledges the client's messages before the close.
             end
         }
     };
     tracing::info!(lane = %join.lane, %end, "A lane ended.");
     lane.close(end.close_code(), &end.close_text());
-    // The control stream ended with the lane and not before it.
+    // The control stream must not end before the lane.
     drop((sender, receiver));
 }
 

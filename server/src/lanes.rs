@@ -1,8 +1,8 @@
-//! The lanes of one session, and the choice of the next chunk's lane.
+//! [`Lanes`]: the lanes of one session, and the choice of a lane for the next chunk.
 //!
-//! All lanes are alike: each has a number that its client chose, and carries chunks until it is retired. Number 0 is the
-//! connection that the session began with. Control messages and manifests travel on that one whether it carries chunks or
-//! not; so the set may be empty, and chunks then wait for a lane to join.
+//! All lanes are alike: each has a number chosen by its client, and carries chunks until it is retired. Number 0 is the
+//! connection with which the session began. It carries control messages and manifests even when it is retired for
+//! chunks. So the set may be empty; then chunks wait for a lane to join.
 
 use std::{
     collections::BTreeMap,
@@ -18,11 +18,11 @@ use tokio::sync::watch;
 /// The connection of the control stream.
 const CONTROL: LaneId = LaneId(0);
 
-/// How many lanes a session may have had: lane numbers are below. One lane that is lost every 5 s, the longest wait of a
-/// client, takes two months for them; and no client can make the server remember more.
+/// The bound of lane numbers, which are never reused. Losing a lane every 5 s, the longest wait of a client, uses them
+/// up in two months. Bounds the memory for retired numbers.
 const LANES_EVER: u32 = 1 << 20;
 
-/// The most runs of retired numbers: those in between are the session's lanes, and a few that never joined.
+/// The maximum number of runs of retired numbers. Between them are the session's lanes, and a few that never joined.
 const RETIRED_RUNS_MAX: usize = 1_024;
 
 /// The lanes of a session.
@@ -42,7 +42,7 @@ pub(crate) struct Lanes {
 #[derive(Debug)]
 pub(crate) struct LiveLane {
     pub(crate) lane: Lane,
-    /// Bytes of chunks that were begun on this lane and are not completely written.
+    /// Bytes of chunks that are being written to this lane.
     bytes: AtomicU64,
     /// The session-wide number of its last chunk, from 1.
     last_chunk: AtomicU64,
@@ -61,7 +61,7 @@ pub(crate) struct LaneLoad {
 pub(crate) enum JoinRefused {
     /// The session has as many lanes as it may.
     Full,
-    /// The session is over.
+    /// The session has ended.
     Over,
     /// The number is in use or invalid.
     NumberInUse,
@@ -70,7 +70,7 @@ pub(crate) enum JoinRefused {
 }
 
 impl Lanes {
-    /// The lanes of a session with the connection `control`, whose messages go through `sender`.
+    /// The lanes of a session with the connection `control`, whose messages are sent by `sender`.
     pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>) -> Self {
         let mut set = LaneSet::default();
         set.live.insert(CONTROL, LiveLane::new(control.clone()));
@@ -101,19 +101,19 @@ impl Lanes {
         Ok(live)
     }
 
-    /// Retires a lane, cancels what is being sent on it, and tells the client. Idempotent, so that the client is told
-    /// once of each number.
+    /// Retires a lane, cancels its chunks, and informs the client. Idempotent, so that the client gets one message for
+    /// each number.
     pub(crate) async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
         let retirement = self.set().retire(id);
         let Some(Retirement { lane }) = retirement else { return Ok(()) };
         if let Some(lane) = lane {
             lane.retired.send_replace(true);
         }
-        // Queued after the lane left the set: whatever was begun on it was announced before.
+        // Queued after the lane left the set: chunks begun on it were announced before.
         self.sender.send(ServerMessage::Retired(id)).await
     }
 
-    /// Retires every lane with the session, and admits none any more.
+    /// Retires every lane when the session ends, and admits no more.
     pub(crate) fn close(&self) {
         let live = self.set().close();
         for lane in live {
@@ -136,15 +136,14 @@ impl Lanes {
         self.set().live.get(&id).map(|live| live.lane.clone())
     }
 
-    /// The lane with the fewest bytes being written, which should take the next chunk; `None` when there is none. Of lanes
-    /// with as few, the one whose last chunk is the longest ago: while all are taken into send buffers at once, lanes take
-    /// turns.
+    /// The lane for the next chunk: with the fewest bytes being written. Of equals, the one whose last chunk is the
+    /// longest ago, so that lanes take turns while send buffers have room. `None` if there is no lane.
     pub(crate) fn least_loaded(&self) -> Option<LaneId> {
         let set = self.set();
         least_loaded(set.live.iter().map(|(id, lane)| (*id, lane.load())))
     }
 
-    /// Whether a client may retire this number: its numbers count up, and none makes the server remember more.
+    /// Whether a client may retire this number: within the bounds of numbers and of their runs.
     pub(crate) fn may_retire(&self, id: LaneId) -> bool {
         id.0 < LANES_EVER && self.set().retired.ranges().len() <= RETIRED_RUNS_MAX
     }
@@ -163,17 +162,17 @@ impl Lanes {
         self.joined.subscribe()
     }
 
-    /// Nothing that holds this lock can panic in a way that leaves half a change.
+    /// Ignores poison: no panic under this lock can leave an inconsistent state.
     fn set(&self) -> MutexGuard<'_, LaneSet<Arc<LiveLane>>> {
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The load of a lane: bytes being written first, then its last chunk.
-type Busyness = (u64, u64);
+type LaneLoadKey = (u64, u64);
 
-/// Which lane is the least busy; the lowest number of equals.
-fn least_loaded(loads: impl Iterator<Item = (LaneId, Busyness)>) -> Option<LaneId> {
+/// The least busy lane; of equals, the lowest number.
+fn least_loaded(loads: impl Iterator<Item = (LaneId, LaneLoadKey)>) -> Option<LaneId> {
     loads.min_by_key(|(_, load)| *load).map(|(id, _)| id)
 }
 
@@ -238,11 +237,11 @@ impl LiveLane {
         })
     }
 
-    fn load(&self) -> Busyness {
+    fn load(&self) -> LaneLoadKey {
         (self.bytes.load(Ordering::Relaxed), self.last_chunk.load(Ordering::Relaxed))
     }
 
-    /// Returns once the lane is retired, or its session is over. Cancel safe.
+    /// Waits until the lane is retired or its session has ended. Cancel safe.
     pub(crate) async fn retired(&self) {
         // The sender is borrowed, so it cannot be gone.
         let _ = self.retired.subscribe().wait_for(|retired| *retired).await;
@@ -266,15 +265,16 @@ impl Drop for LaneLoad {
     }
 }
 
-/// Detects a silent lane: what it sent before the previous check is still unanswered, without a single byte.
+/// Detects a silent lane: data sent before the previous check is still unanswered, and not a byte was received.
 ///
-/// What was sent just before a look may be answered right after it, so one look says nothing. A lane whose client does not
-/// read is not silent: what was sent is acknowledged, and no more is sent. Acknowledgements themselves get no answer.
+/// Data sent just before a check may be answered right after it, so a single check proves nothing. A lane whose client
+/// does not read is not silent: sent data is acknowledged, and no more is sent. Acknowledgements themselves get no
+/// answer.
 #[derive(Debug)]
 pub(crate) struct Silence {
     eliciting_frames: u64,
     received_bytes: u64,
-    /// Whether something was sent before the last check, after which nothing was received.
+    /// Whether data was sent before the last check and nothing was received since.
     unanswered: bool,
 }
 
@@ -304,8 +304,8 @@ mod tests {
     use tokio::time::timeout;
 
     proptest! {
-        /// Any chunks that are begun on the chosen lane and end at any time: no lane has fewer bytes than the one that is
-        /// chosen, and of those with as few it is the one that waited longest.
+        /// For chunks that begin on the chosen lane and end at any time: no lane has fewer bytes than the chosen one,
+        /// and of equals it waited longest.
         #[test]
         fn the_least_loaded_lane_is_chosen(
             lanes in 0usize..6,
@@ -331,7 +331,7 @@ mod tests {
             }
         }
 
-        /// Chunks that are written at once take turns, as do those of which none is written.
+        /// Lanes take turns both if every chunk is written at once and if none is.
         #[test]
         fn chunks_spread_evenly(lanes in 1usize..17, chunks in 0usize..100, are_written in any::<bool>()) {
             let (mut loads, mut given) = (vec![(0u64, 0u64); lanes], vec![0usize; lanes]);
@@ -343,8 +343,8 @@ mod tests {
             prop_assert!(given.iter().all(|count| *count == chunks / lanes || *count == chunks.div_ceil(lanes)));
         }
 
-        /// Any order of joins and retirements, of numbers that may be none: a number lives once, is retired once, and the
-        /// session never has more lanes than it may.
+        /// For any order of joins and retirements, also of invalid numbers: a number joins once and is retired once,
+        /// and the session never exceeds its maximum of lanes.
         #[test]
         fn numbers_are_used_once(
             steps in prop::collection::vec((any::<bool>(), prop_oneof![8 => 0u32..6, 1 => LANES_EVER - 1..LANES_EVER + 1, 1 => Just(u32::MAX)]), 0..60),
@@ -378,17 +378,17 @@ mod tests {
     #[test]
     fn a_number_that_is_retired_before_it_joins_stays_out() {
         let mut set = LaneSet::default();
-        assert_eq!(set.retire(LaneId(1)), Some(Retirement { lane: None }), "the client is answered");
+        assert_eq!(set.retire(LaneId(1)), Some(Retirement { lane: None }), "the client gets an answer");
         assert_eq!(set.join(LaneId(1), "late", 4), Err(JoinRefused::Retired));
         assert_eq!(set.retire(LaneId(1)), None, "once");
     }
 
     #[test]
-    fn a_retirement_by_either_end_is_told_once() {
+    fn a_retirement_by_either_peer_is_sent_once() {
         let mut set = LaneSet::default();
         set.join(LaneId(1), "lane", 4).unwrap();
         assert_eq!(set.retire(LaneId(1)), Some(Retirement { lane: Some("lane") }), "the server lost it");
-        assert_eq!(set.retire(LaneId(1)), None, "the client's word crossed the server's");
+        assert_eq!(set.retire(LaneId(1)), None, "the client's `Retire` crossed the server's `Retired`");
     }
 
     #[test]
@@ -403,17 +403,17 @@ mod tests {
     }
 
     #[test]
-    fn nobody_joins_a_session_that_is_over() {
+    fn no_lane_joins_an_ended_session() {
         let mut set = LaneSet::default();
         set.join(LaneId(1), "lane", 4).unwrap();
         assert_eq!(set.close(), ["lane"]);
         assert_eq!(set.join(LaneId(2), "late", 4), Err(JoinRefused::Over));
-        assert_eq!(set.retire(LaneId(1)), None, "nobody is left to be told");
+        assert_eq!(set.retire(LaneId(1)), None, "the session has ended");
     }
 
     const SOON: Duration = Duration::from_secs(10);
 
-    /// The lanes of a session on the loopback that has the one it began with; and what else must live.
+    /// The lanes of a session over loopback, with its first lane; and the values that it needs.
     async fn session() -> (Lanes, impl Sized) {
         let identity = Identity::ephemeral().unwrap();
         let any_port = "127.0.0.1:0".parse().unwrap();
@@ -424,13 +424,13 @@ mod tests {
         let (client, server) = tokio::join!(connector.connect(&hosts, &keys), arrival);
         let client = client.unwrap();
         let at_client = control::open(&client, SOON).await.unwrap();
-        at_client.0.send(ClientMessage::List).await.unwrap(); // The server sees the stream when it carries something.
+        at_client.0.send(ClientMessage::List).await.unwrap(); // The server sees the stream once it carries data.
         let (sender, receiver) = control::accept(&server, SOON).await.unwrap();
         (Lanes::new(server, sender), (listener, client, at_client, receiver))
     }
 
     #[tokio::test]
-    async fn who_waits_for_a_lane_hears_of_each_that_joins() {
+    async fn each_joining_lane_is_signalled() {
         let (lanes, _alive) = session().await;
         let mut joined = lanes.joined();
         let join = |id| lanes.join(LaneId(id), lanes.control().clone(), 2);
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_to_be_unanswered_for_two_looks() {
+    fn silence_is_unanswered_data_in_two_checks() {
         let stats = |eliciting_frames, received_bytes| LaneStats {
             udp_payload_bytes: 1_200,
             rtt: Duration::ZERO,
@@ -478,13 +478,13 @@ mod tests {
         };
         let mut silence = Silence::new(&stats(5, 100));
         assert!(!silence.look(&stats(9, 180)));
-        assert!(!silence.look(&stats(9, 180)), "it says nothing and need not be answered");
-        assert!(!silence.look(&stats(10, 180)), "it spoke just before the look");
+        assert!(!silence.look(&stats(9, 180)), "nothing new was sent, so no answer is due");
+        assert!(!silence.look(&stats(10, 180)), "data was sent just before the check");
         assert!(!silence.look(&stats(10, 200)), "and was answered after it");
         assert!(!silence.look(&stats(12, 200)));
         assert!(silence.look(&stats(12, 200)));
-        assert!(silence.look(&stats(13, 200)), "until it is heard again");
+        assert!(silence.look(&stats(13, 200)), "until something is received again");
         assert!(!silence.look(&stats(13, 220)));
-        assert!(!silence.look(&stats(14, 220)), "what was before is forgotten");
+        assert!(!silence.look(&stats(14, 220)), "earlier silence does not count");
     }
 }

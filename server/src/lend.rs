@@ -1,4 +1,4 @@
-//! Borrowed tensors: they stay in their producer's memory, and are released when nothing reads them any more.
+//! Borrowed tensors in host memory: they stay in their producer's memory, and are released when nothing reads them.
 
 use crate::{Borrowed, StageError, Staging};
 use std::{ops::Range, sync::Arc};
@@ -15,36 +15,36 @@ pub enum LendError {
     Stage(#[from] StageError),
     /// A tensor's memory does not have the size of its dtype and shape.
     #[error(
-        "tensor {name} takes {expected_bytes} bytes by its dtype and shape, and memory of {given_bytes} bytes came for it"
+        "tensor {name} takes {expected_bytes} bytes by its dtype and shape, but its memory has {given_bytes} bytes"
     )]
     WrongSize {
         /// Which tensor.
         name: Box<str>,
-        /// What its dtype and shape say.
+        /// Its size by dtype and shape.
         expected_bytes: u64,
         /// The size of its memory.
         given_bytes: u64,
     },
-    /// An alias came with bytes of its own, which would never be read.
+    /// An alias was given bytes, which would never be read.
     #[error(
-        "tensor {name} is an alias and came with {given_bytes} bytes: give the bytes of the tensor that it names, and none here"
+        "tensor {name} is an alias but was given {given_bytes} bytes: give the bytes to the tensor that it names, and none to the alias"
     )]
     AliasWithBytes {
         /// Which tensor.
         name: Box<str>,
-        /// What came.
+        /// The size of its memory.
         given_bytes: u64,
     },
-    /// A tensor lies on another device than the first one.
+    /// A tensor is on another device than the first one.
     #[error(
-        "tensor {name} lies on {device}, and others of its version on {first}: publish the tensors of each device as a topic of their own"
+        "tensor {name} is on {device}, and others of its version on {first}: publish the tensors of each device as a separate topic"
     )]
     OtherDevice {
         /// Which tensor.
         name: Box<str>,
-        /// Where it lies.
+        /// Its device.
         device: Box<str>,
-        /// Where the first tensor lies.
+        /// The device of the first tensor.
         first: Box<str>,
     },
     /// The parts do not form a payload.
@@ -53,13 +53,13 @@ pub enum LendError {
 }
 
 impl Borrowed {
-    /// Lays tensors out and lends their bytes to whoever reads the version: nothing is copied but what lies in a chunk with
-    /// other tensors or with padding, and what others may write ([`HostBytes::Volatile`]). Aliases come with no bytes. Chunks are hashed when they are first sent.
+    /// Lays out tensors and borrows their bytes. Copied are only chunks of several tensors or with padding, and memory
+    /// that others may write ([`HostBytes::Volatile`]). Aliases have no bytes. Chunks are hashed when they are first
+    /// sent.
     ///
-    /// The producer must not write to the bytes before
-    /// [`Publication::released`](crate::Publication::released) says so. That is when the version left retention
-    /// (replaced, or [withdrawn](crate::Publication::withdraw)) and nothing holds a byte of it: no reader, and no packet
-    /// that was not acknowledged. Costs a small allocation for each tensor.
+    /// The producer must not write to the bytes before [`Publication::released`](crate::Publication::released): when
+    /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)) and no reader and no
+    /// unacknowledged packet holds a byte of it. Costs a small allocation for each tensor.
     ///
     /// # Errors
     /// [`LendError`]; nothing is kept then.
@@ -116,7 +116,7 @@ mod tests {
 
     const CHUNK_BYTES: u32 = 1024;
 
-    /// With no memory at all: nothing is staged.
+    /// Without memory for staging.
     fn staging() -> Staging {
         Staging {
             memory: HostMemory::new(0),
@@ -137,8 +137,7 @@ mod tests {
         (TensorSpec { alias_of: Some(of), ..spec }, bytes)
     }
 
-    /// Goal: what is sent of a large tensor lies where its producer has it. Method: the address of every chunk in it, as
-    /// it goes to the network.
+    /// Goal: chunks within a large tensor are sent from the producer's memory. Method: compare the address of each.
     #[tokio::test]
     async fn nothing_is_copied_of_large_tensors() {
         let large = Bytes::from((0..5000u32).map(|i| i as u8).collect::<Vec<_>>());
@@ -163,11 +162,11 @@ mod tests {
         assert_eq!(shared, 4096, "all but the last chunk, which has padding");
         let stats = encoder.stats();
         assert_eq!(stats.host_read_bytes, manifest.payload_bytes());
-        assert_eq!(stats.host_copied_bytes, stats.host_read_bytes - 4096, "as it is counted");
+        assert_eq!(stats.host_copied_bytes, stats.host_read_bytes - 4096, "the counters agree");
     }
 
     #[test]
-    fn what_was_lent_comes_back_when_the_version_is_dropped() {
+    fn a_loan_ends_when_the_version_is_dropped() {
         let tensors = vec![tensor("t", Bytes::from(vec![7; 100]))];
         let borrowed = Borrowed::from_tensors(&staging(), tensors, vec![]).unwrap();
         let returned = borrowed.returned.clone().unwrap();
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_such_tensor_are_refused_by_name() {
+    fn bytes_of_wrong_size_are_refused_by_name() {
         let (spec, _) = tensor("t", Bytes::from_static(b"1234"));
         let refused = Borrowed::from_tensors(&staging(), vec![(spec, Bytes::from_static(b"123"))], vec![]);
         let error = refused.unwrap_err();

@@ -1,4 +1,4 @@
-//! Serves tensors: publishers put versions into topics, and every subscriber's session sends them out.
+//! A tensor server: publishers put versions into topics, and each subscriber's session sends them.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -15,9 +15,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Tensors on a [`Device`] are copied out of it when they are published ([`Staged::from_device`]), or when they are sent
-//! ([`Borrowed::from_device`]): then each chunk is read once, however many subscribe, and the producer may write again
-//! when the publication is released. [`Staged::onto`] serves from a device what comes from elsewhere.
+//! Tensors on a [`Device`] are copied out of it when they are published ([`Staged::from_device`]), or when they are
+//! sent ([`Borrowed::from_device`]): then each chunk is read once, however many subscribe, and the producer may write
+//! again when the publication is released. [`Staged::onto`] moves a staged version onto a device and serves it from
+//! there.
 //!
 //! ```
 //! # async fn example(server: tensor_relay_server::Server) -> Result<(), Box<dyn std::error::Error>> {
@@ -25,7 +26,7 @@
 //! use tensor_relay_device::{Capacity, HostEngine, HostMemory};
 //! use tensor_relay_server::{Borrowed, Device, Dtype, Shape, TensorName, TensorSpec, Topic};
 //!
-//! // The one line that names the kind of the device.
+//! // The only line that names the kind of device.
 //! let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 30))?);
 //! let device = Device::new(engine, Capacity { slots: 64, slot_bytes: 4 << 20 })?;
 //! let spec = TensorSpec::new(TensorName::new("weights")?, Dtype::Bf16, Shape::new(&[1024, 1024])?);
@@ -41,8 +42,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! What a session may cost is in [`Config`]; what it does is in `session` and `subscription`; what is on offer is in
-//! `catalogue`, which no session can change.
+//! [`Config`] bounds the cost of a session. `session` and `subscription` serve it, from the topics in `catalogue`.
 
 #![forbid(unsafe_code)]
 

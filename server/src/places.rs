@@ -1,4 +1,5 @@
-//! The places of named readers: kept for a while when a connection is lost, taken over when the reader comes back.
+//! [`Places`]: the places of named readers, kept for a while after a connection is lost, and taken over when the reader
+//! reconnects.
 //!
 //! Pure: the time is an argument.
 
@@ -7,15 +8,15 @@ use std::{collections::HashMap, time::Duration};
 use tensor_relay_protocol::ReaderName;
 use tokio::time::Instant;
 
-/// The most places of one topic that may wait for their readers. Beyond it the oldest is given up, so that names cost
-/// bounded memory.
+/// The maximum number of places of one topic that wait for their readers. Beyond it the oldest is given up, which
+/// bounds the memory for names.
 const LOST_MAX: usize = 1024;
 
 /// Identifies one holder of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder(u64);
 
-/// The name of a reader, scoped by its principal: nobody takes over the place of another principal's reader.
+/// The name of a reader, scoped by its principal: no other principal can take over its place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PlaceName {
     /// The principal that the reader belongs to.
@@ -39,7 +40,7 @@ struct Place {
 }
 
 impl Places {
-    /// Gives the place called `name` to a new holder, in place of its current one.
+    /// Gives the place called `name` to a new holder, replacing the current one.
     pub(crate) fn claim(
         &mut self,
         name: &PlaceName,
@@ -56,7 +57,7 @@ impl Places {
         (place.reader, holder)
     }
 
-    /// Whether the place called `name` exists, held or waiting.
+    /// The reader of the place called `name`, held or waiting.
     pub(crate) fn reader(&self, name: &PlaceName) -> Option<ReaderId> {
         self.by_name.get(name).map(|place| place.reader)
     }
@@ -66,7 +67,7 @@ impl Places {
         self.by_name.get(name).is_some_and(|place| place.holder == holder)
     }
 
-    /// Keeps the place waiting for its reader from `now` on; returns the reader that loses its place for it, if any.
+    /// Makes the place wait for its reader from `now` on; returns the reader whose place is given up for it, if any.
     pub(crate) fn lose(&mut self, name: &PlaceName, holder: Holder, now: Instant) -> Option<ReaderId> {
         let place = self.by_name.get_mut(name).filter(|place| place.holder == holder)?;
         place.lost = Some(now);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cost_a_bounded_amount() {
+    fn lost_places_are_bounded() {
         let (mut places, mut retention) = (Places::default(), Retention::<()>::default());
         let now = Instant::now();
         let oldest = retention.oldest();

@@ -1,4 +1,4 @@
-//! Answers the probes of a session: bytes without meaning, to measure a lane.
+//! [`Probing`]: answers the probes of a session with meaningless bytes, to measure a lane.
 
 use crate::shared::Shared;
 use rustix::time::{ClockId, clock_gettime};
@@ -13,27 +13,27 @@ use tensor_relay_protocol::{Misbehaved, ProbeHeader, ProbeReport};
 use tensor_relay_transport::{Lane, LaneKind, send_probe};
 use tokio::{task::JoinSet, time::timeout};
 
-/// How many probes of all clients a server answers at once. Further ones are refused: they would measure each other.
+/// The maximum number of concurrent probes over all clients. More would measure each other, and are refused.
 pub(crate) const PROBES_MAX: u64 = 4;
 
-/// How long one may take; then its stream is reset. A client asks for less where that is too short.
+/// The maximum duration of a probe; then its stream is reset, and the client may ask for fewer bytes.
 const PROBE_MAX: Duration = Duration::from_secs(10);
 
 /// The probes of one session, one at a time. They end with it.
 #[derive(Debug, Default)]
 pub(crate) struct Probing {
     newest: Option<u32>,
-    /// Whether all of the newest one was written but its report, so that its client may ask for the next.
+    /// Whether the newest probe was written except for its report: its client may ask for the next.
     is_over: Arc<AtomicBool>,
     running: JoinSet<()>,
 }
 
 impl Probing {
-    /// Begins to answer a probe over `lane`. Where the client has no such lane, it gets none; where too many are
-    /// answered already, an empty one.
+    /// Begins to answer a probe over `lane`. Without such a lane there is no answer; with too many probes, an empty
+    /// one.
     ///
     /// # Errors
-    /// [`Misbehaved`] for a probe while one is under way, and for an id that is not new.
+    /// [`Misbehaved`] for a probe while another is in progress, and for an id that is not new.
     pub(crate) fn begin(
         &mut self,
         (probe, bytes): (u32, u32),
@@ -58,7 +58,7 @@ impl Probing {
                 is_over.store(true, Ordering::Release);
                 report(&lane)
             };
-            // A lane that fails, or a client that reads nothing, has its answer.
+            // If the lane fails or the client does not read, there is nothing else to do.
             let _ = timeout(PROBE_MAX, send_probe(&lane, ProbeHeader { probe, bytes }, report)).await;
         });
         Ok(())
@@ -86,8 +86,8 @@ fn report(lane: &Lane) -> ProbeReport {
     }
 }
 
-/// The segments that all TCP connections of this network namespace have sent, and those that were sent again: what the
-/// system tells of one connection takes a call that no safe interface has. `counters` is `/proc/net/snmp` (proc_net(5)).
+/// The segments sent and retransmitted by all TCP connections of this network namespace: those of one connection need a
+/// system call without a safe interface. `counters` is `/proc/net/snmp` (proc_net(5)).
 fn tcp_segments(counters: &str) -> Option<(u32, u32)> {
     let mut lines = counters.lines().filter_map(|line| line.strip_prefix("Tcp: "));
     let (names, values) = (lines.next()?, lines.next()?);

@@ -1,4 +1,4 @@
-//! Publishable versions: laid out and ready to be sent, wherever their bytes are.
+//! [`Publishable`]: a version that is laid out and ready to be sent, wherever its bytes are.
 
 use crate::{Borrowed, Staged};
 use tensor_relay_device::Returned;

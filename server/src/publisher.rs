@@ -17,7 +17,7 @@ use tensor_relay_protocol::{
 };
 use tokio::{sync::watch, time::Instant};
 
-/// How long transfers of a staged version may take to finish after it left retention, by default.
+/// The default time for transfers of a staged version to finish after it left retention.
 const STAGED_RELEASE: Duration = Duration::from_secs(600);
 
 /// The same for a borrowed version, whose producer waits to write again.
@@ -25,8 +25,8 @@ const BORROWED_RELEASE: Duration = Duration::from_secs(10);
 
 /// Publishes versions into one topic. There is one at a time per topic and server.
 ///
-/// When it is dropped, what is retained stays on offer, and another publisher may follow, in a new epoch.
-/// [`end`](Self::end) says that nothing will follow; [`withdraw`](Self::withdraw) takes everything back.
+/// When it is dropped, retained versions stay on offer, and another publisher may follow, in a new epoch.
+/// [`end`](Self::end) ends the topic; [`withdraw`](Self::withdraw) also releases its versions.
 #[derive(Debug)]
 pub struct Publisher {
     topic: Arc<TopicState>,
@@ -35,7 +35,7 @@ pub struct Publisher {
     options: TopicOptions,
     epoch: Epoch,
     next: Version,
-    /// Whether it was logged why its versions are sent whole.
+    /// Whether the reason why its versions are sent whole was logged.
     told: bool,
     /// Keeps the memory of released versions cached for its next ones.
     demand: Option<CacheLease>,
@@ -67,7 +67,7 @@ pub enum PublishError {
     },
     /// The topic expired: nothing was published for longer than it allows.
     #[error(
-        "topic {topic} expired, because nothing was published for {expire_after_ms} ms: open it again, or let it live longer"
+        "topic {topic} expired, because nothing was published for {expire_after_ms} ms: open it again, or raise its time to live"
     )]
     Expired {
         /// Which topic.
@@ -85,18 +85,18 @@ impl Publisher {
         options: TopicOptions,
         epoch: Epoch,
     ) -> Self {
-        let options = options.within_reason();
+        let options = options.clamped();
         if let Some(after) = options.expire_after {
             let publisher = topic.publishers_ever();
             tokio::spawn(expire(Arc::downgrade(&topic), publisher, Arc::downgrade(&catalogue), after));
         }
         topic.set_codec(options.codec);
-        let next = topic.number_after(epoch); // In an epoch that goes on, so do its numbers.
+        let next = topic.number_after(epoch); // An epoch that continues continues its numbers.
         Self { topic, catalogue, counters, options, epoch, next, told: false, demand: None }
     }
 
-    /// Its versions are staged in memory that is kept for the next ones as long as this lives.
-    pub(crate) fn staging_again_and_again(mut self, demand: CacheLease) -> Self {
+    /// Keeps the staging memory of released versions cached for the next ones while the publisher lives.
+    pub(crate) fn with_staging_cache(mut self, demand: CacheLease) -> Self {
         self.demand = Some(demand);
         self
     }
@@ -121,17 +121,17 @@ impl Publisher {
         VersionId { topic: self.topic.name().clone(), epoch: self.epoch, version: self.next }
     }
 
-    /// Sets the number of the next version, if it is higher than it would be: for content that was published under a
-    /// number before a restart.
+    /// Raises the number of the next version to `version`: for content that was published under that number before a
+    /// restart.
     pub fn continue_at(&mut self, version: Version) {
         self.next = self.next.max(version);
     }
 
     /// Makes `version` the newest, visible to every subscriber at once.
     ///
-    /// Retention lets the oldest versions go for it ([`TopicOptions::keep`]). Subscribers in mode `latest` are never
-    /// waited for. While a reader in mode `every` has not acknowledged what would have to go, this waits, for
-    /// [`TopicOptions::publish_timeout`]; then that reader is evicted, or with [`WhenFull::Block`] waited for on. When
+    /// The oldest versions leave retention for it ([`TopicOptions::keep`]). Subscribers in mode `latest` never block
+    /// it. While a reader in mode `every` has not acknowledged a version that has to leave, this waits for
+    /// [`TopicOptions::publish_timeout`]; then it evicts that reader, or with [`WhenFull::Block`] keeps waiting. If
     /// this is cancelled, nothing is published.
     ///
     /// # Errors
@@ -154,8 +154,8 @@ impl Publisher {
         let is_ours = returned.is_none() && payload.source().slots().is_none();
         let mut base = self.catalogue.bases().terms(bytes, *bases, *keep, is_ours);
         match base.may_be {
-            true => base.may_be = self.topic.is_next_worth_it(),
-            false => self.tell_why_whole(bytes, is_ours),
+            true => base.may_be = self.topic.is_next_worth_keeping(),
+            false => self.log_why_whole(bytes, is_ours),
         }
         let retained = Retained {
             id: id.clone(),
@@ -175,7 +175,7 @@ impl Publisher {
         Ok(Publication { id, seq, topic: Arc::downgrade(&self.topic), committed: watch, returned })
     }
 
-    /// Adds a version as soon as readers allow it, or evicts them.
+    /// Adds a version as soon as readers allow it, or after evicting them.
     async fn push(&self, mut retained: Retained) -> Result<Pushed, PublishError> {
         let deadline = Instant::now() + self.options.publish_timeout;
         let mut room = self.topic.room();
@@ -185,7 +185,7 @@ impl Publisher {
             let PublishBlockers { retained: back, readers, look_at } =
                 match self.topic.push(retained, self.options.keep) {
                     Ok(pushed) => return Ok(pushed),
-                    Err(in_the_way) => *in_the_way,
+                    Err(blockers) => *blockers,
                 };
             retained = back;
             let over = Instant::now() >= deadline;
@@ -207,18 +207,18 @@ impl Publisher {
         }
     }
 
-    /// Logs once why versions are sent whole although bases should be kept.
-    fn tell_why_whole(&mut self, bytes: u64, is_ours: bool) {
+    /// Logs once why versions are sent whole although the topic has bases.
+    fn log_why_whole(&mut self, bytes: u64, is_ours: bool) {
         if self.options.bases == 0 || bytes == 0 || std::mem::replace(&mut self.told, true) {
             return;
         }
         let cause = match is_ours {
-            true => "one is larger than all memory for bases; allow more of that, or retain two versions",
+            true => "one is larger than the memory for bases; raise that limit, or retain two versions",
             false => {
-                "they are lent, or lie on a device, and one at most is retained; retain two, or stage them on the host"
+                "they are borrowed or on a device, and only one is retained; retain two, or stage them on the host"
             }
         };
-        tracing::info!(topic = %self.topic(), payload_bytes = bytes, "The versions of a topic travel whole: {cause}.");
+        tracing::info!(topic = %self.topic(), payload_bytes = bytes, "The versions of a topic are sent whole: {cause}.");
     }
 
     fn evict(&self, id: &VersionId, readers: &[crate::retention::ReaderId]) {
@@ -240,8 +240,8 @@ impl Publisher {
         }
     }
 
-    /// Says that nothing will follow: subscriptions end once they have what they asked for. What is retained stays on
-    /// offer for who comes later.
+    /// Ends the topic: no version will follow, and subscriptions end once they have what they asked for. Retained
+    /// versions stay on offer for later subscribers.
     pub fn end(self) {
         self.topic.end(EndReason::TopicEnded);
     }
@@ -251,13 +251,13 @@ impl Publisher {
         self.catalogue.remove(&self.topic, EndReason::Withdrawn);
     }
 
-    /// Withdraws the topic like [`withdraw`](Self::withdraw), but keeps its name while this lives: later subscribers
-    /// are told at once instead of waiting for the topic. Nothing is published after this.
+    /// Withdraws the topic like [`withdraw`](Self::withdraw), but keeps its name while the publisher lives: later
+    /// subscribers get the end at once instead of waiting for the topic. Nothing can be published after this.
     pub fn withdraw_for_good(&self) {
         self.topic.end(EndReason::Withdrawn);
     }
 
-    /// Whether a version could no longer be read, because its files changed or its device failed, and none is left.
+    /// Whether a version became unreadable, because its files changed or its device failed, and no other is retained.
     pub fn is_lost(&self) -> bool {
         self.topic.is_lost()
     }
@@ -266,7 +266,7 @@ impl Publisher {
     pub async fn lost(&self) {
         let mut changes = self.topic.changes();
         while !self.topic.is_lost() {
-            let _ = changes.changed().await; // This holds the topic, and the topic the sender.
+            let _ = changes.changed().await; // The topic holds the sender.
         }
     }
 }
@@ -278,7 +278,7 @@ impl Drop for Publisher {
     }
 }
 
-/// Ends a topic when nothing was published for `after`, unless another publisher came with its own options.
+/// Ends a topic when nothing was published for `after`, unless another publisher has opened it since.
 async fn expire(topic: Weak<TopicState>, publisher: u64, catalogue: Weak<Catalogue>, after: Duration) {
     let opened = Instant::now();
     loop {
@@ -297,7 +297,7 @@ async fn expire(topic: Weak<TopicState>, publisher: u64, catalogue: Weak<Catalog
     }
 }
 
-/// The state of a published version. Holds none of its memory.
+/// A handle to a published version. Holds none of its memory.
 #[derive(Debug, Clone)]
 pub struct Publication {
     id: VersionId,
@@ -318,34 +318,34 @@ impl Publication {
         *self.committed.borrow()
     }
 
-    /// A watch of that number. Ends when the version was released and can reach no more subscribers.
+    /// Watches the number of commits. Closes once the version is released and can reach no more subscribers.
     pub(crate) fn commits(&self) -> watch::Receiver<u64> {
         self.committed.clone()
     }
 
-    /// Waits until `count` subscribers committed it; returns false when `timeout` passed before, or when it was let go
-    /// and can reach no more of them.
+    /// Waits until `count` subscribers committed it. Returns false when `timeout` passes first, or when the version was
+    /// released and can reach no more subscribers.
     pub async fn committed(&mut self, count: u64, timeout: Duration) -> bool {
         let reached = self.committed.wait_for(|committed| *committed >= count);
         matches!(tokio::time::timeout(timeout, reached).await, Ok(Ok(_)))
     }
 
     /// Withdraws the version. Transfers in progress may finish within [`TopicOptions::release_timeout`]; readers in
-    /// mode `every` who did not begin it are told of a gap.
+    /// mode `every` that have not begun it get a gap.
     pub fn withdraw(&self) {
         if let Some(topic) = self.topic.upgrade() {
             topic.withdraw(self.seq, (self.id.epoch, self.id.version));
         }
     }
 
-    /// Whether the producer may write to the tensors again: at once for staged versions; for borrowed ones when the
-    /// version left retention (replaced, or [withdrawn](Self::withdraw)) and the last byte of it was sent; for those on
-    /// a device, when the last copy out of it has ended and no reader is at it, so never where a copy hangs.
+    /// Whether the producer may write to the tensors again. Staged: at once. Borrowed: when the version left retention
+    /// (replaced, or [withdrawn](Self::withdraw)) and its last byte was sent. On a device: when also the last copy out
+    /// of it has ended, so never if a copy hangs.
     pub fn is_released(&self) -> bool {
         self.returned.as_ref().is_none_or(Returned::is_returned)
     }
 
-    /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passed before.
+    /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passes first.
     pub async fn released(&self, timeout: Duration) -> bool {
         match &self.returned {
             Some(returned) => tokio::time::timeout(timeout, returned.wait()).await.is_ok(),

@@ -1,5 +1,5 @@
-//! Refused clients, as far as the log is told of them: one a minute from each network for each reason, so that nobody drives
-//! other events out.
+//! [`Refusals`]: rate-limits the log of refused clients to one a minute for each network and reason, so that they
+//! cannot flood it.
 
 use crate::{access::Denied, strangers::network_of};
 use std::{
@@ -11,20 +11,20 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// For how long further refusals of one network for one reason are counted and not told.
+/// How long further refusals of one network for one reason are counted but not logged.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// How many networks and reasons are told apart in that time. Those beyond it are told of together, as one.
+/// The maximum number of networks and reasons counted separately. Further ones are counted together.
 const KINDS_MAX: usize = 16;
 
 /// Why something was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Reason {
-    /// The client has no right to it.
+    /// The client was not admitted.
     Denied(Discriminant<Denied>),
-    /// The client is let in, and may not have the topic that it asked for.
+    /// The client was admitted but lacks permission for the requested topic.
     Topic,
-    /// The server has no room for it: in this word's sense.
+    /// The server has no room, for the reason with this name.
     NoRoom(&'static str),
 }
 
@@ -34,35 +34,35 @@ impl From<&Denied> for Reason {
     }
 }
 
-/// Whom something was refused and why; `None` stands for those that no place was left for.
+/// The network and the reason; `None` for all beyond `KINDS_MAX`.
 type Kind = Option<(IpAddr, Reason)>;
 
-/// When the log was last told of each kind of refusal, and how many it was not told of since.
+/// When each kind of refusal was last logged, and how many were not logged since.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<HashMap<Kind, (Instant, u64)>>);
 
 impl Refusals {
-    /// Counts a refusal. Where the log is to be told, returns how many it was not told of before.
+    /// Counts a refusal. If it is to be logged, returns how many were not logged before it.
     pub(crate) fn note(&self, address: IpAddr, reason: impl Into<Reason>, now: Instant) -> Option<u64> {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_quiet = |since: Instant| now.duration_since(since) < QUIET;
         let kind = Some((network_of(address), reason.into()));
-        if !told.contains_key(&kind) && told.len() >= KINDS_MAX {
-            told.retain(|_, (since, _)| is_quiet(*since));
+        if !counts.contains_key(&kind) && counts.len() >= KINDS_MAX {
+            counts.retain(|_, (since, _)| is_quiet(*since));
         }
-        let has_place = told.contains_key(&kind) || told.len() < KINDS_MAX;
+        let has_place = counts.contains_key(&kind) || counts.len() < KINDS_MAX;
         let key = kind.filter(|_| has_place);
-        match told.get_mut(&key) {
-            Some((since, untold)) if is_quiet(*since) => {
-                *untold += 1;
+        match counts.get_mut(&key) {
+            Some((since, unlogged)) if is_quiet(*since) => {
+                *unlogged += 1;
                 None
             }
-            Some((since, untold)) => {
+            Some((since, unlogged)) => {
                 *since = now;
-                Some(std::mem::take(untold))
+                Some(std::mem::take(unlogged))
             }
             None => {
-                told.insert(key, (now, 0));
+                counts.insert(key, (now, 0));
                 Some(0)
             }
         }
@@ -75,7 +75,7 @@ mod tests {
     use std::net::{Ipv4Addr, Ipv6Addr};
 
     #[test]
-    fn each_network_is_told_of_once_a_minute() {
+    fn each_network_is_logged_once_a_minute() {
         let (refusals, now) = (Refusals::default(), Instant::now());
         let [one, other] = [1, 2].map(|last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last)));
         let note = |address, later| refusals.note(address, &Denied::NothingShown, now + later);
@@ -90,12 +90,12 @@ mod tests {
     }
 
     #[test]
-    fn many_networks_are_told_of_as_few() {
+    fn many_networks_are_logged_as_few() {
         let (refusals, now) = (Refusals::default(), Instant::now());
         let network = |number| IpAddr::from(Ipv6Addr::from_bits(u128::from(number) << 64 | 7));
-        let told =
+        let counts =
             (0_u64..10_000).filter(|number| refusals.note(network(*number), &Denied::Expired, now).is_some());
-        assert_eq!(told.count(), KINDS_MAX + 1);
+        assert_eq!(counts.count(), KINDS_MAX + 1);
         assert!(refusals.0.lock().unwrap().len() <= KINDS_MAX + 1);
     }
 }

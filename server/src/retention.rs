@@ -1,15 +1,15 @@
-//! Retention: which versions a topic keeps, and the position of each reader in mode `every`.
+//! [`Retention`]: which versions a topic retains, and the place of each reader in mode `every`.
 //!
-//! Pure: no clock, no lock, no waiting. [`topic`](crate::topic) puts a lock around it and does the waiting.
+//! Pure: no clock, no lock, no waiting. [`topic`](crate::topic) adds the lock and waits.
 
 use std::collections::BTreeMap;
 
-/// How much a topic retains beside its newest version, which always stays.
+/// How much a topic retains. Its newest version always stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keep {
-    /// At most so many versions, the newest included. Default 1; 0 means 1.
+    /// The maximum number of versions, the newest included. Default 1; 0 means 1.
     pub versions: u32,
-    /// At most so many bytes of payload, as far as more than one version is retained. Default: no bound.
+    /// The maximum size of their payloads, if there are several. Default: no bound.
     pub bytes: u64,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct ReaderId(u64);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full(pub(crate) Vec<ReaderId>);
 
-/// The retained versions of a topic, and the positions of its readers in mode `every`.
+/// The retained versions of a topic, and the places of its readers in mode `every`.
 #[derive(Debug)]
 pub(crate) struct Retention<T> {
     keep: Keep,
@@ -74,17 +74,17 @@ impl<T> Retention<T> {
         self.keep = keep;
     }
 
-    /// Adds a version and returns those that leave for it, oldest first.
+    /// Adds a version; returns those that leave for it, oldest first.
     ///
     /// # Errors
     /// [`Full`] while a version that would have to leave is not acknowledged by all readers. Nothing changes then.
     pub(crate) fn push(&mut self, item: T, bytes: u64) -> Result<(Seq, Vec<T>), (T, Full)> {
         let rest = self.first_to_stay(bytes);
-        let in_the_way = |(reader, at): (&ReaderId, &Seq)| {
+        let blockers = |(reader, at): (&ReaderId, &Seq)| {
             let needs_one_that_leaves = *at < rest && self.versions.range(*at..rest).next().is_some();
             needs_one_that_leaves.then_some(*reader)
         };
-        let waiting: Vec<ReaderId> = self.readers.iter().filter_map(in_the_way).collect();
+        let waiting: Vec<ReaderId> = self.readers.iter().filter_map(blockers).collect();
         if !waiting.is_empty() {
             return Err((item, Full(waiting)));
         }
@@ -177,7 +177,7 @@ impl<T> Retention<T> {
         })
     }
 
-    /// The oldest version that stays when one of `bytes` more is added.
+    /// The oldest version that stays when one of `bytes` is added.
     fn first_to_stay(&self, bytes: u64) -> Seq {
         let most = (self.keep.versions.max(1) - 1) as usize;
         let mut room = self.keep.bytes.saturating_sub(bytes);
@@ -221,12 +221,12 @@ mod tests {
             retention.push(item, bytes).unwrap();
         }
         assert_eq!(retention.push(3, 30).unwrap().1, [1], "2 and 3 are 70 bytes");
-        assert_eq!(retention.push(4, 1000).unwrap().1, [2, 3], "the newest stays, however large it is");
+        assert_eq!(retention.push(4, 1000).unwrap().1, [2, 3], "the newest stays, whatever its size");
         assert_eq!(items(&retention), [4]);
     }
 
     #[test]
-    fn a_reader_holds_what_it_has_not_acknowledged() {
+    fn a_reader_holds_unacknowledged_versions() {
         let mut retention = retention(2, u64::MAX);
         let reader = retention.join(retention.next());
         let (first, _) = retention.push(1, 1).unwrap();
@@ -236,19 +236,19 @@ mod tests {
         retention.acknowledge(reader, first);
         assert_eq!(retention.push(3, 1).unwrap().1, [1]);
         assert!(retention.leave(reader));
-        assert_eq!(retention.push(4, 1).unwrap().1, [2], "who left holds nothing");
+        assert_eq!(retention.push(4, 1).unwrap().1, [2], "a reader that left holds nothing");
         assert_eq!(retention.place(reader), None);
     }
 
     #[test]
-    fn a_version_taken_back_holds_nobody_up() {
+    fn a_withdrawn_version_blocks_no_reader() {
         let mut retention = retention(1, u64::MAX);
         let reader = retention.join(retention.next());
         let (seq, _) = retention.push(1, 1).unwrap();
         assert_eq!(retention.withdraw(seq), Some(1));
         assert_eq!(retention.withdraw(seq), None);
         let (next, _) = retention.push(2, 1).unwrap();
-        assert_eq!(retention.first_from(seq), Some((next, &2)), "the reader goes on with what follows");
+        assert_eq!(retention.first_from(seq), Some((next, &2)), "the reader continues with the next version");
         assert_eq!(retention.unacknowledged(reader, next.next(), &[]), 1);
     }
 
@@ -272,8 +272,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any order of events: what leaves was acknowledged by all readers or taken back, the bounds hold, and the
-        /// newest stays.
+        /// For any order of events: versions that leave were acknowledged by all readers or withdrawn, the bounds hold,
+        /// and the newest stays.
         #[test]
         fn nobody_misses_a_version(
             keep in (1u32..5, prop::sample::select(vec![60u64, u64::MAX])),

@@ -1,4 +1,4 @@
-//! Sends one version to one subscription: its manifest, a few chunks at a time, and `Complete`.
+//! [`Sender`]: sends one version to one subscription: its manifest, a few chunks at a time, and `Complete`.
 
 use crate::{
     bases::DeltaBase,
@@ -37,7 +37,7 @@ pub(crate) struct Outgoing {
     /// The client's base, if chunks may be encoded against it.
     pub(crate) base: Option<DeltaBase>,
     pub(crate) effort: EffortMeter,
-    /// Where what is sent of the topic is counted.
+    /// The counters of the topic.
     pub(crate) tally: Arc<Tally>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) sender: control::Sender<ServerMessage>,
@@ -47,9 +47,9 @@ pub(crate) struct Outgoing {
     pub(crate) progress: Progress,
 }
 
-/// The tasks that send one version: each reads, encodes and writes one chunk on one lane. Dropping it cuts them off.
+/// The tasks that send one version: each reads, encodes and writes one chunk on one lane. Dropping it aborts them.
 ///
-/// A chunk whose lane is lost or retired while it is written is lost with it: the client fetches it.
+/// A chunk whose lane is lost or retired during the write is lost: the client fetches it again.
 #[derive(Debug)]
 pub(crate) struct Sender {
     outgoing: Arc<Outgoing>,
@@ -73,7 +73,7 @@ impl Sender {
         Self { outgoing: Arc::new(outgoing), running: JoinSet::new() }
     }
 
-    /// How many sends are under way.
+    /// The number of sends in progress.
     pub(crate) fn len(&self) -> usize {
         self.running.len()
     }
@@ -93,12 +93,12 @@ impl Sender {
         };
     }
 
-    /// Cancels all sends in progress; none of them is reported.
+    /// Cancels all sends in progress without reporting them.
     pub(crate) fn give_up(&mut self) {
         self.running = JoinSet::new();
     }
 
-    /// Waits for a send to end; `None` when none is under way. Cancel safe.
+    /// Waits for a send to end; `None` if there is none. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Sent> {
         let ended = self.running.join_next().await?;
         self.outgoing.progress.note(1);
@@ -106,14 +106,14 @@ impl Sender {
     }
 }
 
-/// Propagates a panic of a send. It cannot be a cancelled one: those leave the set.
+/// Propagates the panic of a send. Cancelled sends are not in the set.
 fn resume_panic(error: JoinError) -> Sent {
     std::panic::resume_unwind(error.into_panic())
 }
 
 impl Outgoing {
     /// Sends the manifest. A lane lost meanwhile ends the session; a client that stops the stream has the manifest or
-    /// gives the version up.
+    /// aborts the version.
     async fn send_manifest(self: Arc<Self>) -> Sent {
         let manifest = self.retained.payload.manifest();
         let note = |bytes| self.progress.note(bytes);
@@ -121,7 +121,7 @@ impl Outgoing {
         Ok(SentKind::Manifest)
     }
 
-    /// Reads, encodes and writes one chunk on the lane that `load` names, unless that is retired before.
+    /// Reads, encodes and writes one chunk on the lane of `load`, unless that is retired first.
     async fn send_chunk(self: Arc<Self>, chunk: ChunkIndex, load: Option<LaneLoad>) -> Sent {
         let Some(load) = load else { return Ok(SentKind::Chunk) };
         tokio::select! {
@@ -142,16 +142,16 @@ impl Outgoing {
         let in_flight = self.effort.begin(self.raw_bytes(chunk));
         let encoded = self.encode(chunk, &in_flight).await?;
         drop(encoding);
-        self.progress.note(1); // From here on the subscriber causes the wait.
+        self.progress.note(1); // From here on, waiting is the subscriber's fault.
         let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.watched.write());
         let (outgoing, on) = (Arc::clone(&self), lane.clone());
-        // A lane that fails loses the chunk; a client that stops the stream has given the version up.
+        // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
         let write = async move { outgoing.write(chunk, &encoded, &on, began, &in_flight).await };
         let _ = lane.run(write).await;
         Ok(())
     }
 
-    /// Holds the base for the comparison alone, and not while a slow subscriber receives the result.
+    /// Encodes a chunk. Holds the base during the comparison only, not while a slow subscriber receives the result.
     async fn encode(&self, chunk: ChunkIndex, in_flight: &InFlight) -> Result<Encoded, Arc<SourceError>> {
         let payload = &self.retained.payload;
         let against = self.base.as_ref().and_then(|against| Some((against, against.upgrade()?)));
@@ -167,7 +167,7 @@ impl Outgoing {
         Ok(encoded)
     }
 
-    /// How a chunk is to be encoded.
+    /// The requested encoding of a chunk.
     fn requested(&self, in_flight: &InFlight) -> CodecRequest {
         match self.codec {
             CodecChoice::Auto => CodecRequest::Auto { offered: self.codecs, effort: in_flight.effort() },
@@ -175,7 +175,7 @@ impl Outgoing {
         }
     }
 
-    /// Writes a chunk whole that was begun at `began`, and counts it.
+    /// Writes a chunk that was begun at `began`, and counts it.
     async fn write(
         &self,
         chunk: ChunkIndex,
@@ -199,7 +199,7 @@ impl Outgoing {
         }
     }
 
-    /// The levels of effort at which a chunk would have been encoded as it was.
+    /// The levels of effort that would have encoded a chunk the same.
     fn alike(&self, chunk: ChunkIndex, encoded: &Encoded, effort: Effort) -> Vec<Effort> {
         if encoded.codec.needs_base() || matches!(self.codec, CodecChoice::Fixed(_)) {
             return Effort::ALL.into();
@@ -231,8 +231,8 @@ impl Outgoing {
         range.end - range.start
     }
 
-    /// Sends `Complete` with the version's digest. Chunks that were not sent, because the client holds them since
-    /// before a restart, may still have to be hashed for it.
+    /// Sends `Complete` with the version's digest. Chunks that were not sent because the client already holds them may
+    /// have to be hashed first.
     async fn send_complete(self: Arc<Self>) -> Sent {
         let digest = self
             .shared
@@ -241,7 +241,7 @@ impl Outgoing {
             .await?;
         let (epoch, version) = (self.retained.id.epoch, self.retained.id.version);
         let complete = ServerMessage::Complete { subscription: self.subscription, epoch, version, digest };
-        let _ = self.sender.send(complete).await; // Fails with the session alone.
+        let _ = self.sender.send(complete).await; // Fails only when the session ends.
         Ok(SentKind::Complete)
     }
 }

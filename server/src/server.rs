@@ -1,4 +1,4 @@
-//! The server: accepts clients, holds the catalogue, shuts down in order.
+//! The [`Server`]: accepts clients, holds the catalogue, shuts down gracefully.
 
 use crate::{
     Access, Config, Publisher, Staging, StatusReader, TopicOptions, TopicTaken, TrafficStats,
@@ -22,10 +22,10 @@ use tensor_relay_transport::{
 };
 use tokio::task::{JoinHandle, JoinSet};
 
-/// How long sessions may take to end, and after that the last packets of their lanes to leave.
+/// The time for sessions to end; and then again for the last packets of their lanes to be sent.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// A running server. Dropping it ends it at once; [`shutdown`](Self::shutdown) ends it in order.
+/// A running server. Dropping it closes all connections at once; [`shutdown`](Self::shutdown) ends it gracefully.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
@@ -40,36 +40,37 @@ pub struct Server {
 pub struct ServerStats {
     /// Sessions that are open.
     pub sessions: u64,
-    /// Versions that are being sent to one subscription each.
+    /// Transfers of a version to one subscription.
     pub transfers: u64,
     /// Versions that a subscriber committed.
     pub committed: u64,
-    /// Subscriptions that were evicted: they took no byte within the deadline, or did not keep up with their publisher.
+    /// Subscriptions that were evicted: they accepted no byte within the deadline, or did not keep up with their
+    /// publisher.
     pub evicted: u64,
-    /// Bytes of staged versions: retained, in transfer, or kept to code later ones against.
+    /// Bytes of staged versions: retained, in transfer, or held as bases.
     pub staged_bytes: u64,
-    /// Bytes of staged versions that are gone, which are kept for the next ones while their topics have publishers, and two seconds
+    /// Bytes of released staged versions, cached for the next ones while their topics have publishers, and two seconds
     /// longer.
     pub reusable_bytes: u64,
-    /// Of versions that left retention, those that are kept to code later ones against.
+    /// The bases that left retention.
     pub bases: BaseStats,
-    /// What its lanes carried.
+    /// The traffic of its lanes.
     pub traffic: TrafficStats,
-    /// What was sent to all subscribers, codec by codec, and what it took to encode it. Less than what lanes carried: a
-    /// chunk counts once it is written, without headers and packets sent again.
+    /// The chunks sent to all subscribers and the cost of encoding them, by codec. Less than the traffic of lanes: a
+    /// chunk counts once it is written, without headers and retransmissions.
     pub codecs: CodecStats,
-    /// What the encoder did.
+    /// The counters of the encoder.
     pub encoder: EncoderStats,
-    /// How many chunks were read, encoded and sent, and what was under way meanwhile.
+    /// How many chunks were read, encoded and sent, and how much these stages overlapped.
     pub stages: StageStats,
 }
 
 impl Server {
-    /// Starts to serve on `listener`, on the tokio runtime of the caller. A current-thread runtime that does nothing
-    /// else costs least: one lane is one task, and a second thread only adds hand-overs. `access` says who may come in;
+    /// Starts to serve on `listener`, on the caller's tokio runtime. A current-thread runtime without other work costs
+    /// least: one lane is one task, and a second thread only adds hand-overs. `access` decides who may connect;
     /// [`AccessStore::follow`](crate::AccessStore::follow) makes one from a state directory.
     pub fn start(listener: Listener, access: Access, config: Config) -> Self {
-        let config = config.within_reason();
+        let config = config.clamped();
         let bases = Arc::new(Bases::new(config.base_bytes));
         let staging = Staging {
             memory: HostMemory::on_demand(config.staged_bytes),
@@ -106,8 +107,8 @@ impl Server {
         self.publisher_with(topic, None, TopicOptions::default())
     }
 
-    /// Opens `topic` for publishing with its own `options`. With an `epoch`, in that one instead of a new one: for content
-    /// that is the same after a restart, so that subscribers who hold it need not receive it again.
+    /// Opens `topic` for publishing with its own `options`. With an `epoch`, uses that instead of a new one: for
+    /// content that is the same after a restart, which subscribers that hold it need not receive again.
     ///
     /// # Errors
     /// [`TopicTaken`] when it is open already.
@@ -118,15 +119,15 @@ impl Server {
         options: TopicOptions,
     ) -> Result<Publisher, TopicTaken> {
         let publisher = open_publisher(&self.shared, topic, epoch, options)?;
-        Ok(publisher.staging_again_and_again(self.staging.memory.demand()))
+        Ok(publisher.with_staging_cache(self.staging.memory.demand()))
     }
 
-    /// The state shared by its sessions, for publishers that do not own the server.
+    /// The state shared by all sessions, for publishers that do not own the server.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// The staging of versions for this server.
+    /// The [`Staging`] for versions of this server.
     pub fn staging(&self) -> Staging {
         self.staging.clone()
     }
@@ -136,7 +137,7 @@ impl Server {
         stats(&self.shared, &self.staging.memory)
     }
 
-    /// A reader of its status, for any time and thread, until the server is gone.
+    /// A reader of the server's status, usable from any thread until the server is dropped.
     pub fn status_reader(&self) -> StatusReader {
         StatusReader::new(&self.shared, self.staging.memory.clone(), self.local_address())
     }
@@ -152,10 +153,9 @@ impl Server {
         move || catalogue.sent()
     }
 
-    /// Ends in order: no new sessions, and clients are told that it drains; within `grace`, transfers under way finish,
-    /// subscribers of topics that ended and readers in mode `every` take what was published; then every client is told of the
-    /// end, and the last packets leave. Returns whether all of them finished. Readers in mode `every` take as long as their
-    /// users do.
+    /// Shuts down gracefully. The server admits no new sessions and sends `Drain` to its clients. Within `grace`,
+    /// transfers finish; subscribers of topics that ended and readers in mode `every`, which wait for their
+    /// applications, get what was published. Then every session is closed. Returns whether all of them finished.
     pub async fn shutdown(self, grace: Duration) -> bool {
         self.shared.draining.send_replace(true);
         let finished = tokio::time::timeout(grace, self.shared.unfinished.none_left()).await.is_ok();
@@ -207,7 +207,7 @@ pub(crate) fn open_publisher(
     Ok(Publisher::new(state, catalogue, counters, options, epoch))
 }
 
-/// Accepts clients until the server drains, and rejects them from then on. Sessions end with this task.
+/// Accepts clients until the server drains; then refuses them. Sessions end with this task.
 async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
     let mut sessions = JoinSet::new();
     while let Some(arrival) = listener.accept().await {
@@ -219,13 +219,13 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
         }
         let (stranger, eviction) = shared.strangers.enter(arrival.peer().ip());
         let timeout = listener.tuning().control_timeout();
-        sessions.spawn(let_in(arrival, stranger, eviction, timeout, Arc::clone(&shared)));
+        sessions.spawn(serve_arrival(arrival, stranger, eviction, timeout, Arc::clone(&shared)));
     }
 }
 
-/// Performs the handshake, with a deadline, and serves the session to its end. A failed client affects nobody else; an
-/// unauthenticated one makes room for others.
-async fn let_in(
+/// Performs the handshake, with a deadline, and serves the session to its end. A failed client affects no other; an
+/// unauthenticated one may be evicted to make room.
+async fn serve_arrival(
     arrival: Arrival,
     stranger: Stranger,
     mut eviction: Eviction,
@@ -238,7 +238,7 @@ async fn let_in(
             Ok(Ok(lane)) => session::serve(lane, stranger, timeout, Arc::clone(&shared)).await,
             Ok(Err(error)) => {
                 shared.failures.note(FailedAt::Connection, "handshake_failed");
-                tracing::debug!(%peer, %error, "A client did not get through the handshake.");
+                tracing::debug!(%peer, %error, "The handshake with a client failed.");
             }
             Err(_) => {
                 shared.failures.note(FailedAt::Connection, "handshake_timeout");
@@ -250,7 +250,7 @@ async fn let_in(
         () = served => {}
         () = eviction.came() => {
             shared.failures.note(FailedAt::Connection, "evicted");
-            tracing::debug!(%peer, "A client that did not say who it is made room for another.");
+            tracing::debug!(%peer, "An unauthenticated client was evicted to make room for another.");
         }
     }
 }

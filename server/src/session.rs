@@ -59,7 +59,7 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
     };
     let (error, place) = match admitted {
         Ok(AdmittedClient { hello, revision, permit, place }) => {
-            drop(stranger); // Who is known keeps its place.
+            drop(stranger); // An authenticated client is not evicted for others.
             let negotiated = Negotiated { codecs: hello.codecs, features: hello.features, revision, permit };
             let Err(error) = welcome_and_run(&lane, &sender, &mut receiver, negotiated, &shared).await;
             (error, Some(place))
@@ -70,8 +70,8 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
         shared.failures.note(FailedAt::Session, reason);
     }
     end(&lane, Some(&sender), &error, &shared).await;
-    // The session counts until its client was told. The control stream ended with the lane and not before it: its end
-    // alone would tell the client nothing.
+    // The session counts until the lane is closed. The control stream must not end before the lane: its end carries no
+    // code.
     drop((place, sender, receiver));
 }
 
@@ -83,14 +83,14 @@ struct AdmittedClient {
     place: Place,
 }
 
-/// The place of a session among those that the server may have, until this is dropped.
+/// One of the sessions that the server may have, and its memory, until this is dropped.
 struct Place {
     _counted: Counted,
     _memory: Reservation,
 }
 
 impl AdmittedClient {
-    /// The client whose first message this was, if it may come in.
+    /// Admits the client that sent `first`, if it may connect.
     fn new(
         first: ClientMessage,
         (certificate, kind): (Option<&ClientCertificate>, LaneKind),
@@ -107,7 +107,7 @@ impl AdmittedClient {
         let memory = Reservation::fitting(kind.memory_bytes_max()).map_err(SessionError::NoMemory)?;
         let (principal, agent) = (permit.holder().principal(), hello.agent.escape_debug());
         let holder = principal.holder().unwrap_or_default().escape_debug();
-        tracing::info!(%principal, %holder, %agent, revision, "A client was let in.");
+        tracing::info!(%principal, %holder, %agent, revision, "A client was admitted.");
         Ok(Self { hello, revision, permit, place: Place { _counted: counted, _memory: memory } })
     }
 }
@@ -128,7 +128,7 @@ async fn first_message(
     Ok(first.map_err(|_| SessionError::NoHello)??)
 }
 
-/// Closes the lane of a session that ended, and says why if that is news to the client. What was said before goes first.
+/// Logs why a session ended and closes its lane after delivering earlier messages, unless the client closed it.
 async fn end(
     lane: &Lane,
     sender: Option<&control::Sender<ServerMessage>>,
@@ -138,12 +138,12 @@ async fn end(
     let refused = error.refusal();
     match refused.map(|reason| shared.refusals.note(lane.peer().ip(), reason, Instant::now())) {
         Some(Some(0)) => tracing::warn!(%error, "The session ended."),
-        Some(Some(untold)) => {
-            tracing::warn!(%error, untold, "The session ended, as others from there did untold.")
+        Some(Some(unlogged)) => {
+            tracing::warn!(%error, unlogged, "The session ended; `unlogged` like it from this network were not logged.")
         }
         Some(None) => tracing::debug!(%error, "The session ended."),
         None if matches!(error, SessionError::AccessLost(_)) => tracing::warn!(%error, "The session ended."),
-        None if error.is_good_bye() => tracing::info!("The session ended, as its client wished."),
+        None if error.is_close_by_client() => tracing::info!("The session ended, as its client wished."),
         None => tracing::info!(%error, "The session ended."),
     }
     if let Some(code) = error.close_code() {
@@ -155,7 +155,7 @@ async fn end(
     }
 }
 
-/// A client that broke a rule is told which: its author has to find the bug. Nothing else is said.
+/// The text of the close: which rule the client broke, so that its author can find the bug. Empty otherwise.
 fn close_text(error: &SessionError) -> String {
     match error {
         SessionError::Misbehaved(_) | SessionError::Control(ControlError::Message(_)) => error.to_string(),
@@ -202,7 +202,7 @@ async fn welcome_and_run(
     session.run(receiver, negotiated.permit).await
 }
 
-/// The newest protocol revision that both ends speak.
+/// The newest protocol revision that both peers support.
 fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
     let newest = hello.revision_max.min(*PROTOCOL_REVISIONS.end());
     match newest >= hello.revision_min && PROTOCOL_REVISIONS.contains(&newest) {
@@ -223,9 +223,9 @@ struct Session {
     /// The topics of the subscriptions that run.
     following: HashMap<SubscriptionId, Topic>,
     running: JoinSet<Ended>,
-    /// Of these, the ones that a shutdown waits for.
+    /// Those subscriptions that a shutdown waits for.
     unfinished: Gauge,
-    /// The watches under way, and the tasks behind them, which end with the session.
+    /// The active watches; their tasks end with the session.
     watching: HashMap<WatchId, AbortHandle>,
     watches: JoinSet<()>,
     probing: Probing,
@@ -239,10 +239,10 @@ type Joined = Result<Ended, JoinError>;
 
 /// Waits until `flag` is true. Cancel safe.
 async fn is_set(flag: &mut watch::Receiver<bool>) {
-    let _ = flag.wait_for(|is_set| *is_set).await; // What is shared holds the sender.
+    let _ = flag.wait_for(|is_set| *is_set).await; // `Shared` holds the sender.
 }
 
-/// How long subscriptions may take to hear a client's last messages.
+/// The time for subscriptions to handle a client's last messages.
 const SUBSCRIPTIONS_END: Duration = Duration::from_secs(1);
 
 impl Session {
@@ -263,17 +263,17 @@ impl Session {
                 }
                 // A server drains before it ends.
                 () = is_set(&mut ending), if is_draining => return Err(SessionError::ShuttingDown),
-                // A client for which nothing is under way may go elsewhere while others finish.
+                // A client without unfinished transfers may reconnect elsewhere while others finish.
                 () = unfinished.none_left(), if is_draining => return Err(SessionError::ShuttingDown),
                 message = receiver.next() => match message {
-                    // A client that takes a long answer slowly keeps no right meanwhile that it has lost.
+                    // A client that reads a long list slowly must not keep rights that it lost meanwhile.
                     Ok(ClientMessage::List) => tokio::select! {
                         listed = self.list() => listed?,
                         lost = self.access_lost(&mut permit) => return Err(lost),
                     },
                     Ok(message) => self.handle_message(message).await?,
                     Err(error) => {
-                        self.let_subscriptions_end().await;
+                        self.finish_subscriptions().await;
                         return Err(error.into());
                     }
                 },
@@ -286,7 +286,7 @@ impl Session {
         }
     }
 
-    /// Follows what the client may do, until it may not be here any more. Cancel safe.
+    /// Applies changes of the client's rights until it loses its access; returns why. Cancel safe.
     async fn access_lost(&self, permit: &mut Permit) -> SessionError {
         loop {
             match permit.changed().await {
@@ -303,20 +303,20 @@ impl Session {
         Ok(result?)
     }
 
-    /// Ends the subscriptions that the client may not have any more.
+    /// Ends the subscriptions that the client is no longer permitted.
     fn handle_rights_changed(&self) {
         tracing::info!("The client's rights were changed.");
         for (id, topic) in &self.following {
             if !self.holder.may(Verb::Subscribe, topic) {
-                tracing::warn!(%topic, "A subscription is ended: the client may not have it any more.");
+                tracing::warn!(%topic, "A subscription is ended: the client lost its permission.");
                 self.inboxes.forbid(*id);
             }
         }
     }
 
-    /// Waits, for a bounded time, until a subscription that its client ended is over. The client's next message may subscribe
-    /// as the same reader, whose place must be where this one leaves it.
-    async fn let_end(&mut self, id: SubscriptionId) -> Result<(), SessionError> {
+    /// Waits, for a bounded time, until a subscription that the client ended has ended here. The client's next message
+    /// may subscribe as the same reader, which must find the place that this one leaves.
+    async fn wait_for_end(&mut self, id: SubscriptionId) -> Result<(), SessionError> {
         let over = async {
             while self.inboxes.is_open(id)
                 && let Some(ended) = self.running.join_next().await
@@ -328,8 +328,8 @@ impl Session {
         tokio::time::timeout(SUBSCRIPTIONS_END, over).await.unwrap_or(Ok(()))
     }
 
-    /// Delivers the client's last messages, perhaps a commit, to its subscriptions before they end.
-    async fn let_subscriptions_end(&mut self) {
+    /// Lets subscriptions handle the client's last messages, perhaps a commit, before they end.
+    async fn finish_subscriptions(&mut self) {
         self.inboxes.close_all();
         let ended = async { while self.running.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(SUBSCRIPTIONS_END, ended).await;
@@ -363,7 +363,7 @@ impl Session {
             }
             ClientMessage::Unsubscribe { subscription, keep_place } => {
                 self.inboxes.deliver(subscription, Message::Unsubscribe { keep_place }).await?;
-                self.let_end(subscription).await?;
+                self.wait_for_end(subscription).await?;
             }
             ClientMessage::Retire(lane) if !self.lanes.may_retire(lane) => {
                 return Err(Misbehaved::LaneOutOfRange(lane).into());
@@ -392,7 +392,7 @@ impl Session {
         listed.retain(|entry| self.holder.may(Verb::List, &entry.id.topic));
         for mut part in ServerMessage::topics(listed) {
             if let ServerMessage::Topics { topics, .. } = &mut part {
-                topics.retain(|entry| self.holder.may(Verb::List, &entry.id.topic)); // Part by part: it may wait between them.
+                topics.retain(|entry| self.holder.may(Verb::List, &entry.id.topic)); // Rights may change between parts.
             }
             self.sender.send(part).await?;
         }
@@ -405,10 +405,10 @@ impl Session {
             let end = ServerMessage::End { subscription: id, reason: EndReason::TooManySubscriptions };
             return Ok(self.sender.send(end).await?);
         };
-        // Before anything is looked up: a topic that exists and one that does not are refused alike.
+        // Before any lookup: the refusal must not show whether the topic exists.
         if !self.holder.may(Verb::Subscribe, &subscribe.topic) {
             self.inboxes.close(id);
-            self.tell_refused(&subscribe.topic);
+            self.log_refused(&subscribe.topic);
             let end = ServerMessage::End { subscription: id, reason: EndReason::Forbidden };
             return Ok(self.sender.send(end).await?);
         }
@@ -458,14 +458,14 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the log of a refused subscription, once a minute for each network.
-    fn tell_refused(&self, topic: &Topic) {
+    /// Logs a refused subscription, as a warning at most once a minute for each network.
+    fn log_refused(&self, topic: &Topic) {
         let peer = self.lanes.control().peer().ip();
         match self.shared.refusals.note(peer, Reason::Topic, Instant::now()) {
-            Some(untold) => {
-                tracing::warn!(%topic, untold, "A subscription was refused: the client may not have it.");
+            Some(unlogged) => {
+                tracing::warn!(%topic, unlogged, "A subscription was refused: the client lacks permission.");
             }
-            None => tracing::debug!(%topic, "A subscription was refused: the client may not have it."),
+            None => tracing::debug!(%topic, "A subscription was refused: the client lacks permission."),
         }
     }
 
@@ -476,10 +476,10 @@ impl Session {
         if self.watching.contains_key(&watch) {
             return Err(Misbehaved::DuplicateWatch(watch).into());
         }
-        while self.watches.try_join_next().is_some() {} // Those that ended leave nothing.
+        while self.watches.try_join_next().is_some() {} // Reaps tasks that ended.
         let catalogue = Arc::clone(&self.shared.catalogue);
         let task = watching::run(catalogue, self.holder.clone(), watch, glob, self.sender.clone());
-        // A lane that ended ends the session as well; nobody waits for this one's result.
+        // Its only error is a lane that ended, and that ends the session as well.
         let task = self.watches.spawn(async { drop(task.await) });
         self.watching.insert(watch, task);
         Ok(())

@@ -20,7 +20,7 @@ pub(crate) struct Shared {
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) encoder: Encoder,
-    /// How much encoding pays on the way to each client.
+    /// Per client: whether encoding makes transfers faster.
     pub(crate) effort_trials: EffortTrials,
     pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
@@ -32,24 +32,24 @@ pub(crate) struct Shared {
     pub(crate) tally: Tally,
     /// Sessions that are open.
     pub(crate) sessions: Gauge,
-    /// Probes that are answered, of all sessions.
+    /// Probes being answered, over all sessions.
     pub(crate) probes: Gauge,
     /// Transfers of a version to one subscription.
     pub(crate) transfers: Gauge,
     /// The subscriptions of all sessions.
     pub(crate) subscriptions: Gauge,
-    /// Subscriptions that a shutdown waits for: all, until they noticed it and have nothing to finish.
+    /// Subscriptions that a shutdown waits for: each until it has noticed the shutdown and has nothing to finish.
     pub(crate) unfinished: Gauge,
     /// The unauthenticated connections.
     pub(crate) strangers: Strangers,
-    /// Which refusals the log was told of.
+    /// Rate-limits the log of refused clients.
     pub(crate) refusals: Refusals,
     /// The connections that joined a session as lanes.
     pub(crate) joined_lanes: Gauge,
     /// The registry of sessions for joining lanes.
     pub(crate) joinable: Joinable,
     pub(crate) lane_threads: LaneThreads,
-    /// Whether no new version may be begun.
+    /// Whether the server drains: no new version is begun.
     pub(crate) draining: watch::Sender<bool>,
     /// Whether sessions are to end.
     pub(crate) ending: watch::Sender<bool>,
@@ -60,7 +60,7 @@ pub(crate) struct Shared {
 pub(crate) struct Counters {
     /// Versions that a subscriber committed.
     pub(crate) committed: AtomicU64,
-    /// Subscriptions that took no byte within the deadline, or did not keep up with their publisher.
+    /// Subscriptions that accepted no byte within the deadline, or did not keep up with their publisher.
     pub(crate) evicted: AtomicU64,
 }
 
@@ -95,7 +95,7 @@ impl Shared {
     }
 }
 
-/// How many of something live now. Clones count the same.
+/// A gauge of live objects. Clones share one count.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gauge(Arc<watch::Sender<u64>>);
 
@@ -124,7 +124,7 @@ impl Gauge {
         has_room.then(|| Counted(Arc::clone(&self.0)))
     }
 
-    /// Waits until none is left. Cancel safe.
+    /// Waits until the count is zero. Cancel safe.
     pub(crate) async fn none_left(&self) {
         // The sender is borrowed, so it cannot be gone.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_gauge_counts_what_lives() {
+    async fn a_gauge_counts_live_units() {
         let gauge = Gauge::default();
         let first = gauge.count_below(2).unwrap();
         let second = gauge.count();

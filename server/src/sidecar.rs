@@ -1,13 +1,13 @@
-//! Publishing from another process on the same machine, over a Unix socket (SIDECAR.md §14): a training process hands its
-//! tensors to a server that runs beside it, in the same container or pod.
+//! Publishing from another process on the same machine, over a Unix socket (SIDECAR.md §14): a training process passes
+//! its tensors to a server in the same container or pod.
 //!
 //! ```no_run
 //! # async fn example(server: tensor_relay_server::Server) -> Result<(), Box<dyn std::error::Error>> {
 //! use tensor_relay_server::{TopicOptions, sidecar::{PublishSocket, Producer, SealedVersion}, TensorFiles, Topic};
 //!
 //! // In the server:
-//! let door = PublishSocket::open("/run/relay/publish.sock".as_ref(), &[])?;
-//! let _open = server.publish_from(door, TopicOptions::default(), None, |published| println!("{}", published.id));
+//! let socket = PublishSocket::open("/run/relay/publish.sock".as_ref(), &[])?;
+//! let _open = server.publish_from(socket, TopicOptions::default(), None, |published| println!("{}", published.id));
 //!
 //! // In the other process:
 //! let producer = Producer::connect("/run/relay/publish.sock".as_ref()).await?;
@@ -18,10 +18,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The tensors travel in a sealed memfd: the producer copies them into it once, and the server maps it and sends from there.
-//! `/dev/shm` has no part in it. What each file here is: [`PublishSocket`] is the socket; `connection` is one producer, and `draft`
-//! the version that it speaks of; `topics` outlive producers; [`Producer`] is the other end, with [`SealedVersion`] and
-//! [`Publication`].
+//! The tensors are passed in a sealed memfd, without `/dev/shm`: the producer copies them into it once, and the server
+//! maps it and sends from there. The server's side is [`PublishSocket`], `connection` for each producer, `draft` for
+//! the version being received, and `topics`, which outlive producers. The producer's side is [`Producer`],
+//! [`SealedVersion`] and [`Publication`].
 
 mod channel;
 mod connection;
@@ -59,13 +59,13 @@ use tokio::{
 };
 use topics::Topics;
 
-/// How many rejected producers may be told the reason at once. The others only see the connection closed.
-const TURNED_AWAY_MAX: usize = 8;
+/// How many rejected producers are sent the reason concurrently. The others only see the connection closed.
+const REFUSED_MAX: usize = 8;
 
 /// How long a rejected producer may take to read the reason.
 const TURNING_AWAY: Duration = Duration::from_secs(1);
 
-/// The least time between two warnings about rejected producers.
+/// The minimum time between two warnings about rejected producers.
 const WARNING: Duration = Duration::from_secs(1);
 
 /// How long accepting pauses when the system has no descriptors left.
@@ -84,7 +84,7 @@ pub struct Published {
     pub path: MemoryKind,
     /// The producer's reason for it.
     pub reason: String,
-    /// The producer's process, for people.
+    /// A description of the producer's process.
     pub peer: String,
 }
 
@@ -104,19 +104,19 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.accepting.abort(); // With it go the door and all that came through it.
+        self.accepting.abort(); // Drops the socket and the producers' connections.
     }
 }
 
 impl Server {
-    /// Accepts local producers through `door`: their topics have `options`, and `report` is called for each version, on
+    /// Accepts local producers through `socket`: their topics have `options`, and `report` is called for each version, on
     /// the runtime's thread.
     ///
-    /// What they publish in host memory counts within [`Config::staged_bytes`](crate::Config::staged_bytes). With a `device`
-    /// that processes can share, its memory is served from where their tensors lie, or from a copy on it.
+    /// Versions in host memory count within [`Config::staged_bytes`](crate::Config::staged_bytes). With a `device` that
+    /// processes can share, tensors on it are served in place, or from a copy on it.
     pub fn publish_from(
         &self,
-        door: PublishSocket,
+        socket: PublishSocket,
         options: TopicOptions,
         device: Option<Device>,
         report: impl Fn(Published) + Send + Sync + 'static,
@@ -126,90 +126,90 @@ impl Server {
         let topics = Topics::new(Arc::clone(shared), options);
         let report = Box::new(report);
         let context = PublishContext { topics, staging: self.staging(), device, agent, report };
-        let path = door.path().into();
-        Open { path, accepting: tokio::spawn(accept(door, Arc::new(context))) }
+        let path = socket.path().into();
+        Open { path, accepting: tokio::spawn(accept(socket, Arc::new(context))) }
     }
 }
 
-async fn accept(door: PublishSocket, context: Arc<PublishContext>) {
-    // Separate, so that rejected producers take nobody's place.
-    let (mut producers, mut turned_away) = (JoinSet::new(), JoinSet::new());
+async fn accept(socket: PublishSocket, context: Arc<PublishContext>) {
+    // Separate, so that rejected producers do not count as connected.
+    let (mut producers, mut refused) = (JoinSet::new(), JoinSet::new());
     let mut quotas = Quotas::default();
     let mut warned: Option<Instant> = None;
     loop {
-        let stream = match door.accept().await {
+        let stream = match socket.accept().await {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!("A sidecar producer could not be let in: {error}.");
+                tracing::warn!("A sidecar producer could not be accepted: {error}.");
                 tokio::time::sleep(REST).await;
                 continue;
             }
         };
         while producers.try_join_next().is_some() {}
-        while turned_away.try_join_next().is_some() {}
-        match admit(&stream, &door, &mut quotas) {
+        while refused.try_join_next().is_some() {}
+        match admit(&stream, &socket, &mut quotas) {
             Ok((peer, share)) => {
                 producers.spawn(connection::serve(stream, peer, share, Arc::clone(&context)));
             }
             Err(text) => {
                 if warned.is_none_or(|at| at.elapsed() >= WARNING) {
                     warned = Some(Instant::now());
-                    tracing::warn!("A producer was turned away from {}: {text}.", door.path().display());
+                    tracing::warn!("A sidecar producer was refused at {}: {text}.", socket.path().display());
                 }
-                if turned_away.len() < TURNED_AWAY_MAX {
-                    turned_away.spawn(tokio::time::timeout(TURNING_AWAY, turn_away(stream, text)));
+                if refused.len() < REFUSED_MAX {
+                    refused.spawn(tokio::time::timeout(TURNING_AWAY, refuse(stream, text)));
                 }
             }
         }
     }
 }
 
-/// A process that publishes: its name in messages and logs, and the user that it runs as.
+/// A producer's process: its name for messages and logs, and its user.
 #[derive(Debug, Clone)]
 struct Peer {
     name: String,
     uid: u32,
 }
 
-/// Identifies a producer by its peer credentials, checks that it may publish, and takes its share of its user's quota.
-fn admit(stream: &UnixStream, door: &PublishSocket, quotas: &mut Quotas) -> Result<(Peer, Share), String> {
+/// Identifies a producer by its peer credentials, checks that it may publish, and takes a share of its user's quota.
+fn admit(stream: &UnixStream, socket: &PublishSocket, quotas: &mut Quotas) -> Result<(Peer, Share), String> {
     let peer = stream
         .peer_cred()
-        .map_err(|error| format!("the system does not say who it is: {error}"))?;
+        .map_err(|error| format!("the producer's user cannot be determined: {error}"))?;
     let uid = peer.uid();
-    // In another container without a shared PID namespace, it has no number.
+    // In another container without a shared PID namespace, it has no pid.
     let name = match peer.pid().filter(|pid| *pid > 0) {
         Some(pid) => format!("process {pid} of user {uid}"),
         None => format!("a process of user {uid}"),
     };
-    if door.is_nobody(uid) {
+    if socket.is_nobody(uid) {
         return Err(format!(
-            "the system says that its user is {uid}, which stands for every user who has no number here: let it run as one that \
-             the server's container knows"
+            "its user is {uid}, which stands for every user without a number in this container: run it as a user that \
+             the server's container has"
         ));
     }
-    if !door.admits(uid) {
+    if !socket.admits(uid) {
         let ours = rustix::process::geteuid().as_raw();
         return Err(format!(
-            "user {uid} may not publish to this server, which runs as user {ours}: let it run as that user, or start the \
+            "user {uid} may not publish to this server, which runs as user {ours}: run the producer as that user, or start the \
              server with --publish-uid {uid}"
         ));
     }
     match quotas.take(uid) {
         Some(share) => Ok((Peer { name, uid }, share)),
         None => Err(format!(
-            "{PRODUCERS_MAX} producers of user {uid} are connected, and no more are let in: close one of them first"
+            "{PRODUCERS_MAX} producers of user {uid} are connected, which is the maximum: close one of them first"
         )),
     }
 }
 
-async fn turn_away(stream: UnixStream, text: String) {
+async fn refuse(stream: UnixStream, text: String) {
     let (mut reader, writer) = split(stream);
     let written = writer
         .write(&encode_server(ServerMessage::Close { text: text_that_fits(text) }), None)
         .await;
     if written.is_ok() {
-        // Unread bytes are read first: a socket closed over them loses its last message.
+        // Reads pending bytes first: closing a socket with unread bytes discards its last message.
         let _ = reader.next().await;
     }
 }

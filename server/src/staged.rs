@@ -1,4 +1,4 @@
-//! Staged versions: tensors copied to memory of the server's own, laid out and hashed, ready to be sent.
+//! Staged versions: tensors copied to the server's own memory, laid out and hashed, ready to be sent.
 
 use crate::bases::Bases;
 use bytes::Bytes;
@@ -25,11 +25,11 @@ pub struct Staging {
 pub struct Staged {
     pub(crate) payload: Payload,
     digest: VersionDigest,
-    /// Where later work on it runs.
+    /// Run later work on it.
     pub(crate) workers: Workers,
 }
 
-/// Why tensors cannot be staged. `E` is the error of filling.
+/// Why tensors cannot be staged. `E` is the error of the callback that fills them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError<E: std::error::Error + 'static = Infallible> {
@@ -60,7 +60,7 @@ impl Staging {
         self.memory.release_cached();
     }
 
-    /// Memory for a version of `len` bytes. Bases give way to it.
+    /// Allocates memory for a version of `len` bytes; releases bases if it does not fit.
     pub(crate) fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         match self.memory.allocate(len) {
             Err(AllocError::OverBudget { .. } | AllocError::OverCgroup { .. } | AllocError::Os { .. })
@@ -82,7 +82,7 @@ impl Staging {
 }
 
 impl<E: std::error::Error> StageError<E> {
-    /// Returns the error of filling, or any other error without that variant.
+    /// Returns the error of the fill callback, or any other error without its type parameter.
     pub(crate) fn into_fill(self) -> Result<E, StageError> {
         match self {
             Self::Fill(error) => Ok(error),
@@ -96,11 +96,11 @@ impl<E: std::error::Error> StageError<E> {
 }
 
 impl Staged {
-    /// Lays `specs` out and lets `fill` write the bytes of each tensor, given its index in `specs`. Aliases are not
-    /// asked for. Takes as long as `fill` does, plus a pass of hashing at about 10 GB/s; call it off the executor.
+    /// Lays `specs` out and calls `fill` to write the bytes of each tensor but aliases, given its index in `specs`.
+    /// Blocks for `fill` and a pass of hashing at about 10 GB/s: do not call it on an executor's thread.
     ///
     /// # Errors
-    /// [`StageError`]; nothing is kept then.
+    /// [`StageError`]; then no memory stays allocated.
     pub fn new<E: std::error::Error>(
         staging: &Staging,
         specs: Vec<TensorSpec>,
@@ -131,7 +131,7 @@ impl Staged {
         Ok(Self::hashed(staging, manifest, bytes, &hashes))
     }
 
-    /// A version whose bytes were hashed as they came, one hash for each chunk in order.
+    /// A version whose bytes were hashed on arrival, one hash for each chunk in order.
     pub(crate) fn hashed(staging: &Staging, manifest: Manifest, bytes: Bytes, hashes: &[ChunkHash]) -> Self {
         let digest = VersionDigest::of(manifest.digest(), hashes.iter().copied());
         let payload = Payload::with_hashes(Arc::new(manifest), Arc::new(HostSource::new(bytes)), hashes);
@@ -143,7 +143,7 @@ impl Staged {
         self.payload.manifest()
     }
 
-    /// The version's digest: equal for equal tensors, whoever staged them and when.
+    /// The version's digest: equal tensors have equal digests.
     pub fn digest(&self) -> VersionDigest {
         self.digest
     }
@@ -178,8 +178,8 @@ mod tests {
         .unwrap()
     }
 
-    /// Reused memory holds an older version's bytes: the padding between tensors must not show them, neither to readers
-    /// nor in the digest.
+    /// Reused memory holds an older version's bytes. The padding between tensors must show them neither to readers nor
+    /// in the digest.
     #[test]
     fn equal_tensors_have_equal_digests_whatever_was_there_before() {
         let memory = HostMemory::new(1 << 20);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_numbers() {
+    fn a_version_over_budget_is_refused_with_sizes() {
         let staging = Staging {
             memory: HostMemory::new(1 << 12),
             bases: Arc::default(),

@@ -1,4 +1,4 @@
-//! Detects stalled transfers.
+//! [`StallWatch`]: detects stalled transfers.
 
 use std::{
     sync::{
@@ -39,7 +39,7 @@ impl StallWatch {
         &self.progress
     }
 
-    /// Returns once nothing has moved for the timeout. Cancel safe.
+    /// Waits until there was no progress for the timeout. Cancel safe.
     pub(crate) async fn stalled(&mut self) {
         loop {
             tokio::time::sleep_until(self.look).await;
@@ -67,14 +67,14 @@ mod tests {
             progress.note(1);
         });
         watch.stalled().await;
-        assert_eq!(began.elapsed(), Duration::from_secs(10), "nothing moved in the first ten seconds");
+        assert_eq!(began.elapsed(), Duration::from_secs(10), "no progress in the first ten seconds");
         watch = StallWatch::new(Duration::from_secs(10));
         watch.progress().note(1);
         watch.stalled().await;
         assert_eq!(
             began.elapsed(),
             Duration::from_secs(30),
-            "it moved before the first look, not before the second"
+            "progress before the first check, none before the second"
         );
     }
 }

@@ -1,6 +1,6 @@
-//! Server status, for operators.
+//! [`ServerStatus`], for operators.
 //!
-//! Everything here is read on demand, from counters that are kept anyway: it costs nothing otherwise.
+//! It is computed on demand from existing counters and costs nothing otherwise.
 
 use crate::{
     ChunkTimeStats, FailureCount, ServerStats, TrafficStats, server, shared::Shared, topic::TopicState,
@@ -14,10 +14,10 @@ use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{Topic, Version, VersionId};
 use tensor_relay_transport::{CodecStats, LaneKind, LaneStats};
 
-/// How many subscriptions and lanes are described one by one: more than a person reads, and few enough for a page.
+/// The maximum number of listed subscriptions and lanes: more than a person reads, and few enough for a page.
 const DESCRIBED: usize = 256;
 
-/// Reads the status of a server while it exists. It keeps nothing alive, so it may be held anywhere.
+/// Reads the status of a server while it exists, without keeping it alive.
 #[derive(Debug, Clone)]
 pub struct StatusReader {
     shared: Weak<Shared>,
@@ -33,11 +33,11 @@ pub struct ServerStatus {
     pub listen: SocketAddr,
     /// The time since its start.
     pub uptime: Duration,
-    /// Whether it is shutting down, and begins nothing any more.
+    /// Whether it is shutting down and begins no more transfers.
     pub is_draining: bool,
     /// Its counters.
     pub stats: ServerStats,
-    /// Why the rules of access are older than their files, if they are.
+    /// Why the access rules are older than their files, if they are.
     pub access_problem: Option<String>,
     /// Every topic that has a version, in order of name.
     pub topics: Vec<TopicStatus>,
@@ -51,7 +51,7 @@ pub struct ServerStatus {
     pub lanes: Vec<LaneStatus>,
     /// The traffic of the lanes of each kind, ended ones included, and their current number.
     pub traffic: Vec<(LaneKind, u64, TrafficStats)>,
-    /// Versions that were published since it began.
+    /// Versions published since its start.
     pub published: u64,
     /// The failure counters.
     pub failures: Vec<FailureCount>,
@@ -72,11 +72,11 @@ pub struct TopicStatus {
     pub age: Duration,
     /// How many versions are retained.
     pub retained: u64,
-    /// How many were published through this server.
+    /// How many were published by this server.
     pub published: u64,
     /// The number of its subscriptions.
     pub subscribers: u64,
-    /// What was sent of it, codec by codec.
+    /// Its sent chunks, by codec.
     pub sent: CodecStats,
 }
 
@@ -105,7 +105,7 @@ pub struct SubscriberStatus {
     pub committed: u64,
     /// The number of versions skipped for newer ones.
     pub skipped: u64,
-    /// Payload bytes that were sent to it.
+    /// Payload bytes sent to it.
     pub sent_payload_bytes: u64,
     /// Bytes sent to it, as encoded.
     pub sent_wire_bytes: u64,
@@ -114,7 +114,7 @@ pub struct SubscriberStatus {
 /// A transfer of a version to one subscription.
 #[derive(Debug, Clone)]
 pub struct TransferStatus {
-    /// Which one.
+    /// The version.
     pub version: VersionId,
     /// Its payload. A selection gets less.
     pub payload_bytes: u64,
@@ -133,14 +133,14 @@ pub enum Limit {
     Encoding,
     /// Writing: the network, its window, or a receiver that does not read.
     Network,
-    /// None in progress: the receiver has granted no credit, or is verifying.
+    /// No chunk is in progress: the receiver has granted no credit, or is verifying.
     Receiver,
 }
 
 /// One lane.
 #[derive(Debug, Clone)]
 pub struct LaneStatus {
-    /// The address of the other end.
+    /// The address of the peer.
     pub peer: SocketAddr,
     /// Its kind.
     pub transport: LaneKind,
@@ -149,7 +149,7 @@ pub struct LaneStatus {
 }
 
 impl Limit {
-    /// The word for it.
+    /// Its identifier for programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Encoding => "encoding",
@@ -164,7 +164,7 @@ impl StatusReader {
         Self { shared: Arc::downgrade(shared), memory, listen, began: Instant::now() }
     }
 
-    /// The status now; `None` when the server is gone. Takes a few locks for a moment each, and time by the number of topics.
+    /// The current status; `None` when the server is dropped. Takes a few locks briefly, and time for each topic.
     pub fn read(&self) -> Option<ServerStatus> {
         let shared = self.shared.upgrade()?;
         let (subscribers_count, subscribers) = shared.subscribers.status(DESCRIBED);
@@ -187,14 +187,14 @@ impl StatusReader {
         })
     }
 
-    /// Whether each of `topics` has a version. False when the server is gone.
+    /// Whether each of `topics` has a version. False when the server is dropped.
     pub fn offers(&self, topics: &[Topic]) -> bool {
         let Some(shared) = self.shared.upgrade() else { return false };
         let names = shared.catalogue.names();
         topics.iter().all(|topic| names.contains(topic))
     }
 
-    /// Whether the server begins nothing any more; true when it is gone.
+    /// Whether the server begins no more transfers; true when it is dropped.
     pub fn is_draining(&self) -> bool {
         self.shared.upgrade().is_none_or(|shared| *shared.draining.borrow())
     }

@@ -1,4 +1,4 @@
-//! Unauthenticated connections. They are bounded, and none of them locks others out.
+//! [`Strangers`]: bounds unauthenticated connections, so that no network can lock others out.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,16 +7,16 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The memory of one at most: 128 KiB of an unfinished handshake, and a task.
+/// The maximum memory of one: 128 KiB for an unfinished handshake, and a task.
 pub(crate) const LOGIN_BYTES: u64 = 150 << 10;
 
-/// The least number of places that is worth serving with: fewer could be filled from a few networks.
+/// The minimum number of places: fewer could be filled from a few networks.
 pub(crate) const LEAST: usize = 64;
 
-/// The connections of a server that are not let in yet, by network. Cheap to clone.
+/// The unauthenticated connections of a server, by network. Cheap to clone.
 ///
-/// A further one always has a place. Where there are too many, that goes at its cost which came first from the network that
-/// has most: who fills the places from a few networks keeps nobody in another one out.
+/// A new connection always gets a place. If there are too many, the oldest of the network with the most is evicted: an
+/// attacker who fills the places from a few networks locks out no other network.
 #[derive(Debug, Clone)]
 pub struct Strangers(Arc<Mutex<Waiting>>);
 
@@ -24,12 +24,13 @@ pub struct Strangers(Arc<Mutex<Waiting>>);
 struct Waiting {
     max: usize,
     ever: u64,
-    /// In the order in which they came.
+    /// In the order of arrival.
     by_age: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
     by_network: HashMap<IpAddr, usize>,
 }
 
-/// The network that an address counts for: an IPv4 address, or the first 64 bits of an IPv6 one, which one host has whole.
+/// The network of an address: an IPv4 address itself, or the first 64 bits of an IPv6 one, since one host may have all
+/// of those.
 pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -56,7 +57,7 @@ impl Strangers {
         Self(Arc::new(Mutex::new(waiting)))
     }
 
-    /// Gives a place to a connection from `address`, at the cost of another one if need be.
+    /// Gives a place to a connection from `address`; evicts another one if necessary.
     pub fn enter(&self, address: IpAddr) -> (Stranger, Eviction) {
         let address = network_of(address);
         let (tell, told) = oneshot::channel();
@@ -86,7 +87,7 @@ impl Waiting {
         if let Some(number) = oldest.map(|(number, _)| *number)
             && let Some(tell) = self.remove(number)
         {
-            let _ = tell.send(()); // It may be ending by itself.
+            let _ = tell.send(()); // It may have ended.
         }
     }
 
@@ -109,7 +110,7 @@ impl Drop for Stranger {
 }
 
 impl Eviction {
-    /// Waits until the place is another's; for ever once the connection has been let in. Cancel safe.
+    /// Waits until the connection is evicted; never returns once it is authenticated. Cancel safe.
     pub async fn came(&mut self) {
         if (&mut self.0).await.is_err() {
             std::future::pending().await
@@ -133,18 +134,18 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_most_pays_for_the_next() {
+    fn the_network_with_the_most_is_evicted_first() {
         let strangers = Strangers::new(MAX);
         let (good, mut good_eviction) = strangers.enter(address(1));
         let mut bad: Vec<_> = (0..MAX - 1).map(|_| strangers.enter(address(2))).collect();
         assert!(bad.iter_mut().all(|(_, eviction)| !is_evicted(eviction)));
         let (_other, mut other_eviction) = strangers.enter(address(3));
-        assert!(is_evicted(&mut bad[0].1), "the oldest of the address that has most");
+        assert!(is_evicted(&mut bad[0].1), "the oldest of the address with the most");
         assert!(!is_evicted(&mut good_eviction) && !is_evicted(&mut other_eviction));
         bad.push(strangers.enter(address(2)));
         assert!(
             is_evicted(&mut bad[1].1) && !is_evicted(&mut good_eviction),
-            "its own newest costs it one as well"
+            "also for its own new connection"
         );
         drop((good, bad, _other));
         let waiting = strangers.waiting();
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_network_of_addresses_counts_once() {
+    fn a_64_bit_prefix_counts_as_one_network() {
         let strangers = Strangers::new(3);
         let one = |number: u128| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8 << 96 | number));
         let (_good, mut good_eviction) = strangers.enter(address(1));
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn among_equals_the_oldest_goes() {
+    fn among_equals_the_oldest_is_evicted() {
         let strangers = Strangers::new(MAX);
         let each: Vec<_> = (0..MAX)
             .map(|n| strangers.enter(Ipv4Addr::from_bits(n as u32).into()))

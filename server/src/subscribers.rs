@@ -1,4 +1,4 @@
-//! The status of a server's subscriptions: topic, progress and bottleneck of each.
+//! [`Subscribers`]: the status of a server's subscriptions: topic, progress and bottleneck of each.
 
 use crate::{
     status::{Limit, SubscriberStatus, TransferStatus},
@@ -17,7 +17,7 @@ use tensor_relay_protocol::{Epoch, Mode, Version, VersionId};
 use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
-/// All open subscriptions. The limits of sessions bound them.
+/// All open subscriptions, bounded by the limits of sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Subscribers {
     open: Mutex<BTreeMap<u64, Arc<Watched>>>,
@@ -39,7 +39,7 @@ pub(crate) struct SubscriberInfo {
     pub(crate) peer: SocketAddr,
     pub(crate) kind: LaneKind,
     pub(crate) mode: Mode,
-    /// The version that it had at first.
+    /// The version that the client had when it subscribed.
     pub(crate) have: Option<(Epoch, Version)>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Watched {
 
 #[derive(Debug, Default)]
 struct Place {
-    /// The newest version that it has.
+    /// The newest version that the client has.
     done: Option<(Epoch, Version)>,
     under_way: Option<Begun>,
 }
@@ -102,7 +102,7 @@ impl Subscribers {
 }
 
 impl SubscriberEntry {
-    /// A reference for its sends, which may end after it.
+    /// A reference for its sends, which may outlive the entry.
     pub(crate) fn watched(&self) -> Arc<Watched> {
         Arc::clone(&self.watched)
     }
@@ -119,7 +119,7 @@ impl Deref for SubscriberEntry {
 impl Drop for SubscriberEntry {
     fn drop(&mut self) {
         let gone = self.subscribers.open().remove(&self.number);
-        drop(gone); // Outside of the lock: it may be the last to hold its topic.
+        drop(gone); // Outside the lock: it may be the last reference to its topic.
     }
 }
 
@@ -155,7 +155,7 @@ impl Watched {
         *self.place() = Place { done: Some((retained.id.epoch, retained.id.version)), under_way: None };
     }
 
-    /// Records that the version was given up.
+    /// Records that the transfer was aborted.
     pub(crate) fn handle_given_up(&self) {
         self.place().under_way = None;
     }
@@ -190,10 +190,10 @@ impl Watched {
             (place.done, under_way)
         };
         let lag = match (done, &under_way) {
-            (None, None) => Default::default(), // It wants no version that is there.
+            (None, None) => Default::default(), // It waits for a later version.
             _ => self.who.topic.lag(done),
         };
-        // A version published before it came is not late for longer than it has been here.
+        // For versions published before the subscription, the lag is at most the age of the subscription.
         let since = lag.since.map(|since| since.elapsed().min(self.began.elapsed()));
         SubscriberStatus {
             topic: self.who.topic.name().clone(),

@@ -1,4 +1,4 @@
-//! A subscription: sends versions one after the other, in the order of its cursor, until it ends.
+//! [`Subscription`]: sends versions one after the other, in the order of its cursor, until it ends.
 
 use crate::{
     bases::ClientBase,
@@ -50,22 +50,22 @@ pub(crate) struct Subscription {
     pub(crate) claims: Claims,
     /// The client's base.
     pub(crate) base: ClientBase,
-    /// Whether a running version is given up for a newer one.
+    /// Whether a running transfer is aborted for a newer version.
     pub(crate) preempt: bool,
     /// Its entry in the server's status.
     pub(crate) seat: SubscriberEntry,
-    /// Makes a shutdown wait for the subscription, and its session; `None` once it begins nothing more.
+    /// Makes a shutdown wait for the subscription and its session; `None` once it begins no more transfers.
     pub(crate) unfinished: Option<[Counted; 2]>,
 }
 
 /// Why a subscription ended.
 #[derive(Debug)]
 enum Ended {
-    /// The client is gone. It may come back for its place.
+    /// The client was lost. It may reconnect and take its place again.
     Gone,
     /// The client ended it.
     ByClient,
-    /// For a reason that the client is told.
+    /// The server ended it, and sends the reason.
     ByServer(EndReason),
     /// The client broke a rule; the session ends with it.
     Misbehaved(Misbehaved),
@@ -87,9 +87,9 @@ impl From<Misbehaved> for Ended {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Continue,
-    /// Both ends are done with the version.
+    /// Both peers are done with the version.
     Finished,
-    /// The server gives the version up.
+    /// The server aborts the version.
     GiveUp(AbortReason),
 }
 
@@ -129,8 +129,8 @@ impl Subscription {
         }
     }
 
-    /// Waits for the next version to send. While the server drains, only topics that ended and mode `every` still give one:
-    /// what they have left is bounded, and nobody else has it once the server is gone.
+    /// Waits for the next version to send. While the server drains, only ended topics and mode `every` yield one: their
+    /// remaining versions are bounded, and are lost with the server.
     async fn next_version(&mut self) -> Result<(Arc<Retained>, u64), Ended> {
         let mut draining = self.shared.draining.subscribe();
         loop {
@@ -139,7 +139,7 @@ impl Subscription {
                 self.compare_claims().await?;
                 match self.cursor.next(self.follower.look()) {
                     Step::Send { retained, skipped } => {
-                        self.compare_claims().await?; // With one that was published just now.
+                        self.compare_claims().await?; // A claimed version may just have been published.
                         return Ok((retained, skipped));
                     }
                     Step::End(reason) => return Err(Ended::ByServer(reason)),
@@ -151,7 +151,7 @@ impl Subscription {
             }
             tokio::select! {
                 () = self.follower.changed() => {}
-                _ = draining.changed() => {} // What is shared holds the sender.
+                _ = draining.changed() => {} // `Shared` holds the sender.
                 message = self.inbox.next() => {
                     let effect = self.handle_message(message, None)?;
                     self.execute(effect)?;
@@ -184,7 +184,7 @@ impl Subscription {
                 self.cursor.handle_compared(&topic, is_same);
             }
             if !is_same {
-                tracing::warn!(subscription = %self.id, %version, "A subscriber holds other content than this server under the same epoch and version; it does not count. Somebody published different bytes under one epoch: let each publisher have an epoch of its own.");
+                tracing::warn!(subscription = %self.id, %version, "A subscriber holds other content than this server under the same epoch and version; it does not count. Different bytes were published under one epoch: give each publisher its own epoch.");
                 self.base.let_go();
             }
             if !is_same && claim.named == Named::Partial {
@@ -195,7 +195,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Sends one version and waits for the client's last word on it: `Committed` or `Abort`.
+    /// Sends one version and waits for the client's final message about it: `Committed` or `Abort`.
     async fn send_version(&mut self, retained: &Arc<Retained>, skipped: u64) -> Result<(), Ended> {
         let mut watch = StallWatch::new(self.shared.config.stall_timeout);
         let progress = watch.progress().clone();
@@ -235,7 +235,7 @@ impl Subscription {
         progress: &Progress,
     ) -> Result<(Transfer, Sender), Ended> {
         if self.client.has_part_of_another(retained) {
-            self.base.let_go(); // It was of the rest of that one.
+            self.base.let_go(); // It was the base of that one.
         }
         let claims = std::mem::take(&mut self.claims);
         let afresh = claims.is_afresh((retained.id.epoch, retained.id.version));
@@ -248,7 +248,7 @@ impl Subscription {
         Ok((Transfer::new(&retained.id, plan), sender))
     }
 
-    /// Starts the sends that are possible now. Each lane is kept as busy as a single one.
+    /// Starts the possible sends, up to `chunks_in_flight` for each lane.
     fn begin_sends(&mut self, transfer: &mut Transfer, sender: &mut Sender) {
         let sends_max = self.shared.config.chunks_in_flight * self.lanes.len().max(1);
         while sender.len() < sends_max
@@ -275,10 +275,10 @@ impl Subscription {
     fn handle_source_lost(&self, retained: &Retained, error: &SourceError) {
         let version = &retained.id;
         if error.is_final() {
-            tracing::error!(%version, %error, "A version cannot be read any more. It is taken back, and its subscribers are told.");
+            tracing::error!(%version, %error, "A version cannot be read any more. It is withdrawn, and its subscribers are informed.");
             self.follower.topic().lose(version);
         } else {
-            tracing::error!(subscription = %self.id, %version, %error, "A version could not be read. Its subscriber is told, and gets the next one.");
+            tracing::error!(subscription = %self.id, %version, %error, "A version could not be read. Its subscriber is informed, and gets the next one.");
         }
     }
 
@@ -300,7 +300,7 @@ impl Subscription {
         transfer::handle_message(message, under_way, &mut self.credit, |lane| self.lanes.is_retired(lane))
     }
 
-    /// Applies the effect of a message, and returns whether it was the last one about `retained`.
+    /// Applies the effect of a message; returns whether it finishes `retained`.
     fn finish_or_execute(&mut self, effect: Effect, retained: &Retained) -> Result<Next, Ended> {
         match effect {
             Effect::Committed { kept } => {
@@ -315,8 +315,8 @@ impl Subscription {
             }
             Effect::Aborted(reason) => {
                 tracing::warn!(subscription = %self.id, version = %retained.id, "A subscriber gave a version up: {reason}.");
-                // Some chunks may have been cut before their headers left, so neither end can say what their credit has
-                // become: both forget it, and the client grants anew.
+                // Some chunks may have been aborted before their headers were sent, so the peers cannot agree on their
+                // credit: both reset it, and the client grants anew.
                 self.credit = Credit::default();
                 self.cursor.handle_given_up(retained);
                 self.seat.handle_given_up();
@@ -377,7 +377,7 @@ impl Subscription {
         }
     }
 
-    /// The codec choice: the client's, else the topic's, else the server's. What the client cannot decode is sent raw.
+    /// The codec choice: the client's, else the topic's, else the server's. If the client cannot decode it: raw.
     fn codec(&self) -> CodecChoice {
         let by_client = self.codec.map(CodecChoice::Fixed);
         let choice = by_client.or_else(|| self.follower.topic().codec());
@@ -401,7 +401,7 @@ impl Subscription {
         self.sender.send(ServerMessage::Announce(announce)).await
     }
 
-    /// Tells the client that a version will not be sent to its end. Its own `Abort` is the answer, and the last word.
+    /// Informs the client that a transfer is aborted. The client answers with its own `Abort`, which is final.
     async fn abort(&self, retained: &Retained, reason: AbortReason) -> Result<(), LaneError> {
         let (epoch, version) = (retained.id.epoch, retained.id.version);
         self.sender
@@ -410,7 +410,7 @@ impl Subscription {
     }
 }
 
-/// Returns at the moment that `at` names, once it names one. Cancel safe.
+/// Waits until the time in `at`, once it is set. Cancel safe.
 async fn passed(at: &mut tokio::sync::watch::Receiver<Option<Instant>>) {
     let named = at.wait_for(Option::is_some).await.ok().and_then(|at| *at);
     match named {

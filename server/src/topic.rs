@@ -1,7 +1,7 @@
 //! The state of a topic: its retained versions, publisher and readers.
 //!
-//! A lock around [`Retention`] and [`Places`], with change signals. Waiters check, wait for the signal, and check
-//! again.
+//! A lock around [`Retention`] and [`Places`], with change signals. A waiter checks the state, awaits the signal, and
+//! checks again.
 
 mod options;
 mod reader;
@@ -34,7 +34,7 @@ pub(crate) struct Retained {
     pub(crate) committed: watch::Sender<u64>,
     /// How long transfers of it may take to finish once it left retention.
     pub(crate) release_timeout: Duration,
-    /// When transfers that are still in progress are aborted.
+    /// When remaining transfers are aborted: set once it left retention.
     pub(crate) cut_at: watch::Sender<Option<Instant>>,
     /// Whether, and for how long, later versions may be encoded against it.
     pub(crate) base: bases::Terms,
@@ -50,7 +50,7 @@ impl Retained {
         self.cut_at.borrow().is_some()
     }
 
-    /// Waits until it leaves retention; for ever where it has left already. Cancel safe.
+    /// Waits until it leaves retention; never returns if it has left already. Cancel safe.
     pub(crate) async fn left(&self) {
         let mut cut_at = self.cut_at.subscribe();
         if cut_at.borrow_and_update().is_some() || cut_at.changed().await.is_err() {
@@ -68,7 +68,7 @@ impl Retained {
 #[derive(Debug)]
 pub(crate) struct TopicState {
     name: Topic,
-    /// How long the place of a named reader is kept when its connection is lost.
+    /// How long a named reader keeps its place after its connection is lost.
     linger: Duration,
     /// The bases of all topics, and this topic's number there.
     bases: Arc<Bases>,
@@ -99,7 +99,7 @@ struct State {
     /// When the last follower left, if there is none.
     left: Option<Instant>,
     /// Whether a task waits to release the bases.
-    is_looked_after: bool,
+    is_release_scheduled: bool,
     published: Option<Instant>,
     times: PublishTimes,
     /// The last published version, whether or not it is retained.
@@ -153,7 +153,7 @@ impl TopicState {
     }
 
     /// Whether the next version is worth keeping as a base. Call once for each.
-    pub(crate) fn is_next_worth_it(&self) -> bool {
+    pub(crate) fn is_next_worth_keeping(&self) -> bool {
         self.worth.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
@@ -166,7 +166,7 @@ impl TopicState {
         self.state().codec = codec;
     }
 
-    /// Signals every later change of what there is to send.
+    /// Signals every later change of what can be sent.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -176,7 +176,7 @@ impl TopicState {
         self.room.subscribe()
     }
 
-    /// Registers a publisher; false when there is one. A topic that had ended goes on.
+    /// Registers a publisher; returns false when there is one. Reopens a topic that had ended.
     pub(crate) fn open(&self) -> bool {
         let mut state = self.state();
         let free = !state.has_publisher && matches!(state.ended, None | Some(EndReason::TopicEnded));
@@ -213,7 +213,8 @@ impl TopicState {
         match state.retention.push(Arc::new(retained), bytes) {
             Ok((seq, left)) => {
                 let mut gone = vec![];
-                if state.last.is_some_and(|(epoch, _)| epoch != id.0) || state.is_forsaken(now, self.linger) {
+                if state.last.is_some_and(|(epoch, _)| epoch != id.0) || state.is_abandoned(now, self.linger)
+                {
                     gone.push(self.bases.forget(self.number));
                 }
                 (state.published, state.last, state.lost) = (Some(now), Some(id), false);
@@ -280,7 +281,7 @@ impl TopicState {
         }
     }
 
-    /// Whether a version became unreadable, and none is left.
+    /// Whether a version became unreadable and no other is retained.
     pub(crate) fn is_lost(&self) -> bool {
         let state = self.state();
         state.lost && state.retention.newest().is_none()
@@ -301,14 +302,14 @@ impl TopicState {
         self.room.send_replace(());
     }
 
-    /// Releases a version whose memory its publisher wants back: it cannot be a base any more either.
+    /// Releases a version whose memory its publisher wants back: it cannot remain a base either.
     fn take_back(&self, retained: &Arc<Retained>) -> bases::ReleasedVersions {
         retained.leave();
         retained.base.withdraw();
         self.bases.handle_left(self.number, retained)
     }
 
-    /// Holds a version as the base of a subscription, so that it stays when it leaves retention.
+    /// Holds a version as the base of a subscription, so that it stays in memory after it leaves retention.
     pub(crate) fn hold(&self, retained: &Arc<Retained>) -> Hold {
         let state = self.state();
         state.check_terms(retained);
@@ -316,7 +317,7 @@ impl TopicState {
         self.bases.hold(self.number, retained, is_retained)
     }
 
-    /// The same for a version that a client brings along, if it is still here.
+    /// Holds a version that a subscribing client names as its base, if it is still in memory.
     pub(crate) fn hold_base(&self, (epoch, version): bases::VersionKey) -> Option<Hold> {
         let retained = self.find(epoch, version).map(|(_, retained)| retained);
         let found = retained.or_else(|| self.bases.find(self.number, (epoch, version)));
@@ -325,7 +326,7 @@ impl TopicState {
         Some(hold)
     }
 
-    /// The reason of its end, if it has ended.
+    /// Why the topic ended, if it has.
     pub(crate) fn ended(&self) -> Option<EndReason> {
         self.state().ended
     }
@@ -365,7 +366,7 @@ impl TopicState {
         Some((seq, Arc::clone(retained)))
     }
 
-    /// The first position of a subscription that has `have`, or nothing.
+    /// The first version for a subscription whose client has `have`.
     pub(crate) fn place_of(&self, have: Option<(Epoch, Version)>, start: Start) -> Seq {
         place_of(&self.state().retention, have, start)
     }
@@ -376,24 +377,24 @@ impl TopicState {
         state.left = None;
     }
 
-    /// Returns whether it was the last one and may come back for a base, so that [`forsaken`] is to be run: once at a time.
+    /// Returns whether to run [`release_abandoned_bases`]: the last follower left bases, and it does not run yet.
     pub(crate) fn follower_leaves(&self) -> bool {
         let mut state = self.state();
         state.followers -= 1;
         state.left = (state.followers == 0).then(Instant::now);
-        let begins = state.left.is_some() && !state.is_looked_after && self.bases.has_any(self.number);
-        state.is_looked_after |= begins;
+        let begins = state.left.is_some() && !state.is_release_scheduled && self.bases.has_any(self.number);
+        state.is_release_scheduled |= begins;
         begins
     }
 
-    /// Releases the bases if nobody will come back for one; otherwise returns when to check again.
-    fn forget_forsaken(&self) -> Option<Instant> {
+    /// Releases the bases if no follower came back in time; otherwise returns when to check again.
+    fn release_if_abandoned(&self) -> Option<Instant> {
         let mut state = self.state();
         let look_at = state.left.map(|left| left + self.linger);
         if look_at.is_some_and(|look_at| Instant::now() <= look_at) {
             return look_at;
         }
-        state.is_looked_after = false; // Also where somebody follows again: when the last one leaves, this begins anew.
+        state.is_release_scheduled = false; // Also with new followers: the last one reschedules it.
         let gone = look_at.map(|_| self.bases.forget(self.number));
         drop(state);
         drop(gone); // Outside of the lock: it may be gigabytes.
@@ -404,8 +405,8 @@ impl TopicState {
         self.state().followers
     }
 
-    /// A topic that only waiting subscribers made is forgotten with them, so that asking for names that do not exist
-    /// costs the server nothing lasting.
+    /// Whether the catalogue must keep the topic. One that only subscribers created is removed with them, so that
+    /// requests for unknown names leave no state.
     pub(crate) fn is_needed(&self) -> bool {
         let state = self.state();
         state.has_publisher || state.followers > 0 || state.retention.newest().is_some()
@@ -417,7 +418,7 @@ impl TopicState {
 }
 
 impl State {
-    /// What is of an epoch that is over, or of a topic that was taken back, stays no longer than it is retained.
+    /// Versions of an earlier epoch, or of a withdrawn topic, may not be bases after they left retention.
     fn check_terms(&self, retained: &Retained) {
         let goes_on = matches!(self.ended, None | Some(EndReason::TopicEnded));
         let is_last = self.last.is_none_or(|(epoch, _)| epoch == retained.id.epoch);
@@ -426,8 +427,8 @@ impl State {
         }
     }
 
-    /// Whether all followers have been gone for so long that nobody will come back for a base.
-    fn is_forsaken(&self, now: Instant, linger: Duration) -> bool {
+    /// Whether the last follower left so long ago that none will come back for a base.
+    fn is_abandoned(&self, now: Instant, linger: Duration) -> bool {
         self.left.is_some_and(|left| now.duration_since(left) > linger)
     }
 }
@@ -438,15 +439,15 @@ impl Drop for TopicState {
     }
 }
 
-/// Lets the bases of a topic go when nobody has followed it for as long as who was lost may take to come back. Before that
-/// they would stay until something else is published.
-pub(crate) async fn forsaken(topic: Weak<TopicState>) {
-    while let Some(look_at) = topic.upgrade().and_then(|topic| topic.forget_forsaken()) {
+/// Releases the bases of a topic when it had no follower for the time in which a lost subscriber may reconnect. Without
+/// this task they would stay until the next publish.
+pub(crate) async fn release_abandoned_bases(topic: Weak<TopicState>) {
+    while let Some(look_at) = topic.upgrade().and_then(|topic| topic.release_if_abandoned()) {
         tokio::time::sleep_until(look_at + Duration::from_millis(1)).await;
     }
 }
 
-/// Where a subscription begins: after what it has, or where it wants to.
+/// The first version of a subscription: after the one that its client has, or as its `start` says.
 fn place_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>, start: Start) -> Seq {
     match (have, start) {
         (Some((epoch, version)), _) => after(retention, epoch, version),
@@ -463,8 +464,7 @@ fn place_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>
     }
 }
 
-/// The place of the version after this one. Of an epoch that is not retained any more, nobody can tell what is missing:
-/// then it is the oldest of all.
+/// The first version after this one. If none of its epoch is retained, the gap is unknown: then the oldest of all.
 fn after(retention: &Retention<Arc<Retained>>, epoch: Epoch, version: Version) -> Seq {
     let of_epoch = || retention.iter().filter(|(_, retained)| retained.id.epoch == epoch);
     let later = of_epoch().find(|(_, retained)| retained.id.version > version);

@@ -1,15 +1,15 @@
-//! What the lanes of a server have carried: those that are open, and those that are gone.
+//! [`Traffic`]: counts the traffic of a server's lanes, open and ended.
 
 use crate::LaneStatus;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tensor_relay_transport::{Lane, LaneKind, LaneStats};
 
-/// What all lanes carried so far. Only ever grows.
+/// The total traffic of lanes. Monotonic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TrafficStats {
     /// Packets sent.
     pub sent_packets: u64,
-    /// Packets sent and lost; what they carried was sent again.
+    /// Packets sent and lost; their data was retransmitted.
     pub lost_packets: u64,
     /// Bytes of UDP payload sent, retransmissions and control included.
     pub sent_bytes: u64,
@@ -25,75 +25,75 @@ pub(crate) struct Traffic(Mutex<TrafficTotals>);
 struct TrafficTotals {
     opened: u64,
     open: Vec<(u64, Lane)>,
-    /// What lanes carried that are gone, by kind: QUIC, then TCP.
+    /// The traffic of ended lanes, by kind: QUIC, then TCP.
     gone: [TrafficStats; 2],
 }
 
-/// A lane that is counted, until it is dropped: then what it carried is kept.
+/// Counts a lane as open until this is dropped, which adds its traffic to that of ended lanes.
 #[derive(Debug)]
-#[must_use = "the lane counts as gone when this is dropped"]
+#[must_use = "the lane counts as ended when this is dropped"]
 pub(crate) struct Counted<'a> {
     traffic: &'a Traffic,
     number: u64,
 }
 
 impl Traffic {
-    /// Counts what `lane` carries from now on.
+    /// Counts the traffic of `lane` from now on.
     pub(crate) fn count(&self, lane: &Lane) -> Counted<'_> {
-        let mut books = self.books();
-        let number = books.opened;
-        books.opened += 1;
-        books.open.push((number, lane.clone()));
+        let mut totals = self.totals();
+        let number = totals.opened;
+        totals.opened += 1;
+        totals.open.push((number, lane.clone()));
         Counted { traffic: self, number }
     }
 
-    /// What was carried so far.
+    /// The total traffic.
     pub(crate) fn stats(&self) -> TrafficStats {
-        let books = self.books();
-        let gone = books.gone[0].and(books.gone[1]);
-        books.open.iter().fold(gone, |sum, (_, lane)| sum.with(lane.stats()))
+        let totals = self.totals();
+        let gone = totals.gone[0].and(totals.gone[1]);
+        totals.open.iter().fold(gone, |sum, (_, lane)| sum.with(lane.stats()))
     }
 
-    /// For each kind of lane, how many are open and what all of them carried so far.
+    /// For each kind of lane, how many are open, and their total traffic with that of ended ones.
     pub(crate) fn by_kind(&self) -> Vec<(LaneKind, u64, TrafficStats)> {
-        let books = self.books();
+        let totals = self.totals();
         let of = |kind: LaneKind| {
-            let open = books.open.iter().filter(|(_, lane)| lane.kind() == kind);
-            let none = (kind, 0, books.gone[place(kind)]);
+            let open = totals.open.iter().filter(|(_, lane)| lane.kind() == kind);
+            let none = (kind, 0, totals.gone[place(kind)]);
             open.fold(none, |(kind, count, sum), (_, lane)| (kind, count + 1, sum.with(lane.stats())))
         };
         vec![of(LaneKind::Quic), of(LaneKind::Tcp)]
     }
 
-    /// How many lanes are open, and what the `most` first of them are like.
+    /// The number of open lanes, and the status of the first `most`.
     pub(crate) fn lanes(&self, most: usize) -> (usize, Vec<LaneStatus>) {
-        let books = self.books();
+        let totals = self.totals();
         let status = |(_, lane): &(u64, Lane)| LaneStatus {
             peer: lane.peer(),
             transport: lane.kind(),
             stats: lane.stats(),
         };
-        (books.open.len(), books.open.iter().take(most).map(status).collect())
+        (totals.open.len(), totals.open.iter().take(most).map(status).collect())
     }
 
-    fn books(&self) -> MutexGuard<'_, TrafficTotals> {
-        // Numbers cannot be left half changed.
+    fn totals(&self) -> MutexGuard<'_, TrafficTotals> {
+        // A panic cannot leave the numbers inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        let mut books = self.traffic.books();
-        if let Some(at) = books.open.iter().position(|(number, _)| *number == self.number) {
-            let (_, lane) = books.open.swap_remove(at);
-            let gone = &mut books.gone[place(lane.kind())];
+        let mut totals = self.traffic.totals();
+        if let Some(at) = totals.open.iter().position(|(number, _)| *number == self.number) {
+            let (_, lane) = totals.open.swap_remove(at);
+            let gone = &mut totals.gone[place(lane.kind())];
             *gone = gone.with(lane.stats());
         }
     }
 }
 
-/// Where lanes of a kind are counted that are gone.
+/// The index of a kind in `gone`.
 fn place(kind: LaneKind) -> usize {
     match kind {
         LaneKind::Quic => 0,

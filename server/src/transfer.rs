@@ -1,4 +1,4 @@
-//! What a client's messages mean for its subscription, while a version is under way and between versions. Pure.
+//! Handles a client's messages to a subscription, during a transfer and between transfers. Pure.
 
 use tensor_relay_protocol::{
     AbortReason, Credit, Epoch, LaneId, Misbehaved, RangeSet, SendPlan, Version, VersionId,
@@ -19,11 +19,11 @@ pub(crate) enum SubscriptionMessage {
     Unsubscribe {
         keep_place: bool,
     },
-    /// Not the client's word but the session's: the client may not follow this topic any more.
+    /// From the session, not from the client: the client lost its permission for the topic.
     Forbid,
 }
 
-/// A version under way: which one, and what is to be sent of it.
+/// A transfer in progress: its version, and the plan of its sends.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     epoch: Epoch,
@@ -31,22 +31,22 @@ pub(crate) struct Transfer {
     pub(crate) plan: SendPlan,
 }
 
-/// What the driver is to do about a message.
+/// The effect of a message, for the driver to apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Nothing: the message moved nothing.
+    /// None: the message made no progress.
     None,
-    /// The transfer moves on.
+    /// The transfer makes progress.
     Progress,
-    /// The user is done with this version and all before it.
+    /// The client acknowledged this version and all before it.
     Acknowledged(Epoch, Version),
-    /// The client has the version under way, and keeps it as a base or not.
+    /// The client committed the version; `kept` says whether it keeps a copy as a base.
     Committed { kept: bool },
-    /// The client gave the version under way up, or answers that the server did.
+    /// The client aborted the version, or confirms that the server did.
     Aborted(AbortReason),
-    /// The subscription is over.
+    /// The client ended the subscription.
     Unsubscribed { keep_place: bool },
-    /// The client may not follow the topic any more.
+    /// The client lost its permission for the topic.
     Forbidden,
 }
 
@@ -60,7 +60,7 @@ impl Transfer {
     }
 }
 
-/// Takes a message of the client; `under_way` is the version being sent, if there is one.
+/// Handles a message of the client; `under_way` is the transfer in progress, if there is one.
 ///
 /// # Errors
 /// [`Misbehaved`] when the message breaks a rule.
@@ -80,7 +80,7 @@ pub(crate) fn handle_message(
         (Message::Acknowledge(epoch, version), _) => Ok(Effect::Acknowledged(epoch, version)),
         (Message::Unsubscribe { keep_place }, _) => Ok(Effect::Unsubscribed { keep_place }),
         (Message::Forbid, _) => Ok(Effect::Forbidden),
-        // Of the version before, which both ends gave up at the same time.
+        // About the previous version, which both peers aborted at the same time.
         (Message::Committed { .. } | Message::Abort(..), None) => Ok(Effect::None),
         (Message::Committed { epoch, version, kept }, Some(transfer)) if transfer.is(epoch, version) => {
             match transfer.plan.is_complete() {
@@ -95,7 +95,7 @@ pub(crate) fn handle_message(
             Ok(Effect::Aborted(reason))
         }
         (Message::Fetch(epoch, version, chunks), Some(transfer)) if transfer.is(epoch, version) => {
-            // What begins nothing moves nothing: a client that repeats itself is evicted all the same.
+            // Only new sends are progress: a client that repeats a `Fetch` is still evicted.
             let moves = transfer.plan.handle_fetch(&chunks, is_retired);
             Ok(if moves { Effect::Progress } else { Effect::None })
         }
@@ -131,7 +131,7 @@ mod tests {
         (transfer, credit)
     }
 
-    /// Takes `message` where lane 1 is retired.
+    /// Handles `message` with lane 1 retired.
     fn take(message: Message, (transfer, credit): &mut (Transfer, Credit)) -> Result<Effect, Misbehaved> {
         handle_message(message, Some(transfer), credit, |lane| lane == LaneId(1))
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_begins_again_what_was_lost_and_only_once() {
+    fn a_fetch_restarts_lost_chunks_once() {
         let mut state = begun();
         let fetch = || Message::Fetch(EPOCH, VERSION, all());
         assert_eq!(take(fetch(), &mut state), Ok(Effect::Progress));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_of_what_is_not_lost_is_passed_over() {
+    fn a_fetch_of_chunks_not_lost_is_ignored() {
         let mut state = begun();
         for chunks in [RangeSet::new(), RangeSet::from_range(1..2), RangeSet::from_range(2..u32::MAX)] {
             assert_eq!(take(Message::Fetch(EPOCH, VERSION, chunks), &mut state), Ok(Effect::None));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_waits_for_the_clients_abort_alone() {
+    fn an_aborted_version_waits_for_the_clients_abort() {
         let mut state = begun();
         state.0.plan.give_up();
         assert_eq!(take(Message::Credit(4), &mut state), Ok(Effect::None));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_the_version_before_are_passed_over() {
+    fn messages_about_the_previous_version_are_ignored() {
         assert_eq!(take_idle(Message::Abort(EPOCH, VERSION, AbortReason::Stalled)), Ok(Effect::None));
         let committed = Message::Committed { epoch: EPOCH, version: VERSION, kept: false };
         assert_eq!(take_idle(committed), Ok(Effect::None));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_that_cannot_be_meant_is_an_error() {
+    fn impossible_credit_is_an_error() {
         let mut state = begun();
         assert_eq!(take(Message::Credit(0), &mut state), Ok(Effect::None));
         assert_eq!(take(Message::Credit(1), &mut state), Ok(Effect::Progress));

@@ -1,4 +1,4 @@
-//! One watch of a session: tells the client the names of topics that match, those of now and those that appear.
+//! Runs one watch of a session: sends the names of matching topics, existing and new.
 
 use crate::{access::Holder, catalogue::Catalogue};
 use std::sync::Arc;
@@ -6,11 +6,10 @@ use tensor_relay_protocol::{Glob, ServerMessage, Topic, Verb, WatchId};
 use tensor_relay_transport::{LaneError, control};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
-/// How many names one message carries: as many of the longest as fit a frame.
+/// The maximum number of names in a message: so many of the longest fit a frame.
 const PER_MESSAGE: usize = 240;
 
-/// Tells `sender` of matching topics that `holder` may list, until the lane ends. A name may be sent twice, but is
-/// never missed.
+/// Sends matching topics that `holder` may list, until the lane ends. A name may be sent twice, but is never missed.
 pub(crate) async fn run(
     catalogue: Arc<Catalogue>,
     holder: Holder,
@@ -18,13 +17,13 @@ pub(crate) async fn run(
     glob: Glob,
     sender: control::Sender<ServerMessage>,
 ) -> Result<(), LaneError> {
-    // Listened to first, so that nothing appears between the list and the news.
+    // Subscribed first, so that no topic is missed between the list and the signals.
     let mut appearances = catalogue.appearances();
     let mut names = catalogue.names();
     loop {
         names.retain(|name| glob.matches(name.as_str()) && holder.may(Verb::List, name));
         for part in names.chunks(PER_MESSAGE) {
-            // Again for each part: it may wait between them.
+            // For each part: rights may change between them.
             let topics: Vec<_> = part.iter().filter(|name| holder.may(Verb::List, name)).cloned().collect();
             if !topics.is_empty() {
                 sender.send(ServerMessage::Found { watch, topics }).await?;

@@ -1,17 +1,17 @@
-//! Client certificates: the client's key, and the names certified by an authority.
+//! [`ClientCertificate`] with the client's key, and [`ClientAuthorities`], which certify its names.
 
 use crate::Fingerprint;
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime, pem::PemObject};
 use std::{fmt, sync::Arc, time::Duration};
 
-/// The most intermediate certificates. Searching a longer path costs a stranger little and us much.
+/// The maximum number of intermediate certificates: longer chains cost the verifier much and an attacker little.
 const INTERMEDIATES_MAX: usize = 4;
 
-/// The certificate chain of a client that proved to hold its key. Nothing else in it is verified yet.
+/// The certificate chain of a client that proved to hold its key. The rest is not verified yet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientCertificate {
     key: Fingerprint,
-    /// Its own certificate first, then those that lead to an authority.
+    /// The client's own certificate first, then intermediate ones.
     chain: Arc<[CertificateDer<'static>]>,
 }
 
@@ -68,7 +68,7 @@ impl ClientAuthorities {
 
     /// The DNS names and URIs of a client whose certificate was issued by one of these authorities for client
     /// authentication and is valid at `now_s`, in seconds since 1970. `None` for any other client. Revocation lists are
-    /// not looked at.
+    /// not checked.
     pub fn names_of(&self, shown: &ClientCertificate, now_s: u64) -> Option<Vec<String>> {
         let (certificate, others) = shown.chain.split_first()?;
         if self.anchors.is_empty() || others.len() > INTERMEDIATES_MAX {
@@ -138,7 +138,7 @@ mod tests {
     const AFTER: u64 = 1_924_992_000;
 
     #[test]
-    fn a_client_is_known_by_the_names_that_an_authority_gave_it() {
+    fn a_client_is_known_by_its_certified_names() {
         let (ours, theirs) = (authority("ours"), authority("theirs"));
         let trusted = ClientAuthorities::from_pem(&ours.pem()).unwrap();
         let good = client(&ours, ExtendedKeyUsagePurpose::ClientAuth);
@@ -146,7 +146,7 @@ mod tests {
             .map(str::to_owned)
             .to_vec();
         assert_eq!(trusted.names_of(&good, WITHIN), Some(names));
-        assert_eq!(trusted.names_of(&good, AFTER), None, "it is over");
+        assert_eq!(trusted.names_of(&good, AFTER), None, "it has expired");
         let foreign = client(&theirs, ExtendedKeyUsagePurpose::ClientAuth);
         assert_eq!(trusted.names_of(&foreign, WITHIN), None, "of another authority");
         let server = client(&ours, ExtendedKeyUsagePurpose::ServerAuth);
@@ -154,13 +154,13 @@ mod tests {
         assert_eq!(ClientAuthorities::default().names_of(&good, WITHIN), None);
         let long = [&good.chain[..], &vec![theirs.der().clone(); INTERMEDIATES_MAX + 1]].concat();
         let long = ClientCertificate::new(&long).unwrap();
-        assert_eq!(trusted.names_of(&long, WITHIN), None, "more is shown than is looked through");
+        assert_eq!(trusted.names_of(&long, WITHIN), None, "the chain is too long");
         let both = ClientAuthorities::from_pem(&format!("{}{}", ours.pem(), theirs.pem())).unwrap();
         assert!(both.names_of(&foreign, WITHIN).is_some() && both != trusted);
     }
 
     #[test]
-    fn what_is_no_certificate_is_refused() {
+    fn invalid_certificates_are_refused() {
         for text in ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
             assert!(ClientAuthorities::from_pem(text).is_err(), "{text}");
         }

@@ -1,4 +1,4 @@
-//! The connector: opens a client's lanes.
+//! [`Connector`]: opens a client's lanes.
 
 mod race;
 mod tcp;
@@ -17,7 +17,7 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// The most addresses tried for one ticket: names may resolve to many.
+/// The maximum number of addresses tried for one ticket: names may resolve to many.
 const ADDRESSES_MAX: usize = 16;
 
 /// Opens lanes to servers.
@@ -25,7 +25,7 @@ const ADDRESSES_MAX: usize = 16;
 pub struct Connector {
     network: Arc<dyn Network>,
     tuning: Tuning,
-    /// The local addresses for lanes, in turn; empty for any.
+    /// The local addresses of lanes, used in turn; any if empty.
     local: Arc<[IpAddr]>,
     transport: Transport,
     /// The client's key, for servers that identify clients by it.
@@ -86,7 +86,7 @@ pub enum ConnectError {
     /// The server's key is not one of the ticket's.
     #[error(
         "the server at {address} has key {found}, the ticket expects {expected}: the ticket is from another server or \
-         an earlier key of this one, or somebody sits in between; get a fresh ticket from the server itself"
+         an earlier key of this one, or the connection is intercepted; get a fresh ticket from the server itself"
     )]
     WrongKey {
         /// The server's address.
@@ -137,9 +137,9 @@ pub enum ConnectError {
         /// The system's error.
         source: io::Error,
     },
-    /// A further lane had no answer, though the first lane works.
+    /// A further lane got no answer, though the first lane works.
     #[error(
-        "lane {lane} had no answer from {peer} within {timeout_ms} ms, though the session's first lane has: can {local} reach \
+        "lane {lane} got no answer from {peer} within {timeout_ms} ms, though the session's first lane did: can {local} reach \
          that address over {kind}, and does a firewall between drop it?"
     )]
     FurtherUnreachable {
@@ -166,10 +166,10 @@ fn alpn() -> String {
     String::from_utf8_lossy(tensor_relay_protocol::ALPN).into_owned()
 }
 
-/// TLS' alert for an ALPN that the server does not speak, as QUIC carries it (RFC 9001 §4.8).
+/// The TLS alert `no_application_protocol`, as a QUIC error code (RFC 9001 §4.8).
 const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
 
-/// QUIC's own code for a server that turns a client away (RFC 9000 §20.1).
+/// The QUIC error code `CONNECTION_REFUSED` (RFC 9000 §20.1).
 const CONNECTION_REFUSED: u64 = 0x2;
 
 impl Connector {
@@ -190,7 +190,7 @@ impl Connector {
         }
     }
 
-    /// Uses these local `addresses` for lanes, in turn: one for each network card of a session.
+    /// Uses these local `addresses` for lanes, in turn: one for each network card.
     pub fn at(self, addresses: &[IpAddr]) -> Self {
         Self { local: addresses.into(), ..self }
     }
@@ -217,13 +217,13 @@ impl Connector {
 
     /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`.
     ///
-    /// Addresses are tried in order, a quarter of a second apart, and side by side from then on; the others are dropped
-    /// once one answers. If the [`Transport`] allows both, TCP is taken if it connects within a few milliseconds, on a
-    /// short path; otherwise QUIC, and TCP if QUIC does not answer within a quarter of a second.
+    /// Attempts start in the order of the addresses, a quarter of a second apart, and run concurrently; the others are
+    /// dropped once one succeeds. If the [`Transport`] allows both kinds, TCP wins if it connects within a few
+    /// milliseconds, on a short path; otherwise QUIC, or TCP if QUIC does not answer within a quarter of a second.
     ///
     /// # Errors
-    /// [`ConnectError`], within the connect timeout for finding addresses and as long again for an answer. When several
-    /// attempts fail, the most telling failure is returned: a wrong key before silence.
+    /// [`ConnectError`], within the connect timeout for resolving addresses and the same again for connecting. When
+    /// several attempts fail, the most informative failure is returned: a wrong key before a timeout.
     pub async fn connect(&self, hosts: &[String], keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
         let timeout = self.tuning.connect_timeout();
         let addresses = tokio::time::timeout(timeout, resolve(hosts)).await.unwrap_or_else(|_| {
@@ -232,7 +232,7 @@ impl Connector {
         })?;
         match self.race(&addresses, keys, timeout).await {
             Ok(lane) => Ok(lane),
-            Err(silence) => Err(self.unreachable(hosts.join(", "), silence)),
+            Err(error) => Err(self.unreachable(hosts.join(", "), error)),
         }
     }
 
@@ -252,8 +252,8 @@ impl Connector {
         Ok(lane.because(KindReason::Faster))
     }
 
-    /// Opens a further lane to `peer`, where a session's first one leads: lane `number`, counted from 0, on a thread of its
-    /// own where the network has threads. That thread ends with the lane.
+    /// Opens further lane `number` (the first is 0) to `peer`, the address of the session's first lane. It gets its own
+    /// thread if the network has threads. That thread ends with the lane.
     ///
     /// # Errors
     /// [`ConnectError`], within the connect timeout.
@@ -300,7 +300,7 @@ impl Connector {
         }
     }
 
-    /// The error for silence, combined with TCP's error if both were tried. Any other error is kept.
+    /// The error for a timeout, combined with TCP's error if both were tried. Any other error is returned unchanged.
     fn unreachable(&self, addresses: String, error: ConnectError) -> ConnectError {
         let timeout_ms = self.tuning.connect_timeout().as_millis();
         match (error, self.transport) {
@@ -358,7 +358,7 @@ impl Connector {
         }
     }
 
-    /// Each lane has a socket of its own, of its peer's address family.
+    /// Binds a socket for one lane, of its peer's address family.
     fn endpoint_towards(&self, peer: SocketAddr, number: usize) -> Result<quinn::Endpoint, ConnectError> {
         let address = local_address(&self.local, peer, number)?;
         let bound = self.network.bind(SocketAddr::new(address, 0), &self.tuning);

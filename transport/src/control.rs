@@ -14,23 +14,23 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// The most messages waiting to be written. Further senders wait: a session sends little beside its chunks, and a peer
-/// that reads nothing for the write deadline is closed.
+/// The maximum number of messages waiting to be written. Further senders wait: a session sends few of them, and a peer
+/// that reads nothing within the write deadline is disconnected.
 const QUEUE_MAX: usize = 64;
 
-/// How long to wait for the close of a peer that stopped its control stream: a round trip or two if it is lost at
-/// first.
+/// How long to wait for the close of a peer that stopped its control stream: one or two round trips if the close is
+/// lost at first.
 const GOOD_BYE: Duration = Duration::from_secs(1);
 
 /// How long closing a lane waits for queued messages to be written.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// A message that can travel on a control stream.
+/// A message of the control stream.
 pub trait Message: Sized + Send + 'static {
-    /// The message with its length in front.
+    /// Encodes the message, prefixed by its length.
     fn into_frame(self) -> Vec<u8>;
 
-    /// Reads the message from the bytes behind its length.
+    /// Decodes the message from the bytes after its length.
     ///
     /// # Errors
     /// [`MessageError`] when the bytes are not a valid message.
@@ -106,8 +106,8 @@ enum Queued {
     Mark(oneshot::Sender<()>),
 }
 
-/// The sending half of the control stream. Cheap to clone: every task of a session can send, and a task cancelled while
-/// sending leaves no half message behind.
+/// The sending half of the control stream. Cheap to clone: every task of a session can send, and cancelling a task
+/// leaves no partial message.
 #[derive(Debug)]
 pub struct Sender<Out> {
     queue: mpsc::Sender<Queued>,
@@ -122,7 +122,7 @@ impl<Out> Clone for Sender<Out> {
 }
 
 impl<Out: Message> Sender<Out> {
-    /// Queues `message`. It is written in the order in which messages were queued. Cancel safe.
+    /// Queues `message`. Messages are written in order. Cancel safe.
     ///
     /// # Errors
     /// [`LaneError`] when the lane ended. Success means queued, not received.
@@ -134,7 +134,7 @@ impl<Out: Message> Sender<Out> {
     }
 
     /// Waits until queued messages are sent, so that a following [`close`](Lane::close) does not overtake them: half a
-    /// second for the queue, and half a second for [what is in flight](Lane::settle).
+    /// second for the queue, and half a second for [data in flight](Lane::settle).
     pub async fn settle(&self) {
         let (written, is_written) = oneshot::channel();
         let queued = async {
@@ -161,15 +161,15 @@ impl Writer {
             let frame = match queued {
                 Queued::Frame(frame) => frame,
                 Queued::Mark(written) => {
-                    let _ = written.send(()); // Nobody may wait any more.
+                    let _ = written.send(()); // The waiting task may be cancelled.
                     continue;
                 }
             };
             match tokio::time::timeout(self.write_timeout, self.stream.write(frame)).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    // A peer that closes stops its streams right before its close, which may be lost at first. If the
-                    // lane lives on, nobody can send to the peer any more.
+                    // A closing peer stops its streams right before its close, which may be lost at first. If the lane
+                    // stays open instead, no message can be sent to the peer any more.
                     if tokio::time::timeout(GOOD_BYE, self.lane.closed()).await.is_err() {
                         self.lane.close_unheard(CloseCode::Misbehaved, "the control stream was stopped");
                     }
@@ -197,7 +197,7 @@ pub struct Receiver<In> {
 /// Why no message was received.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
-    /// The lane ended, or the other end finished its control stream.
+    /// The lane ended, or the peer finished its control stream.
     #[error(transparent)]
     Lane(#[from] LaneError),
     /// Bytes that are not a valid message.

@@ -1,8 +1,8 @@
-//! Egress: source → hash and encode → data stream.
+//! The sending pipeline: source → hash and encode → data stream.
 //!
-//! [`Payload`] is a version at its sender; the [`Encoder`] turns its chunks into bytes for the wire, once for however
-//! many subscribers; [`send_chunk`] and [`send_manifest`] put them on a lane. Stages overlap because callers run
-//! several chunks at once, bounded by credit: while one waits for the wire, the next is read and encoded.
+//! [`Payload`] is a version at its sender; the [`Encoder`] encodes its chunks for the wire, once for all subscribers;
+//! [`send_chunk`] and [`send_manifest`] send them on a lane. Stages overlap because callers run several chunks at once,
+//! bounded by credit: while one waits for the wire, the next is read and encoded.
 
 mod choosing;
 mod chunk_cache;
@@ -20,7 +20,7 @@ pub use read::{READ_TIMEOUT, read};
 use crate::{Lane, LaneError};
 use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader, SubscriptionId};
 
-/// Manifests precede chunks, which a receiver cannot place without them.
+/// Manifests precede chunks: a receiver cannot place a chunk without its manifest.
 const MANIFEST_PRIORITY: i32 = 100;
 
 /// All chunks have one priority; the lane then sends the stream opened first, so chunks arrive in order.
@@ -44,8 +44,8 @@ pub async fn send_manifest(
     stream.finish()
 }
 
-/// Sends one chunk on a stream of its own. `progress` is called with the bytes of each piece that the network took; a
-/// session that sees no progress for its deadline gives up.
+/// Sends one chunk on a stream of its own. `progress` is called with the bytes of each piece that the network accepted;
+/// a session aborts the transfer if there is no progress within its deadline.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended or the receiver stopped the stream.

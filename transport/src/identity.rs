@@ -1,4 +1,4 @@
-//! The server's identity: a key pair made at first start, stored, and known to clients by its fingerprint.
+//! [`Identity`]: a key pair, created and stored at first start, and known to clients by its [`Fingerprint`].
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
 use rustix::{fs::OFlags, process::geteuid};
@@ -15,16 +15,16 @@ use std::{
     str::FromStr,
 };
 
-/// The most bytes read from a key file; a key has a few hundred.
+/// The maximum size of a key file; a key has a few hundred bytes.
 const KEY_MAX_BYTES: u64 = 64 << 10;
 
-/// The file in the state directory that holds the private key, PEM, readable by its owner alone.
+/// The file in the state directory with the private key in PEM, readable only by its owner.
 const KEY_FILE: &str = "identity.key";
 
-/// The name in the self-made certificate. Clients know servers by key, so the name only has to be a valid one.
+/// The name in the self-made certificate. Clients identify servers by key, so any valid name will do.
 pub(crate) const SERVER_NAME: &str = "tensor-relay";
 
-/// The SHA-256 of a public key (its DER SubjectPublicKeyInfo): what a ticket pins.
+/// The SHA-256 of a public key (its DER SubjectPublicKeyInfo), which tickets pin.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
@@ -74,16 +74,16 @@ impl fmt::Debug for Fingerprint {
 
 /// A server's private key and a certificate made from it.
 ///
-/// Only the key is stored: the certificate contains nothing else and is made anew at each start, so nothing expires.
+/// Only the key is stored. The certificate contains nothing else and is generated at each start, so it never expires.
 /// The key is ECDSA P-256, which every TLS library verifies.
 pub struct Identity {
-    /// The certificate chain, its own first.
+    /// The certificate chain, the identity's own certificate first.
     certificates: Vec<CertificateDer<'static>>,
     key: PrivatePkcs8KeyDer<'static>,
     fingerprint: Fingerprint,
 }
 
-/// Why an identity could not be loaded or made. This machine is to blame.
+/// Why an identity could not be loaded or created. This machine is to blame.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
@@ -98,7 +98,7 @@ pub enum IdentityError {
         source: io::Error,
     },
     /// The key file is not a key.
-    #[error("{} is not a private key in PEM: {source}; where it is a server's, remove it to have a new one made (tickets change then)", path.display())]
+    #[error("{} is not a private key in PEM: {source}; a server creates a new one if you remove it (then tickets change)", path.display())]
     Key {
         /// The file.
         path: PathBuf,
@@ -114,17 +114,17 @@ pub enum IdentityError {
         source: pem::Error,
     },
     /// Other users could have replaced the key, and may do so again.
-    #[error("the key {} {why}: others may replace it; {fix}, or name another place", path.display())]
+    #[error("the key {} {why}: others may replace it; {fix}, or use another path", path.display())]
     Unsafe {
         /// The file.
         path: PathBuf,
-        /// Which permission lets them.
+        /// Which permission allows it.
         why: String,
         /// How to fix it.
         fix: String,
     },
-    /// No key could be made.
-    #[error("cannot make a key: {0}")]
+    /// No key could be generated.
+    #[error("cannot generate a key: {0}")]
     Generate(#[from] rcgen::Error),
 }
 
@@ -132,19 +132,20 @@ impl Identity {
     /// A new identity that lives as long as the process.
     ///
     /// # Errors
-    /// [`IdentityError::Generate`] when the system gives no randomness.
+    /// [`IdentityError::Generate`] when the system provides no randomness.
     pub fn ephemeral() -> Result<Self, IdentityError> {
         Ok(Self::from_key(&KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)?)
     }
 
-    /// The identity stored in `state_dir`, made at the first call: the same key, so the same tickets, after a restart.
+    /// The identity stored in `state_dir`, created at the first call: the key, and so tickets, survive restarts.
     ///
-    /// What is made is private, whatever the umask. A key that others than its owner can read, or that the group can write (as
-    /// volumes and secrets are mounted in Kubernetes), is used with a warning in the log; so is a directory that others can
-    /// write. A key that everybody can write, or that belongs to another user than this process' and root, is refused.
+    /// Created files are private, whatever the umask. A key that others can read or the group can write (as in volumes
+    /// and secrets of Kubernetes) is used with a warning, and so is a directory that others can write. A key that
+    /// everybody can write, or of another user than this process' or root, is refused.
     ///
     /// # Errors
-    /// [`IdentityError`] when the directory cannot be written at first start, or the key in it cannot be read or is refused.
+    /// [`IdentityError`] when the directory cannot be written at first start, or when the key cannot be read or is
+    /// refused.
     pub fn load_or_create(state_dir: &Path) -> Result<Self, IdentityError> {
         let path = state_dir.join(KEY_FILE);
         let identity = match Self::load(&path) {
@@ -157,9 +158,9 @@ impl Identity {
         Ok(identity)
     }
 
-    /// The identity of a client that servers know by its key, from the PEM private key in the file `key`. With a
-    /// `certificate`, a file of the certificate of that key and those that lead to its authority, for a client that
-    /// they know by the names in it.
+    /// The identity of a client, from the PEM private key in the file `key`, for servers that identify it by this key.
+    /// With a `certificate`, a file with the certificate of that key and its intermediate certificates, for servers
+    /// that identify the client by the names in it.
     ///
     /// # Errors
     /// [`IdentityError`] when either cannot be read, or others can write the key.
@@ -221,7 +222,7 @@ impl Identity {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         match write_new_private(path, key.serialize_pem().as_bytes()) {
             Ok(()) => Ok(Self::from_key(&key)?),
-            // Another server with this state directory was faster: both have its key.
+            // Another server with this state directory was faster: use its key.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::load(path),
             Err(source) => Err(IdentityError::File { action: "write", path: path.into(), source }),
         }
@@ -250,7 +251,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Reads a key file, after checking who else can read or write it.
+/// Reads a key file, after checking its permissions.
 fn read_key(path: &Path) -> Result<String, IdentityError> {
     let failed = |source| IdentityError::File { action: "read", path: path.into(), source };
     // Does not block on a FIFO.
@@ -264,8 +265,8 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
     match Exposure::of(&found) {
         Exposure::None => {}
         Exposure::Shared => tracing::warn!(
-            "The key {0} has mode {mode:04o}: whoever else can read it can pass for its owner. Make it private with \
-             `chmod 600 {0}`, or where it is mounted as a secret, by the mode there (0400).",
+            "The key {0} has mode {mode:04o}: others who can read it can impersonate its owner. Make it private with \
+             `chmod 600 {0}` or, if it is a mounted secret, by the mode of the mount (0400).",
             path.display()
         ),
         Exposure::Writable => {
@@ -283,10 +284,10 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
     Ok(pem)
 }
 
-/// What a file's mode and owner allow to others than the user who runs this process, and root.
+/// The access to a file by users other than root and the one of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exposure {
-    /// Nothing.
+    /// None.
     None,
     /// Others can read it, or its group can write it. A Kubernetes volume with `fsGroup` has this at each mount.
     Shared,
@@ -297,7 +298,7 @@ pub enum Exposure {
 }
 
 impl Exposure {
-    /// What the file `found` allows to others.
+    /// The exposure of the file with the metadata `found`.
     pub fn of(found: &fs::Metadata) -> Self {
         exposure(found.mode() & 0o777, found.uid(), geteuid().as_raw())
     }
@@ -318,15 +319,15 @@ fn warn_of_shared_directory(state_dir: &Path) {
     let mode = found.mode() & 0o777;
     if mode & 0o022 != 0 {
         tracing::warn!(
-            "The state directory {0} has mode {mode:04o}: others can replace the server's key in it. End that with \
+            "The state directory {0} has mode {mode:04o}: others can replace the server's key in it. Prevent that with \
              `chmod go-w {0}`.",
             state_dir.display()
         );
     }
 }
 
-/// Writes a new file that only its owner can read: under a temporary name first, then renamed, so that nobody ever
-/// reads half a key.
+/// Writes a new file that only its owner can read: under a temporary name, then renamed, so that no reader sees a
+/// partial key.
 fn write_new_private(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?; // Private from the start.
@@ -341,7 +342,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_kept_identity_is_the_same_and_private() {
+    fn a_stored_identity_is_the_same_and_private() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let first = Identity::load_or_create(&state).unwrap();
@@ -354,12 +355,12 @@ mod tests {
     }
 
     #[test]
-    fn who_else_has_a_hand_on_a_key() {
+    fn the_exposure_of_a_key() {
         for (mode, owner, user, expected) in [
             (0o600, 7, 7, Exposure::None),
             (0o400, 0, 7, Exposure::None),
             (0o440, 0, 7, Exposure::Shared), // A secret with fsGroup.
-            (0o644, 0, 7, Exposure::Shared), // A secret as it is by default.
+            (0o644, 0, 7, Exposure::Shared), // A secret with the default mode.
             (0o660, 7, 7, Exposure::Shared), // A volume with fsGroup.
             (0o602, 7, 7, Exposure::Writable),
             (0o666, 0, 7, Exposure::Writable),

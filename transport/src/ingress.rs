@@ -1,9 +1,9 @@
-//! Ingress: data stream → verify and decode → sink.
+//! The receiving pipeline: data stream → verify and decode → sink.
 //!
-//! A raw chunk is read from the stream straight into its place and hashed on the way, while its bytes are in the cache:
-//! over QUIC one copy from packet to tensor when the sink is host memory, over TCP none beside decrypting. An encoded one is
-//! gathered in a slot first and decoded by a worker. Either way nothing counts before the raw bytes hash to what the header promised, and the sink has them in
-//! their place: on a device, when the copy has ended.
+//! A raw chunk is read from the stream straight into the sink's memory and hashed while its bytes are in the cache.
+//! Into host memory QUIC copies once, from packet to tensor; TCP only decrypts. An encoded chunk is gathered in a slot
+//! and decoded by a worker. A chunk counts once its raw bytes match the hash of the header and are in the sink: on a
+//! device, when the copy has ended.
 
 use crate::{
     DataIn, LaneError, Progress, Tally, Workers,
@@ -70,13 +70,13 @@ enum Bytes {
 pub struct Base {
     /// The copy. The caller knows its version.
     pub memory: Region,
-    /// Whether it becomes the received chunk. The delta is then applied in place, before the result is verified: a
-    /// returned copy is the verified chunk, and a failed one is never returned.
+    /// Whether to update it to the received chunk. A delta is then applied in place, before verification: a returned
+    /// base is the verified chunk; after a failure none is returned.
     pub keep: bool,
 }
 
 impl Base {
-    /// Overwrites the base with a raw, verified chunk, if it is to become it.
+    /// Overwrites the base with a raw, verified chunk, if the base is to be updated.
     fn overwrite(&mut self, raw: &[u8]) {
         if self.keep && self.memory.len() == raw.len() {
             copy(raw, &mut self.memory, |_| ());
@@ -94,8 +94,8 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    /// Gathers encoded chunks in `slots`, one each, before they are decoded. A chunk that fits no slot is refused with
-    /// [`ReceiveError::WrongLength`]; make them as large as the largest chunk accepted.
+    /// Gathers encoded chunks in `slots`, one each, before they are decoded. A chunk larger than a slot is refused with
+    /// [`ReceiveError::WrongLength`]: make slots as large as the largest chunk accepted.
     pub fn new(slots: SlotPool, workers: Workers) -> Self {
         Self { slots, workers, stages: Arc::default(), tally: Arc::default() }
     }
@@ -105,13 +105,13 @@ impl Ingress {
         Self { tally: Arc::clone(tally), ..self }
     }
 
-    /// The counters of pipeline stages, for all clones. A working pipeline receives one chunk while it writes another.
+    /// The counters of pipeline stages, for all clones. A healthy pipeline receives one chunk while it writes another.
     pub fn stages(&self) -> StageStats {
         self.stages.stats()
     }
 
     /// Receives the encoded bytes of the chunk with `header`, destined for `range` of `sink`. `progress` is called with
-    /// the encoded bytes of each piece that came. Cancel safe: when this is dropped, the range can be received again at
+    /// the encoded bytes of each received piece. Cancel safe: when this is dropped, the range can be received again at
     /// once.
     ///
     /// # Errors
@@ -137,15 +137,14 @@ impl Ingress {
         Ok(Gathered { header: *header, bytes, receiving })
     }
 
-    /// Decodes and verifies what was gathered of a chunk of `dtype`, and puts it into its place in `sink`. Await it to
-    /// the end: a worker or a copy continues when this is dropped, and the range is [busy](SinkError::Busy) until it
-    /// has ended.
+    /// Decodes and verifies a gathered chunk of `dtype` and writes it to `sink`. Await it to the end: if this is
+    /// dropped, a worker or a copy continues, and the range is [busy](SinkError::Busy) until that ends.
     ///
-    /// A chunk whose header names a base is decoded against `base`, which is lost when this fails or is dropped. The caller
-    /// has checked that it is the right one; a wrong one gives other bytes, which do not verify.
+    /// A chunk whose header names a base is decoded against `base`, which is lost when this fails or is dropped. The
+    /// caller has checked that it is the right version; a wrong one gives bytes that fail verification.
     ///
     /// # Errors
-    /// [`ReceiveError`], except for lost lanes: nothing more is received.
+    /// [`ReceiveError`], except [`ReceiveError::Lane`]: the chunk is already received.
     pub async fn settle_chunk(
         &self,
         gathered: Gathered<'_>,
@@ -200,7 +199,7 @@ impl Ingress {
     }
 }
 
-/// Decodes a chunk into its place, updates the base if it is kept, and verifies the chunk. After a failure the base is
+/// Decodes a chunk into `target`, updates the base if it is kept, and verifies the chunk. After a failure the base is
 /// unusable.
 fn decode_verified(
     header: &ChunkHeader,
@@ -216,7 +215,7 @@ fn decode_verified(
     Ok(hasher.verify(header.chunk, header.hash)?)
 }
 
-/// Applies a delta to the base in place, and copies the result to its place while hashing: one pass over memory.
+/// Applies a delta to the base in place, and copies the result to `target` while hashing: one pass over memory.
 fn apply(
     dtype: Dtype,
     encoded: &[u8],
@@ -235,7 +234,7 @@ fn apply(
     Ok(hasher)
 }
 
-/// Decodes a chunk into its place, hashes it, and updates the base if it is kept.
+/// Decodes a chunk into `target`, hashes it, and updates the base if it is kept.
 fn decode(
     header: &ChunkHeader,
     dtype: Dtype,
@@ -258,7 +257,7 @@ fn count(tally: &Tally, header: &ChunkHeader, took: Duration) {
     tally.count(header.codec, header.raw_bytes.into(), header.encoded_bytes.into(), took);
 }
 
-/// Copies between equal lengths, and passes each piece to `seen` while it is in the first cache.
+/// Copies between slices of equal length, and passes each piece to `seen` while it is in the L1 cache.
 fn copy(from: &[u8], to: &mut [u8], mut seen: impl FnMut(&[u8])) {
     for (to, from) in to.chunks_mut(COPY_BYTES).zip(from.chunks(COPY_BYTES)) {
         to.copy_from_slice(from);
@@ -304,7 +303,7 @@ pub enum ReceiveManifestError {
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     /// The bytes are a manifest, but not the announced one.
-    #[error("the manifest that came is {found}, its header says {expected}")]
+    #[error("the received manifest is {found}, its header says {expected}")]
     WrongDigest {
         /// The digest in the header.
         expected: ManifestDigest,
@@ -401,7 +400,7 @@ mod tests {
             Base { memory, keep }
         }
 
-        /// Settles `encoded`, which came as this chunk; gives the chunk's place and the base.
+        /// Settles `encoded` as this chunk; returns the chunk's memory and the base.
         fn settle(&self, encoded: &[u8], mut base: Base) -> Result<(Vec<u8>, Base), ReceiveError> {
             let mut target = vec![0x5a; BYTES];
             let verified = decode_verified(&self.header, Dtype::Bf16, encoded, Some(&mut base), &mut target)?;
@@ -411,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_becomes_the_chunk_where_it_lies_if_it_is_to() {
+    fn a_kept_base_is_updated_in_place() {
         let delta = Delta::new();
         let (target, base) = delta.settle(&delta.encoded, delta.base(true)).unwrap();
         assert!(target == delta.after && *base.memory == *delta.after);
@@ -419,9 +418,9 @@ mod tests {
         assert!(target == delta.after && *base.memory == *delta.before);
     }
 
-    /// A base that was torn is gone with the failure: however much of the delta was applied to it before.
+    /// A failure drops the base, however much of the delta was already applied to it.
     #[test]
-    fn what_is_not_the_chunk_is_an_error() {
+    fn a_delta_that_gives_another_chunk_is_an_error() {
         let delta = Delta::new();
         let other = ChunkHash::of(&delta.before);
         let unlike = Delta { header: ChunkHeader { hash: other, ..delta.header }, ..Delta::new() };

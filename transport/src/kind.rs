@@ -1,9 +1,9 @@
-//! The kinds of lanes, and the setting that restricts them.
+//! [`LaneKind`], and the setting [`Transport`] that restricts it.
 
 use crate::{lane::byte_stream, tuning::UDP_PAYLOAD_MAX};
 use std::{fmt, str::FromStr};
 
-/// The kinds of lanes.
+/// The kind of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LaneKind {
     /// QUIC over UDP.
@@ -15,25 +15,25 @@ pub enum LaneKind {
 /// The setting of allowed kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Transport {
-    /// The better one that works.
+    /// Both; the better one that works is used.
     #[default]
     Auto,
-    /// QUIC alone.
+    /// Only QUIC.
     Quic,
-    /// TCP alone.
+    /// Only TCP.
     Tcp,
 }
 
-/// Why a lane is of its kind.
+/// Why a lane has its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KindReason {
     /// No other kind was allowed.
     Forced,
     /// QUIC was tried first and answered.
     Answered,
-    /// TCP answered before QUIC did, though QUIC was tried first.
+    /// TCP answered before QUIC, although QUIC was tried first.
     UdpSilent,
-    /// TCP connected within milliseconds: on short paths it carries more, at less cost.
+    /// TCP connected within milliseconds: on short paths it is faster and costs less.
     ShortPath,
     /// It was measured to be faster on this path.
     Faster,
@@ -41,16 +41,16 @@ pub enum KindReason {
 
 /// An unknown name of a transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the transport is auto, quic or tcp")]
+#[error("the transport must be auto, quic or tcp")]
 pub struct UnknownTransport;
 
 impl LaneKind {
-    /// The memory that a lane takes of a server at most, in bytes, with its session if it is the first. What is sent is not
-    /// in it, nor what the kernel's sockets hold.
+    /// The maximum memory of a lane at a server, in bytes, including its session if it is the first. Excludes the sent
+    /// chunks and the kernel's socket buffers.
     ///
-    /// Over TCP it is what is encrypted and not written yet, a megabyte, and what a client may send. It is taken while a lane
-    /// is busy and given back seconds after: an idle one takes 0.1 MiB. Over QUIC it is what packets are built in: ten of 65,000
-    /// bytes on loopback, which stay (1.3 MB measured); of 1,500 it is a fiftieth of that.
+    /// Over TCP: a megabyte of encrypted output, and what a client may send. It is allocated while a lane is busy and
+    /// freed seconds later: an idle lane takes 0.1 MiB. Over QUIC: the buffers of packets, which stay allocated: ten of
+    /// 65,000 bytes on loopback (1.3 MB measured); a fiftieth of that with packets of 1,500.
     pub fn memory_bytes_max(self) -> u64 {
         let session = 256 << 10; // Its tasks, messages in both directions, and TLS.
         match self {
@@ -59,7 +59,7 @@ impl LaneKind {
         }
     }
 
-    /// The name that users see.
+    /// Its identifier for users and programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quic => "quic",
@@ -81,7 +81,7 @@ impl Transport {
     /// All settings.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Quic, Self::Tcp];
 
-    /// The name that users write.
+    /// Its name in options.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

@@ -1,4 +1,4 @@
-//! Lanes: one interface over connections of every kind.
+//! [`Lane`]: one interface over QUIC and TCP connections.
 
 pub(crate) mod byte_stream;
 mod error;
@@ -19,7 +19,7 @@ pub(crate) use byte_stream::{Connection as ByteStreamConnection, Role, Secured, 
 pub use error::{HeaderError, LaneError};
 pub(crate) use quic::{Connection as QuicConnection, lane_error};
 
-/// How long closing a lane waits at most for the peer to be notified.
+/// The longest wait, when a lane is closed, for the peer to receive the close.
 const CLOSE_FLUSH: Duration = Duration::from_millis(500);
 
 /// One connection of a session: a control stream and one-way data streams.
@@ -31,9 +31,9 @@ pub struct Lane {
     /// Its number in a client's session; 0 is the control connection.
     number: usize,
     reason: KindReason,
-    /// The client's certificate, at a server.
+    /// The client's certificate, on the server's side.
     client: Option<ClientCertificate>,
-    /// The thread that runs it, if lanes have threads of their own.
+    /// The thread that runs it; `None` on the caller's runtime.
     thread: Option<Arc<ThreadSlot>>,
 }
 
@@ -60,8 +60,8 @@ pub struct LaneStats {
     pub sent_packets: u64,
     /// Packets sent and lost; each was sent again as another packet. 0 over TCP.
     pub lost_packets: u64,
-    /// Frames of data and pings sent, repetitions included: what the other end has to acknowledge. 0 over TCP, where
-    /// the kernel handles acknowledgements.
+    /// Frames of data and pings sent, repetitions included: what the peer has to acknowledge. 0 over TCP, where the
+    /// kernel handles acknowledgements.
     pub eliciting_frames: u64,
 }
 
@@ -83,12 +83,12 @@ impl Lane {
         Self { client, ..self }
     }
 
-    /// The client's certificate, whose key it proved to hold; `None` at a client.
+    /// The client's certificate, whose key it proved to hold; `None` on the client's side.
     pub fn client_certificate(&self) -> Option<&ClientCertificate> {
         self.client.as_ref()
     }
 
-    /// Makes it a further lane, which runs on `thread`.
+    /// Makes it further lane `number`, run by `thread`.
     pub(crate) fn further(self, number: usize, thread: Option<Arc<LaneThread>>) -> Self {
         Self { number, thread: thread.map(ThreadSlot::new).map(Arc::new), ..self }
     }
@@ -106,7 +106,7 @@ impl Lane {
         }
     }
 
-    /// The reason of its kind, at the end that chose. At the other end it is `Forced`.
+    /// Why this kind was chosen. On the server's side, which did not choose, it is `Forced`.
     pub fn reason(&self) -> KindReason {
         self.reason
     }
@@ -116,9 +116,9 @@ impl Lane {
         self.number
     }
 
-    /// Moves the lane to the least used of `threads`, if there are any and its network has threads. Nothing on it is
-    /// interrupted; earlier clones keep running where they were. The readiness of a TCP socket is still reported by the
-    /// runtime that accepted it.
+    /// Moves the lane to the least used of `threads`, if there are any and its network has threads. Its streams are not
+    /// interrupted; earlier clones keep their runtime. The readiness of a TCP socket is still reported by the runtime
+    /// that accepted it.
     pub fn spread(mut self, threads: &LaneThreads) -> Self {
         let moving = match &self.connection {
             Connection::Quic(connection) => connection.take_moving(),
@@ -141,7 +141,7 @@ impl Lane {
         let Some(thread) = &self.thread else {
             return Ok(work.await);
         };
-        let mut running = CutOff(thread.handle().spawn(work));
+        let mut running = AbortOnDrop(thread.handle().spawn(work));
         (&mut running.0).await.map_err(|ended| match ended.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(_) => LaneError::ClosedHere,
@@ -160,7 +160,7 @@ impl Lane {
         }
     }
 
-    /// The address of the other end.
+    /// The address of the peer.
     pub fn peer(&self) -> SocketAddr {
         match &self.connection {
             Connection::Quic(connection) => connection.peer(),
@@ -184,12 +184,12 @@ impl Lane {
         }
     }
 
-    /// Opens a data stream. Streams of higher `priority` are sent first; of equal ones the one opened first. Over TCP they
-    /// go one after another in the order in which they were opened, whatever their priority.
+    /// Opens a data stream. Streams of higher `priority` are sent first; of equal ones the one opened first. Over TCP
+    /// streams are sent one after another in the order of opening, whatever their priority.
     ///
     /// # Errors
-    /// [`LaneError`] when the lane ended. Waits while the peer has as many streams open as it allows, over TCP while another
-    /// one is not finished or given up.
+    /// [`LaneError`] when the lane ended. Waits while as many streams are open as the peer allows; over TCP until the
+    /// previous stream is finished or reset.
     pub async fn open_data(&self, priority: i32) -> Result<DataOut, LaneError> {
         Ok(DataOut(match &self.connection {
             Connection::Quic(connection) => Out::Quic(connection.open_data(priority).await?),
@@ -197,7 +197,7 @@ impl Lane {
         }))
     }
 
-    /// Waits for the next data stream of the other end. Cancel safe.
+    /// Waits for the next data stream of the peer. Cancel safe.
     ///
     /// # Errors
     /// [`LaneError`] when the lane ended.
@@ -209,7 +209,7 @@ impl Lane {
         Ok(DataIn { stream, lane: self.clone() })
     }
 
-    /// Closes the lane and everything on it, with a reason for the other end.
+    /// Closes the lane and its streams, with a reason for the peer.
     pub fn close(&self, code: CloseCode, text: &str) {
         match &self.connection {
             Connection::Quic(connection) => connection.close(code, text),
@@ -217,8 +217,8 @@ impl Lane {
         }
     }
 
-    /// Closes the lane because the other end stopped reading its control stream, as `detail` says: everything on it
-    /// then ends with [`LaneError::Unheard`].
+    /// Closes the lane because the peer does not read its control stream, as `detail` says. All its streams then fail
+    /// with [`LaneError::Unheard`].
     pub(crate) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
         match &self.connection {
             Connection::Quic(connection) => connection.close_unheard(code, detail),
@@ -226,9 +226,9 @@ impl Lane {
         }
     }
 
-    /// Waits for the acknowledgements of what is in flight, at most half a second. Closing while QUIC's congestion
-    /// window is full would not reach the other end. Streams must be ended or dropped before. Over TCP there is nothing
-    /// to wait for: a close is sent after everything else.
+    /// Waits, at most half a second, until all sent data is acknowledged: a close sent while QUIC's congestion window
+    /// is full would not reach the peer. Streams must be finished or dropped before. Over TCP this returns at once: a
+    /// close is sent after all other data.
     pub async fn settle(&self) {
         match &self.connection {
             Connection::Quic(connection) => connection.settle(CLOSE_FLUSH).await,
@@ -236,18 +236,18 @@ impl Lane {
         }
     }
 
-    /// Waits until the other end has answered a [`close`](Self::close), for half a second at most. QUIC answers after
-    /// one round trip with a close of its own; if that is lost, this waits for three probe timeouts (RFC 9000 §10.2),
-    /// during which further packets are answered by the close again. Over TCP the other end ends the connection. A
-    /// process that exits without this leaves its peers to their idle timeout.
+    /// Waits, at most half a second, until the peer has answered a [`close`](Self::close). A QUIC peer answers after
+    /// one round trip with its own close; if that is lost, this waits for three probe timeouts (RFC 9000 §10.2), during
+    /// which further packets are answered with the close again. A TCP peer closes the connection. If a process exits
+    /// without this, its peers may notice only at their idle timeout.
     pub async fn flush_close(&self) {
-        let told = async {
+        let answered = async {
             match &self.connection {
                 Connection::Quic(connection) => connection.close_answered().await,
                 Connection::Tcp(connection) => connection.close_answered().await,
             }
         };
-        let _ = tokio::time::timeout(CLOSE_FLUSH, told).await;
+        let _ = tokio::time::timeout(CLOSE_FLUSH, answered).await;
     }
 
     /// Why the lane ended, if it has.
@@ -258,7 +258,7 @@ impl Lane {
         }
     }
 
-    /// Waits until the lane ended, and says why.
+    /// Waits until the lane ended; returns why.
     pub async fn closed(&self) -> LaneError {
         match &self.connection {
             Connection::Quic(connection) => connection.closed().await,
@@ -266,9 +266,8 @@ impl Lane {
         }
     }
 
-    /// Allows the other end to send `bytes` of payload that this end has not read: the bytes for which credit was
-    /// granted. A reserve for control messages and manifests is added. Over TCP the limit never falls: what is in
-    /// flight cannot be called back.
+    /// Allows the peer to send `bytes` of payload that are not read yet: those for which credit was granted. A reserve
+    /// for control messages and manifests is added. Over TCP the limit never falls: data in flight cannot be recalled.
     pub fn allow_unread(&self, bytes: u64) {
         match &self.connection {
             Connection::Quic(connection) => connection.allow_unread(bytes),
@@ -286,9 +285,9 @@ impl Lane {
 }
 
 /// Aborts a task on another thread when its waiter is dropped.
-struct CutOff<T>(JoinHandle<T>);
+struct AbortOnDrop<T>(JoinHandle<T>);
 
-impl<T> Drop for CutOff<T> {
+impl<T> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -317,7 +316,8 @@ impl ControlOut {
         (Self::Tcp(out), ControlIn::Tcp(incoming))
     }
 
-    /// Writes all of `frame`; waits while the connection takes none of it. False when nothing can be written any more.
+    /// Writes all of `frame`; waits while the connection accepts nothing. Returns false when the stream cannot be
+    /// written any more.
     pub(crate) async fn write(&mut self, frame: Vec<u8>) -> bool {
         match self {
             Self::Quic(out) => out.write(&frame).await,
@@ -325,7 +325,8 @@ impl ControlOut {
         }
     }
 
-    /// Ends the stream, and waits until the other end has all of it; over TCP until the connection has taken all of it.
+    /// Ends the stream and waits until the peer has received all of it; over TCP until the connection has accepted all
+    /// of it.
     pub(crate) async fn finish(self) {
         match self {
             Self::Quic(out) => out.finish().await,
@@ -335,7 +336,7 @@ impl ControlOut {
 }
 
 impl ControlIn {
-    /// Waits for bytes; `None` when the stream ended and the lane has not. Cancel safe.
+    /// Waits for bytes; returns `None` when the stream ended on a live lane. Cancel safe.
     pub(crate) async fn read(&mut self) -> Result<Option<Bytes>, LaneError> {
         match self {
             Self::Quic(incoming) => incoming.read().await,
@@ -344,7 +345,7 @@ impl ControlIn {
     }
 }
 
-/// The sending end of a data stream. Dropped before it is finished, it resets the stream.
+/// The sending half of a data stream. Dropping it before `finish` resets the stream.
 #[derive(Debug)]
 pub struct DataOut(Out);
 
@@ -360,9 +361,9 @@ impl DataOut {
         self.write(Bytes::copy_from_slice(&header.encode()), &|_| ()).await
     }
 
-    /// Sends `bytes` without copying them: over QUIC they are held until the receiver acknowledged them, over TCP until
-    /// they are encrypted. Waits while windows are full, because the receiver is slow. `progress` is called with the
-    /// size of each piece that was taken.
+    /// Sends `bytes` without copying them: QUIC holds them until the receiver acknowledged them, TCP until they are
+    /// encrypted. Waits while windows are full. `progress` is called with the size of each piece that the connection
+    /// accepted.
     pub(crate) async fn write(
         &mut self,
         bytes: Bytes,
@@ -374,7 +375,7 @@ impl DataOut {
         }
     }
 
-    /// Ends the stream: what was written arrives whole, if the lane lives that long.
+    /// Ends the stream: all written bytes arrive unless the lane ends first.
     pub(crate) fn finish(self) -> Result<(), LaneError> {
         match self.0 {
             Out::Quic(mut out) => out.finish(),
@@ -383,7 +384,7 @@ impl DataOut {
     }
 }
 
-/// The receiving end of a data stream. Dropped early, it tells the sender to stop.
+/// The receiving half of a data stream. Dropping it early asks the sender to stop.
 #[derive(Debug)]
 pub struct DataIn {
     stream: In,
@@ -397,12 +398,12 @@ enum In {
 }
 
 impl DataIn {
-    /// The lane that it came on.
+    /// The lane that carries the stream.
     pub fn lane(&self) -> &Lane {
         &self.lane
     }
 
-    /// Reads the header, which is the first thing on every stream.
+    /// Reads the header, with which every stream begins.
     ///
     /// # Errors
     /// [`HeaderError`] when the stream ends before it or it is invalid.

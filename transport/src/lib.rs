@@ -1,12 +1,12 @@
-//! The transport: lanes that carry tensors over QUIC or over TCP with TLS.
+//! The transport: [`Lane`]s, connections that carry tensors over QUIC or over TCP with TLS.
 //!
-//! This crate owns quinn, rustls and tokio's network. Its interface is small: a [`Listener`] accepts and a
-//! [`Connector`] opens [`Lane`]s; a lane has one [control stream](control) and any number of one-way data streams; the
-//! [`egress`] puts manifests and chunks into data streams, the [`ingress`] takes them out. Servers and clients are
-//! written against these and never name QUIC: what is under a lane is a [`LaneKind`].
+//! This crate owns quinn, rustls and tokio's sockets. A [`Listener`] accepts lanes and a [`Connector`] opens them. A
+//! lane has one [control stream](control) and any number of one-way data streams; the [`egress`] writes manifests and
+//! chunks to data streams, the [`ingress`] reads them. Servers and clients use these and never name QUIC: the transport
+//! of a lane is its [`LaneKind`].
 //!
-//! Nothing here waits for ever: connecting, greeting and writing control messages have deadlines of their own; payload
-//! transfers are watched by the session that owns them.
+//! Every wait has a deadline: connecting, greeting and writing control messages have their own; the session that owns a
+//! payload transfer watches its progress.
 
 #![forbid(unsafe_code)]
 

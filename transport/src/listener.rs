@@ -1,4 +1,4 @@
-//! The listener: accepts a server's lanes.
+//! [`Listener`]: accepts a server's lanes.
 
 mod quic;
 mod retry;
@@ -11,7 +11,7 @@ use std::{fmt, future::pending, io, net::SocketAddr, sync::Arc};
 use tcp::{TcpAcceptor, TcpArrival};
 use tensor_relay_protocol::CloseCode;
 
-/// Accepts lanes: over UDP, over TCP, or on the ports of both with one number.
+/// Accepts lanes over UDP, over TCP, or over both with one port number.
 pub struct Listener {
     local: SocketAddr,
     tuning: Tuning,
@@ -48,7 +48,7 @@ pub enum BindError {
     Tls(String),
 }
 
-/// The most attempts to get a port that is free for both protocols, if the system chooses.
+/// The maximum number of attempts to get a port from the system that is free for both protocols.
 const BIND_ATTEMPTS: u32 = 16;
 
 impl Listener {
@@ -105,9 +105,9 @@ impl Listener {
         let failed = |address| move |source| BindError::Io { address, source };
         let quic = match transport.allows(LaneKind::Quic) {
             true => {
-                let door = QuicAcceptor::open(Arc::clone(&network), local, identity, tuning.clone())?;
-                local = door.local_address().map_err(failed(local))?;
-                Some(door)
+                let acceptor = QuicAcceptor::open(Arc::clone(&network), local, identity, tuning.clone())?;
+                local = acceptor.local_address().map_err(failed(local))?;
+                Some(acceptor)
             }
             false => None,
         };
@@ -118,8 +118,8 @@ impl Listener {
                     _ => BindError::Io { address: local, source },
                 })?;
                 local = listener.local_address().map_err(failed(local))?;
-                let door = TcpAcceptor::new(listener, identity, (&tuning).into(), network.has_threads());
-                Some(door.map_err(|error| BindError::Tls(error.to_string()))?)
+                let acceptor = TcpAcceptor::new(listener, identity, (&tuning).into(), network.has_threads());
+                Some(acceptor.map_err(|error| BindError::Tls(error.to_string()))?)
             }
             false => None,
         };
@@ -149,13 +149,13 @@ impl Listener {
     pub async fn accept(&self) -> Option<Arrival> {
         let quic = async {
             match &self.quic {
-                Some(door) => door.accept().await,
+                Some(acceptor) => acceptor.accept().await,
                 None => pending().await,
             }
         };
         let tcp = async {
             match &self.tcp {
-                Some(door) => door.accept().await,
+                Some(acceptor) => acceptor.accept().await,
                 None => pending().await,
             }
         };
@@ -221,7 +221,7 @@ impl Arrival {
     /// Performs the handshake. The caller adds a deadline.
     ///
     /// # Errors
-    /// [`LaneError`] when this handshake fails, as by corrupted or hostile first packets; others are not affected.
+    /// [`LaneError`] when this handshake fails, as by corrupted or hostile first packets; other lanes are not affected.
     pub async fn accept(self) -> Result<Lane, LaneError> {
         match self.0 {
             PendingHandshake::Quic(arrival) => arrival.accept().await,

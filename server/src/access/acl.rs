@@ -3,21 +3,21 @@
 use std::str::FromStr;
 use tensor_relay_protocol::{Glob, Grant, GrantError, Topic, Verb, Verbs};
 
-/// What principals may do, line by line: `PRINCIPAL VERBS TOPICS`, as in `key:trainer list,subscribe policy/**`.
+/// An access control list, with lines `PRINCIPAL VERBS TOPICS` such as `key:trainer list,subscribe policy/**`.
 ///
-/// A principal is `key:NAME` (a client's key that the server knows), `dns:NAME` or `uri:URI` (in its certificate), or `uid:NUMBER` (who publishes through the publish
-/// socket), and may be a glob; topics are a glob. Empty lines, and what follows a `#`, are passed over. What no line allows is
-/// denied. One lookup costs a look at each line.
+/// A principal is `key:NAME` (a listed client key), `dns:NAME` or `uri:URI` (a name in a client's certificate), or
+/// `uid:NUMBER` (a user of the publish socket), and may be a glob; topics are a glob. Empty lines and comments from `#`
+/// on are ignored. What no line allows is denied. A lookup scans all lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Acl {
     lines: Vec<Line>,
-    /// Whether nobody may publish whom no line names.
-    speaks_of_users: bool,
+    /// Whether some line has a `uid:` principal: then only users named in the list may publish.
+    restricts_users: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Line {
-    /// Where it stands in its file, counted from 1.
+    /// Its line number in the file, counted from 1.
     number: usize,
     principal: Glob,
     grant: Grant,
@@ -26,11 +26,11 @@ struct Line {
 /// The result of a lookup, with the line that decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// The line with this number allows it: that line, as it stands.
+    /// The line with this number and this text allows it.
     Allowed(usize, String),
-    /// No line speaks of users, so those may publish whom the publish socket lets in.
+    /// No line names users, so every user whom the publish socket admits may publish.
     Unrestricted,
-    /// No line does.
+    /// No line allows it.
     Denied,
 }
 
@@ -46,7 +46,7 @@ impl Acl {
     /// Whether `principal` may do `verb` with `topic`.
     pub fn decide(&self, principal: &str, verb: Verb, topic: &Topic) -> Decision {
         let allows = |line: &&Line| line.principal.matches(principal) && line.grant.allows(verb, topic);
-        let is_unrestricted = principal.starts_with("uid:") && verb == Verb::Publish && !self.speaks_of_users;
+        let is_unrestricted = principal.starts_with("uid:") && verb == Verb::Publish && !self.restricts_users;
         match self.lines.iter().find(allows) {
             Some(line) => {
                 Decision::Allowed(line.number, format!("{} {}", line.principal.as_str(), line.grant))
@@ -62,15 +62,16 @@ impl Acl {
         lines.map(|line| line.grant.clone()).collect()
     }
 
-    /// Whether the process of user `uid` may publish into `topic`. Where no line speaks of users, those may that the publish socket
-    /// lets in.
+    /// Whether a process of user `uid` may publish into `topic`. If no line names users, every user may whom the
+    /// publish socket admits.
     pub(crate) fn lets_publish(&self, uid: u32, topic: &Topic) -> bool {
         self.decide(&format!("uid:{uid}"), Verb::Publish, topic) != Decision::Denied
     }
 
-    /// Holds to what `before` said of users: once a list has named some, one that lost those lines lets nobody else publish.
-    pub(super) fn keep_speaking_of_users(&mut self, before: &Self) {
-        self.speaks_of_users |= before.speaks_of_users;
+    /// Keeps users restricted if `before` restricted them: a list that lost its `uid:` lines must not let others
+    /// publish.
+    pub(super) fn keep_restriction_of_users(&mut self, before: &Self) {
+        self.restricts_users |= before.restricts_users;
     }
 }
 
@@ -83,8 +84,8 @@ impl FromStr for Acl {
             (!line.is_empty()).then(|| parse_line(index + 1, line))
         });
         let lines = lines.collect::<Result<Vec<_>, _>>()?;
-        let speaks_of_users = lines.iter().any(|line| line.principal.as_str().starts_with("uid:"));
-        Ok(Self { lines, speaks_of_users })
+        let restricts_users = lines.iter().any(|line| line.principal.as_str().starts_with("uid:"));
+        Ok(Self { lines, restricts_users })
     }
 }
 
@@ -96,7 +97,7 @@ fn parse_line(number: usize, line: &str) -> Result<Line, AclError> {
     };
     if !["key:", "dns:", "uri:", "uid:"].iter().any(|kind| principal.starts_with(kind)) {
         return Err(wrong(format!(
-            "{principal:?} is no principal: it begins with `key:`, `dns:`, `uri:` or `uid:`"
+            "{principal:?} is not a principal: it must begin with `key:`, `dns:`, `uri:` or `uid:`"
         )));
     }
     let grant = |topics| -> Result<Grant, GrantError> {
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn users_are_denied_once_the_list_speaks_of_them() {
+    fn users_are_denied_once_the_list_names_some() {
         let (kv, other) = (Topic::new("kv/a").unwrap(), Topic::new("other").unwrap());
         let acl: Acl = LIST.parse().unwrap();
         assert!(
@@ -165,8 +166,8 @@ mod tests {
         assert_eq!(Acl::default().decide("uid:1001", Verb::Publish, &kv), unrestricted);
         assert_eq!(Acl::default().decide("uid:1001", Verb::List, &kv), denied);
         let mut cut = Acl::default();
-        cut.keep_speaking_of_users(&acl);
-        assert!(!cut.lets_publish(1000, &kv), "lines that are gone let nobody else publish");
+        cut.keep_restriction_of_users(&acl);
+        assert!(!cut.lets_publish(1000, &kv), "removed lines must not let others publish");
     }
 
     #[test]
@@ -174,7 +175,7 @@ mod tests {
         for (text, why) in [
             ("\nkey:a list", "line 2: \"key:a list\" is not"),
             ("key:a read *", "there is no verb \"read\""),
-            ("a list *", "\"a\" is no principal"),
+            ("a list *", "\"a\" is not a principal"),
             ("name:a list *", "`dns:`, `uri:`"),
             ("key:a list,publish *", "line 1: key:a cannot be granted list,publish"),
             ("uid:1 subscribe *", "uid:1 cannot be granted subscribe"),

@@ -1,4 +1,4 @@
-//! The folder of the files of access: each is read whole, within bounds, and replaced in one step.
+//! [`Folder`]: the access files of a state directory. Each is read whole, within a size limit, and replaced atomically.
 
 use rustix::fs::OFlags;
 use std::{
@@ -9,32 +9,32 @@ use std::{
 };
 use tensor_relay_transport::Exposure;
 
-/// The most bytes of a file that are read: a revoked ticket takes 17, a key 80.
+/// The maximum size of a file: a revoked ticket takes 17 bytes, a key 80.
 const FILE_MAX_BYTES: u64 = 16 << 20;
 
-/// Why the files cannot be used. Whoever looks after the state directory is to blame.
+/// Why the access files cannot be used. The administrator of the state directory has to act.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessStoreError {
-    /// The system refused something.
+    /// An operation on a file failed.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// No ticket can be as it was asked for.
+    /// The requested ticket is impossible.
     #[error("cannot make the ticket: {0}")]
     Unfit(&'static str),
-    /// A file does not hold what it should.
+    /// The content of a file is invalid.
     #[error("{}: {why}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is invalid.
         why: String,
     },
 }
@@ -64,14 +64,14 @@ impl Folder {
         self.path(file).try_exists().map_err(self.failed("look at", file))
     }
 
-    /// Makes the folder, which its owner alone can enter.
+    /// Creates the folder, with access for its owner alone.
     pub(super) fn make(&self) -> Result<(), AccessStoreError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
         made.map_err(self.failed("make", ""))
     }
 
-    /// Says which of `files` others can read, and whether they can make or replace files.
-    pub(super) fn warn_of_others(&self, files: &[&str]) {
+    /// Warns if others can read one of `files`, or can create or replace files in the folder.
+    pub(super) fn warn_if_exposed(&self, files: &[&str]) {
         let Ok(folder) = fs::metadata(&self.0) else { return };
         if folder.mode() & 0o022 != 0 {
             tracing::warn!(
@@ -81,12 +81,12 @@ impl Folder {
         }
         let is_entered_by_others = folder.mode() & 0o011 != 0;
         for file in files {
-            // What is wrong with a file is an error where it is read.
+            // Errors are reported when the file is read.
             let Ok(found) = fs::metadata(self.path(file)) else { continue };
             if Exposure::of(&found) == Exposure::Shared && (is_entered_by_others || *file == "secrets") {
                 let what = match *file {
                     "secrets" => "who can make tickets with it",
-                    _ => "who learn who may come in",
+                    _ => "who learn which clients are admitted",
                 };
                 tracing::warn!(
                     "The file {0} can be read by others, {what}: run `chmod 600 {0}`.",
@@ -96,7 +96,7 @@ impl Folder {
         }
     }
 
-    /// The text of `file`; `None` where there is none. Waits for no writer of a FIFO.
+    /// The text of `file`; `None` if it does not exist. Does not block on a FIFO.
     pub(super) fn read(&self, file: &str) -> Result<Option<String>, AccessStoreError> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let opened = match OpenOptions::new().read(true).custom_flags(flags).open(self.path(file)) {
@@ -115,7 +115,7 @@ impl Folder {
             }
             Exposure::Foreign => {
                 let why = format!(
-                    "it belongs to user {}, who is neither root nor who runs this process: run `chown`",
+                    "it belongs to user {}, which is neither root nor the user of this process: run `chown`",
                     found.uid()
                 );
                 return Err(self.wrong(file, &why));
@@ -129,7 +129,7 @@ impl Folder {
         }
     }
 
-    /// What each line of `text`, which stands in `file`, says.
+    /// Parses each line of `text`, the content of `file`, except empty lines and comments.
     pub(super) fn parse_lines<T>(
         &self,
         file: &str,
@@ -138,20 +138,20 @@ impl Folder {
     ) -> Result<Vec<T>, AccessStoreError> {
         let lines = text.lines().enumerate().map(|(index, line)| (index, line.trim_matches(' ')));
         let said = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        // The line itself may be a secret.
+        // The error does not quote the line, which may be a secret.
         let parsed = said.map(|(index, line)| {
             parse(line).ok_or_else(|| self.wrong(file, &format!("line {} is not understood", index + 1)))
         });
         parsed.collect()
     }
 
-    /// Replaces `file` in one step, by one that its owner alone can read.
+    /// Replaces `file` atomically by one that only its owner can read.
     pub(super) fn write(&self, file: &str, text: &str) -> Result<(), AccessStoreError> {
         let write = || self.temporary(text)?.persist(self.path(file)).map_err(|failed| failed.error);
         write().map(drop).map_err(self.failed("write", file))
     }
 
-    /// Makes `file`, unless somebody else has made it meanwhile.
+    /// Creates `file`, unless another process has created it meanwhile.
     pub(super) fn write_new(&self, file: &str, text: &str) -> Result<(), AccessStoreError> {
         let write = || {
             self.temporary(text)?
@@ -171,7 +171,7 @@ impl Folder {
         Ok(temporary)
     }
 
-    /// Adds a line with a single write, so that two who do so at once leave two lines.
+    /// Appends a line with a single write, so that two concurrent writers leave two lines.
     pub(super) fn append(&self, file: &str, line: &str) -> Result<(), AccessStoreError> {
         let write = || {
             let mut opened =

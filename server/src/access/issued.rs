@@ -1,5 +1,5 @@
-//! The lines of `issued`: `ID ISSUED@SECRET EXPIRES VERBS TOPICS… HOLDER`, with tabs between them, and `-` for never.
-//! Lines of older builds lack `@SECRET`.
+//! Formats and parses the lines of `issued`: `ID ISSUED@SECRET EXPIRES VERBS TOPICS… HOLDER`, separated by tabs, with
+//! `-` for never. Lines of older builds lack `@SECRET`.
 
 use tensor_relay_protocol::{Claims, Glob, Grant, SecretId};
 
@@ -8,9 +8,9 @@ use tensor_relay_protocol::{Claims, Glob, Grant, SecretId};
 pub struct IssuedTicket {
     /// Its claims.
     pub claims: Claims,
-    /// When it was made, in seconds since 1970.
+    /// When it was issued, in seconds since 1970.
     pub issued_s: u64,
-    /// Which secret sealed it, where that was written down.
+    /// The secret that sealed it, if recorded.
     pub secret: Option<SecretId>,
 }
 

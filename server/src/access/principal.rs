@@ -14,14 +14,14 @@ pub struct Principal {
 /// How it was authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Identity {
-    /// Not at all: the server admits everybody.
+    /// Not authenticated: the server admits everybody.
     Anybody,
     /// By a ticket of this server.
     Ticket(TicketId, String),
-    /// By a key that the server knows under this name.
+    /// By a key that is listed under this name.
     Key(String),
-    /// By a certificate with these names, as `dns:NAME` and `uri:URI`, of an authority that the server trusts. Sorted: no
-    /// order in a certificate makes another principal.
+    /// By a certificate with these names, as `dns:NAME` and `uri:URI`, from a trusted authority. Sorted, so that the
+    /// order in a certificate does not matter.
     Names(Vec<String>),
 }
 
@@ -54,17 +54,17 @@ impl Principal {
         self.grants.iter().any(|grant| grant.allows(verb, topic))
     }
 
-    /// Whether it may do `verb` with topics of some name.
+    /// Whether it may do `verb` with any topic at all.
     pub fn may_anywhere(&self, verb: Verb) -> bool {
         self.grants.iter().any(|grant| grant.verbs.contains(verb))
     }
 
-    /// Whether it is the same one as `other`, with whatever rights.
+    /// Whether it has the same identity as `other`; rights may differ.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
-    /// Its ticket, if it came with one.
+    /// Its ticket, if it was authenticated by one.
     pub fn ticket(&self) -> Option<TicketId> {
         match self.identity {
             Identity::Ticket(id, _) => Some(id),
@@ -72,7 +72,7 @@ impl Principal {
         }
     }
 
-    /// Whether it may be here for a time alone.
+    /// Whether its admission can expire.
     pub(super) fn is_temporary(&self) -> bool {
         self.expires_s.is_some() || matches!(self.identity, Identity::Names(_))
     }

@@ -9,29 +9,29 @@ use std::{
 use tensor_relay_protocol::TicketId;
 use tokio::sync::watch;
 
-/// How often a running server looks at the files.
+/// How often a running server checks the files.
 pub(super) const LOOK: Duration = Duration::from_secs(2);
 
-/// How long a look may take until it is reported. The next one waits for its end, however late: of a file system that does
-/// not answer, one thread waits and not more.
+/// How long a check may take until it is reported. The next check starts only after it ends, so that a hung file system
+/// blocks a single thread.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
-/// When each ticket was used last, in seconds since 1970.
+/// When each ticket was last used, in seconds since 1970.
 pub(super) type Uses = Mutex<HashMap<TicketId, u64>>;
 
-/// What one reading of the files found.
+/// The result of reading the files once.
 pub(super) struct Reading {
-    /// The rules, and the texts that they were read from.
+    /// The rules, and the texts that they were parsed from.
     pub(super) rules: Result<(Rules, Texts), AccessStoreError>,
-    /// The tickets that were revoked, whatever is wrong with the rest.
+    /// The revoked tickets, even if other files are invalid.
     pub(super) revoked: Vec<TicketId>,
-    /// Whether the uses of tickets were written down.
+    /// Whether the uses of tickets were saved.
     pub(super) noted: Result<(), AccessStoreError>,
 }
 
-/// Looks at the files until nobody follows the rules any more, and writes down which tickets were used. `problem` says
-/// what is wrong with them for as long as it is.
-pub(super) async fn keep_up(
+/// Checks the files until all receivers of the rules are dropped, and saves when tickets were used. While the files are
+/// invalid, `problem` says why.
+pub(super) async fn follow_files(
     look: impl Fn(&Texts, Option<&HashMap<TicketId, u64>>) -> Reading + Clone + Send + 'static,
     mut texts: Texts,
     sender: watch::Sender<Arc<Rules>>,
@@ -67,11 +67,11 @@ pub(super) async fn keep_up(
             Err(error) if error.is_panic() => {
                 tell(
                     &problem,
-                    Some("reading them failed by an error of this program: please report it".into()),
+                    Some("reading them failed because of a bug in this program: please report it".into()),
                 );
                 continue;
             }
-            Err(_) => return, // The runtime ends.
+            Err(_) => return, // The runtime shuts down.
         };
         match rules {
             Ok((rules, read)) => {
@@ -81,46 +81,46 @@ pub(super) async fn keep_up(
             }
             Err(error) => {
                 tell(&problem, Some(error.to_string()));
-                // What is wrong with another file does not keep a stolen ticket valid.
+                // An error in another file must not keep a revoked ticket valid.
                 let known = sender.borrow().as_ref().clone();
                 replace(&sender, Rules { revoked: revoked.into_iter().collect(), ..known });
             }
         }
         match noted {
-            Err(error) => unwritten.tell(&error, "When tickets are used cannot be written down."),
+            Err(error) => unwritten.tell(&error, "The times at which tickets were used cannot be saved."),
             Ok(()) => written = used.unwrap_or(written),
         }
     }
 }
 
-/// Keeps what is wrong with the files, and says it once for as long as it lasts.
+/// Stores the current problem with the files, and logs it when it changes.
 fn tell(problem: &Mutex<Option<String>>, now: Option<String>) {
     let mut known = problem.lock().unwrap_or_else(PoisonError::into_inner);
     match &now {
         Some(error) if now != *known => {
-            tracing::warn!(%error, "The rules of access cannot be read; those of before stay in force.");
+            tracing::warn!(%error, "The access rules cannot be read; the previous ones stay in force.");
         }
-        None if known.is_some() => tracing::info!("The rules of access can be read again."),
+        None if known.is_some() => tracing::info!("The access rules can be read again."),
         _ => {}
     }
     *known = now;
 }
 
-/// Puts `rules` in force. What was taken away stays so for as long as the server runs: tickets and keys that were revoked or
-/// are gone, and that nobody publishes whom the list does not name. A file that is cut short lets nobody in again.
+/// Replaces the current rules. Revocations last while the server runs: those of tickets and keys (also keys missing
+/// from their file), and the restriction of users by the list. So a truncated file readmits nobody.
 fn replace(sender: &watch::Sender<Arc<Rules>>, mut rules: Rules) {
     sender.send_if_modified(|known| {
         rules.keep_revoked(known);
         let is_new = **known != rules;
         if is_new {
-            tracing::info!("The rules of access were replaced.");
+            tracing::info!("The access rules were replaced.");
             *known = Arc::new(rules);
         }
         is_new
     });
 }
 
-/// The error that the log was told of last, so that it is told once for as long as it lasts.
+/// The last logged error, so that a lasting error is logged once.
 #[derive(Debug, Default)]
 struct LastError(String);
 
@@ -138,10 +138,10 @@ impl LastError {
 mod tests {
     use super::*;
 
-    /// Goal: whatever becomes of a look, the rules of before stay, that is told, and the next look is taken.
-    /// Method: looks that panic, that hang, and that go well again.
+    /// Goal: however a check fails, the previous rules stay, the problem is reported, and the next check runs. Method:
+    /// checks that panic, hang, and succeed again.
     #[tokio::test]
-    async fn a_look_that_fails_ends_nothing() {
+    async fn a_failed_check_keeps_the_rules() {
         let (gate, opened) = std::sync::mpsc::channel::<bool>();
         let opened = Arc::new(Mutex::new(opened));
         let look = move |texts: &Texts, _: Option<&HashMap<TicketId, u64>>| {
@@ -160,9 +160,9 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::spawn(keep_up(look, Texts::default(), sender, Weak::new(), Arc::clone(&problem)));
+        tokio::spawn(follow_files(look, Texts::default(), sender, Weak::new(), Arc::clone(&problem)));
         gate.send(false).unwrap();
-        becomes("an error of this program").await;
+        becomes("a bug in this program").await;
         becomes("not read within").await;
         assert!(!rules.borrow().open);
         gate.send(true).unwrap();

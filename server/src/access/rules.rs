@@ -1,4 +1,4 @@
-//! The rules of admission. Pure: the time is an argument.
+//! [`Rules`] of admission. Pure: the time is an argument.
 
 use super::{Acl, IssuedTicket, Principal};
 use std::collections::{HashMap, HashSet};
@@ -10,19 +10,19 @@ use tensor_relay_transport::{ClientAuthorities, ClientCertificate, Fingerprint};
 /// The rules of admission. The default admits nobody.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Whether everybody is admitted with all rights, whatever else is here.
+    /// Whether everybody is admitted with all rights, whatever the other fields say.
     pub open: bool,
     /// The secrets whose tickets are valid. The first seals new ones.
     pub secrets: Vec<Secret>,
     /// The revoked tickets.
     pub revoked: HashSet<TicketId>,
-    /// The keys of clients, and what each is called in the access control list.
+    /// The trusted keys of clients, with their names in the access control list.
     pub keys: HashMap<Fingerprint, String>,
-    /// The keys of clients that let nobody in any more, whatever token is beside them.
+    /// The revoked keys of clients, which are refused even with a valid token.
     pub revoked_keys: HashSet<Fingerprint>,
-    /// The authorities whose clients are called by the names in their certificates.
+    /// The authorities whose certificates name clients.
     pub authorities: ClientAuthorities,
-    /// What those may do who come with a key, and who may publish through the publish socket.
+    /// The rights of clients with a key or certificate, and of users of the publish socket.
     pub acl: Acl,
 }
 
@@ -31,17 +31,17 @@ pub struct Rules {
 pub struct Credentials {
     /// The token of its ticket.
     pub token: Option<Token>,
-    /// Its certificate, whose key it holds: TLS proved that.
+    /// Its certificate, whose private key it holds: TLS proved that.
     pub certificate: Option<ClientCertificate>,
 }
 
-/// Why a client is not let in. For the server's log: the client is told that access was refused, and nothing else.
+/// Why a client is not admitted. For the server's log: the client learns only that access was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denied {
     /// It has no credentials.
     #[error(
-        "it shows neither a token nor a key of its own: its ticket is of a server with --open, or of an older one"
+        "it has neither a token nor a key: its ticket is from a server with --open, or from an older one"
     )]
     NothingShown,
     /// Its token is invalid.
@@ -53,21 +53,19 @@ pub enum Denied {
     /// Its key was revoked.
     #[error("its key {0} was revoked")]
     RevokedKey(Fingerprint),
-    /// It is let in as another than it came in as.
-    #[error("it came in as {before} and would be {now} now: it may come again as that")]
+    /// It would now be admitted as another principal.
+    #[error("it was admitted as {before} and would now be {now}: it may reconnect as that")]
     Another {
-        /// Who it was.
+        /// The principal as which it was admitted.
         before: String,
-        /// Who it would be.
+        /// The principal that it would be now.
         now: String,
     },
-    /// Its ticket is over.
+    /// Its ticket has expired.
     #[error("its ticket has expired")]
     Expired,
     /// Its key is unknown, and no trusted authority issued its certificate.
-    #[error(
-        "its key {0} is not among those that are trusted, and no trusted authority vouches for its certificate now"
-    )]
+    #[error("its key {0} is not trusted, and its certificate is not valid now under a trusted authority")]
     UnknownKey(Fingerprint),
 }
 
@@ -77,13 +75,13 @@ impl Rules {
         Self { open: true, ..Self::default() }
     }
 
-    /// Rules with a secret of their own that is kept nowhere: tickets end with the process.
+    /// Rules with a new secret that is stored nowhere: its tickets end with the process.
     pub fn ephemeral() -> Self {
         Self { secrets: vec![Secret::new(SecretId(1), rand::random())], ..Self::default() }
     }
 
-    /// The server's own ticket: `ticket` with a token for its topic, or for all where it names none, to list and to
-    /// subscribe. The same each time, until it is revoked or the secret rotated. An open server's carries none.
+    /// The server's own ticket: `ticket` with a token to list and subscribe to its topic, or to all topics if it names
+    /// none. The same each time, until it is revoked or the secret rotated. An open server's has no token.
     pub fn own_ticket(&self, ticket: Ticket) -> Ticket {
         let Some(secret) = self.secrets.first().filter(|_| !self.open) else { return ticket };
         let grant = match ticket.topic() {
@@ -95,11 +93,11 @@ impl Rules {
         ticket.with_token(secret.seal(&claims))
     }
 
-    /// Authenticates `credentials` at `now_s`, in seconds since 1970. A known key precedes the names in a certificate,
-    /// and those precede a token.
+    /// Authenticates `credentials` at `now_s`, in seconds since 1970. A trusted key takes precedence over the names in
+    /// a certificate, and those over a token.
     ///
     /// # Errors
-    /// [`Denied`] says why nobody is let in with them.
+    /// [`Denied`] says why they are refused.
     pub fn admit(&self, credentials: &Credentials, now_s: u64) -> Result<Principal, Denied> {
         if self.open {
             return Ok(Principal::anybody(vec![Grant::everywhere(Verbs::of(Verb::ALL))]));
@@ -142,7 +140,7 @@ impl Rules {
         }
     }
 
-    /// Whether a ticket that was made by hand lets its holder in at `now_s`.
+    /// Checks whether a recorded ticket is valid at `now_s`.
     ///
     /// # Errors
     /// [`Denied`] says why not.
@@ -154,18 +152,17 @@ impl Rules {
         }
     }
 
-    /// Takes over from the rules of `before` what was taken away from clients and users, which nothing gives back but a restart;
-    /// a key, to trust it again.
+    /// Takes over the revocations of `before`. Only a restart undoes them; for a key, also trusting it again.
     pub(super) fn keep_revoked(&mut self, before: &Self) {
         self.revoked.extend(&before.revoked);
         let gone = before.keys.keys().chain(&before.revoked_keys);
         let gone: Vec<_> = gone.filter(|key| !self.keys.contains_key(key)).copied().collect();
         self.revoked_keys.extend(gone);
-        self.acl.keep_speaking_of_users(&before.acl);
+        self.acl.keep_restriction_of_users(&before.acl);
     }
 }
 
-/// The first identity of the server's own ticket for `topic` that was not revoked.
+/// The first id of the server's own ticket for `topic` that was not revoked.
 fn own_id(topic: Option<&Topic>, revoked: &HashSet<TicketId>) -> TicketId {
     let name = topic.map_or("", Topic::as_str);
     let mut ids = (0_u64..).map(|number| TicketId::derived(&format!("serve {number} {name}")));
@@ -188,7 +185,7 @@ mod tests {
         Some(secret.seal(&Claims { id: TicketId([9; 8]), holder: "h".into(), expires_s, grants }))
     }
 
-    /// What two clients show, each with a key of its own.
+    /// The certificates of two clients.
     static SHOWN: LazyLock<[ClientCertificate; 2]> = LazyLock::new(|| {
         ["a", "b"].map(|name| {
             let certified = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
@@ -196,7 +193,7 @@ mod tests {
         })
     });
 
-    /// What the client shows that is known (5), or the other.
+    /// The certificate of the trusted client (5), or of the other.
     fn shown(which: usize) -> ClientCertificate {
         SHOWN[which - 5].clone()
     }
@@ -210,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Every kind of credential beside the right one, and what becomes of each.
+    /// Valid and invalid credentials of every kind, with the result of each.
     #[test]
     fn who_is_let_in() {
         let good = || token(&secret(1, 1), Some(100));
@@ -252,9 +249,9 @@ mod tests {
         }
     }
 
-    /// A key that is gone from the rules of a running server is as one that was revoked, until it is trusted again.
+    /// A key removed from the rules of a running server counts as revoked until it is trusted again.
     #[test]
-    fn what_was_taken_away_stays_so() {
+    fn a_removed_key_stays_revoked() {
         let mut later = Rules { keys: HashMap::new(), ..rules() };
         later.keep_revoked(&rules());
         let shown = Credentials { token: token(&secret(1, 1), None), certificate: Some(shown(5)) };

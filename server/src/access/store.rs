@@ -1,17 +1,17 @@
-//! The access files, in the folder `access` of a server's state directory.
+//! [`AccessStore`]: the access files, in the folder `access` of a server's state directory.
 //!
-//! | file | what it holds |
+//! | file | content |
 //! |---|---|
-//! | `secrets` | the secrets that seal tickets, one a line; the first seals new ones. Whoever reads it can make tickets |
-//! | `issued` | the tickets that were made by hand, one a line |
-//! | `revoked` | the tickets that are not valid any more, one a line |
-//! | `used` | when each ticket was used last |
-//! | `keys` | the keys of clients, `sha256:… NAME` a line, and those that were revoked, `revoked sha256:…` |
-//! | `ca.pem` | the authorities whose clients are known by the names in their certificates |
-//! | `acl` | what they may do, as [`Acl`](super::Acl) has it |
+//! | `secrets` | the secrets that seal tickets, one per line; the first seals new ones. Whoever reads it can make tickets |
+//! | `issued` | the issued tickets, one per line |
+//! | `revoked` | the revoked tickets, one per line |
+//! | `used` | when each ticket was last used |
+//! | `keys` | the trusted keys of clients, one per line: `sha256:… NAME`; and revoked ones: `revoked sha256:…` |
+//! | `ca.pem` | the authorities whose certificates name clients |
+//! | `acl` | the access control list, an [`Acl`](super::Acl) |
 //!
-//! All but `secrets` may be missing. A running server looks at them every two seconds, by name, so that a file may be
-//! replaced however one likes, Kubernetes' exchange of a link included.
+//! All but `secrets` may be missing. A running server reads them by name every two seconds: a file may be replaced in
+//! any way, also by Kubernetes' exchange of a link.
 
 use super::{
     Access, AccessStoreError, Rules,
@@ -26,13 +26,13 @@ use tensor_relay_protocol::{Claims, Grant, Secret, SecretId, TicketId, Token, Ve
 use tensor_relay_transport::Fingerprint;
 use tokio::sync::watch;
 
-/// How many secrets may be valid at a time: the new one, and the one before it.
+/// The maximum number of valid secrets: the new one and the previous one.
 const SECRETS_MAX: usize = 2;
 
-/// How many tickets may be listed as made by hand; a line has a few hundred bytes.
+/// The maximum number of listed tickets; a line has a few hundred bytes.
 const ISSUED_MAX: usize = 20_000;
 
-/// How many tickets' last uses are kept; of more, those that were used longest ago are forgotten.
+/// The maximum number of tickets whose last use is stored; those used longest ago are dropped.
 pub(super) const USES_MAX: usize = 10_000;
 
 /// The folder `access` of a state directory.
@@ -42,7 +42,7 @@ pub struct AccessStore {
 }
 
 impl AccessStore {
-    /// The files below `state_dir`. Makes the first secret where there is none. Blocks.
+    /// Opens the files below `state_dir`, and creates the first secret if there is none. Blocks.
     ///
     /// # Errors
     /// [`AccessStoreError`] when they cannot be written or read.
@@ -51,25 +51,25 @@ impl AccessStore {
         if !store.folder.has("secrets")? {
             store.folder.make()?;
             let secret = lines([new_secret(None)].iter().map(Secret::to_line));
-            store.folder.write_new("secrets", &secret)?; // Of two servers that start at once, both use the first one's.
+            store.folder.write_new("secrets", &secret)?; // Two servers that start at once both use the first one's.
         }
-        store.folder.warn_of_others(&[&FILES[..], &["issued", "used"]].concat());
+        store.folder.warn_if_exposed(&[&FILES[..], &["issued", "used"]].concat());
         store.secrets().map(|_| store)
     }
 
-    /// The rules that the files hold now. Blocks.
+    /// Reads the rules. Blocks.
     ///
     /// # Errors
-    /// [`AccessStoreError`] when a file cannot be read or holds something else.
+    /// [`AccessStoreError`] when a file cannot be read or is invalid.
     pub fn rules(&self) -> Result<Rules, AccessStoreError> {
         Texts::read(&self.folder)?.rules(&self.folder)
     }
 
-    /// What a server follows that these files rule: a task of the current runtime looks at them until the last clone is
-    /// dropped. Where they become unusable, the rules of before stay, and the log and [`Access::problem`] say why.
+    /// An [`Access`] by these files: a task of the current runtime reads them until the last clone is dropped. If they
+    /// become invalid, the previous rules stay; the log and [`Access::problem`] say why.
     ///
     /// # Errors
-    /// [`AccessStoreError`] when they are unusable now.
+    /// [`AccessStoreError`] when they are invalid now.
     pub fn follow(&self) -> Result<Access, AccessStoreError> {
         let texts = Texts::read(&self.folder)?;
         let sender = watch::Sender::new(Arc::new(texts.rules(&self.folder)?));
@@ -77,11 +77,11 @@ impl AccessStore {
         let (uses, problem) = (Arc::downgrade(&access.uses), Arc::clone(&access.problem));
         let store = self.clone();
         let look = move |before: &Texts, used: Option<&HashMap<TicketId, u64>>| store.look(before, used);
-        tokio::spawn(reload::keep_up(look, texts, sender, uses, problem));
+        tokio::spawn(reload::follow_files(look, texts, sender, uses, problem));
         Ok(access)
     }
 
-    /// One look of a running server, which took the files as in `before` last. Notes which tickets were `used`.
+    /// One check by a running server, whose current rules are from `before`. Saves when tickets were `used`.
     fn look(&self, before: &Texts, used: Option<&HashMap<TicketId, u64>>) -> Reading {
         let look = || {
             let texts = Texts::read(&self.folder)?;
@@ -92,7 +92,7 @@ impl AccessStore {
         Reading { rules: look(), revoked: self.revoked().unwrap_or_default(), noted }
     }
 
-    /// Seals `claims`, and does not list them: for tickets that are made anew at each start.
+    /// Seals `claims` without listing them: for tickets that are made anew at each start.
     ///
     /// # Errors
     /// [`AccessStoreError`] when there is no secret.
@@ -104,10 +104,10 @@ impl AccessStore {
         Ok(secret.seal(claims))
     }
 
-    /// Makes a ticket by hand, and lists it: a new token for `holder`, with what it claims.
+    /// Issues a ticket to `holder` and lists it; returns its claims and its token.
     ///
     /// # Errors
-    /// [`AccessStoreError::Unfit`] for what no token holds, and others when it cannot be listed.
+    /// [`AccessStoreError::Unfit`] when no ticket can hold this; others when it cannot be listed.
     pub fn issue(
         &self,
         holder: &str,
@@ -119,13 +119,13 @@ impl AccessStore {
         }
         if grants.iter().any(|grant| grant.verbs.contains(Verb::Publish)) {
             return Err(AccessStoreError::Unfit(
-                "nobody publishes with a ticket: who may publish through the socket, lines `uid:NUMBER publish TOPICS` of the \
-                 access control list say",
+                "a ticket cannot grant `publish`: lines `uid:NUMBER publish TOPICS` of the access control list grant it to \
+                 users of the publish socket",
             ));
         }
         if self.issued()?.len() >= ISSUED_MAX {
             return Err(AccessStoreError::Unfit(
-                "as many are listed as can be: remove the lines of those that are over from access/issued",
+                "the list is full: remove the lines of expired tickets from access/issued",
             ));
         }
         let issued_s = seconds_now();
@@ -135,7 +135,7 @@ impl AccessStore {
         let token = secret.seal(&claims);
         if Token::new(token.as_str()).is_err() || token.read_unproven().is_err() {
             return Err(AccessStoreError::Unfit(
-                "it is for more topics, or a longer name, than a ticket holds: write fewer globs that match more",
+                "it has more topics, or a longer name, than a ticket can hold: write fewer globs that match more",
             ));
         }
         let issued = IssuedTicket { claims: claims.clone(), issued_s, secret: Some(secret.id()) };
@@ -143,7 +143,7 @@ impl AccessStore {
         Ok((claims, token))
     }
 
-    /// The tickets that were made by hand, oldest first.
+    /// The issued tickets, oldest first.
     ///
     /// # Errors
     /// [`AccessStoreError`] when they cannot be read.
@@ -151,10 +151,10 @@ impl AccessStore {
         self.read_lines("issued", issued::from_line)
     }
 
-    /// When each ticket was used last, in seconds since 1970, up to a minute ago.
+    /// When each ticket was last used, in seconds since 1970. Running servers save it every two seconds.
     ///
     /// # Errors
-    /// [`AccessStoreError`] when that cannot be read.
+    /// [`AccessStoreError`] when the file cannot be read.
     pub fn used(&self) -> Result<HashMap<TicketId, u64>, AccessStoreError> {
         let uses = self.read_lines("used", |line| {
             let (id, used_s) = line.split_once(' ')?;
@@ -163,7 +163,8 @@ impl AccessStore {
         Ok(uses.into_iter().collect())
     }
 
-    /// Makes a ticket invalid; servers notice within two seconds and cut its sessions. Returns whether it was valid.
+    /// Revokes a ticket; servers notice within two seconds and end its sessions. Returns false if it was revoked
+    /// before.
     ///
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
@@ -175,7 +176,7 @@ impl AccessStore {
         Ok(true)
     }
 
-    /// Lets clients in that hold `key`, under `name` in the access control list. A key that was known gets the new name.
+    /// Admits clients that hold `key`, under `name` in the access control list. A listed key gets the new name.
     ///
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
@@ -183,8 +184,8 @@ impl AccessStore {
         self.change_key(key, format!("{key} {name}"))
     }
 
-    /// Lets nobody in any more with the key that is called `name`, or has that fingerprint, whatever token is beside it.
-    /// Returns whether there was one.
+    /// Revokes the keys with this name or fingerprint: they are refused even with a valid token. Returns whether there
+    /// were any.
     ///
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
@@ -197,9 +198,9 @@ impl AccessStore {
         Ok(true)
     }
 
-    /// Replaces what `keys` says of a key by `line`.
+    /// Replaces the line of a key in `keys`.
     fn change_key(&self, key: Fingerprint, line: String) -> Result<(), AccessStoreError> {
-        self.rules()?; // What is not understood is not rewritten.
+        self.rules()?; // Invalid files are not rewritten.
         let text = self.folder.read("keys")?.unwrap_or_default();
         let others = text
             .lines()
@@ -207,7 +208,8 @@ impl AccessStore {
         self.folder.write("keys", &lines(others.map(str::to_owned).chain([line])))
     }
 
-    /// Begins to seal with a new secret. Tickets of the one before stay valid until the next time, older ones end now.
+    /// Creates a new secret. Tickets of the previous one stay valid until the next rotation; older ones become invalid
+    /// now.
     ///
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
@@ -218,9 +220,9 @@ impl AccessStore {
         self.folder.write("secrets", &lines(secrets.iter().map(Secret::to_line)))
     }
 
-    /// Writes down when tickets were used, beside what other servers of this folder wrote.
+    /// Saves when tickets were used, merged with what other servers of this folder saved.
     fn note_uses(&self, uses: &HashMap<TicketId, u64>) -> Result<(), AccessStoreError> {
-        let mut known = self.used().unwrap_or_default(); // What is broken is replaced: it is news alone.
+        let mut known = self.used().unwrap_or_default(); // An invalid file is replaced: it is only informative.
         for (id, used_s) in uses {
             let known = known.entry(*id).or_default();
             *known = (*known).max(*used_s);
@@ -255,12 +257,12 @@ impl AccessStore {
 
 fn lines(lines: impl Iterator<Item = String>) -> String {
     lines.fold(String::new(), |mut text, line| {
-        let _ = writeln!(text, "{line}"); // To a string.
+        let _ = writeln!(text, "{line}"); // A `String` accepts every write.
         text
     })
 }
 
-/// A new secret, whose number is not that of `before`.
+/// A new secret, with another number than `before`.
 fn new_secret(before: Option<&Secret>) -> Secret {
     let number = before.map_or(1, |secret| secret.id().0.wrapping_add(1));
     Secret::new(SecretId(number), rand::random())

@@ -1,22 +1,22 @@
-//! The texts of the files that rule access, as they were read at one moment.
+//! [`Texts`]: the texts of the access files, as read at one time.
 
 use super::{AccessStoreError, Rules, folder::Folder};
 use std::collections::HashMap;
 use tensor_relay_protocol::{Secret, TicketId};
 use tensor_relay_transport::{ClientAuthorities, Fingerprint};
 
-/// The files that rules are made of.
+/// The files that define the rules.
 pub(super) const FILES: [&str; 5] = ["secrets", "revoked", "keys", "ca.pem", "acl"];
 
-/// What each of [`FILES`] holds; a file that is missing holds nothing.
+/// The text of each of [`FILES`]; empty for a missing file.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Texts(HashMap<&'static str, String>);
 
 /// A line of `keys`.
 pub(super) enum KeyLine {
-    /// A client's key, and what it is called.
+    /// A client's key and its name.
     Trusted(Fingerprint, String),
-    /// A key that lets nobody in any more, with whatever token beside it.
+    /// A revoked key, which is refused even with a valid token.
     Revoked(Fingerprint),
 }
 
@@ -45,21 +45,21 @@ impl Texts {
         self.0.get(file).map_or("", String::as_str)
     }
 
-    /// Refuses files that look as if they had been lost or cut short since `before`: a running server keeps what it had.
+    /// Refuses files that look lost or truncated since `before`: a running server keeps its rules.
     ///
     /// # Errors
-    /// [`AccessStoreError::Content`] with what to do where it was meant.
+    /// [`AccessStoreError::Content`], with what to do if the change was intended.
     pub(super) fn check_after(&self, before: &Self, folder: &Folder) -> Result<(), AccessStoreError> {
         for file in FILES {
             let (then, now) = (before.of(file), self.of(file));
             if now.trim().is_empty() && !then.trim().is_empty() {
-                let why = "it is missing or empty and was not before; where it is meant to say nothing, write a line that \
+                let why = "it is missing or empty and was not before; if it is meant to be empty, write a line that \
                            begins with `#`, or restart the server";
                 return Err(folder.wrong(file, &why));
             }
-            let has_names = matches!(file, "keys" | "acl"); // The other files show by themselves that they were cut.
+            let has_names = matches!(file, "keys" | "acl"); // The other files become invalid if truncated.
             if has_names && now != then && !now.is_empty() && !now.ends_with('\n') {
-                let why = "its last line has no line end, so it may be cut short: end it with one";
+                let why = "its last line has no line end, so it may be truncated: add one";
                 return Err(folder.wrong(file, &why));
             }
         }

@@ -1,4 +1,4 @@
-//! The cache of versions that left retention and are in use, within a budget. Pure.
+//! [`BaseCache`]: the versions that left retention and are in use, within a budget. Pure.
 
 use std::collections::HashMap;
 use tensor_relay_protocol::{Epoch, Version, VersionId};
@@ -17,13 +17,13 @@ impl Key {
     }
 }
 
-/// The cached versions, and the counts of their users, connected or lost.
+/// A cache of versions, with the counts of their users, connected or lost.
 #[derive(Debug)]
 pub(super) struct BaseCache<T> {
     budget_bytes: u64,
     bytes: u64,
     entries: HashMap<Key, Entry<T>>,
-    /// Counts the versions ever kept, to give each an age.
+    /// Counts the versions ever cached, to give each an age.
     kept_ever: u64,
 }
 
@@ -31,9 +31,9 @@ pub(super) struct BaseCache<T> {
 struct Entry<T> {
     /// The number of subscriptions that hold it.
     held: u32,
-    /// The number of lost subscriptions that held it and may come back.
+    /// The number of lost subscriptions that held it and may reconnect.
     awaited: u32,
-    /// Whether retention keeps it.
+    /// Whether it is still retained.
     is_retained: bool,
     kept: Option<Kept<T>>,
 }
@@ -71,8 +71,7 @@ impl<T> BaseCache<T> {
         }
     }
 
-    /// Removes a user of `key`, which may come back if it `lingers`; returns the item if it is evicted with its last
-    /// user.
+    /// Removes a user of `key`, which may reconnect if it `lingers`. Returns the item if this evicts it.
     pub(super) fn release(&mut self, key: Key, lingers: bool) -> Option<T> {
         let entry = self.entries.get_mut(&key)?;
         entry.held = entry.held.saturating_sub(1);
@@ -83,9 +82,9 @@ impl<T> BaseCache<T> {
         self.unkeep(entry.kept)
     }
 
-    /// Records that `key` is no longer retained. Its `item` of `bytes`, if it may stay, is kept if it is in use and
-    /// there is room: for `most` items of its topic, and for all within the budget. Returns what is evicted, perhaps
-    /// the item itself.
+    /// Records that `key` is no longer retained. Caches `item` of `bytes`, if it may stay, while it is in use and there
+    /// is room: for `most` items of its topic, and for all topics within the budget. Returns the evicted items, perhaps
+    /// with this one.
     pub(super) fn leave(&mut self, key: Key, item: Option<T>, bytes: u64, most: u32) -> Vec<T> {
         let Some(entry) = self.entries.get_mut(&key) else { return item.into_iter().collect() };
         entry.is_retained = false;
@@ -105,7 +104,7 @@ impl<T> BaseCache<T> {
         Some(&self.entries.get(&key)?.kept.as_ref()?.item)
     }
 
-    /// Whether an item of `topic` has users, or lost users that may come back.
+    /// Whether an item of `topic` has users, or lost users that may reconnect.
     pub(super) fn has_any(&self, topic: u64) -> bool {
         self.entries.keys().any(|key| key.topic == topic)
     }
@@ -115,13 +114,13 @@ impl<T> BaseCache<T> {
         let keys: Vec<Key> = self.kept_keys(Some(topic)).collect();
         let left = keys.into_iter().filter_map(|key| self.evict(key)).collect();
         for (_, entry) in self.entries.iter_mut().filter(|(key, _)| key.topic == topic) {
-            (entry.awaited, entry.is_retained) = (0, false); // They matter no more.
+            (entry.awaited, entry.is_retained) = (0, false);
         }
         self.entries.retain(|key, entry| key.topic != topic || entry.held > 0);
         left
     }
 
-    /// Releases the items of `topic` that are unused and not useful.
+    /// Releases the items of `topic` that no subscription holds and that are not useful.
     pub(super) fn remove_useless(&mut self, topic: u64, is_useful: impl Fn(&T) -> bool) -> Vec<T> {
         let is_useless = |entry: &Entry<T>| {
             entry.held == 0 && entry.kept.as_ref().is_some_and(|kept| !is_useful(&kept.item))
@@ -156,7 +155,7 @@ impl<T> BaseCache<T> {
         left
     }
 
-    /// Evicts one item: an unused one before a used one, and of these the oldest.
+    /// Evicts one item: an unused one before a used one, and the oldest of those.
     fn evict_one_of(&mut self, topic: Option<u64>) -> Option<T> {
         let rank = |key: &Key| {
             let entry = self.entries.get(key)?;
@@ -166,7 +165,7 @@ impl<T> BaseCache<T> {
         self.evict(next)
     }
 
-    /// Evicts one item, if it is kept.
+    /// Evicts one item, if it is cached.
     pub(super) fn evict(&mut self, key: Key) -> Option<T> {
         let entry = self.entries.get_mut(&key)?;
         let kept = entry.kept.take();
@@ -201,76 +200,76 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_holds_is_not_kept() {
-        let mut shelf = BaseCache::new(100);
-        assert_eq!(shelf.leave(key(0, 1), Some(1), 10, 2), [1]);
-        shelf.hold(key(0, 2), true);
-        assert!(shelf.leave(key(0, 2), Some(2), 10, 2).is_empty());
-        assert_eq!((shelf.get(key(0, 2)), shelf.kept()), (Some(&2), (1, 10)));
-        assert_eq!(shelf.release(key(0, 2), false), Some(2), "nobody comes back");
-        assert_eq!((shelf.kept(), shelf.entries.len()), ((0, 0), 0));
+    fn an_unheld_item_is_not_cached() {
+        let mut cache = BaseCache::new(100);
+        assert_eq!(cache.leave(key(0, 1), Some(1), 10, 2), [1]);
+        cache.hold(key(0, 2), true);
+        assert!(cache.leave(key(0, 2), Some(2), 10, 2).is_empty());
+        assert_eq!((cache.get(key(0, 2)), cache.kept()), (Some(&2), (1, 10)));
+        assert_eq!(cache.release(key(0, 2), false), Some(2), "no client may reconnect");
+        assert_eq!((cache.kept(), cache.entries.len()), ((0, 0), 0));
     }
 
     #[test]
-    fn who_was_lost_finds_it_again_while_there_is_room() {
-        let mut shelf = BaseCache::new(100);
-        shelf.hold(key(0, 1), true);
-        assert_eq!(shelf.release(key(0, 1), true), None, "it is retained, and waits");
-        assert!(shelf.leave(key(0, 1), Some(1), 40, 2).is_empty());
-        shelf.hold(key(0, 2), true);
-        assert!(shelf.leave(key(0, 2), Some(2), 40, 2).is_empty());
-        assert_eq!(shelf.get(key(0, 1)), Some(&1));
-        shelf.hold(key(0, 3), true);
-        assert_eq!(shelf.leave(key(0, 3), Some(3), 20, 2), [1], "two of a topic, and nobody holds 1");
-        shelf.hold(key(1, 1), true);
+    fn a_lost_user_finds_its_item_while_there_is_room() {
+        let mut cache = BaseCache::new(100);
+        cache.hold(key(0, 1), true);
+        assert_eq!(cache.release(key(0, 1), true), None, "it is retained, and waits");
+        assert!(cache.leave(key(0, 1), Some(1), 40, 2).is_empty());
+        cache.hold(key(0, 2), true);
+        assert!(cache.leave(key(0, 2), Some(2), 40, 2).is_empty());
+        assert_eq!(cache.get(key(0, 1)), Some(&1));
+        cache.hold(key(0, 3), true);
+        assert_eq!(cache.leave(key(0, 3), Some(3), 20, 2), [1], "two of a topic, and nobody holds 1");
+        cache.hold(key(1, 1), true);
         assert_eq!(
-            shelf.leave(key(1, 1), Some(4), 41, 2),
+            cache.leave(key(1, 1), Some(4), 41, 2),
             [2],
             "the budget, and 2 is the oldest that is held"
         );
-        assert_eq!(shelf.kept(), (2, 61));
-        shelf.release(key(1, 1), true);
-        assert!(shelf.remove_useless(0, |_| false).is_empty(), "3 is held");
-        assert!(shelf.remove_useless(1, |_| true).is_empty());
-        assert_eq!(shelf.remove_useless(1, |_| false), [4]);
-        assert_eq!(shelf.forget(0), [3]);
+        assert_eq!(cache.kept(), (2, 61));
+        cache.release(key(1, 1), true);
+        assert!(cache.remove_useless(0, |_| false).is_empty(), "3 is held");
+        assert!(cache.remove_useless(1, |_| true).is_empty());
+        assert_eq!(cache.remove_useless(1, |_| false), [4]);
+        assert_eq!(cache.forget(0), [3]);
     }
 
     #[test]
-    fn one_of_several_who_were_lost_is_waited_for() {
-        let mut shelf = BaseCache::new(100);
+    fn an_item_waits_for_each_lost_user() {
+        let mut cache = BaseCache::new(100);
         for _ in 0..3 {
-            shelf.hold(key(0, 1), true);
+            cache.hold(key(0, 1), true);
         }
-        shelf.leave(key(0, 1), Some(1), 40, 2);
-        assert_eq!(shelf.release(key(0, 1), true), None, "it is lost");
-        assert_eq!(shelf.release(key(0, 1), false), None, "it goes on to the next");
-        assert_eq!(shelf.release(key(0, 1), false), None, "one may come back");
-        shelf.hold(key(0, 1), false);
-        shelf.come_back(key(0, 1));
-        assert_eq!(shelf.release(key(0, 1), false), Some(1));
-        assert!(shelf.entries.is_empty());
+        cache.leave(key(0, 1), Some(1), 40, 2);
+        assert_eq!(cache.release(key(0, 1), true), None, "it is lost");
+        assert_eq!(cache.release(key(0, 1), false), None, "it continues with the next version");
+        assert_eq!(cache.release(key(0, 1), false), None, "one may come back");
+        cache.hold(key(0, 1), false);
+        cache.come_back(key(0, 1));
+        assert_eq!(cache.release(key(0, 1), false), Some(1));
+        assert!(cache.entries.is_empty());
     }
 
     #[test]
-    fn topics_do_not_take_each_others_places() {
-        let mut shelf = BaseCache::new(100);
+    fn topics_do_not_evict_each_others_items() {
+        let mut cache = BaseCache::new(100);
         for topic in 0..2 {
-            shelf.hold(key(topic, 1), true);
-            assert!(shelf.leave(key(topic, 1), Some(topic), 10, 1).is_empty());
+            cache.hold(key(topic, 1), true);
+            assert!(cache.leave(key(topic, 1), Some(topic), 10, 1).is_empty());
         }
-        assert_eq!((shelf.kept(), shelf.forget(0), shelf.kept()), ((2, 20), vec![0], (1, 10)));
-        assert_eq!((shelf.has_any(0), shelf.clear(), shelf.kept()), (true, vec![1], (0, 0)), "it is held");
+        assert_eq!((cache.kept(), cache.forget(0), cache.kept()), ((2, 20), vec![0], (1, 10)));
+        assert_eq!((cache.has_any(0), cache.clear(), cache.kept()), (true, vec![1], (0, 0)), "it is held");
     }
 
     #[test]
-    fn what_is_retained_waits_for_who_was_lost() {
-        let mut shelf = BaseCache::new(100);
-        shelf.hold(key(0, 1), true);
-        shelf.release(key(0, 1), true);
-        assert!(shelf.remove_useless(0, |_| false).is_empty(), "retention keeps it");
-        assert!(shelf.leave(key(0, 1), Some(1), 10, 1).is_empty());
-        assert_eq!(shelf.get(key(0, 1)), Some(&1));
+    fn a_retained_item_waits_for_a_lost_user() {
+        let mut cache = BaseCache::new(100);
+        cache.hold(key(0, 1), true);
+        cache.release(key(0, 1), true);
+        assert!(cache.remove_useless(0, |_| false).is_empty(), "retention keeps it");
+        assert!(cache.leave(key(0, 1), Some(1), 10, 1).is_empty());
+        assert_eq!(cache.get(key(0, 1)), Some(&1));
     }
 
     #[derive(Debug, Clone)]
@@ -295,29 +294,29 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is held, released, left and forgotten: nothing is kept beyond the bounds, nothing that is held leaves
-        /// before something that is not, every item that came is here or has left, once, and nothing stays without a cause.
+        /// After any operations: the bounds hold, no held item is evicted before an unheld one, every item is cached or
+        /// was evicted exactly once, and no entry stays without a cause.
         #[test]
-        fn what_is_held_is_kept_as_far_as_there_is_room(most in 0u32..4, budget in 0u64..120, steps in prop::collection::vec(step(), 0..80)) {
-            let mut shelf = BaseCache::new(budget);
+        fn held_items_are_cached_within_the_bounds(most in 0u32..4, budget in 0u64..120, steps in prop::collection::vec(step(), 0..80)) {
+            let mut cache = BaseCache::new(budget);
             let mut held: HashMap<Key, u32> = HashMap::new();
             let mut awaited: HashMap<Key, u32> = HashMap::new();
             let mut left: HashSet<Key> = HashSet::new();
             let mut here: HashMap<Key, u64> = HashMap::new();
             for step in steps {
-                let before: Vec<Key> = shelf.kept_keys(None).collect();
+                let before: Vec<Key> = cache.kept_keys(None).collect();
                 let mut came = None;
                 let gone = match step {
                     Step::Hold(topic, version) => {
                         let key = key(topic, version);
-                        shelf.hold(key, !left.contains(&key));
+                        cache.hold(key, !left.contains(&key));
                         *held.entry(key).or_default() += 1;
                         vec![]
                     }
                     Step::ComeBack(topic, version) => {
                         let key = key(topic, version);
-                        shelf.hold(key, !left.contains(&key));
-                        shelf.come_back(key);
+                        cache.hold(key, !left.contains(&key));
+                        cache.come_back(key);
                         *held.entry(key).or_default() += 1;
                         let waiting = awaited.entry(key).or_default();
                         *waiting = waiting.saturating_sub(1);
@@ -329,7 +328,7 @@ mod tests {
                         *count -= 1;
                         let waiting = awaited.entry(key).or_default();
                         *waiting += u32::from(lingers);
-                        let gone = shelf.release(key, lingers);
+                        let gone = cache.release(key, lingers);
                         prop_assert_eq!(gone.is_some(), here.contains_key(&key) && *count == 0 && *waiting == 0);
                         gone.into_iter().collect()
                     }
@@ -338,19 +337,19 @@ mod tests {
                         if !left.insert(key) { continue }
                         came = may_stay.then_some(key);
                         if may_stay { here.insert(key, bytes); }
-                        let gone = shelf.leave(key, may_stay.then_some(key), bytes, most);
+                        let gone = cache.leave(key, may_stay.then_some(key), bytes, most);
                         let is_held = |key: &Key| held.get(key).copied().unwrap_or(0) > 0;
                         if let Some(worst) = gone.iter().find(|key| is_held(key)) {
                             // The budget is for all topics, the number for each.
-                            let spared = shelf.kept_keys(None).filter(|key| !is_held(key));
+                            let spared = cache.kept_keys(None).filter(|key| !is_held(key));
                             prop_assert_eq!(spared.filter(|key| key.topic == worst.topic).count(), 0);
                         }
                         gone
                     }
                     Step::Forget(topic) => {
-                        let gone = shelf.forget(topic);
+                        let gone = cache.forget(topic);
                         awaited.retain(|key, _| key.topic != topic);
-                        prop_assert_eq!(shelf.kept_keys(Some(topic)).count(), 0);
+                        prop_assert_eq!(cache.kept_keys(Some(topic)).count(), 0);
                         gone
                     }
                 };
@@ -358,18 +357,18 @@ mod tests {
                     prop_assert!(before.contains(&key) || came == Some(key));
                     prop_assert!(here.remove(&key).is_some());
                 }
-                awaited.retain(|key, _| shelf.entries.contains_key(key));
-                let kept: HashSet<Key> = shelf.kept_keys(None).collect();
+                awaited.retain(|key, _| cache.entries.contains_key(key));
+                let kept: HashSet<Key> = cache.kept_keys(None).collect();
                 prop_assert_eq!(kept, here.keys().copied().collect::<HashSet<_>>());
                 let bytes: u64 = here.values().sum();
-                prop_assert_eq!(shelf.kept(), (here.len() as u64, bytes));
+                prop_assert_eq!(cache.kept(), (here.len() as u64, bytes));
                 prop_assert!(bytes <= budget);
                 for topic in 0..2 {
-                    prop_assert!(shelf.kept_keys(Some(topic)).count() <= most as usize);
+                    prop_assert!(cache.kept_keys(Some(topic)).count() <= most as usize);
                     let any = |of: &HashMap<Key, u32>| of.iter().any(|(key, count)| key.topic == topic && *count > 0);
-                    prop_assert_eq!(shelf.has_any(topic), any(&held) || any(&awaited));
+                    prop_assert_eq!(cache.has_any(topic), any(&held) || any(&awaited));
                 }
-                for (key, entry) in &shelf.entries {
+                for (key, entry) in &cache.entries {
                     prop_assert_eq!(entry.held, held.get(key).copied().unwrap_or(0));
                     prop_assert_eq!(entry.awaited, awaited.get(key).copied().unwrap_or(0));
                     prop_assert!(entry.held > 0 || entry.kept.is_some() || entry.is_retained, "{:?} has no cause", key);

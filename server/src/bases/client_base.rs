@@ -1,4 +1,4 @@
-//! The base of a client: the version that it holds, against which deltas may be sent.
+//! [`ClientBase`]: the version that a client holds, against which deltas may be sent.
 
 use super::{Bases, DeltaTrial, Hold, Key};
 use crate::topic::{Retained, TopicState};
@@ -44,8 +44,8 @@ impl DeltaBase {
         self.worth.lock().unwrap_or_else(PoisonError::into_inner).note(bytes, is_delta);
     }
 
-    /// The version, while it is retained or kept. A version in use elsewhere after that must not be used: its producer
-    /// may wait for the memory. Hold the result for one comparison only.
+    /// The version, while it is retained or cached. After that it must not be read, even if it is still in memory: its
+    /// producer may wait for the memory. Hold the result for one comparison only.
     pub(crate) fn upgrade(&self) -> Option<Arc<Retained>> {
         let retained = self.retained.upgrade()?;
         let may_be_read = !retained.has_left() || self.bases.is_kept(self.key);
@@ -54,17 +54,17 @@ impl DeltaBase {
 }
 
 impl ClientBase {
-    /// The base that a client brings from an earlier connection, if it is still kept.
+    /// The base of a client from an earlier connection, if it is still in memory.
     pub(crate) fn new(topic: &TopicState, base: Option<VersionKey>) -> Self {
         Self { base: base.and_then(|of| topic.hold_base(of)).map(Hold::linger), coming: None }
     }
 
-    /// The version that the client holds, if it is still kept.
+    /// The version that the client holds, if it is still in memory.
     pub(crate) fn retained(&self) -> Option<Arc<Retained>> {
         self.base.as_ref()?.retained.upgrade()
     }
 
-    /// Starts a version, and returns the base of its chunks.
+    /// Begins a version; returns the base for its chunks.
     pub(crate) fn begin(&mut self, topic: &TopicState, retained: &Arc<Retained>) -> Option<DeltaBase> {
         self.coming = retained.base.may_be.then(|| topic.hold(retained));
         let base = self.base.as_ref()?;
@@ -86,7 +86,7 @@ impl ClientBase {
         }
     }
 
-    /// Releases everything: the client holds nothing, or no longer needs it.
+    /// Releases both versions: the client holds nothing, or no longer needs it.
     pub(crate) fn let_go(&mut self) {
         self.coming = None;
         self.base.take().into_iter().for_each(Hold::let_go);

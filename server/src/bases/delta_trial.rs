@@ -1,37 +1,36 @@
-//! The trial of deltas: whether keeping the versions of a topic pays. Pure.
+//! [`DeltaTrial`]: decides whether deltas are worth the memory of bases, for one topic. Pure.
 
-/// The number of versions without a base after the first failed trial.
-const FIRST_REST: u32 = 8;
+/// The length of the first pause: versions without a base after a failed trial.
+const FIRST_PAUSE: u32 = 8;
 
-/// The maximum. One trial in 256 versions costs nothing, and a topic that begins to change little is noticed
-/// eventually.
-const REST_MAX: u32 = 256;
+/// The longest pause. One trial in 256 versions costs little, and detects a topic that begins to change little.
+const PAUSE_MAX: u32 = 256;
 
-/// The least share of compared bytes that must be sent as deltas: one in so many.
+/// A trial succeeds if at least one in this many compared bytes is sent as deltas.
 const LEAST_SHARE: u64 = 16;
 
 /// The number of failed comparisons in a row that end a trial.
-const VAIN_MAX: u32 = 2;
+const FAILED_MAX: u32 = 2;
 
-/// The results of comparing versions, from one publish to the next.
+/// The results of comparing chunks with their bases, from one publish to the next.
 ///
-/// A failed trial costs a read of the base for each chunk, and memory at both ends. So a pause follows, then another
-/// trial, which one failed version ends; each pause is twice as long.
+/// A failed trial costs a read of the base for each chunk, and memory at both peers. So a pause follows, then another
+/// trial, which one failed version ends; each pause is twice as long as the previous one.
 #[derive(Debug)]
 pub(crate) struct DeltaTrial {
     tried_bytes: u64,
     delta_bytes: u64,
     /// The number of failed comparisons in a row.
-    vain: u32,
+    failed: u32,
     /// The remaining versions of the pause.
-    resting: u32,
+    pause_left: u32,
     /// The length of the next pause.
-    rest: u32,
+    pause: u32,
 }
 
 impl Default for DeltaTrial {
     fn default() -> Self {
-        Self { tried_bytes: 0, delta_bytes: 0, vain: 0, resting: 0, rest: FIRST_REST }
+        Self { tried_bytes: 0, delta_bytes: 0, failed: 0, pause_left: 0, pause: FIRST_PAUSE }
     }
 }
 
@@ -46,24 +45,24 @@ impl DeltaTrial {
     pub(crate) fn next(&mut self) -> bool {
         let tried = std::mem::take(&mut self.tried_bytes);
         let deltas = std::mem::take(&mut self.delta_bytes);
-        if self.resting > 0 {
-            self.resting -= 1;
+        if self.pause_left > 0 {
+            self.pause_left -= 1;
             return false;
         }
         if tried == 0 {
             return true;
         }
         if deltas.saturating_mul(LEAST_SHARE) >= tried {
-            (self.vain, self.rest) = (0, FIRST_REST);
+            (self.failed, self.pause) = (0, FIRST_PAUSE);
             return true;
         }
-        self.vain += 1;
-        let had_a_rest = self.rest > FIRST_REST;
-        if self.vain < VAIN_MAX && !had_a_rest {
+        self.failed += 1;
+        let has_paused = self.pause > FIRST_PAUSE;
+        if self.failed < FAILED_MAX && !has_paused {
             return true;
         }
-        (self.vain, self.resting) = (0, self.rest - 1); // This one is the first.
-        self.rest = (2 * self.rest).min(REST_MAX);
+        (self.failed, self.pause_left) = (0, self.pause - 1); // The first is this version.
+        self.pause = (2 * self.pause).min(PAUSE_MAX);
         false
     }
 }
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What `versions` in a row are told, each compared with the one before where that may be a base.
+    /// The decisions for `versions` in a row, each compared with the previous one if that may be a base.
     fn run(worth: &mut DeltaTrial, versions: u32, is_delta: bool) -> Vec<bool> {
         let publish = |_| {
             let may_be = worth.next();
@@ -86,23 +85,23 @@ mod tests {
     }
 
     #[test]
-    fn what_has_nothing_in_common_rests_longer_and_longer() {
+    fn versions_without_common_bytes_pause_longer_each_time() {
         let mut worth = DeltaTrial::default();
-        let told = run(&mut worth, 1200, false);
-        let rests = told.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
-        assert_eq!(rests.take(8).collect::<Vec<_>>(), [8, 16, 32, 64, 128, 256, 256, 256]);
-        let tries = told.split(|may_be| !*may_be).map(<[bool]>::len).filter(|len| *len > 0);
-        assert_eq!(tries.take(3).collect::<Vec<_>>(), [2, 1, 1], "two in vain, then one after each rest");
+        let decisions = run(&mut worth, 1200, false);
+        let pauses = decisions.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
+        assert_eq!(pauses.take(8).collect::<Vec<_>>(), [8, 16, 32, 64, 128, 256, 256, 256]);
+        let tries = decisions.split(|may_be| !*may_be).map(<[bool]>::len).filter(|len| *len > 0);
+        assert_eq!(tries.take(3).collect::<Vec<_>>(), [2, 1, 1], "two fail, then one after each pause");
     }
 
     #[test]
     fn a_little_in_common_is_enough() {
-        for (in_vain, is_enough) in [(15, true), (16, false)] {
+        for (whole_bytes, is_enough) in [(15, true), (16, false)] {
             let mut worth = DeltaTrial::default();
             let publish = |_| {
                 let may_be = worth.next();
                 worth.note(1, true);
-                worth.note(in_vain, false);
+                worth.note(whole_bytes, false);
                 may_be
             };
             assert_eq!((0..100).all(publish), is_enough);
@@ -110,19 +109,20 @@ mod tests {
     }
 
     #[test]
-    fn what_was_worth_it_once_rests_as_if_for_the_first_time() {
+    fn a_successful_trial_resets_the_pause() {
         let mut worth = DeltaTrial::default();
         run(&mut worth, 200, false);
         run(&mut worth, 200, true);
-        let told = run(&mut worth, 40, false);
-        let rests = told.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
-        assert_eq!(rests.take(2).collect::<Vec<_>>(), [8, 16]);
+        let decisions = run(&mut worth, 40, false);
+        let pauses = decisions.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
+        assert_eq!(pauses.take(2).collect::<Vec<_>>(), [8, 16]);
     }
 
     proptest! {
-        /// Whatever was before: what changes little is found out within one rest, and then all may be bases.
+        /// After any history: a topic that changes little is detected within one pause, and then all versions may be
+        /// bases.
         #[test]
-        fn what_changes_little_is_found_out(before in prop::collection::vec((0u64..200, any::<bool>(), any::<bool>()), 0..200)) {
+        fn a_topic_that_changes_little_is_detected(before in prop::collection::vec((0u64..200, any::<bool>(), any::<bool>()), 0..200)) {
             let mut worth = DeltaTrial::default();
             for (bytes, is_delta, is_published) in before {
                 worth.note(bytes, is_delta);
@@ -130,8 +130,8 @@ mod tests {
                     worth.next();
                 }
             }
-            worth.next(); // What was before is judged with this.
-            run(&mut worth, REST_MAX, true);
+            worth.next(); // Ends the history.
+            run(&mut worth, PAUSE_MAX, true);
             prop_assert!(run(&mut worth, 100, true).iter().all(|may_be| *may_be));
         }
     }

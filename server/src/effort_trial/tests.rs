@@ -5,24 +5,24 @@ use std::collections::VecDeque;
 const CHUNK: u64 = 4 << 20;
 const GB: f64 = 1e9;
 
-/// A machine at both ends and a link, as far as a trial sees them.
+/// A model of sender, receiver and link.
 #[derive(Debug, Clone, Copy)]
 struct Path {
     name: &'static str,
-    /// Wire bytes per second that the link carries.
+    /// The rate of the link in wire bytes per second.
     link: f64,
-    /// Wire bytes per second that one core sends and receives.
+    /// The rate of sending and receiving by one core, in wire bytes per second.
     packets: f64,
-    /// Raw bytes per second that one core encodes and decodes, with light and with full effort.
+    /// The rate of encoding and decoding by one core, in raw bytes per second, with light and with full effort.
     codecs: [f64; 2],
-    /// What of a chunk is left with either.
+    /// The encoded share of a chunk with either effort.
     shares: [f64; 2],
-    /// Cores that both ends share, or each end's where they do not.
+    /// The cores that both peers share, or of each peer.
     cores: f64,
 }
 
 impl Path {
-    /// Raw bytes per second with that effort: what binds, the link or the cores.
+    /// The rate with that effort, in raw bytes per second, bound by the link or the cores.
     fn rate(&self, effort: Effort) -> f64 {
         let (share, encoding) = match effort {
             Effort::None => (1.0, 0.0),
@@ -33,7 +33,7 @@ impl Path {
         (self.link / share).min(self.cores / cpu_s)
     }
 
-    /// Whether both make the same of a chunk.
+    /// Whether both encode a chunk alike.
     fn is_alike(&self, a: Effort, b: Effort) -> bool {
         let share = |effort| match effort {
             Effort::None => 1.0,
@@ -48,12 +48,12 @@ impl Path {
     }
 }
 
-/// Bytes per second of so many Gbit/s.
+/// Converts Gbit/s to bytes per second.
 fn gbit(gbit: f64) -> f64 {
     gbit * GB / 8.0
 }
 
-/// Sends chunks over a path, four at a time and one after the other, with what `noise` makes of the time of each.
+/// Simulates sending chunks over a path, in order and four in flight. `noise` scales the time of each.
 struct Run {
     trial: EffortTrial,
     now: Instant,
@@ -68,7 +68,7 @@ impl Run {
         Self { trial, now, in_flight: VecDeque::new(), sent: 0, busy: Duration::ZERO }
     }
 
-    /// Sends a version of that many bytes, and waits a second.
+    /// Sends a version of `bytes`, and waits a second.
     fn send(&mut self, bytes: u64, path: &Path, mut noise: impl FnMut(u64) -> f64) {
         self.trial.handle_pause();
         let mut left = bytes.div_ceil(CHUNK);
@@ -90,14 +90,14 @@ impl Run {
         self.now += Duration::from_secs(1);
     }
 
-    /// The rate over all that was sent, compared with that of the best effort.
+    /// The overall rate, relative to that of the best effort.
     fn of_best(&self, path: &Path) -> f64 {
         (self.sent * CHUNK) as f64 / self.busy.as_secs_f64() / path.best()
     }
 }
 
-/// Every factor in `1/(1+spread) ..= 1+spread`, in an order that looks like chance and is the same each time.
-fn shaken(seed: u64, spread: f64) -> impl FnMut(u64) -> f64 {
+/// Pseudorandom factors in `1/(1+spread) ..= 1+spread`, reproducible by `seed`.
+fn noise(seed: u64, spread: f64) -> impl FnMut(u64) -> f64 {
     move |at| {
         let mixed = (at ^ seed)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -121,9 +121,9 @@ const XEON: Path = Path {
 const WEIGHTS: [f64; 2] = [0.67, 0.67];
 const HALVES: [f64; 2] = [0.83, 0.42];
 
-/// On what it settles: machines by links. The figures of codecs and packets are those measured on such machines.
+/// The chosen level, by machine and link. The rates of codecs and packets were measured on such machines.
 #[test]
-fn it_settles_on_what_is_fastest() {
+fn it_settles_on_the_fastest_level() {
     use Effort::{Full, Light, None};
     let zen = Path {
         name: "Zen 5",
@@ -155,7 +155,7 @@ fn it_settles_on_what_is_fastest() {
             };
             let path = Path { link: gbit(gbit_per_s), shares, codecs, ..machine };
             let mut run = Run::new();
-            run.send(12 << 30, &path, shaken(7, 0.1));
+            run.send(12 << 30, &path, noise(7, 0.1));
             let name = format!(
                 "{}, {shares:?}, {gbit_per_s} Gbit/s: {:?}",
                 path.name,
@@ -167,26 +167,26 @@ fn it_settles_on_what_is_fastest() {
     }
 }
 
-/// What travels raw with every effort with every effort decides nothing.
+/// Chunks that are sent raw with every effort decide nothing.
 #[test]
-fn what_cannot_be_compressed_is_not_tried() {
+fn incompressible_data_is_not_tried() {
     let mut run = Run::new();
-    run.send(4 << 30, &Path { shares: [1.0, 1.0], ..XEON }, shaken(9, 0.1));
+    run.send(4 << 30, &Path { shares: [1.0, 1.0], ..XEON }, noise(9, 0.1));
     assert_eq!((run.trial.settled(), run.trial.rounds), (None, 0));
 }
 
-/// A model that is sent whole many times, each time a few chunks.
+/// A small model, published many times with a few chunks each.
 #[test]
 fn small_versions_add_up() {
     let path = Path { link: gbit(100.0), ..XEON };
     let mut run = Run::new();
     for _ in 0..40 {
-        run.send(4 * CHUNK, &path, shaken(3, 0.1));
+        run.send(4 * CHUNK, &path, noise(3, 0.1));
     }
     assert_eq!(run.trial.settled(), Some(Effort::None));
 }
 
-/// A version of one chunk says nothing: it keeps the level that a trial begins with.
+/// A version of one chunk cannot be measured: it has the level that a trial begins with.
 #[test]
 fn a_version_of_one_chunk_is_not_measured() {
     let mut run = Run::new();
@@ -200,15 +200,15 @@ fn a_version_of_one_chunk_is_not_measured() {
 fn a_path_that_changes_is_tried_again() {
     let mut run = Run::new();
     let (fast, slow) = (Path { link: gbit(100.0), ..XEON }, Path { link: gbit(1.0), ..XEON });
-    run.send(4 << 30, &fast, shaken(5, 0.1));
+    run.send(4 << 30, &fast, noise(5, 0.1));
     assert_eq!(run.trial.settled(), Some(Effort::None));
-    run.send(4 << 30, &slow, shaken(6, 0.1));
+    run.send(4 << 30, &slow, noise(6, 0.1));
     assert_eq!(run.trial.settled(), Some(Effort::Light));
-    run.send(4 << 30, &fast, shaken(7, 0.1));
+    run.send(4 << 30, &fast, noise(7, 0.1));
     assert_eq!(run.trial.settled(), Some(Effort::None));
 }
 
-/// What happens to a settled path that changes without a sign, as when a neighbour leaves its processors alone.
+/// A better level may become possible without a change of the rate, as when another process releases its processors.
 #[test]
 fn a_settled_trial_is_repeated_from_time_to_time() {
     let mut run = Run::new();
@@ -231,8 +231,8 @@ fn chunks_that_are_lost_do_not_count_as_in_flight() {
 }
 
 proptest! {
-    /// Whatever the path and however disturbed: it settles within 8 GiB, on a level that is at most what noise hides slower
-    /// than the best.
+    /// For any path and noise: the trial settles within 8 GiB, on a level that is slower than the best by at most what
+    /// noise hides.
     #[test]
     fn it_settles_near_the_best(
         gbit_per_s in 0.1f64..100.0, packets in 0.3f64..4.0, light in 0.5f64..10.0, full in 0.2f64..2.0,
@@ -243,7 +243,7 @@ proptest! {
             shares: [smaller.midpoint(1.0), smaller], cores,
         };
         let mut run = Run::new();
-        run.send(8 << 30, &path, shaken(seed, spread));
+        run.send(8 << 30, &path, noise(seed, spread));
         let settled = run.trial.settled();
         prop_assert!(settled.is_some());
         let rate = path.rate(settled.unwrap());

@@ -1,7 +1,7 @@
 //! Folders in the layout of Hugging Face: weights in one or several files, and their side files.
 
 use super::{
-    Contents, FileError, FolderRules, LeftOut, LeftOutReason, Place,
+    Contents, FileError, FolderRules, LeftOut, LeftOutReason, Location,
     folder::Folder,
     model_files::{is_model_file, is_other_format},
     read_safetensors,
@@ -18,10 +18,10 @@ use tensor_relay_protocol::{
     safetensors::{INDEX_MAX_BYTES, WeightIndex},
 };
 
-/// How much travels beside the weights. A tokenizer has up to 20 MiB; what is far larger is no companion of a model.
+/// The maximum size of all side files. A tokenizer has up to 20 MiB; far larger files do not belong to a model.
 const SIDE_FILES_MAX_BYTES: u64 = 64 << 20;
 
-/// Reads the headers of all weights of a folder, and lists the rest.
+/// Reads the headers of all weights of a folder, and collects its side files.
 pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileError> {
     let folder = Folder::open(path, rules)?;
     let listing = Listing::of(&folder)?;
@@ -70,14 +70,14 @@ impl Listing {
         }
         let (metadata, reached) = folder.look_up(name)?;
         if !metadata.is_file() {
-            return Err(no_file(&metadata));
+            return Err(not_a_file(&metadata));
         }
         let parsed = name.to_str().and_then(|name| FileName::new(name).ok());
         let parsed = parsed
             .filter(|name| side_file_spec(name, 0).is_ok())
             .ok_or(LeftOutReason::Name)?;
         let list = match () {
-            // An unreachable one is an error when it is opened: without its weights, it is another model.
+            // Unreachable weights are an error when they are opened: without them it is another model.
             () if parsed.is_weights() => &mut self.weights,
             () if parsed.is_index() => &mut self.indexes,
             () if is_other_format(parsed.as_ref()) => return Err(LeftOutReason::OtherFormat),
@@ -93,7 +93,7 @@ impl Listing {
     }
 }
 
-fn no_file(metadata: &Metadata) -> LeftOutReason {
+fn not_a_file(metadata: &Metadata) -> LeftOutReason {
     match metadata.is_dir() {
         true => LeftOutReason::Folder,
         false => LeftOutReason::NoFile,
@@ -218,7 +218,7 @@ fn push_own_index(weights: &[FileName], contents: &mut Contents) {
     let stem = WEIGHTS_DEFAULT.trim_end_matches(".safetensors");
     let name = FileName::new(&format!("{stem}{INDEX_EXTENSION}")).expect("a constant name");
     let spec = side_file_spec(&name, json.len() as u64).expect("a short constant name");
-    contents.push(spec, 0, Place::Memory(json.into()));
+    contents.push(spec, 0, Location::Memory(json.into()));
 }
 
 /// Adds the side files in order of their names, the index first, while there is room.
@@ -239,7 +239,7 @@ fn push_side_files(
         room -= bytes;
         let spec = side_file_spec(&name, bytes)
             .map_err(|source| FileError::Name { path: file.path.clone(), source })?;
-        contents.push(spec, contents.files.len(), Place::At(0));
+        contents.push(spec, contents.files.len(), Location::At(0));
         contents.files.push(file);
     }
     Ok(())

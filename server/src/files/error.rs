@@ -13,34 +13,34 @@ use tensor_relay_protocol::{
     safetensors::{IndexError, SafetensorsError},
 };
 
-/// Why files cannot be served. The files, or their writer, are to blame.
+/// Why files cannot be served. The files or their writer are to blame.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The system refuses.
+    /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Io {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A pipe or a device, or a folder where a file was expected.
-    #[error("{} is no regular file: a model is served from a file that can be read by position", path.display())]
+    /// Not a regular file: a pipe, a device or a folder.
+    #[error("{} is not a regular file: serve a model from a file that can be read by position", path.display())]
     NotAFile {
         /// What was given.
         path: PathBuf,
     },
     /// A link in a folder to something outside of it.
     #[error(
-        "{} is a link that leads out of the folder that is served: put the file itself there, or follow links \
-         (--follow-links) if whoever may connect is to have what they lead to", path.display()
+        "{} is a link that leads out of the served folder: put the file itself there, or follow links \
+         (--follow-links) if all clients may have their targets", path.display()
     )]
     LeadsOut {
         /// The link.
         path: PathBuf,
     },
-    /// A model in a format that is not read.
+    /// A model in an unsupported format.
     #[error(
         "{} is a .{extension} file, and only .safetensors, .npy and .npz files and folders of .safetensors files are \
          served: convert it to safetensors first", path.display()
@@ -48,7 +48,7 @@ pub enum FileError {
     OtherFormat {
         /// Which file.
         path: PathBuf,
-        /// How its name ends.
+        /// The extension of its name.
         extension: String,
     },
     /// Not a safetensors file.
@@ -85,7 +85,7 @@ pub enum FileError {
         /// What is wrong with it.
         source: NpyError,
     },
-    /// An entry that could lead elsewhere where the archive is unpacked.
+    /// An entry whose name leads out of the folder into which the archive is unpacked.
     #[error(
         "the entry {entry:?} of {} leads out of the folder into which the archive is unpacked, and receivers do not \
          write such archives: save the array under another name", path.display()
@@ -96,15 +96,15 @@ pub enum FileError {
         /// Which entry.
         entry: String,
     },
-    /// A tensor name that is not carried.
-    #[error("{} names a tensor badly: {source}", path.display())]
+    /// An invalid tensor name.
+    #[error("{} has an invalid tensor name: {source}", path.display())]
     Name {
         /// Which file.
         path: PathBuf,
         /// What is wrong with the name.
         source: NameError,
     },
-    /// A name that means something else to receivers.
+    /// A reserved name, which means something else to receivers.
     #[error(
         "{} uses the name {name:?}, and names that begin with `tensor-relay.` are reserved: rename it", path.display()
     )]
@@ -115,7 +115,7 @@ pub enum FileError {
         name: String,
     },
     /// A folder without a model.
-    #[error("{} has no .safetensors file directly in it: name the folder that has, or a file", path.display())]
+    #[error("{} has no .safetensors file directly in it: name the folder that has one, or a file", path.display())]
     NoWeights {
         /// Which folder.
         path: PathBuf,
@@ -140,7 +140,7 @@ pub enum FileError {
         /// What is wrong with it.
         source: IndexError,
     },
-    /// An index that names a file that is not there.
+    /// An index that names a missing file.
     #[error("{} places tensors in {shard}, which is not there: is the model still being written?", index.display())]
     MissingShard {
         /// The index.
@@ -148,7 +148,7 @@ pub enum FileError {
         /// The file that it names.
         shard: FileName,
     },
-    /// An index that names a tensor that is not there.
+    /// An index that names a missing tensor.
     #[error("{} places tensor {tensor:?} in {shard}, which does not have it: index and weights do not belong together", index.display())]
     MissingTensor {
         /// The index.
@@ -217,7 +217,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// The error for a failed read of `path` by position. A file that became too short has changed.
+    /// The error for a failed read of `path` by offset. A file that became too short has changed.
     pub(super) fn reading(path: &Path, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::UnexpectedEof => Self::Changed { path: path.into() },

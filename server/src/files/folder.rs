@@ -1,4 +1,4 @@
-//! A served folder: its entries, opened such that none lies outside of it.
+//! [`Folder`]: opens the entries of a served folder, and none outside it.
 
 use super::{FileError, LeftOutReason, served::ServedFile};
 use rustix::{
@@ -16,11 +16,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is served of a folder beyond the files of a model. Nothing by default: everybody with access gets all that is
-/// served.
+/// Which files of a folder are served beyond those of a model. By default none: every admitted client gets all served
+/// files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FolderRules {
-    /// Serves every file directly in it that is not hidden, whether models need it or not.
+    /// Serves every file directly in the folder that is not hidden, whether models need it or not.
     pub all_files: bool,
     /// Follows links anywhere. Otherwise their targets must be in the folder or, if it is in Hugging Face's cache,
     /// among the blobs of the same model.
@@ -61,7 +61,7 @@ impl Folder {
         Ok(names)
     }
 
-    /// The metadata of an entry, and whether it is reachable: a link may lead out of the folder. Opens nothing for
+    /// The metadata of an entry, and whether it may be served: a link may lead out of the folder. Opens nothing for
     /// reading.
     pub(super) fn look_up(&self, name: &OsStr) -> Result<(Metadata, bool), LeftOutReason> {
         let look = |flags| -> io::Result<(File, Metadata)> {
@@ -73,12 +73,12 @@ impl Folder {
         if !metadata.is_symlink() {
             return Ok((metadata, true));
         }
-        // A dangling link counts as no file.
+        // A dangling link is no file.
         let (target, metadata) = look(OFlags::empty()).map_err(|_| LeftOutReason::NoFile)?;
         Ok((metadata, self.reaches(&target)))
     }
 
-    /// Opens the file with this name. The link's target is checked on the opened file: it cannot change in between.
+    /// Opens the file with this name. A link's target is checked on the opened file: it cannot change in between.
     pub(super) fn open_file(&self, name: impl AsRef<Path>) -> Result<ServedFile, FileError> {
         let (name, path) = (name.as_ref().as_os_str(), self.path.join(name.as_ref()));
         // Opening a pipe would block.
@@ -176,9 +176,9 @@ mod tests {
         assert_eq!(reached(&Folder::open(&snapshot, rules).unwrap()), expected);
     }
 
-    /// A link that is put into the place of a file between a look and the opening.
+    /// A file replaced by a link between `look_up` and `open_file`.
     #[test]
-    fn what_was_opened_decides() {
+    fn a_replaced_file_is_checked_when_opened() {
         let dir = tempfile::tempdir().unwrap();
         let (inside, outside) = (dir.path().join("in"), dir.path().join("out"));
         fs::create_dir(&inside).unwrap();

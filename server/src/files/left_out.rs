@@ -1,4 +1,4 @@
-//! Entries that are not served although they lie beside served files.
+//! [`LeftOut`]: entries that are not served although they are next to served files.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub enum LeftOutReason {
     NoFile,
     /// Receivers would refuse its name.
     Name,
-    /// It is a link to a file outside of the folder.
+    /// It is a link to a file outside the folder.
     LeadsOut,
     /// By its name, it does not belong to a model.
     NotOfModel,
@@ -31,13 +31,13 @@ pub enum LeftOutReason {
     OtherFormat,
     /// It has weights that the index does not name.
     NotInIndex,
-    /// It has weights beside `model.safetensors`.
+    /// It has weights in addition to `model.safetensors`.
     BesideModel,
-    /// It does not fit with the other files beside the weights.
+    /// It exceeds the maximum size of all side files.
     NoRoom,
     /// It is an archive entry without an array.
     NoArray,
-    /// It is a metadata key on which the files of weights disagree.
+    /// It is a metadata key whose values in the files of weights differ.
     Metadata,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for LeftOutReason {
         f.write_str(match self {
             Self::Hidden => "hidden",
             Self::Folder => "a folder",
-            Self::NoFile => "no regular file",
+            Self::NoFile => "not a regular file",
             Self::Name => "a name that receivers do not write",
             Self::LeadsOut => "a link that leads out of the folder",
             Self::NotOfModel => "not known as a file of models",
@@ -60,7 +60,7 @@ impl fmt::Display for LeftOutReason {
             Self::NotInIndex => "weights that the index does not name",
             Self::BesideModel => "weights beside model.safetensors",
             Self::NoRoom => "too large beside the weights, which may have 64 MiB of other files with them",
-            Self::NoArray => "an entry that is no array",
+            Self::NoArray => "an entry that is not an array",
             Self::Metadata => "metadata that is not the same in all files",
         })
     }

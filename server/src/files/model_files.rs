@@ -28,10 +28,10 @@ const OTHER_FORMATS: &[&str] = &[
 /// The extension of an index of weights in PyTorch's own format.
 const OTHER_INDEX: &str = ".bin.index.json";
 
-/// Endings of configurations, tokenizers (SentencePiece, BPE, tiktoken), chat templates, model cards and code.
+/// Extensions of configurations, tokenizers (SentencePiece, BPE, tiktoken), chat templates, model cards and code.
 const EXTENSIONS: &[&str] = &["bpe", "codes", "jinja", "json", "md", "model", "py", "spm", "tiktoken"];
 
-/// Prefixes of vocabularies and papers that end with `.txt` or have no extension, in lower case.
+/// Prefixes of vocabularies and legal texts that end with `.txt` or have no extension, in lower case.
 const TEXTS: &[&str] = &[
     "added_tokens",
     "copying",
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_models_consist_of_and_what_not() {
+    fn files_of_models_are_recognised_by_name() {
         for name in [
             "config.json",
             "generation_config.json",

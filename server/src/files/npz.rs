@@ -1,6 +1,6 @@
-//! Archives of NumPy arrays.
+//! Reads archives of NumPy arrays.
 
-use super::{Contents, FileError, LeftOut, LeftOutReason, Place, served::FileReader, served::ServedFile};
+use super::{Contents, FileError, LeftOut, LeftOutReason, Location, served::FileReader, served::ServedFile};
 use std::io::{self, BufReader, Read};
 use tensor_relay_protocol::{
     TensorName, TensorSpec,
@@ -71,10 +71,10 @@ impl<'a> Archive<'a> {
         };
         let header =
             head.map_err(|source| FileError::Entry { path: file.path.clone(), entry: entry_name, source })?;
-        let place = Place::Entry {
+        let place = Location::Entry {
             entry,
             head_bytes: header.data_start,
-            turned: header.fortran_order,
+            is_fortran: header.fortran_order,
             bytes_at: stored_at.map(|start| start + header.data_start),
         };
         contents.push(TensorSpec::new(name, header.dtype, header.shape), 0, place);
@@ -114,7 +114,7 @@ impl<'a> Archive<'a> {
     }
 }
 
-/// The header of an array, or an error about its length. Allocates no more than headers may have.
+/// The header of an array, or an error about its length. Allocates no more than the maximum length of headers.
 fn read_head(entry: &mut impl Read, entry_bytes: u64) -> io::Result<Result<Vec<u8>, NpyError>> {
     let mut head = vec![];
     entry.by_ref().take(PREFIX_BYTES as u64).read_to_end(&mut head)?;

@@ -1,4 +1,4 @@
-//! A served file: open, and identified by its stamp.
+//! [`ServedFile`]: an open file, with a stamp that detects changes.
 
 use super::{FileError, error::ReadError};
 use std::{
@@ -10,13 +10,13 @@ use std::{
     time::SystemTime,
 };
 
-/// The least size of a read that is shared by several threads. Below that, starting them costs more than they gain.
+/// The minimum size of a read by several threads. For smaller ones, starting threads costs more than they gain.
 const SHARED_READ_BYTES: usize = 32 << 20;
 
 /// The number of those threads. Four saturate the memory bus of a small host, and queue enough for a fast disk.
 const READERS: usize = 4;
 
-/// A file that stays open, so that it stays readable after its name is replaced.
+/// An open file, which stays readable after its name is replaced.
 #[derive(Debug)]
 pub(super) struct ServedFile {
     pub(super) path: PathBuf,
@@ -24,14 +24,14 @@ pub(super) struct ServedFile {
     stamp: Stamp,
 }
 
-/// The file system's evidence of a file's content.
+/// The metadata by which changes of a file are detected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stamp {
     len: u64,
     modified: (i64, i64),
     changed: (i64, i64),
     place: (u64, u64),
-    /// If the file system reports it. A file's number is soon reused.
+    /// The time of creation, if the file system reports it: inode numbers are soon reused.
     born: Option<SystemTime>,
 }
 
@@ -46,12 +46,12 @@ impl Stamp {
         }
     }
 
-    /// Whether it is of a different file, not of the same one modified.
+    /// Whether it is of a different file, not of the same file modified.
     pub(super) fn is_another(&self, other: &Self) -> bool {
         (self.place, self.born) != (other.place, other.born)
     }
 
-    /// For an open file. The time of change is ignored: it changes when the file loses its name.
+    /// Whether an open file has the same content. Ignores the ctime, which changes when the file loses its name.
     fn same_content(&self, other: &Self) -> bool {
         (self.len, self.modified) == (other.len, other.modified)
     }
@@ -67,7 +67,7 @@ impl ServedFile {
         Self::new(path.into(), File::open(path).map_err(io_error)?)
     }
 
-    /// Takes what was opened, if it is a regular file.
+    /// Wraps an open file, if it is a regular one.
     pub(super) fn new(path: PathBuf, file: File) -> Result<Self, FileError> {
         match file.metadata() {
             Ok(metadata) if metadata.is_file() => Ok(Self { path, file, stamp: Stamp::of(&metadata) }),
@@ -86,7 +86,7 @@ impl ServedFile {
         self.stamp.len
     }
 
-    /// Reads what begins at `start`, large parts with several threads.
+    /// Fills `out` from offset `start`, large parts with several threads.
     pub(super) fn read(&self, out: &mut [u8], start: u64) -> Result<(), ReadError> {
         let read = if out.len() < SHARED_READ_BYTES {
             self.file.read_exact_at(out, start)
@@ -111,19 +111,19 @@ impl ServedFile {
         })
     }
 
-    /// Reads the first `len` bytes, or all there are.
+    /// Reads the first `len` bytes, or the whole file if it is shorter.
     pub(super) fn read_head(&self, len: u64) -> Result<Vec<u8>, FileError> {
         let mut head = vec![0; len.min(self.len_bytes()) as usize];
         self.read(&mut head, 0)?;
         Ok(head)
     }
 
-    /// Reads it from front to back, with a place of its own for each reader.
+    /// A sequential reader. Each has its own offset.
     pub(super) fn reader(&self) -> BufReader<FileReader<'_>> {
         BufReader::with_capacity(64 << 10, FileReader { file: &self.file, at: 0 })
     }
 
-    /// Whether it is unchanged since it was opened, as far as the file system reports.
+    /// Whether it is unchanged since it was opened, according to the file system.
     pub(super) fn is_unchanged(&self) -> io::Result<bool> {
         Ok(Stamp::of(&self.file.metadata()?).same_content(&self.stamp))
     }
@@ -138,7 +138,7 @@ impl ServedFile {
     }
 }
 
-/// A read position in a file shared by several readers.
+/// A read offset in a file shared by several readers.
 #[derive(Debug)]
 pub(super) struct FileReader<'a> {
     file: &'a File,

@@ -1,4 +1,4 @@
-//! Files as the source of a borrowed version.
+//! [`FileSource`]: files as the source of a borrowed version.
 
 use super::{error::ReadError, served::ServedFile};
 use bytes::Bytes;
@@ -13,10 +13,10 @@ use std::{
 use tensor_relay_device::{BoxFuture, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, Manifest};
 
-/// A part of the payload, and its place in a file.
+/// A range of the payload, and where its bytes come from.
 #[derive(Debug)]
 pub(super) struct Extent {
-    /// Its place in the payload.
+    /// Its range in the payload.
     pub(super) range: Range<u64>,
     pub(super) from: Origin,
 }
@@ -24,12 +24,12 @@ pub(super) struct Extent {
 /// The origin of an extent's bytes.
 #[derive(Debug)]
 pub(super) enum Origin {
-    /// A file by its number, and the position in it.
+    /// A file by its number, and the offset in it.
     File(usize, u64),
     Memory(Bytes),
 }
 
-/// A payload in files, read by position.
+/// A payload in files, read by offset.
 #[derive(Debug)]
 pub(super) struct FilePayload {
     files: Arc<[ServedFile]>,
@@ -38,14 +38,14 @@ pub(super) struct FilePayload {
 }
 
 impl FilePayload {
-    /// `extents` in any order; what is between them is padding, which is zeros.
+    /// A payload of `extents`, in any order. The gaps between them are padding, which is zeros.
     pub(super) fn new(files: Arc<[ServedFile]>, mut extents: Vec<Extent>, len_bytes: u64) -> Self {
         extents.retain(|extent| !extent.range.is_empty());
         extents.sort_by_key(|extent| extent.range.start);
         Self { files, extents, len_bytes }
     }
 
-    /// The bytes of `range`, which must lie in the payload.
+    /// The bytes of `range`, which must be within the payload.
     fn read(&self, range: &Range<u64>) -> Result<Vec<u8>, ReadError> {
         let mut out = vec![0; (range.end - range.start) as usize];
         for extent in self.touched(range) {
@@ -118,15 +118,15 @@ impl Source for FileSource {
         self.known.payload.len_bytes
     }
 
-    /// Reads on a blocking thread of the runtime: a disk or a network folder may take its time. Costs memory for the
-    /// bytes until the last clone of them is dropped.
+    /// Reads on a blocking thread of the runtime, since a disk or a network folder may be slow. The bytes take memory
+    /// until their last clone is dropped.
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
         let known = Arc::clone(&self.known);
         Box::pin(async move {
             match tokio::task::spawn_blocking(move || known.read(&range)).await {
                 Ok(read) => read,
                 Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-                // The runtime ends, and nothing that waits for this will be polled again.
+                // The runtime shuts down: this task will not be polled again.
                 Err(_) => std::future::pending().await,
             }
         })
@@ -153,7 +153,7 @@ impl Known {
         (chunk == range).then_some(*hash)
     }
 
-    /// The error that names the changed file: by its stamp, or else the first file of the chunk.
+    /// The error for a changed file: the one whose stamp changed, otherwise the first file of the chunk.
     fn changed(&self, range: &Range<u64>) -> SourceError {
         let files: Vec<&ServedFile> = self
             .payload

@@ -1,4 +1,4 @@
-//! What is opened, staged and borrowed, for every kind of files.
+//! Opening, staging and borrowing of every kind of files.
 
 use super::*;
 use crate::{Publishable, SourceError};
@@ -34,7 +34,7 @@ fn model() -> Vec<u8> {
     safetensors::serialize(tensors, Some(metadata)).unwrap()
 }
 
-/// A file with tensors of the given names, each of 8 bytes that are its name's first.
+/// A file with tensors of the given names. Each has 8 bytes, all equal to the first byte of its name.
 fn shard(names: &[&str]) -> Vec<u8> {
     let bytes: Vec<_> = names.iter().map(|name| [name.as_bytes()[0]; 8]).collect();
     let views = bytes.iter().map(|bytes| TensorView::new(Dtype::F32, vec![2], bytes).unwrap());
@@ -81,7 +81,7 @@ async fn last_chunk(held: &Publishable) -> Result<Bytes, Arc<SourceError>> {
     Ok(encoded.bytes)
 }
 
-/// The bytes of a tensor of a version, read likewise.
+/// The bytes of a tensor of a version, read in the same way.
 async fn bytes(held: &Publishable, tensor: &str) -> Vec<u8> {
     let encoder = Encoder::new(0, None, Workers::Inline);
     let mut payload = vec![];
@@ -136,16 +136,16 @@ fn broken_files_are_refused_by_name() {
 }
 
 #[test]
-fn names_that_mean_something_else_are_refused() {
+fn reserved_names_and_other_formats_are_refused() {
     let reserved = refused(&[("m.safetensors", &shard(&["tensor-relay.file:a"]))], "m.safetensors");
     assert!(matches!(reserved, FileError::ReservedName { .. }), "{reserved}");
     let other = refused(&[("m.GGUF", b"GGUF")], "m.GGUF");
     assert!(matches!(other, FileError::OtherFormat { .. }), "{other}");
 }
 
-/// Staged and borrowed are the same version, whatever kind of files it is.
+/// Staging and borrowing give the same version, for every kind of files.
 #[test]
-fn borrowed_files_are_what_staged_ones_are() {
+fn borrowed_and_staged_files_are_the_same_version() {
     let array = npy("<i2", "False", "(3,)", &[1, 0, 2, 0, 3, 0]);
     let (_dir, dir) = folder(&[
         ("m.safetensors", &model()),
@@ -164,7 +164,7 @@ fn borrowed_files_are_what_staged_ones_are() {
 }
 
 #[tokio::test]
-async fn a_folder_travels_with_what_makes_it_load() {
+async fn a_folder_is_served_with_its_side_files() {
     let index = br#"{"metadata": {"total_size": 24}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "1.safetensors"}}"#;
     let large = vec![0; (64 << 20) - index.len() - 1];
     let (_dir, dir) = folder(&[
@@ -218,7 +218,7 @@ async fn a_folder_without_an_index_keeps_its_file_names() {
 }
 
 #[test]
-fn folders_that_do_not_agree_with_themselves_are_refused() {
+fn inconsistent_folders_are_refused() {
     let (a, ab) = (shard(&["a"]), shard(&["a", "b"]));
     let index = |map: &str| format!(r#"{{"weight_map": {map}}}"#).into_bytes();
     let name = "model.safetensors.index.json";
@@ -294,7 +294,7 @@ fn broken_arrays_are_refused_by_name() {
     }
 }
 
-/// A file that was changed in place is never sent, though its size and its time are as they were.
+/// A file changed in place is never sent, even if its size and time are unchanged.
 #[tokio::test]
 async fn a_change_under_a_transfer_is_an_error_that_names_the_file() {
     let (_dir, dir) = folder(&[("a.safetensors", &shard(&["a"])), ("b.safetensors", &shard(&["b"]))]);
@@ -304,7 +304,7 @@ async fn a_change_under_a_transfer_is_an_error_that_names_the_file() {
     let replaced = dir.join("replaced");
     fs::copy(&path, &replaced).unwrap();
     fs::rename(&replaced, &path).unwrap();
-    last_chunk(&held).await.expect("a file that lost its name is still what it was");
+    last_chunk(&held).await.expect("a file that lost its name is unchanged");
     let held = Publishable::from(TensorFiles::open(&dir).unwrap().borrow(&staging()).unwrap());
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     let file = fs::File::options().write(true).open(&path).unwrap();

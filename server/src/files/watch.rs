@@ -1,4 +1,4 @@
-//! The watch over served files: detects changes, and when they are complete.
+//! [`FileWatch`]: detects changes of served files, and when they are complete.
 
 use super::{
     FileError, FolderRules, TensorFiles,
@@ -14,15 +14,16 @@ use std::{
 
 /// Polls files for new content to publish.
 ///
-/// New is what differs from the version before and was the same at two looks in a row: whoever still writes is let
-/// finish. Only stamps are compared (sizes, times, places on the disk), so a look costs a system call a file. Files
-/// touched without a change count as new; their [digest](crate::Staged::digest) says that they are not.
+/// Content is new if it differs from the previous version and was the same in two polls in a row, so that a writer can
+/// finish. Only stamps are compared (sizes, times, inodes), so a poll costs one system call per file. Files touched
+/// without a change count as new; their [digest](crate::Staged::digest) shows that they are not.
 ///
-/// Create it before the files are opened, so that no change is missed, and pass it what was opened.
+/// Create it before the files are opened, so that no change is missed, and pass the opened files to
+/// [`handle_opened`](Self::handle_opened).
 ///
-/// It counts the generations that it saw and that were never published: files that were replaced by others, under the same
-/// name, before they had settled or could be published. What is written into a file that stays is no generation, and what
-/// comes and goes between two looks is not seen.
+/// It counts generations that it saw but that were never published: files replaced by others of the same name before
+/// they were stable or could be published. Writes into a file are not a generation, and files replaced between two
+/// polls are not seen.
 #[derive(Debug)]
 pub struct FileWatch {
     path: PathBuf,
@@ -39,7 +40,7 @@ pub enum Observation {
     Settling,
     /// Changed and stable: open and publish it. Reported once; later polls compare with it.
     Changed,
-    /// Nothing servable, at two polls in a row: the file is gone, or a folder lacks what its index names. Keep the
+    /// Nothing servable in two polls in a row: the file is missing, or a folder lacks files of its index. Keep the
     /// published version, and warn.
     Missing,
 }
@@ -55,12 +56,12 @@ impl FileWatch {
         watch
     }
 
-    /// Forgets the known state, so that the present files count as new: after a failed publish.
+    /// Forgets the known state, so that the current files count as new: after a failed publish.
     pub fn forget(&mut self) {
         self.settling.forget();
     }
 
-    /// Records what was opened to be published: another generation may have come since the poll that found it.
+    /// Records the files opened for publishing: they may have been replaced since the poll.
     pub fn handle_opened(&mut self, files: &TensorFiles) {
         self.settling.handle_opened(files.stamps());
     }
@@ -70,7 +71,7 @@ impl FileWatch {
         self.settling.missed
     }
 
-    /// Subtracts `missed` generations, which the metadata of the newest version report.
+    /// Subtracts `missed` generations, which the metadata of the newest version reports.
     pub fn told(&mut self, missed: u64) {
         self.settling.missed -= missed.min(self.settling.missed);
     }
@@ -80,19 +81,19 @@ impl FileWatch {
         &self.path
     }
 
-    /// Polls once. Blocks for as long as the file system takes.
+    /// Polls once. Blocks on the file system.
     pub fn look(&mut self) -> Observation {
         let seen = self.see();
         self.settling.handle_seen(seen)
     }
 
-    /// Polls while something else is published: changes are counted, and reported by a later [`look`](Self::look).
+    /// Polls during a publish: counts changes, which a later [`look`](Self::look) reports.
     pub fn glance(&mut self) {
         let seen = self.see();
         self.settling.handle_glance(seen);
     }
 
-    /// The stamps of the servable files, if there are any: a folder must have all that its index names.
+    /// The stamps of the servable files, if there are any: a folder must have all files of its index.
     fn see(&self) -> Option<Stamps> {
         let metadata = fs::metadata(&self.path).ok()?;
         if !metadata.is_dir() {
@@ -114,14 +115,14 @@ fn has_all_shards(folder: &Folder, listing: &Listing) -> Result<bool, FileError>
     Ok(wanted.all(|shard| listing.weights.contains(shard)))
 }
 
-/// The state of files at one moment.
+/// The state of files at one time.
 trait Generation: PartialEq + Clone {
-    /// Whether this took the place of `before`, which had taken the place of what was `known`.
+    /// Whether this replaced `before`, which had replaced `known`.
     fn replaces(&self, before: &Self, known: Option<&Self>) -> bool;
 }
 
 impl Generation for Stamps {
-    /// By files that are new in `before` and others now: the shards of a folder are replaced one by one.
+    /// Compares files that are new in `before`, since the shards of a folder are replaced one by one.
     fn replaces(&self, before: &Self, known: Option<&Self>) -> bool {
         before.iter().any(|(path, was)| {
             let is_new = known
@@ -132,16 +133,16 @@ impl Generation for Stamps {
     }
 }
 
-/// Decides from a series of polls. `None` is nothing servable.
+/// Derives observations from a series of polls, where `None` is nothing servable.
 #[derive(Debug)]
 struct ChangeDetector<S> {
     /// The published state, or the one reported as ready.
     known: Option<S>,
     /// The state of the last poll.
     last: Option<S>,
-    /// The new state that is not reported yet.
+    /// The new state that is not yet reported.
     waiting: Option<S>,
-    /// How often the new state was replaced while it was waiting.
+    /// How often an unreported state was replaced.
     missed: u64,
 }
 
@@ -158,7 +159,7 @@ impl<S: Generation> ChangeDetector<S> {
         self.waiting = self.known.take();
     }
 
-    /// Returns what was seen before.
+    /// Records a poll; returns the state of the previous one.
     fn handle_glance(&mut self, seen: Option<S>) -> Option<S> {
         if let Some(seen) = &seen {
             let waiting = self.waiting.take();
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_must_stay_for_two_looks() {
+    fn new_content_must_be_stable_for_two_polls() {
         let mut settling = ChangeDetector::new(Some(1));
         let looks = [
             (Some(1), Observation::Same),
@@ -230,10 +231,10 @@ mod tests {
         for (step, (seen, expected)) in looks.into_iter().enumerate() {
             assert_eq!(settling.handle_seen(seen), expected, "{step}");
         }
-        assert_eq!(settling.missed, 2, "2 and 5 were never said to be ready");
+        assert_eq!(settling.missed, 2, "2 and 5 were never reported as ready");
     }
 
-    /// Puts another file in the place of `path`. The one that was there stays somewhere: its number is not used again.
+    /// Replaces the file at `path`. A hard link to the old file keeps its inode number in use.
     fn replace(path: &Path, number: u32) {
         fs::hard_link(path, path.with_extension(format!("old-{number}"))).unwrap();
         let aside = path.with_extension("aside");
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_that_were_seen_and_never_published_are_counted() {
+    fn unpublished_generations_are_counted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.safetensors");
         fs::write(&path, header(0)).unwrap();
@@ -261,14 +262,14 @@ mod tests {
             watch.look();
         }
         assert_eq!((watch.look(), watch.missed()), (Observation::Changed, 0));
-        // While that is published, two come and go, and one stays.
+        // While that is published, two appear and are replaced, and one stays.
         for number in 4..7 {
             replace(&path, number);
             watch.glance();
         }
         assert_eq!((watch.missed(), watch.look(), watch.missed()), (2, Observation::Changed, 2));
         watch.told(2);
-        // One that comes before the last was opened.
+        // One that appears before the last was opened.
         replace(&path, 7);
         open(&mut watch);
         assert_eq!((watch.look(), watch.missed()), (Observation::Same, 1));
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_new_when_all_that_its_index_names_is_there() {
+    fn a_folder_is_new_once_it_has_all_files_of_its_index() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, bytes: &str| fs::write(dir.path().join(name), bytes).unwrap();
         let index = "model.safetensors.index.json";

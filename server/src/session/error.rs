@@ -1,4 +1,4 @@
-//! Why a session ended, and what its client and the statistics are told of it.
+//! [`SessionError`]: why a session ended, with its close code and its name in the statistics.
 
 use crate::{access::Denied, refusals::Reason};
 use tensor_relay_device::AllocError;
@@ -14,7 +14,7 @@ pub(super) enum SessionError {
     Lane(#[from] LaneError),
     #[error(transparent)]
     Misbehaved(#[from] Misbehaved),
-    #[error("it sent no Hello within the deadline")]
+    #[error("the client sent no Hello within the deadline")]
     NoHello,
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -24,15 +24,15 @@ pub(super) enum SessionError {
     NoMemory(AllocError),
     #[error("access was refused: {0}")]
     Unauthorised(#[from] Denied),
-    #[error("it lost its access: {0}")]
+    #[error("the client lost its access: {0}")]
     AccessLost(Denied),
-    #[error("it speaks protocol revisions {0} to {1}, this server {min} to {max}", min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end())]
+    #[error("the client supports protocol revisions {0} to {1}, this server {min} to {max}", min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end())]
     Incompatible(u32, u32),
 }
 
 impl SessionError {
     /// Whether the client ended it: by a close, or by the end of its control stream.
-    pub(super) fn is_good_bye(&self) -> bool {
+    pub(super) fn is_close_by_client(&self) -> bool {
         let (Self::Control(ControlError::Lane(error)) | Self::Lane(error)) = self else { return false };
         matches!(
             error,
@@ -55,7 +55,7 @@ impl SessionError {
         }
     }
 
-    /// For a client that broke no rule and was not let in: whether it has no right to, or there is no room.
+    /// Why a client that broke no rule was not admitted: it has no right, or there is no room.
     pub(super) fn refusal(&self) -> Option<Reason> {
         match self {
             Self::Unauthorised(denied) => Some(denied.into()),
@@ -64,7 +64,7 @@ impl SessionError {
         }
     }
 
-    /// The word under which it is counted, unless the client wanted it or the server ends.
+    /// The name under which it is counted, unless the client ended the session or the server shuts down.
     pub(super) fn failure(&self) -> Option<&'static str> {
         match self {
             Self::Control(ControlError::Message(_)) | Self::Misbehaved(_) => Some("misbehaved"),
@@ -80,7 +80,7 @@ impl SessionError {
     }
 }
 
-/// The word for how a lane failed; none where the client ended it.
+/// The name under which a lane's failure is counted; `None` if the client ended it.
 fn lane_failure(error: &LaneError) -> Option<&'static str> {
     match error {
         LaneError::TimedOut { .. } => Some("timed_out"),

@@ -1,4 +1,4 @@
-//! Messages and descriptors over a Unix socket, for both ends.
+//! Frames and descriptors over a Unix socket, for producer and server.
 
 use rustix::{
     io::Errno,
@@ -22,10 +22,10 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-/// The deadline of a message from its first byte to its last, and of writing one. Both ends are on one machine.
+/// The deadline for reading a message after its first byte, and for writing one. Both peers are on one machine.
 pub(super) const PROMPT: Duration = Duration::from_secs(10);
 
-/// The most descriptors received at once; more in one message break the rules.
+/// The maximum number of descriptors received at once; more violate the protocol.
 const DESCRIPTORS_AT_ONCE: usize = 4;
 
 /// The size of the length prefix.
@@ -38,38 +38,38 @@ pub(super) enum ChannelError {
     Io(#[from] io::Error),
     #[error(transparent)]
     Message(#[from] MessageError),
-    #[error("the peer ended in the middle of a message")]
+    #[error("the peer closed the connection in the middle of a message")]
     Cut,
     #[error("the peer did not finish a message within {} s", PROMPT.as_secs())]
     Slow,
-    #[error("the peer took no message within {} s", PROMPT.as_secs())]
+    #[error("the peer read no message within {} s", PROMPT.as_secs())]
     Deaf,
-    #[error("the peer sent more descriptors than messages that want one")]
+    #[error("the peer sent more descriptors than messages that need one")]
     StrayDescriptors,
     #[error(
-        "this process has no descriptor left for the one that the peer sent: let it open more files (`ulimit -n`), and publish again"
+        "this process has no free descriptor for the one that the peer sent: raise its limit of open files (`ulimit -n`), and publish again"
     )]
     NoDescriptors,
 }
 
-/// Reads frames from one end of a connection.
+/// Reads frames from a connection.
 #[derive(Debug)]
 pub(super) struct FrameReader {
     stream: Arc<UnixStream>,
-    /// Bytes of incomplete messages. Never more than one frame and what came with its end.
+    /// Bytes of incomplete messages. Never more than one frame and the bytes received with its end.
     received: Vec<u8>,
-    /// When the first of these bytes came.
+    /// When the first of these bytes was received.
     since: Instant,
     descriptors: VecDeque<OwnedFd>,
 }
 
-/// Writes frames to one end of a connection.
+/// Writes frames to a connection.
 #[derive(Debug)]
 pub(super) struct FrameWriter {
     stream: Arc<UnixStream>,
 }
 
-/// Both directions of `stream`.
+/// Splits `stream` into its directions.
 pub(super) fn split(stream: UnixStream) -> (FrameReader, FrameWriter) {
     let stream = Arc::new(stream);
     let reader = FrameReader {
@@ -82,15 +82,15 @@ pub(super) fn split(stream: UnixStream) -> (FrameReader, FrameWriter) {
 }
 
 impl FrameReader {
-    /// The next message, without its length; `None` when the peer closed between two. Waits without bound for a message
-    /// to begin, and up to a deadline for its end. Cancel safe.
+    /// The next message, without its length; `None` when the peer closed between messages. Waits indefinitely for a
+    /// message to begin, and up to a deadline for its end. Cancel safe.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         loop {
             if let Some(frame) = self.take_frame()? {
                 return Ok(Some(frame));
             }
-            // All whole messages are handled: a descriptor that is left came with one that wants none, or with the one that
-            // has begun. Kept, it would be taken for that of a later one.
+            // All complete messages are handled. A remaining descriptor belongs to the incomplete message, or came with
+            // one that needs none: it must not be taken for that of a later message.
             if self.descriptors.len() > usize::from(!self.received.is_empty()) {
                 return Err(ChannelError::StrayDescriptors);
             }
@@ -108,7 +108,7 @@ impl FrameReader {
         }
     }
 
-    /// The descriptor that came with the last message, if any. Take it before the next one is read.
+    /// The descriptor sent with the last message, if any. Take it before reading the next one.
     pub(super) fn take_descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptors.pop_front()
     }
@@ -122,11 +122,11 @@ impl FrameReader {
         let rest = self.received.split_off(end);
         let mut frame = std::mem::replace(&mut self.received, rest);
         frame.drain(..PREFIX_BYTES);
-        self.since = Instant::now(); // What else came is the beginning of another message.
+        self.since = Instant::now(); // Further bytes begin another message.
         Ok(Some(frame))
     }
 
-    /// Reads some bytes and their descriptors; 0 at the end.
+    /// Reads some bytes and their descriptors; returns 0 at the end.
     async fn read_some(&mut self) -> Result<usize, ChannelError> {
         let mut part = [0; 8192];
         let (bytes, descriptors) = self
@@ -147,8 +147,8 @@ impl FrameReader {
 }
 
 impl FrameWriter {
-    /// Writes a message with its length in front, and sends `descriptor` with it. Not cancel safe: the message could be
-    /// cut.
+    /// Writes a message, prefixed by its length, and sends `descriptor` with it. Not cancel safe: the message could be
+    /// truncated.
     pub(super) async fn write(
         &self,
         frame: &[u8],
@@ -161,29 +161,29 @@ impl FrameWriter {
                 .async_io(Interest::WRITABLE, || send(&self.stream, rest, descriptor));
             let bytes = timeout(PROMPT, written).await.map_err(|_| ChannelError::Deaf)??;
             rest = &rest[bytes..];
-            descriptor = None; // It went with the first byte.
+            descriptor = None; // It was sent with the first byte.
         }
         Ok(())
     }
 
-    /// The guard that ends the connection when it is dropped.
-    pub(super) fn ends(&self) -> Ends {
-        Ends(Arc::clone(&self.stream))
+    /// A guard that shuts the connection down when it is dropped.
+    pub(super) fn ends(&self) -> ShutdownGuard {
+        ShutdownGuard(Arc::clone(&self.stream))
     }
 }
 
-/// Ends a connection when it is dropped, even if a forked child still has its descriptor: the other end would wait for
-/// it.
+/// Shuts a connection down when it is dropped, even if a forked child still has its descriptor, for which the peer
+/// would wait.
 #[derive(Debug)]
-pub(super) struct Ends(Arc<UnixStream>);
+pub(super) struct ShutdownGuard(Arc<UnixStream>);
 
-impl Drop for Ends {
+impl Drop for ShutdownGuard {
     fn drop(&mut self) {
-        let _ = shutdown(&*self.0, Shutdown::Both); // It has ended already: what is wanted.
+        let _ = shutdown(&*self.0, Shutdown::Both); // An error means that it has ended already.
     }
 }
 
-impl AsFd for Ends {
+impl AsFd for ShutdownGuard {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -209,7 +209,7 @@ fn receive(stream: &UnixStream, part: &mut [u8]) -> io::Result<(usize, Result<Ve
     let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
     let descriptors = match is_cut {
         false => Ok(descriptors),
-        // As many as there was space for, and more; or fewer, since the system had no more to give.
+        // Either more were sent than there is space for, or the process has too few free descriptors.
         true if descriptors.len() >= DESCRIPTORS_AT_ONCE => Err(ChannelError::StrayDescriptors),
         true => Err(ChannelError::NoDescriptors),
     };
@@ -268,14 +268,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_good_bye_between_messages_is_none() {
+    async fn a_close_between_messages_is_none() {
         let (mut reader, _speaker, far) = pair();
         drop(far);
         assert!(reader.next().await.unwrap().is_none());
     }
 
-    /// Goal: a connection ends for the other end although a child has it, too. Method: a second descriptor of the same
-    /// socket, as a fork makes one.
+    /// Goal: a connection ends for the peer although a child has it, too. Method: a second descriptor of the same
+    /// socket, as after a fork.
     #[tokio::test]
     async fn a_connection_ends_for_children_too() {
         let (mut reader, _speaker, far) = pair();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_message_that_stays_half_is_given_up() {
+    async fn an_incomplete_message_times_out() {
         tokio::time::pause();
         let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_length_that_cannot_be_is_refused_at_once() {
+    async fn an_impossible_length_is_refused_at_once() {
         let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
         far.write(&u32::MAX.to_le_bytes(), None).await.unwrap();

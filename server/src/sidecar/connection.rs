@@ -1,4 +1,4 @@
-//! The connection of one producer, from its handshake to its end.
+//! Serves the connection of one producer, from its handshake to its end.
 
 use super::{
     Peer, Published,
@@ -29,11 +29,11 @@ use tokio::{
     task::JoinSet,
 };
 
-/// The most complete versions of one producer that wait to be published; further ones are refused. Threads of a
-/// producer may publish into as many topics at once.
+/// The maximum number of complete versions of one producer waiting to be published; further ones are refused. So many
+/// threads of a producer can publish concurrently.
 pub(super) const WAITING_MAX: usize = 16;
 
-/// The most messages to a producer waiting to be written: its likely number of unreleased versions.
+/// The maximum number of unsent messages to a producer: its likely number of unreleased versions.
 const UNSENT_MAX: usize = 64;
 
 /// The context shared by all producer connections of a server.
@@ -46,7 +46,7 @@ pub(super) struct PublishContext {
     pub(super) report: Box<dyn Fn(Published) + Send + Sync>,
 }
 
-/// A task, in the order in which the producer requested them.
+/// A request of the producer; executed in order.
 enum Task {
     Publish(Publish, Box<Draft>),
     End { request: PublicationId, topic: Topic, withdraw: bool },
@@ -54,22 +54,23 @@ enum Task {
 
 /// The state of a complete version.
 enum VersionState {
-    /// Not published yet; a withdrawal notifies.
+    /// Not published yet; notified when it is withdrawn.
     Waiting(Arc<Notify>),
-    /// Published, and whether its memory is lost with its producer.
+    /// Published, and whether its memory ends with its producer.
     Published(Publication, bool),
 }
 
 /// The versions of one producer whose memory is in use.
 type Versions = Arc<Mutex<HashMap<PublicationId, VersionState>>>;
 
-/// Serves a producer until it leaves or breaks a rule. Dropping it ends the connection; published versions stay.
+/// Serves a producer until it closes the connection or breaks a rule. Dropping the future ends the connection;
+/// published versions stay.
 pub(super) async fn serve(stream: UnixStream, peer: Peer, share: Share, context: Arc<PublishContext>) {
     let (reader, writer) = split(stream);
     let _ends = writer.ends();
     if let Err(error) = converse(reader, writer, &peer, &share, context).await {
         let peer = peer.name;
-        tracing::warn!(%peer, "A sidecar producer was cut off: {error}.");
+        tracing::warn!(%peer, "The connection to a sidecar producer was closed: {error}.");
     }
 }
 
@@ -97,19 +98,19 @@ async fn converse(
         peer: peer.clone(),
     };
     let mut writing = std::pin::pin!(write_messages(&writer, unsent));
-    // The first of them to end ends the others.
+    // The first to end cancels the others.
     let theirs = ReclaimOnDrop(Arc::clone(&versions));
     let ended = tokio::select! {
         ended = read_messages(&mut reader, (&context, share), &versions, &todo, &farewell) => ended,
         written = &mut writing => return written,
         () = worker.work(tasks) => Ok(()),
     };
-    drop(theirs); // At once: who is gone does not hear a farewell, and its memory is gone with it.
+    drop(theirs); // First, since the producer's memory may be gone already.
     if let Err(error) = &ended {
         // Queued after the current message, not in the middle of it.
         let close = ServerMessage::Close { text: text_that_fits(error.to_string()) };
         let last = async { tokio::join!(farewell.send(close), writing) };
-        let _ = tokio::time::timeout(PROMPT, last).await; // As far as the producer listens.
+        let _ = tokio::time::timeout(PROMPT, last).await; // The producer may not read it.
     }
     ended
 }
@@ -119,15 +120,15 @@ struct ReclaimOnDrop(Versions);
 
 impl Drop for ReclaimOnDrop {
     fn drop(&mut self) {
-        for standing in lock(&self.0).values() {
-            if let VersionState::Published(publication, true) = standing {
+        for state in lock(&self.0).values() {
+            if let VersionState::Published(publication, true) = state {
                 publication.withdraw();
             }
         }
     }
 }
 
-/// Exchanges `Hello` and `Welcome`; false when the producer left without one.
+/// Exchanges `Hello` and `Welcome`; returns false if the producer closed the connection first.
 async fn handshake(
     reader: &mut FrameReader,
     writer: &FrameWriter,
@@ -140,7 +141,7 @@ async fn handshake(
     };
     let revision = revision_max.min(*REVISIONS.end());
     if revision < revision_min || revision < *REVISIONS.start() {
-        return Err(out_of_turn("a Hello of other revisions of the protocol: update the older of the two"));
+        return Err(out_of_turn("a Hello of unsupported revisions: update the older of the two programs"));
     }
     let (agent, memories) = (context.agent.clone(), taken(context.device.as_ref()).to_vec());
     let welcome = Welcome { revision, agent, chunk_bytes: context.staging.chunk_bytes, memories };
@@ -192,14 +193,14 @@ async fn read_messages(
                 match lock(versions).get(&publication) {
                     Some(VersionState::Published(publication, _)) => publication.withdraw(),
                     Some(VersionState::Waiting(taken_back)) => taken_back.notify_one(),
-                    None => {} // It is gone already.
+                    None => {} // It is released already.
                 }
                 continue;
             }
             ProducerMessage::End { request, topic, withdraw } => Task::End { request, topic, withdraw },
-            _ => return Err(out_of_turn("a message that has no place here")),
+            _ => return Err(out_of_turn("a message that is not allowed here")),
         };
-        // Refused instead of waiting: waiting here would miss withdrawals and the producer's end.
+        // Refused, because waiting here would delay withdrawals and the detection of the producer's end.
         let refused = match todo.try_send(task) {
             Ok(()) => continue,
             Err(TrySendError::Closed(_)) => return Ok(()),
@@ -210,7 +211,7 @@ async fn read_messages(
             Err(TrySendError::Full(Task::End { request, .. })) => request,
         };
         let text =
-            format!("{WAITING_MAX} requests of its producer wait already: publish when one is answered");
+            format!("{WAITING_MAX} requests of its producer are pending: publish when one is answered");
         let refused = ServerMessage::Refused { publication: refused, reason: Refusal::NoRoom, text };
         if outgoing.send(refused).await.is_err() {
             return Ok(());
@@ -238,7 +239,7 @@ fn lock(versions: &Versions) -> MutexGuard<'_, HashMap<PublicationId, VersionSta
     versions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A published version, and its watches.
+/// A published version, with the handles that track its memory.
 struct Pushed {
     publication: Publication,
     returned: Vec<Returned>,
@@ -298,22 +299,22 @@ impl Worker {
             _ => Arc::default(),
         };
         let published = tokio::select! {
-            biased; // What was taken back before its turn is never published, not even in the same moment.
+            biased; // A version withdrawn before its turn is never published, even if both happen at once.
             () = taken_back.notified() => {
-                Err((Refusal::TopicEnded, "its producer took it back before it was published".into()))
+                Err((Refusal::TopicEnded, "its producer withdrew it before it was published".into()))
             }
             published = self.push(&topic, draft, metadata) => published,
         };
         let Pushed { publication, returned, path, tensors, payload_bytes } = match published {
             Ok(published) => published,
             Err(refused) => {
-                self.context.topics.remove_unneeded(&topic); // It may have been named for this alone.
+                self.context.topics.remove_unneeded(&topic); // It may have been created for this version only.
                 return Err(refused);
             }
         };
         let version = publication.id().clone();
-        let standing = VersionState::Published(publication.clone(), path == MemoryKind::CudaIpc);
-        lock(&self.versions).insert(id, standing);
+        let state = VersionState::Published(publication.clone(), path == MemoryKind::CudaIpc);
+        lock(&self.versions).insert(id, state);
         let answer =
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
         followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.outgoing.clone()));
@@ -323,13 +324,13 @@ impl Worker {
         Ok(answer)
     }
 
-    /// Publishes when it is this version's turn. Until then nothing is mapped, and nothing counts.
+    /// Publishes a version when it is its turn. Until then its memory is neither mapped nor counted.
     async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<Pushed, Refused> {
         self.context.topics.may_publish(self.peer.uid, topic)?;
         let mut lease = self.context.topics.lease(topic).await?;
-        self.context.topics.may_publish(self.peer.uid, topic)?; // It may have lost that while it waited.
+        self.context.topics.may_publish(self.peer.uid, topic)?; // The permission may have been lost meanwhile.
         let context = Arc::clone(&self.context);
-        // Off the executor: a large manifest is read, a large memfd is looked at page by page, and a GPU's driver is asked.
+        // Blocks: parses a large manifest, touches each page of a large memfd, and calls a GPU's driver.
         let ready = move || draft.ready(&context.staging, context.device.as_ref());
         let ready = tokio::task::spawn_blocking(ready).await;
         let Ready { held, returned, path } =

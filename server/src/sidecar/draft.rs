@@ -1,4 +1,4 @@
-//! Drafts: the parts of a version received from a producer so far, and their validation.
+//! [`Draft`]: collects the parts of a version from a producer, and validates them.
 
 use crate::{Publishable, Staging};
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use tensor_relay_protocol::{
 use tensor_relay_transport::egress::Payload;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The kinds of memory accepted by a server, with `device` if it serves from one.
+/// The kinds of memory that a server accepts; `device` is the one that it serves from.
 pub(super) fn taken(device: Option<&Device>) -> &'static [MemoryKind] {
     match device {
         Some(device) if device.is_shareable() => MemoryKind::ALL,
@@ -22,11 +22,11 @@ pub(super) fn taken(device: Option<&Device>) -> &'static [MemoryKind] {
     }
 }
 
-/// A refusal, for the producer and for people.
+/// A refusal: its code, and its text for people.
 pub(super) type Refused = (Refusal, String);
 
-/// The draft of the next version. Holds at most one descriptor, and a manifest within the server's limits, whatever a
-/// producer sends in whatever order.
+/// The draft of the next version. Holds at most one descriptor, and a manifest within the server's limits, whatever the
+/// producer sends.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     manifest: Vec<u8>,
@@ -35,7 +35,7 @@ pub(super) struct Draft {
     memory: Option<Lent>,
     /// Ranges of the payload in GPU allocations.
     in_place: Vec<(Range<u64>, IpcMemory)>,
-    /// The first error. Everything else is ignored until it is published, and refused.
+    /// The first error. Further parts are ignored until `Publish`, which is refused.
     wrong: Option<Refused>,
 }
 
@@ -53,7 +53,7 @@ struct Lent {
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) held: Publishable,
-    /// Report the end of its memory's use, to be awaited in turn.
+    /// Resolve when its memory is no longer used; await all of them.
     pub(super) returned: Vec<Returned>,
     /// The kind of memory.
     pub(super) path: MemoryKind,
@@ -77,9 +77,9 @@ impl Draft {
         if self.wrong.is_some() {
             return;
         }
-        let permits = u32::try_from(part.len()).unwrap_or(u32::MAX); // A message is smaller.
+        let permits = u32::try_from(part.len()).unwrap_or(u32::MAX); // Messages are smaller.
         let Ok(permit) = Arc::clone(room).try_acquire_many_owned(permits) else {
-            let text = "too many manifests came that were not read yet: publish again when others are done";
+            let text = "too many manifests are waiting to be read: publish again after other versions";
             return self.refuse(Refusal::NoRoom, text.into());
         };
         match &mut self.room {
@@ -93,7 +93,7 @@ impl Draft {
         }
     }
 
-    /// Handles lent memory of the kinds in `taken`, with its descriptor, and at most `parts_max` parts.
+    /// Handles lent memory, of a kind in `taken` and with its descriptor. Allows at most `parts_max` parts.
     pub(super) fn handle_lend(
         &mut self,
         lend: Lend,
@@ -109,12 +109,12 @@ impl Draft {
             (other, _) if !taken.contains(&other.kind()) => self.refuse(
                 Refusal::UnsupportedMemory,
                 format!(
-                    "this server takes no memory of the kind {}, since it does not serve from a GPU",
+                    "this server accepts no memory of the kind {}, since it does not serve from a GPU",
                     other.kind()
                 ),
             ),
             (Memory::CudaIpc { .. }, _) if self.in_place.len() >= parts_max => {
-                self.refuse(Refusal::UnfitMemory, format!("its payload lies in more than {parts_max} parts"));
+                self.refuse(Refusal::UnfitMemory, format!("its payload is in more than {parts_max} parts"));
             }
             (Memory::CudaIpc { device, handle, offset }, _) => {
                 let (device, len) = (DeviceUuid::new(device.0), range.end - range.start);
@@ -122,11 +122,11 @@ impl Draft {
                 self.in_place.push((range, memory));
             }
             (other, None) => {
-                let text = format!("no descriptor came with the {} that is lent", other.kind());
+                let text = format!("the lent {} has no descriptor", other.kind());
                 self.refuse(Refusal::UnfitMemory, text);
             }
             (_, Some(_)) if self.memory.is_some() => {
-                let text = "the payload of a version lies in one memory with a descriptor, and two came";
+                let text = "the payload must be in one memory with a descriptor, and two were lent";
                 self.refuse(Refusal::UnfitMemory, text.into());
             }
             (Memory::Memfd { offset }, Some(descriptor)) => {
@@ -137,17 +137,17 @@ impl Draft {
                 self.memory = Some(Lent { range, offset, descriptor, on_device });
             }
             (other, Some(_)) => {
-                let text = format!("this build knows no memory of the kind {}", other.kind());
+                let text = format!("this build does not support memory of the kind {}", other.kind());
                 self.refuse(Refusal::UnsupportedMemory, text);
             }
         }
     }
 
     /// Validates the draft, and maps its memory, which counts within the server's budget, or imports it into `device`.
-    /// Blocks for as long as that takes.
+    /// Blocks.
     ///
     /// # Errors
-    /// The refusal; nothing is kept then.
+    /// The refusal; then the draft's memory is released.
     pub(super) fn ready(self, staging: &Staging, device: Option<&Device>) -> Result<Ready, Refused> {
         if let Some(wrong) = self.wrong {
             return Err(wrong);
@@ -178,11 +178,11 @@ impl Draft {
     }
 }
 
-/// A version in shared host memory. Nobody can write to it or waits to: so it may serve as long as a staged one.
+/// A version in shared host memory. It is sealed, so it may be served as long as a staged one.
 fn on_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> Result<Ready, Refused> {
     let (loan, returned) = Loan::new();
     let bytes = match (memory, manifest.payload_bytes()) {
-        (None, 0) => loan.lend(Bytes::new()), // On loan as well: it is released when nobody can take it.
+        (None, 0) => loan.lend(Bytes::new()), // Also on loan, so that its release is reported.
         (Some(lent), payload_bytes) if lent.range == (0..payload_bytes) => loan.lend(map(&lent, staging)?),
         (lent, payload_bytes) => return Err(not_all_of_it(lent.as_ref(), payload_bytes)),
     };
@@ -194,7 +194,7 @@ fn on_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> 
     })
 }
 
-/// A version in GPU memory that its producer has too: the ranges of its payload, and their places in that memory.
+/// A version in GPU memory shared with its producer: the ranges of its payload, with the memory and the offset of each.
 fn on_device(
     manifest: Arc<Manifest>,
     mut lent: Vec<(Range<u64>, Exported, u64)>,
@@ -202,7 +202,7 @@ fn on_device(
     path: MemoryKind,
 ) -> Result<Ready, Refused> {
     lent.sort_by_key(|(range, ..)| range.start);
-    // Tensors alone, and not what lies between them: that may be anything in their memory, and reads as zeros here.
+    // Only the tensors: the padding between them may contain anything in this memory, and must read as zeros.
     let mut tensors: Vec<_> = manifest
         .tensors()
         .iter()
@@ -221,7 +221,7 @@ fn on_device(
         {
             inside.push(tensor);
         }
-        let at = |place: u64| offset.saturating_add(place - range.start); // Beyond all numbers there is no memory.
+        let at = |place: u64| offset.saturating_add(place - range.start); // The import refuses offsets out of bounds.
         let places: Vec<_> = inside.iter().map(|tensor| at(tensor.start)..at(tensor.end)).collect();
         let (buffers, returned) = device.import(memory, &places).map_err(|error| unfit(error.to_string()))?;
         parts.extend(inside.into_iter().zip(buffers));
@@ -229,7 +229,7 @@ fn on_device(
     }
     if let Some(range) = tensors.next() {
         let text =
-            format!("bytes {} to {} of its payload were not lent in one piece", range.start, range.end);
+            format!("bytes {} to {} of its payload are not within one lent part", range.start, range.end);
         return Err(unfit(text));
     }
     let source = device
@@ -245,9 +245,7 @@ fn check_chunks(manifest: &Manifest, staging: &Staging) -> Result<(), Refused> {
     match found == wanted {
         true => Ok(()),
         false => {
-            let text = format!(
-                "its manifest is for chunks of {found} bytes, and those of this server have {wanted}"
-            );
+            let text = format!("its manifest has chunks of {found} bytes, but this server uses {wanted}");
             Err((Refusal::BadManifest, text))
         }
     }
@@ -267,8 +265,10 @@ fn not_all_of_it(lent: Option<&Lent>, payload_bytes: u64) -> Refused {
 fn map(lent: &Lent, staging: &Staging) -> Result<Bytes, Refused> {
     let len = lent.range.end - lent.range.start;
     if lent.offset != 0 {
-        let text =
-            format!("the payload begins at byte {} of its memfd: lend one that begins with it", lent.offset);
+        let text = format!(
+            "the payload begins at byte {} of its memfd: lend a memfd that begins with the payload",
+            lent.offset
+        );
         return Err((Refusal::UnfitMemory, text));
     }
     let sealed =
@@ -277,7 +277,7 @@ fn map(lent: &Lent, staging: &Staging) -> Result<Bytes, Refused> {
     Ok(Bytes::from_owner(Owned { sealed, _charge: charge }))
 }
 
-/// Counts memory within the budget for staged versions. Bases give way to it.
+/// Counts memory within the budget for staged versions; releases bases if it does not fit.
 fn charge(staging: &Staging, len: usize) -> Result<Charge, AllocError> {
     match staging.memory.charge(len) {
         Err(AllocError::OverBudget { .. }) if staging.bases.give_way() => staging.memory.charge(len),
@@ -289,7 +289,7 @@ fn charge(staging: &Staging, len: usize) -> Result<Charge, AllocError> {
 mod tests {
     use super::*;
 
-    /// Goal: manifests of all producers together are bounded while they wait, and what was refused keeps nothing.
+    /// Goal: the waiting manifests of all producers together are bounded, and a refused draft holds nothing.
     #[test]
     fn manifests_that_wait_are_bounded() {
         let (room, part, limits) =
@@ -301,7 +301,7 @@ mod tests {
         assert!(matches!(one.wrong, Some((Refusal::NoRoom, _))) && two.wrong.is_none());
         assert_eq!((room.available_permits(), one.manifest.len()), (60, 0));
         one.handle_manifest(&part, &limits, &room);
-        assert_eq!(one.manifest.len(), 0, "what is refused keeps nothing that follows");
+        assert_eq!(one.manifest.len(), 0, "a refused draft stores no further parts");
         drop(two);
         assert_eq!(room.available_permits(), 100);
     }

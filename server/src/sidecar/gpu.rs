@@ -1,4 +1,4 @@
-//! Publishing GPU tensors through a server on the same machine, in the cheapest way that works.
+//! Publishes GPU tensors through a server on the same machine, by the cheapest route that works.
 
 use super::{
     producer::{KeepAlive, MemoryRoute, Producer, PublishError},
@@ -45,12 +45,12 @@ type Lends = Vec<(Lend, Option<OwnedFd>)>;
 type Parts = Arc<Vec<(Range<u64>, DeviceBuffer)>>;
 
 impl Producer {
-    /// Publishes tensors on `device` into `topic`, by the shortest way that works: from where they lie, which costs no copy;
-    /// from a copy on the device; or through host memory. The publication says which, and why not a shorter one. Aliases come
-    /// with a buffer of no bytes.
+    /// Publishes tensors on `device` into `topic`, by the cheapest route that works: in place, without a copy; from a
+    /// copy on the device; or through host memory. The publication says which, and why not a cheaper one. Aliases have
+    /// empty buffers.
     ///
-    /// From where they lie (`cuda_ipc`) they must not be written before the publication is released, and the version is taken
-    /// back when this process goes; else they may be written when this returns.
+    /// In place (`cuda_ipc`), tensors must not be written before the publication is released, and the version is
+    /// withdrawn when this process ends; otherwise they may be written when this returns.
     ///
     /// # Errors
     /// [`PublishDeviceError`].
@@ -65,8 +65,8 @@ impl Producer {
             .await
     }
 
-    /// The same of a copy in every case, on the device or else in host memory: tensors may be written again when this
-    /// returns, and the version outlives this process.
+    /// Like [`publish_from_device`](Self::publish_from_device), but always copies, on the device or to host memory:
+    /// tensors may be written again when this returns, and the version outlives this process.
     ///
     /// # Errors
     /// [`PublishDeviceError`].
@@ -80,7 +80,7 @@ impl Producer {
         self.publish_by(&[MemoryKind::CudaFd], topic, device, tensors, metadata).await
     }
 
-    /// Tries these ways in order, then host memory.
+    /// Tries these kinds of memory in order, then host memory.
     async fn publish_by(
         &self,
         kinds: &[MemoryKind],
@@ -118,7 +118,7 @@ impl Producer {
         Ok(self.send(topic, &manifest, metadata, way).await?)
     }
 
-    /// Tries to share tensors in one way.
+    /// Tries to share tensors as one kind of memory.
     async fn way(
         &self,
         kind: MemoryKind,
@@ -128,7 +128,7 @@ impl Producer {
     ) -> Result<MemoryRoute, String> {
         if !self.terms().memories.contains(&kind) {
             return Err(format!(
-                "the server takes no memory of the kind {kind}, since it does not serve from a GPU"
+                "the server accepts no memory of the kind {kind}, since it does not serve from a GPU"
             ));
         }
         if parts.is_empty() {
@@ -162,7 +162,7 @@ fn copied_bytes(parts: &Parts) -> u64 {
     parts.iter().map(|(range, _)| range.end - range.start).sum()
 }
 
-/// The reason for this kind of memory, with the errors of cheaper ways.
+/// The reason for this kind of memory, with the errors of cheaper ones.
 fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
     let way = match kind {
         MemoryKind::CudaIpc => "the tensors' allocations can be shared where they are",
@@ -183,7 +183,7 @@ fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
     }
 }
 
-/// The `Lend` message of a tensor in place.
+/// The `Lend` message of a tensor shared in place.
 fn lend_in_place(range: Range<u64>, IpcMemory { device, handle, offset, .. }: IpcMemory) -> Lend {
     let (device, handle) = (CudaDevice(device.bytes()), Box::new(IpcHandle(handle)));
     Lend { range, memory: Memory::CudaIpc { device, handle, offset } }
@@ -195,7 +195,7 @@ fn lend_copy(range: Range<u64>, FdMemory { device, fd, len }: FdMemory) -> (Lend
     (Lend { range, memory: Memory::CudaFd { device, buffer_bytes: len, offset: 0 } }, Some(fd))
 }
 
-/// Copies tensors off their device into shared memory, as much at a time as a slot of the device holds.
+/// Copies tensors off their device into shared memory, one slot of the device at a time.
 async fn through_host(
     device: &Device,
     manifest: &Manifest,

@@ -1,4 +1,4 @@
-//! The producer's end of the publish socket.
+//! [`Producer`]: the producer's side of the publish socket.
 
 mod handshake;
 mod requests;
@@ -6,7 +6,7 @@ mod requests;
 pub use handshake::ConnectError;
 
 use super::{
-    channel::{ChannelError, Ends, FrameReader, FrameWriter, PROMPT},
+    channel::{ChannelError, FrameReader, FrameWriter, PROMPT, ShutdownGuard},
     publication::Publication,
     version::{SealedVersion, Terms},
 };
@@ -40,13 +40,13 @@ const IN_HOST_MEMORY: &str = "the tensors are in host memory";
 /// The interval of attempts to connect to a server that is not running yet.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long a running server may take to answer, when no time is left to wait for one.
+/// The minimum time that a running server has to answer.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Messages that belong together, with their descriptors.
 pub(super) type Outgoing = Vec<(Vec<u8>, Option<OwnedFd>)>;
 
-/// Publishes into the server at the other end of a socket. Dropping it ends the connection; what is published stays.
+/// Publishes to a server over its publish socket. Dropping it ends the connection; published versions stay.
 #[derive(Debug)]
 pub struct Producer {
     path: PathBuf,
@@ -54,9 +54,9 @@ pub struct Producer {
     requests: Arc<PendingRequests>,
     outgoing: mpsc::UnboundedSender<Outgoing>,
     next: AtomicU64,
-    talking: JoinHandle<()>,
-    /// Dropped with this: children that were forked have the socket, too, and must not keep the connection.
-    _ends: Ends,
+    task: JoinHandle<()>,
+    /// ShutdownGuard the connection on drop, although forked children have the socket, too.
+    _ends: ShutdownGuard,
 }
 
 /// Why a version was not published.
@@ -68,17 +68,17 @@ pub enum PublishError {
     Refused {
         /// Why.
         reason: Refusal,
-        /// The same for people.
+        /// The explanation, for people.
         text: String,
     },
     /// More metadata than an announcement holds.
     #[error(transparent)]
     Metadata(#[from] MessageError),
     /// The server does not accept memory of this kind.
-    #[error("the server takes no memory of the kind {0}: the two ends are of different versions")]
+    #[error("the server accepts no memory of the kind {0}: producer and server have different versions")]
     Kind(MemoryKind),
-    /// The connection ended. The version may have been published all the same.
-    #[error("whether it was published cannot be known: {0}")]
+    /// The connection ended. The version may have been published nevertheless.
+    #[error("it is unknown whether the version was published: {0}")]
     ConnectionLost(Arc<str>),
 }
 
@@ -101,15 +101,15 @@ impl Producer {
             lost: watch::Sender::new(None),
             path: path.into(),
         });
-        let (outgoing, unsaid) = mpsc::unbounded_channel();
-        let talking = tokio::spawn(talk(reader, writer, unsaid, Arc::clone(&requests)));
-        Ok(Self { path: path.into(), terms, requests, outgoing, next: AtomicU64::new(1), talking, _ends })
+        let (outgoing, unsent) = mpsc::unbounded_channel();
+        let task = tokio::spawn(run(reader, writer, unsent, Arc::clone(&requests)));
+        Ok(Self { path: path.into(), terms, requests, outgoing, next: AtomicU64::new(1), task, _ends })
     }
 
-    /// The same for at most `timeout`, while there is no server yet: one beside may start later, or again. A server that is
-    /// there has a second to answer, however short that is. Only a server of the user `server_uid` will do, if one is given:
-    /// for sockets in folders where others may make files, who could listen there in its place. The system vouches for who
-    /// listens.
+    /// Connects like [`connect`](Self::connect), but retries for at most `timeout` while no server listens: it may
+    /// start later, or restart. A running server always has a second to answer. With `server_uid`, accepts only a
+    /// server of that user, as reported by the system: for sockets in folders where other users could create one in its
+    /// place.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -147,8 +147,8 @@ impl Producer {
         self.requests.lost.borrow().clone()
     }
 
-    /// Publishes a version into `topic`: visible to all of the server's subscribers at once, or not at all. Waits as the
-    /// server's topics do for readers in mode `every`. When this is cancelled, the version is taken back.
+    /// Publishes a version into `topic`: visible to all of the server's subscribers at once, or not at all. Waits as
+    /// the server's topics do for readers in mode `every`. If this is cancelled, the version is withdrawn.
     ///
     /// # Errors
     /// [`PublishError`].
@@ -184,7 +184,7 @@ impl Producer {
         let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: reason_text };
         let (progress, answer) = self.ask(number);
         if let Some(kept) = kept {
-            keep(kept, progress.clone()); // Also where nobody waits for the answer any more: the server may read it by then.
+            keep(kept, progress.clone()); // Also if the caller is cancelled: the server may read it already.
         }
         self.queue(messages(manifest, lends, publish));
         let mut unanswered = Unanswered { number: Some(number), producer: self };
@@ -206,7 +206,7 @@ impl Producer {
         })
     }
 
-    /// Ends `topic`; with `withdraw`, withdraws retained versions too.
+    /// ShutdownGuard `topic`; with `withdraw`, withdraws retained versions too.
     ///
     /// # Errors
     /// [`PublishError`] when it is not open.
@@ -226,13 +226,13 @@ impl Producer {
             .waiting()
             .insert(number, Waiting { answered: Some(answered), progress });
         if self.lost().is_some() {
-            self.requests.waiting().clear(); // Nobody would answer any more.
+            self.requests.waiting().clear(); // There will be no answer.
         }
         (watched, answer)
     }
 
     fn queue(&self, messages: Outgoing) {
-        let _ = self.outgoing.send(messages); // Without a connection, the answer says so.
+        let _ = self.outgoing.send(messages); // Without a connection, the pending request fails.
     }
 
     fn understand(
@@ -251,12 +251,12 @@ impl Producer {
 
 impl Drop for Producer {
     fn drop(&mut self) {
-        self.talking.abort();
+        self.task.abort();
         self.requests.end(|| "this process closed the connection".into());
     }
 }
 
-/// A version whose caller may stop waiting for the answer.
+/// Withdraws a version when its caller stops waiting for the answer.
 struct Unanswered<'a> {
     number: Option<PublicationId>,
     producer: &'a Producer,
@@ -281,13 +281,13 @@ pub(super) struct MemoryRoute {
     pub(super) kept: Option<KeepAlive>,
 }
 
-/// What a server reads while it holds a version.
+/// Memory that must live while the server reads a version.
 pub(super) type KeepAlive = Box<dyn Any + Send>;
 
-/// Keeps `kept` until the server releases or refuses the version, or is gone.
+/// Keeps `kept` alive until the server releases or refuses the version, or the connection ends.
 fn keep(kept: KeepAlive, mut progress: watch::Receiver<Progress>) {
     tokio::spawn(async move {
-        let _ = progress.wait_for(|progress| progress.is_released).await; // An error: nothing is told of it any more.
+        let _ = progress.wait_for(|progress| progress.is_released).await; // An error means that the connection ended.
         drop(kept);
     });
 }
@@ -309,14 +309,14 @@ fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: P
 }
 
 /// Writes queued messages and reads incoming ones, until the connection ends.
-async fn talk(
+async fn run(
     mut reader: FrameReader,
     writer: FrameWriter,
-    mut unsaid: mpsc::UnboundedReceiver<Outgoing>,
+    mut unsent: mpsc::UnboundedReceiver<Outgoing>,
     requests: Arc<PendingRequests>,
 ) {
-    let speak = async {
-        while let Some(messages) = unsaid.recv().await {
+    let writing = async {
+        while let Some(messages) = unsent.recv().await {
             for (frame, descriptor) in messages {
                 writer.write(&frame, descriptor.as_ref().map(AsFd::as_fd)).await?;
             }
@@ -327,7 +327,7 @@ async fn talk(
     let reading = async {
         while let Some(frame) = reader.next().await? {
             match ServerMessage::decode(&frame)? {
-                // Nothing follows it. The connection may break now, over what the server did not hear.
+                // The last message. The connection may now break over bytes that the server did not read.
                 ServerMessage::Close { text } => return Ok(Some(text)),
                 message => requests.handle(message),
             }
@@ -337,8 +337,8 @@ async fn talk(
     let mut reading = std::pin::pin!(reading);
     let ended = tokio::select! {
         ended = &mut reading => ended,
-        // A server that cuts us off has said why.
-        Err(error) = speak => tokio::time::timeout(PROMPT, reading).await.unwrap_or(Err(error)),
+        // A server that closed the connection has sent the reason.
+        Err(error) = writing => tokio::time::timeout(PROMPT, reading).await.unwrap_or(Err(error)),
     };
     let path = requests.path.display();
     requests.end(|| match ended {

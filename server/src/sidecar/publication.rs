@@ -1,4 +1,4 @@
-//! The publication of a version through a server on the same machine.
+//! [`Publication`]: a version published through a server on the same machine.
 
 use super::producer::Outgoing;
 use std::{sync::Arc, time::Duration};
@@ -8,7 +8,7 @@ use tensor_relay_protocol::{
 };
 use tokio::sync::{mpsc, watch};
 
-/// The connection ended, so that the state of a version is unknown.
+/// The connection ended, so the state of a version is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the state of {id} is unknown: {why}")]
 pub struct ConnectionLost {
@@ -18,7 +18,7 @@ pub struct ConnectionLost {
     pub why: Arc<str>,
 }
 
-/// One published version: what [`crate::Publication`] is to a producer within the server's process. Holds none of its memory.
+/// A handle to a published version, like [`crate::Publication`] within the server's process. Holds none of its memory.
 #[derive(Debug, Clone)]
 pub struct Publication {
     pub(super) id: VersionId,
@@ -44,7 +44,7 @@ impl Publication {
         self.path
     }
 
-    /// The reason for it, for people.
+    /// The reason for this kind of memory, for people.
     pub fn reason(&self) -> &str {
         &self.reason
     }
@@ -54,7 +54,7 @@ impl Publication {
         self.payload_bytes
     }
 
-    /// How many bytes were copied to publish it. What was copied may be written again.
+    /// How many bytes were copied to publish it. Copied tensors may be written again.
     pub fn copied_bytes(&self) -> u64 {
         self.copied_bytes
     }
@@ -69,8 +69,8 @@ impl Publication {
         self.progress.borrow().is_released
     }
 
-    /// Waits until `count` subscribers committed it; returns false when `timeout` passed before, or when it was let go and
-    /// can reach no more of them.
+    /// Waits until `count` subscribers committed it. Returns false when `timeout` passes first, or when the version was
+    /// released and can reach no more subscribers.
     ///
     /// # Errors
     /// [`ConnectionLost`] when the connection ends before.
@@ -81,13 +81,13 @@ impl Publication {
         Ok(known && self.committed_count() >= count)
     }
 
-    /// Whether it left retention, so that nobody can commit it any more.
+    /// Whether it left retention and no transfers of it remain: no more subscribers can commit it.
     pub fn is_over(&self) -> bool {
         self.progress.borrow().is_over
     }
 
-    /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passed before. Tensors that were copied
-    /// need not wait for that; those that are read where they lie (`cuda_ipc`) must not be written before.
+    /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passes first. Tensors shared in
+    /// place (`cuda_ipc`) must not be written before; copied ones need not wait.
     ///
     /// # Errors
     /// [`ConnectionLost`] when the connection ends before.
@@ -98,10 +98,10 @@ impl Publication {
     /// Withdraws the version. Transfers in progress may finish.
     pub fn withdraw(&self) {
         let message = encode_producer(ProducerMessage::Withdraw(self.number));
-        let _ = self.outgoing.send(vec![(message, None)]); // Without a connection there is nobody to ask.
+        let _ = self.outgoing.send(vec![(message, None)]); // Without a connection there is no version to withdraw.
     }
 
-    /// Waits until `reached`; false when `timeout` passed before.
+    /// Waits until `reached`; returns false when `timeout` passes first.
     async fn wait(
         &mut self,
         timeout: Duration,
@@ -110,7 +110,7 @@ impl Publication {
         let (progress, lost) = (&mut self.progress, &mut self.lost);
         let waited = tokio::time::timeout(timeout, async {
             tokio::select! {
-                biased; // What was heard before the end counts.
+                biased; // Progress received before the end counts.
                 known = progress.wait_for(&reached) => known.is_ok(),
                 _ = lost.wait_for(Option::is_some) => false,
             }

@@ -1,15 +1,15 @@
-//! Quotas of producers by user, so that no user locks others out.
+//! [`Quotas`] of producers by user, so that no user locks others out.
 
 use std::{collections::HashMap, sync::Arc};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The most connected producers of one user. A training job has a few.
+/// The maximum number of connected producers of one user. A training job has a few.
 pub(super) const PRODUCERS_MAX: usize = 64;
 
-/// The most unread bytes of manifests, of all producers of one user: eight of maximal size.
+/// The maximum size of pending manifests of all producers of one user: eight of maximal size.
 const MANIFESTS_MAX_BYTES: usize = 256 << 20;
 
-/// The quotas of the users that came so far. There are no more than users who may publish: ask for no others.
+/// The quotas of users with producers so far. Call `take` only for permitted users, which bounds them.
 #[derive(Debug, Default)]
 pub(super) struct Quotas(HashMap<u32, Quota>);
 
@@ -19,16 +19,16 @@ struct Quota {
     manifests: Arc<Semaphore>,
 }
 
-/// One producer's part of its user's quota, until this is dropped.
+/// One producer's share of its user's quota, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Share {
     _producer: OwnedSemaphorePermit,
-    /// A permit for each byte of manifests that may have come and not been read yet.
+    /// One permit for each byte of pending manifests.
     pub(super) manifests: Arc<Semaphore>,
 }
 
 impl Quotas {
-    /// A part for one more producer of `uid`, if there is one.
+    /// A share for one more producer of `uid`, if there is one left.
     pub(super) fn take(&mut self, uid: u32) -> Option<Share> {
         let quota = self.0.entry(uid).or_insert_with(|| Quota {
             producers: Arc::new(Semaphore::new(PRODUCERS_MAX)),
@@ -44,14 +44,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_who_takes_all_takes_nothing_of_others() {
+    fn a_full_quota_of_one_user_leaves_those_of_others() {
         let mut quotas = Quotas::default();
         let mut taken: Vec<Share> = (0..PRODUCERS_MAX).map(|_| quotas.take(7).unwrap()).collect();
         assert!(quotas.take(7).is_none());
         let other = quotas.take(0).unwrap();
         assert!(!Arc::ptr_eq(&taken[0].manifests, &other.manifests));
-        assert!(Arc::ptr_eq(&taken[0].manifests, &taken[1].manifests), "connections add nothing to it");
+        assert!(
+            Arc::ptr_eq(&taken[0].manifests, &taken[1].manifests),
+            "connections share the quota of manifests"
+        );
         taken.pop();
-        assert!(quotas.take(7).is_some(), "a place that became free is given");
+        assert!(quotas.take(7).is_some(), "a released share can be taken again");
     }
 }

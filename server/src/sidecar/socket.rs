@@ -1,4 +1,4 @@
-//! The publish socket: a file, and the users that may connect.
+//! [`PublishSocket`]: the listening socket, its file, and the users that may connect.
 
 use rustix::{
     fs::{FileType, FlockOperation, Mode, OFlags, chmod, fchmod, flock, fstat, lstat, open, unlink},
@@ -17,13 +17,13 @@ use std::{
 };
 use tokio::net::UnixListener;
 
-/// The most producers waiting to be accepted.
+/// The maximum number of producers waiting to be accepted.
 const BACKLOG: i32 = 64;
 
-/// How long another server may lock the same folder while it makes a socket. It takes a few system calls.
+/// How long another server may lock the folder while it creates a socket, which takes a few system calls.
 const TURN: Duration = Duration::from_secs(5);
 
-/// What [`overflow_uid`] is where the system does not say.
+/// The default of [`overflow_uid`], if the system does not report it.
 const OVERFLOW_UID: u32 = 65_534;
 
 /// A named, listening socket. Its file is removed when this is dropped.
@@ -31,14 +31,14 @@ const OVERFLOW_UID: u32 = 65_534;
 pub struct PublishSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// The identity of its file, whatever takes its name later.
+    /// The device and inode of its file, whose name may be reused later.
     file: (u64, u64),
     uids: Vec<u32>,
-    /// The number under which the system shows every user who has none in this user namespace. Never let in.
+    /// The uid that the system reports for every user without a number in this user namespace. Never admitted.
     overflow: u32,
 }
 
-/// Why the publish socket cannot be made.
+/// Why the publish socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishSocketError {
@@ -52,58 +52,58 @@ pub enum PublishSocketError {
     },
     /// Something other than a socket is there.
     #[error(
-        "there is something at {} that is no socket, and it is left alone: choose another path, or remove it",
+        "{} exists and is not a socket, so it is left unchanged: choose another path, or remove it",
         path.display()
     )]
     NotASocket {
         /// Where.
         path: PathBuf,
     },
-    /// The name is longer than the system takes.
+    /// The path is longer than the system allows.
     #[error("the path of a socket may have 107 bytes, and {} has more: choose a shorter one", path.display())]
     TooLong {
-        /// Which one.
+        /// The path.
         path: PathBuf,
     },
-    /// The file system does not keep others out.
+    /// The file system does not protect the socket from other users.
     #[error(
-        "the socket at {} could be used by others (mode {mode:o}) before it was made private: choose a path on another file system",
+        "other users can connect to the socket at {} (mode {mode:o}): choose a path on another file system",
         path.display()
     )]
     NotPrivate {
         /// Where.
         path: PathBuf,
-        /// The mode that let others in.
+        /// The mode that admits others.
         mode: u32,
     },
     /// The uid stands for all users unknown in this namespace.
     #[error(
-        "user {uid} cannot be let in by its number: the system gives it to every user of another container who has none here. \
-         Let the process run as a user that this container knows"
+        "user {uid} cannot be admitted by its number: it stands for every user of another container without a number here. \
+         Run the process as a user that this container has"
     )]
     Overflow {
-        /// Which number.
+        /// The uid.
         uid: u32,
     },
-    /// The system refused.
-    #[error("cannot make the socket {}: {source}", path.display())]
+    /// A system call failed.
+    #[error("cannot create the socket {}: {source}", path.display())]
     Io {
         /// Where.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl PublishSocket {
-    /// Makes a socket at `path` that processes of this user and of root may publish to, and those of `uids`.
+    /// Creates a socket at `path` to which processes of this user, of root and of `uids` may publish.
     ///
-    /// The file is its user's alone from its first moment. With `uids` it is then opened for everybody, and who connects is
-    /// asked for credentials that the system vouches for. A socket that was left behind is replaced; one that a server
-    /// listens at is not. Call it in a tokio runtime.
+    /// The file is private to its user when it is created. With `uids` it is then opened for everybody, and each
+    /// connection is checked by its peer credentials. A stale socket is replaced; one with a listening server is not.
+    /// Call it in a tokio runtime.
     ///
     /// # Errors
-    /// [`PublishSocketError`]; nothing is left behind then.
+    /// [`PublishSocketError`]; then no file is left.
     pub fn open(path: &Path, uids: &[u32]) -> Result<Self, PublishSocketError> {
         let failed = |source: io::Error| PublishSocketError::Io { path: path.into(), source };
         let overflow = overflow_uid();
@@ -113,25 +113,25 @@ impl PublishSocket {
         let address =
             SocketAddrUnix::new(path).map_err(|_| PublishSocketError::TooLong { path: path.into() })?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        // Sockets in this folder are made and replaced under a lock: two servers that find the same stale one would
-        // otherwise remove each other's.
-        let turn = take_turn(folder.unwrap_or_else(|| Path::new("."))).map_err(failed)?;
+        // Sockets in this folder are created and replaced under a lock: otherwise two servers that find the same stale
+        // socket could remove each other's.
+        let lock = lock_folder(folder.unwrap_or_else(|| Path::new("."))).map_err(failed)?;
         clear(path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let socket = socket.map_err(|error| failed(error.into()))?;
-        // The file that `bind` makes has the socket's own mode: it is never anybody else's, not for a moment.
+        // `bind` creates the file with the mode of the socket, so it is never accessible to others.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
         bind(&socket, &address).map_err(|error| failed(error.into()))?;
-        let door = Self::bound(socket, path, uids, overflow);
-        drop(turn);
-        door
+        let socket = Self::bound(socket, path, uids, overflow);
+        drop(lock);
+        socket
     }
 
-    /// A socket that has its name already, and gives it back when anything fails.
+    /// Listens on a bound socket; removes its file on failure.
     fn bound(socket: OwnedFd, path: &Path, uids: &[u32], overflow: u32) -> Result<Self, PublishSocketError> {
         let failed = |source: io::Error| PublishSocketError::Io { path: path.into(), source };
-        // Looked at once, and held: somebody else may give the name to another file, whose mode must stay as it is.
+        // Opened once and held: the name may be given to another file, whose mode must not be changed.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let held = open(path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
         let found = fstat(&held).map_err(|error| failed(error.into()))?;
@@ -145,7 +145,7 @@ impl PublishSocket {
                 return Err(PublishSocketError::NotPrivate { path: path.into(), mode });
             }
             if !uids.is_empty() {
-                let name = format!("/proc/self/fd/{}", held.as_raw_fd()); // What is held, whatever its name is by now.
+                let name = format!("/proc/self/fd/{}", held.as_raw_fd()); // The held file, even if it was renamed.
                 chmod(name, Mode::from_raw_mode(0o666)).map_err(|error| failed(error.into()))?;
             }
             listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
@@ -160,7 +160,7 @@ impl PublishSocket {
         &self.path
     }
 
-    /// The next producer that connects.
+    /// Accepts the next producer.
     pub(super) async fn accept(&self) -> io::Result<tokio::net::UnixStream> {
         self.listener.accept().await.map(|(stream, _)| stream)
     }
@@ -171,7 +171,7 @@ impl PublishSocket {
         uid == 0 || (is_known && !self.is_nobody(uid))
     }
 
-    /// Whether the system shows this uid for every user unknown in this namespace.
+    /// Whether the system reports this uid for every user unknown in this namespace.
     pub(super) fn is_nobody(&self, uid: u32) -> bool {
         uid == self.overflow
     }
@@ -186,18 +186,18 @@ impl Drop for PublishSocket {
 /// Removes a name, if it still refers to `file`.
 fn unlink_if(path: &Path, file: (u64, u64)) {
     if lstat(path).is_ok_and(|found| (found.st_dev, found.st_ino) == file) {
-        let _ = unlink(path); // Gone already, or the folder is: what is wanted.
+        let _ = unlink(path); // An error means that it is gone already.
     }
 }
 
-/// The number that the system shows for users who have none in this user namespace.
+/// The uid that the system reports for users without a number in this user namespace.
 fn overflow_uid() -> u32 {
     let said = fs::read_to_string("/proc/sys/fs/overflowuid").ok();
     said.and_then(|said| said.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
 }
 
 /// Waits for the lock on `folder`.
-fn take_turn(folder: &Path) -> io::Result<OwnedFd> {
+fn lock_folder(folder: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = open(folder, flags, Mode::empty())?;
     let deadline = Instant::now() + TURN;
@@ -214,7 +214,7 @@ fn take_turn(folder: &Path) -> io::Result<OwnedFd> {
                 );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
-            // Some network file systems have no locks. Two servers that start at the same moment are what is lost.
+            // Some network file systems have no locks. Then two servers that start at once may conflict.
             Err(Errno::OPNOTSUPP | Errno::NOLCK | Errno::NOSYS) => return Ok(folder),
             Err(error) => return Err(error.into()),
         }
@@ -238,11 +238,11 @@ fn clear(path: &Path) -> Result<(), PublishSocketError> {
         .and_then(|socket| connect(&socket, &SocketAddrUnix::new(path)?));
     match asked {
         Err(Errno::CONNREFUSED) => {
-            tracing::info!(path = %path.display(), "A socket that an earlier server left behind is replaced.");
+            tracing::info!(path = %path.display(), "The stale socket of an earlier server is replaced.");
             fs::remove_file(path).map_err(failed)
         }
         Err(Errno::NOENT) => Ok(()),
-        // It listens, or nobody but its owner may know.
+        // A server listens, or only the owner may check.
         Ok(()) | Err(_) => Err(PublishSocketError::InUse { path: path.into() }),
     }
 }
@@ -257,17 +257,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_is_private_and_goes_with_its_door() {
+    async fn a_socket_is_private_and_removed_on_drop() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("s");
-        let door = PublishSocket::open(&path, &[]).unwrap();
+        let socket = PublishSocket::open(&path, &[]).unwrap();
         assert_eq!(mode(&path), 0o600);
-        assert!(door.admits(rustix::process::geteuid().as_raw()) && !door.admits(12_345));
-        drop(door);
+        assert!(socket.admits(rustix::process::geteuid().as_raw()) && !socket.admits(12_345));
+        drop(socket);
         assert!(!path.exists());
-        let door = PublishSocket::open(&path, &[12_345]).unwrap();
-        assert_eq!(mode(&path), 0o666, "who connects is asked who it is");
-        assert!(door.admits(12_345) && !door.admits(12_346));
+        let socket = PublishSocket::open(&path, &[12_345]).unwrap();
+        assert_eq!(mode(&path), 0o666, "access is checked by peer credentials");
+        assert!(socket.admits(12_345) && !socket.admits(12_346));
     }
 
     #[tokio::test]
@@ -275,15 +275,15 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("s");
         drop(net::UnixListener::bind(&path).unwrap()); // Leaves its file, as a killed process does.
-        let door = PublishSocket::open(&path, &[]).unwrap();
+        let socket = PublishSocket::open(&path, &[]).unwrap();
         let second = PublishSocket::open(&path, &[]);
         assert!(matches!(second, Err(PublishSocketError::InUse { .. })), "{second:?}");
-        assert!(path.exists(), "who was refused takes nothing away");
-        drop(door);
+        assert!(path.exists(), "the refused server removed nothing");
+        drop(socket);
     }
 
     #[tokio::test]
-    async fn what_is_no_socket_is_left_alone() {
+    async fn other_files_are_left_unchanged() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("model.safetensors");
         fs::write(&path, b"precious").unwrap();
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_door_takes_no_other_socket_away() {
+    async fn a_socket_removes_only_its_own_file() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("s");
         let first = PublishSocket::open(&path, &[]).unwrap();
@@ -305,10 +305,9 @@ mod tests {
         assert!(second.path().exists());
     }
 
-    /// Goal: what is at the path when the socket is made is neither followed nor taken away.
-    /// Method: a link in its place, to a file.
+    /// Goal: an existing file at the path is neither followed nor removed. Method: a link to a file.
     #[tokio::test]
-    async fn a_link_in_its_place_is_left_alone() {
+    async fn a_link_at_the_path_is_left_unchanged() {
         let home = tempfile::tempdir().unwrap();
         let (file, path) = (home.path().join("model.safetensors"), home.path().join("s"));
         fs::write(&file, b"precious").unwrap();
@@ -322,14 +321,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_number_that_many_share_is_not_let_in() {
+    async fn the_overflow_uid_is_not_admitted() {
         let home = tempfile::tempdir().unwrap();
         let (path, nobody) = (home.path().join("s"), overflow_uid());
         let refused = PublishSocket::open(&path, &[nobody]);
         assert!(matches!(refused, Err(PublishSocketError::Overflow { uid }) if uid == nobody), "{refused:?}");
-        let mut door = PublishSocket::open(&path, &[12_345]).unwrap();
-        assert!(door.admits(12_345));
-        door.overflow = 12_345;
-        assert!(!door.admits(12_345), "though it was named");
+        let mut socket = PublishSocket::open(&path, &[12_345]).unwrap();
+        assert!(socket.admits(12_345));
+        socket.overflow = 12_345;
+        assert!(!socket.admits(12_345), "although it is listed");
     }
 }

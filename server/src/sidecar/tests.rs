@@ -1,4 +1,4 @@
-//! A server and its producers in one process, over a real socket: what is published, kept, refused and given back.
+//! A server and its producers in one process, over a real socket: publishing, refusals, and release of memory.
 
 use super::{
     channel::{FrameReader, FrameWriter, split},
@@ -32,8 +32,8 @@ impl Home {
         let identity = Identity::load_or_create(&folder.path().join("state")).unwrap();
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &identity, Tuning::default()).unwrap();
         let server = Server::start(listener, access, config);
-        let door = PublishSocket::open(&folder.path().join("s"), &[]).unwrap();
-        let open = Some(server.publish_from(door, options, None, |_| {}));
+        let socket = PublishSocket::open(&folder.path().join("s"), &[]).unwrap();
+        let open = Some(server.publish_from(socket, options, None, |_| {}));
         Self { folder, server, open }
     }
 
@@ -51,7 +51,7 @@ impl Home {
         names.iter().any(|topic| topic.as_str() == name)
     }
 
-    /// A connection after its handshake, to send on it whatever can be sent.
+    /// A connection after its handshake, for sending arbitrary messages.
     async fn raw(&self) -> (FrameReader, FrameWriter) {
         let (mut reader, writer) = split(UnixStream::connect(self.path()).await.unwrap());
         let hello = Hello { revision_min: 1, revision_max: 9, agent: "raw".into() };
@@ -103,22 +103,22 @@ async fn a_version_is_released_when_another_takes_its_place() {
     let mut second = publish(&producer, 5000).await;
     assert_eq!((second.id().version.0, second.id().epoch), (2, first.id().epoch));
     assert!(first.released(PATIENCE).await.unwrap() && first.is_over());
-    assert!(!first.committed(1, PATIENCE).await.unwrap(), "nobody can take it any more");
+    assert!(!first.committed(1, PATIENCE).await.unwrap(), "no subscriber can commit it any more");
     assert_eq!(home.server.stats().staged_bytes, 8192);
     second.withdraw();
     assert!(second.released(PATIENCE).await.unwrap());
     assert_eq!(home.server.stats().staged_bytes, 0);
 }
 
-/// Goal: a version without bytes is on offer until it is taken back, as any other is.
-/// Method: what its producer is told of it, before and after; what a second answer of the server says has been done by then.
+/// Goal: a version without bytes is on offer until it is withdrawn, like any other. Method: its state at the producer,
+/// before and after; later answers of the server prove that earlier messages were handled.
 #[tokio::test]
-async fn a_version_without_bytes_is_one() {
+async fn an_empty_version_is_published_like_any_other() {
     let home = Home::default();
     let producer = home.producer().await;
     let mut empty = publish(&producer, 0).await;
     assert_eq!(empty.payload_bytes(), 0);
-    producer.end(Topic::new("none").unwrap(), false).await.unwrap_err(); // An answer later.
+    producer.end(Topic::new("none").unwrap(), false).await.unwrap_err(); // Waits for one answer.
     producer
         .publish(Topic::new("other").unwrap(), version(&producer, 10), vec![])
         .await
@@ -130,10 +130,10 @@ async fn a_version_without_bytes_is_one() {
     assert!(!home.offers("policy"));
 }
 
-/// Goal: a version that was taken back before its turn is never published.
-/// Method: say in one breath that it is complete and that it is taken back, many times.
+/// Goal: a version withdrawn before its turn is never published. Method: send `Publish` and `Withdraw` in a single
+/// write, many times.
 #[tokio::test]
-async fn what_was_taken_back_in_time_is_not_published() {
+async fn a_version_withdrawn_in_time_is_not_published() {
     let home = Home::default();
     let (mut reader, writer) = home.raw().await;
     for number in 1..=20 {
@@ -150,9 +150,9 @@ async fn what_was_taken_back_in_time_is_not_published() {
 }
 
 #[tokio::test]
-async fn versions_go_on_counting_when_a_producer_comes_again() {
+async fn version_numbers_continue_when_a_producer_reconnects() {
     let home = Home::default();
-    let first = publish(&home.producer().await, 100).await; // It goes here.
+    let first = publish(&home.producer().await, 100).await; // The producer is dropped here.
     let producer = home.producer().await;
     let second = publish(&producer, 100).await;
     assert_eq!((second.id().version.0, second.id().epoch), (2, first.id().epoch));
@@ -160,7 +160,7 @@ async fn versions_go_on_counting_when_a_producer_comes_again() {
     let again = producer.end(topic(), false).await.unwrap_err();
     assert!(matches!(again, PublishError::Refused { reason: Refusal::TopicEnded, .. }), "{again}");
     let third = publish(&producer, 100).await;
-    assert_ne!(third.id().epoch, first.id().epoch, "a topic that was ended begins anew");
+    assert_ne!(third.id().epoch, first.id().epoch, "an ended topic begins a new epoch");
 }
 
 #[tokio::test]
@@ -178,7 +178,7 @@ async fn producers_share_topics_with_one_another_and_not_with_files() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_and_nothing_is_kept_of_it() {
+async fn a_version_without_room_is_refused_and_holds_nothing() {
     let home = Home::new(Config { staged_bytes: 20_000, ..Config::default() }, TopicOptions::default());
     let producer = home.producer().await;
     let refused = producer.publish(topic(), version(&producer, 30_000), vec![]).await.unwrap_err();
@@ -192,7 +192,7 @@ async fn what_does_not_fit_is_refused_and_nothing_is_kept_of_it() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_server_is_told_and_its_socket_goes() {
+async fn the_end_of_the_server_is_reported_and_its_socket_removed() {
     let mut home = Home::default();
     let producer = home.producer().await;
     let mut publication = publish(&producer, 100).await;
@@ -228,10 +228,10 @@ fn sealed(bytes: u64) -> tensor_relay_device::SealedFd {
     memfd.seal().unwrap()
 }
 
-/// Goal: a version that is not what was said of it is refused for that reason, nothing is published or kept, and the producer
-/// may go on. Method: every way to be wrong, on one connection; then a right one.
+/// Goal: an inconsistent version is refused with the right reason, nothing is published or kept, and the producer may
+/// continue. Method: every inconsistency, on one connection; then a valid version.
 #[tokio::test]
-async fn what_is_not_true_of_a_version_refuses_it() {
+async fn an_inconsistent_version_is_refused() {
     let home = Home::default();
     let (mut reader, writer) = home.raw().await;
     let (right, chunk_bytes) = (manifest(1000, 4 << 20), 4 << 20);
@@ -274,9 +274,9 @@ async fn what_is_not_true_of_a_version_refuses_it() {
     assert!(matches!(published, ServerMessage::Published { version, .. } if version.0 == 1), "{published:?}");
 }
 
-/// Goal: who breaks a rule is told which and cut off. Method: every way to break one.
+/// Goal: a producer that breaks a rule gets the reason and is disconnected. Method: every violation.
 #[tokio::test]
-async fn who_breaks_a_rule_is_cut_off() {
+async fn a_producer_that_breaks_a_rule_is_disconnected() {
     let home = Home::default();
     let hello = encode_producer(ProducerMessage::Hello(Hello {
         revision_min: 1,
@@ -288,7 +288,7 @@ async fn who_breaks_a_rule_is_cut_off() {
         (frame(b"\xff\xff\xff"), "malformed"),
         (frame(b""), "kind"),
         (vec![0xff; 4], "at most"),
-        (hello, "no place here"),
+        (hello, "not allowed here"),
         ([complete(1), complete(1)].concat(), "two versions under one number"),
     ];
     for (bytes, why) in broken {
@@ -319,9 +319,9 @@ async fn who_breaks_a_rule_is_cut_off() {
     assert!(matches!(answer(&mut reader).await, ServerMessage::Close { text } if text.contains("revisions")));
 }
 
-/// Goal: a tensor that comes with fewer or more bytes than it has makes no version.
+/// Goal: a tensor with too few or too many bytes makes no version.
 #[tokio::test]
-async fn a_tensor_has_the_bytes_that_it_has() {
+async fn a_tensor_with_a_wrong_number_of_bytes_is_refused() {
     let home = Home::default();
     let producer = home.producer().await;
     let short = SealedVersion::new(producer.terms(), specs(10), vec![], |_, out| out.write(b"123"));
@@ -333,8 +333,8 @@ async fn a_tensor_has_the_bytes_that_it_has() {
     assert!(matches!(long, Err(SealError::Fill(_))), "{long:?}");
 }
 
-/// Goal: many producers, one after the other and at once, with versions that come and go, leave nothing behind.
-/// Method: descriptors and mappings of this process, which is both ends, before and after.
+/// Goal: several producers with many versions leak nothing. Method: count descriptors and mappings of this process,
+/// which is both peers.
 #[tokio::test]
 async fn many_versions_leave_nothing_behind() {
     let home = Home::new(
@@ -366,10 +366,10 @@ async fn many_versions_leave_nothing_behind() {
     assert!(descriptors < 50 && mappings < 50, "{descriptors} descriptors, {mappings} mappings");
 }
 
-/// Goal: who is turned away takes nobody's place, and holds nothing for long.
-/// Method: all places but one are taken; many come that are turned away and never hear why; one place becomes free.
+/// Goal: refused producers take no place of others and hold resources only briefly. Method: take all places; connect
+/// many more that never read the refusal; free one place.
 #[tokio::test]
-async fn who_is_turned_away_takes_no_place() {
+async fn refused_producers_take_no_place() {
     let home = Home::default();
     let mut inside = Vec::new();
     for _ in 0..PRODUCERS_MAX {
@@ -383,22 +383,22 @@ async fn who_is_turned_away_takes_no_place() {
         deaf.push(loop {
             match UnixStream::connect(home.path()).await {
                 Ok(stream) => break stream,
-                Err(_) => tokio::task::yield_now().await, // So many at once do not fit before the door.
+                Err(_) => tokio::task::yield_now().await, // The backlog is full.
             }
         });
     }
     inside.pop();
     let deadline = Instant::now() + channel::PROMPT / 2;
     while Producer::connect(&home.path()).await.is_err() {
-        assert!(Instant::now() < deadline, "the place that is free is not given");
+        assert!(Instant::now() < deadline, "the free place is not given");
         tokio::task::yield_now().await;
     }
 }
 
-/// Goal: who publishes more than may wait is refused, and heard on.
-/// Method: say more versions than that in one breath, none of them right; count what was refused for which reason.
+/// Goal: versions beyond the maximum of waiting ones are refused, and the connection continues. Method: send more, all
+/// invalid, in a single write; count the refusals by reason.
 #[tokio::test]
-async fn more_than_may_wait_is_refused() {
+async fn versions_beyond_the_queue_are_refused() {
     let home = Home::default();
     let (mut reader, writer) = home.raw().await;
     let more = connection::WAITING_MAX as u64 + 20;
@@ -415,8 +415,8 @@ async fn more_than_may_wait_is_refused() {
     assert_eq!((full, wrong), (20, connection::WAITING_MAX));
 }
 
-/// Goal: who may not publish into a topic neither ends nor withdraws it, and who loses that right while its turn is awaited
-/// does nothing either. Method: take the right away, from one that publishes and from one that waits.
+/// Goal: a producer without permission for a topic can neither end nor withdraw it, even if it loses the permission
+/// while it waits. Method: revoke the permission of one that publishes and of one that waits.
 #[tokio::test]
 async fn who_may_not_publish_may_not_end() {
     let uid = rustix::process::geteuid().as_raw();
@@ -448,7 +448,7 @@ async fn who_may_not_publish_may_not_end() {
     assert_eq!(refused.0, Refusal::Forbidden, "{refused:?}");
 }
 
-/// Goal: a topic that was only named, for a version that was refused, is not open, and takes no place for ever.
+/// Goal: a refused version does not open its topic.
 #[tokio::test]
 async fn a_refused_version_opens_no_topic() {
     let home = Home::default();
@@ -461,10 +461,10 @@ async fn a_refused_version_opens_no_topic() {
     assert!(matches!(refused, ServerMessage::Refused { reason: Refusal::TopicEnded, .. }), "{refused:?}");
 }
 
-/// Goal: a producer waits for a server that is there but does not answer no longer than it was told, and for one that is too
-/// busy until it is not. Method: a socket that nobody accepts at, with room for one; the clock goes on by itself.
+/// Goal: a producer waits for an unresponsive or busy server no longer than its timeout. Method: a socket that accepts
+/// no connection, with a backlog of one; paused time.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_answer() {
+async fn an_unresponsive_server_times_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -479,7 +479,7 @@ async fn a_server_that_does_not_answer() {
 }
 
 #[tokio::test]
-async fn a_producer_can_say_who_must_listen() {
+async fn a_producer_can_require_the_listening_user() {
     let home = Home::default();
     let ours = rustix::process::geteuid().as_raw();
     Producer::connect_to(&home.path(), PATIENCE, Some(ours)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Sealed versions: tensors copied once into memory that the server can read in place.
+//! [`SealedVersion`]: tensors copied once into sealed memory that the server reads in place.
 
 use std::{fmt, io, ops::Range};
 use tensor_relay_device::{Memfd, SealedFd};
@@ -20,7 +20,7 @@ pub struct SealedVersion {
     copied_bytes: u64,
 }
 
-/// Why tensors cannot be copied into sealed memory. `E` is the error of filling.
+/// Why tensors cannot be copied into sealed memory. `E` is the error of the callback that fills them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError<E: std::error::Error + 'static> {
@@ -29,7 +29,7 @@ pub enum SealError<E: std::error::Error + 'static> {
     Layout(#[from] LayoutError),
     /// The system has no shared memory for them.
     #[error(
-        "the system gives no shared memory for {bytes} bytes: {source}. It counts as memory of this container, whose limit \
+        "cannot allocate {bytes} bytes of shared memory: {source}. It counts as memory of this container, whose limit \
          may be too low"
     )]
     Memory {
@@ -41,14 +41,14 @@ pub enum SealError<E: std::error::Error + 'static> {
     /// Their bytes could not be read.
     #[error(transparent)]
     Fill(E),
-    /// A tensor's bytes are fewer than its dtype and shape say.
+    /// A tensor has fewer bytes than its dtype and shape require.
     #[error(
-        "tensor {name} takes {expected_bytes} bytes by its dtype and shape, and {given_bytes} came for it"
+        "tensor {name} takes {expected_bytes} bytes by its dtype and shape, but {given_bytes} were written"
     )]
     WrongSize {
         /// Which tensor.
         name: Box<str>,
-        /// What its dtype and shape say.
+        /// Its size by dtype and shape.
         expected_bytes: u64,
         /// The received size.
         given_bytes: u64,
@@ -56,11 +56,11 @@ pub enum SealError<E: std::error::Error + 'static> {
 }
 
 impl SealedVersion {
-    /// Lays `specs` out and lets `fill` write the bytes of each tensor, given its index in `specs`. Aliases are not asked
-    /// for. Takes as long as copying them does; call it off the executor.
+    /// Lays `specs` out and calls `fill` to write the bytes of each tensor, given its index in `specs`, except for
+    /// aliases. Blocks while copying; do not call it on an executor's thread.
     ///
     /// # Errors
-    /// [`SealError`]; nothing is kept then.
+    /// [`SealError`]; then the memory is released.
     pub fn new<E: std::error::Error + From<io::Error>>(
         terms: &Terms,
         specs: Vec<TensorSpec>,
@@ -85,7 +85,7 @@ impl SealedVersion {
                 return Err(SealError::WrongSize { name, expected_bytes, given_bytes });
             }
         }
-        // Padding stays zero. It ends with a multiple of 256, on the page on which its tensor does: no page is left out.
+        // Padding stays zero. It ends at a multiple of 256 on the last page of its tensor, so `written_bytes` covers each page.
         let copied_bytes = memfd.written_bytes();
         Ok(Self { manifest, memory: Some(memfd.seal().map_err(failed)?), copied_bytes })
     }
@@ -95,29 +95,29 @@ impl SealedVersion {
         &self.manifest
     }
 
-    /// How many bytes were copied to make it.
+    /// How many bytes were copied for it.
     pub fn copied_bytes(&self) -> u64 {
         self.copied_bytes
     }
 }
 
-/// Takes the bytes of one tensor, in order.
+/// Writes the bytes of one tensor, in order.
 pub struct TensorWriter<'a> {
     memfd: &'a mut Memfd,
     rest: Range<u64>,
 }
 
 impl TensorWriter<'_> {
-    /// Copies the next bytes of the tensor to their place.
+    /// Appends bytes of the tensor.
     ///
     /// # Errors
-    /// When they are more than the tensor has, or the system has no memory.
+    /// When the tensor has fewer bytes, or there is no memory.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let len = bytes.len() as u64;
         if len > self.rest.end - self.rest.start {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "a tensor came with more bytes than it has",
+                "more bytes were written than the tensor has",
             ));
         }
         self.memfd.write_at(bytes, self.rest.start)?;

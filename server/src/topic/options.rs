@@ -4,7 +4,7 @@ use crate::{Keep, config::DEADLINE_MAX};
 use std::time::Duration;
 use tensor_relay_protocol::CodecChoice;
 
-/// How a topic treats its versions and its readers. Each publisher brings its own.
+/// The options of a topic: retention, readers, bases, codec. Each publisher sets its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicOptions {
     /// How much is retained for late subscribers and for readers in mode `every`. Default: the newest version.
@@ -13,26 +13,27 @@ pub struct TopicOptions {
     pub when_full: WhenFull,
     /// How long `publish` waits for readers before [`WhenFull`] decides. Default 10 s.
     pub publish_timeout: Duration,
-    /// How long a version that left retention may be read by those who are at it; then they are cut off, and told.
-    /// Default: ten minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
+    /// How long transfers of a version may continue after it left retention; then they are aborted. Default: ten
+    /// minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
     pub release_timeout: Option<Duration>,
-    /// How many versions that left retention are kept at most, while subscribers hold copies of them: what is published then
-    /// travels as deltas against these. Default 2: the version that most have, and the one that some are getting. Each takes
-    /// its payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes). Where all
-    /// subscribers are lost they stay for those to come back, until the next publish after
-    /// [`Config::reader_linger`](crate::Config::reader_linger). With 0, every version travels whole: for topics of one version.
+    /// The maximum number of bases that left retention. They stay while subscribers hold copies of them, and later
+    /// versions are sent as deltas against them. Default 2: the version that most have, and the one that some are
+    /// receiving. Each takes its payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes). When all
+    /// subscribers are lost, bases stay for them until the next publish after
+    /// [`Config::reader_linger`](crate::Config::reader_linger). With 0, every version is sent whole: for topics of one
+    /// version.
     pub bases: u32,
-    /// How its chunks are encoded, unless a subscriber wants it otherwise. Default: as
-    /// [`Config::codec`](crate::Config::codec) says.
+    /// How its chunks are encoded, unless a subscriber chooses otherwise. Default:
+    /// [`Config::codec`](crate::Config::codec).
     pub codec: Option<CodecChoice>,
-    /// After how long without a publish the topic ends by itself. Default: never.
+    /// The time without a publish after which the topic expires. Default: never.
     pub expire_after: Option<Duration>,
 }
 
-/// What `publish` does when it has waited for readers as long as it may.
+/// What `publish` does after it has waited for readers for `publish_timeout`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Evicts the blocking readers. They are told, and it is counted.
+    /// Evicts the blocking readers, informs them, and counts them.
     Evict,
     /// Keeps waiting without a deadline.
     Block,
@@ -54,7 +55,7 @@ impl Default for TopicOptions {
 
 impl TopicOptions {
     /// The options clamped to valid deadlines.
-    pub(crate) fn within_reason(self) -> Self {
+    pub(crate) fn clamped(self) -> Self {
         Self {
             publish_timeout: self.publish_timeout.min(DEADLINE_MAX),
             release_timeout: self.release_timeout.map(|timeout| timeout.min(DEADLINE_MAX)),

@@ -1,4 +1,4 @@
-//! A reader in mode `every`: its place, and its acknowledgements.
+//! [`Reader`]: a reader in mode `every`, with its place and its acknowledgements.
 
 use super::{State, TopicState, place_of};
 use crate::{
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tensor_relay_protocol::{Epoch, Start, Version, VersionId};
 use tokio::time::Instant;
 
-/// A subscription in mode `every` at its topic. Dropping it keeps the place of a named reader waiting, unless it was
-/// [given up](Self::give_place_up).
+/// A reader of a topic. If it is dropped, the place of a named reader waits for it, unless it was [given
+/// up](Self::give_place_up).
 #[derive(Debug)]
 pub(crate) struct Reader {
     topic: Arc<TopicState>,
@@ -24,14 +24,14 @@ pub(crate) struct Reader {
 pub(crate) enum ReaderState {
     /// It has its place.
     Reading,
-    /// The publisher could not wait for it any longer.
+    /// It was evicted: the publisher could not wait any longer.
     Evicted,
     /// Another subscription took its place over.
     Replaced,
 }
 
 impl Reader {
-    /// Takes a place in `topic`: the one that `name` left behind, or a new one. Returns the first position.
+    /// Takes a place in `topic`: that of `name`, or a new one. Returns the first version.
     pub(crate) fn join(
         topic: Arc<TopicState>,
         name: Option<PlaceName>,
@@ -45,7 +45,7 @@ impl Reader {
             let known = name.as_ref().and_then(|name| places.reader(name));
             let waiting = known.and_then(|reader| retention.place(reader));
             let begin = match waiting {
-                // It comes back and says nothing: on with what it has not acknowledged.
+                // It reconnects without `have` or `start`: continue after the last acknowledged version.
                 Some(waiting) if have.is_none() && !matches!(start, Start::At(..)) => waiting,
                 _ => wanted,
             };
@@ -53,7 +53,7 @@ impl Reader {
                 Some(name) => {
                     let (id, holder) = places.claim(&name, || retention.join(begin));
                     if have.is_none() && matches!(start, Start::At(..)) {
-                        retention.advance(id, begin); // It says that it is done with what came before.
+                        retention.advance(id, begin); // This acknowledges all earlier versions.
                     }
                     (id, Some((name, holder)), begin)
                 }
@@ -81,7 +81,7 @@ impl Reader {
         {
             let mut state = self.topic.state();
             let mut versions = state.retention.iter();
-            // Of a version that left retention already, what came before it in its epoch counts.
+            // If the version left retention already, this acknowledges the earlier ones of its epoch.
             let is_covered = |id: &VersionId| id.epoch == epoch && id.version <= version;
             let found = versions.rfind(|(_, retained)| is_covered(&retained.id));
             let Some(seq) = found.map(|(seq, _)| seq) else { return };
@@ -91,12 +91,12 @@ impl Reader {
         self.topic.room.send_replace(());
     }
 
-    /// The number of versions before `seq` that it has not acknowledged, without given up ones.
+    /// The number of versions before `seq` that it has not acknowledged, without `given_up`.
     pub(crate) fn unacknowledged(&self, seq: Seq, given_up: &[Seq]) -> usize {
         self.topic.state().retention.unacknowledged(self.id, seq, given_up)
     }
 
-    /// Does not leave the place to wait when this is dropped: the reader will not come back.
+    /// Releases the place when this is dropped: the reader will not reconnect.
     pub(crate) fn give_place_up(&mut self) {
         self.keep_place = false;
     }

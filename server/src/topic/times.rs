@@ -1,4 +1,4 @@
-//! The times of a topic's last publishes, from which the lag of subscribers follows.
+//! [`PublishTimes`]: the times of a topic's last publishes, for the lag of subscribers.
 
 use super::{Retained, TopicState};
 use crate::status::TopicStatus;
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use tensor_relay_protocol::{Epoch, Version};
 use tokio::time::Instant;
 
-/// The number of publishes remembered. A subscriber further behind is at least as late as the oldest of them.
+/// The number of stored publishes. The lag of a subscriber further behind is at least that of the oldest.
 const REMEMBERED: usize = 64;
 
 /// The times of a topic's last publishes, oldest first.
@@ -40,7 +40,7 @@ impl PublishTimes {
         self.count
     }
 
-    /// The lag of a subscriber that has `done`. With nothing of the newest epoch, it lacks at least one version.
+    /// The lag of a subscriber that has `done`. Without a version of the newest epoch, it lacks at least one.
     pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
         let Some(&(epoch, newest, published)) = self.last.back() else { return Lag::default() };
         match done {
@@ -54,7 +54,7 @@ impl PublishTimes {
     }
 }
 
-/// The topic's status for operators.
+/// The status for operators.
 impl TopicState {
     /// How many versions were ever published.
     pub(crate) fn published_count(&self) -> u64 {

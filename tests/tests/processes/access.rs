@@ -138,7 +138,7 @@ fn secrets_are_rotated_under_way() {
     home.run(&["tickets", "rotate"]).with(0);
     let new = Made::new(&home, &server, "new", &["--topic=w"]);
     fs::write(home.path("state/tensor-relay/access/acl"), "nonsense").unwrap();
-    server.process.hear_err("those of before stay in force");
+    server.process.hear_err("the previous ones stay in force");
     home.run(&["list", &old.file]).with(0);
     fs::remove_file(home.path("state/tensor-relay/access/acl")).unwrap();
     thread::sleep(LOOKED); // The list was broken, so the new secret is not known yet.

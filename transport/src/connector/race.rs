@@ -1,4 +1,4 @@
-//! The race between addresses, and between QUIC and TCP at each, for a session's first connection.
+//! Connects a session's first lane: races addresses, and QUIC against TCP at each.
 
 use std::{net::SocketAddr, pin::pin, sync::atomic::Ordering, time::Duration};
 use tokio::{
@@ -13,9 +13,9 @@ use crate::{Fingerprint, KindReason, Lane, LaneError, LaneKind, Transport};
 /// 250 ms).
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// A path is short if TCP connects within this time. There TCP carries more than QUIC at less cost, thanks to
+/// A path is short if TCP connects within this time. There TCP is faster than QUIC and costs less, thanks to
 /// segmentation offload; on a longer path it would need larger windows than systems allow by default, and QUIC's loss
-/// recovery. The kernel answers a SYN, so this is the round trip time, however busy the server is.
+/// recovery. The kernel answers a SYN, so this measures the round trip time even if the server is busy.
 const SHORT_PATH: Duration = Duration::from_millis(5);
 
 impl Connector {
@@ -23,7 +23,7 @@ impl Connector {
     /// attempt has failed.
     ///
     /// # Errors
-    /// The most informative error, once all attempts have failed or the `timeout` is over.
+    /// The most informative error, once all attempts have failed or `timeout` has passed.
     pub(super) async fn race(
         &self,
         addresses: &[SocketAddr],
@@ -48,7 +48,7 @@ impl Connector {
             tokio::select! {
                 Some(ended) = attempts.join_next() => match ended {
                     Ok(Ok(lane)) => return Ok(lane),
-                    Ok(Err(error)) => worst = Some(more_telling(worst, error)),
+                    Ok(Err(error)) => worst = Some(more_informative(worst, error)),
                     Err(panic) => std::panic::resume_unwind(panic.into_panic()),
                 },
                 () = next_address => {}
@@ -65,28 +65,28 @@ impl Connector {
         keys: &[Fingerprint],
         deadline: Instant,
     ) -> Result<Lane, ConnectError> {
-        let silence = || LaneError::TimedOut { peer: address }.into();
+        let timed_out = || LaneError::TimedOut { peer: address }.into();
         let forced = |kind| async move {
             let connected = timeout_at(deadline, self.connect_one(address, kind, keys, 0)).await;
-            connected.unwrap_or_else(|_| Err(silence()))
+            connected.unwrap_or_else(|_| Err(timed_out()))
         };
         match self.transport {
             Transport::Quic => forced(LaneKind::Quic).await,
             Transport::Tcp => forced(LaneKind::Tcp).await,
-            Transport::Auto => self.duel(address, keys, deadline).await,
+            Transport::Auto => self.race_kinds(address, keys, deadline).await,
         }
     }
 
     /// Connects over TCP on a short path, otherwise over QUIC; if that does not answer, over TCP after a head start, or
     /// at once if only TCP reached this server last time. QUIC starts only after TCP's time for short paths, since an
-    /// unused handshake costs a server as much as another one.
-    async fn duel(
+    /// unused handshake costs the server as much as a used one.
+    async fn race_kinds(
         &self,
         address: SocketAddr,
         keys: &[Fingerprint],
         deadline: Instant,
     ) -> Result<Lane, ConnectError> {
-        let silence = |_| Err(LaneError::TimedOut { peer: address }.into());
+        let timed_out = |_| Err(LaneError::TimedOut { peer: address }.into());
         let began = Instant::now();
         let mut opening = pin!(self.open_stream(address, 0));
         let opened = timeout_at((began + SHORT_PATH).min(deadline), &mut opening).await;
@@ -105,7 +105,7 @@ impl Connector {
         if is_short {
             match timeout_at((began + HEAD_START).min(deadline), &mut tcp).await {
                 Ok(Ok(Ok(lane))) => return Ok(self.over_tcp(lane, true)),
-                Ok(answer) => failed = answer.unwrap_or_else(silence).err(),
+                Ok(answer) => failed = answer.unwrap_or_else(timed_out).err(),
                 Err(_) => {}
             }
         }
@@ -114,14 +114,14 @@ impl Connector {
         let mut quic = pin!(timeout_at(deadline, self.connect_one(address, LaneKind::Quic, keys, 0)));
         loop {
             let error = tokio::select! {
-                answer = &mut tcp, if !tcp_failed => match answer.unwrap_or_else(silence) {
+                answer = &mut tcp, if !tcp_failed => match answer.unwrap_or_else(timed_out) {
                     Ok(lane) => return Ok(self.over_tcp(lane, is_short)),
                     Err(error) => {
                         tcp_failed = true;
                         error
                     }
                 },
-                answer = &mut quic, if !quic_failed => match answer.unwrap_or_else(silence) {
+                answer = &mut quic, if !quic_failed => match answer.unwrap_or_else(timed_out) {
                     Ok(lane) => return Ok(self.over_quic(lane)),
                     Err(error) => {
                         quic_failed = true;
@@ -129,11 +129,11 @@ impl Connector {
                     }
                 },
             };
-            let telling = more_telling(failed.take(), error);
+            let informative = more_informative(failed.take(), error);
             if quic_failed && tcp_failed {
-                return Err(telling);
+                return Err(informative);
             }
-            failed = Some(telling);
+            failed = Some(informative);
         }
     }
 
@@ -148,8 +148,8 @@ impl Connector {
     }
 }
 
-/// The more informative of two errors: an answer before silence, a wrong key before all.
-fn more_telling(first: Option<ConnectError>, second: ConnectError) -> ConnectError {
+/// The more informative of two errors: an answer before a timeout, a wrong key before everything else.
+fn more_informative(first: Option<ConnectError>, second: ConnectError) -> ConnectError {
     let rank = |error: &ConnectError| match error {
         ConnectError::WrongKey { .. } => 3,
         ConnectError::Incompatible { .. } | ConnectError::Refused { .. } => 2,

@@ -1,4 +1,4 @@
-//! Opening lanes over TCP: connection, handshake, and errors.
+//! Opens lanes over TCP: connection, handshake, and errors.
 
 use std::{
     io,
@@ -30,7 +30,7 @@ impl Connector {
         })
     }
 
-    /// Performs the handshake, checks the server's key against `keys`, and makes a lane.
+    /// Performs the handshake, checks the server's key against `keys`, and returns a lane.
     pub(super) async fn shake_hands(
         &self,
         stream: Box<dyn ByteStream>,
@@ -57,7 +57,7 @@ impl Connector {
     }
 }
 
-/// The error for a failed handshake. A server that accepts no connections closes it before the handshake.
+/// The error for a failed handshake. A server that refuses connections closes them before the handshake.
 fn refusal(address: SocketAddr, error: io::Error) -> ConnectError {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     match (tls, error.kind()) {

@@ -1,4 +1,4 @@
-//! The choice of codecs from cached size estimates.
+//! [`Chooser`]: chooses codecs from cached size estimates.
 
 use super::Payload;
 use crate::Workers;
@@ -20,11 +20,11 @@ use tensor_relay_protocol::{
 /// A subscriber's request for a codec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodecRequest {
-    /// The codec of `offered` that is fastest over a link of this class.
+    /// The best codec of `offered` for this effort.
     Auto {
         /// The codecs that the subscriber can decode.
         offered: CodecSet,
-        /// What it may cost.
+        /// How much work encoding may cost.
         effort: Effort,
     },
     /// This codec, if it gains something.
@@ -49,24 +49,22 @@ impl From<CodecId> for CodecRequest {
 
 /// Chooses codecs, from size estimates that it caches.
 ///
-/// An estimate takes as long as sending a hundredth of a chunk, so not every chunk is estimated: the chunks of a
-/// tensor, and those of its next versions, are alike. An estimate serves the next [`LOOK_AGAIN`] of them, or until a
-/// chunk's actual size differs. The estimate used for a chunk is kept with it, so that all subscribers get the same
-/// codec.
+/// An estimate takes as long as sending a hundredth of a chunk, so not every chunk is estimated: the chunks of a tensor
+/// are alike, also in its next versions. An estimate serves the next [`CHUNKS_PER_ESTIMATE`] of them, or until a chunk's actual
+/// size differs. The estimate used for a chunk is cached with it, so that all subscribers get the same codec.
 pub(super) struct Chooser {
     workers: Workers,
     chunks: Cache<(u64, ChunkIndex), SizeEstimate>,
-    tensors: Cache<Subject, Arc<Remembered>>,
-    /// Tensors whose last comparison with a base found too many changes, and how many of their chunks were not compared
-    /// since.
+    tensors: Cache<Subject, Arc<CachedEstimate>>,
+    /// Tensors whose last comparison with a base found too many changes, with the number of chunks not compared since.
     changing: Cache<Subject, Arc<AtomicU32>>,
     /// Payloads with a base that could not be read.
     unreadable: Cache<(u64, u64), ()>,
     looks: AtomicU64,
 }
 
-/// A group of similar chunks: those of one tensor in all versions of one manifest, or one chunk that small tensors
-/// share.
+/// A group of similar chunks: those of one tensor in all versions with one manifest, or one chunk shared by small
+/// tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Subject {
     manifest: ManifestDigest,
@@ -74,27 +72,29 @@ struct Subject {
 }
 
 #[derive(Debug)]
-struct Remembered {
+struct CachedEstimate {
     look: SizeEstimate,
     used: AtomicU32,
 }
 
-/// The number of chunks that an estimate serves. Estimating random bytes then costs less than 0.3 % of sending them.
-const LOOK_AGAIN: u32 = 16;
+/// The number of further chunks that use an estimate. Estimating random bytes then costs less than 0.3 % of sending
+/// them.
+const CHUNKS_PER_ESTIMATE: u32 = 16;
 
-/// The most cached chunks and tensors: those of about 250 GB, in less than 10 MB. An evicted one is estimated again.
-const REMEMBERED_MAX: usize = 1 << 16;
+/// The maximum number of cached chunks and of tensors: those of about 250 GB, in less than 10 MB. An evicted one is
+/// estimated again.
+const CACHED_MAX: usize = 1 << 16;
 
-/// The most cached unreadable bases. There are a few for each topic; an evicted one costs another attempt.
+/// The maximum number of cached unreadable bases. A topic has few; an evicted one costs another attempt.
 const UNREADABLE_MAX: usize = 1 << 10;
 
 impl Chooser {
     pub(super) fn new(workers: Workers) -> Self {
         Self {
             workers,
-            chunks: Cache::new(REMEMBERED_MAX),
-            tensors: Cache::new(REMEMBERED_MAX),
-            changing: Cache::new(REMEMBERED_MAX),
+            chunks: Cache::new(CACHED_MAX),
+            tensors: Cache::new(CACHED_MAX),
+            changing: Cache::new(CACHED_MAX),
             unreadable: Cache::new(UNREADABLE_MAX),
             looks: AtomicU64::new(0),
         }
@@ -105,7 +105,7 @@ impl Chooser {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// The estimate that was made for `chunk`, or taken over from its neighbours.
+    /// The cached estimate of `chunk`, its own or one from similar chunks.
     pub(super) fn known(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         let (range, _) = payload.manifest().chunk(chunk);
         match range.end - range.start < SMALL_BYTES as u64 {
@@ -114,22 +114,22 @@ impl Chooser {
         }
     }
 
-    /// The estimate for `chunk`, if it was made or can be taken over from its neighbours.
+    /// The estimate for `chunk`, if it is cached or can be taken from similar chunks.
     pub(super) fn recall(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         if let Some(known) = self.known(payload, chunk) {
             return Some(known);
         }
         let key = (payload.key(), chunk);
-        let remembered = self.tensors.get(&subject(payload, chunk))?;
-        let is_fresh = remembered.used.fetch_add(1, Ordering::Relaxed) < LOOK_AGAIN;
+        let cached = self.tensors.get(&subject(payload, chunk))?;
+        let is_fresh = cached.used.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE;
         is_fresh.then(|| {
-            self.chunks.insert(key, remembered.look);
-            remembered.look
+            self.chunks.insert(key, cached.look);
+            cached.look
         })
     }
 
     /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; only the one that ran
-    /// it is told its time.
+    /// it gets its time.
     pub(super) async fn look(
         &self,
         payload: &Payload,
@@ -146,19 +146,19 @@ impl Chooser {
             };
             let (look, took) = self.workers.run(looking).await;
             spent = took;
-            let remembered = Remembered { look, used: AtomicU32::new(0) };
-            self.tensors.insert(subject(payload, chunk), Arc::new(remembered));
+            let cached = CachedEstimate { look, used: AtomicU32::new(0) };
+            self.tensors.insert(subject(payload, chunk), Arc::new(cached));
             Ok::<_, Infallible>(look)
         };
         let Ok(look) = self.chunks.get_or_insert_async(&(payload.key(), chunk), take).await;
         (look, spent)
     }
 
-    /// Whether `chunk` is likely to be little changed from its base. Where one of its tensor was not, the next
-    /// [`LOOK_AGAIN`] are not compared: training in f32 changes nearly every element.
+    /// Whether `chunk` is likely to differ little from its base. If a chunk of its tensor differed too much, the next
+    /// [`CHUNKS_PER_ESTIMATE`] are not compared: training in f32 changes nearly every element.
     pub(super) fn expects_delta(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
-        let passed_over = self.changing.get(&subject(payload, chunk));
-        passed_over.is_none_or(|count| count.fetch_add(1, Ordering::Relaxed) >= LOOK_AGAIN)
+        let skipped = self.changing.get(&subject(payload, chunk));
+        skipped.is_none_or(|count| count.fetch_add(1, Ordering::Relaxed) >= CHUNKS_PER_ESTIMATE)
     }
 
     /// Records the result of comparing `chunk` with its base.
@@ -170,7 +170,7 @@ impl Chooser {
         }
     }
 
-    /// Whether `base` could not be read for `payload` before.
+    /// Whether reading `base` for `payload` has failed before.
     pub(super) fn is_unreadable(&self, payload: &Payload, base: &Payload) -> bool {
         self.unreadable.get(&(payload.key(), base.key())).is_some()
     }
@@ -182,8 +182,8 @@ impl Chooser {
         is_new
     }
 
-    /// Records the result of an encoding: `encoded_bytes` of `raw_bytes`, or nothing worth sending. An estimate that
-    /// was far off is dropped from the cache.
+    /// Records the result of an encoding: `encoded_bytes` of `raw_bytes`, or `None` if it gained too little. Drops an
+    /// estimate that was far off.
     pub(super) fn handle_encoded(
         &self,
         payload: &Payload,
@@ -193,8 +193,8 @@ impl Chooser {
         encoded_bytes: Option<usize>,
     ) {
         let subject = subject(payload, chunk);
-        let remembered = self.tensors.get(&subject);
-        if remembered.is_some_and(|known| known.look.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
+        let cached = self.tensors.get(&subject);
+        if cached.is_some_and(|known| known.look.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
             self.tensors.remove(&subject);
         }
     }
@@ -234,7 +234,7 @@ mod tests {
         (0..chunks * CHUNK / 16).flat_map(word).collect()
     }
 
-    /// Noise with the exponents of weights: a few, in every second byte.
+    /// Noise with a few exponents, as of weights, in every second byte.
     fn weights(chunks: usize) -> Vec<u8> {
         let mut bytes = noise(chunks);
         for byte in bytes.iter_mut().skip(1).step_by(2) {
@@ -247,7 +247,7 @@ mod tests {
         CodecRequest::Auto { offered: CodecSet::all(), effort }
     }
 
-    /// Encodes every chunk of `payload`, and returns in which codecs.
+    /// Encodes every chunk of `payload`; returns the codecs.
     async fn send(encoder: &Encoder, payload: &Payload, wanted: CodecRequest) -> Vec<CodecId> {
         let mut codecs = vec![];
         for (chunk, range) in payload.manifest().chunking().iter() {
@@ -263,21 +263,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn random_bytes_travel_raw_at_the_price_of_a_few_looks() {
+    async fn random_bytes_are_sent_raw_with_few_estimates() {
         for dtype in [Dtype::U8, Dtype::Bf16] {
             let (encoder, payload) = (encoder(), payload(dtype, noise(64)));
             let sent = send(&encoder, &payload, auto(Effort::Full)).await;
             assert_eq!(sent, [CodecId::Raw; 64]);
             let EncoderStats { requested, encoded, looks, .. } = encoder.stats();
-            assert_eq!((requested, encoded), (0, 0), "nothing was tried in vain");
-            assert_eq!(looks, 64_u64.div_ceil(u64::from(LOOK_AGAIN) + 1));
+            assert_eq!((requested, encoded), (0, 0), "no encoding was attempted");
+            assert_eq!(looks, 64_u64.div_ceil(u64::from(CHUNKS_PER_ESTIMATE) + 1));
             send(&encoder, &payload, auto(Effort::Light)).await;
-            assert_eq!(encoder.stats().looks, looks, "what was said of a chunk stays");
+            assert_eq!(encoder.stats().looks, looks, "the estimates are cached");
         }
     }
 
     #[tokio::test]
-    async fn floats_go_in_bit_planes_and_a_new_version_needs_no_look() {
+    async fn floats_are_sent_as_bit_planes_and_a_new_version_needs_no_estimate() {
         let encoder = encoder();
         let first = payload(Dtype::Bf16, weights(8));
         assert_eq!(send(&encoder, &first, auto(Effort::default())).await, [CodecId::BitPlanes; 8]);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_forced_or_not_offered_is_heeded() {
+    async fn fixed_and_offered_codecs_are_respected() {
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(4)));
         for codec in [CodecId::Raw, CodecId::Planes, CodecId::Zstd, CodecId::BitPlanes] {
             assert_eq!(send(&encoder, &payload, codec.into()).await, [codec; 4]);
@@ -309,9 +309,9 @@ mod tests {
         assert_eq!(encoder.stats().looks, 0, "there is nothing to choose here either");
     }
 
-    /// A tensor that begins as weights and goes on as noise.
+    /// A tensor that begins as weights and continues as noise.
     #[tokio::test]
-    async fn a_chunk_that_turns_out_otherwise_is_the_only_one() {
+    async fn a_wrong_estimate_is_used_once() {
         let mut bytes = weights(2);
         bytes.extend(noise(14));
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, bytes));
@@ -319,11 +319,11 @@ mod tests {
         assert_eq!(sent[..2], [CodecId::BitPlanes; 2]);
         assert_eq!(sent[2..], [CodecId::Raw; 14]);
         let EncoderStats { looks, incompressible, .. } = encoder.stats();
-        assert_eq!((looks, incompressible), (2, 1), "one was tried in vain, and then there was another look");
+        assert_eq!((looks, incompressible), (2, 1), "one attempt failed, then there was another estimate");
     }
 
     #[tokio::test]
-    async fn small_chunks_travel_raw_and_are_not_looked_at() {
+    async fn small_chunks_are_sent_raw_without_an_estimate() {
         let whole = CHUNK + SMALL_BYTES;
         for (bytes, last, looks) in [(whole, CodecId::BitPlanes, 1), (whole - 256, CodecId::Raw, 1)] {
             let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(2)[..bytes].to_vec()));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_look_is_counted_for_who_waited_for_it() {
+    async fn the_time_of_an_estimate_is_counted_once() {
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, noise(1)));
         let ask = async || encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap();
         let (first, second) = (ask().await, ask().await);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_who_ask_at_once_wait_for_one_look() {
+    async fn concurrent_requests_share_one_estimate() {
         let (encoder, payload) = (
             Arc::new(Encoder::new(64 << 20, None, Workers::Threads)),
             Arc::new(payload(Dtype::Bf16, weights(1))),

@@ -1,4 +1,4 @@
-//! The encoder: encodes chunks once for all subscribers.
+//! [`Encoder`]: encodes chunks once for all subscribers.
 
 mod deltas;
 mod scratch;
@@ -37,17 +37,16 @@ pub struct Encoded {
     pub hash: ChunkHash,
     /// The encoded bytes.
     pub bytes: Bytes,
-    /// The workers' time for the estimate and the encoding in this call; zero if it was cached. Vain attempts count
+    /// The workers' time for the estimate and the encoding in this call; zero if it was cached. Failed attempts count
     /// too.
     pub spent: Duration,
 }
 
-/// Reads, hashes and encodes chunks, each once per (payload, chunk, codec, base) however many subscribers want it, as long as
-/// the result stays in a cache of bounded size. What was evicted is read and encoded again. The cache forgets a payload that
-/// is dropped.
+/// Reads, hashes and encodes chunks, each once per (payload, chunk, codec, base) for all subscribers, while the result
+/// stays in a bounded cache. An evicted one is read and encoded again. Entries are dropped with their payload.
 ///
-/// Raw chunks are slices of the source and free to read again, unless the source is on a device: those are cached
-/// within a bound of their own.
+/// Raw chunks are slices of the source and cost nothing to read again, unless the source is on a device: those have
+/// their own bounded cache.
 pub struct Encoder {
     cache: Arc<Encodings>,
     reads: Arc<Reads>,
@@ -57,14 +56,14 @@ pub struct Encoder {
     counters: Counters,
 }
 
-/// The counters of an encoder. `requested - encoded` were answered from the cache or needed no encoding. How many bytes
-/// were sent in which codec, and what that took, is in [`CodecStats`](crate::CodecStats).
+/// The counters of an encoder. `requested - encoded` were answered from the cache or needed no encoding. The bytes sent
+/// in each codec, and the time for encoding them, are in [`CodecStats`](crate::CodecStats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncoderStats {
     /// Bytes read from sources on this host, memory and files, each time a chunk was read.
     pub host_read_bytes: u64,
-    /// Of those, bytes that had to be copied first: from files, and of chunks that do not lie in one piece, because
-    /// they span tensors or padding of a borrowed version.
+    /// Of those, bytes that had to be copied first: from files, and of chunks that are not contiguous, because they
+    /// span tensors or padding of a borrowed version.
     pub host_copied_bytes: u64,
     /// Chunks requested in a codec other than `raw`.
     pub requested: u64,
@@ -80,15 +79,14 @@ pub struct EncoderStats {
     pub looks: u64,
     /// Chunks requested from device sources. `source_asked - source_reads` were answered by a running or cached read.
     pub source_asked: u64,
-    /// Chunks read from devices. `source_reads - source_rereads` is the number of different ones: each is read once,
-    /// however many subscribe.
+    /// Chunks read from devices. `source_reads - source_rereads` is the number of different ones.
     pub source_reads: u64,
     /// Of those, chunks that were read before and evicted since.
     pub source_rereads: u64,
-    /// The size of cached encodings now, including memory reserved for the next ones. They are dropped with their
+    /// The current size of cached encodings, including memory reserved for the next ones. They are dropped with their
     /// version.
     pub encoded_bytes: u64,
-    /// The size of device chunks cached or being read now. Each counts at least as much as a slot.
+    /// The current size of device chunks cached or being read. Each counts at least as much as a slot.
     pub source_kept_bytes: u64,
 }
 
@@ -104,8 +102,8 @@ struct Counters {
 }
 
 impl Encoder {
-    /// An encoder whose encodings take at most `encoded_bytes`, those that are being sent included, and up to half of it
-    /// cached; and which caches at most `device_cache_bytes` of raw chunks per device, `None` for half of the device's slots.
+    /// An encoder whose encodings, in flight and cached, take at most `encoded_bytes`, half of it for the cache. Caches
+    /// at most `device_cache_bytes` of raw chunks per device; `None` is half of the device's slots.
     pub fn new(encoded_bytes: u64, device_cache_bytes: Option<u64>, workers: Workers) -> Self {
         let cache = Arc::new(Encodings::new(encoded_bytes));
         let stages = Arc::new(Stages::default());
@@ -121,8 +119,8 @@ impl Encoder {
 
     /// The bytes of `chunk` for the wire, encoded as `wanted` if that gains something.
     ///
-    /// Several subscribers that ask at the same time wait for one encoding, and for one read of a device. Raw chunks in
-    /// host memory cost nothing beyond a hash, which is computed once, and are not cached.
+    /// Concurrent callers share one encoding, and one read of a device. Raw chunks in host memory cost only a hash,
+    /// computed once, and are not cached.
     ///
     /// # Errors
     /// [`SourceError`] when the payload cannot be read: the same error for all callers that shared the read.
@@ -182,7 +180,7 @@ impl Encoder {
         Ok((Some(raw), look, looked))
     }
 
-    /// The bytes of `chunk` in `codec`, which is not raw, or raw if that gains too little. `raw` saves a read.
+    /// The bytes of `chunk` in `codec`, or raw if that gains too little. `raw` saves a read.
     async fn encode_as(
         &self,
         codec: CodecId,
@@ -195,7 +193,7 @@ impl Encoder {
         if let Some(Some(encoded)) = self.cache.get(&key) {
             return Ok(encoded);
         }
-        // A device is awaited outside of the cache, so that all waiters see its failure at once instead of in turns.
+        // Reads a device outside the cache, so that all waiters get its failure at once instead of retrying in turn.
         if raw.is_none() && payload.source().is_costly() {
             raw = Some(self.raw(payload, chunk).await?);
         }
@@ -222,12 +220,12 @@ impl Encoder {
         Ok(Encoded { spent, ..encoded })
     }
 
-    /// How small each codec would make `chunk`, where that was estimated.
+    /// The estimated size of `chunk` in each codec, if there is an estimate.
     pub fn estimate(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         self.chooser.known(payload, chunk)
     }
 
-    /// What `chunks` of `payload` are together. Costs a read of those that were never hashed.
+    /// The digest of `chunks` of `payload`. Reads those that were never hashed.
     ///
     /// # Errors
     /// [`SourceError`] when one of them cannot be read.
@@ -242,7 +240,7 @@ impl Encoder {
         Ok(payload.digest_of(chunks).expect("every chunk was hashed, now or before"))
     }
 
-    /// The counters so far.
+    /// The current counters.
     pub fn stats(&self) -> EncoderStats {
         let Counters { host_read_bytes, host_copied_bytes, .. } = &self.counters;
         let Counters { requested, encoded, incompressible, compared, deltas, .. } = &self.counters;
@@ -292,8 +290,8 @@ impl Encoder {
         Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
     }
 
-    /// Encodes `raw`; `None` if that gains too little, [`NoRoom`] if it gains and cannot be kept. Also returns the time
-    /// taken.
+    /// Encodes `raw`; `None` if that gains too little, [`NoRoom`] if there is no memory for the result. Also returns
+    /// the time taken.
     async fn run_codec(
         &self,
         payload: &Payload,
@@ -365,25 +363,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_time_that_it_took_is_told_once() {
+    async fn the_time_of_an_encoding_is_counted_once() {
         let noise: Vec<u8> = (0..256u32).flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0).collect();
         let payload = payload([vec![7; 4096], noise].concat());
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         for chunk in [ChunkIndex(0), ChunkIndex(1)] {
             let first = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
             let second = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
-            assert!(first.spent > Duration::ZERO, "also in vain");
+            assert!(first.spent > Duration::ZERO, "also a failed attempt");
             assert_eq!((second.codec, second.spent), (first.codec, Duration::ZERO));
         }
     }
 
-    /// Goal: readers that keep encodings take no more memory than that of all encodings; what has no room travels raw, and is
-    /// encoded again when there is some.
+    /// Goal: readers that hold encodings take at most the memory for encodings. Chunks without room are sent raw, and
+    /// encoded again when there is room.
     #[tokio::test]
-    async fn what_has_no_room_travels_raw() {
+    async fn chunks_without_room_are_sent_raw() {
         let limits = Limits::default();
         let (chunk_bytes, chunks) = (1 << 20, 256_u32);
-        // Every other byte is noise, so that half is left of it.
+        // Every other byte is noise, so it compresses to half.
         let noise = (0..chunk_bytes / 32).flat_map(|i: u32| ChunkHash::of(&i.to_le_bytes()).0);
         let half: Vec<u8> = noise.flat_map(|byte| [byte, 0]).take(chunk_bytes as usize).collect();
         let shape = Shape::new(&[u64::from(chunk_bytes * chunks)]).unwrap();
@@ -400,7 +398,7 @@ mod tests {
         let encoded = kept.iter().filter(|chunk| chunk.codec == CodecId::Zstd);
         let bytes: usize = encoded.clone().map(|chunk| chunk.bytes.len()).sum();
         assert!(bytes as u64 <= encoded_bytes, "{bytes}");
-        assert!(encoded.count() > 32, "up to there they are encoded");
+        assert!(encoded.count() > 32, "they are encoded up to the bound");
         assert_eq!(kept.last().unwrap().codec, CodecId::Raw);
         drop(kept);
         let again = encoder.encode(&payload, ChunkIndex(chunks - 1), CodecId::Zstd).await.unwrap();
@@ -408,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_gains_nothing_travels_raw() {
+    async fn incompressible_chunks_are_sent_raw() {
         let noise: Vec<u8> = (0..4096u32)
             .flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0[..2].to_vec())
             .collect();
@@ -428,13 +426,13 @@ mod tests {
         for chunk in 0..50 {
             encoder.encode(&payload, ChunkIndex(chunk), CodecId::Zstd).await.unwrap();
         }
-        assert!(encoder.stats().encoded_bytes <= 1, "a cache too small for anything keeps nothing");
+        assert!(encoder.stats().encoded_bytes <= 1, "a cache without room stays empty");
         encoder.encode(&payload, ChunkIndex(0), CodecId::Zstd).await.unwrap();
         assert_eq!(encoder.stats().encoded, 51);
     }
 
     #[tokio::test]
-    async fn encodings_go_with_their_versions() {
+    async fn encodings_are_dropped_with_their_versions() {
         let (before, mut after) = (vec![1; 8192], vec![1; 8192]);
         after[100] ^= 1;
         let (before, after) = (payload(before), payload(after));
@@ -448,7 +446,7 @@ mod tests {
         let both = encoder.stats().encoded_bytes;
         drop(before);
         let one = encoder.stats().encoded_bytes;
-        assert!(0 < one && one < both, "{one} of {both}: nobody will be sent that delta any more");
+        assert!(0 < one && one < both, "{one} of {both}: the delta is dropped with its base");
         drop(after);
         assert_eq!(encoder.stats().encoded_bytes, 0);
     }

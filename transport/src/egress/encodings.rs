@@ -1,4 +1,4 @@
-//! The cache of encodings.
+//! [`Encodings`]: the bounded cache of encodings.
 
 use super::Encoded;
 use bytes::Bytes;
@@ -7,25 +7,25 @@ use std::sync::Arc;
 use tensor_relay_device::{Charge, HostMemory, SourceError};
 use tensor_relay_protocol::{ChunkIndex, CodecId};
 
-/// The encodings of chunks, within a bound: those on their way to subscribers, and up to half of it cached, until their
+/// The encodings of chunks, within a bound: those being sent and, in up to half of it, cached ones, until their
 /// payloads are dropped. `None` marks a chunk that gained too little and is sent raw.
 ///
-/// Where the bound is reached, because many subscribers read slowly, chunks are sent raw, which takes no memory.
+/// At the bound, because many subscribers read slowly, chunks are sent raw, which takes no memory.
 ///
-/// Long ones are mapped directly from the system and unmapped when dropped: allocators retain freed memory, and
-/// encodings come and go by the gigabyte.
+/// Long encodings are mapped directly from the system and unmapped when dropped: allocators retain freed memory, and
+/// gigabytes of encodings are allocated and freed.
 pub(super) struct Encodings {
     cache: Cache<Key, Option<Encoded>, ByBytes>,
     memory: HostMemory,
 }
 
-/// The length from which encodings are mapped directly: pages and system calls cost little beside it.
+/// The length from which encodings are mapped directly: the cost of pages and system calls is relatively small.
 const LONG_BYTES: usize = 256 << 10;
 
-/// The length up to which encodings are not counted: a page and the lock of the books cost more than they do.
+/// The length up to which encodings are not counted: counting costs a page and a lock, more than they do.
 const SHORT_BYTES: usize = 4 << 10;
 
-/// Encodings take all the memory that they may.
+/// The memory for encodings is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NoRoom;
 
@@ -34,7 +34,7 @@ pub(super) struct NoRoom;
 pub(super) enum EncodeError {
     /// It cannot be read.
     Source(Arc<SourceError>),
-    /// Its encoding has no room; the next attempt may find some.
+    /// There is no room for its encoding; a later attempt may succeed.
     NoRoom,
 }
 
@@ -50,7 +50,7 @@ impl From<NoRoom> for EncodeError {
     }
 }
 
-/// An encoding in memory of the allocator, counted while it lives.
+/// An encoding in allocator memory, counted while it lives.
 struct Counted {
     bytes: Vec<u8>,
     _charge: Charge,
@@ -84,7 +84,7 @@ impl Weighter<Key, Option<Encoded>> for ByBytes {
 }
 
 impl Encodings {
-    /// Limits all encodings together to `budget_bytes`.
+    /// A cache whose encodings take at most `budget_bytes`.
     pub(super) fn new(budget_bytes: u64) -> Self {
         // The number of entries is only a hint for the first allocation; the weight is the bound.
         let cache = Cache::with_weighter(64, budget_bytes / 2, ByBytes);
@@ -94,7 +94,7 @@ impl Encodings {
     /// Copies an encoding into memory for the cache.
     ///
     /// # Errors
-    /// [`NoRoom`] where others take all of it.
+    /// [`NoRoom`] when other encodings take all of it.
     pub(super) fn copy(&self, bytes: &[u8]) -> Result<Bytes, NoRoom> {
         match bytes.len() {
             LONG_BYTES.. => {
@@ -130,7 +130,7 @@ impl Encodings {
         self.cache.get_or_insert_async(key, encode).await
     }
 
-    /// Drops the encodings of a payload that is gone, and the deltas against it.
+    /// Drops the encodings of a dropped payload, and the deltas against it.
     pub(super) fn forget(&self, payload: u64) {
         self.cache.retain(|key, _| key.payload != payload && key.base != Some(payload));
     }

@@ -1,4 +1,4 @@
-//! The payload: a version at its sender.
+//! [`Payload`]: a version at its sender.
 
 use super::{encodings::Encodings, reads::Reads};
 use std::sync::{
@@ -15,13 +15,13 @@ pub struct Payload {
     manifest: Arc<Manifest>,
     source: Arc<dyn Source>,
     chunks: Box<[Known]>,
-    /// The cache of reads that holds its chunks, to be cleared when this is dropped.
+    /// The cache of reads with its chunks, which are removed when this is dropped.
     kept_in: OnceLock<Weak<Reads>>,
     /// The cache of encodings, likewise.
     encoded_in: OnceLock<Weak<Encodings>>,
 }
 
-/// The known facts about one chunk.
+/// The known state of one chunk.
 #[derive(Debug, Default)]
 struct Known {
     hash: OnceLock<ChunkHash>,
@@ -64,8 +64,8 @@ impl Payload {
         Some(VersionDigest::of(self.manifest.digest(), hashes?))
     }
 
-    /// Those of `chunks` that are not hashed yet and that [`digest_of`](Self::digest_of) needs. Chunks that a receiver
-    /// holds from an earlier connection are not sent again, so sending alone may never hash them.
+    /// Those of `chunks` that must be hashed for [`digest_of`](Self::digest_of). Sending does not hash chunks that
+    /// receivers hold from an earlier connection, since they are not sent again.
     pub fn unhashed(&self, chunks: &RangeSet) -> Vec<ChunkIndex> {
         let unknown = |chunk: &ChunkIndex| {
             self.chunks
@@ -103,12 +103,12 @@ impl Payload {
         self.chunks[chunk.0 as usize].was_read.swap(true, Ordering::Relaxed)
     }
 
-    /// Makes `reads` drop its chunks when this is dropped. A payload is read by one server.
+    /// Makes `reads` drop its chunks when this is dropped. Only one server reads a payload.
     pub(super) fn is_kept_in(&self, reads: &Arc<Reads>) {
         self.kept_in.get_or_init(|| Arc::downgrade(reads));
     }
 
-    /// Makes `encodings` drop its chunks when this is dropped. A payload is encoded by one server.
+    /// Makes `encodings` drop its chunks when this is dropped. Only one server encodes a payload.
     pub(super) fn is_encoded_in(&self, encodings: &Arc<Encodings>) {
         self.encoded_in.get_or_init(|| Arc::downgrade(encodings));
     }
@@ -143,7 +143,7 @@ mod tests {
         payload.set_hash(ChunkIndex(3), last);
         assert_eq!(payload.unhashed(&ends), []);
         assert_eq!(payload.digest_of(&ends), Some(VersionDigest::of(manifest.digest(), [first, last])));
-        assert_eq!(payload.digest(), None, "the whole has chunks that were not hashed");
+        assert_eq!(payload.digest(), None, "other chunks are not hashed");
         assert_eq!(payload.digest_of(&RangeSet::from_range(0..5)), None, "there is no chunk 4");
     }
 }

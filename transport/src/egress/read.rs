@@ -1,25 +1,24 @@
-//! Reading a source within a deadline.
+//! Reads a source within a deadline.
 
 use bytes::Bytes;
 use std::{ops::Range, time::Duration};
 use tensor_relay_device::{CopyError, Source, SourceError};
 
 /// The deadline of a device read, including the wait for a slot and a retry. Longer than each default deadline of a
-/// copy engine, and than two late copies, whose errors are more precise. Shorter than all of them together, and than
-/// the stall deadline of a subscriber, who is not to blame.
+/// copy engine and than two late copies, whose errors are more precise. Shorter than their sum, and than the stall
+/// deadline of a subscriber, which is not to blame.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Reads `range` of `source`, with a retry if a device refused the copy or was late, and gives up after
-/// [`READ_TIMEOUT`].
+/// Reads `range` of `source`, within [`READ_TIMEOUT`]. Retries once if a device refused the copy or was late.
 ///
-/// Why a retry: a version that cannot be read is lost to its subscriber, and the last version has no successor. There
-/// is none if the producer's stream was late: a second wait would exceed [`READ_TIMEOUT`], which blames the device, and
-/// hide the actual cause.
+/// It retries because an unreadable version is lost to its subscriber, and the last version has no successor. It does
+/// not if the producer's stream was late: a second wait would exceed [`READ_TIMEOUT`], which blames the device, and
+/// hide the cause.
 ///
-/// Who waits for a slot waits for copies alone, and those have deadlines: a source on a device keeps a quarter of its slots
-/// from its readers. So this deadline passes where a device hangs, where its engine never saw the ends of so many copies
-/// that no slot is left, or where several waits came together that were each in time: for a slot, for a stream, and for a
-/// copy. A copy that was begun may go on after that, and after an engine said that it is late.
+/// Waiting for a slot means waiting for copies, which have deadlines: a source on a device reserves a quarter of its
+/// slots for them. So the deadline passes if the device hangs; if so many copies never ended that no slot is left; or
+/// if the waits for a slot, a stream and a copy, each in time, add up. A copy in progress may continue after this
+/// deadline, and after that of its engine.
 ///
 /// # Errors
 /// The source's error, or [`SourceError::TimedOut`].
@@ -71,7 +70,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_copy_that_is_refused_is_tried_once_more() {
+    async fn a_refused_copy_is_retried_once() {
         let late = || CopyError::TimedOut { device: "test".into(), waited: READ_TIMEOUT };
         let fenced = || CopyError::FenceTimedOut { device: "test".into(), waited: READ_TIMEOUT };
         let stopped = || CopyError::EngineStopped;

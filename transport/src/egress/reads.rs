@@ -1,8 +1,8 @@
-//! Shared reads of device sources: each chunk once for all subscribers.
+//! [`Reads`]: shared reads of device sources, each chunk once for all subscribers.
 
 use super::{
     Encoded, Payload,
-    chunk_cache::{CacheOrder, ChunkCache, Place},
+    chunk_cache::{CacheOrder, ChunkCache, ChunkKey},
     read::read,
 };
 use crate::{
@@ -24,24 +24,23 @@ use tokio::sync::watch;
 /// A chunk that was read and hashed, or the error.
 type Outcome = Result<Encoded, Arc<SourceError>>;
 
-/// A cached outcome, once there is one.
+/// A cached outcome, `None` while the read runs.
 type Answer = watch::Receiver<Option<Outcome>>;
 
-/// Reads chunks of device sources, each once for all concurrent callers and as long as it is cached; errors are shared
-/// too.
+/// Reads chunks of device sources, each once for all callers while it runs or is cached; errors are shared too.
 ///
-/// **How much is cached**, for each device: the configured bytes, or half of its slots. Least recently requested first
-/// out. A chunk counts as much as the slot that it may hold, and is dropped with its payload.
+/// **How much is cached**, for each device: the configured bytes, or half of its slots. The least recently requested
+/// chunk is evicted first. A chunk counts as much as the slot that it may hold, and is dropped with its payload.
 ///
-/// **Why nobody waits for ever.** What is kept holds slots, and so does what slow readers have not passed on. But a source
-/// on a device hands slots out only while a quarter of them, and one at least, is free; else it hands out a copy. So that
-/// quarter goes back to the device as soon as the copies into it have ended, and each copy has a deadline: slots come back
-/// whatever is kept here and however slow readers are. With half of the slots kept and at least a quarter left for what
-/// one subscriber has in flight, one subscriber pays no copy on the host.
+/// **Why no wait is unbounded.** Cached chunks hold slots, and so do chunks of slow readers. But a source on a device
+/// returns slots to readers only while a quarter of them, and at least one, is free; otherwise it returns a copy. So
+/// that quarter becomes free as soon as the copies into it end, and each copy has a deadline, whatever is cached and
+/// however slow readers are. With half of the slots cached and at least a quarter for the chunks in flight of one
+/// subscriber, a single subscriber causes no copies on the host.
 ///
-/// A read runs in a task of its own: it outlives the subscription that requested it first, so that others need not
-/// start again; and it holds its source to its end. A copy may go on after a read is given up, because its device
-/// hangs: a lent source handles that itself.
+/// A read runs in its own task, which holds the source until it ends: it outlives the subscription that requested it
+/// first, so that others need not start again. If a device hangs, the copy may outlive its read: a lent source handles
+/// that itself.
 #[derive(Debug)]
 pub(super) struct Reads {
     limit_bytes: Option<u64>,
@@ -55,7 +54,7 @@ pub(super) struct Reads {
 #[derive(Debug)]
 struct OfDevice {
     slots: SlotPool,
-    shelf: ChunkCache<Answer>,
+    cache: ChunkCache<Answer>,
 }
 
 /// Counters of device reads.
@@ -74,7 +73,7 @@ struct Counters {
     repeated: AtomicU64,
 }
 
-/// A running read. Fields are dropped in order: the source is released before waiters are notified.
+/// A running read. Fields are dropped in order: the source is released before waiting tasks are notified.
 struct Reading {
     source: Arc<dyn Source>,
     range: Range<u64>,
@@ -82,11 +81,11 @@ struct Reading {
     entry: Entry,
 }
 
-/// The cache entry of a running read, and its waiters. Dropped without an outcome, because the read panicked or its
-/// runtime ends, it reports failure to the waiters, and later callers read again.
+/// The cache entry of a running read. If it is dropped without an outcome, because the read panicked or its runtime
+/// shuts down, waiting tasks get an error, and later callers read again.
 struct Entry {
     reads: Arc<Reads>,
-    place: Place,
+    key: ChunkKey,
     turn: CacheOrder,
     slots: SlotPool,
     answer: watch::Sender<Option<Outcome>>,
@@ -99,7 +98,7 @@ impl Reads {
         Self { limit_bytes, workers, stages, counters: Counters::default(), devices: Mutex::default() }
     }
 
-    /// The raw bytes of `chunk`, whose source has `slots`, and their hash. Cancel safe: a read goes on without its
+    /// The raw bytes of `chunk`, whose source has `slots`, and their hash. Cancel safe: the read continues without its
     /// caller.
     pub(super) async fn get(
         self: &Arc<Self>,
@@ -111,7 +110,7 @@ impl Reads {
         let mut answer = self.find_or_begin(payload, chunk, slots);
         let answered = answer.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
         let Ok(Some(outcome)) = answered else {
-            return Err(without_outcome()); // Its task ended without a word.
+            return Err(without_outcome()); // Its task was dropped.
         };
         if let Ok(read) = &outcome {
             payload.set_hash(chunk, read.hash);
@@ -119,11 +118,11 @@ impl Reads {
         outcome
     }
 
-    /// Drops the cached chunks of a payload that is gone.
+    /// Drops the cached chunks of a dropped payload.
     pub(super) fn forget(&self, payload: u64) {
         let mut devices = self.devices();
-        devices.iter_mut().for_each(|device| device.shelf.forget(payload));
-        devices.retain(|device| !device.shelf.is_empty());
+        devices.iter_mut().for_each(|device| device.cache.forget(payload));
+        devices.retain(|device| !device.cache.is_empty());
     }
 
     pub(super) fn stats(&self) -> ReadStats {
@@ -132,24 +131,24 @@ impl Reads {
             asked: asked.load(Ordering::Relaxed),
             begun: begun.load(Ordering::Relaxed),
             repeated: repeated.load(Ordering::Relaxed),
-            kept_bytes: self.devices().iter().map(|device| device.shelf.bytes()).sum(),
+            kept_bytes: self.devices().iter().map(|device| device.cache.bytes()).sum(),
         }
     }
 
     fn find_or_begin(self: &Arc<Self>, payload: &Payload, chunk: ChunkIndex, slots: &SlotPool) -> Answer {
-        let place = Place { payload: payload.key(), chunk };
+        let key = ChunkKey { payload: payload.key(), chunk };
         let (reading, waiting) = {
             let mut devices = self.devices();
-            let shelf = self.shelf(&mut devices, slots);
-            if let Some(answer) = shelf.get(place) {
+            let cache = self.cache(&mut devices, slots);
+            if let Some(answer) = cache.get(key) {
                 return answer.clone();
             }
             let (answer, waiting) = watch::channel(None);
             let (range, _) = payload.manifest().chunk(chunk);
             let bytes = (range.end - range.start).max(slots.slot_bytes() as u64);
-            let turn = shelf.begin(place, bytes, waiting.clone());
+            let turn = cache.begin(key, bytes, waiting.clone());
             let (source, hash, slots) = (Arc::clone(payload.source()), payload.hash(chunk), slots.clone());
-            let entry = Entry { reads: Arc::clone(self), place, turn, slots, answer, has_ended: false };
+            let entry = Entry { reads: Arc::clone(self), key, turn, slots, answer, has_ended: false };
             (Reading { source, range, hash, entry }, waiting)
         };
         payload.is_kept_in(self);
@@ -164,8 +163,8 @@ impl Reads {
     async fn run(reading: Reading) {
         let Reading { entry, source, range, hash } = reading;
         let outcome = entry.reads.read(&*source, range, hash).await.map_err(Arc::new);
-        // Released before waiters are notified of the end. The copy has ended too, or is late: then a loan continues,
-        // whoever drops the source.
+        // Released before waiting tasks are notified. The copy has ended too, or it is late: then a loan continues even
+        // if all sources are dropped.
         drop(source);
         entry.end(outcome);
     }
@@ -192,14 +191,14 @@ impl Reads {
     }
 
     /// The cache of the device with these slots.
-    fn shelf<'a>(&self, devices: &'a mut Vec<OfDevice>, slots: &SlotPool) -> &'a mut ChunkCache<Answer> {
+    fn cache<'a>(&self, devices: &'a mut Vec<OfDevice>, slots: &SlotPool) -> &'a mut ChunkCache<Answer> {
         let known = devices.iter().position(|device| device.slots.is(slots));
         let index = known.unwrap_or_else(|| {
-            let shelf = ChunkCache::new(self.limit_bytes.unwrap_or_else(|| half_of(slots)));
-            devices.push(OfDevice { slots: slots.clone(), shelf });
+            let cache = ChunkCache::new(self.limit_bytes.unwrap_or_else(|| half_of(slots)));
+            devices.push(OfDevice { slots: slots.clone(), cache });
             devices.len() - 1
         });
-        &mut devices[index].shelf
+        &mut devices[index].cache
     }
 
     fn devices(&self) -> MutexGuard<'_, Vec<OfDevice>> {
@@ -218,11 +217,11 @@ impl Entry {
             let mut devices = self.reads.devices();
             if let Some(device) = devices.iter_mut().find(|device| device.slots.is(&self.slots)) {
                 match &outcome {
-                    Ok(_) => device.shelf.handle_read(self.place, self.turn),
-                    Err(_) => device.shelf.handle_failed(self.place, self.turn),
+                    Ok(_) => device.cache.handle_read(self.key, self.turn),
+                    Err(_) => device.cache.handle_failed(self.key, self.turn),
                 }
             }
-            devices.retain(|device| !device.shelf.is_empty());
+            devices.retain(|device| !device.cache.is_empty());
         }
         self.answer.send_replace(Some(outcome));
     }
@@ -236,7 +235,7 @@ impl Drop for Entry {
     }
 }
 
-/// The error for waiters of a read without an outcome.
+/// The error for a read without an outcome.
 fn without_outcome() -> Arc<SourceError> {
     Arc::new(SourceError::Copy(CopyError::EngineStopped))
 }
@@ -259,7 +258,7 @@ mod tests {
 
     const CHUNK_BYTES: u32 = 1024;
 
-    /// A device whose reads wait for a permit each, fail while it has failed, and panic while it panics.
+    /// A device whose reads each wait for a permit. They fail or panic while the flags are set.
     #[derive(Debug)]
     struct Gated {
         source: EngineSource<HostEngine>,
@@ -289,7 +288,7 @@ mod tests {
         }
     }
 
-    /// A payload of so many chunks on a device with so many slots, which may be read so many times.
+    /// A payload of `chunks` chunks on a device with `slots` slots and `reads` permits.
     fn on_device(chunks: u64, slots: usize, reads: usize) -> (Arc<Payload>, Arc<Gated>, SlotPool) {
         let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
         let memory: Arc<HostEngineMemory> = engine.allocate(chunks as usize * CHUNK_BYTES as usize).unwrap();
@@ -308,7 +307,7 @@ mod tests {
         Arc::new(Encoder::new(1 << 20, device_cache_bytes, Workers::Inline))
     }
 
-    /// So many ask for one chunk, and wait.
+    /// Starts concurrent requests of one chunk.
     async fn ask(
         encoder: &Arc<Encoder>,
         payload: &Arc<Payload>,
@@ -326,7 +325,7 @@ mod tests {
         asking
     }
 
-    /// Asked, read, and read again.
+    /// The numbers of requests, reads and repeated reads.
     fn counted(encoder: &Encoder) -> (u64, u64, u64) {
         let stats = encoder.stats();
         (stats.source_asked, stats.source_reads, stats.source_rereads)
@@ -349,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asked_first_may_leave() {
+    async fn the_first_caller_may_be_cancelled() {
         let (payload, gated, _) = on_device(4, 8, 0);
         let encoder = encoder(None);
         let mut first = ask(&encoder, &payload, CodecId::Raw, 1).await;
@@ -362,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_who_wait_hear_of_a_failure_and_others_try_again() {
+    async fn a_failure_reaches_all_waiting_callers_and_later_ones_retry() {
         for codec in [CodecId::Raw, CodecId::Zstd] {
             let (payload, gated, _) = on_device(4, 8, 0);
             let encoder = encoder(None);
@@ -378,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_who_wait_hear_of_a_read_that_panics_and_others_try_again() {
+    async fn a_panic_reaches_all_waiting_callers_and_later_ones_retry() {
         for codec in [CodecId::Raw, CodecId::Zstd] {
             let (payload, gated, _) = on_device(4, 8, 0);
             let encoder = encoder(None);
@@ -398,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn half_of_the_slots_are_kept_and_the_oldest_go_first() {
+    async fn half_of_the_slots_are_cached_and_the_oldest_evicted_first() {
         let (payload, _, slots) = on_device(20, 8, 100);
         let encoder = encoder(None);
         let read = async |chunk| encoder.encode(&payload, ChunkIndex(chunk), CodecId::Raw).await.unwrap();
@@ -415,7 +414,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_kept_is_gone_with_its_payload() {
+    async fn cached_chunks_are_dropped_with_their_payload() {
         let (payload, _, slots) = on_device(4, 8, 100);
         let encoder = encoder(None);
         encoder.encode(&payload, ChunkIndex(1), CodecId::Raw).await.unwrap();
@@ -424,10 +423,10 @@ mod tests {
         assert_eq!((slots.available(), encoder.stats().source_kept_bytes), (8, 0));
     }
 
-    /// Goal: nobody waits for ever for a slot, however much is to be kept and however slow readers are.
-    /// Method: a cache for everything, and a reader who drops nothing.
+    /// Goal: slots become free whatever is cached and however slow readers are. Method: an unbounded cache, and a
+    /// reader that drops nothing.
     #[tokio::test]
-    async fn slots_come_back_whatever_is_kept() {
+    async fn slots_become_free_whatever_is_cached() {
         for slots in 1..10 {
             let (payload, _, pool) = on_device(30, slots, 100);
             let encoder = encoder(Some(u64::MAX));
@@ -440,7 +439,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_device_that_hangs_is_given_up() {
+    async fn a_read_of_a_hung_device_times_out() {
         let (payload, _gated, _) = on_device(4, 8, 0);
         let encoder = encoder(None);
         let began = tokio::time::Instant::now();
@@ -455,19 +454,18 @@ mod tests {
         assert_eq!(began.elapsed(), READ_TIMEOUT);
     }
 
-    /// Goal: who lends device memory hears that nobody reads it, and not before. Method: a reader who left, while its read
-    /// is under way.
+    /// Goal: lent device memory is released when its read ends, not before. Method: cancel a reader during its read.
     #[tokio::test]
     async fn a_read_holds_its_source_to_its_end() {
         let (payload, gated, _) = on_device(4, 8, 0);
         let encoder = encoder(None);
         ask(&encoder, &payload, CodecId::Raw, 1).await.shutdown().await;
         drop(payload);
-        assert_eq!(Arc::strong_count(&gated), 2, "the read under way has it");
+        assert_eq!(Arc::strong_count(&gated), 2, "held by the running read");
         gated.gate.add_permits(1);
         while Arc::strong_count(&gated) > 1 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(encoder.stats().source_kept_bytes, 0, "what nobody can ask for is not kept");
+        assert_eq!(encoder.stats().source_kept_bytes, 0, "chunks of a dropped payload are not cached");
     }
 }

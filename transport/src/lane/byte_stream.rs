@@ -1,9 +1,9 @@
 //! Lanes over a byte stream: TLS 1.3 over TCP, cut into [segments](segment). The [handshake] is rustls', the
 //! [records] are our own.
 //!
-//! One task, the [driver], serves each connection; it alone reads and writes. Senders pass whole segments to it through
-//! short channels, so that a cancelled sender leaves no half segment behind. Received bytes are taken at once, so that
-//! an unread data stream blocks neither the next one nor control messages.
+//! One task per connection, the [driver], does all reading and writing. Senders pass whole segments to it through short
+//! channels, so that a cancelled sender leaves no partial segment. Received bytes are read at once, so that an unread
+//! data stream blocks neither the next one nor control messages.
 
 mod batch;
 mod buffers;
@@ -42,11 +42,11 @@ pub(crate) use handshake::Secured;
 pub(crate) use receiving::{ControlIn, DataIn};
 pub(crate) use sending::{ControlOut, DataOut};
 
-/// The memory of a server's connection at most, in bytes: a full batch, a full inbox, and a full control stream.
+/// The maximum memory of a server's connection, in bytes: a full batch, a full inbox, and a full control stream.
 pub(crate) const SERVER_BYTES_MAX: usize =
     batch::ROOM_MAX + inbox::READ_BYTES_MAX + SERVER_WINDOW_BYTES as usize;
 
-/// The end of the connection. Data flows from the server to the client only.
+/// The role in the connection. Data flows from the server to the client only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Client,
@@ -56,7 +56,7 @@ pub(crate) enum Role {
 /// The timeouts of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
-    /// The time without a byte after which the other end counts as dead.
+    /// The time without a byte after which the peer counts as lost.
     idle_timeout: Duration,
     /// The interval of pings.
     keep_alive: Duration,
@@ -82,7 +82,7 @@ struct Handle {
     moving: Mutex<Option<TaskMover>>,
     /// The halves of the control stream, until they are taken.
     control: Mutex<Option<(mpsc::Sender<sending::Control>, receiving::ControlPipe)>>,
-    /// Data streams that are not accepted yet. Bounded by the unread limit: each has a first segment.
+    /// Data streams not yet accepted. The unread limit bounds them, since each has a first segment.
     arrived: AsyncMutex<mpsc::UnboundedReceiver<Incoming>>,
 }
 
@@ -101,7 +101,7 @@ struct Shared {
     began: Instant,
 }
 
-/// Why a connection ends, and the message to the other end.
+/// Why a connection ends, and the message to the peer.
 #[derive(Debug, Clone)]
 struct End {
     error: LaneError,
@@ -110,7 +110,7 @@ struct End {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Farewell {
-    /// None: the other end knows, or cannot be reached.
+    /// None: the peer knows, or cannot be reached.
     None,
     Close(CloseCode, String),
     /// A TLS alert, for bytes that are not TLS.
@@ -118,8 +118,8 @@ enum Farewell {
 }
 
 impl Connection {
-    /// Starts a connection over a `secured` stream. `closing` ends it from outside, and is held for as long as the
-    /// connection lives.
+    /// Starts a connection over a `secured` stream. `closing` ends it from outside; the connection holds it while it
+    /// lives.
     pub(crate) fn start(
         secured: Secured<impl AsyncRead + AsyncWrite + Send + 'static>,
         role: Role,
@@ -164,7 +164,7 @@ impl Connection {
         self.0.shared.peer
     }
 
-    /// The control stream, which both ends have from the beginning.
+    /// Takes the control stream, which exists from the beginning.
     pub(super) fn control(&self) -> Result<(ControlOut, ControlIn), LaneError> {
         let taken = self.0.control.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((queue, pipe)) = taken else {
@@ -198,7 +198,7 @@ impl Connection {
     }
 
     pub(super) async fn close_answered(&self) {
-        // Fails only without a sender, and the handle has one.
+        // The handle has the sender.
         let _ = self.0.shared.is_gone.subscribe().wait_for(|gone| *gone).await;
     }
 

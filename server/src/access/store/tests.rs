@@ -1,4 +1,4 @@
-//! Each file of the store: made, changed, broken, and followed.
+//! Each file of the store: created, changed, broken, and followed.
 
 use super::*;
 use crate::access::{Credentials, Decision, Denied, reload::LOOK};
@@ -11,7 +11,7 @@ impl AccessStore {
     }
 }
 
-/// What becomes of the rules within the next looks.
+/// The rules after the next checks.
 async fn looked(access: &Access) -> Arc<Rules> {
     let mut rules = access.rules.clone();
     rules.mark_unchanged();
@@ -54,7 +54,7 @@ fn tickets_are_issued_listed_and_revoked() {
     assert_eq!(store.rules().unwrap().admit(&shown(token), 0), Err(Denied::Revoked(first.id)));
 }
 
-/// A ticket is revoked whatever else is broken, and stays so for a running server.
+/// A ticket can be revoked while other files are broken, and stays revoked for a running server.
 #[tokio::test(start_paused = true)]
 async fn a_ticket_is_revoked_beside_a_broken_list() {
     let dir = tempfile::tempdir().unwrap();
@@ -68,16 +68,16 @@ async fn a_ticket_is_revoked_beside_a_broken_list() {
     assert!(access.problem().unwrap().contains("acl"));
     fs::write(store.path("revoked"), "").unwrap();
     fs::remove_file(store.path("acl")).unwrap();
-    assert!(look().await, "a file that was cut short lets nobody in again");
+    assert!(look().await, "a truncated file must readmit nobody");
 }
 
 #[test]
-fn what_no_ticket_holds_is_refused_and_not_listed() {
+fn impossible_tickets_are_refused_and_not_listed() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
     let publishing = vec![Grant::everywhere(Verbs::of([Verb::Publish]))];
     let refused = store.issue("a", publishing, None).unwrap_err().to_string();
-    assert!(refused.contains("nobody publishes with a ticket"), "{refused}");
+    assert!(refused.contains("a ticket cannot grant `publish`"), "{refused}");
     let many = vec![Grant::everywhere(Verbs::CONSUME); 65];
     for (holder, grants) in [("a\tb", vec![]), ("a", many), (&*"a".repeat(256), vec![])] {
         let refused = store.issue(holder, grants, None);
@@ -124,7 +124,7 @@ fn a_rotated_secret_is_valid_once_more() {
     assert!(store.rules().unwrap().admit(&shown(token), 0).is_err());
     assert!(listed(&store).is_ok(), "it was made after the first rotation");
     store.rotate().unwrap();
-    assert!(matches!(listed(&store), Err(Denied::Token(_))), "the list knows which secret made it");
+    assert!(matches!(listed(&store), Err(Denied::Token(_))), "the list names its secret");
 }
 
 #[test]
@@ -178,8 +178,8 @@ fn files_that_others_can_change_are_refused() {
     }
 }
 
-/// Goal: no file that is lost, emptied or cut short widens a right of a running server, which says so; a file that says
-/// nothing on purpose does. Method: each file, each of these, and a look after each.
+/// Goal: no file that is lost, emptied or truncated changes the rules of a running server, which reports it; a file
+/// that is empty on purpose does. Method: each file, each of these, and a check after each.
 #[tokio::test(start_paused = true)]
 async fn lost_files_change_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,7 +220,7 @@ async fn lost_files_change_nothing() {
     }
     let after = access.rules();
     assert!(after.keys.is_empty() && after.authorities == Default::default());
-    assert_eq!(after.revoked_keys, [one, two].into(), "with a token beside them, they let nobody in");
+    assert_eq!(after.revoked_keys, [one, two].into(), "they are refused even with a token");
     assert!(after.revoked.contains(&revoked));
     assert!(!after.acl.lets_publish(2, &Topic::new("kv/ab").unwrap()));
 }
@@ -266,7 +266,7 @@ fn broken_files_are_named_and_not_shown() {
     assert!(store.rules().is_ok());
 }
 
-/// Rules that cannot be read change nothing; those that can do at the next look, also where a link was exchanged.
+/// Invalid rules change nothing; valid ones apply at the next check, also after an exchanged link.
 #[tokio::test(start_paused = true)]
 async fn rules_are_followed() {
     let dir = tempfile::tempdir().unwrap();
@@ -286,7 +286,7 @@ async fn rules_are_followed() {
     fs::write(store.path("keys"), format!("{key} gpu-1\n")).unwrap();
     assert!(looked().await);
     fs::write(&elsewhere, "nonsense").unwrap();
-    assert!(looked().await, "the rules of before stay");
+    assert!(looked().await, "the previous rules stay");
     fs::write(&elsewhere, "# nobody\n").unwrap();
     assert!(!looked().await);
 }

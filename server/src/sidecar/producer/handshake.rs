@@ -21,19 +21,19 @@ pub enum ConnectError {
         /// The path.
         path: PathBuf,
     },
-    /// The server that made it is gone, or something else is there.
-    #[error("no server listens at {}: the one that made it has ended", path.display())]
+    /// The server that created it has ended, or the path is not a socket.
+    #[error("no server listens at {}: the server that created this socket has ended", path.display())]
     NobodyListens {
         /// The path.
         path: PathBuf,
     },
     /// Too many connections are waiting to be accepted.
-    #[error("the server at {} is too busy to let this process in: try again", path.display())]
+    #[error("the server at {} is too busy to accept this process: try again", path.display())]
     Busy {
         /// The path.
         path: PathBuf,
     },
-    /// The socket is another user's.
+    /// The socket is private to another user.
     #[error(
         "the socket {} is private to another user: run as that user, or start the server with --publish-uid {uid}",
         path.display()
@@ -44,9 +44,9 @@ pub enum ConnectError {
         /// This process's user.
         uid: u32,
     },
-    /// Another user than expected is listening. Nothing was sent to them.
+    /// A process of an unexpected user listens. Nothing was sent to it.
     #[error(
-        "a process of user {found_uid} listens at {}, and not one of user {expected_uid}: see who made this socket, or name \
+        "a process of user {found_uid} listens at {}, and not one of user {expected_uid}: check who created this socket, or name \
          the user that the server runs as",
         path.display()
     )]
@@ -58,7 +58,7 @@ pub enum ConnectError {
         /// The expected user.
         expected_uid: u32,
     },
-    /// The server refused, with a reason.
+    /// The server refused this producer.
     #[error("the server at {} does not let this process publish: {why}", path.display())]
     Refused {
         /// Where.
@@ -72,7 +72,7 @@ pub enum ConnectError {
         /// Where.
         path: PathBuf,
     },
-    /// The system refused, or the listener is not a server.
+    /// The connection failed, or the listener is not a server.
     #[error("cannot connect to {}: {why}", path.display())]
     Broken {
         /// Where.
@@ -100,18 +100,19 @@ pub(super) async fn handshake(
         revision_max: *REVISIONS.end(),
         agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
     };
-    // A rejected producer finds the socket closed, and the reason in it.
+    // If the server rejects this producer, writing fails, but the reason can be read.
     let _ = writer.write(&encode_producer(ProducerMessage::Hello(hello)), None).await;
     let broken = |why: String| ConnectError::Broken { path: path.into(), why };
     let frame = reader.next().await.map_err(|error| broken(error.to_string()))?;
-    let frame = frame.ok_or_else(|| broken("it ended before it answered".into()))?;
+    let frame =
+        frame.ok_or_else(|| broken("the listener closed the connection before it answered".into()))?;
     match ServerMessage::decode(&frame).map_err(|error| broken(error.to_string()))? {
         ServerMessage::Welcome(welcome) => {
             let terms = Terms { chunk_bytes: welcome.chunk_bytes, memories: welcome.memories };
             Ok((reader, writer, terms))
         }
         ServerMessage::Close { text } => Err(ConnectError::Refused { path: path.into(), why: text }),
-        _ => Err(broken("what answers is no server".into())),
+        _ => Err(broken("the listener is not a tensor-relay server".into())),
     }
 }
 

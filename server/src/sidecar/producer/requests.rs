@@ -1,4 +1,4 @@
-//! Pending requests of a producer, and their answers.
+//! [`PendingRequests`] of a producer, and their answers.
 
 use std::{
     collections::HashMap,
@@ -62,11 +62,11 @@ impl PendingRequests {
         }
     }
 
-    /// Delivers an answer to its waiter, if it still exists. Published versions may `change` further.
+    /// Delivers an answer to the waiting task, if there is one. Published versions may `change` further.
     fn answer(&self, number: PublicationId, answer: Answer, change: bool) {
         let mut waiting = self.waiting();
         if let Some(answered) = waiting.get_mut(&number).and_then(|asked| asked.answered.take()) {
-            let _ = answered.send(answer); // It waits no longer.
+            let _ = answered.send(answer); // The task may have been cancelled.
         }
         let is_over = |asked: &Waiting| !change || asked.progress.borrow().is_released;
         if waiting.get(&number).is_some_and(is_over) {
@@ -74,7 +74,7 @@ impl PendingRequests {
         }
     }
 
-    /// Fails all waiters when the connection ended.
+    /// Fails all pending requests when the connection ended.
     pub(super) fn end(&self, why: impl FnOnce() -> String) {
         self.lost.send_if_modified(|lost| {
             let is_first = lost.is_none();
@@ -83,7 +83,7 @@ impl PendingRequests {
             }
             is_first
         });
-        // Cleared after that: later callers check whether the connection is lost.
+        // Cleared after `lost` is set, which later callers check.
         for (_, asked) in self.waiting().drain() {
             drop(asked.answered);
         }

@@ -161,7 +161,7 @@ fn a_right_that_is_lost_while_a_version_waits() {
 /// What is said of every topic alike.
 fn refusal(user: &str, name: &str) -> String {
     format!(
-        "the server's access control list does not let user {user} publish into topic {name}: it wants a line `uid:{user} \
+        "the server's access control list does not let user {user} publish into topic {name}: add a line `uid:{user} \
          publish {name}`"
     )
 }

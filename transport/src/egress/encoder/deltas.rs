@@ -1,4 +1,4 @@
-//! Delta encoding against a version that receivers hold, once for all of them.
+//! Encodes chunks as deltas against a base that receivers hold, once for all of them.
 
 use super::{Encoded, Encoder, scratch};
 use crate::{
@@ -21,14 +21,14 @@ const CODEC: CodecId = CodecId::Sparse;
 
 impl Encoder {
     /// The bytes of `chunk` for the wire, for a receiver that holds `base`, a version with the same manifest: a delta,
-    /// if little changed, otherwise the result of [`encode`](Self::encode). The answer's [`codec`](Encoded::codec) says
-    /// which ([`needs_base`](CodecId::needs_base)).
+    /// if little changed, otherwise the result of [`encode`](Self::encode). Its [`codec`](Encoded::codec) says which
+    /// ([`needs_base`](CodecId::needs_base)).
     ///
-    /// Receivers with the same base share one comparison. It costs a read of the base: slices of memory or, on a
-    /// device, a copy shared with other reads. An unreadable base is not an error.
+    /// Receivers with the same base share one comparison. It reads the base: slices of memory or, on a device, a copy
+    /// shared with other reads. An unreadable base is not an error.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode): never for the base.
+    /// Those of [`encode`](Self::encode), never for the base.
     pub async fn encode_delta(
         &self,
         payload: &Payload,
@@ -45,7 +45,7 @@ impl Encoder {
             Some(Some(delta)) => Ok(delta),
             Some(None) => self.encode(payload, chunk, wanted).await,
             None => {
-                // Outside of the cache, so that all waiters see a device's failure at once instead of in turns.
+                // Outside the cache, so that all waiters get a device's failure at once instead of retrying in turn.
                 let raw = self.raw(payload, chunk).await?;
                 let (delta, compared) = self.delta(key, payload, base, &raw).await?;
                 let encoded = match delta {
@@ -57,8 +57,8 @@ impl Encoder {
         }
     }
 
-    /// The delta of the chunk `raw` against `base`, `None` if too much changed or it is not known; and the time taken.
-    /// A chunk with an equal hash is neither read nor compared.
+    /// The delta of the chunk `raw` against `base`, with the time taken. `None` if too much changed or the base is
+    /// unreadable. If the hashes are equal, the base is neither read nor compared.
     async fn delta(
         &self,
         key: Key,
@@ -70,7 +70,7 @@ impl Encoder {
         base.is_encoded_in(&self.cache);
         let is_same = base.hash(key.chunk) == Some(raw.hash);
         if !is_same && !self.chooser.expects_delta(payload, key.chunk) {
-            self.cache.insert(key, None); // So that all who get the chunk get the same.
+            self.cache.insert(key, None); // All receivers get the same encoding.
             return Ok((None, Duration::ZERO));
         }
         let before = match is_same {
@@ -80,7 +80,7 @@ impl Encoder {
                 None => return Ok((None, Duration::ZERO)),
             },
         };
-        let mut spent = Duration::ZERO; // By others, where they were first.
+        let mut spent = Duration::ZERO; // Remains zero if another task compares.
         let compare = async {
             let (delta, took) = match is_same {
                 true => (Ok(Some(self.unchanged(payload, key.chunk, raw))), Duration::ZERO),
@@ -105,7 +105,7 @@ impl Encoder {
             Ok(before) => Some(before.bytes),
             Err(error) => {
                 if self.chooser.handle_unreadable(payload, base) {
-                    tracing::info!(%chunk, %error, "A base cannot be read any more; chunks go whole.");
+                    tracing::info!(%chunk, %error, "A base cannot be read any more; chunks are sent whole.");
                 }
                 None
             }
@@ -149,8 +149,7 @@ impl Encoder {
     }
 }
 
-/// Whether `chunk` is worth comparing with a base. When the choice is free, small ones travel raw, as they do without a
-/// base.
+/// Whether `chunk` is worth comparing with a base. With `Auto`, small chunks are sent raw, as without a base.
 fn is_worth_comparing(payload: &Payload, chunk: ChunkIndex, wanted: CodecRequest) -> bool {
     let (range, _) = payload.manifest().chunk(chunk);
     match wanted {
@@ -171,7 +170,7 @@ mod tests {
 
     const CHUNK_BYTES: usize = SMALL_BYTES;
 
-    /// Noise that is not a delta travels raw.
+    /// Noise is sent raw unless it is a delta.
     const AUTO: fn() -> CodecRequest =
         || CodecRequest::Auto { offered: CodecSet::all(), effort: Effort::Full };
 
@@ -185,7 +184,7 @@ mod tests {
         Payload::new(manifest(bytes.len()), Arc::new(HostSource::new(bytes.into())))
     }
 
-    /// Bytes that no codec makes smaller by themselves.
+    /// Bytes that no codec can compress without a base.
     fn noise(bytes: usize) -> Vec<u8> {
         let words = (0..bytes as u32 / 16).flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0);
         words.collect()
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_with_one_base_share_one_comparison() {
+    async fn receivers_with_one_base_share_one_comparison() {
         let (before, mut after) = (noise(2 * CHUNK_BYTES), noise(2 * CHUNK_BYTES));
         after[100] ^= 1;
         let (base, other, next) =
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_comparison_is_counted_for_who_waited_for_it() {
+    async fn the_time_of_a_comparison_is_counted_once() {
         let (base, mut after) = (payload(noise(CHUNK_BYTES)), noise(CHUNK_BYTES));
         after[100] ^= 1;
         let (next, encoder) = (payload(after), Encoder::new(1 << 20, None, Workers::Inline));
@@ -230,7 +229,7 @@ mod tests {
         assert_eq!(second.spent, Duration::ZERO);
     }
 
-    /// A source whose bytes are gone.
+    /// A source that cannot be read.
     #[derive(Debug)]
     struct Gone(u64, Arc<AtomicU32>);
 
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_base_that_cannot_be_read_is_done_without() {
+    async fn an_unreadable_base_is_ignored() {
         const BYTES: usize = 8 * CHUNK_BYTES;
         let (next, tries) = (payload(noise(BYTES)), Arc::new(AtomicU32::new(0)));
         let base = Payload::new(manifest(BYTES), Arc::new(Gone(BYTES as u64, Arc::clone(&tries))));
@@ -259,8 +258,8 @@ mod tests {
                 .unwrap();
             assert_eq!((whole.codec, encoder.stats().compared), (CodecId::Raw, 0));
         }
-        assert_eq!(tries.load(Ordering::Relaxed), 1, "one failure speaks for the others");
-        // What is known to be the same need not be read.
+        assert_eq!(tries.load(Ordering::Relaxed), 1, "after a failure there are no further attempts");
+        // An equal chunk need not be read.
         let hash = next.hash(ChunkIndex(0)).unwrap();
         base.set_hash(ChunkIndex(0), hash);
         let same = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
@@ -269,7 +268,7 @@ mod tests {
 
     /// As f32 weights under training do.
     #[tokio::test]
-    async fn what_changes_everywhere_is_hardly_compared() {
+    async fn chunks_that_change_everywhere_are_rarely_compared() {
         const CHUNKS: usize = 40;
         let base = payload(vec![9; CHUNKS * CHUNK_BYTES]);
         let mut bytes = noise(CHUNKS * CHUNK_BYTES);
@@ -281,18 +280,18 @@ mod tests {
                 .encode_delta(&next, ChunkIndex(chunk), Some(&base), AUTO())
                 .await
                 .unwrap();
-            assert_eq!(encoded.codec.needs_base(), chunk == 0, "what is the same needs no comparison");
+            assert_eq!(encoded.codec.needs_base(), chunk == 0, "an equal chunk needs no comparison");
         }
         assert_eq!(encoder.stats().compared, 3 + 1, "one in seventeen, and one by its hash");
         assert_eq!(encoder.stats().deltas, 1);
         for _ in 0..40 {
             encoder.encode_delta(&next, ChunkIndex(2), Some(&base), AUTO()).await.unwrap();
         }
-        assert_eq!(encoder.stats().compared, 3 + 1, "all who get a chunk get the same");
+        assert_eq!(encoder.stats().compared, 3 + 1, "all receivers get the same encoding");
     }
 
     #[tokio::test]
-    async fn deltas_that_cannot_be_made_are_not_tried() {
+    async fn impossible_deltas_are_not_attempted() {
         let (next, base) = (payload(noise(CHUNK_BYTES)), payload(noise(CHUNK_BYTES)));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         let whole = encoder.encode_delta(&next, ChunkIndex(0), None, CodecId::Sparse).await.unwrap();
@@ -307,7 +306,7 @@ mod tests {
             CodecRequest::Auto { offered: CodecSet::all().without_bases(), effort: Effort::Full },
         ] {
             let whole = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), other).await.unwrap();
-            assert_eq!(whole.codec, CodecId::Raw, "no delta is wanted");
+            assert_eq!(whole.codec, CodecId::Raw, "no delta was requested");
         }
         let (small, before) = (payload(noise(CHUNK_BYTES - 256)), payload(noise(CHUNK_BYTES - 256)));
         let whole = encoder
@@ -320,7 +319,7 @@ mod tests {
             .encode_delta(&longer, ChunkIndex(1), Some(&longer_before), AUTO())
             .await
             .unwrap();
-        assert_eq!(whole.codec, CodecId::Raw, "nor is what is left at the end");
+        assert_eq!(whole.codec, CodecId::Raw, "nor is the remainder at the end");
         let forced = encoder
             .encode_delta(&small, ChunkIndex(0), Some(&before), CodecId::Sparse)
             .await

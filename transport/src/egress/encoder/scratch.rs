@@ -1,15 +1,15 @@
-//! Output buffers for codecs.
+//! Thread-local output buffers for codecs.
 
 use std::cell::RefCell;
 use tensor_relay_protocol::{CodecId, Context, codec};
 
 thread_local! {
-    /// As large as the largest chunk that the thread has encoded, kept for the thread's life. Fresh memory for each
-    /// chunk would be cleared and mapped page by page: as much work as encoding it.
+    /// As large as the largest encoded chunk of the thread, and never freed. Fresh memory for each chunk would be
+    /// cleared and mapped page by page, which costs as much as encoding it.
     static OUT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Encodes `raw` and gives the encoding to `keep`; `None` if it does not fit `room_bytes`.
+/// Encodes `raw` and passes the encoding to `keep`; `None` if it exceeds `room_bytes`.
 pub(super) fn encode<T>(
     id: CodecId,
     context: Context<'_>,

@@ -1,4 +1,4 @@
-//! Outgoing segments: encrypted one after another, and written at once.
+//! [`Batch`]: encrypts outgoing segments and writes them at once.
 
 use rustls::AlertDescription;
 use std::{io, ops::RangeFrom};
@@ -11,39 +11,40 @@ use super::{
     sending::SPAN_BYTES_MAX,
 };
 
-/// The number of maximal segments written at once: a megabyte. A quarter of it costs a tenth of the speed, since each
-/// write ends with a partial packet.
+/// The number of maximal segments in a batch: a megabyte. A quarter is a tenth slower, since each write ends with a
+/// partial packet.
 const SEGMENTS: usize = 16;
 
 /// An alert: its level and its description (RFC 8446 §6).
 const ALERT_BYTES: usize = 2;
 
-/// The longest segment that is one record with its header. A longer one is encrypted straight from its memory.
+/// The longest segment that is one record with its header. A longer one is encrypted from its own memory, without a
+/// copy.
 const JOINED_BYTES_MAX: usize = 1 << 10;
 
-/// The most space for a segment: a record for its header, and its bytes.
+/// The maximum space for a segment: a record for its header, and its bytes.
 const SEGMENT_ROOM: usize =
     Sealer::sealed_bytes_max(SEGMENT_HEADER_BYTES) + Sealer::sealed_bytes_max(SEGMENT_BYTES_MAX);
 
-/// The most space for one [`add`](Batch::add).
+/// The maximum space for one [`add`](Batch::add).
 const SPAN_ROOM: usize = SPAN_BYTES_MAX / SEGMENT_BYTES_MAX * SEGMENT_ROOM;
 
-/// The most space for what is written at once.
+/// The maximum space for a batch.
 pub(super) const ROOM_MAX: usize = SEGMENTS * SEGMENT_ROOM;
 
-/// The space of a connection that has sent little: control messages and small versions.
+/// The initial space, for control messages and small versions.
 const ROOM_MIN: usize = 4 << 10;
 
-/// The sending direction of a connection. Its buffer is as long as what was sent needed, so that a connection without
-/// transfers takes little. It is mapped from the system: allocators keep what is freed, a megabyte for each connection that
-/// was busy once.
+/// The sending direction of a connection. Its buffer grows on demand, so that a connection without transfers takes
+/// little memory. It is mapped from the system, because allocators retain freed memory: a megabyte for each connection
+/// that was ever busy.
 pub(super) struct Batch<W> {
     write: W,
     sealer: Sealer,
     memory: HostMemory,
     bytes: Region,
     filled: usize,
-    /// The most that was filled since the last [`trim`](Batch::trim).
+    /// The maximum filled length since the last [`trim`](Batch::trim).
     peak: usize,
 }
 
@@ -58,13 +59,13 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         ROOM_MAX - self.filled >= SPAN_ROOM
     }
 
-    /// Whether it is so short that the next segment should be written with it.
+    /// Whether it is so short that it should wait for another segment.
     pub(super) fn is_short(&self) -> bool {
         self.filled < SEGMENT_BYTES_MAX
     }
 
-    /// Encrypts a segment; there must be [space](Self::has_room). One with up to [`SPAN_BYTES_MAX`] of data becomes
-    /// several.
+    /// Encrypts a segment; there must be [room](Self::has_room). One with up to [`SPAN_BYTES_MAX`] of data is split
+    /// into several.
     pub(super) fn add(&mut self, mut segment: Segment) -> io::Result<()> {
         while let Some(front) = segment.split_front() {
             self.add_one(front)?;
@@ -92,7 +93,7 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         Ok(())
     }
 
-    /// Writes what was added.
+    /// Writes the added segments.
     pub(super) async fn write(&mut self) -> io::Result<()> {
         let filled = std::mem::take(&mut self.filled);
         self.peak = self.peak.max(filled);
@@ -104,8 +105,8 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         self.write.shutdown().await
     }
 
-    /// Gives back memory of which nothing has needed half since the last time. To be called now and then: a buffer that grows
-    /// again is mapped again.
+    /// Frees the buffer if less than half of it was needed since the last call. Call it periodically, and not often: a
+    /// freed buffer must be mapped again.
     pub(super) fn trim(&mut self) {
         let needed = std::mem::take(&mut self.peak).max(self.filled).max(ROOM_MIN);
         if self.filled == 0 && needed <= self.bytes.len() / 2 {
@@ -120,7 +121,7 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         Ok(())
     }
 
-    /// The free space, of `bytes` at least. Fails when the system has no memory.
+    /// The free space, at least `bytes`. Fails when the system has no memory.
     fn room(&mut self, bytes: usize) -> io::Result<RangeFrom<usize>> {
         let needed = self.filled + bytes;
         if needed > self.bytes.len() {

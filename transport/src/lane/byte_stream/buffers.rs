@@ -1,4 +1,4 @@
-//! A pool of buffers for received segments.
+//! [`Pool`]: the buffers for received segments.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -10,10 +10,10 @@ use super::segment::SEGMENT_BYTES_MAX;
 /// The length of a pooled buffer: a segment and a byte.
 const BUFFER_BYTES: usize = SEGMENT_BYTES_MAX + 1;
 
-/// The most unused buffers: a megabyte, the usual backlog of a reader that keeps up.
+/// The maximum number of unused buffers: a megabyte, the usual backlog of a reader that keeps up.
 const SPARE_MAX: usize = 16;
 
-/// The buffers of one connection. Fresh memory would have to be zeroed, which costs a tenth of decrypting into it.
+/// The buffers of one connection. Fresh memory must be zeroed, which costs a tenth of decrypting into it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
 
@@ -25,8 +25,8 @@ pub(super) struct Buffer {
 }
 
 impl Pool {
-    /// A buffer of at least `bytes`, which are at most a segment and one. What is less than half as long has memory of its
-    /// own, so that many short segments do not keep many times their length.
+    /// A buffer of at least `bytes`, at most [`BUFFER_BYTES`]. One of at most half that length is allocated exactly, so
+    /// that many short segments do not hold far more memory than they need.
     pub(super) fn take(&self, bytes: usize) -> Buffer {
         let bytes = match bytes > BUFFER_BYTES / 2 {
             true => self.spare().unwrap_or_else(|| vec![0; BUFFER_BYTES].into()),

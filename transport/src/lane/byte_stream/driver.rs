@@ -1,4 +1,4 @@
-//! The driver: the task that reads and writes a byte stream.
+//! [`Driver`]: the task that reads and writes a byte stream.
 
 use bytes::Bytes;
 use rustls::AlertDescription;
@@ -24,10 +24,10 @@ use super::{
     stream::StreamIn,
 };
 
-/// How long a closed connection waits at most for the other end to read the reason.
+/// How long a closed connection waits for the peer to read the reason.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// How long to read the other end's last bytes after writing has failed.
+/// How long to read the peer's last bytes after writing has failed.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The size of reads whose bytes are discarded.
@@ -45,7 +45,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Serves a `secured` stream until the connection ends, and then until the other end has read the reason.
+    /// Serves a `secured` stream until the connection ends, and then until the peer has read the reason.
     pub(super) async fn run(self, secured: Secured<impl AsyncRead + AsyncWrite>) {
         let Self { shared, role, settings, queues, control, begun, mut closing } = self;
         let (read, write) = tokio::io::split(secured.stream);
@@ -71,7 +71,7 @@ impl Driver {
                 end = &mut reading => shared.end(end),
                 Err(error) = &mut writing => {
                     is_written = true;
-                    // The other end may have sent a reason before it stopped reading.
+                    // The peer may have sent a reason before it stopped reading.
                     let last_words = timeout(LAST_WORDS, &mut reading).await;
                     shared.end(last_words.unwrap_or_else(|_| shared.failed(error)));
                 }
@@ -81,7 +81,7 @@ impl Driver {
                 }
             }
         }
-        // Readers end with the streams, and query the reason.
+        // The streams end here; their readers then query the reason.
         let read = reader.into_read_half();
         if shared.wait_for_end().await.farewell != Farewell::None {
             let lingering = async {
@@ -100,12 +100,12 @@ async fn closed_from_outside(closing: &mut Option<watch::Receiver<Option<CloseCo
     let Some(closing) = closing else { return std::future::pending().await };
     match closing.wait_for(Option::is_some).await.ok().and_then(|code| *code) {
         Some(code) => code,
-        None => std::future::pending().await, // The listener is gone, and its lanes live on.
+        None => std::future::pending().await, // The listener was dropped; its lanes stay open.
     }
 }
 
-/// Reads until the other end has ended the stream. A TCP connection dropped with unread bytes is reset, which can lose
-/// what was sent last.
+/// Reads until the peer has ended the stream. Dropping a TCP connection with unread bytes resets it, which can lose the
+/// last sent bytes.
 async fn drain(mut read: impl AsyncRead + Unpin) {
     let mut unwanted = vec![0; DRAIN_BYTES];
     while let Ok(1..) = read.read(&mut unwanted).await {}
@@ -117,7 +117,7 @@ struct Reader<S> {
     shared: Arc<Shared>,
     role: Role,
     settings: Settings,
-    /// `None` once the other end has ended its control stream.
+    /// `None` once the peer has ended its control stream.
     control: Option<ControlPipe>,
     begun: mpsc::UnboundedSender<Incoming>,
     /// The number of data streams begun.
@@ -196,15 +196,15 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
     }
 
-    /// Waits while the pipe is full, because its reader is behind.
+    /// Passes control bytes to their reader; waits while its pipe is full.
     async fn handle_control(&mut self, bytes: &Bytes, last: bool) -> Result<(), End> {
         let Some(pipe) = &mut self.control else {
-            return Err(self.misbehaved(&"it went on with its control stream, which it had ended"));
+            return Err(self.misbehaved(&"it continued its control stream, which it had ended"));
         };
-        // An error means that nobody reads any more.
+        // An error means that the reader was dropped.
         let Ok(_) = timeout(self.settings.idle_timeout, pipe.write_all(bytes)).await else {
             let peer = self.shared.peer;
-            let detail = "this end did not read its control stream for the idle timeout".to_owned();
+            let detail = "the control stream was not read here for the idle timeout".to_owned();
             let farewell = Farewell::Close(CloseCode::TimedOut, "the control stream was not read".to_owned());
             return Err(End { error: LaneError::Protocol { peer, detail }, farewell });
         };
@@ -218,7 +218,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         if first == self.current.is_some() {
             return Err(self.misbehaved(&match first {
                 true => "it began a data stream in the middle of another",
-                false => "it went on with a data stream that had not begun",
+                false => "it continued a data stream that had not begun",
             }));
         }
         if !self.current.as_ref().is_some_and(|stream| stream.0.put(&bytes)) {
@@ -227,7 +227,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         if last {
             self.finish();
         } else if first {
-            yield_now().await; // Its reader comes first, and says where the rest of it belongs.
+            yield_now().await; // Lets its reader run first and lend a buffer for the rest.
         }
         Ok(())
     }
@@ -266,21 +266,21 @@ impl<S> Reader<S> {
         self.shared.refuse(CloseCode::Misbehaved, why)
     }
 
-    /// Ends all streams that wait for received bytes.
+    /// Drops the reader's state, which ends all streams that wait for received bytes.
     fn into_read_half(self) -> ReadHalf<S> {
         self.inbox.into_read()
     }
 }
 
 impl Shared {
-    /// The error for a broken rule, which the other end is told.
+    /// The error for a protocol violation, which is sent to the peer.
     fn refuse(&self, code: CloseCode, why: &dyn std::fmt::Display) -> End {
         let detail = why.to_string();
         let error = LaneError::Protocol { peer: self.peer, detail: detail.clone() };
         End { error, farewell: Farewell::Close(code, detail) }
     }
 
-    /// The error for an ended or failed stream, of which nobody can be told.
+    /// The error for an ended or failed stream. The peer cannot be informed.
     fn failed(&self, error: io::Error) -> End {
         let peer = self.peer;
         let error = match error.kind() {
@@ -314,8 +314,8 @@ struct Writer<W> {
 }
 
 impl<W: AsyncWrite + Unpin> Writer<W> {
-    /// Writes until the connection ends, and then the reason, if the other end is to be told. Batches are written
-    /// whole: a close waits for the end of the one before it.
+    /// Writes until the connection ends, and then the reason, if it is to be sent. Batches are written whole: a close
+    /// waits for the current batch.
     async fn run(mut self, keep_alive: Duration) -> io::Result<()> {
         let mut end = self.shared.end.subscribe();
         let mut pings = interval(keep_alive);
@@ -335,7 +335,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             self.add(segment)?;
             self.add_queued()?;
             if self.batch.is_short() {
-                // After all runnable tasks have run, one write carries their segments, and wakes the other end once.
+                // Lets all runnable tasks add their segments, so that one write carries them and wakes the peer once.
                 yield_now().await;
                 self.add_queued()?;
             }

@@ -1,4 +1,4 @@
-//! The TLS handshake with rustls, before [our own records](super::records).
+//! Performs the TLS handshake with rustls, before [our own records](super::records) take over.
 
 use rustls::{
     ClientConfig, ServerConfig,
@@ -19,10 +19,10 @@ use super::{
 };
 use crate::{ByteStream, ClientCertificate, StreamTuning, tls};
 
-/// The most bytes of a handshake that are kept: more than its longest message, which rustls bounds by 64 KiB, in records.
+/// The maximum of buffered handshake bytes: more than the longest message (64 KiB by rustls) takes in records.
 const KEPT_BYTES_MAX: usize = 128 << 10;
 
-/// The longest record: 2^14 bytes, and what encryption may add.
+/// The maximum length of a record: 2^14 bytes and the overhead of encryption.
 const RECORD_BYTES_MAX: usize = (16 << 10) + 256;
 
 /// A stream after its handshake, with the keys of its records.
@@ -32,12 +32,12 @@ pub(crate) struct Secured<S> {
     pub(super) opener: Opener,
     is_ours: bool,
     peer_certificate: Option<ClientCertificate>,
-    /// The other end's time to answer the handshake, in all.
+    /// How long the peer took to answer the handshake.
     answer_time: Duration,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
-    /// Shakes hands with a server. An error of TLS has [`rustls::Error`] inside.
+    /// Performs a client's handshake. An error of TLS contains a [`rustls::Error`].
     pub(crate) async fn connect(
         stream: S,
         config: Arc<ClientConfig>,
@@ -46,24 +46,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
         Self::over(stream, UnbufferedClientConnection::new(config, name).map_err(tls_error)?).await
     }
 
-    /// Shakes hands with a client.
+    /// Performs a server's handshake.
     pub(crate) async fn accept(stream: S, config: Arc<ServerConfig>) -> io::Result<Self> {
         Self::over(stream, UnbufferedServerConnection::new(config).map_err(tls_error)?).await
     }
 
-    /// Whether the other end agreed on this protocol by ALPN.
+    /// Whether the peer agreed on this protocol by ALPN.
     pub(crate) fn is_ours(&self) -> bool {
         self.is_ours
     }
 
-    /// The other end's certificate, whose key it proved to hold.
+    /// The peer's certificate, whose key it proved to hold.
     pub(crate) fn peer_certificate(&self) -> Option<ClientCertificate> {
         self.peer_certificate.clone()
     }
 
     async fn over(mut stream: S, mut end: impl End) -> io::Result<Self> {
         let (mut incoming, mut out) = (vec![], vec![]);
-        let mut asked = None; // A client may connect long before it says its first word.
+        let mut asked = None; // A client may connect long before its first message.
         while let Step::Read = go_on(&mut stream, &mut end, &mut incoming, &mut out).await? {
             if !out.is_empty() {
                 asked.get_or_insert_with(Instant::now);
@@ -80,14 +80,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
 }
 
 impl Secured<Box<dyn ByteStream>> {
-    /// Tunes the stream by what the handshake has shown, and for a lane with these `settings`.
+    /// Tunes the stream by the measured answer time, and for a lane with these `settings`.
     pub(crate) fn tune(&self, settings: Settings) {
         let idle_timeout = settings.idle_timeout;
         self.stream.tune(StreamTuning { answer_time: self.answer_time, idle_timeout });
     }
 }
 
-/// Takes the next step, and writes the output in `out`, including an alert when the handshake failed.
+/// Takes the next step and writes its output, including an alert if the handshake failed.
 async fn go_on(
     stream: &mut (impl AsyncWrite + Unpin),
     end: &mut impl End,
@@ -106,7 +106,7 @@ async fn go_on(
     step.map_err(tls_error)
 }
 
-/// Reads one record and no more: records after the handshake are not for rustls.
+/// Reads exactly one record: records after the handshake are not passed to rustls.
 async fn read_record(stream: &mut (impl AsyncRead + Unpin), incoming: &mut Vec<u8>) -> io::Result<()> {
     let mut header = [0; 5];
     stream.read_exact(&mut header).await?;
@@ -134,7 +134,7 @@ enum Step {
     Finish,
 }
 
-/// Processes the received bytes as far as possible, and appends the output to `out`.
+/// Processes the received bytes, and appends the output to `out`.
 fn step(end: &mut impl End, incoming: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Step, rustls::Error> {
     loop {
         let UnbufferedStatus { discard, state } = end.process(incoming);
@@ -145,7 +145,7 @@ fn step(end: &mut impl End, incoming: &mut Vec<u8>, out: &mut Vec<u8>) -> Result
                 Ok(false)
             }
             Ok(ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_)) => Ok(true),
-            Ok(_) => Err(rustls::Error::General("data or an end came within the handshake".into())),
+            Ok(_) => Err(rustls::Error::General("data or a close arrived during the handshake".into())),
             Err(error) => Err(error),
         };
         incoming.drain(..discard);
@@ -166,7 +166,7 @@ fn encode<Data>(record: &mut EncodeTlsData<'_, Data>, out: &mut Vec<u8>) -> Resu
     encoded.map(drop).map_err(|error| rustls::Error::General(error.to_string()))
 }
 
-/// Either end of a handshake.
+/// A rustls connection of either role, during its handshake.
 trait End: Deref<Target = UnbufferedConnectionCommon<Self::Data>> {
     type Data;
 

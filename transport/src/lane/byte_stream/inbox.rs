@@ -1,4 +1,4 @@
-//! Incoming bytes: decrypts records and assembles segments.
+//! [`Inbox`]: reads incoming bytes, decrypts records, and assembles segments.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
@@ -12,10 +12,10 @@ use super::{
     stream::Stream,
 };
 
-/// The longest read. A quarter of it costs a tenth of the speed, and four times as much gain nothing.
+/// The maximum length of a read. A quarter of it is a tenth slower; four times as much gains nothing.
 pub(super) const READ_BYTES_MAX: usize = 256 << 10;
 
-/// The length of the first reads: more than the longest record, and enough for a server, which is sent little.
+/// The initial length of reads: more than the longest record, and enough for a server, which receives little.
 const READ_BYTES_MIN: usize = 32 << 10;
 
 /// Why there is no next segment.
@@ -23,9 +23,9 @@ const READ_BYTES_MIN: usize = 32 << 10;
 pub(super) enum ReadError {
     /// The stream failed, timed out, or ended without a TLS close.
     Io(io::Error),
-    /// The other end closed TLS without closing the lane, which is allowed.
+    /// The peer closed TLS without closing the lane, which is allowed.
     Ended,
-    /// A record is invalid, or was changed on its way.
+    /// A record is invalid, or was changed in transit.
     Record(RecordError),
     /// A segment is invalid.
     Segment(SegmentError),
@@ -36,7 +36,7 @@ pub(super) struct Inbox<R> {
     read: R,
     opener: Opener,
     assembler: Assembler,
-    /// It grows when a read has filled it.
+    /// The buffer. It grows when a read has filled it.
     bytes: Vec<u8>,
     /// The range of `bytes` with encrypted input.
     wire: Range<usize>,
@@ -50,8 +50,8 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         Self { read, opener, assembler: Assembler::default(), bytes, wire: 0..0, plain: 0..0 }
     }
 
-    /// The next segment. One that continues the `current` data stream is decrypted into its reader's buffer, if it has
-    /// lent one. Waits for no byte longer than `idle_timeout`. Cancel safe.
+    /// The next segment. One that continues the `current` data stream is decrypted into its reader's buffer, if the
+    /// reader has lent one. Waits at most `idle_timeout` for each byte. Cancel safe.
     pub(super) async fn next(
         &mut self,
         current: Option<&Arc<Stream>>,
@@ -88,8 +88,8 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         }
     }
 
-    /// Decrypts the next record if it is complete: into its destination, if all of it belongs to one segment, otherwise
-    /// in place. Returns the bytes written to the destination.
+    /// Decrypts the next record if it is complete: into the destination of the current segment if it belongs to that as
+    /// a whole, otherwise in place. Returns the number of bytes written to the destination.
     fn open_record(&mut self) -> Result<Option<Opened<usize>>, ReadError> {
         let wire = &mut self.bytes[self.wire.clone()];
         let whole = record_bytes(wire).map_err(ReadError::Record)?;

@@ -1,4 +1,4 @@
-//! The receiving half of a byte stream: the unread limit, and the streams.
+//! The receiving half of a connection: the limit of unread bytes, and the streams.
 
 use bytes::{Buf, Bytes, BytesMut};
 use std::{
@@ -23,7 +23,7 @@ use crate::{
     tuning::{SERVER_WINDOW_BYTES, WINDOW_RESERVE_BYTES},
 };
 
-/// The cost of a segment beside its bytes, so that empty ones are not free.
+/// The cost of a segment in addition to its bytes, so that empty ones are not free.
 const SEGMENT_COST_BYTES: u64 = 256;
 
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
@@ -33,12 +33,12 @@ const CONTROL_READ_BYTES: usize = 4 << 10;
 /// control stream is full is not read.
 pub(super) type ControlPipe = DuplexStream;
 
-/// The two ends of a control pipe.
+/// Both halves of a control pipe.
 pub(super) fn control_pipe() -> (ControlPipe, ControlPipe) {
     tokio::io::duplex(SERVER_WINDOW_BYTES as usize)
 }
 
-/// The number of received unread bytes, and its limit.
+/// The number of received bytes not yet read, and its limit.
 #[derive(Debug)]
 pub(super) struct Unread {
     bytes: AtomicU64,
@@ -54,7 +54,7 @@ impl Default for Unread {
     }
 }
 
-/// The limit was exceeded, and nobody made room in time.
+/// The limit was exceeded for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it sent more than it had credit for: {unread} bytes wait to be read, and {max} may")]
 pub(super) struct TooMuchUnread {
@@ -70,8 +70,8 @@ impl Unread {
         self.has_room.notify_one();
     }
 
-    /// Counts a segment with these `bytes`, and waits for room if there is none: credit may be granted faster than the
-    /// limit follows, as when a manifest came whose chunks are larger than usual.
+    /// Counts a segment with these `bytes`; waits for room if necessary, because the limit may be raised after the
+    /// credit was granted, as when a manifest has larger chunks than usual.
     pub(super) async fn count(&self, bytes: &Bytes, patience: Duration) -> Result<(), TooMuchUnread> {
         let cost = cost(bytes);
         let counted = async {
@@ -85,7 +85,7 @@ impl Unread {
         })
     }
 
-    /// Only the driver counts, so nothing is added between check and addition.
+    /// Counts a segment if there is room. Only the driver calls this, so check and addition need not be atomic.
     fn try_count(&self, cost: u64) -> bool {
         let fits = self.bytes.load(Ordering::Relaxed) + cost <= self.max_bytes.load(Ordering::Relaxed);
         if fits {
@@ -115,14 +115,14 @@ impl Incoming {
     /// Begins the next of `streams` and queues it for `accept`.
     pub(super) fn begin(begun: &mpsc::UnboundedSender<Self>, streams: &mut u64) -> StreamIn {
         let stream = StreamIn::default();
-        // Fails only when nobody has the lane any more.
+        // Fails only when the lane was dropped.
         let _ = begun.send(Self { number: *streams, stream: Arc::clone(&stream.0) });
         *streams += 1;
         stream
     }
 }
 
-/// The receiving end of a data stream. Dropped early, it tells the sender to stop.
+/// The receiving half of a data stream. Dropping it early asks the sender to stop.
 #[derive(Debug)]
 pub(crate) struct DataIn {
     incoming: Incoming,
@@ -154,7 +154,7 @@ impl DataIn {
         Ok(more)
     }
 
-    /// Copies the bytes received so far into `buffer`, and leaves the rest to the driver.
+    /// Copies the bytes received so far into `buffer`, and lends it to the driver for the rest.
     pub(crate) async fn fill(mut self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
         buffer.put(&std::mem::take(&mut self.rest));
         let (unread, stream) = (&self.connection.shared().unread, &self.incoming.stream);
@@ -169,7 +169,7 @@ impl DataIn {
         }
     }
 
-    /// Waits for bytes where there are none; returns false at the end of the stream. Cancel safe.
+    /// Waits for bytes if there are none; returns false at the end of the stream. Cancel safe.
     async fn take_piece(&mut self) -> Result<bool, LaneError> {
         while self.rest.is_empty() {
             match self.incoming.stream.next().await {
@@ -192,9 +192,9 @@ impl DataIn {
 impl Drop for DataIn {
     fn drop(&mut self) {
         let shared = self.connection.shared();
-        let (may_go_on, pieces) = self.incoming.stream.discard();
+        let (may_continue, pieces) = self.incoming.stream.discard();
         pieces.iter().for_each(|piece| shared.unread.release(piece));
-        if may_go_on {
+        if may_continue {
             shared.outbox.stop(self.incoming.number);
         }
     }

@@ -1,7 +1,7 @@
-//! TLS 1.3 records (RFC 8446 §5) with the keys that rustls agreed on: bytes in, bytes out.
+//! Encrypts and decrypts TLS 1.3 records (RFC 8446 §5) with the keys negotiated by rustls. No I/O.
 //!
-//! rustls 0.23 copies each record two or three times and allocates for it. Here a chunk is encrypted straight from its
-//! memory, and decrypted straight into its reader's. The wire format is the same: the other end may be rustls.
+//! rustls 0.23 copies each record two or three times and allocates for it. Here a chunk is encrypted from its own
+//! memory and decrypted into its reader's. The wire format is the same: the peer may be rustls.
 //!
 //! After the handshake, only key updates and alerts are accepted. Session tickets and everything else are refused,
 //! since no server of this protocol sends them.
@@ -16,11 +16,11 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-/// The most bytes of content in one record.
+/// The maximum number of content bytes in a record.
 pub(crate) const CONTENT_BYTES_MAX: usize = 16 << 10;
 
 /// The number of records per key. AES-GCM is safe for 2^24.5 records (RFC 8446 §5.5), which is 380 GiB; ChaCha20 has no
-/// such limit, and a new key costs nothing.
+/// such limit, and a new key costs little.
 pub(crate) const RECORDS_PER_KEY_MAX: u64 = 1 << 24;
 
 pub(super) const HEADER_BYTES: usize = 5;
@@ -30,11 +30,11 @@ const TAG_BYTES: usize = 16;
 /// The overhead of a record: header, content type and tag.
 const ADDED_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
 
-/// The most bytes behind the header of a record.
+/// The maximum number of bytes after the header of a record.
 const BODY_BYTES_MAX: usize = CONTENT_BYTES_MAX + 256;
 
-/// The most consecutive records without data, as in rustls: more are only sent to keep this end busy.
-const FRUITLESS_MAX: u32 = 32;
+/// The maximum number of consecutive records without data, as in rustls: more are an attack on the processor.
+const EMPTY_RECORDS_MAX: u32 = 32;
 
 /// The version in the header of every record.
 const VERSION: u16 = 0x0303;
@@ -43,10 +43,10 @@ const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const DATA: u8 = 23;
 
-/// A key update without its last byte, which says whether the other end is to update its key too.
+/// A key update without its last byte, which requests an update by the peer, too.
 const KEY_UPDATE: [u8; 4] = [24, 0, 0, 1];
 
-/// The source of keys after the first ones are used up.
+/// The source of the keys after the first ones.
 pub(crate) trait NextSecrets: Send {
     fn next_sealing(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error>;
 
@@ -63,25 +63,25 @@ impl<Data: Send> NextSecrets for KernelConnection<Data> {
     }
 }
 
-/// Why a connection can carry no more records.
+/// Why a connection cannot carry more records.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(crate) enum RecordError {
     #[error(
-        "it sent a TLS record of type {kind} and version {version:#06x}; only {DATA} and {VERSION:#06x} may come"
+        "it sent a TLS record of type {kind} and version {version:#06x}; only {DATA} and {VERSION:#06x} are allowed"
     )]
     Header { kind: u8, version: u16 },
-    #[error("it sent a TLS record of {0} bytes, which none can have")]
+    #[error("it sent a TLS record of {0} bytes, which is not a valid length")]
     Length(usize),
-    #[error("a TLS record cannot be decrypted: something changed its bytes on the way")]
+    #[error("a TLS record cannot be decrypted: its bytes were changed in transit")]
     Decrypt,
-    #[error("it sent a TLS record whose content has the type {0}, which means nothing")]
+    #[error("it sent a TLS record whose content has the invalid type {0}")]
     Content(u8),
     #[error(
-        "it sent a TLS message of type {0} after the handshake, or a part of one; only key updates may come"
+        "it sent a TLS message of type {0} after the handshake, or a part of one; only key updates are allowed"
     )]
     Message(u8),
-    #[error("it sent {FRUITLESS_MAX} TLS records without a byte of data between them")]
-    Fruitless,
+    #[error("it sent more than {EMPTY_RECORDS_MAX} consecutive TLS records without data")]
+    NoData,
     #[error("it ended TLS with the alert {0:?}")]
     Alert(AlertDescription),
     #[error("TLS has no more keys: {0}")]
@@ -89,10 +89,10 @@ pub(crate) enum RecordError {
 }
 
 impl RecordError {
-    /// The alert for the other end, if it does not know.
+    /// The alert for the peer, unless the peer sent one.
     pub(crate) fn alert(&self) -> Option<AlertDescription> {
         match self {
-            Self::Header { .. } | Self::Content(_) | Self::Message(_) | Self::Fruitless => {
+            Self::Header { .. } | Self::Content(_) | Self::Message(_) | Self::NoData => {
                 Some(AlertDescription::UnexpectedMessage)
             }
             Self::Length(_) => Some(AlertDescription::RecordOverflow),
@@ -103,7 +103,7 @@ impl RecordError {
     }
 }
 
-/// Both directions of a connection whose handshake gave these secrets. A key encrypts `records_per_key` records.
+/// Both directions of a connection with the `secrets` of its handshake. A key encrypts `records_per_key` records.
 pub(crate) fn records(
     secrets: ExtractedSecrets,
     next: impl NextSecrets + 'static,
@@ -111,14 +111,13 @@ pub(crate) fn records(
 ) -> Result<(Sealer, Opener), RecordError> {
     let shared = Arc::new(Shared { next: Mutex::new(Box::new(next)), must_update: AtomicBool::new(false) });
     let sealer = Sealer { key: Key::new(secrets.tx)?, shared: Arc::clone(&shared), records_per_key };
-    Ok((sealer, Opener { key: Key::new(secrets.rx)?, shared, fruitless: 0 }))
+    Ok((sealer, Opener { key: Key::new(secrets.rx)?, shared, empty_records: 0 }))
 }
 
 /// The state shared by both directions.
 struct Shared {
     next: Mutex<Box<dyn NextSecrets>>,
-    /// Whether the other end requested a key update. It is sent before the next record; several requests are answered
-    /// by one.
+    /// Whether the peer requested a key update. It is sent before the next record; one update answers several requests.
     must_update: AtomicBool,
 }
 
@@ -130,35 +129,35 @@ pub(crate) struct Sealer {
 }
 
 impl Sealer {
-    /// The most bytes of output for `bytes`, with a key update before each record.
+    /// The maximum length of output for `bytes`, with a key update before each record.
     pub(crate) const fn sealed_bytes_max(bytes: usize) -> usize {
         bytes + bytes.div_ceil(CONTENT_BYTES_MAX) * (2 * ADDED_BYTES + KEY_UPDATE.len() + 1)
     }
 
     /// Encrypts `data` into the front of `out`, which has room for [`sealed_bytes_max`](Self::sealed_bytes_max), and
-    /// returns the length.
+    /// returns its length.
     pub(crate) fn seal(&mut self, data: &[u8], out: &mut [u8]) -> Result<usize, RecordError> {
         let mut filled = 0;
         for content in data.chunks(CONTENT_BYTES_MAX) {
-            filled += self.keep_key_fresh(&mut out[filled..])?;
+            filled += self.update_key_if_due(&mut out[filled..])?;
             filled += self.key.seal(DATA, content, &mut out[filled..])?;
         }
         Ok(filled)
     }
 
-    /// The same for an alert, which takes as much room as two bytes of data.
+    /// Encrypts an alert, which takes as much room as two bytes of data.
     pub(crate) fn seal_alert(
         &mut self,
         alert: AlertDescription,
         out: &mut [u8],
     ) -> Result<usize, RecordError> {
         let level = if alert == AlertDescription::CloseNotify { 1 } else { 2 };
-        let filled = self.keep_key_fresh(out)?;
+        let filled = self.update_key_if_due(out)?;
         Ok(filled + self.key.seal(ALERT, &[level, alert.into()], &mut out[filled..])?)
     }
 
-    /// Updates the key when it is used up or the other end requests it. The update itself is the old key's last record.
-    fn keep_key_fresh(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
+    /// Updates the key when it is used up or the peer requests it. The update itself is the old key's last record.
+    fn update_key_if_due(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
         let is_asked = self.shared.must_update.swap(false, Ordering::Relaxed);
         if !is_asked && self.key.sequence + 1 < self.records_per_key {
             return Ok(0);
@@ -175,7 +174,7 @@ pub(crate) struct Opener {
     key: Key,
     shared: Arc<Shared>,
     /// The number of consecutive records without data.
-    fruitless: u32,
+    empty_records: u32,
 }
 
 /// The content of a record.
@@ -185,7 +184,7 @@ pub(crate) enum Opened<T> {
     Data(T),
     /// No data.
     Nothing,
-    /// The other end has closed TLS.
+    /// The peer has closed TLS.
     Closed,
 }
 
@@ -200,7 +199,7 @@ impl<T> Opened<T> {
     }
 }
 
-/// The length of the record at the start of `wire`, or `None` if it is not known yet.
+/// The length of the record at the start of `wire`; `None` while its header is incomplete.
 pub(crate) fn record_bytes(wire: &[u8]) -> Result<Option<usize>, RecordError> {
     let Some(&[kind, major, minor, high, low]) = wire.first_chunk() else { return Ok(None) };
     let (version, body) = (u16::from_be_bytes([major, minor]), usize::from(u16::from_be_bytes([high, low])));
@@ -211,7 +210,7 @@ pub(crate) fn record_bytes(wire: &[u8]) -> Result<Option<usize>, RecordError> {
     }
 }
 
-/// The space needed to decrypt a record of `record_bytes`: for its content, its type and its padding.
+/// The space for decrypting a record of `record_bytes`: its content, type and padding.
 pub(crate) fn opened_bytes(record_bytes: usize) -> usize {
     record_bytes - HEADER_BYTES - TAG_BYTES
 }
@@ -250,7 +249,7 @@ impl Opener {
         let content = &opened[..kind];
         match opened[kind] {
             DATA if !content.is_empty() => {
-                self.fruitless = 0;
+                self.empty_records = 0;
                 return Ok(Opened::Data(content));
             }
             DATA => {}
@@ -265,15 +264,14 @@ impl Opener {
             },
             other => return Err(RecordError::Content(other)),
         }
-        self.fruitless += 1;
-        if self.fruitless > FRUITLESS_MAX {
-            return Err(RecordError::Fruitless);
+        self.empty_records += 1;
+        if self.empty_records > EMPTY_RECORDS_MAX {
+            return Err(RecordError::NoData);
         }
         Ok(Opened::Nothing)
     }
 
-    /// Nothing may follow a key update in its record, since what follows has another key, and its five bytes are never
-    /// split.
+    /// Handles a key update. It must be whole and alone in its record, since the next bytes have another key.
     fn handle_message(&mut self, message: &[u8]) -> Result<(), RecordError> {
         match message.strip_prefix(&KEY_UPDATE) {
             Some(&[asked @ (0 | 1)]) => {
@@ -298,7 +296,7 @@ impl Shared {
     }
 }
 
-/// The key of one direction. AWS-LC overwrites it when it is dropped, and so does rustls with what it was made of.
+/// The key of one direction. AWS-LC overwrites it when it is dropped, and rustls the secrets.
 struct Key {
     key: LessSafeKey,
     iv: [u8; 12],
@@ -320,8 +318,8 @@ impl Key {
         Ok(Self { key: LessSafeKey::new(key), iv, sequence })
     }
 
-    /// The nonce of the next record (RFC 8446 §5.3). A sender has a new key long before the numbers are used up, and a
-    /// receiver would need millennia.
+    /// The nonce of the next record (RFC 8446 §5.3). Sequence numbers cannot wrap: a sender changes its key long
+    /// before, and a receiver would need millennia.
     fn nonce(&mut self) -> Nonce {
         let mut nonce = self.iv;
         for (byte, digit) in nonce[4..].iter_mut().zip(self.sequence.to_be_bytes()) {
@@ -331,7 +329,7 @@ impl Key {
         Nonce::assume_unique_for_key(nonce)
     }
 
-    /// One record, with at most [`CONTENT_BYTES_MAX`] of `content`.
+    /// Encrypts one record, with at most [`CONTENT_BYTES_MAX`] of `content`.
     fn seal(&mut self, kind: u8, content: &[u8], out: &mut [u8]) -> Result<usize, RecordError> {
         let [major, minor] = VERSION.to_be_bytes();
         let [high, low] = ((content.len() + 1 + TAG_BYTES) as u16).to_be_bytes();

@@ -1,4 +1,4 @@
-//! Segments: the frames of a byte stream (PROTOCOL.md §10.7).
+//! [`Segment`]: the frames of a byte stream (PROTOCOL.md §10.7).
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -9,14 +9,14 @@ use super::{
     stream::Stream,
 };
 
-/// The most bytes in one segment, header excluded: four TLS records. A chunk of 4 MiB has 64 segments, so headers cost
-/// nothing, and a control message waits for one batch of data at the most.
+/// The maximum length of a segment without its header: four TLS records. A chunk of 4 MiB has 64 segments, so headers
+/// cost little, and a control message waits for at most one batch of data.
 pub(crate) const SEGMENT_BYTES_MAX: usize = 64 << 10;
 
 /// The length of the header of a segment.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 8;
 
-/// The most bytes of the text of a close.
+/// The maximum length of the text of a close.
 const CLOSE_TEXT_BYTES_MAX: usize = 1_024;
 
 /// The first segment of its data stream.
@@ -85,7 +85,7 @@ impl Kind {
     }
 }
 
-/// Why bytes are not a segment. The other end is to blame.
+/// Why bytes are not a segment. The peer is to blame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SegmentError {
     #[error("it sent a segment of kind {0}, which this revision does not have")]
@@ -123,7 +123,7 @@ impl Segment {
         Self::Close { code, text: Bytes::copy_from_slice(&text.as_bytes()[..end]) }
     }
 
-    /// Splits off a segment of maximal length if the data is longer than that.
+    /// Splits off a segment of maximal length if the data is longer.
     pub(crate) fn split_front(&mut self) -> Option<Self> {
         let Self::Data { bytes, first, .. } = self else { return None };
         if bytes.len() <= SEGMENT_BYTES_MAX {
@@ -133,7 +133,7 @@ impl Segment {
         Some(Self::Data { bytes: front, first: std::mem::take(first), last: false })
     }
 
-    /// The header and the bytes, without a copy if they are many.
+    /// The header and the bytes. Control and data bytes are not copied.
     pub(crate) fn encode(self) -> ([u8; SEGMENT_HEADER_BYTES], Bytes) {
         let flag = |flag, set| if set { flag } else { 0 };
         let number = |number: u64| Bytes::copy_from_slice(&number.to_le_bytes());
@@ -181,7 +181,7 @@ impl Segment {
     }
 }
 
-/// Assembles segments. Allocates memory for one at a time, whatever length the stream claims.
+/// Assembles segments. Allocates memory for one segment at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     header: [u8; SEGMENT_HEADER_BYTES],
@@ -218,7 +218,7 @@ pub(crate) enum Arrived {
 }
 
 impl Assembler {
-    /// Takes as much of `bytes` as belongs to the next segment, and returns that once it is complete.
+    /// Takes the part of `bytes` that belongs to the next segment; returns the segment once it is complete.
     pub(super) fn take(
         &mut self,
         bytes: &mut &[u8],
@@ -250,18 +250,18 @@ impl Assembler {
         Ok(self.whole())
     }
 
-    /// The destination for the bytes behind a header.
+    /// The destination for the bytes after a header.
     fn memory(&self, header: Header, current: Option<&Arc<Stream>>) -> Memory {
-        let goes_on = header.kind == Kind::Data && header.flags & FIRST == 0;
-        match current.filter(|stream| goes_on && stream.has_room(header.bytes)) {
+        let is_continuation = header.kind == Kind::Data && header.flags & FIRST == 0;
+        match current.filter(|stream| is_continuation && stream.has_room(header.bytes)) {
             Some(stream) => Memory::Stream(Arc::clone(stream)),
             // One byte more: the content type follows decrypted data.
             None => Memory::Own(self.pool.take(header.bytes + 1)),
         }
     }
 
-    /// Calls `fill` with exactly `bytes` of space, if the rest of the current segment has that length but for one byte.
-    /// It returns the number of valid bytes.
+    /// Calls `fill` with `bytes` of space if they fit the rest of the current segment and one byte more. `fill` returns
+    /// the number of valid bytes.
     pub(super) fn fill(&mut self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let Some(Body { header, memory, filled }) = &mut self.body else { return };
         if bytes > header.bytes - *filled + 1 {

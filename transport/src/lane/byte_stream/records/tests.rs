@@ -19,7 +19,7 @@ const SUITES: [SupportedCipherSuite; 3] = [
     cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
 ];
 
-/// Secrets that count. Those of one end are those of the other, the other way around.
+/// Numbered secrets. One peer's sealing secrets are the other's opening secrets.
 struct Counted {
     sealing: u8,
     opening: u8,
@@ -41,7 +41,7 @@ impl NextSecrets for Counted {
     }
 }
 
-/// Two ends.
+/// Two peers.
 fn pair(records_per_key: u64) -> [(Sealer, Opener); 2] {
     [(1, 2), (2, 1)].map(|(sealing, opening)| {
         let secrets = ExtractedSecrets { tx: (0, counted(sealing)), rx: (0, counted(opening)) };
@@ -67,18 +67,18 @@ fn forge(sealer: &mut Sealer, content: &[u8], kind: u8, padding: usize) -> Vec<u
     out
 }
 
-/// What came of `wire`.
+/// The result of opening `wire`.
 #[derive(Debug, Default, PartialEq)]
-struct Came {
+struct Outcome {
     data: Vec<u8>,
     is_closed: bool,
-    /// How much of `wire` makes no whole record.
+    /// The number of bytes after the last complete record.
     rest: usize,
 }
 
-/// Opens all of `wire`: in place, or somewhere else.
-fn open(opener: &mut Opener, wire: &mut [u8], in_place: bool) -> Result<Came, (Vec<u8>, RecordError)> {
-    let (mut came, mut at) = (Came::default(), 0);
+/// Opens all of `wire`, in place or into another buffer.
+fn open(opener: &mut Opener, wire: &mut [u8], in_place: bool) -> Result<Outcome, (Vec<u8>, RecordError)> {
+    let (mut came, mut at) = (Outcome::default(), 0);
     loop {
         let bytes = record_bytes(&wire[at..]).map_err(|error| (came.data.clone(), error))?;
         let Some(record) = bytes.and_then(|bytes| wire[at..].get_mut(..bytes)) else {
@@ -107,22 +107,22 @@ fn data() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// However short the keys live.
+    /// For any number of records per key.
     #[test]
-    fn what_is_sealed_is_opened(
+    fn sealed_data_is_opened(
         sent in prop::collection::vec((data(), any::<bool>()), 0..8),
         records_per_key in 1u64..6,
     ) {
         let [(mut sealer, _), (_, mut opener)] = pair(records_per_key);
         for (data, in_place) in sent {
             let mut wire = seal(&mut sealer, &data);
-            prop_assert_eq!(open(&mut opener, &mut wire, in_place), Ok(Came { data, ..Came::default() }));
+            prop_assert_eq!(open(&mut opener, &mut wire, in_place), Ok(Outcome { data, ..Outcome::default() }));
         }
     }
 
-    /// Whichever bit is flipped: the records before it count, and nothing after them.
+    /// For any flipped bit: only the records before it are opened.
     #[test]
-    fn a_flipped_bit_is_found(
+    fn a_flipped_bit_is_detected(
         data in prop::collection::vec(any::<u8>(), 1..40_000),
         at in any::<prop::sample::Index>(),
         bit in 0u32..8,
@@ -135,7 +135,7 @@ proptest! {
         let before = at / (CONTENT_BYTES_MAX + ADDED_BYTES) * CONTENT_BYTES_MAX;
         match open(&mut opener, &mut wire, in_place) {
             Err((came, _)) => prop_assert_eq!(&came[..], &data[..before]),
-            Ok(came) => prop_assert!(came.data == data[..before] && came.rest > 0, "a longer record is waited for"),
+            Ok(came) => prop_assert!(came.data == data[..before] && came.rest > 0, "the rest is an incomplete record"),
         }
     }
 
@@ -152,9 +152,9 @@ proptest! {
         }
     }
 
-    /// Whatever is inside of a record that the other end has sealed.
+    /// For any content of a correctly sealed record.
     #[test]
-    fn any_content_is_understood_or_refused(
+    fn any_content_is_handled_or_refused(
         content in prop::collection::vec(any::<u8>(), 0..9),
         kind in prop_oneof![any::<u8>(), 20u8..25],
         padding in 0usize..20,
@@ -164,7 +164,7 @@ proptest! {
         let mut wire = forge(&mut sealer, &content, kind, padding);
         let came = open(&mut opener, &mut wire, in_place);
         match kind {
-            DATA => prop_assert_eq!(came, Ok(Came { data: content, ..Came::default() })),
+            DATA => prop_assert_eq!(came, Ok(Outcome { data: content, ..Outcome::default() })),
             ALERT if content.len() == 2 && [0, 90].contains(&content[1]) => {
                 prop_assert_eq!(came.unwrap().is_closed, content[1] == 0);
             }
@@ -204,7 +204,7 @@ fn content_has_a_bound() {
 
 /// Tickets, parts of messages, unknown types, and alerts with their names.
 #[test]
-fn what_nobody_sends_is_refused() {
+fn unexpected_records_are_refused() {
     for (content, kind, expected) in [
         (&[4, 0, 0, 9][..], HANDSHAKE, RecordError::Message(4)),
         (&[24, 0, 0, 1, 2], HANDSHAKE, RecordError::Message(24)),
@@ -225,30 +225,30 @@ fn what_nobody_sends_is_refused() {
     assert!(text.contains("BadRecordMac"), "{text}");
 }
 
-/// Empty records and key updates without end keep nobody busy.
+/// The number of consecutive empty records and key updates is bounded.
 #[test]
 fn records_without_data_have_a_bound() {
     for (content, kind) in [(&[][..], DATA), (&[24, 0, 0, 1, 0], HANDSHAKE), (&[1, 90], ALERT)] {
         let [(mut sealer, _), (_, mut opener)] = pair(RECORDS_PER_KEY_MAX);
-        for round in 0..=FRUITLESS_MAX {
+        for round in 0..=EMPTY_RECORDS_MAX {
             let mut wire = forge(&mut sealer, content, kind, 0);
             let came = open(&mut opener, &mut wire, true);
-            assert_eq!(came.is_ok(), round < FRUITLESS_MAX, "{kind}: {round}");
+            assert_eq!(came.is_ok(), round < EMPTY_RECORDS_MAX, "{kind}: {round}");
             if kind == HANDSHAKE {
                 sealer.key = sealer.shared.next_key(|next| next.next_sealing()).unwrap();
             }
             if round == 5 {
                 let mut data = seal(&mut sealer, b"data");
                 assert!(open(&mut opener, &mut data, true).is_ok());
-                opener.fruitless = round + 1;
+                opener.empty_records = round + 1;
             }
         }
     }
 }
 
-/// A key update that the other end asked for comes once, before the next data, and costs nothing else.
+/// A requested key update is sent once, before the next data.
 #[test]
-fn an_update_that_is_asked_for_is_made() {
+fn a_requested_key_update_is_sent() {
     let [(mut asking, mut heard), (mut sealer, mut opener)] = pair(RECORDS_PER_KEY_MAX);
     let fresh = seal(&mut sealer, b"x").len();
     let mut wire = [forge(&mut asking, &[24, 0, 0, 1, 1], HANDSHAKE, 0)].concat();
@@ -259,12 +259,12 @@ fn an_update_that_is_asked_for_is_made() {
     assert_eq!(open(&mut opener, &mut wire, false).unwrap().data, b"data");
     let (mut updated, after) = (seal(&mut sealer, b"y"), seal(&mut sealer, b"z"));
     assert_eq!((updated.len(), after.len()), (fresh + ADDED_BYTES + 5, fresh));
-    heard.key.sequence += 1; // The record that measured how long one is.
+    heard.key.sequence += 1; // The record that measured the length.
     updated.extend(after);
     assert_eq!(open(&mut heard, &mut updated, true).unwrap().data, b"yz");
 }
 
-/// One of our ends, and what it has read.
+/// A peer of this implementation, with the bytes that it has read.
 struct Ours {
     secured: Secured<DuplexStream>,
     wire: Vec<u8>,
@@ -287,10 +287,7 @@ impl Ours {
         loop {
             let bytes = record_bytes(&self.wire)?;
             let Some(bytes) = bytes.filter(|bytes| *bytes <= self.wire.len()) else {
-                assert!(
-                    self.secured.stream.read_buf(&mut self.wire).await.unwrap() > 0,
-                    "the stream was cut"
-                );
+                assert!(self.secured.stream.read_buf(&mut self.wire).await.unwrap() > 0, "the stream ended");
                 continue;
             };
             let mut record: Vec<u8> = self.wire.drain(..bytes).collect();
@@ -311,8 +308,8 @@ impl Ours {
     }
 }
 
-/// One of our ends, and rustls' at the other.
-async fn beside_rustls(suite: SupportedCipherSuite, ours_is_client: bool) -> (Ours, TlsStream<DuplexStream>) {
+/// A peer of this implementation connected to one of rustls.
+async fn with_rustls(suite: SupportedCipherSuite, ours_is_client: bool) -> (Ours, TlsStream<DuplexStream>) {
     let identity = Identity::ephemeral().unwrap();
     let provider = CryptoProvider { cipher_suites: vec![suite], ..aws_lc_rs::default_provider() };
     let mut server = rustls::ServerConfig::builder_with_provider(Arc::new(provider))
@@ -356,16 +353,17 @@ fn on_both_sides(case: impl AsyncFn(Ours, TlsStream<DuplexStream>)) {
     for suite in SUITES {
         for ours_is_client in [true, false] {
             runtime.block_on(async {
-                let (ours, peer) = beside_rustls(suite, ours_is_client).await;
+                let (ours, peer) = with_rustls(suite, ours_is_client).await;
                 case(ours, peer).await;
             });
         }
     }
 }
 
-/// Goal: rustls understands us and we understand it, with every cipher suite, across key updates of both ends.
+/// Goal: this implementation and rustls understand each other, with every cipher suite, across key updates of both
+/// peers.
 #[test]
-fn rustls_at_the_other_end() {
+fn rustls_as_the_peer() {
     on_both_sides(async |mut ours, mut peer| {
         ours.secured.sealer.records_per_key = 3;
         let long: Vec<u8> = (0..100_000u32).map(|number| number as u8).collect();
@@ -377,7 +375,7 @@ fn rustls_at_the_other_end() {
             peer.write_all(&long).await.unwrap();
             peer.flush().await.unwrap();
             assert!(ours.read_exact(long.len()).await == long, "{round}");
-            refresh(&mut peer); // It asks this end for an update too.
+            refresh(&mut peer); // It also requests an update.
         }
         peer.shutdown().await.unwrap();
         assert_eq!(ours.next().await, Ok(None), "the end of TLS");
@@ -386,7 +384,7 @@ fn rustls_at_the_other_end() {
     });
 }
 
-/// Goal: rustls knows our alerts and we know its. Method: each end is sent a record that was changed.
+/// Goal: this implementation and rustls understand each other's alerts. Method: send each a modified record.
 #[test]
 fn alerts_are_understood() {
     on_both_sides(async |mut ours, mut peer| {
