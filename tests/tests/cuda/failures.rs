@@ -31,7 +31,7 @@ async fn read_a_chunk(end: &End) -> Copying {
 }
 
 #[tokio::test]
-async fn a_context_that_somebody_spoils_fails_everything_in_time() {
+async fn a_corrupted_context_fails_everything_in_time() {
     let fake = machine();
     let (end, other) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
     let gate = fake.hold(0, Direction::DeviceToHost);
@@ -72,7 +72,7 @@ async fn is_given_up(fake: &Turn, end: &End) {
 }
 
 #[tokio::test]
-async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_the_next_copy() {
+async fn a_context_corrupted_between_copies_fails_the_next_copy() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
@@ -83,7 +83,7 @@ async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_the_next_co
 }
 
 #[tokio::test]
-async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_a_fence() {
+async fn a_context_corrupted_between_copies_fails_a_fence() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     let current = Current::new(0);
@@ -100,7 +100,7 @@ async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_a_fence() {
 }
 
 #[tokio::test]
-async fn a_copy_that_is_refused_once_says_nothing_of_its_device() {
+async fn a_refused_copy_does_not_fail_its_device() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
@@ -120,7 +120,7 @@ fn anyhow_like(error: &dyn std::error::Error) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_context_that_somebody_destroys_takes_no_slot_with_it() {
+async fn a_destroyed_context_leaves_slots_readable() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
@@ -167,7 +167,7 @@ async fn a_late_copy_is_in_quarantine_until_it_has_ended() {
 }
 
 #[tokio::test]
-async fn a_device_that_hangs_for_good_is_given_up() {
+async fn a_device_that_keeps_hanging_is_declared_failed() {
     let fake = machine();
     let options = CudaOptions { copy_timeout: Duration::from_millis(60), ..impatient() };
     let end = End::open(0, options).unwrap();
@@ -202,7 +202,7 @@ async fn what_is_dropped_under_copies_is_kept_until_they_have_ended() {
 }
 
 #[tokio::test]
-async fn memory_has_a_budget_and_a_device_an_end() {
+async fn memory_is_limited_by_budget_and_device() {
     let fake = machine();
     fake.reset_with(2, 8 << 20);
     let budget = |bytes| CudaOptions { memory_limit_bytes: bytes, ..impatient() };

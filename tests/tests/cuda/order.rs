@@ -173,7 +173,7 @@ async fn memory_that_a_stream_uses_is_given_to_nobody_else() {
 }
 
 #[tokio::test]
-async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
+async fn given_up_memory_waits_for_its_readers_without_blocking() {
     let fake = machine();
     let End { engine, slots, memory } = End::open(0, impatient()).unwrap();
     let current = Current::new(0);
@@ -204,7 +204,7 @@ async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
 }
 
 #[tokio::test]
-async fn memory_of_readers_that_nobody_can_ask_is_kept() {
+async fn memory_is_kept_if_its_readers_cannot_be_queried() {
     let fake = machine();
     let End { engine, slots, memory } = End::open(0, impatient()).unwrap();
     let current = Current::new(0);
@@ -220,7 +220,7 @@ async fn memory_of_readers_that_nobody_can_ask_is_kept() {
 
 /// As with DLPack: the producer makes the engine's stream wait, and no other.
 #[tokio::test]
-async fn a_copy_waits_for_what_the_intake_waits_for() {
+async fn a_copy_waits_for_events_of_the_intake_stream() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();

@@ -184,7 +184,7 @@ fn device_of(end: &End) -> DeviceUuid {
 }
 
 #[tokio::test]
-async fn a_stream_that_does_not_end_is_a_reason() {
+async fn a_stream_that_does_not_end_fails_the_export() {
     let fake = machine();
     let end = full(&fake).await;
     let producer = Producer::new(&end);
@@ -226,7 +226,7 @@ async fn what_cannot_be_shared_in_place_is_copied_into_a_buffer_that_outlives_it
 }
 
 #[tokio::test]
-async fn where_nothing_can_be_shared_both_reasons_are_told() {
+async fn both_reasons_are_reported_if_nothing_can_be_shared() {
     let fake = machine();
     fake.set_shareable(false, false);
     let end = full(&fake).await;
@@ -282,7 +282,7 @@ async fn parts_that_do_not_fit_and_memory_of_others_are_refused() {
 
 /// Invalid names of memory, sent by mistake or on purpose, and the resulting errors.
 #[tokio::test]
-async fn what_a_neighbour_says_is_not_believed() {
+async fn invalid_names_from_a_neighbour_are_refused() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
     let named = neighbour.export();

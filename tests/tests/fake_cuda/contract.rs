@@ -39,7 +39,7 @@ fn clean_up(driver: Option<&Turn>, end: impl FnOnce()) {
 }
 
 #[test]
-fn a_device_says_what_it_is() {
+fn a_device_reports_its_attributes() {
     let _driver = driver();
     let current = Current::new(0);
     let (mut devices, mut version, mut total_bytes, mut free_bytes, mut total_again) = (0, 0, 0, 0, 0);
@@ -64,7 +64,7 @@ fn a_device_says_what_it_is() {
 }
 
 #[test]
-fn bytes_go_there_and_back() {
+fn bytes_survive_a_round_trip() {
     let driver = driver();
     let _current = Current::new(0);
     let stream = stream();
@@ -157,7 +157,7 @@ fn copies_of_page_locked_memory_do_not_wait() {
 }
 
 #[test]
-fn what_is_copied_must_be_there() {
+fn invalid_ranges_and_sizes_are_refused() {
     let driver = driver();
     let _current = Current::new(0);
     let memory = device_memory(MIB);
@@ -305,7 +305,7 @@ fn a_thread_has_the_context_that_it_was_given() {
 }
 
 #[test]
-fn pointers_are_known() {
+fn pointer_attributes() {
     let driver = driver();
     let _current = Current::new(0);
     let (memory, host) = (device_memory(MIB), PageLocked::new(0, MIB));

@@ -58,7 +58,7 @@ fn fresh_device_memory_is_not_zero() {
 }
 
 #[test]
-fn a_gate_counts_what_waits_and_lets_go_what_it_is_told() {
+fn a_gate_counts_waiting_copies_and_lets_some_pass() {
     let fake = fake();
     let _current = Current::new(0);
     let (first, second) = (stream(), stream());
@@ -230,7 +230,7 @@ fn the_last_release_ends_the_context_and_must_not_find_copies() {
 }
 
 #[test]
-fn somebody_else_may_end_a_context() {
+fn a_context_destroyed_elsewhere_fails_calls() {
     let fake = fake();
     let _current = Current::new(0);
     let stream = stream();
@@ -262,7 +262,7 @@ fn devices_have_memory_of_their_own() {
 }
 
 #[test]
-fn threads_of_before_a_reset_harm_nobody_after_it() {
+fn threads_from_before_a_reset_do_not_affect_later_ones() {
     let fake = fake();
     let before = Current::new(0);
     let stream = stream();

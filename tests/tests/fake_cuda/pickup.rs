@@ -52,7 +52,7 @@ fn found_by_child(installed: &Installed, without: Option<&str>) -> String {
 }
 
 #[test]
-fn a_child_gets_it_when_it_may_and_reports() {
+fn an_allowed_child_finds_the_driver_and_reports() {
     let installed = Installed::new(Library::Fake);
     assert_eq!(found_by_child(&installed, None), "0");
     let report = installed.report();
@@ -61,14 +61,14 @@ fn a_child_gets_it_when_it_may_and_reports() {
 }
 
 #[test]
-fn it_has_no_device_for_those_who_did_not_ask() {
+fn there_is_no_device_unless_it_is_allowed() {
     let installed = Installed::new(Library::Fake);
     assert_eq!(found_by_child(&installed, Some("TENSOR_RELAY_FAKE_CUDA")), "100");
     assert_eq!(installed.report().processes, 0);
 }
 
 #[test]
-fn broken_libraries_are_as_broken_as_they_say() {
+fn broken_libraries_are_broken_as_described() {
     assert_eq!(found_by_child(&Installed::new(Library::Stub), None), "34");
     assert_eq!(found_by_child(&Installed::new(Library::TooOld), None), "0");
     assert_eq!(found_by_child(&Installed::new(Library::Empty), None), "no cuInit");

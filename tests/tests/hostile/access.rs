@@ -53,7 +53,7 @@ fn worthless() -> Vec<Option<Token>> {
 /// Goal: a client without a valid credential gets no data, whatever it requests, and no reason. Method: each worthless
 /// token, followed at once by every request; a lane with a guessed grant.
 #[test]
-fn who_proves_nothing_hears_nothing() {
+fn a_client_without_a_valid_token_gets_no_answer() {
     simulate(1, async |sim| {
         let access = Access::new(Rules { revoked: [TicketId([5; 8])].into(), ..rules() });
         let server = sim.server_with(access, server_config());
@@ -149,7 +149,7 @@ fn what_is_not_granted_looks_as_if_it_did_not_exist() {
 /// Goal: new topics are announced only to clients that may list them. Method: two watches of everything, by a client
 /// that may list some topics and by one that may list none; topics of either kind appear.
 #[test]
-fn what_appears_later_is_told_to_who_may_list_it() {
+fn new_topics_are_announced_to_clients_that_may_list_them() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let (mut some, mut none) = (Peer::client(&sim, 1).await, Peer::client(&sim, 2).await);
@@ -186,7 +186,7 @@ fn what_appears_later_is_told_to_who_may_list_it() {
 /// Goal: a client that reads slowly or not at all loses its right as fast as others. Method: request long lists, read
 /// nothing, and revoke the ticket; the session ends well before its write deadline.
 #[test]
-fn who_does_not_read_is_cut_as_well() {
+fn a_client_that_does_not_read_is_closed_as_well() {
     simulate(4, async |sim| {
         let sender = watch::Sender::new(Arc::new(rules()));
         let server = sim.server_with(Access::following(sender.subscribe()), server_config());

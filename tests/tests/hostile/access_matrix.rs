@@ -219,9 +219,7 @@ fn judge(worth: Worth, ask: Ask, heard: &Heard) -> Result<(), String> {
     };
     if let Some(end) = refusal {
         let is_good = heard.is_nothing() && heard.end.as_ref() == Some(&end);
-        return is_good
-            .then_some(())
-            .ok_or_else(|| format!("expected only {end:?}: {heard:?}"));
+        return is_good.then_some(()).ok_or_else(|| format!("expected only {end:?}: {heard:?}"));
     }
     let mut messages = heard.messages().into_iter();
     if !matches!(messages.next(), Some(ServerMessage::Welcome(_))) || heard.end.is_some() {
