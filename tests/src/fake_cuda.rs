@@ -1,7 +1,7 @@
 //! The fake CUDA driver, for machines without a GPU: loads and controls `tests/fake-cuda`.
 //!
-//! In a test, [`load`] it before anybody looks for CUDA: whoever loads `libcuda.so` afterwards gets this one. All tests of
-//! a process share the one driver, so those that change it take turns ([`FakeCuda::exclusive`]), and have a test binary of
+//! A test must [`load`] it before anything looks for CUDA: later loads of `libcuda.so` then get this one. All tests of
+//! a process share the driver, so those that change it take turns ([`FakeCuda::exclusive`]) and have a test binary of
 //! their own. Programs that a test starts get it from [`Installed`].
 
 use std::{
@@ -21,7 +21,7 @@ use control::Control;
 pub use installed::{Installed, Library, Report};
 pub use symbols::SYMBOLS;
 
-/// How long [`FakeCuda::until`] waits before it calls it a failure.
+/// How long [`FakeCuda::until`] waits before it fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The fake driver of this process.
@@ -31,11 +31,11 @@ pub struct FakeCuda {
     turn: Mutex<()>,
 }
 
-/// Loads the fake driver into this process, and allows its use.
+/// Loads the fake driver into this process and enables it.
 ///
 /// # Panics
 ///
-/// Where the library is not built.
+/// If the library is not built.
 pub fn load() -> &'static FakeCuda {
     static LOADED: OnceLock<FakeCuda> = OnceLock::new();
     LOADED.get_or_init(|| {
@@ -45,19 +45,19 @@ pub fn load() -> &'static FakeCuda {
     })
 }
 
-/// Where the library is: beside the executable of this test, or one folder above, where programs are.
+/// The path of the library: next to this test's executable, or one folder above, where cargo puts programs.
 ///
 /// # Panics
 ///
-/// Where it is not built.
+/// If it is not built.
 pub fn library() -> PathBuf {
     let executable = env::current_exe().expect("a test knows its executable");
-    let mut places = executable
+    let mut candidates = executable
         .ancestors()
         .skip(1)
         .take(2)
         .map(|folder| folder.join("libfake_cuda.so"));
-    places.find(|place| place.exists()).unwrap_or_else(|| {
+    candidates.find(|path| path.exists()).unwrap_or_else(|| {
         panic!(
             "There is no libfake_cuda.so near {}. Build it: cargo build --workspace.",
             executable.display()
@@ -65,41 +65,42 @@ pub fn library() -> PathBuf {
     })
 }
 
-/// A fault to inject: into a call of the driver, or into the work of a stream.
+/// A fault to inject into a driver call or into the work of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The name of a function, `*` for any, or `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host`, `@free` for an execution.
+    /// A function name, `*` for any function, or for work of a stream `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host`,
+    /// `@free`.
     pub what: String,
-    /// Which one: 1 is the first from now on.
+    /// Which occurrence: 1 is the first from now on.
     pub nth: u64,
-    /// What happens to it.
+    /// What happens at that occurrence.
     pub effect: Effect,
-    /// Whether it happens to all that follow, too.
+    /// Whether it also happens at all later ones.
     pub stays: bool,
 }
 
 /// The effect of a [`Fault`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// A call gives this code and does nothing. An execution breaks down in the middle, and spoils its context.
+    /// A call returns this code and does nothing. Work of a stream fails halfway and corrupts its context.
     Fail(u32),
-    /// Nothing happens until [`FakeCuda::release`].
+    /// Blocks until [`FakeCuda::release`].
     Hang,
 }
 
 impl Fault {
-    /// The `nth` from now on, and no other.
+    /// Affects only the `nth` occurrence from now on.
     pub fn once(what: &str, nth: u64, effect: Effect) -> Self {
         Self { what: what.to_owned(), nth, effect, stays: false }
     }
 
-    /// The `nth` and all after it.
+    /// Affects the `nth` occurrence and all later ones.
     pub fn from(what: &str, nth: u64, effect: Effect) -> Self {
         Self { stays: true, ..Self::once(what, nth, effect) }
     }
 }
 
-/// As the driver reads it, in `FAKE_CUDA_FAULTS` too.
+/// The syntax that the driver parses, also in `FAKE_CUDA_FAULTS`.
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:", self.what, self.nth)?;
@@ -111,7 +112,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Which copy engine of a device.
+/// One of the copy engines of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// The one that reads host memory.
@@ -132,48 +133,48 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What a copy engine has to do, and has done.
+/// The pending and completed work of a copy engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// Copies that were asked for and have not begun.
+    /// Requested copies that have not begun.
     pub waiting: u64,
-    /// These, and the one under way.
+    /// These and the running one.
     pub in_flight: u64,
-    /// Copies that ended well.
+    /// Copies that succeeded.
     pub ended: u64,
     /// Their bytes.
     pub ended_bytes: u64,
 }
 
-/// What a program has of the driver at one moment. All zero when it has cleaned up.
+/// The driver objects that a program owns at one moment. All zero once it has cleaned up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     /// Blocks of device memory.
     pub device_blocks: u64,
     /// Their bytes, as devices count them.
     pub device_bytes: u64,
-    /// What is there to be shared with other processes, or is theirs: open handles of CUDA IPC; physical memory, mappings
-    /// and reserved addresses.
+    /// Objects that can be shared between processes: open handles of CUDA IPC; physical memory, mappings, reserved
+    /// addresses.
     pub shared: u64,
     /// Blocks of page-locked memory.
     pub host_blocks: u64,
     /// Their bytes.
     pub host_bytes: u64,
-    /// Streams that somebody made.
+    /// Streams that the program created.
     pub streams: u64,
     /// Events.
     pub events: u64,
-    /// Contexts that somebody retains.
+    /// Retained contexts.
     pub contexts: u64,
-    /// Copies that have not ended.
+    /// Copies in flight.
     pub in_flight: u64,
-    /// What was still there when its context ended.
+    /// Objects that still existed when their context was destroyed.
     pub reclaimed: u64,
 }
 
 impl FakeCuda {
-    /// A turn with a new machine: one device, no faults, no counts, nothing allocated. The next turn begins when this one
-    /// is dropped.
+    /// Exclusive use of a new machine: one device, no faults, no counts, nothing allocated. Other tests wait until the
+    /// result is dropped.
     pub fn exclusive(&'static self) -> Turn {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.tell("option devices 1");
@@ -185,31 +186,31 @@ impl FakeCuda {
         Turn { fake: self, _turn: turn }
     }
 
-    /// Makes a new machine. Contexts, streams and memory of before are no longer known.
+    /// Makes a new machine. Earlier contexts, streams and memory become invalid.
     pub fn reset(&self) {
         self.tell("reset");
     }
 
-    /// Makes a new machine with so many devices, and so much memory in each.
+    /// Makes a new machine with `devices` devices of `memory_bytes` each.
     pub fn reset_with(&self, devices: usize, memory_bytes: usize) {
         self.tell(&format!("option devices {devices}"));
         self.tell(&format!("option memory_bytes {memory_bytes}"));
         self.reset();
     }
 
-    /// Chooses how many 10⁹ bytes per second copies move to and from devices. 0 is as many as go.
+    /// Sets the rate of copies to and from devices, in 10⁹ bytes per second. 0 is unlimited.
     pub fn set_gbps(&self, to_device: f64, to_host: f64) {
         self.tell(&format!("option h2d_gbps {to_device}"));
         self.tell(&format!("option d2h_gbps {to_host}"));
     }
 
-    /// Chooses which number the first device has among those of the machine, as `CUDA_VISIBLE_DEVICES` does.
+    /// Sets the machine-wide number of the first visible device, as `CUDA_VISIBLE_DEVICES` does.
     pub fn set_first_device(&self, number: usize) {
         self.tell(&format!("option first_device {number}"));
     }
 
-    /// Chooses whether plain allocations can be exported by CUDA IPC, and whether there are buffers that can be shared as
-    /// file descriptors.
+    /// Sets whether plain allocations can be exported by CUDA IPC, and whether buffers can be shared as file
+    /// descriptors.
     pub fn set_shareable(&self, in_place: bool, as_descriptors: bool) {
         self.tell(&format!("option exportable {}", u8::from(in_place)));
         self.tell(&format!("option shareable_fds {}", u8::from(as_descriptors)));
@@ -220,33 +221,33 @@ impl FakeCuda {
         self.tell(&format!("fault {fault}"));
     }
 
-    /// Takes all faults away. What hangs still does.
+    /// Removes all faults. Calls and work that already hang stay blocked.
     pub fn clear_faults(&self) {
         self.tell("clear-faults");
     }
 
-    /// Lets go on what hangs.
+    /// Unblocks whatever hangs.
     pub fn release(&self) {
         self.tell("release");
     }
 
-    /// Spoils the context of a device, as an asynchronous error of anybody in the process does.
+    /// Corrupts the context of a device, as an asynchronous error anywhere in the process does.
     pub fn fail_device(&self, device: usize, code: u32) {
         self.tell(&format!("fail {device} {code}"));
     }
 
-    /// Ends the context of a device, as `cudaDeviceReset` by anybody in the process does.
+    /// Destroys the context of a device, as `cudaDeviceReset` anywhere in the process does.
     pub fn destroy_context(&self, device: usize) {
         self.tell(&format!("destroy-context {device}"));
     }
 
-    /// Holds back the copies of one engine that have not begun, until the gate is dropped.
+    /// Holds the copies of one engine that have not begun, until the gate is dropped.
     pub fn hold(&'static self, device: usize, direction: Direction) -> Gate {
         self.tell(&format!("hold {device} {direction}"));
         Gate { fake: self, device, direction }
     }
 
-    /// What one copy engine does.
+    /// The state of one copy engine.
     pub fn engine(&self, device: usize, direction: Direction) -> Engine {
         let answer = self.tell(&format!("engine {device} {direction}"));
         let numbers = Numbers::read(&answer, ' ');
@@ -258,27 +259,27 @@ impl FakeCuda {
         }
     }
 
-    /// What exists now.
+    /// The objects that exist now.
     pub fn live(&self) -> Live {
         Live::read(&self.tell("live"))
     }
 
-    /// What was done that no program may do, since the last reset.
+    /// The illegal uses of the driver since the last reset.
     pub fn violations(&self) -> Vec<String> {
         self.tell("violations").lines().map(str::to_owned).collect()
     }
 
-    /// Which functions were called, and how often, since the last reset.
+    /// The number of calls of each function since the last reset.
     pub fn calls(&self) -> BTreeMap<String, u64> {
         Numbers::read(&self.tell("calls"), '\n').0
     }
 
-    /// The threads that called them, by name.
+    /// The number of calls by each thread, by name.
     pub fn threads(&self) -> BTreeMap<String, u64> {
         Numbers::read(&self.tell("threads"), '\n').0
     }
 
-    /// Waits until something is so, by looking at it.
+    /// Polls until `is_so` returns true.
     ///
     /// # Panics
     ///
@@ -296,7 +297,7 @@ impl FakeCuda {
     }
 }
 
-/// The turn of one test with the driver of its process.
+/// One test's exclusive use of the driver of its process.
 #[derive(Debug)]
 pub struct Turn {
     fake: &'static FakeCuda,
@@ -311,7 +312,7 @@ impl std::ops::Deref for Turn {
     }
 }
 
-/// Nothing of a turn may hang in the next one.
+/// Unblocks what hangs, so that the next test is not affected.
 impl Drop for Turn {
     fn drop(&mut self) {
         self.fake.clear_faults();
@@ -319,7 +320,7 @@ impl Drop for Turn {
     }
 }
 
-/// A copy engine that is held. Dropping it lets all go on.
+/// A held copy engine. Dropping it releases all copies.
 #[derive(Debug)]
 pub struct Gate {
     fake: &'static FakeCuda,
@@ -328,12 +329,12 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets so many more copies begin.
+    /// Lets `count` more copies begin.
     pub fn pass(&self, count: u64) {
         self.fake.tell(&format!("pass {} {} {count}", self.device, self.direction));
     }
 
-    /// Waits until so many copies stand before it.
+    /// Waits until at least `count` copies wait at the gate.
     pub fn until_waiting(&self, count: u64) {
         self.fake.until(&format!("{count} copies wait for {}", self.direction), |fake| {
             fake.engine(self.device, self.direction).waiting >= count
@@ -343,7 +344,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // A reset in between may have taken the device away, and its gate with it.
+        // A reset in between may have removed the device and its gate.
         drop(self.fake.control.try_tell(&format!("open {} {}", self.device, self.direction)));
     }
 }
@@ -366,7 +367,7 @@ impl Live {
     }
 }
 
-/// `name=number`, again and again.
+/// A list of `name=number`.
 struct Numbers(BTreeMap<String, u64>);
 
 impl Numbers {
@@ -381,6 +382,6 @@ impl Numbers {
     }
 
     fn get(&self, name: &str) -> u64 {
-        *self.0.get(name).unwrap_or_else(|| panic!("the fake driver tells {name}"))
+        *self.0.get(name).unwrap_or_else(|| panic!("the fake driver reports no {name}"))
     }
 }

@@ -9,8 +9,8 @@ use tensor_relay_device::{
     HostEngineMemory, HostMemory, Slot, SlotPool,
 };
 
-/// A host engine with a gate. While it is open, copies have ended when asking for them returns; while it is closed, they
-/// are in flight for as long as the test wants.
+/// A host engine with a gate. While it is open, copies are complete when the request returns; while it is closed, they
+/// stay in flight until the test lets them pass.
 #[derive(Debug)]
 pub struct GatedEngine {
     engine: HostEngine,
@@ -26,7 +26,7 @@ struct State {
     begun: u64,
 }
 
-/// A copy in flight. Without a completion, its caller was told that nobody knows its end.
+/// A copy in flight. Without a completion, its caller was told that the engine stopped.
 #[derive(Debug)]
 struct Waiting {
     slot: Slot,
@@ -49,25 +49,26 @@ impl GatedEngine {
         self.state().closed = true;
     }
 
-    /// Ends the copies that wait, in their order, and holds none any more.
+    /// Completes the waiting copies in order, and holds no later ones.
     pub fn open(&self) {
         self.state().closed = false;
         while self.let_one_pass() {}
     }
 
-    /// Ends the copy that has waited longest; returns whether there was one.
+    /// Completes the oldest waiting copy; returns whether there was one.
     pub fn let_one_pass(&self) -> bool {
         let waiting = self.state().waiting.pop_front();
         waiting.map(|waiting| self.end(waiting)).is_some()
     }
 
-    /// Ends the copy that was begun last; returns whether there was one.
+    /// Completes the newest waiting copy; returns whether there was one.
     pub fn let_last_pass(&self) -> bool {
         let waiting = self.state().waiting.pop_back();
         waiting.map(|waiting| self.end(waiting)).is_some()
     }
 
-    /// Tells those who wait for copies that nobody knows their end. They land when the gate lets them pass.
+    /// Fails the waiting copies with `EngineStopped`: their outcome is unknown. Their bytes still land when the gate
+    /// lets them pass.
     pub fn lose_sight(&self) {
         for waiting in &mut self.state().waiting {
             if let Some(completion) = waiting.completion.take() {
@@ -76,22 +77,22 @@ impl GatedEngine {
         }
     }
 
-    /// Lets the next `copies` to the device fail.
+    /// Makes the next `copies` copies to the device fail.
     pub fn fail(&self, copies: usize) {
         self.state().failing = copies;
     }
 
-    /// The copies to the device that are in flight.
+    /// The number of copies to the device that are in flight.
     pub fn in_flight(&self) -> usize {
         self.state().waiting.len()
     }
 
-    /// The copies to the device that were begun, ever.
+    /// The number of copies to the device that were ever begun.
     pub fn begun(&self) -> u64 {
         self.state().begun
     }
 
-    /// The bytes of the device's memory that somebody has, copies in flight included.
+    /// The allocated bytes of the device's memory, those of copies in flight included.
     pub fn in_use_bytes(&self) -> u64 {
         self.memory.stats().in_use_bytes
     }
@@ -110,9 +111,9 @@ impl GatedEngine {
     }
 }
 
-/// The end of a copy that was done in place.
+/// The result of a copy that was done synchronously.
 fn ended(copying: Copying) -> Result<Slot, CopyError> {
-    // Whatever the task has done before in its turn.
+    // Outside the task's budget, which may be used up.
     let copying = tokio::task::unconstrained(copying);
     futures_util::FutureExt::now_or_never(copying).expect("the engine copies in place")
 }

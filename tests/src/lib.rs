@@ -1,10 +1,10 @@
 //! The test harness: simulated networks, fake devices and real processes, with control of time, loss and order.
 //!
-//! [`simnet`] is a network in memory whose every fault follows from a seed; [`pair`] puts a real server and real clients
-//! on it, on a clock that jumps to the next event; [`tensors`] makes snapshots in which every byte says which tensor and
-//! which version it belongs to; [`engine`] is a device whose copies do as a test says. A scenario is a function of its seed: it takes milliseconds for minutes of simulated
-//! time, and a failure can be run again. [`processes`] is the opposite: the program itself, on this machine, in real time.
-//! [`fake_cuda`] is the driver of GPUs that are not there; [`gated`] is an engine whose copies wait, or fail, at will.
+//! [`simnet`] is a network in memory whose faults all follow from a seed. [`pair`] runs a real server and real clients
+//! on it, on a clock that jumps to the next event. [`tensors`] makes snapshots in which every byte identifies its
+//! tensor and version. [`engine`] and [`gated`] are copy engines that a test controls. A scenario is a function of its
+//! seed: it simulates minutes in milliseconds, and a failure can be repeated. [`processes`] runs the program itself, on
+//! this machine, in real time; [`fake_cuda`] stands in for the driver of GPUs.
 
 #![deny(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

@@ -20,24 +20,24 @@ use tensor_relay_server::{
 use tensor_relay_transport::{Congestion, Transport, Tuning, Workers};
 use tokio::time::Instant;
 
-/// How long a scenario may take, in its own time. Whatever waits longer waits for ever.
+/// How long a scenario may take, in simulated time. A longer wait is taken for a hang.
 const SCENARIO_MAX: Duration = Duration::from_secs(600);
 
-/// Where the server listens.
+/// The port that the server listens on.
 pub const SERVER_PORT: u16 = 4747;
 
 /// The chunks of simulated servers: small, so that versions of a megabyte have many.
 pub const CHUNK_BYTES: u32 = 64 << 10;
 
-/// The stage of one scenario.
+/// The environment of one scenario.
 #[derive(Debug)]
 pub struct Sim {
-    /// What everything followed from.
+    /// The seed from which all randomness is derived.
     pub seed: u64,
     /// The network between all hosts.
     pub net: SimNet,
-    /// How servers and clients that start from now on use the network. CUBIC, because quinn's BBR draws from the
-    /// system's randomness; scenarios about throughput under loss choose it again.
+    /// The tuning of servers and clients that start from now on. CUBIC, because quinn's BBR draws from the system's
+    /// randomness; scenarios about throughput under loss select BBR again.
     pub tuning: Tuning,
     began: Instant,
 }
@@ -45,11 +45,11 @@ pub struct Sim {
 /// Runs `scenario` on a clock of its own and prints the seed if it fails.
 ///
 /// # Panics
-/// When the scenario does, or when it has not ended after ten simulated minutes.
+/// If the scenario panics or has not ended after ten simulated minutes.
 pub fn simulate<T>(seed: u64, scenario: impl AsyncFnOnce(Sim) -> T) -> T {
     let _named = NameSeed(seed);
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    // A fresh runtime per seed: timers are rounded to the milliseconds of their runtime's life.
+    // A new runtime per seed: timers are rounded to milliseconds since their runtime started.
     let runtime = runtime.enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let sim = Sim {
@@ -63,7 +63,7 @@ pub fn simulate<T>(seed: u64, scenario: impl AsyncFnOnce(Sim) -> T) -> T {
     })
 }
 
-/// Tells which seed to run again.
+/// Prints the seed of a failed scenario.
 struct NameSeed(u64);
 
 impl Drop for NameSeed {
@@ -75,7 +75,7 @@ impl Drop for NameSeed {
 }
 
 impl Sim {
-    /// How long the scenario has run, in its own time.
+    /// How long the scenario has run, in simulated time.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
@@ -90,12 +90,12 @@ impl Sim {
         self.net.host(Ipv4Addr::new(10, 0, 1, number))
     }
 
-    /// Where the server listens.
+    /// The address that the server listens on.
     pub fn server_address(&self) -> SocketAddr {
         (Ipv4Addr::new(10, 0, 0, 1), SERVER_PORT).into()
     }
 
-    /// The server's door, open.
+    /// The server's listener.
     pub fn listener(&self) -> Listener {
         let host = Arc::new(self.server_host());
         let bound = Listener::bind_on(
@@ -113,12 +113,12 @@ impl Sim {
         self.server_with(Access::new(rules()), config)
     }
 
-    /// Starts a server that lets in whom `access` says.
+    /// Starts a server with `access`.
     pub fn server_with(&self, access: Access, config: tensor_relay_server::Config) -> Server {
         Server::start(self.listener(), access, config)
     }
 
-    /// Starts the server where one was that ended, as soon as its place is free.
+    /// Starts the server again once its predecessor has released the address.
     pub async fn server_again(&self, config: tensor_relay_server::Config) -> Server {
         let host = Arc::new(self.server_host());
         loop {
@@ -130,27 +130,27 @@ impl Sim {
         }
     }
 
-    /// The same stage for somebody with another key.
+    /// The same environment with another key.
     pub fn with_key_of(&self, seed: u64) -> Self {
         Self { seed, net: self.net.clone(), tuning: self.tuning.clone(), began: self.began }
     }
 
-    /// Cuts the way between the server and the client with this number.
+    /// Partitions the server from the client with this number.
     pub fn cut(&self, number: u8) {
         self.net.partition(&self.server_host(), &self.client_host(number));
     }
 
-    /// Opens it again.
+    /// Ends that partition.
     pub fn mend(&self, number: u8) {
         self.net.repair(&self.server_host(), &self.client_host(number));
     }
 
-    /// The bytes that the server has given to the network, those that were dropped included.
+    /// The bytes that the server has sent, dropped ones included.
     pub fn server_sent(&self) -> u64 {
         self.net.sent_by(&self.server_host()).bytes
     }
 
-    /// The ways out of the host of the client with this number.
+    /// The connector of the client with this number.
     pub fn connector(&self, number: u8) -> Connector {
         Connector::over(Arc::new(self.client_host(number)), self.tuning.clone()).with_transport(transport())
     }
@@ -167,18 +167,18 @@ impl Sim {
         Client::connect_with(&self.connector(number), &self.ticket(), config).await
     }
 
-    /// What names the server, and lets everybody in who has it.
+    /// A ticket that names the server and grants access.
     pub fn ticket(&self) -> Ticket {
         self.bare_ticket().with_token(token())
     }
 
-    /// What names the server, and lets nobody in.
+    /// A ticket that names the server but grants no access.
     pub fn bare_ticket(&self) -> Ticket {
         let key = self.identity().fingerprint().0;
         Ticket::new(vec![self.server_address().to_string()], vec![key], None).unwrap()
     }
 
-    /// Who the server is.
+    /// The server's identity.
     pub fn identity(&self) -> Identity {
         let state = tempfile::tempdir().unwrap();
         let pem = self.key_pair().serialize_pem();
@@ -192,7 +192,8 @@ impl Sim {
     }
 }
 
-/// A key that follows from `seed`: Ed25519, whose signatures have one length, so that equal seeds send equal numbers of bytes.
+/// A key derived from `seed`: Ed25519, whose signatures have a fixed length, so that equal seeds send equal numbers of
+/// bytes.
 pub fn key_pair(seed: u64) -> KeyPair {
     // RFC 8410 §7: a private key is this prefix and 32 bytes of anything.
     let prefix = b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";
@@ -201,28 +202,28 @@ pub fn key_pair(seed: u64) -> KeyPair {
     KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ED25519).unwrap()
 }
 
-/// Who may come in to simulated servers: whoever has a ticket.
+/// The access rules of simulated servers: a ticket is required.
 pub fn rules() -> Rules {
     Rules { secrets: vec![Secret::new(SecretId(1), [7; 32])], ..Rules::default() }
 }
 
-/// What the tickets of simulated servers carry.
+/// The token in the tickets of simulated servers.
 pub fn token() -> Token {
     sealed(9, vec![Grant::everywhere(Verbs::CONSUME)])
 }
 
-/// What a ticket of simulated servers carries that has this identity and grants.
+/// A token for simulated servers with this ticket id and these grants.
 pub fn sealed(id: u8, grants: Vec<Grant>) -> Token {
     let claims = Claims { id: TicketId([id; 8]), holder: "a test".into(), expires_s: None, grants };
     rules().secrets[0].seal(&claims)
 }
 
-/// What simulated servers allow; scenarios change single fields.
+/// The configuration of simulated servers; scenarios change single fields.
 pub fn server_config() -> tensor_relay_server::Config {
     tensor_relay_server::Config { chunk_bytes: CHUNK_BYTES, workers: Workers::Inline, ..Default::default() }
 }
 
-/// What simulated sessions run over: QUIC, or with `TENSOR_RELAY_TEST_TRANSPORT=tcp` TLS over byte streams.
+/// The transport of simulated sessions: QUIC, or with `TENSOR_RELAY_TEST_TRANSPORT=tcp` TLS over byte streams.
 pub fn transport() -> Transport {
     match std::env::var("TENSOR_RELAY_TEST_TRANSPORT").as_deref() {
         Ok("tcp") => Transport::Tcp,
@@ -230,7 +231,8 @@ pub fn transport() -> Transport {
     }
 }
 
-/// What simulated clients allow; scenarios change single fields. With `TENSOR_RELAY_TEST_DEVICE=1` they land on a device.
+/// The configuration of simulated clients; scenarios change single fields. With `TENSOR_RELAY_TEST_DEVICE=1` they land
+/// on a device.
 pub fn client_config() -> tensor_relay_client::Config {
     let on_device = std::env::var("TENSOR_RELAY_TEST_DEVICE").is_ok_and(|on| on == "1");
     tensor_relay_client::Config {
@@ -246,24 +248,25 @@ pub fn client_config() -> tensor_relay_client::Config {
     }
 }
 
-/// A device of `budget_bytes` whose copies have ended when asking for them returns, so that the order of events follows
-/// from the seed. Its slots are as long as the chunks of simulated servers, and enough for many subscriptions.
+/// A device of `budget_bytes` whose copies are complete when the request returns, so that the order of events depends
+/// on the seed alone. Its slots have the size of simulated chunks, and suffice for many subscriptions.
 pub fn device(budget_bytes: u64) -> Device {
     let engine = Arc::new(HostEngine::inline(HostMemory::new(budget_bytes)));
     Device::new(engine, Capacity { slots: 64, slot_bytes: CHUNK_BYTES as usize }).unwrap()
 }
 
-/// The same for clients that make lost connections again.
+/// [`client_config`] for clients that reconnect.
 pub fn reconnecting() -> tensor_relay_client::Config {
     tensor_relay_client::Config { reconnect_timeout: Duration::from_secs(60), ..client_config() }
 }
 
-/// A topic that keeps so many versions.
+/// The options of a topic that retains `versions` versions.
 pub fn keeping(versions: u32) -> TopicOptions {
     TopicOptions { keep: Keep { versions, ..Keep::default() }, ..TopicOptions::default() }
 }
 
-/// The seeds of one scenario: `usual` of them, or those that `TENSOR_RELAY_TEST_SEEDS` says, as their number or as `FROM..TO`.
+/// The seeds of one scenario: the first `usual`, or those of `TENSOR_RELAY_TEST_SEEDS`, given as a count or as
+/// `FROM..TO`.
 pub fn seeds(usual: u64) -> std::ops::Range<u64> {
     let Ok(asked) = std::env::var("TENSOR_RELAY_TEST_SEEDS") else { return 0..usual };
     let (from, to) = asked.split_once("..").unwrap_or(("0", &asked));
@@ -276,10 +279,10 @@ pub async fn publish(server: &Server, publisher: &mut Publisher, version: u64, b
     publisher.publish(staged, tensors::metadata(version)).await.unwrap()
 }
 
-/// Waits, for ten simulated seconds at most, until `holds` does.
+/// Waits, for ten simulated seconds at most, until `holds` returns true.
 ///
 /// # Panics
-/// When it still does not, with `what` was waited for.
+/// If it still does not, with `what` as the message.
 pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..10_000 {
         if holds() {

@@ -1,7 +1,7 @@
-//! Real processes of the program, their output, and a wire between them that can be held.
+//! Real processes of the program, their output, and a UDP proxy between them that can be held.
 //!
-//! A [`Home`] is all that a test's processes have in common with the world. Every wait has a deadline, and a process
-//! that still runs when its [`Process`] is dropped is killed.
+//! A [`Home`] isolates the processes of a test from the user's environment. Every wait has a deadline, and dropping a
+//! [`Process`] kills it.
 
 mod gpu;
 mod lan;
@@ -22,51 +22,51 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// Where every server of these tests listens: on this machine alone, on a port that the system chooses.
+/// The listen option of every server in these tests: the loopback address and a port that the system chooses.
 pub const ANY_PORT: &str = "--listen=127.0.0.1:0";
 
-/// For servers that leave tensors in their files: these cannot be on a GPU as well.
+/// For servers that serve tensors from their files: these tensors cannot be on a GPU as well.
 pub const ON_HOST: &str = "--device=cpu";
 
-/// Whether tests that take minutes are to run: `TENSOR_RELAY_SOAK=1`.
+/// Whether to run the tests that take minutes: `TENSOR_RELAY_SOAK=1`.
 pub fn is_soak() -> bool {
     std::env::var_os("TENSOR_RELAY_SOAK").is_some_and(|value| value == "1")
 }
 
-/// A test's own folder, with the keys of its servers, the files that it serves and those that arrive.
+/// A test's own folder: keys of its servers, files to serve and received files.
 pub struct Home {
     folder: TempDir,
     gpu: Option<Gpu>,
 }
 
 impl Home {
-    /// A new folder; it is removed when this is dropped. Its processes hold tensors on [`device`].
+    /// A new folder, removed on drop. Its processes hold tensors on [`device`].
     #[expect(clippy::new_without_default, reason = "it makes a folder")]
     pub fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), gpu: Gpu::of_all_tests() }
     }
 
-    /// The same on a machine with `gpu`. Its processes use it if their words say so.
+    /// The same on a machine with `gpu`. Its processes use the GPU if their arguments select it.
     pub fn with_gpu(gpu: Gpu) -> Self {
         Self { folder: tempfile::tempdir().unwrap(), gpu: Some(gpu) }
     }
 
-    /// The path of `name` in it.
+    /// The path of `name` in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The same as a word for the command line.
+    /// The same as a command line argument.
     pub fn word(&self, name: &str) -> String {
         self.path(name).into_os_string().into_string().unwrap()
     }
 
-    /// The program, with nothing of this process' environment that it would heed.
+    /// The program, without those variables of this process that would affect it.
     pub fn program(&self) -> Command {
         self.at_home(Command::new(program()))
     }
 
-    /// `command` with an environment in which the program knows nothing but this folder.
+    /// `command` with an environment in which the program uses this folder only.
     pub fn at_home(&self, mut command: Command) -> Command {
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("TENSOR_RELAY_") {
@@ -85,7 +85,7 @@ impl Home {
         command
     }
 
-    /// Starts the program with `words`.
+    /// Starts the program with the arguments `words`.
     pub fn start(&self, words: &[&str]) -> Process {
         let mut command = self.program();
         command.args(words);
@@ -97,7 +97,8 @@ impl Home {
         self.start(words).end()
     }
 
-    /// Serves with `words`, on a port that the system chooses unless they say another. What is borrowed stays on the host.
+    /// Starts a server with `words`, on a port that the system chooses unless they name one. Borrowed tensors stay on
+    /// the host.
     pub fn serve(&self, words: &[&str]) -> Serving {
         let mut all = vec!["serve", "--json"];
         if !words.iter().any(|word| word.starts_with("--listen")) {
@@ -110,23 +111,23 @@ impl Home {
         Serving::hear(self.start(&all))
     }
 
-    /// Serves with `words`, as a server that was there before does: on the same port.
+    /// Starts a server with `words` on the port of an earlier one.
     pub fn serve_again(&self, before: &Value, words: &[&str]) -> Serving {
         let listen = format!("--listen={}", before["listen"].as_str().unwrap());
         self.serve(&[&[&*listen], words].concat())
     }
 
-    /// What a server says of its topics to a client that goes to it directly.
+    /// The topics of a server, as `list` reports them.
     pub fn list(&self, server: &Serving) -> Value {
         self.run(&["list", &self.ticket_for_all(server), "--json"]).with(0).json()["topics"].clone()
     }
 
-    /// A ticket for all topics of `server`, made by hand.
+    /// A ticket for all topics of `server`, made by `tickets create`.
     pub fn ticket_for_all(&self, server: &Serving) -> String {
         let address = format!("--address={}", server.listen());
-        let beside = Path::new(server.said["ticket_file"].as_str().unwrap()).parent().unwrap();
-        let state = match beside.join("access").exists() {
-            true => format!("--state-dir={}", beside.display()),
+        let folder = Path::new(server.said["ticket_file"].as_str().unwrap()).parent().unwrap();
+        let state = match folder.join("access").exists() {
+            true => format!("--state-dir={}", folder.display()),
             false => format!("--state-dir={}", self.word("state/tensor-relay")),
         };
         let made = self
@@ -135,7 +136,7 @@ impl Home {
         made.json()["ticket"].as_str().unwrap().to_owned()
     }
 
-    /// The files and links below `name`, as paths relative to it, sorted; none if there is no such folder.
+    /// The sorted relative paths of all files and links below `name`; empty if there is no such folder.
     pub fn files_in(&self, name: &str) -> Vec<String> {
         let root = self.path(name);
         let mut found = vec![];
@@ -159,22 +160,22 @@ fn collect_files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// A server that said that it serves.
+/// A server that has reported that it serves.
 pub struct Serving {
     /// The process.
     pub process: Process,
-    /// What it said.
+    /// Its report.
     pub said: Value,
 }
 
 impl Serving {
-    /// Waits until a server that was started with `--json` serves. Each topic then has its `ticket`, out of the server's
-    /// file, and the server its own for all topics, if there is one.
+    /// Waits until a server that was started with `--json` serves. Adds each topic's `ticket` from the server's file to
+    /// the report, and the ticket for all topics if there is one.
     pub fn hear(mut process: Process) -> Self {
         let line = process.hear_out("");
         let mut said: Value =
             serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
-        // Programs of these tests serve without tickets of their own.
+        // Test programs such as `publish-versions` write no ticket file.
         let Some(path) = said["ticket_file"].as_str() else { return Self { process, said } };
         let tickets = fs::read_to_string(path).unwrap();
         for topic in said["topics"].as_array_mut().unwrap() {
@@ -191,13 +192,13 @@ impl Serving {
         self.said["listen"].as_str().unwrap()
     }
 
-    /// What it said of a topic.
+    /// Its report on a topic.
     pub fn topic(&self, name: &str) -> &Value {
         let topics = self.said["topics"].as_array().unwrap();
         topics.iter().find(|topic| topic["topic"] == name).unwrap()
     }
 
-    /// The server's own ticket for all of its topics, which it makes where there are several.
+    /// The server's own ticket for all of its topics, which exists if there are several.
     pub fn ticket_for_all(&self) -> &str {
         self.said["ticket"].as_str().unwrap()
     }
@@ -208,7 +209,7 @@ impl Serving {
     }
 }
 
-/// The built program: what `TENSOR_RELAY_BIN` names, or what lies where cargo puts it.
+/// The built program: what `TENSOR_RELAY_BIN` names, or cargo's output.
 fn program() -> PathBuf {
     if let Some(path) = std::env::var_os("TENSOR_RELAY_BIN") {
         return path.into();

@@ -1,5 +1,5 @@
-//! A network in memory: delay, loss, duplication, corruption and partitions, all from one seed. Byte streams know delay,
-//! partitions, which hold them up, and resets.
+//! A network in memory: delay, loss, duplication, corruption and partitions, all from one seed. Byte streams have
+//! delay, partitions, which stall them, and resets.
 
 mod clock;
 mod socket;
@@ -21,20 +21,20 @@ use stream::Streams;
 use tensor_relay_transport::{Batching, Network, Opening, StreamListener, Tuning};
 use tokio::time::Instant;
 
-/// What the way between two hosts does to datagrams.
+/// The delay, faults and MTU of datagrams between two hosts.
 #[derive(Debug, Clone)]
 pub struct Path {
-    /// How long a datagram takes, drawn anew for each: a wide range reorders.
+    /// The delay, drawn for each datagram: a wide range reorders them.
     pub delay: RangeInclusive<Duration>,
-    /// The share of datagrams that vanish.
+    /// The fraction of datagrams that are lost.
     pub loss: f64,
-    /// The share of datagrams that arrive twice.
+    /// The fraction of datagrams that arrive twice.
     pub duplication: f64,
-    /// The share of datagrams of which one bit is flipped.
+    /// The fraction of datagrams in which one bit is flipped.
     pub corruption: f64,
-    /// The largest datagram that gets through; larger ones vanish without a word, as in a black hole.
+    /// The largest datagram that is delivered; larger ones are dropped silently, as in an MTU black hole.
     pub mtu: usize,
-    /// What hosts believe the first hop carries, where MTU discovery stops.
+    /// The MTU of the first hop as hosts see it: the upper limit of MTU discovery.
     pub first_hop: u16,
 }
 
@@ -52,18 +52,18 @@ impl Default for Path {
     }
 }
 
-/// What one host has sent.
+/// The traffic that one host has sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Datagrams given to the network.
+    /// Datagrams sent.
     pub datagrams: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Of the datagrams, those that the network dropped: lost, too large, or stopped by a partition.
+    /// Datagrams that the network dropped: lost, too large, or stopped by a partition.
     pub dropped: u64,
 }
 
-/// The network. Cheap to clone; all clones are one.
+/// The simulated network. Cheap to clone; clones share one network.
 #[derive(Debug, Clone)]
 pub struct SimNet {
     state: Arc<Mutex<State>>,
@@ -84,12 +84,12 @@ struct State {
     inboxes: BTreeMap<SocketAddr, Inbox>,
     streams: Streams,
     traffic: BTreeMap<IpAddr, Traffic>,
-    /// Numbers datagrams, so that those that arrive at one instant keep an order.
+    /// Numbers datagrams, so that those that arrive at the same instant have a fixed order.
     order: u64,
     next_port: u16,
 }
 
-/// What is on its way to one socket, in the order of arrival.
+/// The datagrams on their way to one socket, in order of arrival.
 #[derive(Debug, Default)]
 struct Inbox {
     datagrams: BTreeMap<(Instant, u64), Datagram>,
@@ -102,10 +102,10 @@ struct Datagram {
     bytes: Vec<u8>,
 }
 
-/// The share of calls that find a socket's buffer full.
+/// The fraction of send calls that find the socket's buffer full.
 const FULL: f64 = 1.0 / 64.0;
 
-/// The first port given to sockets that ask for any.
+/// The first port for sockets that ask for any port.
 const FIRST_FREE_PORT: u16 = 49_152;
 
 impl SimNet {
@@ -134,14 +134,14 @@ impl SimNet {
         self.state().path = path;
     }
 
-    /// Cuts the way between two hosts: nothing sent from now on passes, either way.
+    /// Partitions two hosts: nothing sent from now on passes in either direction.
     pub fn partition(&self, one: &Host, other: &Host) {
         let mut state = self.state();
         state.partitions.insert((one.address, other.address));
         state.partitions.insert((other.address, one.address));
     }
 
-    /// Opens the way between two hosts again.
+    /// Ends the partition between two hosts.
     pub fn repair(&self, one: &Host, other: &Host) {
         let mut state = self.state();
         state.partitions.remove(&(one.address, other.address));
@@ -149,7 +149,7 @@ impl SimNet {
         state.streams.wake_all();
     }
 
-    /// Breaks every byte stream between two hosts: both ends see an error.
+    /// Resets every byte stream between two hosts: both peers see an error.
     pub fn reset_streams(&self, one: &Host, other: &Host) {
         self.state().streams.reset(one.address, other.address);
     }
@@ -169,7 +169,7 @@ impl SimNet {
         })
     }
 
-    /// A test that panics while it holds the lock has failed already; the others go on.
+    /// Ignores poisoning: a test that panics while it holds the lock has failed already.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -229,12 +229,12 @@ impl State {
         self.partitions.contains(&(from.ip(), to.ip()))
     }
 
-    /// Whether a socket's buffer is full just now, so that the sender has to try again.
+    /// Draws whether a socket's buffer is full, so that the sender has to retry.
     fn is_full(&mut self) -> bool {
         self.dice.random_bool(FULL)
     }
 
-    /// Lets the dice decide what becomes of one datagram.
+    /// Draws the fate of one datagram.
     fn send(&mut self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
         let dropped = self.is_dropped(from, to, bytes.len());
         let traffic = self.traffic.entry(from.ip()).or_default();
@@ -255,7 +255,7 @@ impl State {
         lost || len > self.path.mtu || self.is_cut(from, to)
     }
 
-    /// Puts a datagram into the inbox of its receiver, if there is one: nobody answers for a closed port.
+    /// Puts a datagram into the inbox of its receiver. A closed port has none and answers nothing.
     fn deliver(&mut self, from: SocketAddr, to: SocketAddr, mut bytes: Vec<u8>) {
         let arrives = Instant::now() + self.delay();
         if !bytes.is_empty() && self.dice.random_bool(self.path.corruption) {
@@ -271,7 +271,7 @@ impl State {
 }
 
 impl Inbox {
-    /// The next datagram that has arrived by `now`, or when to look again.
+    /// The next datagram that has arrived by `now`, or when to check again.
     fn take(&mut self, now: Instant) -> Result<Datagram, Option<Instant>> {
         match self.datagrams.first_entry() {
             Some(first) if first.key().0 <= now => Ok(first.remove()),

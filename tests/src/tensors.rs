@@ -1,7 +1,7 @@
 //! Test snapshots in which every byte identifies its tensor and version.
 //!
-//! The content of a tensor is a function of its name and its version, so a receiver needs nothing but the snapshot to
-//! check it, and half of one version in another is noticed wherever the cut lies.
+//! The content of a tensor is a function of its name and version, so a receiver can check a snapshot without other
+//! data, and a mixture of two versions is detected wherever the boundary lies.
 
 use rand::{Rng, RngExt};
 use std::{
@@ -15,15 +15,15 @@ use tensor_relay_device::{Device, DeviceBuffer};
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 use tensor_relay_server::{Server, Staged};
 
-/// Names that begin so have content that compresses.
+/// Prefix of names whose content compresses.
 const SMOOTH: &str = "smooth.";
 
-/// Names that begin so have content of which one word in [`PERIOD`] changes with each version.
+/// Prefix of names in whose content one word in [`PERIOD`] changes with each version.
 const STEADY: &str = "steady.";
 
 /// After how many versions every word of a steady tensor has changed.
 const PERIOD: u64 = 128;
-/// Names that begin so have the content of weights.
+/// Prefix of names whose content resembles weights.
 const WEIGHTS: &str = "weights.";
 
 /// A `u8` tensor of `bytes` incompressible bytes.
@@ -36,17 +36,17 @@ pub fn smooth(name: &str, bytes: u64) -> TensorSpec {
     spec(&format!("{SMOOTH}{name}"), Dtype::U8, bytes)
 }
 
-/// A `u8` tensor of `bytes` bytes that do not compress, and of which few change between a version and the next.
+/// A `u8` tensor of `bytes` incompressible bytes, of which few change between consecutive versions.
 pub fn steady(name: &str, bytes: u64) -> TensorSpec {
     spec(&format!("{STEADY}{name}"), Dtype::U8, bytes)
 }
 
-/// A tensor of `elements` numbers in bf16 whose exponents are few, as those of weights are.
+/// A tensor of `elements` bf16 numbers with few distinct exponents, as weights have.
 pub fn weights(name: &str, elements: u64) -> TensorSpec {
     spec(&format!("{WEIGHTS}{name}"), Dtype::Bf16, elements)
 }
 
-/// A tensor of one dimension.
+/// A one-dimensional tensor.
 pub fn spec(name: &str, dtype: Dtype, elements: u64) -> TensorSpec {
     let shape = Shape::new(&[elements]).unwrap();
     TensorSpec::new(TensorName::new(name).unwrap(), dtype, shape)
@@ -104,7 +104,7 @@ pub async fn on_device(
     tensors
 }
 
-/// What is published with every version, and checked with its tensors.
+/// The metadata that is published with every version and checked with its tensors.
 pub fn metadata(version: u64) -> Vec<(String, String)> {
     vec![("version".into(), version.to_string())]
 }
@@ -112,7 +112,7 @@ pub fn metadata(version: u64) -> Vec<(String, String)> {
 /// Checks every byte of `snapshot` against its version, and its metadata.
 ///
 /// # Panics
-/// When anything is not what was published.
+/// If anything differs from what was published.
 pub fn check(snapshot: &Snapshot) {
     check_content(snapshot, snapshot.id().version.0);
 }
@@ -120,12 +120,12 @@ pub fn check(snapshot: &Snapshot) {
 /// Checks the same against `version`, whatever number it was published under.
 ///
 /// # Panics
-/// When anything is not what was published.
+/// If anything differs from what was published.
 pub fn check_content(snapshot: &Snapshot, version: u64) {
     assert_eq!(difference(snapshot, version), None);
 }
 
-/// The first thing in `snapshot` that is not as it was published with the content of `version`.
+/// The first difference between `snapshot` and what was published with the content of `version`.
 pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
     let snapshot = on_host(snapshot);
     if snapshot.metadata() != metadata(version) {
@@ -140,20 +140,20 @@ pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
     })
 }
 
-/// The snapshot in host memory, wherever it is. Its device must copy in place, as those of [`pair`](crate::pair) do.
+/// A copy of the snapshot in host memory. Its device must copy synchronously, as those of [`pair`](crate::pair) do.
 ///
 /// # Panics
-/// When it cannot be copied, or not at once.
+/// If it cannot be copied, or not synchronously.
 pub fn on_host(snapshot: &Snapshot) -> Snapshot {
     const TURNS_MAX: usize = 100_000;
-    // It is polled without a turn of its runtime between, which would give it nothing more to do some time.
+    // Unconstrained: polling in a loop, without returning to the runtime, would use up the task's budget.
     let mut copying = pin!(tokio::task::unconstrained(snapshot.to_host()));
     let mut context = Context::from_waker(Waker::noop());
     let turns = (0..TURNS_MAX).find_map(|_| match copying.as_mut().poll(&mut context) {
         Poll::Ready(copied) => Some(copied),
         Poll::Pending => None,
     });
-    turns.expect("the device copies in place").unwrap()
+    turns.expect("the device copies synchronously").unwrap()
 }
 
 /// Writes the content of the tensor `name` in `version`.
@@ -168,13 +168,13 @@ fn has_content(name: &str, version: u64, bytes: &[u8]) -> bool {
     words.all(|(index, word)| word == &content(key, index)[..word.len()])
 }
 
-/// What the words of a tensor are made from.
+/// The key from which the words of a tensor are derived.
 #[derive(Clone, Copy)]
 struct Key {
     value: u64,
-    /// After how many words the word changes.
+    /// After how many words the value changes.
     run: usize,
-    /// The version, where words outlive it.
+    /// The version, if most words stay the same across versions.
     steady: Option<u64>,
     /// Whether each word is four numbers in bf16.
     weights: bool,
@@ -201,7 +201,7 @@ fn content(key: Key, index: usize) -> [u8; 8] {
     (if key.weights { four_weights(word) } else { word }).to_le_bytes()
 }
 
-/// Four numbers in bf16: signs and mantissas of noise, and one of eight exponents, most often the largest.
+/// Four bf16 numbers: random signs and mantissas, and one of eight exponents, most often the largest.
 fn four_weights(noise: u64) -> u64 {
     const REST: u64 = 0x807f_807f_807f_807f;
     const LARGEST: u64 = 0x3e00_3e00_3e00_3e00;

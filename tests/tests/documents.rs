@@ -1,11 +1,11 @@
-//! The documents: links lead somewhere, named tests exist, and pages stay short enough to be read.
+//! Checks of the documents: links resolve, named tests exist, and pages stay short.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Links within the repository are written like this where a page is read elsewhere, e.g. in a package index.
+/// The prefix of links within the repository on pages that are published elsewhere, e.g. in a package index.
 const AT_HOME: &str = "https://github.com/tensor-relay/tensor-relay/blob/main/";
 
 fn root() -> PathBuf {
@@ -16,7 +16,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All files below `dir` that end with `ending`, but for build outputs and hidden folders.
+/// All files below `dir` whose names end with `ending`, without build outputs and hidden folders.
 fn files_below(dir: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).expect("a folder of the repository") {
@@ -39,7 +39,7 @@ fn prose(text: &str) -> String {
     text.split("```").step_by(2).collect()
 }
 
-/// What the links of a page lead to: `](TARGET)`.
+/// The targets of a page's links: `](TARGET)`.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](")
         .skip(1)
@@ -47,7 +47,7 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
         .map(|(target, _)| target)
 }
 
-/// The anchors of a page, as GitHub makes them of its headings.
+/// The anchors that GitHub derives from a page's headings.
 fn anchors(text: &str) -> Vec<String> {
     let headings = prose(text);
     let anchor = |heading: &str| -> String {
@@ -58,7 +58,7 @@ fn anchors(text: &str) -> Vec<String> {
     headings.lines().filter(|line| line.starts_with('#')).map(anchor).collect()
 }
 
-/// Why a link of the page at `page` leads nowhere, if so.
+/// Why a link on `page` is broken, if it is.
 fn broken(page: &Path, text: &str, target: &str) -> Option<String> {
     let at_home = target.strip_prefix(AT_HOME).map(|rest| (root(), rest));
     if at_home.is_none() && (target.contains("://") || target.starts_with("mailto:")) {
@@ -101,7 +101,7 @@ fn tests_that_are_named_exist() {
                 continue;
             };
             if function == "f" {
-                continue; // It stands for any.
+                continue; // A placeholder for any test.
             }
             let module = root().join("tests/tests").join(place);
             let mut files = vec![module.with_extension("rs")];

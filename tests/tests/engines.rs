@@ -1,4 +1,4 @@
-//! Every copy engine passes the same cases; the host engine is the reference. That of CUDA runs on the fake driver.
+//! Runs the same cases on every copy engine; the host engine is the reference. The CUDA engine runs on the fake driver.
 
 use std::sync::Arc;
 use tensor_relay_device::{

@@ -1,6 +1,6 @@
-//! The functions that programs call, as CUDA's header declares them.
+//! The driver functions that programs call, as CUDA's header declares them.
 //!
-//! They are not `pub`: nobody but programs that look for their names is to have them.
+//! They are not `pub`: programs find them by symbol name only.
 
 use std::ptr;
 
@@ -16,7 +16,7 @@ mod memories;
 mod streams;
 mod virtual_memory;
 
-/// Writes a result to where the caller wants it.
+/// Writes a result to the caller's pointer.
 fn give<T>(to: *mut T, value: T) -> Answer {
     if to.is_null() {
         return Err(Status::INVALID_VALUE);
@@ -26,7 +26,7 @@ fn give<T>(to: *mut T, value: T) -> Answer {
     Ok(())
 }
 
-/// Writes text with its zero byte into a caller's buffer, or as much as fits.
+/// Writes text with a terminating zero byte into a caller's buffer, truncated if necessary.
 fn give_text(to: *mut u8, capacity: i32, text: &str) -> Answer {
     let Some(longest) = usize::try_from(capacity).ok().and_then(|capacity| capacity.checked_sub(1)) else {
         return Err(Status::INVALID_VALUE);

@@ -11,13 +11,13 @@ use rustix::{
 
 use crate::status::{Answer, Status};
 
-/// What fresh device memory is full of: whoever reads what he never wrote does not find zeroes.
+/// The fill byte of fresh device memory: reading unwritten memory does not give zeroes.
 const FRESH: u8 = 0xD7;
 
-/// The bytes behind a block of device memory, reached through raw pointers alone.
+/// The bytes behind a block of device memory, accessed through raw pointers only.
 ///
-/// They are this process's own until somebody else is to have them too: then they are those of a file in memory, which
-/// others map as well. So most blocks cost no file.
+/// They are private to this process until they are shared: then they move to a file in memory, which other processes
+/// map as well. So most blocks need no file.
 #[derive(Debug)]
 pub(crate) struct Backing {
     start: NonNull<u8>,
@@ -29,7 +29,7 @@ pub(crate) struct Backing {
 unsafe impl Send for Backing {}
 
 impl Backing {
-    /// Memory of this process's own.
+    /// Memory private to this process.
     pub(crate) fn new(bytes: usize) -> Answer<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: new memory at an address that the kernel chooses changes no memory that exists.
@@ -40,7 +40,7 @@ impl Backing {
         Ok(backing)
     }
 
-    /// A file in memory, full of fresh bytes, for [`of`](Self::of).
+    /// A file in memory, filled with [`FRESH`], for [`of`](Self::of).
     pub(crate) fn fresh_file(name: &str, bytes: usize) -> Answer<OwnedFd> {
         let file = file(name, bytes)?;
         let filled = Self::of(file.try_clone().map_err(|_| Status::OUT_OF_MEMORY)?, bytes)?;
@@ -49,14 +49,14 @@ impl Backing {
         Ok(file)
     }
 
-    /// The first bytes of a file in memory, which others may have too.
+    /// The first bytes of a file in memory, which other processes may map too.
     pub(crate) fn of(file: OwnedFd, bytes: usize) -> Answer<Self> {
         let start = map(ptr::null_mut(), bytes, MapFlags::SHARED, file.as_fd())?;
         Ok(Self { start, bytes, file: Some(file) })
     }
 
-    /// Moves the bytes into a file of this name, if they are in none yet. Their address stays. Nobody may write to them
-    /// meanwhile: what he writes would be lost.
+    /// Moves the bytes into a file of this name, unless they are in a file already. Their address stays. Concurrent
+    /// writes would be lost.
     pub(crate) fn move_to_file(&mut self, name: &str) -> Answer<BorrowedFd<'_>> {
         if self.file.is_none() {
             let file = file(name, self.bytes)?;
@@ -69,12 +69,12 @@ impl Backing {
         self.file().ok_or(Status::UNKNOWN)
     }
 
-    /// The file that the bytes are in, if they are in one.
+    /// The file that holds the bytes, if they are in one.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Where the bytes are for copies.
+    /// The address of the bytes in this process, for copies.
     pub(crate) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -94,11 +94,11 @@ fn file(name: &str, bytes: usize) -> Answer<OwnedFd> {
     Ok(file)
 }
 
-/// Maps a file. With `FIXED`, `place` is the start of a mapping of this length that is the caller's to replace.
-fn map(place: *mut c_void, bytes: usize, flags: MapFlags, file: BorrowedFd<'_>) -> Answer<NonNull<u8>> {
+/// Maps a file. With `FIXED`, `at` is the start of a mapping of this length that the caller owns and replaces.
+fn map(at: *mut c_void, bytes: usize, flags: MapFlags, file: BorrowedFd<'_>) -> Answer<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: either the kernel chooses the address, or what is there is replaced by what has the same bytes; see above.
-    start_of(unsafe { mmap(place, bytes, protection, flags, file, 0) })
+    start_of(unsafe { mmap(at, bytes, protection, flags, file, 0) })
 }
 
 fn start_of(mapped: rustix::io::Result<*mut c_void>) -> Answer<NonNull<u8>> {

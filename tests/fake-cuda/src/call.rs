@@ -14,26 +14,26 @@ thread_local! {
     /// The contexts of this thread; the last is current. Zero is none.
     static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
-    /// The generation of the context that this thread had last; zero if it never had one.
+    /// The generation of this thread's latest context; zero if it never had one.
     static GENERATION: Cell<u64> = const { Cell::new(0) };
-    /// The system knows the name of a thread whose Rust is another copy than ours.
+    /// Read from the system: the program's threads were started by another copy of Rust's standard library.
     static THREAD_NAME: String = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default().trim_end().to_owned();
 }
 
-/// Which calls were made, and by whom.
+/// Counts of calls by function and by thread.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     pub(crate) counts: BTreeMap<&'static str, u64>,
-    /// How many came from threads of this name.
+    /// Calls per thread name.
     pub(crate) threads: BTreeMap<String, u64>,
 }
 
-/// A call that works before `cuInit`.
+/// Runs a call that works before `cuInit`.
 pub(crate) fn early(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
     Status::of(enter(name, state::lock()).and_then(body))
 }
 
-/// A call that needs the driver, but no context.
+/// Runs a call that needs the driver, but no context.
 pub(crate) fn initialized(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
     let locked = enter(name, state::lock());
     let ready =
@@ -41,8 +41,8 @@ pub(crate) fn initialized(name: &'static str, body: impl FnOnce(Guard) -> Answer
     Status::of(ready.and_then(body))
 }
 
-/// A call that needs the current context: `body` is told the number of its device. Once the context has failed, all such
-/// calls report how.
+/// Runs a call that needs the current context; `body` gets the index of its device. Once the context has failed, all
+/// such calls return its error.
 pub(crate) fn in_context(name: &'static str, body: impl FnOnce(Guard, usize) -> Answer) -> u32 {
     let ready = enter_again(name, state::lock()).and_then(|state| {
         let device = if state.initialized { current_device(&state) } else { Err(Status::NOT_INITIALIZED) }?;
@@ -52,7 +52,7 @@ pub(crate) fn in_context(name: &'static str, body: impl FnOnce(Guard, usize) -> 
     Status::of(ready.and_then(|(state, device)| body(state, device)))
 }
 
-/// A call that gives back what an earlier call gave.
+/// Runs a call that releases what an earlier call returned.
 pub(crate) fn returning(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
     let locked = enter_again(name, state::lock());
     let ready =
@@ -60,7 +60,7 @@ pub(crate) fn returning(name: &'static str, body: impl FnOnce(Guard) -> Answer) 
     Status::of(ready.and_then(body))
 }
 
-/// As `enter`, but for threads that outlived a reset: they are told so, and not counted among those that a test looks at.
+/// As `enter`, but calls from threads that outlived a reset fail and are not counted.
 fn enter_again(name: &'static str, state: Guard) -> Answer<Guard> {
     match GENERATION.get() {
         generation if generation == 0 || generation == state.generation => enter(name, state),
@@ -68,12 +68,12 @@ fn enter_again(name: &'static str, state: Guard) -> Answer<Guard> {
     }
 }
 
-/// Takes note that this thread has a context of this generation.
+/// Records that this thread has a context of this generation.
 pub(crate) fn joins(generation: u64) {
     GENERATION.set(generation);
 }
 
-/// What all calls begin with: they are counted, refused in host functions, and fail or hang where a test wants it.
+/// The common start of all calls: counts them, refuses them in host functions, and injects faults.
 fn enter(name: &'static str, mut state: Guard) -> Answer<Guard> {
     *state.calls.counts.entry(name).or_default() += 1;
     *state.calls.threads.entry(THREAD_NAME.with(String::clone)).or_default() += 1;
@@ -96,7 +96,7 @@ fn until_released(mut state: Guard) -> Guard {
     state
 }
 
-/// Runs a host function, which is watched for calls of the driver.
+/// Runs a host function and refuses driver calls in it.
 pub(crate) fn as_host_function(run: impl FnOnce()) {
     IN_HOST_FUNCTION.set(true);
     run();
@@ -108,7 +108,7 @@ pub(crate) fn current_context() -> u64 {
     CONTEXTS.with_borrow(|contexts| contexts.last().copied().unwrap_or(0))
 }
 
-/// Makes a context current in place of the one that is. Zero takes the current one away.
+/// Replaces the current context. Zero removes it.
 pub(crate) fn set_current_context(context: u64) {
     CONTEXTS.with_borrow_mut(|contexts| {
         contexts.pop();
@@ -123,7 +123,7 @@ pub(crate) fn push_context(context: u64) {
     CONTEXTS.with_borrow_mut(|contexts| contexts.push(context));
 }
 
-/// The context that was current.
+/// Removes and returns the current context.
 pub(crate) fn pop_context() -> Option<u64> {
     CONTEXTS.with_borrow_mut(Vec::pop)
 }
@@ -136,7 +136,7 @@ pub(crate) fn current_device(state: &State) -> Answer<usize> {
     }
 }
 
-/// The device whose primary context this is, as long as the context lives.
+/// The device whose primary context this is, while the context exists.
 pub(crate) fn device_of(state: &State, context: u64) -> Option<usize> {
     state
         .devices

@@ -1,4 +1,4 @@
-//! What tests ask of the driver, and no program may. One function takes words and answers with words.
+//! The control interface for tests: one function that takes a text command and returns a text answer.
 
 use std::{collections::BTreeMap, fmt::Display, str::FromStr};
 
@@ -10,8 +10,8 @@ use crate::{
     status::Status,
 };
 
-/// Does what the first `length` bytes of `command` say. Writes as much of the answer as fits and gives its whole length:
-/// `+` and what was asked for, or `-` and what is wrong.
+/// Executes the first `length` bytes of `command`. Writes as much of the answer as fits and returns its full length.
+/// The answer is `+` and the result, or `-` and an error.
 ///
 /// # Safety
 ///
@@ -27,7 +27,7 @@ unsafe extern "C" fn fake_cuda_control(
     let command = unsafe { std::slice::from_raw_parts(command, length) };
     let text = match obey(&String::from_utf8_lossy(command)) {
         Some(text) => format!("+{text}"),
-        None => format!("-{:?} is no command of the fake driver", String::from_utf8_lossy(command)),
+        None => format!("-{:?} is not a command of the fake driver", String::from_utf8_lossy(command)),
     };
     let written = text.len().min(capacity);
     // SAFETY: the caller vouches for the bytes of the answer, and no more of them are written.
@@ -101,7 +101,7 @@ fn change_gate(
     Some(String::new())
 }
 
-/// What a copy engine has to do, and has done.
+/// The pending and completed work of a copy engine.
 fn engine(state: &Guard, device: &str, direction: &str) -> Option<String> {
     let direction = Direction::from_name(direction)?;
     let device = number(device).and_then(|device: usize| state.devices.get(device))?;

@@ -12,12 +12,12 @@ use crate::{
     uses::Use,
 };
 
-/// Copies go on in pieces of this many bytes, and whoever does not wait sees where they are.
+/// Copies proceed in pieces of this many bytes, so a program that does not wait sees partial copies.
 const PIECE_BYTES: usize = 256 << 10;
-/// What the destination of a copy to page-locked memory is full of until its bytes come.
+/// The fill byte of the destination of a copy to page-locked memory until its bytes arrive.
 const PENDING: u8 = 0xA5;
 
-/// Which copy engine a copy needs. A device has one of each.
+/// The direction of a copy. A device has one copy engine for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     HostToDevice,
@@ -42,7 +42,7 @@ impl Direction {
     }
 }
 
-/// A copy: between two places that exist until it has ended, because it uses them.
+/// A copy between two memory ranges, which it keeps allocated until it has ended.
 #[derive(Debug)]
 pub(crate) struct Copy {
     pub(crate) direction: Direction,
@@ -53,11 +53,11 @@ pub(crate) struct Copy {
 
 #[derive(Debug)]
 enum Place {
-    /// Memory of a device, or page-locked.
+    /// Device memory or page-locked memory.
     Used { start: *mut u8, _used: Use },
     /// A caller's ordinary memory. The caller waits for the copy.
     Pageable(*mut u8),
-    /// What was read from a caller's ordinary memory before the call returned.
+    /// Bytes read from a caller's ordinary memory before the call returned.
     Staged(Box<[u8]>),
 }
 
@@ -78,11 +78,11 @@ impl Place {
     }
 }
 
-/// A copy that is about to be asked for.
+/// A copy that can be queued.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) copy: Copy,
-    /// Whether ordinary memory is written, so that the call has to wait.
+    /// Whether ordinary memory is involved, so that the call may have to wait.
     pub(crate) pageable: bool,
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn from_host(
     Ok(Prepared { copy: Copy { direction: Direction::HostToDevice, from, to, bytes }, pageable })
 }
 
-/// A copy from device to host. Page-locked memory is spoiled at once, so that whoever reads it early knows.
+/// A copy from device to host. Page-locked memory is overwritten at once, so that early reads are noticed.
 pub(crate) fn to_host(
     state: &mut State,
     device: usize,
@@ -128,7 +128,7 @@ pub(crate) fn within(state: &mut State, device: usize, to: u64, from: u64, bytes
     Ok(Copy { direction: Direction::DeviceToDevice, from, to, bytes })
 }
 
-/// Device memory of the context's device. What was freed is a violation.
+/// A range of device memory. Use after free is a violation.
 pub(crate) fn device_range(
     state: &mut State,
     device: usize,
@@ -145,7 +145,7 @@ pub(crate) fn device_range(
     })
 }
 
-/// Page-locked memory; none where it is ordinary memory.
+/// Page-locked memory; `None` for ordinary memory.
 fn host_range(state: &mut State, start: *mut u8, bytes: usize) -> Answer<Option<Place>> {
     match state.host.range(start.addr(), bytes) {
         HostRange::PageLocked(used) => Ok(Some(Place::Used { start, _used: used })),
@@ -174,13 +174,13 @@ pub(crate) fn fill(start: *mut u8, value: u8, bytes: usize) {
     unsafe { start.write_bytes(value, bytes) };
 }
 
-/// How a copy is to run.
+/// The speed and fault of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     pub(crate) generation: u64,
     /// 0 is unbounded.
     pub(crate) bytes_per_second: f64,
-    /// Whether it breaks down in the middle.
+    /// Whether it fails halfway.
     pub(crate) breaks: bool,
 }
 
@@ -223,7 +223,7 @@ impl Copy {
 }
 
 impl Device {
-    /// Counts a copy that ended, and lets the next one begin.
+    /// Counts a completed copy, and frees the engine for the next one.
     pub(crate) fn copy_ended(&mut self, copy: &Copy, broke: bool) {
         let engine = &mut self.engines[copy.direction as usize];
         engine.busy = false;

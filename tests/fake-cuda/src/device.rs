@@ -15,7 +15,7 @@ use crate::{
     stream::{Stream, Work},
 };
 
-/// One device, with its primary context and all that lives in it.
+/// One device, with its primary context and the objects in it.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) memory: DeviceMemory,
@@ -23,7 +23,7 @@ pub(crate) struct Device {
     pub(crate) streams: HashMap<u64, Stream>,
     pub(crate) events: HashMap<u64, Event>,
     pub(crate) engines: [Engine; Direction::ALL.len()],
-    /// What ends of contexts had to free, because nobody else did.
+    /// Objects that the program had not freed when their context was destroyed.
     pub(crate) reclaimed: usize,
     /// The legacy default stream, once it was used.
     legacy: Option<u64>,
@@ -36,16 +36,16 @@ pub(crate) struct Device {
 pub(crate) struct Context {
     pub(crate) handle: u64,
     pub(crate) retains: u32,
-    /// The asynchronous error that spoiled it. It stays until the context ends.
+    /// The asynchronous error that corrupted it. It stays until the context is destroyed.
     pub(crate) failed: Option<Status>,
 }
 
-/// A copy engine: copies one thing at a time.
+/// A copy engine: runs one copy at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
     pub(crate) busy: bool,
     pub(crate) gate: Gate,
-    /// Copies that ended as they should, and their bytes.
+    /// Successful copies, and their bytes.
     pub(crate) ended: u64,
     pub(crate) ended_bytes: u64,
 }
@@ -77,7 +77,7 @@ impl Device {
         }
     }
 
-    /// Spoils the context: what waits in streams is never done, and every call says why.
+    /// Corrupts the context: queued work is dropped, and every call returns the error.
     pub(crate) fn fail(&mut self, status: Status) {
         if let Some(context) = &mut self.context {
             context.failed.get_or_insert(status);
@@ -86,24 +86,24 @@ impl Device {
         state::changed();
     }
 
-    /// Ends all streams without doing what waits in them.
+    /// Ends all streams without doing their queued work.
     pub(crate) fn abandon_streams(&mut self) {
         self.streams.clear();
         self.legacy = None;
         self.per_thread.clear();
     }
 
-    /// Copies that are asked for and have not ended.
+    /// Copies that are queued or running.
     pub(crate) fn copies_in_flight(&self) -> usize {
         Direction::ALL.iter().map(|direction| self.in_flight(*direction)).sum()
     }
 
-    /// The same in one direction.
+    /// The same for one direction.
     pub(crate) fn in_flight(&self, direction: Direction) -> usize {
         self.waiting(direction) + usize::from(self.engines[direction as usize].busy)
     }
 
-    /// Copies that have not begun: they wait for a gate, an engine, or something before them.
+    /// Copies that have not begun: they wait for a gate, an engine, or earlier work.
     pub(crate) fn waiting(&self, direction: Direction) -> usize {
         self.streams.values().map(|stream| stream.waiting(direction)).sum()
     }
@@ -112,8 +112,8 @@ impl Device {
         self.streams.values().filter(|stream| stream.created && !stream.closing).count()
     }
 
-    /// Puts work into a stream, behind what the default stream's old rule puts in front: it waits for all streams that
-    /// are not `NON_BLOCKING`, and they wait for it.
+    /// Queues work in a stream by the rule of the legacy default stream: it waits for all streams that are not
+    /// `NON_BLOCKING`, and they wait for it.
     pub(crate) fn push(&mut self, stream: u64, work: Work) {
         for earlier in self.implicitly_before(stream) {
             let barrier = Arc::new(Progress::default());
@@ -147,7 +147,7 @@ impl Device {
     }
 }
 
-/// The stream that a caller means: a handle, or one of CUDA's names for default streams.
+/// Resolves a handle, or one of CUDA's constants for default streams, to a stream.
 pub(crate) fn resolve_stream(state: &mut State, device: usize, handle: u64) -> Answer<u64> {
     const LEGACY: [u64; 2] = [0, 1];
     const PER_THREAD: u64 = 2;
@@ -173,7 +173,7 @@ pub(crate) fn resolve_stream(state: &mut State, device: usize, handle: u64) -> A
     Ok(stream)
 }
 
-/// Ends a context: by its last release, or because somebody in the process resets the device. All that it had is gone.
+/// Destroys a context, at its last release or when the device is reset, with all of its objects.
 pub(crate) fn end_context(state: &mut State, device: usize) {
     let it = &mut state.devices[device];
     it.reclaimed += it.created_streams() + it.events.len();

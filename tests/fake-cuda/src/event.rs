@@ -6,17 +6,17 @@ use std::{
     time::Instant,
 };
 
-/// An event, which is recorded again and again.
+/// An event, which can be recorded repeatedly.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// How many records were asked for.
+    /// How many records were queued.
     pub(crate) recorded: u64,
-    /// How many have happened. Streams hold it too, because events are destroyed while they are waited for.
+    /// How many were executed. Shared with streams, because an event may be destroyed while streams wait for it.
     pub(crate) progress: Arc<Progress>,
     pub(crate) timed: bool,
 }
 
-/// How far streams have come with an event.
+/// The number and time of executed records of an event.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     done: AtomicU64,
@@ -28,7 +28,7 @@ impl Event {
         Self { recorded: 0, progress: Arc::default(), timed }
     }
 
-    /// Whether the last record has happened. It has when there was none.
+    /// Whether the last record was executed, or there was none.
     pub(crate) fn is_complete(&self) -> bool {
         self.progress.has_reached(self.recorded)
     }
@@ -44,7 +44,7 @@ impl Progress {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// When the last record happened.
+    /// When the last record was executed.
     pub(crate) fn at(&self) -> Option<Instant> {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,14 +1,15 @@
 use crate::status::Status;
 
-/// What goes wrong, and when.
+/// The faults to inject.
 ///
-/// A fault is written `WHAT:NTH:EFFECT` or `WHAT:NTH:EFFECT:on`. *What* is the name of a function of the driver, `*` for
-/// any of them, or an execution: `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host` for a host function, `@free`. *Nth* counts
-/// from 1 and from when the fault was added. The *effect* is a code or `hang`. With `on`, all that follow fail as well.
+/// A fault is written `WHAT:NTH:EFFECT` or `WHAT:NTH:EFFECT:on`. *What* is the name of a driver function, `*` for any
+/// of them, or work of a stream: `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host` for a host function, `@free`. *Nth*
+/// counts from 1, beginning when the fault was added. The *effect* is a code or `hang`. With `on`, all later
+/// occurrences are affected as well.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     faults: Vec<Fault>,
-    /// Whether what hangs goes on.
+    /// Whether hanging calls and work are released.
     released: bool,
 }
 
@@ -21,17 +22,17 @@ struct Fault {
     seen: u64,
 }
 
-/// What a fault does to a call, or to what executes.
+/// The effect of a fault on a call or on work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// A call does nothing and gives this code. An execution stops half way, and spoils its context.
+    /// A call does nothing and returns this code. Work of a stream stops halfway and corrupts its context.
     Fail(Status),
-    /// Nothing happens until the test releases what hangs.
+    /// Blocks until the test releases it.
     Hang,
 }
 
 impl Faults {
-    /// Adds a fault; false if it is not written as it should be.
+    /// Adds a fault; false if its syntax is invalid.
     pub(crate) fn add(&mut self, text: &str) -> bool {
         let fault = Fault::parse(text);
         self.released = false;
@@ -42,7 +43,7 @@ impl Faults {
         self.faults.clear();
     }
 
-    /// Lets go on what hangs, and what would hang from now on.
+    /// Releases what hangs now or would hang later, until the next fault is added.
     pub(crate) fn release(&mut self) {
         self.released = true;
     }
@@ -51,10 +52,10 @@ impl Faults {
         self.released
     }
 
-    /// Counts that something happens, and says what is to go wrong with it.
+    /// Counts an occurrence, and returns the effect on it.
     pub(crate) fn strike(&mut self, what: &str) -> Option<Effect> {
         let struck = self.faults.iter_mut().filter_map(|fault| fault.strike(what));
-        // All are asked, because all of them count.
+        // Not `find`: every fault counts the occurrence.
         struck.fold(None, |first, effect| first.or(Some(effect)))
     }
 }
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn any_call_is_no_execution() {
+    fn the_wildcard_matches_calls_only() {
         let mut faults = Faults::default();
         assert!(faults.add("*:2:1"));
         let effects = ["cuInit", "@host", "cuCtxSynchronize"].map(|what| faults.strike(what).is_some());
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_syntax_is_refused() {
         for text in ["", "cuInit", "cuInit:1", "cuInit:0:1", "cuInit:x:1", "cuInit:1:never", "cuInit:1:1:off"]
         {
             assert!(!Faults::default().add(text), "{text}");

@@ -1,18 +1,18 @@
-/// One per copy engine: holds its copies back, so that a test can count what waits without a clock.
+/// The gate of a copy engine: holds its copies, so that a test can count waiting copies without a clock.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     holds: bool,
-    /// How many may pass while it holds.
+    /// How many copies may pass while it holds.
     passes: u64,
 }
 
 impl Gate {
-    /// Holds back all that has not begun.
+    /// Holds all copies that have not begun.
     pub(crate) fn hold(&mut self) {
         *self = Self { holds: true, passes: 0 };
     }
 
-    /// Lets so many more pass.
+    /// Lets `count` more copies pass.
     pub(crate) fn pass(&mut self, count: u64) {
         self.passes += count;
     }
@@ -21,12 +21,12 @@ impl Gate {
         *self = Self::default();
     }
 
-    /// Whether one may begin now.
+    /// Whether a copy may begin now.
     pub(crate) fn is_open(&self) -> bool {
         !self.holds || self.passes > 0
     }
 
-    /// Counts one that begins.
+    /// Counts a copy that begins.
     pub(crate) fn enter(&mut self) {
         self.passes = self.passes.saturating_sub(1);
     }

@@ -8,24 +8,24 @@ use crate::{
     uses::{Use, Uses},
 };
 
-/// Host memory that is page-locked: allocated here, or registered by its owner.
+/// Page-locked host memory: allocated here, or registered by its owner.
 #[derive(Debug, Default)]
 pub(crate) struct HostMemory {
     blocks: BTreeMap<usize, HostBlock>,
-    /// Where allocated blocks were, and how long. Their addresses stay reserved, and fault.
+    /// Starts and lengths of freed blocks. Their addresses stay reserved, and fault.
     freed: BTreeMap<usize, usize>,
 }
 
 #[derive(Debug)]
 struct HostBlock {
     bytes: usize,
-    /// The device whose context it was allocated in, and dies with.
+    /// The device in whose context it was allocated, and with whose context it is freed.
     device: usize,
     origin: Locked,
     uses: Uses,
 }
 
-/// How host memory came to be page-locked.
+/// How host memory was page-locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Locked {
     /// `cuMemHostAlloc`
@@ -34,7 +34,7 @@ pub(crate) enum Locked {
     Registered,
 }
 
-/// What a range of host memory is for a copy.
+/// The kind of a range of host memory.
 #[derive(Debug)]
 pub(crate) enum HostRange {
     /// All of it is page-locked.
@@ -71,7 +71,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Frees or unregisters the block that begins at an address, if it came to be in that way.
+    /// Frees or unregisters the block that begins at an address, if it has this origin.
     pub(crate) fn remove(&mut self, start: usize, origin: Locked) -> Result<Freed, Missing> {
         let found = self.blocks.get(&start).is_some_and(|block| block.origin == origin);
         let Some(block) = found.then(|| self.blocks.remove(&start)).flatten() else {
@@ -87,7 +87,7 @@ impl HostMemory {
         Ok(if in_use { Freed::InUse } else { Freed::Unused })
     }
 
-    /// Removes all that belongs to a device's context. Says how many blocks there were.
+    /// Removes all blocks of a device's context and returns their number.
     pub(crate) fn remove_all(&mut self, device: usize) -> usize {
         let of_device = self.blocks.iter().filter(|(_, block)| block.device == device);
         let starts: Vec<(usize, Locked)> = of_device.map(|(start, block)| (*start, block.origin)).collect();
@@ -115,7 +115,7 @@ impl HostMemory {
         }
     }
 
-    /// How many blocks there are, and their bytes.
+    /// The number of blocks, and their bytes.
     pub(crate) fn blocks(&self) -> (usize, usize) {
         (self.blocks.len(), self.blocks.values().map(|block| block.bytes).sum())
     }
@@ -131,7 +131,7 @@ impl HostMemory {
     }
 }
 
-/// Gives the memory back but keeps the addresses, so that whoever still uses them faults at once.
+/// Frees the memory but keeps the addresses reserved, so that any use of them faults at once.
 fn make_inaccessible(start: usize, bytes: usize) {
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     let start = ptr::without_provenance_mut::<c_void>(start);

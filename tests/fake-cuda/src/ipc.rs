@@ -11,15 +11,16 @@ use crate::{
     status::{Answer, Status},
 };
 
-/// A `CUipcMemHandle`: 64 bytes that name a block of device memory to other processes.
+/// A `CUipcMemHandle`: 64 bytes that identify a block of device memory to other processes.
 ///
-/// Here they are whose it is and in which of his files: who may look at a process's files under `/proc` may open it, and
-/// processes in a PID namespace of their own cannot, as with the real driver.
+/// Here they hold the owner's process id and file descriptor. Processes that may read the owner's files under `/proc`
+/// can open it; processes in a PID namespace of their own cannot, as with the real driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     process: u32,
     file: u32,
-    /// The block's address in its process, which is used once: so that a file of the same number is not taken for it.
+    /// The block's address in its process, which is never reused: distinguishes it from a later file of the same
+    /// number.
     address: u64,
     bytes: u64,
     device_number: u32,
@@ -72,8 +73,8 @@ impl Handle {
         (bytes[..8] == MAGIC && handle.encode() == *bytes).then_some(handle)
     }
 
-    /// Maps what it names. A process cannot open what is its own, nor what belongs to a process that it cannot see: to the
-    /// driver both are a context that is not there.
+    /// Maps the block. A process can open neither its own blocks nor those of a process that it cannot see: for the
+    /// driver, both have an invalid context.
     pub(crate) fn open(self) -> Answer<(Backing, usize)> {
         let process = format!("/proc/{}", self.process);
         if self.process == process::id() || fs::metadata(&process).is_err() {
@@ -88,7 +89,7 @@ impl Handle {
         }
         let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|_| Status::INVALID_CONTEXT)?;
-        // The exporter's judge asks for it.
+        // The exporter checks for this lock when it frees the block.
         flock(&file, FlockOperation::NonBlockingLockShared).map_err(|_| Status::INVALID_VALUE)?;
         let held = rustix::fs::fstat(&file)
             .map_err(|_| Status::INVALID_VALUE)?
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_is_what_it_was() {
+    fn handles_survive_encoding_and_invalid_ones_are_refused() {
         let handle = Handle { process: 7, file: 8, address: 9 << 40, bytes: 10, device_number: 1 };
         let bytes = handle.encode();
         assert_eq!(Handle::decode(&bytes), Some(handle));

@@ -1,28 +1,27 @@
-//! A CUDA driver without a GPU: what CUDA's documentation promises, and nothing that it does not.
+//! A CUDA driver without a GPU: implements what CUDA's documentation promises, and no more.
 //!
-//! Programs that load `libcuda.so` get this library instead, when a test wants it. It keeps memory, runs streams, and
-//! copies for real, so that whole programs run on it; and it is as unkind as the documentation allows:
+//! Programs that load `libcuda.so` get this library instead, if a test arranges it. It allocates memory, runs streams
+//! and copies, so that whole programs run on it, and is as strict as the documentation allows:
 //!
-//! - asynchronous copies really are: threads of their own run them, one at a time per direction and device, in pieces,
-//!   at a rate that can be chosen. Who does not wait sees torn bytes, and who reads early sees `0xA5` (`copying`);
-//! - fresh device memory is full of `0xD7`, and its addresses fault when the CPU touches them (`memory`);
-//! - any call and any execution can be made to fail or to hang, once or from then on (`faults`), and copies can be held
-//!   back until a test lets them go (`gates`);
-//! - an asynchronous error spoils its context for good, and host functions are not called any more (`device`);
-//! - memory is shared with other processes for real, by CUDA IPC (`ipc`) and by file descriptors (`virtual_memory`), under
-//!   the rules of the real driver, and can be made to be nothing that may be shared (`options`);
-//! - what no program may do is written down as a violation: freeing under a copy, freeing twice, using what was freed,
-//!   calling CUDA in a host function, destroying a context under copies (`report`).
+//! - copies are really asynchronous: threads of their own run them, one at a time per direction and device, in pieces,
+//!   at a configurable rate. A program that does not wait sees torn bytes, or `0xA5` (`copying`);
+//! - fresh device memory is filled with `0xD7`, and its addresses fault when the CPU accesses them (`memory`);
+//! - any call and any work of a stream can be made to fail or hang, once or from then on (`faults`), and copies can be
+//!   held until a test releases them (`gates`);
+//! - an asynchronous error corrupts its context permanently, and host functions are no longer called (`device`);
+//! - memory can be shared with other processes by CUDA IPC (`ipc`) and by file descriptors (`virtual_memory`), under
+//!   the rules of the real driver; both can be disabled (`options`);
+//! - illegal uses are reported as violations: freeing under a copy, double free, use after free, calling CUDA in a host
+//!   function, destroying a context under copies (`report`).
 //!
-//! It proves nothing about speed, copy engines or NVIDIA's locks, and it holds one reading of the documentation. The
-//! tests in `tests/tests/fake_cuda/contract.rs` say what that reading is, and run on a real driver too.
+//! It proves nothing about speed, copy engines or NVIDIA's locks, and implements one reading of the documentation. The
+//! tests in `tests/tests/fake_cuda/contract.rs` define that reading, and run on a real driver too.
 //!
-//! It cannot be taken for a driver by mistake. Its file has another name, `cuInit` finds no device unless
-//! `TENSOR_RELAY_FAKE_CUDA=1` is in the environment or a test has allowed it (`control`), its devices say what they are,
-//! and it is part of no package.
+//! It cannot be mistaken for a driver. Its file has another name, `cuInit` finds no device unless
+//! `TENSOR_RELAY_FAKE_CUDA=1` is set or a test has enabled it (`control`), its device names say that they are fake, and
+//! no package contains it.
 //!
-//! Everything that is known lies behind one lock (`state`). Nothing else has to be thought about, and tests are not in a
-//! hurry.
+//! One lock guards all state (`state`): simple, and fast enough for tests.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("The fake CUDA driver is for tests on Linux.");

@@ -12,29 +12,29 @@ use crate::{
     uses::{Use, Uses},
 };
 
-/// `cuMemAlloc` aligns to this; every block takes a multiple of it from the device.
+/// The alignment of `cuMemAlloc`; every block takes a multiple of it from the device.
 const ALIGNMENT: usize = 512;
-/// No processor that runs tests maps memory here, so the CPU cannot use a device's address.
+/// No processor that runs tests maps memory here, so device addresses fault on the CPU.
 const FIRST_ADDRESS: u64 = 1 << 60;
 
-/// Addresses are used once. So what was freed is known when it comes back.
+/// Addresses are never reused, so the use of a freed address is recognised.
 static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(FIRST_ADDRESS);
 
 /// Why an address cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// It never was allocated, or the range leaves its block.
+    /// It was never allocated, or the range exceeds its block.
     Unknown,
     /// It was freed.
     Freed,
 }
 
-/// What freeing a block came to.
+/// The result of freeing a block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Freed {
-    /// Nobody used it.
+    /// It was not in use.
     Unused,
-    /// A copy uses it. It is kept for good, so that the copy harms nobody.
+    /// A copy uses it. Its memory is leaked, so that the copy does no harm.
     InUse,
     /// Another process has it open by CUDA IPC, which CUDA calls undefined.
     OpenElsewhere,
@@ -46,7 +46,7 @@ pub(crate) struct DeviceMemory {
     pub(crate) limit_bytes: usize,
     pub(crate) used_bytes: usize,
     blocks: BTreeMap<u64, Block>,
-    /// Where blocks were, and how long.
+    /// Starts and lengths of freed blocks.
     freed: BTreeMap<u64, usize>,
 }
 
@@ -58,27 +58,27 @@ struct Block {
     origin: Origin,
 }
 
-/// How a block of device memory came to be, which says what may be done with it.
+/// The origin of a block of device memory, which determines its permitted uses.
 #[derive(Debug)]
 pub(crate) enum Origin {
     /// `cuMemAlloc`
     Allocated,
-    /// `cuMemAllocAsync`: from a pool, so it has no handle for other processes.
+    /// `cuMemAllocAsync`: from a pool, so it cannot be exported.
     Pooled,
-    /// `cuIpcOpenMemHandle`: another process's, and how many times it was opened here.
+    /// `cuIpcOpenMemHandle`: owned by another process; `times` counts how often it was opened here.
     Opened { handle: Handle, times: usize },
-    /// `cuMemMap`, and whether `cuMemSetAccess` allowed its use.
+    /// `cuMemMap`; `accessible` once `cuMemSetAccess` allowed its use.
     Mapped { accessible: bool },
 }
 
 impl Origin {
-    /// Whether `cuMemFree` gives it back.
+    /// Whether `cuMemFree` frees it.
     fn is_own(&self) -> bool {
         matches!(self, Self::Allocated | Self::Pooled)
     }
 }
 
-/// A range of device memory: where it is for copies, and the right to use it.
+/// A range of device memory: its address for copies, and a use count that keeps it allocated.
 #[derive(Debug)]
 pub(crate) struct DeviceRange {
     pub(crate) start: *mut u8,
@@ -101,7 +101,7 @@ impl DeviceMemory {
         Ok(address)
     }
 
-    /// Takes bytes from the device, if it has them.
+    /// Reserves bytes of the device, if it has them.
     pub(crate) fn take(&mut self, bytes: usize) -> Answer {
         if bytes > self.limit_bytes - self.used_bytes {
             return Err(Status::OUT_OF_MEMORY);
@@ -120,7 +120,7 @@ impl DeviceMemory {
         Ok(block.end())
     }
 
-    /// A name for the block that begins at an address, by which other processes find it. No copy may run meanwhile.
+    /// A handle by which other processes can open the block that begins at an address. No copy may run meanwhile.
     pub(crate) fn export(&mut self, address: u64, device_number: usize) -> Answer<Handle> {
         let known = self.blocks.get_mut(&address).ok_or(Status::INVALID_VALUE)?;
         let Origin::Allocated = known.origin else { return Err(Status::INVALID_VALUE) };
@@ -128,7 +128,7 @@ impl DeviceMemory {
         Ok(Handle::new(file, address, known.bytes, device_number))
     }
 
-    /// Opens another process's block, or once more where it is open.
+    /// Opens another process's block, or counts another opening of it.
     pub(crate) fn open(&mut self, handle: Handle) -> Answer<u64> {
         for (address, block) in &mut self.blocks {
             if let Origin::Opened { handle: known, times } = &mut block.origin
@@ -144,7 +144,7 @@ impl DeviceMemory {
         Ok(address)
     }
 
-    /// Closes what was opened at an address, once for each time.
+    /// Undoes one opening of the block at an address.
     pub(crate) fn close(&mut self, address: u64) -> Result<Freed, Missing> {
         let missing = self.why_missing(address);
         let Some(Block { origin: Origin::Opened { times, .. }, .. }) = self.blocks.get_mut(&address) else {
@@ -157,13 +157,13 @@ impl DeviceMemory {
         Ok(self.remove(address).map_or(Freed::Unused, Block::end))
     }
 
-    /// Maps bytes to a place that nothing is mapped to.
+    /// Maps bytes at an unmapped address.
     pub(crate) fn map(&mut self, address: u64, bytes: usize, backing: Backing) {
         self.freed.remove(&address);
         self.insert(address, bytes, backing, Origin::Mapped { accessible: false });
     }
 
-    /// Allows the use of what is mapped to a place, which has to be one mapping.
+    /// Allows or forbids the use of a mapping, which must have exactly this range.
     pub(crate) fn set_access(&mut self, address: u64, bytes: usize, allowed: bool) -> Answer {
         match self.blocks.get_mut(&address) {
             Some(Block { origin: Origin::Mapped { accessible }, bytes: all, .. }) if *all == bytes => {
@@ -174,7 +174,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Takes away what is mapped to a place.
+    /// Removes a mapping, which must have exactly this range.
     pub(crate) fn unmap(&mut self, address: u64, bytes: usize) -> Answer<Freed> {
         match self.blocks.get(&address) {
             Some(Block { origin: Origin::Mapped { .. }, bytes: all, .. }) if *all == bytes => {
@@ -200,8 +200,7 @@ impl DeviceMemory {
         Some(block)
     }
 
-    /// Frees everything that belongs to a context, as its end does; mappings belong to none. Says how many blocks there
-    /// were.
+    /// Frees all blocks of a context and returns their number; mappings belong to no context.
     pub(crate) fn free_all(&mut self) -> usize {
         let of_context = |block: &Block| !matches!(block.origin, Origin::Mapped { .. });
         let found = self.blocks.iter().filter(|(_, block)| of_context(block));
@@ -226,23 +225,23 @@ impl DeviceMemory {
         Ok(DeviceRange { start, used: block.uses.another() })
     }
 
-    /// The block that an address lies in: its start and its length.
+    /// The start and length of the block that contains an address.
     pub(crate) fn extent(&self, address: u64) -> Option<(u64, usize)> {
         let (block, offset) = self.block_at(address)?;
         Some((address - offset as u64, block.bytes))
     }
 
-    /// Whether a block begins at an address that may be freed.
+    /// Whether a block that may be freed begins at an address.
     pub(crate) fn is_block(&self, address: u64) -> bool {
         self.blocks.get(&address).is_some_and(|block| block.origin.is_own())
     }
 
-    /// Whether a copy uses the block at an address.
+    /// Whether a copy uses the block that contains an address.
     pub(crate) fn is_used(&self, address: u64) -> bool {
         self.block_at(address).is_some_and(|(block, _)| block.uses.any())
     }
 
-    /// Blocks of this process's own, and those that it has of others or has mapped.
+    /// The numbers of this process's own blocks and of opened or mapped ones.
     pub(crate) fn blocks(&self) -> (usize, usize) {
         let own = self.blocks.values().filter(|block| block.origin.is_own()).count();
         (own, self.blocks.len() - own)
@@ -265,13 +264,13 @@ impl DeviceMemory {
 }
 
 impl Block {
-    /// Gives its bytes back, unless a copy uses them.
+    /// Frees its bytes, unless a copy uses them.
     fn end(self) -> Freed {
         if self.uses.any() {
             std::mem::forget(self.backing);
             return Freed::InUse;
         }
-        // Whoever opened it holds a lock on its file, and loses it with his last breath.
+        // A process that opened it holds a lock on its file until it closes it or exits.
         let exported = self.backing.file().filter(|_| self.origin.is_own());
         match exported.map(|file| flock(file, FlockOperation::NonBlockingLockExclusive)) {
             Some(Err(_)) => Freed::OpenElsewhere,
@@ -280,7 +279,7 @@ impl Block {
     }
 }
 
-/// An address for so many bytes. What lies between two blocks belongs to none.
+/// A new address for this many bytes, with unused addresses between blocks.
 pub(crate) fn unused_address(bytes: usize, alignment: usize) -> u64 {
     let (room, alignment) = ((bytes + 2 * alignment) as u64, alignment as u64);
     NEXT_ADDRESS

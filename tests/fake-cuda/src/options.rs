@@ -2,26 +2,26 @@ use std::{env, str::FromStr};
 
 use crate::faults::Faults;
 
-/// What the machine is made of. Read from the environment once, and changed by tests before a reset.
+/// The options of the machine. Read from the environment once; tests may change them before a reset.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// How many devices there are: `FAKE_CUDA_DEVICES`, 1.
+    /// The number of devices: `FAKE_CUDA_DEVICES`, by default 1.
     pub(crate) devices: usize,
-    /// The number of the first among those of the machine: `FAKE_CUDA_FIRST_DEVICE`, 0. So two processes can see different
+    /// The machine-wide number of the first device: `FAKE_CUDA_FIRST_DEVICE`, 0. So two processes can see different
     /// devices under one ordinal, as with `CUDA_VISIBLE_DEVICES`.
     pub(crate) first_device: usize,
-    /// The memory of each: `FAKE_CUDA_MEM`, 1 GiB.
+    /// The memory of each device: `FAKE_CUDA_MEM`, 1 GiB.
     pub(crate) memory_bytes: usize,
     /// The rate of each copy engine from the host, in 10⁹ bytes per second: `FAKE_CUDA_H2D_GBPS`. 0 is unbounded.
     pub(crate) h2d_gbps: f64,
     /// The same to the host: `FAKE_CUDA_D2H_GBPS`.
     pub(crate) d2h_gbps: f64,
-    /// Whether `cuMemAlloc`'s memory can be exported by CUDA IPC: `FAKE_CUDA_EXPORTABLE`, 1. With 0 it is refused like that
-    /// of PyTorch's expandable segments.
+    /// Whether `cuMemAlloc`'s memory can be exported by CUDA IPC: `FAKE_CUDA_EXPORTABLE`, 1. With 0, export is refused
+    /// as for PyTorch's expandable segments.
     pub(crate) exportable: usize,
     /// Whether physical memory can be shared as file descriptors: `FAKE_CUDA_SHAREABLE_FDS`, 1.
     pub(crate) shareable_fds: usize,
-    /// What `cuDriverGetVersion` says: `FAKE_CUDA_VERSION`, 13000.
+    /// The result of `cuDriverGetVersion`: `FAKE_CUDA_VERSION`, 13000.
     pub(crate) version: i32,
 }
 
@@ -39,7 +39,7 @@ impl Options {
         }
     }
 
-    /// Changes one option, by the name of its field. False if there is none of this name, or the value is no number.
+    /// Sets an option by the name of its field. False if there is no such option or the value is not a number.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> bool {
         match name {
             "devices" => assign(&mut self.devices, value),
@@ -55,12 +55,12 @@ impl Options {
     }
 }
 
-/// Whether the environment says that this process may use a fake driver.
+/// Whether the environment allows this process to use the fake driver.
 pub(crate) fn allowed_by_environment() -> bool {
     env::var_os("TENSOR_RELAY_FAKE_CUDA").is_some_and(|value| value == "1")
 }
 
-/// The faults that a child process is started with: `FAKE_CUDA_FAULTS`, separated by commas (`faults`).
+/// The initial faults of a child process: `FAKE_CUDA_FAULTS`, separated by commas (`faults`).
 pub(crate) fn faults_from_environment() -> Faults {
     let mut faults = Faults::default();
     for fault in env::var("FAKE_CUDA_FAULTS")
@@ -70,7 +70,7 @@ pub(crate) fn faults_from_environment() -> Faults {
     {
         assert!(
             faults.add(fault),
-            "FAKE_CUDA_FAULTS: {fault:?} is not WHAT:NTH:CODE, with :on behind it or not"
+            "FAKE_CUDA_FAULTS: {fault:?} is neither WHAT:NTH:EFFECT nor WHAT:NTH:EFFECT:on"
         );
     }
     faults
@@ -79,7 +79,7 @@ pub(crate) fn faults_from_environment() -> Faults {
 fn variable<T: FromStr>(name: &str, default: T) -> T {
     let Ok(text) = env::var(name) else { return default };
     text.parse()
-        .unwrap_or_else(|_| panic!("{name}: {text:?} is not a number that fits"))
+        .unwrap_or_else(|_| panic!("{name}: {text:?} is not a number, or out of range"))
 }
 
 fn assign<T: FromStr>(field: &mut T, value: &str) -> bool {

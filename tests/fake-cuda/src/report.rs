@@ -7,10 +7,10 @@ use std::{
 
 use crate::state::{self, State};
 
-/// What no program may do, and the file that says so after its process has ended.
+/// The report of violations, in memory and in a file that outlives the process.
 ///
-/// With `FAKE_CUDA_REPORT=PATH`, lines are added to a file: `PID init`, `PID violation TEXT` as soon as it happens, and at
-/// the end of the process `PID exit` with what is still there.
+/// With `FAKE_CUDA_REPORT=PATH`, lines are appended to a file: `PID init`, `PID violation TEXT` as soon as it happens,
+/// and at process exit `PID exit` with the objects that still exist.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) violations: Vec<String>,
@@ -36,13 +36,13 @@ impl Report {
         }
     }
 
-    /// Forgets the violations, but not the file.
+    /// Clears the violations, but not the file.
     pub(crate) fn forget(&mut self) {
         self.violations.clear();
     }
 }
 
-/// One write, so that the lines of several processes do not mix.
+/// Appends in one write, so that the lines of several processes do not mix.
 fn append(path: &Path, line: &str) -> std::io::Result<()> {
     fs::OpenOptions::new()
         .create(true)
@@ -51,7 +51,7 @@ fn append(path: &Path, line: &str) -> std::io::Result<()> {
         .write_all(line.as_bytes())
 }
 
-/// What exists now, as `name=number` pairs. After a program has cleaned up, all are zero but the bytes copied.
+/// The objects that exist now, as `name=number` pairs. All are zero after a program has cleaned up.
 pub(crate) fn live(state: &State) -> String {
     let (host_blocks, host_bytes) = state.host.blocks();
     let own_blocks = |device: &crate::device::Device| device.memory.blocks().0;
@@ -72,7 +72,7 @@ pub(crate) fn live(state: &State) -> String {
     pairs.map(|(name, number)| format!("{name}={number}")).join(" ")
 }
 
-/// Runs when the process ends in order: by returning from `main`, or by `exit`.
+/// Runs when the process exits normally: by returning from `main`, or by `exit`.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = {

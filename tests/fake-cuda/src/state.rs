@@ -13,11 +13,11 @@ use crate::{
     virtual_memory::VirtualMemory,
 };
 
-/// All that the driver knows. One lock guards it; streams, waits and calls hold it, and give it up only while they copy,
+/// The state of the driver, guarded by one lock. Streams and calls hold the lock, and release it only while they copy,
 /// run a host function, or wait.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// Counts resets. What belongs to an earlier generation is left alone.
+    /// Counts resets. Objects of an earlier generation are ignored.
     pub(crate) generation: u64,
     /// Whether this process may use the driver at all.
     pub(crate) allowed: bool,
@@ -27,10 +27,10 @@ pub(crate) struct State {
     pub(crate) calls: Calls,
     pub(crate) report: Report,
     pub(crate) devices: Vec<Device>,
-    /// Host memory is page-locked for all devices at once, as it is with unified addresses.
+    /// Host memory is page-locked for all devices at once, as with unified addressing.
     pub(crate) host: HostMemory,
     pub(crate) virtual_memory: VirtualMemory,
-    /// Copies that are under way without the lock.
+    /// Copies that run without the lock.
     pub(crate) copying: usize,
 }
 
@@ -42,17 +42,17 @@ static CHANGED: Condvar = Condvar::new();
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 static SERIAL: AtomicU64 = AtomicU64::new(1);
 
-/// Locks the state. A panic elsewhere spoils the test, not what others see of it.
+/// Locks the state. Ignores poisoning: a panic elsewhere has already failed its test.
 pub(crate) fn lock() -> Guard {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives the lock up until something has changed.
+/// Releases the lock until something has changed.
 pub(crate) fn wait(state: Guard) -> Guard {
     CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes all who wait, because something may have become possible.
+/// Wakes all waiting threads.
 pub(crate) fn changed() {
     CHANGED.notify_all();
 }
@@ -80,15 +80,15 @@ impl State {
         }
     }
 
-    /// A handle that never was before, whatever it is for.
+    /// A new handle, unique among handles of all kinds.
     pub(crate) fn handle(&self) -> u64 {
         (self.generation << 32) | SERIAL.fetch_add(1, Ordering::Relaxed)
     }
 }
 
-/// Makes a new machine by the same options, without faults, counts and violations. It stays initialised, as processes do.
+/// Makes a new machine with the same options, without faults, counts and violations. It stays initialised.
 ///
-/// Handles of before are refused. Host memory that somebody had page-locked stays mapped, because he may still have it.
+/// Earlier handles are refused. Page-locked host memory stays mapped, because programs may still access it.
 pub(crate) fn reset(mut state: Guard) -> Guard {
     state.generation = GENERATION.fetch_add(1, Ordering::AcqRel) + 1;
     state.devices.iter_mut().for_each(Device::abandon_streams);

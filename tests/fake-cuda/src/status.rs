@@ -4,10 +4,10 @@ use std::ffi::CStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(pub(crate) u32);
 
-/// How a call ends: an error is its status.
+/// The result of a call; an error is its status.
 pub(crate) type Answer<T = ()> = Result<T, Status>;
 
-/// `SUCCESS` is `CUDA_SUCCESS`; everything else has `CUDA_ERROR_` in front.
+/// Prefixes a name with `CUDA_ERROR_`, except for `CUDA_SUCCESS`.
 macro_rules! named {
     (SUCCESS) => {
         c"CUDA_SUCCESS"
@@ -27,7 +27,7 @@ macro_rules! statuses {
         impl Status {
             $(pub(crate) const $name: Self = Self($code);)*
 
-            /// The words of CUDA's header: the name, and what it means. None for codes that are not in it.
+            /// The name and meaning in CUDA's header. `None` for unknown codes.
             pub(crate) fn words(self) -> Option<(&'static CStr, &'static CStr)> {
                 match self {
                     $(Self::$name => Some((named!($name), $text)),)*
@@ -64,7 +64,7 @@ statuses! {
 }
 
 impl Status {
-    /// The code that a call gives back.
+    /// The code that a call returns.
     pub(crate) fn of(answer: Answer) -> u32 {
         answer.err().unwrap_or(Self::SUCCESS).0
     }

@@ -10,20 +10,20 @@ use crate::{
     status::{Answer, Status},
 };
 
-/// Work in order. A thread of its own does it.
+/// A stream: a queue of work, done in order by a thread of its own.
 #[derive(Debug)]
 pub(crate) struct Stream {
     queue: VecDeque<Queued>,
     running: bool,
-    /// Whether it waits for the legacy default stream, and that one for it.
+    /// Whether it and the legacy default stream wait for each other.
     pub(crate) blocking: bool,
-    /// Whether a program made it, and has to destroy it.
+    /// Whether a program created it, and has to destroy it.
     pub(crate) created: bool,
     /// Destroyed, but not yet empty.
     pub(crate) closing: bool,
 }
 
-/// What streams do.
+/// One item of a stream's work.
 #[derive(Debug)]
 pub(crate) enum Work {
     Copy(Copy),
@@ -34,7 +34,7 @@ pub(crate) enum Work {
     Await(Arc<Progress>, u64),
 }
 
-/// A function of the program's, called by a stream.
+/// A function of the program, called by a stream.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 // SAFETY: what is in it belongs to no thread: copies and ranges as `copying::Place` says, and the argument of a host
@@ -44,7 +44,7 @@ unsafe impl Send for Work {}
 #[derive(Debug)]
 struct Queued {
     work: Work,
-    /// Whether faults have been asked, which is when it comes to the front.
+    /// Whether faults have counted it, which they do when it reaches the front.
     asked: bool,
     effect: Option<Effect>,
 }
@@ -57,7 +57,7 @@ enum Next {
 }
 
 impl Work {
-    /// The name of its execution, where faults can strike.
+    /// The name of this work in faults, if they can affect it.
     fn execution(&self) -> Option<&'static str> {
         match self {
             Self::Copy(copy) => Some(copy.direction.name()),
@@ -70,7 +70,7 @@ impl Work {
 }
 
 impl Stream {
-    /// A stream that a program makes.
+    /// A stream that a program creates.
     pub(crate) fn created(blocking: bool) -> Self {
         Self { queue: VecDeque::new(), running: false, blocking, created: true, closing: false }
     }
@@ -80,7 +80,7 @@ impl Stream {
         Self { created: false, ..Self::created(true) }
     }
 
-    /// Gives a device a stream, with its thread.
+    /// Adds a stream to a device and starts its thread.
     pub(crate) fn open(state: &mut State, device: usize, stream: Self) -> u64 {
         let handle = state.handle();
         state.devices[device].streams.insert(handle, stream);
@@ -101,7 +101,7 @@ impl Stream {
         self.queue.is_empty() && !self.running
     }
 
-    /// Forgets what has not begun.
+    /// Drops the work that has not begun.
     pub(crate) fn abandon(&mut self) {
         self.queue.clear();
     }
@@ -114,7 +114,7 @@ impl Stream {
     }
 }
 
-/// What the thread of a stream does until the stream is destroyed and empty.
+/// The loop of a stream's thread, until the stream is destroyed and empty.
 fn work_through(generation: u64, device: usize, stream: u64) {
     let mut state = state::lock();
     loop {
@@ -129,7 +129,7 @@ fn work_through(generation: u64, device: usize, stream: u64) {
     }
 }
 
-/// Takes the work at the front, if all that it waits for is there.
+/// Takes the work at the front, if it can begin.
 fn next(state: &mut State, device: usize, stream: u64) -> Next {
     let device = &mut state.devices[device];
     let Some(known) = device.streams.get_mut(&stream) else { return Next::End };
@@ -167,7 +167,7 @@ fn next(state: &mut State, device: usize, stream: u64) -> Next {
     Next::Run(taken.work, fails)
 }
 
-/// Does one thing, without the lock where it takes time, and says that it is done.
+/// Does one item of work, without the lock where it takes time, and wakes waiting threads.
 fn run(mut state: Guard, device: usize, stream: u64, work: Work, fails: Option<Status>) -> Guard {
     let generation = state.generation;
     match work {
@@ -191,7 +191,7 @@ fn run(mut state: Guard, device: usize, stream: u64, work: Work, fails: Option<S
             }
         }
         Work::Free(address) => {
-            // Who frees by a stream has gone on by now: a violation is written down, and nobody is told.
+            // The call that queued this has returned, so an error is only reported as a violation.
             let _: Answer = free(&mut state, device, address);
         }
         Work::Record(progress, record) => progress.reach(record),
@@ -218,7 +218,7 @@ fn without_lock(mut state: Guard, run: impl FnOnce()) -> Guard {
     state
 }
 
-/// Frees device memory, and judges whoever does.
+/// Frees device memory, and reports a violation if that is illegal.
 pub(crate) fn free(state: &mut State, device: usize, address: u64) -> Answer {
     let violation = match state.devices[device].memory.free(address) {
         Ok(Freed::Unused) => return Ok(()),
@@ -233,7 +233,7 @@ pub(crate) fn free(state: &mut State, device: usize, address: u64) -> Answer {
     Err(Status::INVALID_VALUE)
 }
 
-/// Waits until a stream has done all that it has now. An error if the context fails meanwhile.
+/// Waits until a stream has done its current work. Fails if the context fails meanwhile.
 pub(crate) fn settle(mut state: Guard, device: usize, stream: u64) -> Answer<Guard> {
     let mark = Arc::new(Progress::default());
     state.devices[device].push(stream, Work::Record(mark.clone(), 1));
@@ -264,7 +264,7 @@ pub(crate) fn settle_event(
     let context = state.devices[device].context.as_ref().map(|context| context.handle);
     let generation = state.generation;
     loop {
-        // Before all else: while this waited, there may have come another machine, with fewer devices.
+        // Checked first: during the wait, a reset may have made a machine with fewer devices.
         if state.generation != generation
             || state.devices[device].context.as_ref().map(|context| context.handle) != context
         {

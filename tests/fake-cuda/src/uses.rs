@@ -3,11 +3,11 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// How many copies use a block.
+/// The number of copies that use a block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses(Arc<AtomicUsize>);
 
-/// One copy that uses a block, from when it is asked for until it has ended.
+/// One copy's use of a block, from its request until it has ended.
 #[derive(Debug)]
 pub(crate) struct Use(Arc<AtomicUsize>);
 

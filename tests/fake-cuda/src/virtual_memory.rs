@@ -13,29 +13,29 @@ use crate::{
     status::{Answer, Status},
 };
 
-/// Sizes and places are multiples of this, as they are on the devices of today.
+/// Sizes and addresses are multiples of this, as on current devices.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
-/// What the virtual memory API gave: handles of physical memory, and addresses that something can be mapped to.
+/// The objects of the virtual memory API: handles of physical memory, and reserved address ranges.
 #[derive(Debug, Default)]
 pub(crate) struct VirtualMemory {
     handles: BTreeMap<u64, Arc<Physical>>,
     reserved: BTreeMap<u64, Reserved>,
 }
 
-/// Memory without an address. It is there as long as it has a handle or is mapped, and a file for others has it too.
+/// Physical memory. It exists while it has a handle or a mapping; other processes share it through its file.
 #[derive(Debug)]
 struct Physical {
     device: usize,
     bytes: usize,
     file: OwnedFd,
-    /// Whether it was made to be shared.
+    /// Whether it may be exported.
     shareable: bool,
-    /// Whether another process took it from the device.
+    /// Whether another process allocated it.
     imported: bool,
 }
 
-/// Addresses, and what is mapped to them.
+/// A reserved address range and its mappings.
 #[derive(Debug)]
 struct Reserved {
     bytes: usize,
@@ -43,7 +43,7 @@ struct Reserved {
 }
 
 impl VirtualMemory {
-    /// Takes physical memory of a device: `cuMemCreate`.
+    /// Allocates physical memory of a device: `cuMemCreate`.
     pub(crate) fn create(
         &mut self,
         handle: u64,
@@ -62,14 +62,14 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Lets go of a handle: `cuMemRelease`.
+    /// Releases a handle: `cuMemRelease`.
     pub(crate) fn release(&mut self, handle: u64, devices: &mut [Device]) -> Answer {
         let physical = self.handles.remove(&handle).ok_or(Status::INVALID_VALUE)?;
         give_back(physical, devices);
         Ok(())
     }
 
-    /// A file by which another process gets the same memory: `cuMemExportToShareableHandle`.
+    /// A file through which another process can import the memory: `cuMemExportToShareableHandle`.
     pub(crate) fn export(&self, handle: u64) -> Answer<OwnedFd> {
         let physical = self.handles.get(&handle).ok_or(Status::INVALID_VALUE)?;
         if !physical.shareable {
@@ -78,8 +78,8 @@ impl VirtualMemory {
         physical.file.try_clone().map_err(|_| Status::OUT_OF_MEMORY)
     }
 
-    /// The same memory by such a file: `cuMemImportFromShareableHandle`. The file stays its owner's. `device_of` knows the
-    /// device by its number in the machine.
+    /// Imports memory from such a file, which the caller keeps: `cuMemImportFromShareableHandle`. `device_of` maps a
+    /// machine-wide device number to an index.
     pub(crate) fn import(
         &mut self,
         handle: u64,
@@ -95,7 +95,7 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Keeps addresses free: `cuMemAddressReserve`.
+    /// Reserves addresses: `cuMemAddressReserve`.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Answer<u64> {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return Err(Status::INVALID_VALUE);
@@ -108,7 +108,7 @@ impl VirtualMemory {
         Ok(address)
     }
 
-    /// Gives reserved addresses back, which nothing may be mapped to: `cuMemAddressFree`.
+    /// Frees reserved addresses, which must have no mappings: `cuMemAddressFree`.
     pub(crate) fn free(&mut self, address: u64, bytes: usize) -> Answer {
         let is_free = |reserved: &Reserved| reserved.bytes == bytes && reserved.mapped.is_empty();
         if !self.reserved.get(&address).is_some_and(is_free) {
@@ -142,7 +142,7 @@ impl VirtualMemory {
         Ok(physical.device)
     }
 
-    /// Takes a mapping away: `cuMemUnmap`. Says what that came to.
+    /// Removes a mapping: `cuMemUnmap`. Returns whether it was in use.
     pub(crate) fn unmap(&mut self, devices: &mut [Device], address: u64, bytes: usize) -> Answer<Freed> {
         let device = self.device_at(address, bytes)?;
         let freed = devices[device].memory.unmap(address, bytes)?;
@@ -152,7 +152,7 @@ impl VirtualMemory {
         Ok(freed)
     }
 
-    /// Handles and reserved ranges.
+    /// The number of handles and reserved ranges.
     pub(crate) fn things(&self) -> usize {
         self.handles.len() + self.reserved.len()
     }
@@ -166,7 +166,7 @@ impl VirtualMemory {
     }
 }
 
-/// Gives a device its memory back with the last that has it.
+/// Returns the memory to its device when the last reference is dropped.
 fn give_back(physical: Arc<Physical>, devices: &mut [Device]) {
     if let Some(Physical { device, bytes, imported: false, .. }) = Arc::into_inner(physical)
         && let Some(device) = devices.get_mut(device)
@@ -175,7 +175,7 @@ fn give_back(physical: Arc<Physical>, devices: &mut [Device]) {
     }
 }
 
-/// The number of the device whose memory a file is, if it is what `export` gives, in any process.
+/// The machine-wide number of a file's device, if `export` of any process made the file.
 fn number_in(file: BorrowedFd<'_>) -> Option<usize> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let name = readlinkat(CWD, path, Vec::new()).ok()?;
@@ -183,7 +183,7 @@ fn number_in(file: BorrowedFd<'_>) -> Option<usize> {
     name.strip_prefix(PHYSICAL)?.parse().ok()
 }
 
-/// What the names of the files begin with that physical memory is; the device's number follows.
+/// The prefix of the file names of physical memory; the device's number follows.
 const PHYSICAL: &str = "fake-cuda-physical-";
-/// How many addresses there are to be reserved at once.
+/// The largest range that can be reserved.
 const ADDRESSES_BYTES: usize = 1 << 47;

@@ -1,8 +1,9 @@
-//! NVIDIA's management library (NVML) without a GPU: the few functions that `tensor-relay devices` asks.
+//! NVIDIA's management library (NVML) without a GPU: the few functions that `tensor-relay devices` calls.
 //!
-//! It says what `FAKE_NVML` says: GPUs with `;` between them, of each its place on the bus, its total and free bytes, and
-//! its processes, with `,` between them: `0000:01:00.0,1073741824,536870912,1234=268435456,99=?`. Without the variable
-//! it has no driver, so that nobody takes it for NVML by mistake. The structures are those of NVIDIA's `nvml.h`.
+//! It reports what `FAKE_NVML` describes: GPUs separated by `;`, each with its PCI address, total and free bytes, and
+//! processes, separated by `,`: `0000:01:00.0,1073741824,536870912,1234=268435456,99=?`. Without the variable it
+//! reports that no driver is loaded, so that it is never mistaken for NVML. The structures are those of NVIDIA's
+//! `nvml.h`.
 
 use std::{
     env,
@@ -23,11 +24,11 @@ struct Gpu {
     pci: String,
     total_bytes: u64,
     free_bytes: u64,
-    /// Numbers of processes, and the bytes that each has.
+    /// Process ids, and the bytes that each uses.
     processes: Vec<(u32, u64)>,
 }
 
-/// A GPU as callers hold it: its index and one, since null is none.
+/// A GPU's handle: its index plus one, because null is invalid.
 type Handle = usize;
 
 /// `nvmlPciInfo_t`.
@@ -158,7 +159,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut
     SUCCESS
 }
 
-/// `nvmlDeviceGetMigMode`: these GPUs cannot be divided.
+/// `nvmlDeviceGetMigMode`: these GPUs do not support MIG.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetMigMode(
     _device: Handle,
@@ -189,23 +190,23 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     for (index, (pid, used_bytes)) in gpu.processes.into_iter().enumerate() {
         let process = Process { pid, used_bytes, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX };
         // SAFETY: the caller's promise: there is room for one more.
-        let place = unsafe { list.add(index) };
+        let entry = unsafe { list.add(index) };
         // SAFETY: as above.
-        unsafe { place.write(process) };
+        unsafe { entry.write(process) };
     }
     SUCCESS
 }
 
 fn gpus() -> Vec<Gpu> {
-    let said = env::var("FAKE_NVML").unwrap_or_default();
-    said.split(';').filter(|gpu| !gpu.is_empty()).filter_map(read).collect()
+    let described = env::var("FAKE_NVML").unwrap_or_default();
+    described.split(';').filter(|gpu| !gpu.is_empty()).filter_map(read).collect()
 }
 
 fn gpu(handle: Handle) -> Option<Gpu> {
     gpus().into_iter().nth(handle.checked_sub(1)?)
 }
 
-/// Reads `PCI,TOTAL,FREE` and any number of `PID=BYTES`.
+/// Parses `PCI,TOTAL,FREE` and any number of `PID=BYTES`.
 fn read(text: &str) -> Option<Gpu> {
     let mut parts = text.split(',');
     let pci = parts.next()?.to_owned();
@@ -218,7 +219,7 @@ fn read(text: &str) -> Option<Gpu> {
     Some(Gpu { pci, total_bytes, free_bytes, processes })
 }
 
-/// Writes `text` with its zero.
+/// Writes `text` with its terminating zero.
 ///
 /// # Safety
 /// `to` has room for `len` bytes.

@@ -1,4 +1,4 @@
-//! Any bytes, decoded by the codec that the first of them names. To fuzz one codec alone, by its name:
+//! Decodes arbitrary bytes with the codec that the first byte selects. To fuzz one codec, by its name:
 //! `TENSOR_RELAY_FUZZ_CODEC=sparse cargo +nightly fuzz run decode`.
 
 #![no_main]

@@ -1,6 +1,7 @@
-//! Any records, opened: what a hostile peer can send behind a handshake. The first byte of the input says whether they are
-//! encrypted with the right key, in which case each is given as its content; the properties are those of
-//! `transport/src/lane/byte_stream/records/tests.rs`, which `cargo test -p tensor-relay-transport` checks with dice.
+//! Opens arbitrary records, as a hostile peer can send them after a handshake. The first byte of the input selects
+//! whether the rest is raw wire bytes, or contents that are encrypted with the right key. The properties are those of
+//! `transport/src/lane/byte_stream/records/tests.rs`, which `cargo test -p tensor-relay-transport` checks with random
+//! input.
 
 #![no_main]
 
@@ -16,7 +17,7 @@ use rustls::{
     crypto::cipher::{AeadKey, Iv},
 };
 
-/// The same key for ever, so that the harness needs to follow no key update: it only counts from 0 again.
+/// Repeats the same key, so that the harness need not derive updated keys: it only restarts the sequence number.
 struct Same;
 
 fn secrets() -> ConnectionTrafficSecrets {
@@ -43,7 +44,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Bytes that nobody encrypted give no data.
+/// Bytes that were not encrypted with the key give no data.
 fn open_bytes(mut opener: Opener, wire: &mut [u8]) {
     if let Ok(Some(bytes)) = record_bytes(wire)
         && let Some(record) = wire.get_mut(..bytes)
@@ -52,7 +53,7 @@ fn open_bytes(mut opener: Opener, wire: &mut [u8]) {
     }
 }
 
-/// Contents, each with a length in front and its type and padding at its end. Data come out as they went in.
+/// Contents are prefixed by a length, and end with their type and padding. Opened data equal the sealed data.
 fn open_contents(mut opener: Opener, mut input: &[u8]) {
     let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[1; 32]).expect("a key of 32 bytes"));
     let mut sequence = 0u64;

@@ -1,8 +1,8 @@
 //! Publishes small versions from memory, as fast as its readers take them: `publish-versions COUNT STATE_DIR`.
 //!
-//! It says that it serves as `tensor-relay serve --json` does. The first version is there at once, so that readers can
-//! join; the others follow a line on stdin. It says when all are published, and ends with stdin. No reader is evicted: a
-//! version waits until there is room.
+//! It announces that it serves as `tensor-relay serve --json` does. The first version is published at once, so that
+//! readers can join, the others after a line on stdin. It reports when all are published, and exits when stdin closes.
+//! No reader is evicted: publishing waits for room.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a producer that cannot go on has failed its test")]
@@ -15,11 +15,11 @@ use tensor_relay_server::{
 };
 use tensor_relay_tests::tensors;
 
-/// How many versions are retained: a few more than one reader has in its window, so that readers wait for the producer
-/// and the producer for readers.
+/// How many versions are retained: a few more than a reader's window, so that readers wait for the producer and the
+/// producer for readers.
 const KEEP: u32 = 16;
 
-/// The size of a version: what a step counter and a few scalars take.
+/// The size of a version: a step counter and a few scalars.
 const BYTES: u64 = 64;
 
 #[tokio::main(flavor = "current_thread")]

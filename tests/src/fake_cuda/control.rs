@@ -4,11 +4,11 @@ use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// `fake_cuda_control` of the fake driver: takes words, and answers with words.
+/// The fake driver's function `fake_cuda_control`: takes a command and returns an answer, both text.
 #[derive(Debug)]
 pub(super) struct Control {
     function: unsafe extern "C" fn(*const u8, usize, *mut u8, usize) -> usize,
-    /// Never unloaded: others have it open by now.
+    /// Never unloaded: code under test may have it open by now.
     _library: Library,
 }
 
@@ -23,11 +23,11 @@ impl Control {
         Self { function, _library: library }
     }
 
-    /// Does what `command` says.
+    /// Executes `command`.
     ///
     /// # Panics
     ///
-    /// Where the driver does not know the command.
+    /// If the driver does not know the command.
     pub(super) fn tell(&self, command: &str) -> String {
         self.try_tell(command).unwrap_or_else(|why| panic!("{why}"))
     }
@@ -36,7 +36,7 @@ impl Control {
         let mut answer = vec![0; 1 << 10];
         let mut length = self.call(command, &mut answer);
         if length > answer.len() {
-            // Only questions have long answers, and they can be asked again. Lists may have grown meanwhile.
+            // Only queries have long answers, and they can be repeated. Lists may have grown meanwhile.
             answer.resize(2 * length, 0);
             length = self.call(command, &mut answer).min(answer.len());
         }

@@ -12,18 +12,18 @@ use tempfile::TempDir;
 
 use super::{Live, SYMBOLS, library};
 
-/// What a program finds when it looks for `libcuda.so`.
+/// The library that a program finds as `libcuda.so`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
     /// The fake driver.
     Fake,
-    /// A library like the one that CUDA's toolkit brings for linkers: every call says `CUDA_ERROR_STUB_LIBRARY`.
+    /// A library like the stub that CUDA's toolkit ships for linkers: every call returns `CUDA_ERROR_STUB_LIBRARY`.
     Stub,
-    /// A driver that is too old: it has `cuInit` and `cuDriverGetVersion`, and nothing else.
+    /// A driver that is too old: it has `cuInit` and `cuDriverGetVersion` only.
     TooOld,
-    /// A library without one symbol of CUDA's.
+    /// A library without any symbol of CUDA.
     Empty,
-    /// A file that is no library.
+    /// A file that is not a library.
     Garbage,
 }
 
@@ -34,7 +34,7 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// Makes the folder. All but the fake driver need a C compiler, as the project does.
+    /// Creates the folder. All but the fake driver need a C compiler, as the project does.
     pub fn new(which: Library) -> Self {
         let installed = Self { folder: tempfile::tempdir().expect("a folder can be made") };
         installed
@@ -43,8 +43,8 @@ impl Installed {
         installed
     }
 
-    /// What a program needs to find and to be allowed this library, and nothing but it. `FAKE_CUDA_DEVICES`, `_MEM` (in
-    /// bytes), `_H2D_GBPS`, `_D2H_GBPS`, `_VERSION` and `_FAULTS` may be added (`tests/fake-cuda/src/options.rs`).
+    /// The variables with which a program finds and may use this library. `FAKE_CUDA_DEVICES`, `_MEM` (in bytes),
+    /// `_H2D_GBPS`, `_D2H_GBPS`, `_VERSION` and `_FAULTS` may be added (`tests/fake-cuda/src/options.rs`).
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut path = self.folder.path().as_os_str().to_owned();
         if let Some(others) = env::var_os("LD_LIBRARY_PATH") {
@@ -58,7 +58,7 @@ impl Installed {
         ]
     }
 
-    /// What the programs that ran with this environment did so far.
+    /// What the programs that ran with this environment have reported so far.
     pub fn report(&self) -> Report {
         match fs::read_to_string(self.report_path()) {
             Ok(text) => Report::read(&text),
@@ -88,7 +88,7 @@ impl Installed {
         symlink("libcuda.so", self.folder.path().join("libcuda.so.1"))
     }
 
-    /// A library of functions that all work, or all refuse.
+    /// Compiles a library whose functions all succeed, or all refuse.
     fn compile(&self, place: &Path, functions: &[&str], works: bool) -> io::Result<()> {
         const STUB_LIBRARY: u32 = 34;
         let mut code = String::new();
@@ -111,14 +111,14 @@ impl Installed {
     }
 }
 
-/// What processes said to the file that `FAKE_CUDA_REPORT` names.
+/// The parsed contents of the file that `FAKE_CUDA_REPORT` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// How many processes initialised CUDA.
     pub processes: usize,
-    /// What they did that no program may do.
+    /// Their illegal uses of the driver.
     pub violations: Vec<String>,
-    /// What was still there when they ended. Processes that were killed are missing.
+    /// The objects that remained when they exited. Killed processes are missing.
     pub at_exit: Vec<Live>,
 }
 

@@ -1,4 +1,4 @@
-/// The functions of CUDA's driver that the fake one has: all that anything here may use.
+/// The functions that the fake driver implements: all driver functions that this project may use.
 pub const SYMBOLS: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxGetDevice",

@@ -11,14 +11,14 @@ use std::{
 /// The memory of each fake GPU: some versions of the largest model of these tests.
 const MEMORY_BYTES: u64 = 4 << 30;
 
-/// How much page-locked memory each process takes, if a test does not say: little, since many run at once.
+/// The default page-locked memory of each process: little, since many run at once.
 const PINNED: &str = "64MiB";
 
-/// Where tensors of these tests are held if nobody says otherwise: `cpu`, or `cuda:0` where `TENSOR_RELAY_TEST_CUDA` is
-/// `fake`. Then all tests run on the fake driver.
+/// The default device of these tests: `cpu`, or `cuda:0` if `TENSOR_RELAY_TEST_CUDA` is `fake`. Then all tests run on
+/// the fake driver.
 ///
 /// # Panics
-/// When the variable says anything else.
+/// If the variable has another value.
 pub fn device() -> &'static str {
     match std::env::var("TENSOR_RELAY_TEST_CUDA").as_deref() {
         Err(_) | Ok("") => "cpu",
@@ -27,10 +27,10 @@ pub fn device() -> &'static str {
     }
 }
 
-/// What a test's processes find of CUDA. Dropping it looks at what they did with it.
+/// The CUDA installation that a test's processes find. Dropping it checks how they used the driver.
 #[derive(Debug)]
 pub struct Gpu {
-    /// `None` is whatever the machine has.
+    /// `None`: whatever the machine has.
     installed: Option<Installed>,
     variables: Vec<(&'static str, OsString)>,
     may_leak: bool,
@@ -50,42 +50,42 @@ impl Gpu {
         gpu.with("TENSOR_RELAY_PINNED_MEM", PINNED)
     }
 
-    /// Nothing but what the machine itself has.
+    /// Whatever the machine itself has.
     pub fn none() -> Self {
         Self { installed: None, variables: vec![], may_leak: false }
     }
 
-    /// What is kept for good when a device fails, is no leak.
+    /// Tolerates objects that remain at exit, as they do when a device fails.
     pub fn that_may_leak(mut self) -> Self {
         self.may_leak = true;
         self
     }
 
-    /// The GPU for tests that do not care, or none: see [`device`].
+    /// The GPU of tests that do not choose one, if any: see [`device`].
     pub(super) fn of_all_tests() -> Option<Self> {
         (device() != "cpu").then(|| Self::fake().with("TENSOR_RELAY_DEVICE", device()))
     }
 
-    /// With a variable for all processes.
+    /// Sets a variable for all processes.
     pub fn with(mut self, name: &'static str, value: &str) -> Self {
         self.variables.retain(|(known, _)| *known != name);
         self.variables.push((name, value.into()));
         self
     }
 
-    /// Puts `library` where NVML is looked for.
+    /// Installs `library` as NVML.
     pub fn with_nvml(self, library: &Path) -> Self {
         let installed = self.installed.as_ref().expect("there is a folder for it");
         std::os::unix::fs::symlink(library, installed.path().join("libnvidia-ml.so.1")).unwrap();
         self
     }
 
-    /// Lets `command` find it.
+    /// Sets the environment of `command` so that it finds this GPU.
     pub(super) fn show_to(&self, command: &mut Command) {
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
     }
 
-    /// Checks that no process did what no program may do, and that those that ended in order left nothing.
+    /// Checks that no process misused the driver, and that those that exited normally left no objects.
     fn judge(&self) {
         let Some(installed) = &self.installed else { return };
         let report = installed.report();
@@ -103,18 +103,18 @@ impl Drop for Gpu {
     }
 }
 
-/// The fake NVML, as [`Gpu::with_nvml`] takes it. It says what the variable `FAKE_NVML` says.
+/// The path of the fake NVML, for [`Gpu::with_nvml`]. It reports the values of the variable `FAKE_NVML`.
 ///
 /// # Panics
-/// Where it is not built.
+/// If it is not built.
 pub fn fake_nvml() -> PathBuf {
     let executable = std::env::current_exe().unwrap();
-    let mut places = executable
+    let mut candidates = executable
         .ancestors()
         .skip(1)
         .take(2)
         .map(|folder| folder.join("libfake_nvml.so"));
-    places
-        .find(|place| place.is_file())
+    candidates
+        .find(|path| path.is_file())
         .expect("there is no libfake_nvml.so: run tests/run, or cargo build first")
 }

@@ -9,13 +9,13 @@ use std::{
 /// Counts the networks of this process, so that their names differ.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A link of MTU 1500 between a server's host and a client's. It is taken down when this is dropped.
+/// A link of MTU 1500 between a server's host and a client's, removed on drop.
 pub struct Lan {
     server: String,
     client: String,
 }
 
-/// One end of it.
+/// A host on the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Host {
     /// Where servers run: [`Lan::SERVER`].
@@ -27,12 +27,12 @@ pub enum Host {
 impl Lan {
     /// The address of the server's host.
     pub const SERVER: &str = "10.47.47.1";
-    /// The address of the client's host at first.
+    /// The initial address of the client's host.
     pub const CLIENT: &str = "10.47.47.2";
-    /// Another address that it may take.
+    /// Another address for the client's host.
     pub const CLIENT_MOVED: &str = "10.47.47.3";
 
-    /// Makes the hosts and the link; an error says why this system does not let it.
+    /// Creates the hosts and the link; the error says why this system does not permit it.
     pub fn new() -> Result<Self, String> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = |host: &str| format!("relay-{}-{number}-{host}", std::process::id());
@@ -49,7 +49,7 @@ impl Lan {
         Ok(lan)
     }
 
-    /// Bounds the rate of what the server's host sends. An error says that this system cannot.
+    /// Limits the sending rate of the server's host. Fails if this system cannot.
     pub fn limit_rate(&self, megabits: u32) -> Result<(), String> {
         let rate = format!("{megabits}mbit");
         let shape = ["dev", "lan", "root", "tbf", "rate", &rate, "burst", "256kb", "latency", "50ms"];
@@ -69,7 +69,7 @@ impl Lan {
         try_ip(&["-n", self.name(host), "address", "add", &address, "dev", "lan"]).unwrap();
     }
 
-    /// Takes an address from a host. Others that it has stay.
+    /// Removes an address from a host; its other addresses remain.
     pub fn take_address(&self, host: Host, address: &str) {
         let keep = format!("net.ipv4.conf.lan.{PROMOTE}=1");
         try_ip(&["netns", "exec", self.name(host), "sysctl", "-qw", &keep]).unwrap();
@@ -77,24 +77,24 @@ impl Lan {
         try_ip(&["-n", self.name(host), "address", "delete", &address, "dev", "lan"]).unwrap();
     }
 
-    /// Drops what comes to the server's host over these protocols ("udp", "tcp"), and nothing else any more. An error says
-    /// that this system cannot.
+    /// Drops packets of these protocols ("udp", "tcp") to the server's host, in place of earlier rules. Fails if this
+    /// system cannot.
     pub fn drop_protocols(&self, protocols: &[&str]) -> Result<(), String> {
         self.filter(Host::Server, protocols.iter().map(|protocol| format!("meta l4proto {protocol} drop")))
     }
 
-    /// Loses this fraction, in percent, of what comes to the client's host over `protocol`.
+    /// Drops this percentage of `protocol`'s packets to the client's host.
     pub fn lose(&self, protocol: &str, percent: u32) -> Result<(), String> {
         let rule = format!("meta l4proto {protocol} numgen random mod 100 < {percent} drop");
         self.filter(Host::Client, [rule])
     }
 
-    /// Drops what comes to the server's host over `protocol` in packets of more than `bytes`.
+    /// Drops packets of `protocol` to the server's host that are larger than `bytes`.
     pub fn drop_larger(&self, protocol: &str, bytes: u32) -> Result<(), String> {
         self.filter(Host::Server, [format!("meta l4proto {protocol} meta length > {bytes} drop")])
     }
 
-    /// Leads what comes to the server's host over `protocol` for one port to another.
+    /// Redirects `protocol` on the server's host from one port to another.
     pub fn redirect(&self, protocol: &str, from: u16, to: u16) -> Result<(), String> {
         let rules = format!(
             "add table ip relay_nat\nadd chain ip relay_nat prerouting {{ type nat hook prerouting priority -100; }}\n\
@@ -103,7 +103,7 @@ impl Lan {
         try_ip(&["netns", "exec", self.name(Host::Server), "nft", &rules])
     }
 
-    /// Puts these rules of nftables on what comes to a host, in place of others.
+    /// Replaces a host's nftables rules for incoming packets.
     fn filter(&self, host: Host, rules: impl IntoIterator<Item = String>) -> Result<(), String> {
         let rules: String = rules
             .into_iter()
@@ -116,7 +116,7 @@ impl Lan {
         try_ip(&["netns", "exec", self.name(host), "nft", &rules])
     }
 
-    /// Starts the program with `words` on a host. The process is the program itself.
+    /// Starts the program with the arguments `words` on a host. The process is the program itself.
     pub fn start(&self, host: Host, home: &Home, words: &[&str]) -> Process {
         let mut command = home.at_home(Command::new("ip"));
         command
@@ -134,12 +134,12 @@ impl Lan {
     }
 }
 
-/// Lets the second address of a network live on when the first goes.
+/// Keeps the second address of a network when the first is removed.
 const PROMOTE: &str = "promote_secondaries";
 
 impl Drop for Lan {
     fn drop(&mut self) {
-        // The link goes with the host at either end. What was never made cannot be deleted.
+        // Deleting a host removes the link. A host that was never created cannot be deleted.
         for name in [&self.server, &self.client] {
             let _ = try_ip(&["netns", "delete", name]);
         }

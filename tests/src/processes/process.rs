@@ -1,4 +1,4 @@
-//! A child process, its output, and its end.
+//! A child process, its output and its exit status.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -12,14 +12,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a process may take for whatever is waited for: much longer than anything takes on a busy machine, and than
-/// the longest deadline of the program itself (10 s without a packet).
+/// The deadline of every wait for a process: much longer than anything takes on a busy machine, and than the longest
+/// deadline of the program itself (10 s without a packet).
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often it is asked whether it has ended.
+/// How often to poll whether the process has ended.
 const TICK: Duration = Duration::from_millis(2);
 
-/// A running process. It is killed when this is dropped.
+/// A running process, killed on drop.
 pub struct Process {
     child: Child,
     command: String,
@@ -53,7 +53,7 @@ impl Process {
         heard.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stdout: {why}")))
     }
 
-    /// The same; false when it ended instead.
+    /// The same, but false if the process ended without such a line.
     pub fn try_hear_out(&mut self, wanted: &str) -> bool {
         self.out.hear(wanted).is_ok()
     }
@@ -75,7 +75,7 @@ impl Process {
         self.end()
     }
 
-    /// The files that are mapped into its memory now: its libraries among them.
+    /// The files mapped into its memory now, including its libraries.
     pub fn mapped_files(&self) -> String {
         fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap()
     }
@@ -90,7 +90,7 @@ impl Process {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// How much memory it has of the machine now: what it touched and did not give back.
+    /// Its resident memory.
     pub fn resident_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -100,7 +100,7 @@ impl Process {
     /// Waits until it has ended by itself.
     ///
     /// # Panics
-    /// When it has not after a minute.
+    /// If it has not ended after a minute.
     pub fn end(mut self) -> Ended {
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
@@ -130,7 +130,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Fails when it has ended and was waited for: what is wanted.
+        // Both fail if it has already ended, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -141,14 +141,14 @@ fn shown(command: &Command) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// How a process ended, and all that it said.
+/// How a process ended, and all of its output.
 #[derive(Debug)]
 pub struct Ended {
     /// What was run.
     pub command: String,
     /// Its exit code, unless a signal ended it.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that ended it, if one did.
     pub signal: Option<i32>,
     /// How long it ran.
     pub took: Duration,
@@ -162,17 +162,17 @@ impl Ended {
     /// Checks the exit code.
     ///
     /// # Panics
-    /// When it is another, with all that the process said.
+    /// If it is another, with all output of the process.
     #[track_caller]
     pub fn with(self, code: i32) -> Self {
         assert!(self.code == Some(code), "expected exit code {code}\n{self:#?}");
         self
     }
 
-    /// Checks that it failed with exit code `code`, and told why in one line on stderr that has each of `causes`.
+    /// Checks that it failed with exit code `code` and an error line on stderr that contains each of `causes`.
     ///
     /// # Panics
-    /// When the code is another or the line is not there, with all that the process said.
+    /// If the code differs or there is no such line, with all output of the process.
     #[track_caller]
     pub fn failed(self, code: i32, causes: &[&str]) -> Self {
         let told =
@@ -181,7 +181,7 @@ impl Ended {
         self.with(code)
     }
 
-    /// Its stdout as one JSON value a line. A line that was cut off by a signal does not count.
+    /// Its stdout as one JSON value per line. A line that was cut off by a signal is ignored.
     pub fn events(&self) -> Vec<Value> {
         self.out.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
     }
@@ -195,7 +195,7 @@ impl Ended {
 
 /// The lines of one output of a process.
 struct Voice {
-    /// Unbounded, so that a process never waits for the test to listen; what these processes say is short.
+    /// Unbounded, so that a process never waits for the test to read; these outputs are short.
     lines: Receiver<String>,
     heard: Vec<String>,
 }
@@ -226,7 +226,7 @@ impl Voice {
         }
     }
 
-    /// All that was said. Does not wait for those who inherited the output and still hold it.
+    /// All output so far. Does not wait for child processes that inherited the pipe and still hold it.
     fn all(&mut self) -> String {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(1)) {
             self.heard.push(line);

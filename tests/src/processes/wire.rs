@@ -1,4 +1,4 @@
-//! A wire between one client and one server that can be held.
+//! A UDP proxy between one client and one server that can hold traffic.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -10,18 +10,18 @@ use std::{
     time::Duration,
 };
 
-/// How long until the wire's threads notice that it is gone.
+/// The read timeout after which the proxy's threads check whether it was dropped.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How long it takes at most until so many bytes went that the wire is held.
+/// The longest wait until enough bytes have passed for the proxy to hold.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Carries datagrams between a client and a server, and stops carrying those to the client after a number of bytes: so
-/// a test acts in the middle of a transfer, however fast the machine is. It may be held again and again, and leads to
-/// whatever server has the port.
+/// A UDP proxy that stops forwarding datagrams to the client after a number of bytes. So a test can act in the middle
+/// of a transfer, however fast the machine is. It can be held repeatedly, and forwards to whichever server has the
+/// port.
 ///
-/// The client's datagrams go through at all times. Those to the client wait in a socket's buffer while the wire is
-/// held; what does not fit there is lost, as on any wire.
+/// Datagrams from the client always pass. While the proxy holds, those to the client wait in a socket's buffer; what
+/// does not fit there is lost.
 pub struct Wire {
     client_side: UdpSocket,
     gate: Arc<Gate>,
@@ -29,7 +29,7 @@ pub struct Wire {
     carriers: Vec<JoinHandle<()>>,
 }
 
-/// Where what goes to the client passes.
+/// The gate that datagrams to the client pass.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -38,15 +38,15 @@ struct Gate {
 
 #[derive(Debug, Default)]
 struct GateState {
-    /// How much more may pass before the gate closes, if it is to close.
+    /// How many more bytes may pass before the gate closes. `None`: it stays open.
     left: Option<u64>,
     closed: bool,
-    /// All that passed.
+    /// All bytes that have passed.
     passed_bytes: u64,
 }
 
 impl Gate {
-    /// Waits for as long as the gate is closed.
+    /// Counts `bytes`, and waits while the gate is closed.
     fn pass(&self, bytes: u64) {
         let mut state = self.state.lock().unwrap();
         if let Some(left) = state.left {
@@ -66,18 +66,18 @@ impl Gate {
 }
 
 impl Wire {
-    /// A wire with an end for a client; [`advertise`](Self::advertise) is for its server, which comes next.
+    /// A proxy with its client socket bound. Its server is started with [`advertise`](Self::advertise).
     #[expect(clippy::new_without_default, reason = "it binds a socket")]
     pub fn new() -> Self {
         Self { client_side: socket(), gate: Arc::default(), gone: Arc::default(), carriers: vec![] }
     }
 
-    /// The word that makes a server's tickets lead through the wire.
+    /// The server argument that makes its tickets name the proxy.
     pub fn advertise(&self) -> String {
         format!("--advertise={}", self.client_side.local_addr().unwrap())
     }
 
-    /// Leads to the server that listens on `server`; holds after `bytes` from there.
+    /// Forwards to the server that listens on `server`; holds after `bytes` from it.
     pub fn lead_to(&mut self, server: &str, bytes: u64) {
         let server: SocketAddr = server.parse().unwrap();
         self.hold_after(bytes);
@@ -87,23 +87,23 @@ impl Wire {
             (self.client_side.try_clone().unwrap(), server_side.try_clone().unwrap(), Arc::clone(&client));
         self.carry(from, move |datagram, sender| {
             *known.lock().unwrap() = Some(sender);
-            // Who is not there any more hears nothing: a wire does not care.
+            // Errors are ignored: the server may have stopped.
             let _ = to.send_to(datagram, server);
         });
         let (to, gate) = (self.client_side.try_clone().unwrap(), Arc::clone(&self.gate));
         self.carry(server_side, move |datagram, _| {
             let known = *client.lock().unwrap();
             gate.pass(datagram.len() as u64);
-            let _ = to.send_to(datagram, known.expect("who is answered has asked"));
+            let _ = to.send_to(datagram, known.expect("a client has sent before it is answered"));
         });
     }
 
-    /// Lets so many more bytes through, and holds then.
+    /// Lets `bytes` more bytes pass, then holds.
     pub fn hold_after(&self, bytes: u64) {
         self.gate.set(Some(bytes));
     }
 
-    /// Waits until the wire is held: so many bytes went, and no more do.
+    /// Waits until the proxy holds.
     pub fn wait_until_held(&self) {
         let state = self.gate.state.lock().unwrap();
         let (state, _) = self
@@ -111,15 +111,15 @@ impl Wire {
             .changed
             .wait_timeout_while(state, PATIENCE, |state| !state.closed)
             .unwrap();
-        assert!(state.closed, "the server sends less than the wire lets through");
+        assert!(state.closed, "the server sends less than the proxy lets pass");
     }
 
-    /// Lets everything through, for good.
+    /// Lets everything pass from now on.
     pub fn release(&self) {
         self.gate.set(None);
     }
 
-    /// How much went to the client, repetitions and all.
+    /// The bytes that passed to the client, retransmissions included.
     pub fn passed_bytes(&self) -> u64 {
         self.gate.state.lock().unwrap().passed_bytes
     }

@@ -1,4 +1,4 @@
-//! quinn's runtime on tokio's clock, which tests may pause: time then jumps from event to event.
+//! A quinn runtime on tokio's clock, which tests can pause: time then jumps from event to event.
 
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime};
 use std::{

@@ -27,8 +27,8 @@ impl Socket {
         Self { net, address, arrival: Mutex::new(None) }
     }
 
-    /// Takes as many datagrams as have arrived and fit, or says when to look again; what is sent to the socket meanwhile
-    /// wakes `cx`.
+    /// Takes as many datagrams as have arrived and fit, or returns when to check again; datagrams that are sent
+    /// meanwhile wake `cx`.
     fn take_arrived(
         &self,
         cx: &Context<'_>,
@@ -61,7 +61,7 @@ impl Socket {
     }
 }
 
-/// What does not fit the buffer is cut off, as the kernel does.
+/// Truncates a datagram that does not fit, as the kernel does.
 fn copy_into(buf: &mut [u8], datagram: &Datagram) -> RecvMeta {
     let len = datagram.bytes.len().min(buf.len());
     buf[..len].copy_from_slice(&datagram.bytes[..len]);
@@ -127,10 +127,10 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// As many datagrams a call as Linux takes.
+/// Linux's limit of datagrams per call.
 const SEGMENTS_MAX: usize = 64;
 
-/// Whatever a socket refused, it may take when it is asked again.
+/// Always ready: a datagram that the socket refused may be accepted on the next try.
 #[derive(Debug)]
 struct AlwaysWritable;
 

@@ -1,4 +1,4 @@
-//! Byte streams of the simulated network: in order and whole, late, and as full as their reader leaves them.
+//! Byte streams of the simulated network: ordered, reliable, delayed and flow-controlled.
 
 use super::{SimNet, State};
 use std::{
@@ -16,10 +16,10 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-/// What one direction holds, on its way and unread: the buffers of both kernels. A writer beyond it waits for the reader.
+/// The capacity of one direction, in flight and unread: the buffers of both kernels. Writers wait once it is full.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// How often a connection is tried again across a partition.
+/// The interval at which connecting is retried across a partition.
 const SYN_AGAIN: Duration = Duration::from_secs(1);
 
 /// All byte streams of a network.
@@ -30,7 +30,7 @@ pub(super) struct Streams {
     opened: u64,
 }
 
-/// Where somebody listens.
+/// A listening address.
 #[derive(Debug, Default)]
 struct Acceptor {
     waiting: VecDeque<(Stream, SocketAddr)>,
@@ -42,21 +42,21 @@ struct Acceptor {
 struct Pipe {
     from: SocketAddr,
     to: SocketAddr,
-    /// What was written, with when it arrives.
+    /// Written bytes, with their time of arrival.
     pieces: VecDeque<(Instant, Vec<u8>)>,
     bytes: usize,
     last_arrival: Instant,
-    /// What comes behind the last piece, once the writer is gone: the end, or a reset.
+    /// What follows the last piece once the writer is closed: the end, or a reset.
     end: Option<io::Result<()>>,
     is_reset: bool,
-    /// Whether the reader is gone. What is written then leads nowhere, and the writer learns so from the other direction.
+    /// Whether the reader was dropped. Later writes are discarded; the writer learns of it from the other direction.
     is_unread: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
 
 impl Streams {
-    /// Lets everybody look again at what they wait for.
+    /// Wakes all readers and writers.
     pub(super) fn wake_all(&mut self) {
         self.pipes.values_mut().for_each(Pipe::wake);
     }
@@ -167,7 +167,7 @@ impl Drop for Listener {
     }
 }
 
-/// One end of a stream.
+/// One endpoint of a stream.
 struct Stream {
     net: SimNet,
     incoming: u64,
@@ -181,7 +181,7 @@ impl Stream {
         Self { net: net.clone(), incoming, outgoing, arrival: Mutex::new(None) }
     }
 
-    /// Takes what has arrived, or says when to look again.
+    /// Takes what has arrived, or returns when to check again.
     fn take_arrived(
         &self,
         cx: &Context<'_>,
@@ -230,7 +230,7 @@ impl Stream {
         arrival.insert(Box::pin(tokio::time::sleep_until(at))).as_mut().poll(cx)
     }
 
-    /// Ends what this end says. What it said before arrives, and then `end`.
+    /// Ends the outgoing direction: `end` arrives after what was written before.
     fn end(&self, end: io::Result<()>) {
         let mut state = self.net.state();
         let arrives = Instant::now() + state.delay();
@@ -286,7 +286,7 @@ impl AsyncWrite for Stream {
         Poll::Ready(Ok(taken))
     }
 
-    /// All at once, as kernels do: TLS says its last word once, and ends.
+    /// Writes all buffers at once, as kernels do: TLS writes its last record once, and ends.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -311,7 +311,7 @@ impl AsyncWrite for Stream {
 }
 
 impl Drop for Stream {
-    /// As a kernel does: dropped with unread bytes, the stream is reset, and else ended.
+    /// Behaves as a kernel: a stream that is dropped with unread bytes is reset, otherwise ended.
     fn drop(&mut self) {
         let unread = self
             .net

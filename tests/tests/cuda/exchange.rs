@@ -1,4 +1,4 @@
-//! A tensor by all the ways in which processes share memory: what the sweep does again and again.
+//! Exchanges a tensor by every kind of shared memory between processes: the body of the sweep.
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
@@ -13,8 +13,8 @@ use crate::{
     neighbour::take,
 };
 
-/// Shares a tensor in place and as a copy, takes the copy as its importer would, and takes what a neighbour exported, which
-/// has the same bytes. Gives what the importer read. The engine is put into `engines`, for when something fails in between.
+/// Shares a tensor in place and as a copy, imports the copy, and imports what a neighbour exported, which has the same
+/// bytes. Returns the imported bytes. The engine is added to `engines`, so that it survives a failure.
 pub(crate) async fn exchange_a_tensor(
     engines: &mut Vec<Arc<CudaEngine>>,
     neighbours: IpcMemory,
@@ -39,7 +39,7 @@ pub(crate) async fn exchange_a_tensor(
 async fn read(end: &End, imported: Imported) -> Result<Vec<u8>, Failure> {
     let Imported { memory, returned } = imported;
     let bytes = end.with(memory).read().await;
-    // A device that failed keeps it.
+    // A failed device retains it.
     let is_back = timeout(Duration::from_secs(2), returned.wait()).await.is_ok();
     match is_back || end.engine.failure().is_some() {
         true => bytes,
@@ -47,13 +47,13 @@ async fn read(end: &End, imported: Imported) -> Result<Vec<u8>, Failure> {
     }
 }
 
-/// What was imported has not gone back to its owner, though nobody holds it.
+/// Imported memory was not returned to its owner although it was dropped.
 #[derive(Debug)]
 pub(crate) struct NotBack;
 
 impl fmt::Display for NotBack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("What was imported has not gone back.")
+        f.write_str("Imported memory was not returned to its owner.")
     }
 }
 

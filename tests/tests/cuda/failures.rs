@@ -1,4 +1,4 @@
-//! Devices that fail as a whole: by an error of somebody else's, by a hang, or because somebody took them away.
+//! Devices that fail as a whole: by a foreign error, by a hang, or because their context is destroyed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,11 +16,11 @@ use crate::{
     order::handle,
 };
 
-/// What a copy comes to, in time.
+/// The result of a copy, within a deadline.
 async fn end_of(copying: Copying) -> Result<Slot, CopyError> {
     timeout(Duration::from_secs(5), copying)
         .await
-        .expect("a copy ends, whatever its device does")
+        .expect("a copy completes, whatever its device does")
 }
 
 async fn read_a_chunk(end: &End) -> Copying {
@@ -31,7 +31,7 @@ async fn read_a_chunk(end: &End) -> Copying {
 }
 
 #[tokio::test]
-async fn a_context_that_somebody_spoils_fails_everything_in_time() {
+async fn a_corrupted_context_fails_everything_in_time() {
     let fake = machine();
     let (end, other) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
     let gate = fake.hold(0, Direction::DeviceToHost);
@@ -45,21 +45,21 @@ async fn a_context_that_somebody_spoils_fails_everything_in_time() {
         assert!(text.contains("cuda:0") && text.contains("700"), "{text}");
     }
     drop(gate);
-    // What comes later is told the same, at once; slots are there to be told it.
+    // Later copies fail at once with the same error; their slots are available.
     for _ in 0..6 {
         assert!(matches!(end_of(read_a_chunk(&end).await).await, Err(CopyError::DeviceFailed { .. })));
     }
     assert!(matches!(end.engine.allocate(100), Err(AllocError::Device { .. })));
     assert_eq!(end.engine.stats().copies_kept, 2);
-    // The other device does not care.
+    // The other device is unaffected.
     other.fill(&pattern(LEN)).await.unwrap();
     assert!(other.read().await.unwrap() == pattern(LEN));
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Waits until the engine says that its device failed, and checks that all that comes later is told the same.
+/// Waits until the engine reports that its device failed, and checks that all later requests fail.
 async fn is_given_up(fake: &Turn, end: &End) {
-    fake.until("the engine gives the device up", |_| end.engine.failure().is_some());
+    fake.until("the engine declares the device failed", |_| end.engine.failure().is_some());
     let failure = end.engine.failure().expect("the device failed").to_string();
     assert!(failure.contains("700"), "{failure}");
     for _ in 0..6 {
@@ -72,7 +72,7 @@ async fn is_given_up(fake: &Turn, end: &End) {
 }
 
 #[tokio::test]
-async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_the_next_copy() {
+async fn a_context_corrupted_between_copies_fails_the_next_copy() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
@@ -83,7 +83,7 @@ async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_the_next_co
 }
 
 #[tokio::test]
-async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_a_fence() {
+async fn a_context_corrupted_between_copies_fails_a_fence() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     let current = Current::new(0);
@@ -92,7 +92,7 @@ async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_a_fence() {
     let fence = end.engine.fence(handle(producer)).unwrap();
     fake.fail_device(0, 700);
     let passed = timeout(Duration::from_secs(5), fence.passed()).await;
-    passed.expect("a fence ends, whatever its device does").unwrap_err();
+    passed.expect("a fence completes, whatever its device does").unwrap_err();
     is_given_up(&fake, &end).await;
     assert!(matches!(fence.wait_on(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
     block.lift();
@@ -100,7 +100,7 @@ async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_a_fence() {
 }
 
 #[tokio::test]
-async fn a_copy_that_is_refused_once_says_nothing_of_its_device() {
+async fn a_refused_copy_does_not_fail_its_device() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
@@ -112,7 +112,7 @@ async fn a_copy_that_is_refused_once_says_nothing_of_its_device() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// The message of an error and of those behind it.
+/// The messages of an error and of its sources.
 fn anyhow_like(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(Some(error), |error| error.source())
         .map(ToString::to_string)
@@ -120,7 +120,7 @@ fn anyhow_like(error: &dyn std::error::Error) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_context_that_somebody_destroys_takes_no_slot_with_it() {
+async fn a_destroyed_context_leaves_slots_readable() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
@@ -131,11 +131,11 @@ async fn a_context_that_somebody_destroys_takes_no_slot_with_it() {
     fake.destroy_context(0);
     let failure = end_of(copy).await.unwrap_err();
     assert!(matches!(failure, CopyError::DeviceFailed { .. }), "{failure:?}");
-    assert!(landed[..] == pattern(LEN)[..CHUNK], "what a reader still holds is memory as before");
+    assert!(landed[..] == pattern(LEN)[..CHUNK], "memory that a reader still holds is unchanged");
     assert!(matches!(end_of(read_a_chunk(&end).await).await, Err(CopyError::DeviceFailed { .. })));
     drop((gate, landed, end));
     assert_eq!(fake.violations(), [""; 0]);
-    // Whoever opens the device again gets it.
+    // The device can be opened again.
     let again = End::open(0, impatient()).unwrap();
     again.fill(&pattern(LEN)).await.unwrap();
     assert!(again.read().await.unwrap() == pattern(LEN));
@@ -154,7 +154,7 @@ async fn a_late_copy_is_in_quarantine_until_it_has_ended() {
         (stats.copies_quarantined, stats.quarantined_bytes, stats.copies_in_flight),
         (1, CHUNK as u64, 1)
     );
-    assert_eq!(end.slots.available(), 3, "its slot is where the device may write");
+    assert_eq!(end.slots.available(), 3, "the device may still write to its slot");
 
     fake.release();
     fake.until("the slot is back", |_| end.slots.available() == 4);
@@ -167,20 +167,20 @@ async fn a_late_copy_is_in_quarantine_until_it_has_ended() {
 }
 
 #[tokio::test]
-async fn a_device_that_hangs_for_good_is_given_up() {
+async fn a_device_that_keeps_hanging_is_declared_failed() {
     let fake = machine();
     let options = CudaOptions { copy_timeout: Duration::from_millis(60), ..impatient() };
     let end = End::open(0, options).unwrap();
     fake.fault(&Fault::once("@dtoh", 1, Effect::Hang));
     let failure = end_of(read_a_chunk(&end).await).await.unwrap_err();
     assert!(matches!(failure, CopyError::TimedOut { .. }), "{failure:?}");
-    fake.until("the engine gives the device up", |_| end.engine.stats().copies_kept == 1);
+    fake.until("the engine declares the device failed", |_| end.engine.stats().copies_kept == 1);
     assert!(matches!(end_of(read_a_chunk(&end).await).await, Err(CopyError::DeviceFailed { .. })));
 
-    // Dropping everything waits for nothing, and lets go of nothing that the device may still write.
+    // Dropping everything does not block, and frees nothing that the device may still write.
     drop(end);
     fake.release();
-    fake.until("the copy ends after all", |fake| fake.live().in_flight == 0);
+    fake.until("the copy completes after all", |fake| fake.live().in_flight == 0);
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -202,7 +202,7 @@ async fn what_is_dropped_under_copies_is_kept_until_they_have_ended() {
 }
 
 #[tokio::test]
-async fn memory_has_a_budget_and_a_device_an_end() {
+async fn memory_is_limited_by_budget_and_device() {
     let fake = machine();
     fake.reset_with(2, 8 << 20);
     let budget = |bytes| CudaOptions { memory_limit_bytes: bytes, ..impatient() };
@@ -216,7 +216,7 @@ async fn memory_has_a_budget_and_a_device_an_end() {
         ),
         "{refused:?}"
     );
-    // What comes back is used again, and what is in the way of something else is freed.
+    // Returned memory is reused, and freed if another size needs the budget.
     drop(held);
     drop(small.allocate(600 << 10).unwrap());
     drop(small.allocate(1000 << 10).unwrap());

@@ -1,4 +1,4 @@
-//! One tensor from a device to another, by all the ways that an engine has: what the sweep does again and again.
+//! Moves one tensor between devices by every operation of an engine: the body of the sweep.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -9,15 +9,15 @@ use tensor_relay_device::{
 use tensor_relay_tests::fake_cuda::{FakeCuda, Live};
 use tokio::time::{Instant, sleep};
 
-/// Whatever a library's caller may be told.
+/// Any error that a caller of the library can get.
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
-/// The bytes of the tensor: no multiple of anything.
+/// The bytes of the tensor: not a multiple of a chunk or page.
 pub(crate) const LEN: usize = 5 * CHUNK + 17;
 /// The bytes of a chunk, and of a slot.
 pub(crate) const CHUNK: usize = 40 << 10;
 
-/// Options with which failures are noticed soon.
+/// Options with short timeouts.
 pub(crate) fn impatient() -> CudaOptions {
     CudaOptions {
         memory_limit_bytes: Some(16 << 20),
@@ -27,7 +27,7 @@ pub(crate) fn impatient() -> CudaOptions {
     }
 }
 
-/// Bytes that show a shift and a swap.
+/// Bytes in which shifted or swapped parts are detected.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| ((i * 31) ^ (i >> 8) ^ (i >> 16)) as u8).collect()
 }
@@ -86,8 +86,9 @@ async fn put(sink: &impl Sink, number: usize, chunk: &[u8]) -> Result<(), Failur
     Ok(sink.write(target).await?)
 }
 
-/// Moves a tensor: onto the first device, lent from there behind a fence, to the second, handed over to a stream there,
-/// and back to the host. Gives what came out. The engines are put into `engines`, for when something fails in between.
+/// Moves a tensor onto the first device, lends it behind a fence, copies it to the second, hands it over to a stream
+/// there, and reads it back. Returns the bytes read. The engines are added to `engines`, so that they survive a
+/// failure.
 pub(crate) async fn move_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result<Vec<u8>, Failure> {
     let from = open(0, engines)?;
     from.fill(&pattern(LEN)).await?;
@@ -120,7 +121,7 @@ fn open(ordinal: usize, engines: &mut Vec<Arc<CudaEngine>>) -> Result<End, Failu
     End::of(engine)
 }
 
-/// The same memory, as a caller would lend it.
+/// Lends the endpoint's memory as a caller would.
 fn lend(end: &End) -> Result<Arc<CudaMemory>, Failure> {
     let fence = end.engine.fence(StreamHandle::LEGACY)?;
     let owner = end.memory.clone();
@@ -128,12 +129,12 @@ fn lend(end: &End) -> Result<Arc<CudaMemory>, Failure> {
     Ok(unsafe { end.engine.lend(owner.address(), LEN, owner, Some(fence)) })
 }
 
-/// Waits until an engine has everything back that can come back, and gives its last word.
+/// Waits until an engine has freed all memory that it can free, and returns its statistics.
 pub(crate) async fn come_home(fake: &FakeCuda, engine: &CudaEngine) -> CudaStats {
     let begun = Instant::now();
     loop {
         let stats = engine.stats();
-        // One slot that is kept for good keeps the pool that it is cut from.
+        // A slot that is never freed keeps its whole pool allocated.
         let is_back = stats.kept_bytes > 0 || (stats.device_bytes == 0 && stats.pinned_bytes == 0);
         if is_back && fake.live().in_flight == 0 {
             return stats;
@@ -147,7 +148,7 @@ pub(crate) async fn come_home(fake: &FakeCuda, engine: &CudaEngine) -> CudaStats
     }
 }
 
-/// Waits until nothing of the driver's is left. `reclaimed` of it may be what the end of a context found.
+/// Waits until no driver objects remain, except up to `reclaimed` that a destroyed context had left.
 pub(crate) async fn nothing_is_left(fake: &FakeCuda, reclaimed: u64) {
     let begun = Instant::now();
     loop {
@@ -155,12 +156,12 @@ pub(crate) async fn nothing_is_left(fake: &FakeCuda, reclaimed: u64) {
         if live.reclaimed <= reclaimed && (Live { reclaimed: 0, ..live }) == Live::default() {
             return;
         }
-        assert!(begun.elapsed() < Duration::from_secs(5), "this is left: {live:?}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "these remain: {live:?}");
         sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Waits until no more memory is left than `kept_bytes`: the threads of dropped engines give theirs back in their own time.
+/// Waits until at most `kept_bytes` of memory remain: the threads of dropped engines free theirs asynchronously.
 pub(crate) async fn no_more_is_left(fake: &FakeCuda, kept_bytes: u64) {
     let begun = Instant::now();
     loop {

@@ -1,8 +1,8 @@
-//! The CUDA engine on the fake driver, which fails, hangs and judges.
+//! Tests of the CUDA engine on the fake driver, which injects failures and hangs and reports illegal uses.
 //!
-//! `engines.rs` has the cases that all engines pass. Here is what only a driver can do to one: [`sweep`] fails every call
-//! once; [`relay`] is the whole way from device to device; [`failures`] are whole devices that fail, hang or are taken away; [`order`] is about callers' streams,
-//! [`sharing`] about memory that two processes have, and [`overlap`] counts what goes on at the same time.
+//! `engines.rs` has the cases that all engines pass; these tests need a driver. [`sweep`] fails every call once;
+//! [`relay`] covers the whole path from device to device; [`failures`] covers devices that fail, hang or disappear,
+//! [`order`] callers' streams, [`sharing`] memory shared by two processes; [`overlap`] counts concurrent copies.
 
 use tensor_relay_tests::fake_cuda::{self, Turn};
 
@@ -22,7 +22,7 @@ mod sweep;
 #[expect(dead_code, reason = "the tests of the driver itself need more calls")]
 mod calls;
 
-/// A turn with a machine of two devices. A process learns once how many there are, so all tests here have as many.
+/// Exclusive use of a machine with two devices. A process reads the number of devices once, so all tests here have two.
 fn machine() -> Turn {
     let fake = fake_cuda::load().exclusive();
     fake.reset_with(2, 64 << 20);

@@ -1,5 +1,5 @@
-//! Another process on the same machine: this test binary, started again, with an engine of its own. It does what it is
-//! told by lines, and says by lines what came of it.
+//! A second process on the same machine: this test binary, started again, with an engine of its own. It reads commands
+//! and prints answers, one per line.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -26,7 +26,7 @@ use crate::journey::{End, impatient, pattern};
 const ROLE: &str = "FAKE_CUDA_NEIGHBOUR";
 const SAYS: &str = "neighbour says: ";
 
-/// The process as its test has it. Dropping it kills it.
+/// The test's handle of the process. Dropping it kills the process.
 pub(crate) struct Neighbour {
     process: Child,
     commands: Option<ChildStdin>,
@@ -35,7 +35,7 @@ pub(crate) struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts it. Its device `cuda:0` is the machine's device `first_device`; `fd` is left open to it, under the same number.
+    /// Starts it. Its device `cuda:0` is the machine's device `first_device`; it inherits `fd` under the same number.
     pub(crate) fn start(first_device: usize, fd: Option<BorrowedFd<'_>>) -> Self {
         let installed = Installed::new(Library::Fake);
         let mut command = Command::new(env::current_exe().unwrap());
@@ -55,14 +55,14 @@ impl Neighbour {
         Self { process, commands, answers, installed }
     }
 
-    /// Tells it to do something, and waits for what it says; an error is what it failed with.
+    /// Sends it a command and waits for the answer; the error is that of the failed command.
     pub(crate) fn tell(&mut self, command: &str) -> Result<String, String> {
         let commands = self.commands.as_mut().unwrap();
         writeln!(commands, "{command}").unwrap();
         loop {
             let mut line = String::new();
             let read = self.answers.read_line(&mut line).unwrap();
-            assert!(read > 0, "the neighbour has ended instead of doing: {command}");
+            assert!(read > 0, "the neighbour exited instead of executing: {command}");
             if let Some((_, said)) = line.trim_end().split_once(SAYS) {
                 return match said.split_once(' ') {
                     Some(("failed", why)) => Err(why.to_owned()),
@@ -72,12 +72,12 @@ impl Neighbour {
         }
     }
 
-    /// Has it import a part of an allocation.
+    /// Makes it import a part of an allocation.
     pub(crate) fn import(&mut self, memory: &IpcMemory) -> Result<String, String> {
         self.tell(&format!("import {}", words_of(memory)))
     }
 
-    /// Has it import so many bytes of the buffer whose descriptor it was started with.
+    /// Makes it import `len` bytes of the buffer whose descriptor it inherited.
     pub(crate) fn import_fd(
         &mut self,
         device: DeviceUuid,
@@ -87,14 +87,14 @@ impl Neighbour {
         self.tell(&format!("import fd {} {} {len}", hex(&device.bytes()), fd.as_raw_fd()))
     }
 
-    /// The bytes of what it imported.
+    /// The bytes of the memory that it imported.
     pub(crate) fn read(&mut self) -> Result<Vec<u8>, String> {
         let path = self.path();
         self.tell(&format!("read {}", path.display()))?;
         Ok(fs::read(path).unwrap())
     }
 
-    /// Has it export a tensor of `pattern`, in memory of its own.
+    /// Makes it export a tensor of `pattern` in memory of its own.
     pub(crate) fn export(&mut self) -> IpcMemory {
         let said = self.tell("export").unwrap();
         match exported_of(&said) {
@@ -103,14 +103,14 @@ impl Neighbour {
         }
     }
 
-    /// Lets it end, and gives what its driver has to say.
+    /// Lets it exit, and returns its driver's report.
     pub(crate) fn end(mut self) -> Report {
         drop(self.commands.take());
         assert!(self.process.wait().unwrap().success());
         self.installed.report()
     }
 
-    /// Ends it at once.
+    /// Kills it.
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -128,7 +128,7 @@ impl Drop for Neighbour {
     }
 }
 
-/// Memory as a line has it.
+/// The text form of memory in commands and answers.
 fn words_of(memory: &IpcMemory) -> String {
     let IpcMemory { device, handle, offset, len } = memory;
     format!("ipc {} {} {offset} {len}", hex(&device.bytes()), hex(handle))
@@ -157,11 +157,10 @@ fn exported_of(words: &str) -> Exported {
             fd: unsafe { OwnedFd::from_raw_fd(number.parse().unwrap()) },
             len: len.parse().unwrap(),
         }),
-        _ => panic!("{words:?} is no memory"),
+        _ => panic!("{words:?} does not describe memory"),
     }
 }
 
-/// The process's own side.
 /// Imports what a test or its neighbour has exported.
 pub(crate) fn take(engine: &CudaEngine, exported: Exported) -> Result<Imported, ShareError> {
     // SAFETY: these tests keep what they export until it is returned, but for those whose subject is what happens else, on a
@@ -216,7 +215,7 @@ async fn export(end: &End) -> String {
 }
 
 impl End {
-    /// The same engine and slots, with other memory.
+    /// The same engine and slots with other memory.
     pub(crate) fn with(&self, memory: Arc<CudaMemory>) -> Self {
         Self { engine: self.engine.clone(), slots: self.slots.clone(), memory }
     }

@@ -1,4 +1,4 @@
-//! Callers' streams: what they have begun is waited for, and they wait for what they are told to; nothing else.
+//! Ordering with callers' streams: the engine waits for their work, they wait for its copies, and nothing else waits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,23 +16,23 @@ use crate::{
     machine,
 };
 
-/// The handle of a stream of this test's.
+/// The handle of a stream of this test.
 pub(crate) fn handle(stream: CUstream) -> StreamHandle {
     // SAFETY: the test's streams live as long as the test.
-    unsafe { StreamHandle::from_raw(stream.cast(), ()) }.expect("it is no default stream")
+    unsafe { StreamHandle::from_raw(stream.cast(), ()) }.expect("it is not a default stream")
 }
 
-/// Memory that the test has as a caller would.
+/// Lends memory as a caller would.
 fn lend(engine: &CudaEngine, memory: &Arc<CudaMemory>, after: Fence) -> Arc<CudaMemory> {
     // SAFETY: the owner is the memory itself, and what writes to it is behind the fence.
     unsafe { engine.lend(memory.address(), CHUNK, memory.clone(), Some(after)) }
 }
 
-/// Waits until the engine has asked often enough after what it waits for, so that it would have begun by mistake.
-fn engine_has_asked(fake: &Turn) {
+/// Waits until the engine has polled its fence five more times: a copy begun by mistake would be visible by then.
+fn engine_has_polled(fake: &Turn) {
     let asked = |fake: &FakeCuda| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
     let before = asked(fake);
-    fake.until("the engine asks after a fence", |fake| asked(fake) >= before + 5);
+    fake.until("the engine polls a fence", |fake| asked(fake) >= before + 5);
 }
 
 #[tokio::test]
@@ -49,7 +49,7 @@ async fn a_copy_waits_for_the_producers_stream_and_takes_the_new_bytes() {
 
     let slot = end.slots.acquire().await;
     let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
-    engine_has_asked(&fake);
+    engine_has_polled(&fake);
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
     assert_eq!(fence.verdict(), None);
     block.lift();
@@ -80,7 +80,7 @@ async fn a_stream_that_does_not_come_to_its_end_fails_the_copy() {
     assert!(matches!(failure, CopyError::FenceTimedOut { .. }), "{failure:?}");
     assert_eq!(end.slots.available(), 4);
 
-    // The next copy may find the stream past its work.
+    // The next copy succeeds once the stream has done its work.
     block.lift();
     let slot = end.slots.acquire().await;
     end.engine
@@ -135,7 +135,7 @@ async fn memory_stays_as_it_is_while_the_consumers_stream_uses_it() {
     let mut slot = end.slots.acquire().await;
     slot.fill(0x55);
     let copying = end.engine.copy_in(slot, vec![CopySegment::new(&end.memory, 0, CHUNK)]);
-    engine_has_asked(&fake);
+    engine_has_polled(&fake);
     assert_eq!(fake.engine(0, Direction::HostToDevice).in_flight, 0, "the next version waits");
     block.lift();
     drop(copying.await.unwrap());
@@ -173,7 +173,7 @@ async fn memory_that_a_stream_uses_is_given_to_nobody_else() {
 }
 
 #[tokio::test]
-async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
+async fn given_up_memory_waits_for_its_readers_without_blocking() {
     let fake = machine();
     let End { engine, slots, memory } = End::open(0, impatient()).unwrap();
     let current = Current::new(0);
@@ -185,7 +185,7 @@ async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
         unsafe { StreamHandle::from_raw(stream.cast(), Arc::clone(&kept)) }.unwrap()
     });
     memory.give_up(readers.into());
-    // The engine's thread has heard of it by its answer to this, and of what came of it by its next one.
+    // The engine's thread has handled `give_up` when it answers this call, and its results when it answers the next.
     let heard = engine.allocate(1).unwrap();
     let next = engine.allocate(LEN).unwrap();
     assert_ne!(next.address(), address);
@@ -204,7 +204,7 @@ async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
 }
 
 #[tokio::test]
-async fn memory_of_readers_that_nobody_can_ask_is_kept() {
+async fn memory_is_kept_if_its_readers_cannot_be_queried() {
     let fake = machine();
     let End { engine, slots, memory } = End::open(0, impatient()).unwrap();
     let current = Current::new(0);
@@ -218,9 +218,9 @@ async fn memory_of_readers_that_nobody_can_ask_is_kept() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// The way of DLPack: who hands a tensor over makes the engine's stream wait, and no other.
+/// As with DLPack: the producer makes the engine's stream wait, and no other.
 #[tokio::test]
-async fn a_copy_waits_for_what_the_intake_waits_for() {
+async fn a_copy_waits_for_events_of_the_intake_stream() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
@@ -229,7 +229,7 @@ async fn a_copy_waits_for_what_the_intake_waits_for() {
     let block = Block::in_stream(producer);
     call!(cuMemsetD8Async(end.memory.address(), 0x22, CHUNK, producer)).unwrap();
     let intake = end.engine.intake().unwrap();
-    assert_eq!(end.engine.intake().unwrap(), intake, "there is one");
+    assert_eq!(end.engine.intake().unwrap(), intake, "there is one intake stream");
     let intake: CUstream = std::ptr::with_exposed_provenance_mut(intake);
     let mut event = std::ptr::null_mut();
     call!(cuEventCreate(&mut event, 2)).unwrap();
@@ -240,7 +240,7 @@ async fn a_copy_waits_for_what_the_intake_waits_for() {
 
     let slot = end.slots.acquire().await;
     let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
-    engine_has_asked(&fake);
+    engine_has_polled(&fake);
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
     block.lift();
     let slot = copying.await.unwrap();

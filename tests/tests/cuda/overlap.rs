@@ -1,4 +1,4 @@
-//! What goes on at the same time, by counting what is in flight while something else is held.
+//! Concurrency: counts the copies in flight while others are held.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn both_directions_copy_at_once() {
     let stretch = |offset| vec![CopySegment::new(&end.memory, offset, 100)];
     let into = end.engine.copy_in(end.slots.acquire().await, stretch(0));
     held.until_waiting(1);
-    // While that is held, copies off the device come to their ends.
+    // While that copy is held, copies from the device complete.
     for _ in 0..3 {
         end.engine
             .copy_out(stretch(CHUNK as u64), end.slots.acquire().await)
@@ -51,7 +51,7 @@ async fn the_next_reads_are_in_flight_while_a_chunk_is_written() {
         while fake.engine(1, Direction::HostToDevice).in_flight < 3 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // Not one is written, and all are read.
+        // All are read, and none is written.
         assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, 3);
         assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
         drop(held);
@@ -76,7 +76,7 @@ async fn devices_copy_independently() {
     assert_eq!((first.engine.name(), second.engine.name()), ("cuda:0", "cuda:1"));
 }
 
-/// Memory of one device is none of another's, whatever its address.
+/// Memory belongs to one device, whatever its address.
 #[tokio::test]
 async fn memory_of_another_device_is_refused() {
     let _fake = machine();
@@ -86,8 +86,8 @@ async fn memory_of_another_device_is_refused() {
     assert_eq!(first.slots.available(), 4);
 }
 
-/// A context is bound to threads, and some calls wait inside of the driver: neither is for anybody's thread but the
-/// engine's. And nothing ever waits for a device or for a caller's stream.
+/// Contexts are bound to threads and some driver calls block, so only the engine's thread makes calls. And no call ever
+/// waits for a device or for a caller's stream.
 #[tokio::test]
 async fn one_thread_calls_the_driver_and_nothing_synchronises() {
     let fake = machine();
@@ -104,5 +104,5 @@ async fn one_thread_calls_the_driver_and_nothing_synchronises() {
     assert!(by_engines > copies && copies > 20, "{threads:?}");
     let others = threads.iter().filter(|(name, _)| !name.starts_with("relay-cuda:"));
     let by_others: u64 = others.map(|(_, count)| count).sum();
-    assert!(by_others <= 40, "opening asks a device what it is, and no more: {threads:?}");
+    assert!(by_others <= 40, "opening a device only queries its attributes: {threads:?}");
 }

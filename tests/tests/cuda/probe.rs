@@ -1,11 +1,11 @@
-//! Where there is no driver, or something that only looks like one, the probe says what is missing.
+//! The probe reports what is missing if there is no driver, or a library that only resembles one.
 
 use std::{env, process::Command};
 
 use tensor_relay_device::cuda::{CudaEngine, CudaError, CudaOptions, devices, probe};
 use tensor_relay_tests::fake_cuda::{Installed, Library};
 
-/// The child's part: says what the probe says. A process probes once, so each case is a process.
+/// Marks the child process, which prints the result of the probe. A process probes once, so each case is a process.
 const CHILD: &str = "CUDA_PROBE_CHILD";
 
 #[test]

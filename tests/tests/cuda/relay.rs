@@ -1,5 +1,5 @@
-//! The whole way, on the network of this machine: a tensor on a producer's device, lent to a server; a connection; a
-//! client that receives onto a device of its own. What the sweep does, and what is counted and failed below.
+//! The whole path over the loopback network: a tensor on a producer's device, lent to a server, and a client that
+//! receives it onto a device of its own. The sweep runs it; the tests below count copies and inject failures.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -26,14 +26,14 @@ use crate::{
     machine,
 };
 
-/// How a tensor is called.
+/// The name of the tensor.
 const NAME: &str = "tensor";
 
-/// After this long, a version has come, as a rule. If it comes later, that is as good.
+/// A version usually arrives within this time. Later is no failure.
 const SOON: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Neither of two versions came, and nobody was told why.
+/// Neither of two versions arrived, and no error was reported.
 #[derive(Debug)]
 pub(crate) struct NothingCame;
 
@@ -41,7 +41,7 @@ impl std::error::Error for NothingCame {}
 
 impl std::fmt::Display for NothingCame {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("neither of two versions came.")
+        f.write_str("neither of two versions arrived")
     }
 }
 
@@ -85,14 +85,14 @@ impl Relay {
         Ok(Self { producer, server, publisher, subscription, client })
     }
 
-    /// Publishes a tensor from where it is.
+    /// Publishes a tensor without copying it.
     async fn publish(&mut self, buffer: DeviceBuffer) -> Result<Publication, Failure> {
         let tensors = vec![(noise(NAME, buffer.len_bytes()), buffer)];
         let borrowed = Borrowed::from_device(&self.server.staging(), tensors, Vec::new())?;
         Ok(self.publisher.publish(borrowed, Vec::new()).await?)
     }
 
-    /// Ends both sides.
+    /// Closes the client and the server.
     async fn close(self) {
         let Self { server, publisher, subscription, client, .. } = self;
         drop((publisher, subscription));
@@ -114,14 +114,15 @@ async fn upload(device: &Device, bytes: &[u8]) -> Result<DeviceBuffer, Failure> 
     Ok(buffer)
 }
 
-/// The bytes of a snapshot's tensor, off its device.
+/// The bytes of a snapshot's tensor, copied from its device.
 async fn bytes_of(snapshot: &Snapshot) -> Result<Vec<u8>, Failure> {
     assert!(snapshot.is_on_device());
     let host = snapshot.to_host().await?;
     Ok(host.tensor(NAME).expect("the tensor was published").to_vec())
 }
 
-/// One tensor, all the way. Gives what came out, and puts the engines into `engines`, for when something fails.
+/// Relays one tensor and returns the bytes received. The engines are added to `engines`, so that they survive a
+/// failure.
 pub(crate) async fn relay_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result<Vec<u8>, Failure> {
     let mut relay = Relay::connect(engines).await?;
     let received = relay.one_version().await;
@@ -130,7 +131,7 @@ pub(crate) async fn relay_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result
 }
 
 impl Relay {
-    /// A version that its server cannot read is given up, and its subscriber gets the next one: so a second is tried.
+    /// The server abandons a version that it cannot read, and the subscriber gets the next one: so this tries a second.
     async fn one_version(&mut self) -> Result<Vec<u8>, Failure> {
         for wait in [SOON, PATIENCE] {
             let buffer = upload(&self.producer, &pattern(LEN)).await?;
@@ -144,13 +145,13 @@ impl Relay {
         Err(NothingCame.into())
     }
 
-    /// Waits for the next version, as any caller would: not for ever.
+    /// Waits for the next version, with a deadline.
     async fn next(&mut self) -> Result<Snapshot, Failure> {
-        Ok(timeout(PATIENCE, self.subscription.next()).await.expect("something comes")?)
+        Ok(timeout(PATIENCE, self.subscription.next()).await.expect("a result arrives")?)
     }
 }
 
-/// Ends both sides, and sees that nothing is left of them.
+/// Closes the client and the server, and checks that no driver objects remain.
 async fn clean_up(fake: &FakeCuda, relay: Relay, engines: Vec<Arc<CudaEngine>>) {
     relay.close().await;
     for engine in &engines {
@@ -176,7 +177,7 @@ async fn the_next_chunk_leaves_its_device_while_one_is_under_way() {
         gate.pass(1);
         fake.until("a chunk has landed", |fake| fake.engine(1, Direction::HostToDevice).ended == landed);
         fake.until("the next is in flight", |fake| fake.engine(0, Direction::DeviceToHost).in_flight >= 1);
-        assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, landed, "no more were let off");
+        assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, landed, "no more copies have passed");
     }
     drop(gate);
     let snapshot = relay.next().await.unwrap();
@@ -185,8 +186,8 @@ async fn the_next_chunk_leaves_its_device_while_one_is_under_way() {
     clean_up(&fake, relay, engines).await;
 }
 
-/// Goal: a chunk's copy to its device keeps nobody from receiving the next ones.
-/// Method: hold all copies to the device, and count what leaves the other one.
+/// Goal: a chunk's copy to its device does not block the reception of later chunks. Method: hold all copies to the
+/// device, and count the copies from the other one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_are_received_while_others_land() {
     let fake = machine();
@@ -207,8 +208,9 @@ async fn chunks_are_received_while_others_land() {
     clean_up(&fake, relay, engines).await;
 }
 
-/// Goal: what a producer's stream writes before it publishes is what arrives, though nobody waits for the stream.
-/// Method: block the stream in front of a write, publish behind it, and see that nothing is read until it goes on.
+/// Goal: a version contains what the producer's stream wrote before publishing, although no thread waits for the
+/// stream. Method: block the stream before a write, publish after it, and check that nothing is read until the stream
+/// continues.
 #[tokio::test]
 async fn a_version_is_read_when_its_producers_stream_has_written_it() {
     let fake = machine();
@@ -241,8 +243,8 @@ async fn a_version_is_read_when_its_producers_stream_has_written_it() {
     clean_up(&fake, relay, engines).await;
 }
 
-/// Goal: a consumer whose device fails in the middle of a version hears of it, and the producer's side goes on.
-/// Method: hold a copy to the device, spoil its context, and let somebody else receive the same.
+/// Goal: a consumer whose device fails during a version gets an error, and the producer is unaffected. Method: hold a
+/// copy to the device and corrupt its context; the publication is then released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_fails_while_a_version_lands_is_an_error_for_its_user() {
     let fake = machine();
@@ -265,8 +267,8 @@ async fn a_device_that_fails_while_a_version_lands_is_an_error_for_its_user() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Goal: a producer whose device fails hears of it, and no subscriber gets what is torn: it waits for the next version.
-/// Method: let one chunk off the device, and spoil its context under the next.
+/// Goal: a producer whose device fails gets an error, and no subscriber gets torn data: it waits for the next version.
+/// Method: let one chunk leave the device, and destroy its context during the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_fails_while_a_version_is_read_tears_nothing() {
     let fake = machine();

@@ -1,4 +1,4 @@
-//! Memory that two processes have: this one, and a [`Neighbour`].
+//! Memory shared by two processes: this one and a [`Neighbour`].
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -30,12 +30,12 @@ async fn full(fake: &Turn) -> End {
     end
 }
 
-/// The name of one memory, which is shared where it is.
+/// The name under which memory is shared in place.
 fn name(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
     engine.name_memory(std::slice::from_ref(memory))?.remove(0)
 }
 
-/// That nothing of this process's is left, and that neither driver has seen anything that no program may do.
+/// Checks that no objects of this process remain, and that neither driver reports a violation.
 async fn all_is_well(fake: &Turn, neighbour: Neighbour) {
     nothing_is_left(fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
@@ -53,7 +53,7 @@ async fn another_process_reads_a_tensor_where_it_is() {
     let mut neighbour = Neighbour::start(0, None);
     neighbour.import(&named).unwrap();
     assert!(neighbour.read().unwrap() == pattern(LEN));
-    // It is the memory itself: what is written later is there too.
+    // It is the same memory: later writes are visible.
     end.fill(&vec![0x5A; LEN]).await.unwrap();
     assert!(neighbour.read().unwrap() == vec![0x5A; LEN]);
     neighbour.tell("drop").unwrap();
@@ -108,7 +108,7 @@ async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
     all_is_well(&fake, neighbour).await;
 }
 
-/// A producer's stream with memory that it is to fill, lent behind a fence.
+/// A producer's stream and the memory that it will fill, lent behind a fence.
 struct Producer {
     _current: Current,
     stream: CUstream,
@@ -145,7 +145,7 @@ async fn what_is_shared_waits_for_its_stream() {
         let exporting = thread::spawn(move || share::export(&engine, &[memory]));
         let asked = |fake: &Turn| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
         let before = asked(&fake);
-        fake.until("the engine has asked after the stream", |_| asked(&fake) >= before + 5);
+        fake.until("the engine has polled the stream", |_| asked(&fake) >= before + 5);
         assert!(!exporting.is_finished() && !fake.calls().contains_key("cuIpcGetMemHandle"));
         producer.block.take().unwrap().lift();
         let export = exporting.join().unwrap().unwrap();
@@ -184,7 +184,7 @@ fn device_of(end: &End) -> DeviceUuid {
 }
 
 #[tokio::test]
-async fn a_stream_that_does_not_end_is_a_reason() {
+async fn a_stream_that_does_not_end_fails_the_export() {
     let fake = machine();
     let end = full(&fake).await;
     let producer = Producer::new(&end);
@@ -217,7 +217,7 @@ async fn what_cannot_be_shared_in_place_is_copied_into_a_buffer_that_outlives_it
 
     let mut neighbour = importer_of(&end, export.buffer.as_ref().unwrap());
     drop((export, parts));
-    fake.until("the exporter has let go", |fake| fake.live().shared == 0);
+    fake.until("the exporter has released it", |fake| fake.live().shared == 0);
     let read = neighbour.read().unwrap();
     assert!(read[..1000] == pattern(LEN)[3..1003] && read[1024..1024 + LEN] == pattern(LEN));
     neighbour.tell("drop").unwrap();
@@ -226,7 +226,7 @@ async fn what_cannot_be_shared_in_place_is_copied_into_a_buffer_that_outlives_it
 }
 
 #[tokio::test]
-async fn where_nothing_can_be_shared_both_reasons_are_told() {
+async fn both_reasons_are_reported_if_nothing_can_be_shared() {
     let fake = machine();
     fake.set_shareable(false, false);
     let end = full(&fake).await;
@@ -280,9 +280,9 @@ async fn parts_that_do_not_fit_and_memory_of_others_are_refused() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// What another process may say by mistake or on purpose, and what it is told.
+/// Invalid names of memory, sent by mistake or on purpose, and the resulting errors.
 #[tokio::test]
-async fn what_a_neighbour_says_is_not_believed() {
+async fn invalid_names_from_a_neighbour_are_refused() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
     let named = neighbour.export();
@@ -297,14 +297,14 @@ async fn what_a_neighbour_says_is_not_believed() {
     handle[20] ^= 1;
     assert!(matches!(import(IpcMemory { handle, ..named }), ShareError::NotOpened { .. }));
     assert!(matches!(import(IpcMemory { handle: [0; 64], ..named }), ShareError::NotOpened { .. }));
-    // What the neighbour's engine took from its driver for the tensor.
+    // The size of the neighbour's allocation for the tensor.
     let bytes = (LEN as u64).next_multiple_of(512);
     for (offset, len) in [(1, bytes), (0, bytes + 1), (u64::MAX, 2), (bytes, 1)] {
         let refused = import(IpcMemory { offset, len, ..named });
         assert_eq!(refused, ShareError::OutOfBounds { offset, len, bytes });
     }
     assert_eq!(import(IpcMemory { len: 0, ..named }), ShareError::Empty);
-    // A handle opens nothing in the process that it is from.
+    // A handle cannot be opened in the process that exported it.
     let own = name(&end.engine, &end.memory).unwrap();
     let refused = import(own).to_string();
     assert!(
@@ -322,7 +322,7 @@ async fn what_a_neighbour_says_is_not_believed() {
         assert!(matches!(refused, ShareError::NotMapped { .. }), "{said}: {refused:?}");
     }
     drop(buffer);
-    assert!(end.read().await.unwrap() == pattern(LEN), "the engine is as well as before");
+    assert!(end.read().await.unwrap() == pattern(LEN), "the engine still works");
     drop(end);
     all_is_well(&fake, neighbour).await;
 }
@@ -350,7 +350,7 @@ async fn an_exporter_dies() {
     let end = End::open(0, impatient()).unwrap();
     let Imported { memory, returned } = take(&end.engine, Exported::Ipc(named)).unwrap();
     neighbour.kill();
-    // What is open stays so until it is dropped, and harms nobody.
+    // Imported memory stays open until it is dropped.
     assert!(end.with(memory).read().await.is_ok());
     returned.wait().await;
     assert_eq!(fake.live().shared, 0);
@@ -361,7 +361,7 @@ async fn an_exporter_dies() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Files, address space and device memory are as they were after many versions.
+/// Open files, address space and device memory do not grow over many versions.
 #[tokio::test]
 async fn nothing_leaks() {
     let fake = machine();
@@ -379,7 +379,7 @@ async fn nothing_leaks() {
             assert!(version % 10 > 0 || end.with(memory).read().await.unwrap() == pattern(LEN));
         }
         drop(buffer);
-        fake.until("all is given back", |fake| fake.live().shared == 0);
+        fake.until("all is released", |fake| fake.live().shared == 0);
         if version == 0 {
             before = files();
         }
@@ -402,9 +402,9 @@ async fn late_copies_keep_their_memory_until_they_have_ended() {
     let End { engine, slots, memory } = end;
     drop((memory, slots));
     thread::sleep(Duration::from_millis(50));
-    assert_eq!(fake.live().shared, 2, "the copy writes to it: a mapping and its addresses are there");
+    assert_eq!(fake.live().shared, 2, "the copy writes to it: a mapping and its address range remain");
     drop(gate);
-    fake.until("all is given back", |fake| fake.live().shared == 0);
+    fake.until("all is released", |fake| fake.live().shared == 0);
     drop(engine);
     nothing_is_left(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
@@ -418,7 +418,7 @@ async fn a_device_that_failed_shares_nothing() {
     fake.fail_device(0, 700);
     let refused = buffer.fill(vec![(end.memory.clone(), 0)]).unwrap_err();
     assert!(refused.to_string().contains("700"), "{refused}");
-    fake.until("the engine gives the device up", |_| end.engine.failure().is_some());
+    fake.until("the engine declares the device failed", |_| end.engine.failure().is_some());
     let refused = name(&end.engine, &end.memory).unwrap_err();
     assert!(matches!(refused, ShareError::Engine(CudaError::Driver(_))), "{refused:?}");
     assert!(matches!(end.engine.shared_buffer(1), Err(ShareError::Engine(_))));

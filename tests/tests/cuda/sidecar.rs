@@ -1,4 +1,4 @@
-//! Tensors on a GPU that a server beside their process serves: by each of the ways, and by the next where one does not work.
+//! A sidecar that serves tensors of another process's GPU, by each kind of shared memory and each fallback.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -30,7 +30,7 @@ fn serve(home: &Home, device: &str) -> Serving {
     home.serve(&[&format!("--publish-socket={}", home.word("s")), device])
 }
 
-/// Publishes one tensor, has a subscriber compare it byte for byte, and gives what became of it.
+/// Publishes one tensor, checks what a subscriber receives, and returns the publication.
 async fn publish(home: &Home, server: &Serving, device: &Device) -> (Producer, Publication) {
     let producer = Producer::connect(&home.path("s")).await.unwrap();
     let tensors = vec![(spec(), tensor(device).await)];
@@ -40,7 +40,7 @@ async fn publish(home: &Home, server: &Serving, device: &Device) -> (Producer, P
     (producer, published)
 }
 
-/// Has a subscriber compare the tensor byte for byte.
+/// Subscribes once and compares the tensor byte for byte.
 fn check_received(home: &Home, server: &Serving) {
     let ticket = server.said["ticket"].as_str().unwrap();
     home.run(&["subscribe", ticket, "--topic=policy", "--once", "--out=out", "--device=cpu"])
@@ -59,8 +59,8 @@ fn device() -> Device {
     Device::new(engine, Capacity { slots: 4, slot_bytes: 4 << 20 }).unwrap()
 }
 
-/// Goal: the shortest way that works is taken, and told with the reason why no shorter one was.
-/// Method: a driver that shares allocations, one that shares buffers alone, and one that shares nothing.
+/// Goal: the server takes the shortest path that works, and reports why no shorter one did. Method: a driver that
+/// shares allocations, one that shares buffers only, and one that shares nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_shortest_way_that_works() {
     for (in_place, buffers, expected) in [
@@ -89,8 +89,8 @@ async fn the_shortest_way_that_works() {
     }
 }
 
-/// Goal: a server that serves from the host gets a copy there, and the producer is told why.
-/// Method: a server without a device.
+/// Goal: a server that serves from the host gets a copy there, and the producer gets the reason. Method: a server
+/// without a device.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_a_gpu() {
     let fake = machine();
@@ -105,8 +105,8 @@ async fn a_server_without_a_gpu() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Goal: what lies in a producer's memory goes with it: nobody reads what may be gone.
-/// Method: end the connection, and look what is on offer.
+/// Goal: a version in a producer's memory is withdrawn with the producer, so that freed memory is never read. Method:
+/// end the connection, and list the topics.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_lies_in_a_producers_memory_goes_with_it() {
     let fake = machine();
@@ -118,7 +118,7 @@ async fn what_lies_in_a_producers_memory_goes_with_it() {
     drop(producer);
     let deadline = std::time::Instant::now() + PATIENCE;
     while !home.list(&server).as_array().unwrap().is_empty() {
-        assert!(std::time::Instant::now() < deadline, "it is taken back");
+        assert!(std::time::Instant::now() < deadline, "the version is withdrawn");
     }
     drop((published, device));
     server.process.end_by(Signal::TERM).with(0);
@@ -141,10 +141,10 @@ async fn a_shared_buffer_outlives_its_producer() {
         .unwrap();
     assert_eq!((published.path(), published.copied_bytes()), (MemoryKind::CudaFd, LEN as u64));
     drop((producer, published, device));
-    // The engine's thread frees what nobody holds.
+    // The engine's thread frees unreferenced memory.
     let deadline = std::time::Instant::now() + PATIENCE;
     while fake.live().contexts > 0 {
-        assert!(std::time::Instant::now() < deadline, "its producer is done with the GPU");
+        assert!(std::time::Instant::now() < deadline, "the producer has released the GPU");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     check_received(&home, &server);

@@ -1,8 +1,8 @@
-//! Goal: whatever call of the driver fails, or hangs, nothing worse comes of it than an error.
+//! Goal: a driver call that fails or hangs causes an error and nothing worse.
 //!
-//! Method: a transfer is run once to see which calls it makes. Then it is run again and again, each time on a new machine
-//! on which one thing goes wrong. It may succeed, and then every byte is right; or it may fail with an error. It may not
-//! hang, tear, free under a copy, or leak more than the engine says that it kept.
+//! Method: a transfer runs once to record its calls, then once per fault, each time on a new machine. It may succeed
+//! with every byte right, or fail with an error. It must not hang, deliver torn data, free under a copy, or leak more
+//! than the engine reports.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,24 +18,24 @@ use crate::{
     relay::{NothingCame, relay_a_tensor},
 };
 
-/// What a transfer may take when something goes wrong: the longest that it waits is a timeout of 0.4 s, a few times.
+/// The deadline of a transfer with a fault: its longest waits are a few timeouts of 0.4 s.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
 const LAUNCH_FAILED: u32 = 719;
 
-/// What is executed behind the calls.
+/// The kinds of work in streams.
 const EXECUTIONS: [&str; 3] = ["@htod", "@dtoh", "@host"];
 
-/// Which transfer it is.
+/// The kind of transfer.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// From one engine to another, with streams of callers'.
+    /// From one engine to another, with callers' streams.
     Engines,
     /// Through a server and a client.
     Relay,
-    /// Shared with another process, and taken from one, which has exported this.
+    /// Shared with another process, and imported from one, which has exported this memory.
     Exchange(IpcMemory),
 }
 
@@ -54,7 +54,7 @@ impl Way {
 enum End {
     Right,
     Failed(Failure),
-    /// Its caller had to give up: only where a call of the driver's does not return.
+    /// It timed out, which only a driver call that hangs may cause.
     GivenUp,
 }
 
@@ -65,7 +65,7 @@ async fn every_call_fails_once() {
     assert_eq!(ends.keys().copied().collect::<Vec<_>>(), ["failed", "right"], "{ends:?}");
 }
 
-/// How often a transfer ends how, where each of its calls fails once.
+/// Fails each call of a transfer once, and counts the outcomes.
 async fn every_call_fails(fake: &Turn, way: Way) -> BTreeMap<&'static str, u32> {
     let mut ends = BTreeMap::<&str, u32>::new();
     for (function, count) in calls_of_a_clean_transfer(fake, way).await {
@@ -79,7 +79,7 @@ async fn every_call_fails(fake: &Turn, way: Way) -> BTreeMap<&'static str, u32> 
     ends
 }
 
-/// The same where memory is shared with another process; its own driver is as good as ever.
+/// The same for memory shared with another process, whose own driver has no faults.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_of_an_exchange_fails_once() {
     let fake = machine();
@@ -108,12 +108,12 @@ async fn what_an_exchange_needs_hangs_or_breaks() {
     assert_eq!(neighbour.end().violations, [""; 0]);
 }
 
-/// The same on the whole way, from a producer's device to a consumer's.
+/// The same on the whole path from a producer's device to a consumer's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_of_a_relay_fail() {
     let fake = machine();
     let calls = calls_of_a_clean_transfer(&fake, Way::Relay).await;
-    // Above, every single call fails. Here, some of each function: at the beginning, on the way, and at the end.
+    // The tests above fail every call. This one fails some calls of each function: early, midway and late ones.
     let faults = calls.iter().flat_map(|(function, count)| {
         let some = (1..=*count).step_by(count.div_ceil(3) as usize);
         some.map(move |nth| Fault::once(function, nth, Effect::Fail(LAUNCH_FAILED)))
@@ -148,7 +148,7 @@ async fn every_execution_fails_once() {
             let end =
                 transfer(&fake, Fault::once(execution, nth, Effect::Fail(ILLEGAL_ADDRESS)), Way::Engines)
                     .await;
-            // The last rings may be for nobody.
+            // The last host functions may have no waiter.
             let may_be_right = execution == "@host";
             assert!(may_be_right || matches!(end, End::Failed(_)), "{execution} {nth}: {end:?}");
         }
@@ -160,7 +160,7 @@ async fn executions_hang() {
     let fake = machine();
     for (execution, nth) in EXECUTIONS.into_iter().flat_map(|execution| [(execution, 2), (execution, 8)]) {
         let end = transfer(&fake, Fault::once(execution, nth, Effect::Hang), Way::Engines).await;
-        // A lost ring is no loss: the engine asks. A copy that does not end is an error in time.
+        // The engine polls if a host function is lost. A copy that hangs fails by its timeout.
         let right = matches!(end, End::Right);
         assert_eq!(right, execution == "@host", "{execution} {nth}: {end:?}");
         assert!(!matches!(end, End::GivenUp), "{execution} {nth}");
@@ -178,12 +178,12 @@ async fn calls_hang() {
     }
 }
 
-/// What `CudaEngine::open` asks of the driver before there is a thread that could be waited for with a deadline.
+/// The functions that `CudaEngine::open` calls on the caller's thread, where they cannot have a deadline.
 fn asked_on_the_callers_thread(function: &str) -> bool {
     function == "cuInit" || function == "cuDriverGetVersion" || function.starts_with("cuDevice")
 }
 
-/// Which functions a transfer calls when nothing fails, and how often.
+/// The functions that a transfer calls when nothing fails, with counts.
 async fn calls_of_a_clean_transfer(fake: &Turn, way: Way) -> BTreeMap<String, u64> {
     fake.reset_with(2, 64 << 20);
     let mut engines = Vec::new();
@@ -198,7 +198,7 @@ async fn calls_of_a_clean_transfer(fake: &Turn, way: Way) -> BTreeMap<String, u6
     fake.calls()
 }
 
-/// One transfer on a new machine with one fault, and everything that has to be so afterwards.
+/// Runs one transfer on a new machine with one fault, and checks everything that must hold afterwards.
 async fn transfer(fake: &Turn, fault: Fault, way: Way) -> End {
     fake.reset_with(2, 64 << 20);
     fake.fault(&fault);
@@ -207,13 +207,13 @@ async fn transfer(fake: &Turn, fault: Fault, way: Way) -> End {
     let patience = if hangs_in_a_call(&fault) { Duration::from_secs(1) } else { DEADLINE };
     let end = match timeout(patience, way.go(&mut engines)).await {
         Ok(Ok(bytes)) => {
-            assert!(bytes == pattern(LEN), "{fault}: what came is not what was sent");
+            assert!(bytes == pattern(LEN), "{fault}: the received bytes differ");
             End::Right
         }
         Ok(Err(failure)) => {
-            // Behind a copy that hangs, others wait, until the engine gives up the device.
+            // Copies behind one that hangs wait until the engine declares the device failed.
             assert!(fault.effect == Effect::Hang || !failure.is::<NothingCame>(), "{fault}: {failure}");
-            // Its owner must not free what the driver has not closed.
+            // Memory that the driver has not closed must not be returned to its owner.
             assert!(!failure.is::<NotBack>() || closes_what_is_anothers(&fault), "{fault}: {failure}");
             End::Failed(failure)
         }
@@ -232,7 +232,7 @@ async fn transfer(fake: &Turn, fault: Fault, way: Way) -> End {
     end
 }
 
-/// Says which fault it was, if the test fails.
+/// Prints the fault if the test fails.
 struct Named<'a>(&'a Fault);
 
 impl Drop for Named<'_> {
@@ -247,7 +247,7 @@ fn hangs_in_a_call(fault: &Fault) -> bool {
     fault.effect == Effect::Hang && !fault.what.starts_with('@')
 }
 
-/// Nothing may be left but what the engine said, and nothing may have been done that no program may do.
+/// Checks that nothing remains except what the engine reported, and that there was no violation.
 async fn check_what_is_left(
     fake: &Turn,
     fault: &Fault,
@@ -271,7 +271,8 @@ fn closes_what_is_anothers(fault: &Fault) -> bool {
     ["cuIpcCloseMemHandle", "cuMemUnmap"].contains(&fault.what.as_str())
 }
 
-/// Calls that give something back: what they refuse to take back is left, and counts as such nowhere but here.
+/// Whether a fault is in a call that releases something: what the call fails to release is not in the engine's
+/// statistics.
 fn keeps_what_it_cannot_destroy(fault: &Fault) -> bool {
     ["Destroy", "Release", "Free", "Unregister", "Query", "Unmap", "Close"]
         .iter()

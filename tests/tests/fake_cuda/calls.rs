@@ -1,4 +1,4 @@
-//! CUDA's calls as these tests make them, with as little in between as goes.
+//! Thin wrappers of CUDA's calls for these tests.
 
 use std::{
     ffi::c_void,
@@ -24,7 +24,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// A function of the driver by its name, if it is there. `F` is how CUDA's header declares it.
+/// A driver function by name, if it exists. `F` is its type in CUDA's header.
 pub(crate) fn function<F: Copy>(name: &str) -> Option<F> {
     // SAFETY: it loads a library, which the tests are about.
     let library = unsafe { sys::culib() };
@@ -52,20 +52,20 @@ impl Current {
 
 impl Drop for Current {
     fn drop(&mut self) {
-        // Tests end contexts that are spoilt or gone already.
+        // Some tests have corrupted or destroyed the context already.
         let _: Answer = call!(cuDevicePrimaryCtxRelease_v2(self.device));
         let _: Answer = call!(cuCtxSetCurrent(ptr::null_mut()));
     }
 }
 
-/// A stream that waits for no default stream.
+/// A non-blocking stream.
 pub(crate) fn stream() -> CUstream {
     let mut stream = ptr::null_mut();
     call!(cuStreamCreate(&raw mut stream, 1)).expect("a stream can be made");
     stream
 }
 
-/// A stream that waits for the legacy default stream.
+/// A blocking stream: it and the legacy default stream wait for each other.
 pub(crate) fn blocking_stream() -> CUstream {
     let mut stream = ptr::null_mut();
     call!(cuStreamCreate(&raw mut stream, 0)).expect("a stream can be made");
@@ -78,7 +78,7 @@ pub(crate) fn event() -> CUevent {
     event
 }
 
-/// An event with what a stream has now.
+/// An event that records a stream's current work.
 pub(crate) fn recorded(stream: CUstream) -> CUevent {
     let event = event();
     call!(cuEventRecord(event, stream)).expect("an event can be recorded");
@@ -92,11 +92,11 @@ pub(crate) fn device_memory(bytes: usize) -> u64 {
     address
 }
 
-/// Device memory, full of one value.
+/// Device memory, filled with one value.
 pub(crate) fn device_memory_of(value: u8, bytes: usize) -> u64 {
     let address = device_memory(bytes);
     call!(cuMemsetD8_v2(address, value, bytes)).expect("device memory can be filled");
-    call!(cuCtxSynchronize()).expect("the device gets done");
+    call!(cuCtxSynchronize()).expect("the device completes its work");
     address
 }
 
@@ -120,7 +120,7 @@ impl PageLocked {
         self.start.cast()
     }
 
-    /// What is in it now. A test asks when nothing writes, or to see that something does.
+    /// Its current contents. A copy may write to it meanwhile, which some tests observe.
     pub(crate) fn read(&self) -> Vec<u8> {
         // SAFETY: it is so long, and the driver's threads are the only ones that could write.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }.to_vec()
@@ -131,7 +131,7 @@ impl PageLocked {
     }
 }
 
-/// Something in a stream that waits until the test lets it go on. Real drivers have it too: it is a host function.
+/// Blocks a stream until the test lifts it: a host function, which works on real drivers too.
 pub(crate) struct Block(Sender<()>);
 
 impl Block {
@@ -141,14 +141,14 @@ impl Block {
         Self(sender)
     }
 
-    /// Lets the stream go on.
+    /// Unblocks the stream.
     pub(crate) fn lift(self) {
         drop(self.0);
     }
 }
 
 fn wait_for(sender_gone: &Receiver<()>) {
-    assert!(sender_gone.recv().is_err(), "nobody sends, and a block is lifted by its end");
+    assert!(sender_gone.recv().is_err(), "a block is lifted by dropping its sender");
 }
 
 /// Runs a function in a stream.

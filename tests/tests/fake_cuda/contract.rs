@@ -1,4 +1,4 @@
-//! What CUDA's documentation promises, and all of our code relies on.
+//! The promises of CUDA's documentation that our code relies on.
 
 use std::{
     env,
@@ -24,13 +24,13 @@ use crate::calls::{
 const MIB: usize = 1 << 20;
 const NOT_READY: Answer = Err(CUresult::CUDA_ERROR_NOT_READY);
 
-/// The fake driver, or, if it is asked for, the real one. Then there is nothing to take turns with.
+/// Exclusive use of the fake driver; `None` if `CUDA_CONTRACT=real` selects the real one.
 fn driver() -> Option<Turn> {
     let real = env::var_os("CUDA_CONTRACT").is_some_and(|which| which == "real");
     (!real).then(|| fake_cuda::load().exclusive())
 }
 
-/// Frees what a test had, and demands that the fake driver saw nothing wrong.
+/// Frees a test's objects, and checks that the fake driver reports no violation.
 fn clean_up(driver: Option<&Turn>, end: impl FnOnce()) {
     end();
     if let Some(fake) = driver {
@@ -39,7 +39,7 @@ fn clean_up(driver: Option<&Turn>, end: impl FnOnce()) {
 }
 
 #[test]
-fn a_device_says_what_it_is() {
+fn a_device_reports_its_attributes() {
     let _driver = driver();
     let current = Current::new(0);
     let (mut devices, mut version, mut total_bytes, mut free_bytes, mut total_again) = (0, 0, 0, 0, 0);
@@ -64,7 +64,7 @@ fn a_device_says_what_it_is() {
 }
 
 #[test]
-fn bytes_go_there_and_back() {
+fn bytes_survive_a_round_trip() {
     let driver = driver();
     let _current = Current::new(0);
     let stream = stream();
@@ -91,7 +91,7 @@ fn ordinary_memory_may_be_used_again_when_the_call_returns() {
     let mut bytes = vec![0x33_u8; MIB];
     call!(cuMemcpyHtoDAsync_v2(memory, bytes.as_ptr().cast(), MIB, stream)).unwrap();
     bytes.fill(0);
-    // Synchronous copies go through the default stream, which knows nothing of ours.
+    // Synchronous copies use the default stream, which does not wait for this one.
     call!(cuStreamSynchronize(stream)).unwrap();
     call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, MIB)).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0x33));
@@ -121,7 +121,7 @@ fn registered_memory_is_page_locked_and_stays_its_owners() {
     assert_eq!(
         call!(cuStreamQuery(stream)),
         NOT_READY,
-        "the call did not wait for what is in front of the copy"
+        "the call did not wait for earlier work of the stream"
     );
     block.lift();
     call!(cuStreamSynchronize(stream)).unwrap();
@@ -157,7 +157,7 @@ fn copies_of_page_locked_memory_do_not_wait() {
 }
 
 #[test]
-fn what_is_copied_must_be_there() {
+fn invalid_ranges_and_sizes_are_refused() {
     let driver = driver();
     let _current = Current::new(0);
     let memory = device_memory(MIB);
@@ -181,7 +181,7 @@ fn an_event_is_complete_until_it_is_recorded_and_waits_for_what_was_there_then()
     let block = Block::in_stream(first);
     call!(cuEventRecord(event, first)).unwrap();
     call!(cuStreamWaitEvent(second, event, 0)).unwrap();
-    // A wait is for the record that it saw, even if the event is recorded again, or destroyed.
+    // A wait refers to the latest record at that time, even if the event is recorded again or destroyed.
     let later = Block::in_stream(first);
     call!(cuEventRecord(event, first)).unwrap();
     call!(cuEventDestroy_v2(event)).unwrap();
@@ -305,7 +305,7 @@ fn a_thread_has_the_context_that_it_was_given() {
 }
 
 #[test]
-fn pointers_are_known() {
+fn pointer_attributes() {
     let driver = driver();
     let _current = Current::new(0);
     let (memory, host) = (device_memory(MIB), PageLocked::new(0, MIB));
@@ -373,7 +373,7 @@ fn times_between_events_are_measured() {
     });
 }
 
-/// The older of two functions, which all drivers have; cudarc has the newer one, which came with CUDA 12.8.
+/// The older of two functions, which all drivers have; cudarc binds the newer one of CUDA 12.8.
 fn elapsed(elapsed_ms: &mut f32, begin: sys::CUevent, end: sys::CUevent) -> Answer {
     type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
     let function = function::<Elapsed>("cuEventElapsedTime").expect("all drivers have it");

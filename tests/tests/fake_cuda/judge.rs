@@ -1,4 +1,4 @@
-//! What the fake driver does on top of CUDA: it makes things fail and hang, holds copies back, and sees what is wrong.
+//! The fake driver's additions to CUDA: injected failures and hangs, held copies, and reported violations.
 
 use std::{
     ptr,
@@ -24,7 +24,7 @@ fn fake() -> Turn {
     fake_cuda::load().exclusive()
 }
 
-/// That there was exactly one violation, and what it says.
+/// Checks that there was exactly one violation, whose text contains `words`.
 fn assert_violation(fake: &Turn, words: &str) {
     let violations = fake.violations();
     assert!(violations.len() == 1 && violations[0].contains(words), "{violations:?} is not {words:?}");
@@ -38,7 +38,7 @@ fn torn_copies_can_be_seen() {
     let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
     let gate = fake.hold(0, Direction::DeviceToHost);
     call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
-    assert!(host.read().iter().all(|byte| *byte == 0xA5), "the old bytes are gone, the new not there");
+    assert!(host.read().iter().all(|byte| *byte == 0xA5), "old bytes gone, new ones not yet there");
     fake.set_gbps(0.0, 0.01);
     drop(gate);
     fake.until("a piece has come", |_| host.read()[0] == 2);
@@ -58,15 +58,15 @@ fn fresh_device_memory_is_not_zero() {
 }
 
 #[test]
-fn a_gate_counts_what_waits_and_lets_go_what_it_is_told() {
+fn a_gate_counts_waiting_copies_and_lets_some_pass() {
     let fake = fake();
     let _current = Current::new(0);
     let (first, second) = (stream(), stream());
     let (host, memory) = (PageLocked::new(0, 4 * MIB), device_memory_of(7, MIB));
     let gate = fake.hold(0, Direction::DeviceToHost);
     for (number, stream) in [first, second, first, second].into_iter().enumerate() {
-        let place = host.start.wrapping_add(number * MIB).cast();
-        call!(cuMemcpyDtoHAsync_v2(place, memory, MIB, stream)).unwrap();
+        let to = host.start.wrapping_add(number * MIB).cast();
+        call!(cuMemcpyDtoHAsync_v2(to, memory, MIB, stream)).unwrap();
     }
     gate.until_waiting(4);
     gate.pass(1);
@@ -230,7 +230,7 @@ fn the_last_release_ends_the_context_and_must_not_find_copies() {
 }
 
 #[test]
-fn somebody_else_may_end_a_context() {
+fn a_context_destroyed_elsewhere_fails_calls() {
     let fake = fake();
     let _current = Current::new(0);
     let stream = stream();
@@ -255,14 +255,14 @@ fn devices_have_memory_of_their_own() {
     assert_eq!(
         call!(cuMemcpyDtoH_v2(host.address(), memory, MIB)),
         Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-        "a context copies memory of its own device alone"
+        "a context copies memory of its own device only"
     );
     fake.fail_device(0, LAUNCH_FAILED);
     call!(cuMemcpyDtoH_v2(host.address(), other, MIB)).unwrap();
 }
 
 #[test]
-fn threads_of_before_a_reset_harm_nobody_after_it() {
+fn threads_from_before_a_reset_do_not_affect_later_ones() {
     let fake = fake();
     let before = Current::new(0);
     let stream = stream();
@@ -271,7 +271,7 @@ fn threads_of_before_a_reset_harm_nobody_after_it() {
     call!(cuMemcpyHtoDAsync_v2(memory, host.address(), MIB, stream)).unwrap();
     fake.reset();
     assert_eq!(call!(cuStreamSynchronize(stream)), Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED));
-    assert_eq!(host.read()[0], 1, "what was page-locked is still mapped");
+    assert_eq!(host.read()[0], 1, "page-locked memory is still mapped");
     let now = thread::spawn(|| {
         let _current = Current::new(0);
         device_memory(100);

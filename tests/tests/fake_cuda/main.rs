@@ -1,9 +1,9 @@
-//! The fake CUDA driver is what CUDA's documentation describes, and a judge besides.
+//! Tests of the fake CUDA driver: it follows CUDA's documentation and reports illegal uses.
 //!
-//! `contract` is about the first: it asks only what every driver has to answer alike. With `CUDA_CONTRACT=real` it runs
-//! on the driver of the machine instead, and that is how the fake one is held to the truth. `judge` and `pickup` are
-//! about what the fake one has on top: faults, gates, violations, and that nobody gets it by mistake. `sharing` is about
-//! memory that several processes have, on the fake driver alone: the real one's rules of that are only read so far.
+//! `contract` tests only behaviour that every driver must have. With `CUDA_CONTRACT=real` it runs on the machine's own
+//! driver, which validates the fake one. `judge` and `pickup` test what the fake driver adds: faults, gates,
+//! violations, and protection from accidental use. `sharing` tests memory of several processes on the fake driver only:
+//! those rules come from documentation and were not yet tried on a real driver.
 
 mod calls;
 mod contract;

@@ -1,4 +1,4 @@
-//! Nobody gets the fake driver by mistake, and whoever is to get it does.
+//! Programs get the fake driver if a test arranges it, and never by mistake.
 
 use std::{env, fs, process::Command};
 
@@ -7,7 +7,7 @@ use tensor_relay_tests::fake_cuda::{self, Installed, Library, SYMBOLS};
 
 use crate::calls::{Current, function};
 
-/// The child's part of the tests below: says what it finds, in words, and ends.
+/// Marks the child process of the tests below, which prints what it finds and exits.
 const CHILD: &str = "FAKE_CUDA_CHILD";
 
 #[test]
@@ -15,7 +15,7 @@ fn child() {
     if env::var_os(CHILD).is_none() {
         return;
     }
-    // SAFETY: it looks whether a library can be loaded.
+    // SAFETY: it checks whether a library can be loaded.
     let present = unsafe { sys::is_culib_present() };
     if !present {
         println!("found: nothing");
@@ -33,7 +33,7 @@ fn child() {
     }
 }
 
-/// What a process finds that was started with this environment.
+/// What a process with this environment finds.
 fn found_by_child(installed: &Installed, without: Option<&str>) -> String {
     let mut command = Command::new(env::current_exe().expect("a test knows its executable"));
     command
@@ -52,7 +52,7 @@ fn found_by_child(installed: &Installed, without: Option<&str>) -> String {
 }
 
 #[test]
-fn a_child_gets_it_when_it_may_and_reports() {
+fn an_allowed_child_finds_the_driver_and_reports() {
     let installed = Installed::new(Library::Fake);
     assert_eq!(found_by_child(&installed, None), "0");
     let report = installed.report();
@@ -61,28 +61,28 @@ fn a_child_gets_it_when_it_may_and_reports() {
 }
 
 #[test]
-fn it_has_no_device_for_those_who_did_not_ask() {
+fn there_is_no_device_unless_it_is_allowed() {
     let installed = Installed::new(Library::Fake);
     assert_eq!(found_by_child(&installed, Some("TENSOR_RELAY_FAKE_CUDA")), "100");
     assert_eq!(installed.report().processes, 0);
 }
 
 #[test]
-fn broken_libraries_are_as_broken_as_they_say() {
+fn broken_libraries_are_broken_as_described() {
     assert_eq!(found_by_child(&Installed::new(Library::Stub), None), "34");
     assert_eq!(found_by_child(&Installed::new(Library::TooOld), None), "0");
     assert_eq!(found_by_child(&Installed::new(Library::Empty), None), "no cuInit");
 }
 
-/// The name of the file is what others search for, and the name inside is what loaders compare.
+/// Programs search for the file name; loaders compare the soname inside.
 #[test]
 fn its_file_has_another_name_than_the_driver() {
     let library = fake_cuda::library();
     assert_eq!(library.file_name().unwrap(), "libfake_cuda.so");
     let bytes = fs::read(&library).unwrap();
     let has = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);
-    assert!(has(b"\0libcuda.so\0"), "whoever has loaded it has loaded libcuda.so");
-    assert!(has(b"Fake CUDA device, for tests only"), "its devices say what they are");
+    assert!(has(b"\0libcuda.so\0"), "its soname is libcuda.so");
+    assert!(has(b"Fake CUDA device, for tests only"), "its device names say that they are fake");
 }
 
 #[test]

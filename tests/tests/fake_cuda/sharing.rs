@@ -1,4 +1,4 @@
-//! How processes share memory of a device: what CUDA's documentation promises of that, and what the fake driver judges.
+//! Device memory shared between processes: the promises of CUDA's documentation, and the violations that are reported.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -82,8 +82,8 @@ fn physical(bytes: usize, shareable: CUmemAllocationHandleType) -> Answer<u64> {
 
 fn descriptor_of(handle: u64) -> Answer<OwnedFd> {
     let mut fd = -1;
-    let place: *mut i32 = &raw mut fd;
-    call!(cuMemExportToShareableHandle(place.cast(), handle, FILE_DESCRIPTOR, 0))?;
+    let to: *mut i32 = &raw mut fd;
+    call!(cuMemExportToShareableHandle(to.cast(), handle, FILE_DESCRIPTOR, 0))?;
     // SAFETY: the driver has opened it for this test.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -94,7 +94,7 @@ fn import(fd: i32) -> Answer<u64> {
     call!(cuMemImportFromShareableHandle(&raw mut handle, number, FILE_DESCRIPTOR)).map(|()| handle)
 }
 
-/// Maps physical memory, for the device to read and write.
+/// Maps physical memory, readable and writable by the device.
 fn mapped(handle: u64, bytes: usize) -> u64 {
     let mut address = 0;
     call!(cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0)).unwrap();
@@ -124,7 +124,7 @@ fn a_device_has_one_name_in_all_processes() {
     assert_ne!(name(0).unwrap(), second);
     assert_eq!(name(2), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
     fake.set_first_device(1);
-    assert_eq!(name(0).unwrap(), second, "CUDA_VISIBLE_DEVICES changes numbers and no names");
+    assert_eq!(name(0).unwrap(), second, "CUDA_VISIBLE_DEVICES changes numbers, but not names");
 }
 
 #[test]
@@ -212,7 +212,6 @@ fn what_cannot_be_mapped_or_shared_is_refused() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// What no program may do.
 #[test]
 fn mistakes_with_mappings_are_violations() {
     let fake = fake();
@@ -222,10 +221,10 @@ fn mistakes_with_mappings_are_violations() {
     let address = mapped(handle, bytes);
     for (mistake, words) in [
         (call!(cuMemFree_v2(address)), "which is not the address of device memory"),
-        (call!(cuIpcCloseMemHandle(address)), "where nothing was opened"),
+        (call!(cuIpcCloseMemHandle(address)), "but was not opened"),
         (call!(cuMemAddressFree(address, bytes)), "that are mapped"),
-        (call!(cuMemUnmap(address, 2 * bytes)), "were not mapped so"),
-        (call!(cuMemRelease(handle + 1)), "is none"),
+        (call!(cuMemUnmap(address, 2 * bytes)), "but were not mapped as one range"),
+        (call!(cuMemRelease(handle + 1)), "an invalid handle"),
     ] {
         assert_eq!(mistake, INVALID_VALUE);
         let violations = fake.violations();
@@ -239,7 +238,7 @@ fn mistakes_with_mappings_are_violations() {
 const ROLE: &str = "FAKE_CUDA_OPENS";
 const SAYS: &str = "the other says: ";
 
-/// The other process: opens the handles that it is told, twice, and says what it reads; then closes them at the next line.
+/// The other process: opens a handle from stdin twice and prints what it reads; then closes it after the next line.
 #[test]
 fn other() {
     if env::var_os(ROLE).is_none() {
@@ -275,7 +274,7 @@ struct Other {
 }
 
 impl Other {
-    /// Starts it with a handle, and gives what it says.
+    /// Starts the process with a handle, and returns its answer.
     fn opens(handle: CUipcMemHandle) -> (Self, String) {
         let installed = Installed::new(Library::Fake);
         let mut command = Command::new(env::current_exe().unwrap());
@@ -299,7 +298,7 @@ impl Other {
         (Self { process, tell, says, installed }, said)
     }
 
-    /// Lets it close what it has open, and end. Gives the violations of its own driver.
+    /// Lets the process close the handle and exit. Returns the violations of its driver.
     fn closes(mut self) -> Vec<String> {
         writeln!(self.tell).unwrap();
         while self.says.read_line(&mut String::new()).unwrap() > 0 {}
@@ -315,7 +314,7 @@ fn two_processes_have_the_same_bytes() {
     let memory = device_memory_of(0x42, MIB);
     let (other, said) = Other::opens(ipc_handle(memory).unwrap());
     assert_eq!(said, "true");
-    assert_eq!(read(memory, 2), [0x99, 0x42], "what the other writes is there");
+    assert_eq!(read(memory, 2), [0x99, 0x42], "the other's write is visible");
     let violations = other.closes();
     assert!(violations.len() == 1 && violations[0].contains("closed twice"), "{violations:?}");
     call!(cuMemFree_v2(memory)).unwrap();
@@ -337,6 +336,6 @@ fn what_another_process_has_open_must_not_be_freed() {
     );
     drop(other.closes());
     let (mut late, said) = Other::opens(handle);
-    assert_eq!(said, "CUDA_ERROR_INVALID_VALUE", "a handle of what was freed opens nothing");
+    assert_eq!(said, "CUDA_ERROR_INVALID_VALUE", "a handle of freed memory cannot be opened");
     assert!(late.process.wait().unwrap().success());
 }

@@ -1,16 +1,16 @@
-//! Chunks as they may be: of every dtype and length, of all that codecs like and dislike.
+//! Random chunks of every dtype and length, with compressible and incompressible content.
 
 use rand::{Rng, RngExt};
 use tensor_relay_protocol::{CodecId, Context, Dtype, codec};
 
-/// The longest chunk but for one in ten: long enough for several blocks of short elements.
+/// The maximum length of nine chunks in ten: long enough for several blocks of short elements.
 const BYTES_MAX: usize = 40_000;
 
-/// The longest chunk of all: several blocks of long elements too. Encodings of more are of the same parts, and cost the
-/// time of many short ones.
+/// The maximum length of any chunk: several blocks of long elements too. Longer encodings have the same parts, and
+/// would take the time of many short ones.
 const LONG_BYTES_MAX: usize = 200_000;
 
-/// A chunk and the one that it may be coded against.
+/// A chunk and its base.
 pub(crate) struct Chunk {
     pub(crate) dtype: Dtype,
     pub(crate) base: Vec<u8>,
@@ -18,7 +18,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Any chunk: one in two is very short, one in ten may be long.
+    /// A random chunk: one in two is very short, one in ten may be long.
     pub(crate) fn random(dice: &mut impl Rng) -> Self {
         let dtype = Dtype::ALL[dice.random_range(0..Dtype::ALL.len())];
         let len_max = match dice.random_range(0..10) {
@@ -32,7 +32,7 @@ impl Chunk {
         Self { dtype, base, raw }
     }
 
-    /// What `id` makes of it, unless it makes nothing.
+    /// The encoding by the codec `id`, if the codec encodes it.
     pub(crate) fn encode(&self, id: CodecId) -> Option<Vec<u8>> {
         let mut out = vec![0; self.raw.len() + 1000];
         let context = Context { dtype: self.dtype, base: Some(&self.base) };
@@ -60,7 +60,7 @@ fn weights(dice: &mut impl Rng, len: usize) -> Vec<u8> {
     (0..len.div_ceil(4)).flat_map(|_| weight().to_le_bytes()).take(len).collect()
 }
 
-/// A base from which `raw` may have come: with few changes, with many, or with nothing in common.
+/// A base of `raw` with few or many changed bytes.
 fn base_of(dice: &mut impl Rng, raw: &[u8]) -> Vec<u8> {
     let mut base = raw.to_vec();
     let one_in = [8, 100, 3000][dice.random_range(0..3)];

@@ -1,14 +1,14 @@
-//! One attempt to decode bytes, and what must be true of it whatever the bytes are.
+//! One attempt to decode arbitrary bytes, with the properties that must hold.
 //!
-//! `tests/fuzz` includes this file, so that it uses nothing but the protocol.
+//! `tests/fuzz` includes this file, so it depends on the protocol only.
 
 use tensor_relay_protocol::{BitPlanesOn, Codec, CodecId, CodecPath, Context, DecodeError, Dtype, codec};
 
-/// The bytes on both sides of a chunk that is decoded, which must stay as they are.
+/// The guard bytes on both sides of a decoded chunk, which must not change.
 const GUARD_BYTES: usize = 64;
 const GUARD: u8 = 0x5a;
 
-/// What a receiver has when a chunk came.
+/// The inputs of a receiver's decoder.
 pub(crate) struct Attempt<'a> {
     pub(crate) codec: CodecId,
     pub(crate) dtype: Dtype,
@@ -18,12 +18,12 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Decodes twice, into memory and beside bytes of different content, and holds both against each other; and once more
-    /// by each other set of instructions that this processor has.
+    /// Decodes twice, with different initial memory and different bytes after the input, and once with each other
+    /// instruction set of this processor. All results must agree.
     ///
     /// # Panics
-    /// When a byte outside the chunk was written, when one inside was not though the decoder said that all is well, when
-    /// the outcome depends on what lies in memory behind the encoded bytes, and when sets of instructions differ.
+    /// If a byte outside the chunk was written, if a byte inside was not although decoding succeeded, if the outcome
+    /// depends on memory after the encoded bytes, or if instruction sets differ.
     pub(crate) fn run(&self) -> Result<Vec<u8>, DecodeError> {
         let usual = codec(self.codec);
         let (first, second) = (self.decode_over(0x00, usual), self.decode_over(0xff, usual));
@@ -35,13 +35,13 @@ impl Attempt<'_> {
         first
     }
 
-    /// The paths that are not taken when nobody asks for one, of the codec that has several.
+    /// The instruction sets other than the default, for the codec that has several.
     fn other_paths(&self) -> impl Iterator<Item = CodecPath> {
         let has_several = self.codec == CodecId::BitPlanes;
         CodecPath::all().skip(1).filter(move |_| has_several)
     }
 
-    /// Decodes where everything that `decoder` has to write, and what lies behind its input, is `fill`.
+    /// Decodes into memory filled with `fill`, with bytes of `fill` after the input.
     fn decode_over(&self, fill: u8, decoder: &dyn Codec) -> Result<Vec<u8>, DecodeError> {
         let input = [self.encoded, &[fill; GUARD_BYTES]].concat();
         let mut memory = vec![GUARD; self.raw_bytes + 2 * GUARD_BYTES];
@@ -65,8 +65,8 @@ impl Attempt<'_> {
     }
 }
 
-/// Makes an attempt of any bytes: the first four say the dtype, whether there is a base, and the length of the chunk; the
-/// others are the encoding. For fuzzers that look for bytes by themselves.
+/// Derives an attempt from arbitrary bytes: the first four select the dtype, the base and the length of the chunk; the
+/// rest is the encoding. For fuzzers that generate their own bytes.
 pub(crate) fn decode_any(codec: CodecId, data: &[u8]) {
     let Some(([dtype, base, low, high], encoded)) = data.split_first_chunk() else { return };
     let raw_bytes = usize::from(u16::from_le_bytes([*low, *high]));

@@ -1,12 +1,12 @@
-//! Goal: whatever bytes come as a chunk, a decoder gives the chunk or an error. It neither panics nor writes outside the
-//! chunk, says that all is well only if it wrote every byte, and takes no memory by what the bytes claim.
+//! Goal: for any bytes, a decoder gives a chunk or an error. It neither panics nor writes outside the chunk, succeeds
+//! only if it wrote every byte, and allocates no memory by lengths that the bytes claim.
 //!
-//! Method: encodings of random chunks, by every codec that there is, are changed as a hostile sender may change them
-//! ([`mutation`]) and decoded with guards around ([`decoder`]). All of it follows from a seed and the number of the case.
+//! Method: encodings of random chunks by every codec are mutated as by a hostile sender ([`mutation`]) and decoded
+//! between guard bytes ([`decoder`]). Everything is derived from a seed and a case number.
 //!
-//! A run is short unless told otherwise: `TENSOR_RELAY_FUZZ_SECONDS=600` spends so much time on each decoder, in new
-//! cases if `TENSOR_RELAY_FUZZ_SEED` is new. A failure prints both numbers; `TENSOR_RELAY_FUZZ_CASE` begins there.
-//! `tests/fuzz` has the same checks for `cargo fuzz`, which sees what code its bytes reach, and needs a nightly Rust.
+//! Runs are short by default: `TENSOR_RELAY_FUZZ_SECONDS=600` spends that time on each decoder, with new cases if
+//! `TENSOR_RELAY_FUZZ_SEED` is new. A failure prints the seed and the case; `TENSOR_RELAY_FUZZ_CASE` starts at that
+//! case. `tests/fuzz` has the same checks for `cargo fuzz`, which is guided by coverage and needs nightly Rust.
 
 mod chunk;
 mod decoder;
@@ -32,13 +32,13 @@ use tensor_relay_protocol::{CodecId, DecodeError};
 /// The cases of a short run, for each decoder: a few seconds in a debug build.
 const CASES: u64 = 1000;
 
-/// The attempts with one chunk.
+/// The number of mutations per chunk.
 const ATTEMPTS: usize = 32;
 
-/// What a whole run may take more than before it. Chunks are short, and what a decoder keeps is about as long as one.
+/// The most memory that a whole run may add. Chunks are short, and a decoder's memory is about the size of a chunk.
 const MEMORY_BYTES_MAX: u64 = 64 << 20;
 
-/// Each decoder on a thread of its own, all at once.
+/// Runs all decoders at once, each on a thread of its own.
 #[test]
 fn decoders_survive_any_bytes() {
     let before = memory::peak_bytes();
@@ -52,7 +52,7 @@ fn decoders_survive_any_bytes() {
     assert!(taken < MEMORY_BYTES_MAX, "{taken} bytes were taken, for chunks of a few thousand");
 }
 
-/// How attempts ended.
+/// Counts of outcomes.
 #[derive(Debug, Default)]
 struct Tally {
     cases: u64,
@@ -109,7 +109,8 @@ fn run_case(id: CodecId, seed: u64, case: u64, tally: &mut Tally) {
     }
 }
 
-/// Decodes `encoded` like `whole`; one time in ten each the chunk has another length, or the base is missing or short.
+/// Decodes `encoded` like `whole`. In a tenth of the cases each, the length is wrong, the base is missing, or it is
+/// short.
 fn attempt_otherwise(
     dice: &mut impl Rng,
     whole: &Attempt<'_>,

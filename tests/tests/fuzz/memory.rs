@@ -1,8 +1,8 @@
-//! How much memory this process took at most.
+//! The peak memory of this process.
 
 use std::fs;
 
-/// The most memory that this process ever had, as Linux counts it. 0 elsewhere, where nothing is checked by it.
+/// The peak resident memory of this process. 0 on systems other than Linux, where it checks nothing.
 pub(crate) fn peak_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

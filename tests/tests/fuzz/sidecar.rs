@@ -1,7 +1,7 @@
-//! Goal: whatever bytes come over a producer's socket, they are a message that keeps the rules, or an error.
+//! Goal: any bytes on a producer's socket decode to a valid message or to an error.
 //!
-//! Method: messages that hold all that messages can hold are changed as a hostile process may change them, and read by both
-//! ends. What could be read is written and read again: it must come back as itself.
+//! Method: random messages of every kind are mutated as by a hostile process, and decoded by both peers. Whatever
+//! decodes must be equal after encoding and decoding it again.
 
 use crate::mutation::mutate;
 use rand::{Rng, RngExt, SeedableRng};
@@ -15,7 +15,7 @@ use tensor_relay_protocol::{
     },
 };
 
-/// How many changed messages are read: a second in a debug build.
+/// The number of mutated messages: a second in a debug build.
 const CASES: u64 = 20_000;
 
 #[test]
@@ -38,7 +38,7 @@ fn messages_of_producers_survive_any_bytes() {
     assert!(read > 0 && refused > 0, "some are messages, and some are not: {read} and {refused}");
 }
 
-/// Whether `bytes` are a message; if so, checks that it comes back as itself.
+/// Whether `bytes` decode to a message; if so, checks that it survives encoding and decoding.
 fn check<M: Clone + PartialEq + std::fmt::Debug>(
     bytes: &[u8],
     decode: impl Fn(&[u8]) -> Result<M, MessageError>,

@@ -1,4 +1,5 @@
-//! Who shows nothing that lets it in hears nothing; and who may come in learns nothing of what is not its own.
+//! Access control: a client without a valid credential gets no answer, and one with a credential learns nothing beyond
+//! its grants.
 
 use crate::raw::{Peer, client_tls, connect_by, hello};
 use rustls::{
@@ -27,7 +28,7 @@ fn granting(topics: &str, verbs: impl IntoIterator<Item = Verb>) -> Token {
     sealed(3, vec![Grant { topics: Glob::new(topics).unwrap(), verbs: Verbs::of(verbs) }])
 }
 
-/// Everything that could be shown and proves nothing.
+/// Invalid credentials of every kind.
 fn worthless() -> Vec<Option<Token>> {
     let good = granting("**", Verb::ALL);
     let claims = good.read_unproven().unwrap();
@@ -49,10 +50,10 @@ fn worthless() -> Vec<Option<Token>> {
     ]
 }
 
-/// Goal: not one byte of a server's own comes back to who proves nothing, whatever it asks for, and nobody learns why.
-/// Method: each worthless token, followed at once by every question; a lane with a guessed grant.
+/// Goal: a client without a valid credential gets no data, whatever it requests, and no reason. Method: each worthless
+/// token, followed at once by every request; a lane with a guessed grant.
 #[test]
-fn who_proves_nothing_hears_nothing() {
+fn a_client_without_a_valid_token_gets_no_answer() {
     simulate(1, async |sim| {
         let access = Access::new(Rules { revoked: [TicketId([5; 8])].into(), ..rules() });
         let server = sim.server_with(access, server_config());
@@ -90,8 +91,8 @@ fn questions(name: &str) -> [ClientMessage; 3] {
     ]
 }
 
-/// Goal: a topic that may not be had looks the same whether it exists or not, in every way to ask.
-/// Method: tickets with each set of verbs for one topic; the answers for that one, for another, and for none.
+/// Goal: for every request, a forbidden topic looks the same whether it exists or not. Method: tickets with each set of
+/// verbs for one topic; the answers for that topic, for another, and for one that does not exist.
 #[test]
 fn what_is_not_granted_looks_as_if_it_did_not_exist() {
     simulate(2, async |sim| {
@@ -145,10 +146,10 @@ fn what_is_not_granted_looks_as_if_it_did_not_exist() {
     });
 }
 
-/// Goal: topics that appear later are told to those alone who may list them.
-/// Method: two watches of everything, of who may list some topics and of who may list none; topics of either kind appear.
+/// Goal: new topics are announced only to clients that may list them. Method: two watches of everything, by a client
+/// that may list some topics and by one that may list none; topics of either kind appear.
 #[test]
-fn what_appears_later_is_told_to_who_may_list_it() {
+fn new_topics_are_announced_to_clients_that_may_list_them() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let (mut some, mut none) = (Peer::client(&sim, 1).await, Peer::client(&sim, 2).await);
@@ -175,17 +176,17 @@ fn what_appears_later_is_told_to_who_may_list_it() {
         }
         assert_eq!(found, [topic("mine/a"), topic("mine/b")]);
         for (peer, listed) in [(&mut some, 2), (&mut none, 0)] {
-            peer.say_to_server(ClientMessage::List).await; // What was found before it is heard before it.
+            peer.say_to_server(ClientMessage::List).await; // `Found` of earlier topics arrives before the answer.
             let ServerMessage::Topics { topics, .. } = peer.hear_server().await else { panic!() };
             assert_eq!(topics.len(), listed);
         }
     });
 }
 
-/// Goal: who takes its answers slowly, or not at all, keeps no right for longer than others.
-/// Method: ask for long lists, read nothing, and lose the ticket; the session is gone well before its write deadline.
+/// Goal: a client that reads slowly or not at all loses its right as fast as others. Method: request long lists, read
+/// nothing, and revoke the ticket; the session ends well before its write deadline.
 #[test]
-fn who_does_not_read_is_cut_as_well() {
+fn a_client_that_does_not_read_is_closed_as_well() {
     simulate(4, async |sim| {
         let sender = watch::Sender::new(Arc::new(rules()));
         let server = sim.server_with(Access::following(sender.subscribe()), server_config());
@@ -212,8 +213,8 @@ fn who_does_not_read_is_cut_as_well() {
     });
 }
 
-/// Goal: nobody comes back on an old proof: a server gives nothing to resume a session with.
-/// Method: a client that would keep and use every session ticket connects twice, and is heard both times.
+/// Goal: no TLS session is resumed on an old proof: a server issues no session tickets. Method: a client that would
+/// store and use every session ticket connects twice, each time with a full handshake.
 #[test]
 fn no_session_is_resumed() {
     simulate(5, async |sim| {
@@ -232,7 +233,7 @@ fn no_session_is_resumed() {
     });
 }
 
-/// Keeps what sessions can be resumed with, and counts it.
+/// Stores and counts TLS session tickets.
 #[derive(Debug)]
 struct Kept {
     cache: ClientSessionMemoryCache,

@@ -1,7 +1,8 @@
-//! The matrix of access: everything that a client may show, over each transport, with every question that it may ask.
+//! The access matrix: every credential over each transport with every request.
 //!
-//! What is expected is a table of its own ([`credentials`]). The client is made of bytes, so whatever a server says is seen;
-//! who is refused must hear the close and not one byte else, and must not be able to tell what there is.
+//! The expected results are an independent table ([`credentials`]). The client works on raw bytes, so it sees
+//! everything that a server sends. A refused client must get the close and nothing else, and must not learn which
+//! topics exist.
 
 mod credentials;
 mod losses;
@@ -21,23 +22,23 @@ use tensor_relay_transport::Transport;
 use tokio::{sync::watch, time::sleep};
 use ways::{End, Guest, Heard, WAYS, Way};
 
-/// The topics of the server, and those that it has a while later.
+/// The initial topics of the server, and those that it publishes later.
 const TOPICS: [&str; 2] = ["mine/a", "other/a"];
 const LATER: [&str; 2] = ["mine/later", "other/later"];
 
-/// Long enough for every answer. A second, and those that a close takes.
+/// Long enough for every answer: a second, plus the time of a close.
 const A_WHILE: Duration = Duration::from_secs(3);
 
 const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
 const WATCH: WatchId = WatchId(1);
 
-/// One question of a client.
+/// One request of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ask {
     List,
     Watch,
     Subscribe(&'static str),
-    /// To join a session that there is, and one that there is not, as a further lane, with a grant that is a guess.
+    /// Join, as a further lane with a guessed grant, an existing session or one that does not exist.
     JoinGuessed,
     JoinNothing,
 }
@@ -83,7 +84,7 @@ impl Stage {
         self.publishers.push(publisher);
     }
 
-    /// A session of who may do everything.
+    /// A session with all rights.
     async fn bystander(&self, number: u8) -> (Guest, Welcome) {
         let guest = Guest::new(&self.sim, number, Way::Quic, None).await;
         let token = Some(credentials::sealed(credentials::claims(8, vec![])));
@@ -94,9 +95,8 @@ impl Stage {
     }
 }
 
-/// Goal: each cell of the matrix is as the table says, and who is refused hears its close alone.
-/// Method: each credential, transport and question in a connection of its own, at a server with topics; more topics appear a
-/// while later.
+/// Goal: each cell of the matrix is as the table says, and a refused client gets only its close. Method: each
+/// credential, transport and request in a connection of its own, to a server with topics; more topics appear later.
 #[test]
 fn every_credential_way_and_question() {
     let mut wrong = vec![];
@@ -110,9 +110,9 @@ fn every_credential_way_and_question() {
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Goal: who may not have a topic hears the same bytes whether or not it exists.
-/// Method: all credentials with no right to anything, at a server with topics and at one with none; and for each credential, the
-/// answers for topics that it is refused, of which some exist.
+/// Goal: a client without a right to a topic gets the same bytes whether or not the topic exists. Method: all
+/// credentials without rights, at a server with topics and at one without; for each credential, the answers for refused
+/// topics, some of which exist.
 #[test]
 fn what_is_refused_looks_the_same_whether_it_exists_or_not() {
     let mut wrong = vec![];
@@ -126,7 +126,7 @@ fn what_is_refused_looks_the_same_whether_it_exists_or_not() {
             let first = heard.next();
             if heard.any(|other| Some(other) != first) {
                 wrong.push(format!(
-                    "{} over {way:?}: topics that exist are refused otherwise",
+                    "{} over {way:?}: existing topics are refused differently",
                     credential.name
                 ));
             }
@@ -145,7 +145,7 @@ fn what_is_refused_looks_the_same_whether_it_exists_or_not() {
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// All that was heard but a greeting, which has random numbers in it.
+/// Everything that was heard except `Welcome`, which contains random numbers.
 fn behind_welcome(heard: &Heard) -> Heard {
     let greeting = match heard.frames().first() {
         Some(first) if matches!(heard.messages()[0], ServerMessage::Welcome(_)) => first.len(),
@@ -154,7 +154,7 @@ fn behind_welcome(heard: &Heard) -> Heard {
     Heard { control: heard.control[greeting..].to_vec(), ..heard.clone() }
 }
 
-/// What each question is answered with over each transport, each in a connection of its own.
+/// The answers to each request over each transport, each in a connection of its own.
 fn answers(credential: &Credential, with_topics: bool) -> Vec<((Way, Ask), Heard)> {
     simulate(1, async |sim| {
         let mut stage = Stage::new(sim, if with_topics { &TOPICS } else { &[] }).await;
@@ -198,7 +198,7 @@ fn words(credential: &Credential, ask: Ask, other: &Welcome) -> Vec<ClientMessag
     }
 }
 
-/// Whether who shows a credential of this worth sees a topic, and receives it.
+/// Whether a credential of this worth lists a topic, and receives it.
 fn has(worth: Worth, name: &str) -> (bool, bool) {
     let begins = |with: &[&str]| with.iter().any(|beginning| name.starts_with(beginning));
     match worth {
@@ -207,7 +207,7 @@ fn has(worth: Worth, name: &str) -> (bool, bool) {
     }
 }
 
-/// Whether an answer is what it should be.
+/// Checks an answer against the table.
 fn judge(worth: Worth, ask: Ask, heard: &Heard) -> Result<(), String> {
     let refusal = match (worth, ask) {
         (Worth::NoHandshake, _) => Some(End::Alert),
@@ -219,13 +219,11 @@ fn judge(worth: Worth, ask: Ask, heard: &Heard) -> Result<(), String> {
     };
     if let Some(end) = refusal {
         let is_good = heard.is_nothing() && heard.end.as_ref() == Some(&end);
-        return is_good
-            .then_some(())
-            .ok_or_else(|| format!("{end:?} and nothing else was due: {heard:?}"));
+        return is_good.then_some(()).ok_or_else(|| format!("expected only {end:?}: {heard:?}"));
     }
     let mut messages = heard.messages().into_iter();
     if !matches!(messages.next(), Some(ServerMessage::Welcome(_))) || heard.end.is_some() {
-        return Err(format!("a session was due: {heard:?}"));
+        return Err(format!("expected a session: {heard:?}"));
     }
     let said: Vec<_> = messages.collect();
     let is_good = match ask {

@@ -1,5 +1,5 @@
-//! Bases that were never granted, and those that are not what they are said to be. The client applies no delta to
-//! anything but what it said that it holds, and the server believes no client more than costs that client itself.
+//! Bases that were never granted, and bases with wrong content. The client applies deltas only to a version that it
+//! reported as held, and a client's false report to the server harms only that client.
 
 use crate::{
     clients::digest_of,
@@ -18,19 +18,19 @@ use tensor_relay_tests::{
     tensors,
 };
 
-/// A client keeps no copy of the first version that it gets.
+/// The first version, of which the client retains no copy.
 const FIRST: Version = Version(VERSION.0 - 1);
 
 const NEXT: Version = Version(VERSION.0 + 1);
 
-/// The version after one that the client holds a copy of.
+/// A server that announced a version after one that the client retains as a base.
 struct Second {
     script: Script,
     id: VersionId,
 }
 
 impl Second {
-    /// Sends a first version, and another one, which the client keeps, and announces the next one; all with the same
+    /// Sends a first version and a second one, which the client retains, and announces a third; all with the same
     /// manifest.
     async fn begin(mut script: Script, epoch: Epoch) -> Self {
         script.manifest(script.manifest.digest(), script.manifest.encoded()).await;
@@ -49,7 +49,7 @@ impl Second {
         Self { script, id }
     }
 
-    /// Sends a version whole, of which the script has the bytes from then on.
+    /// Sends a whole version, whose bytes then are the script's payload.
     async fn send(script: &mut Script, version: Version) {
         tensors::write_content("noise", version.0, &mut script.payload);
         let id = VersionId { topic: topic("t"), epoch: EPOCH, version };
@@ -66,7 +66,7 @@ impl Second {
         script.peer.say_to_client(complete).await;
     }
 
-    /// Waits until the client says which version it has, and whether it keeps a copy.
+    /// Waits for the client's `Committed`: the version, and whether it retains a copy.
     async fn committed(script: &mut Script) -> (Version, bool) {
         loop {
             if let ClientMessage::Committed { version, kept, .. } = script.peer.hear_client().await {
@@ -81,7 +81,7 @@ impl Second {
         raw
     }
 
-    /// A chunk as a delta against the first version.
+    /// A chunk as a delta against the retained version.
     fn delta(&self, chunk: u32) -> (ChunkHeader, Vec<u8>) {
         let start = (chunk * CHUNK_BYTES) as usize;
         let raw = &self.raw()[start..start + CHUNK_BYTES as usize];
@@ -111,7 +111,7 @@ impl Second {
     }
 }
 
-/// Runs `server` against a good user; gives what that makes of the second version.
+/// Runs `server` against a good client; returns the client's result for the announced version.
 fn second_version(
     epoch: Epoch,
     server: impl AsyncFnOnce(&mut Second),
@@ -124,7 +124,7 @@ fn second_version(
                 tensors::check(&subscription.next().await.unwrap());
             }
             let second = subscription.next().await;
-            tokio::time::sleep(Duration::from_secs(1)).await; // The last words are heard.
+            tokio::time::sleep(Duration::from_secs(1)).await; // Lets the last messages arrive.
             second
         };
         let server = async {
@@ -136,8 +136,7 @@ fn second_version(
     })
 }
 
-/// Goal: the scripts below are good but for what they change.
-/// Method: play the second version unchanged.
+/// Goal: the scripts below are valid except for their changes. Method: send the announced version unchanged.
 #[test]
 fn good_deltas() {
     let snapshot = second_version(EPOCH, async |second| {
@@ -152,8 +151,8 @@ fn good_deltas() {
     assert_eq!((snapshot.id().version, snapshot.receipt().codecs.deltas().chunks), (NEXT, 3));
 }
 
-/// Goal: deltas are applied to the version that the client said it holds, and to no other.
-/// Method: no base at all, one before it, the version itself, one of another epoch; a base beside a codec that needs none.
+/// Goal: deltas are applied only to the version that the client reported as held. Method: no base, an older one, the
+/// version itself, one of another epoch; a base with a codec that needs none.
 #[test]
 fn bases_that_are_not_held() {
     type Change = fn(&mut ChunkHeader);
@@ -184,8 +183,8 @@ fn bases_that_are_not_held() {
     });
 }
 
-/// Goal: deltas that do not give what was hashed are never shown, and end the base with their version.
-/// Method: the delta of another chunk; then any bytes.
+/// Goal: deltas that decode to other content than was hashed are never delivered, and invalidate base and version.
+/// Method: the delta of another chunk; then arbitrary bytes.
 #[test]
 fn wrong_deltas() {
     for bytes in [None, Some([0x5a; 64])] {
@@ -201,10 +200,10 @@ fn wrong_deltas() {
     }
 }
 
-/// Goal: a client names its base when it comes back: the whole of it, or what it needs for the rest of a part.
-/// Method: lose the connection after the commit, and after each chunk of the next version.
+/// Goal: a client that reconnects names its base, whole, or as far as a partial version still needs it. Method: lose
+/// the connection after the commit, and after each chunk of the next version.
 #[test]
-fn who_comes_back_names_its_base() {
+fn a_reconnecting_client_names_its_base() {
     for came in 0..=3 {
         simulate(1, async |sim| {
             let user = async {
@@ -248,10 +247,10 @@ fn who_comes_back_names_its_base() {
     }
 }
 
-/// Goal: a base of which the server knows nothing, or that cannot be one, is no error: chunks come whole.
-/// Method: name versions that never were, one that is newer, and one of another epoch.
+/// Goal: an unknown or impossible base is not an error: the server sends chunks whole. Method: name versions that never
+/// existed, a newer one, and one of another epoch.
 #[test]
-fn bases_that_nobody_knows() {
+fn unknown_bases() {
     for base in [(EPOCH, 0), (EPOCH, 1), (EPOCH, 7), (EPOCH, u64::MAX), (Epoch(6), 1)] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
@@ -272,8 +271,8 @@ fn bases_that_nobody_knows() {
     }
 }
 
-/// Goal: nothing is coded against a base of other content, nor compared with it.
-/// Method: a base with the digest of what the server has, and with another one.
+/// Goal: nothing is coded against, or compared with, a base of other content. Method: a base with the digest of the
+/// server's version, and with another digest.
 #[test]
 fn a_base_of_other_content() {
     let digest = digest_of(&RangeSet::from_range(0..16));
@@ -295,10 +294,10 @@ fn a_base_of_other_content() {
     }
 }
 
-/// Goal: who decodes no deltas is not told to keep copies for them.
-/// Method: a client that offers every codec, and one that offers all but that of deltas.
+/// Goal: a client that decodes no deltas is not asked to retain bases. Method: a client that offers every codec, and
+/// one that offers all except that of deltas.
 #[test]
-fn who_decodes_no_deltas_hears_of_no_base() {
+fn a_client_without_deltas_is_offered_no_base() {
     for (codecs, may_be_base) in [(CodecSet::all(), true), (CodecSet::all().without_bases(), false)] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());

@@ -1,4 +1,4 @@
-//! Clients that break the rules. The server closes with the right code and keeps serving the others.
+//! Clients that violate the protocol. The server closes with the right code and continues to serve the others.
 
 mod excess;
 
@@ -19,8 +19,8 @@ use tokio::time::sleep;
 
 const EPOCH: Epoch = Epoch(5);
 
-/// Runs a hostile client against a server that has one version of "t" on offer and a good client, which must get the
-/// next one as if nothing had been; the hostile one must be closed with `code` and a text that has `word` in it.
+/// Runs a hostile client against a server with one version of "t" and a good client, which must get the next version
+/// undisturbed. The hostile client must be closed with `code` and a text that contains `word`.
 fn expect_closed(code: CloseCode, word: &str, attack: impl AsyncFnOnce(&Sim) -> Peer) {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
@@ -44,13 +44,13 @@ fn expect_closed(code: CloseCode, word: &str, attack: impl AsyncFnOnce(&Sim) -> 
 async fn only_one_is_left(server: &Server) {
     eventually("only the good session is left", || server.stats().sessions == 1).await;
     eventually("no transfer is left", || server.stats().transfers == 0).await;
-    // What was written to a connection that is closed is held until QUIC has drained it.
+    // QUIC retains data that was written to a closed connection until the connection is drained.
     let newest_only = || server.stats().staged_bytes == 1 << 20;
     eventually("nothing but the newest version takes memory", newest_only).await;
 }
 
-/// Goal: a client that cannot be spoken to any more is let go, and pins no version.
-/// Method: subscribe, then stop the control stream in its receiving direction.
+/// Goal: a client that no longer receives messages is disconnected, and pins no version. Method: subscribe, then stop
+/// the control stream in its receiving direction.
 #[test]
 fn a_client_that_stops_hearing() {
     expect_closed(CloseCode::Misbehaved, "stopped", async |sim| {
@@ -62,8 +62,7 @@ fn a_client_that_stops_hearing() {
     });
 }
 
-/// Goal: bytes that are no message are recognised, whatever they are.
-/// Method: text, zeros, and a frame whose inside is noise.
+/// Goal: bytes that are not a message are recognised. Method: text, zeros, and a frame with random contents.
 #[test]
 fn garbage_instead_of_hello() {
     for bytes in
@@ -78,8 +77,8 @@ fn garbage_instead_of_hello() {
     }
 }
 
-/// Goal: a length beyond the limit is refused before anything is kept for it.
-/// Method: one byte too many, and four gigabytes, as the first message and as a later one.
+/// Goal: a length above the limit is refused before memory is allocated for it. Method: one byte too many, and four
+/// gigabytes, as the first message and as a later one.
 #[test]
 fn frames_that_are_too_long() {
     for length in [FRAME_MAX_BYTES as u32 + 1, u32::MAX] {
@@ -96,8 +95,7 @@ fn frames_that_are_too_long() {
     }
 }
 
-/// Goal: messages have their place.
-/// Method: a request before Hello, and a second Hello.
+/// Goal: messages out of order are refused. Method: a request before Hello, and a second Hello.
 #[test]
 fn messages_out_of_turn() {
     expect_closed(CloseCode::Misbehaved, "Hello", async |sim| {
@@ -112,8 +110,7 @@ fn messages_out_of_turn() {
     });
 }
 
-/// Goal: a client of another time is told so.
-/// Method: revisions that this build does not speak.
+/// Goal: a client with an incompatible revision is told so. Method: revisions that this build does not support.
 #[test]
 fn a_hello_from_the_future() {
     expect_closed(CloseCode::Incompatible, "revisions 7 to 9", async |sim| {
@@ -124,8 +121,7 @@ fn a_hello_from_the_future() {
     });
 }
 
-/// Goal: credit beyond reason is refused, at once or bit by bit.
-/// Method: too much in Subscribe, and too much in Credit.
+/// Goal: excessive credit is refused, at once or accumulated. Method: too much in Subscribe, and too much in Credit.
 #[test]
 fn credit_overflow() {
     expect_closed(CloseCode::Misbehaved, "credit", async |sim| {
@@ -144,8 +140,8 @@ fn credit_overflow() {
     });
 }
 
-/// Goal: a client cannot commit what it has not got.
-/// Method: while version 1 waits for credit: Committed for it, for a version never sent, and for another epoch.
+/// Goal: a client cannot commit a version that it did not receive. Method: while version 1 waits for credit: Committed
+/// for it, for a version never sent, and for another epoch.
 #[test]
 fn commits_of_what_was_not_sent() {
     for (word, epoch, version) in
@@ -165,8 +161,7 @@ fn commits_of_what_was_not_sent() {
     }
 }
 
-/// Goal: as above, for giving up.
-/// Method: Abort for a version never sent.
+/// Goal: a client cannot abort a version that it was not sent. Method: Abort for a version never sent.
 #[test]
 fn an_abort_of_what_was_not_sent() {
     expect_closed(CloseCode::Misbehaved, "version 7", async |sim| {
@@ -182,7 +177,7 @@ fn an_abort_of_what_was_not_sent() {
     });
 }
 
-/// A client to which version 1 was announced, and which gave no credit.
+/// A client that gave no credit, and to which version 1 was announced.
 async fn announced(sim: &Sim) -> Peer {
     let mut peer = Peer::greeted_client(sim, 2).await;
     peer.say_to_server(subscribe(1, 0)).await;
@@ -190,8 +185,8 @@ async fn announced(sim: &Sim) -> Peer {
     peer
 }
 
-/// Goal: a subscription id names one subscription for the whole session.
-/// Method: the same id twice at once, and again after its end; and ids that were never used.
+/// Goal: a subscription id names one subscription for the whole session. Method: the same id twice at once, and again
+/// after its end; then an id that was never used.
 #[test]
 fn subscription_ids() {
     expect_closed(CloseCode::Misbehaved, "id 1 twice", async |sim| {
@@ -217,10 +212,10 @@ fn subscription_ids() {
     });
 }
 
-/// Goal: a name that could escape from a folder never gets in.
-/// Method: a Subscribe written by hand, since the types here cannot hold such a name.
+/// Goal: a name that could escape from a folder is refused. Method: a hand-written Subscribe, because the types here
+/// cannot hold such a name.
 #[test]
-fn a_topic_that_is_none() {
+fn an_invalid_topic() {
     expect_closed(CloseCode::Malformed, "name", async |sim| {
         let mut peer = Peer::greeted_client(sim, 2).await;
         // FromClient { subscribe (2): { subscription (1): 1, topic (2): "../x", mode (3): 1 } }
@@ -229,8 +224,8 @@ fn a_topic_that_is_none() {
     });
 }
 
-/// Goal: a client that connects and says nothing is dropped within the control timeout.
-/// Method: no control stream at all; a control stream without a byte; half a frame.
+/// Goal: a client that connects and sends nothing is disconnected within the control timeout. Method: no control stream
+/// at all; a control stream without a byte; half a frame.
 #[test]
 fn clients_that_say_nothing() {
     for bytes in [None, Some(&b""[..]), Some(&b"\x10\0\0\0half"[..])] {
@@ -253,8 +248,8 @@ fn clients_that_say_nothing() {
     }
 }
 
-/// Goal: a client cannot make a server keep streams for it.
-/// Method: QUIC itself must refuse a second control stream and every data stream: none may be opened.
+/// Goal: a client cannot make a server hold streams. Method: QUIC itself must refuse a second control stream and every
+/// data stream.
 #[test]
 fn streams_that_are_not_allowed() {
     simulate(3, async |sim| {
@@ -266,8 +261,8 @@ fn streams_that_are_not_allowed() {
     });
 }
 
-/// Goal: one client cannot have more subscriptions than the server allows; those it has go on.
-/// Method: one too many, then one less.
+/// Goal: a client cannot have more subscriptions than the server allows; its existing ones continue. Method: one too
+/// many, then one less.
 #[test]
 fn too_many_subscriptions() {
     simulate(4, async |sim| {
@@ -294,8 +289,8 @@ fn too_many_subscriptions() {
     });
 }
 
-/// Goal: many who hold what they can get cost the server a bounded amount, and a good client nothing but bandwidth.
-/// Method: twenty clients that take all credit and read nothing, and one that reads.
+/// Goal: many clients that read nothing cost the server bounded memory, and a good client only bandwidth. Method:
+/// twenty clients that give all credit and read nothing, and one that reads.
 #[test]
 fn a_crowd_that_reads_nothing() {
     simulate(5, async |sim| {
@@ -328,8 +323,8 @@ fn watch(id: u32, pattern: &str) -> ClientMessage {
     ClientMessage::Watch { watch: WatchId(id), glob: Glob::new(pattern).unwrap() }
 }
 
-/// Goal: one client cannot make a server match names for ever.
-/// Method: one watch too many; one id twice; the end of a watch that never was. Those that end make room.
+/// Goal: a client cannot make a server match unboundedly many names. Method: one watch too many; one id twice; the end
+/// of a watch that never existed. Ended watches make room.
 #[test]
 fn watches_that_break_rules() {
     expect_closed(CloseCode::Misbehaved, "more than 16 watches", async |sim| {
@@ -357,11 +352,11 @@ fn watches_that_break_rules() {
     });
 }
 
-/// Goal: what a client says it holds is only believed for itself, whatever it says.
-/// Method: parts of the version in many shapes: all of it, more than there is, with the digest of other content, parts of
-/// other versions and epochs; the server sends what is left of it and the last word, and says what it did not believe.
+/// Goal: a client's report of what it holds affects only that client. Method: partial versions of many shapes: all
+/// chunks, more than exist, with the digest of other content, of other versions and epochs; the server sends the
+/// remaining chunks and `Complete`, and sets `afresh` if it does not believe the report.
 #[test]
-fn parts_beyond_reason() {
+fn excessive_partials() {
     let whole = RangeSet::from_range(0..16);
     let beyond = RangeSet::from_ranges([3..5, 10..u32::MAX]).unwrap();
     let holes = |count| (0..count).map(|n| 2 * n..2 * n + 1).collect::<RangeSet>();
@@ -395,7 +390,7 @@ fn parts_beyond_reason() {
                     other => panic!("{other:?}"),
                 }
             }
-            sleep(Duration::from_secs(1)).await; // The last word overtakes chunks.
+            sleep(Duration::from_secs(1)).await; // `Complete` overtakes chunks.
             let chunks = (sim.server_sent() - before) / (64 << 10);
             assert!((left..=left + 1 + left / 10).contains(&chunks), "{chunks} of {left}");
         });

@@ -1,5 +1,5 @@
-//! Messages and fields of features that the other end did not offer (PROTOCOL.md §3.11). Each ends the session, with a
-//! text that names the feature.
+//! Messages and fields of features that the peer did not offer (PROTOCOL.md §3.11). Each ends the session, with a text
+//! that names the feature.
 
 use crate::{
     raw::{Peer, hello, subscribe},
@@ -16,8 +16,8 @@ fn expected_text(feature: &str) -> String {
     format!("needs the feature \"{feature}\", which this end did not offer")
 }
 
-/// Goal: a server refuses what it did not offer, and says what.
-/// Method: each message and field of a feature, from a client that was greeted.
+/// Goal: a server refuses features that it did not offer, and names them. Method: each message and field of a feature,
+/// from a client after `Welcome`.
 #[test]
 fn clients_that_use_features_not_offered() {
     let ClientMessage::Subscribe(wanted) = subscribe(1, 4) else { panic!("it subscribes") };
@@ -40,8 +40,8 @@ fn clients_that_use_features_not_offered() {
     }
 }
 
-/// Goal: a client refuses what it did not offer, and says what.
-/// Method: each message and field of a feature, and a probe's bytes, from a server to a client that has subscribed.
+/// Goal: a client refuses features that it did not offer, and names them. Method: each message and field of a feature,
+/// and a probe's bytes, from a server to a subscribed client.
 #[test]
 fn servers_that_use_features_not_offered() {
     type Attack = fn(&Script) -> ServerMessage;
@@ -74,8 +74,8 @@ fn servers_that_use_features_not_offered() {
     });
 }
 
-/// Goal: a server tells those that it drains who offered to hear it, once and before it closes, and others nothing new.
-/// Method: end a server with a client of each kind.
+/// Goal: a server sends `Drain` once, before it closes, to clients that offered the feature, and nothing new to others.
+/// Method: shut down a server with a client of each kind.
 #[test]
 fn a_server_that_drains() {
     for features in [FeatureSet::OF_CLIENT, FeatureSet::default()] {
@@ -98,7 +98,7 @@ fn a_server_that_drains() {
     }
 }
 
-/// Goal: a client hears once that its server drains, and takes no flood of it. Method: a server that says it twice.
+/// Goal: a client accepts only one `Drain`. Method: a server that sends it twice.
 #[test]
 fn a_server_that_drains_twice() {
     expect_closed(CloseCode::Misbehaved, "a second Drain", async |script| {
@@ -112,8 +112,8 @@ fn expect_refused(feature: &str, unoffered: impl AsyncFnOnce(&mut Script)) {
     expect_closed(CloseCode::Misbehaved, &expected_text(feature), unoffered);
 }
 
-/// Goal: a client cannot have a server send more than one probe at a time, or the same one again.
-/// Method: two probes while the client reads nothing, with rising ids and with the same.
+/// Goal: a client cannot make a server send more than one probe at a time, or the same one twice. Method: two probes
+/// while the client reads nothing, with rising ids and with the same.
 #[test]
 fn clients_that_probe_twice() {
     for second in [2, 1] {
@@ -132,8 +132,8 @@ fn clients_that_probe_twice() {
     }
 }
 
-/// Goal: a client that asks for a probe over a lane that there is not, or reads none of it, costs nobody else anything.
-/// Method: such clients, and one that receives a version meanwhile.
+/// Goal: clients that request a probe on a missing lane, or do not read it, do not affect others. Method: such clients,
+/// and one that receives a version meanwhile.
 #[test]
 fn clients_that_probe_and_read_nothing() {
     simulate(1, async |sim| {

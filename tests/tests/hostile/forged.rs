@@ -1,5 +1,5 @@
-//! First packets from addresses that are not the sender's. Each is valid to its last byte but for one connection id, so that
-//! the handshake fails at once, after the server has paid for it, and leaves no open connection behind.
+//! QUIC Initial packets with forged source addresses. Each is valid except for one connection id, so that the handshake
+//! fails at once, after the server has done its work, and leaves no open connection.
 
 use crate::raw::client_tls;
 use quinn::{
@@ -20,16 +20,16 @@ use tensor_relay_tests::{
 use tensor_relay_transport::Network;
 use tokio::time::{sleep, timeout};
 
-/// The flood: for three seconds, so many packets every 20 ms.
+/// The flood: for three seconds, `EACH_ROUND` packets every 20 ms.
 const ROUNDS: u64 = 150;
 const EACH_ROUND: u64 = 20;
 
-/// How many of them may be answered with more than Retry: what the server lets in at once, and a little for its clock.
+/// How many may be answered with more than Retry: the server's burst, and a margin for timing.
 const HANDSHAKES_MAX: usize = 150;
 
-/// Goal: a flood of forged first packets costs the server a Retry each and no handshake, however soon each of these would
-/// fail; who is where it says it is gets in meanwhile. When the flood is over, nobody needs a Retry.
-/// Method: packets that claim another source connection id inside of the handshake than outside; a good client in between.
+/// Goal: a flood of forged first packets costs the server a Retry each and no handshake; clients with genuine addresses
+/// connect meanwhile. After the flood, no client needs a Retry. Method: packets whose source connection id differs from
+/// the one in the handshake; a good client in between.
 #[test]
 fn a_flood_of_first_packets_is_answered_with_retry() {
     simulate(1, async |sim| {
@@ -53,7 +53,7 @@ fn a_flood_of_first_packets_is_answered_with_retry() {
             answers.append(&mut forger.answers().await);
         }
         let retries = answers.iter().filter(|answer| **answer == Answer::Retry).count();
-        // The simulated socket of the server is full now and then, and what is not of a connection is not sent again.
+        // The server's simulated socket is sometimes full, and packets outside a connection are not sent again.
         let most = (ROUNDS * EACH_ROUND * 9 / 10) as usize;
         assert!(answers.len() > most, "{} answers", answers.len());
         let handshakes = answers.len() - retries;
@@ -68,15 +68,15 @@ fn a_flood_of_first_packets_is_answered_with_retry() {
     });
 }
 
-/// What a server answers with.
+/// A server's answer to a first packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Retry,
-    /// The handshake, or that it failed.
+    /// A handshake packet, or the close of a failed handshake.
     Handshake,
 }
 
-/// An address that packets are sent from.
+/// A source address of packets.
 struct Forger(Arc<dyn AsyncUdpSocket>);
 
 impl Forger {
@@ -90,11 +90,11 @@ impl Forger {
         let transmit =
             Transmit { destination, ecn: None, contents: packet, segment_size: None, src_ip: None };
         while self.0.try_send(&transmit).is_err() {
-            sleep(Duration::from_millis(1)).await; // The simulated socket is full now and then.
+            sleep(Duration::from_millis(1)).await; // The simulated socket is sometimes full.
         }
     }
 
-    /// What came back, and nothing more comes within a second.
+    /// All answers, until none arrives for a second.
     async fn answers(&self) -> Vec<Answer> {
         let (mut answers, mut bytes, mut meta) = (vec![], [0; 2048], [RecvMeta::default()]);
         loop {
@@ -108,7 +108,7 @@ impl Forger {
     }
 }
 
-/// The beginning of a handshake that fits one packet, with transport parameters that name connection id 1.
+/// A ClientHello that fits one packet, with transport parameters that name connection id 1.
 fn client_hello() -> Vec<u8> {
     let provider =
         CryptoProvider { kx_groups: vec![aws_lc_rs::kx_group::X25519], ..aws_lc_rs::default_provider() };

@@ -1,5 +1,5 @@
-//! Servers that grant lanes and then break rules on them: what is wrong with a lane ends that lane, and what is wrong with
-//! the session ends the session.
+//! Servers that grant lanes and violate the protocol on them: an error of a lane ends that lane, an error of the
+//! session ends the session.
 
 use crate::{
     raw::{INSTANCE, Peer},
@@ -19,11 +19,11 @@ use tokio::time::{sleep, timeout};
 
 const GRANT: [u8; LaneGrant::BYTES] = [7; LaneGrant::BYTES];
 
-/// Longer than the first waits of a client between its attempts to join.
+/// Longer than the first delays between a client's attempts to join.
 const A_WHILE: Duration = Duration::from_secs(60);
 
-/// Runs `server`, which offers `lanes_max` lanes, against a client that wants `lanes`, and gives what its user got to
-/// `check`. The client lives until the server is done.
+/// Runs `server`, which offers `lanes_max` lanes, against a client that wants `lanes`, and passes the client's result
+/// to `check`. The client lives until the server has finished.
 fn offering<T>(
     lanes_max: u32,
     lanes: u32,
@@ -66,7 +66,7 @@ async fn joined_with_number(script: &Script) -> (Peer, LaneId) {
     (lane, number)
 }
 
-/// Whether the client opens another lane within a while.
+/// Whether the client opens another lane within [`A_WHILE`].
 async fn opens_another(script: &Script) -> bool {
     timeout(A_WHILE, script.peer.further()).await.is_ok()
 }
@@ -76,8 +76,8 @@ async fn chunk_over(lane: &Peer, script: &Script, header: ChunkHeader) {
     lane.stream(&[&StreamHeader::Chunk(header).encode(), raw]).await;
 }
 
-/// Goal: the script itself is good, or the attacks on it prove nothing.
-/// Method: two lanes more, of which each brings a chunk; one is retired in the middle of a third, which is fetched.
+/// Goal: the script itself is valid, so that failures below are due to the attacks. Method: two further lanes, each
+/// with a chunk; one is retired in the middle of a third chunk, which is fetched.
 #[test]
 fn a_good_server_of_lanes() {
     offering(
@@ -96,7 +96,7 @@ fn a_good_server_of_lanes() {
             sleep(Duration::from_secs(1)).await;
             script.peer.say_to_client(ServerMessage::Retired(number)).await;
             assert_eq!(fetched(script).await.iter().collect::<Vec<_>>(), [2]);
-            assert_eq!(one.closed_because().await.0, Some(CloseCode::Done), "its client gives the lane up");
+            assert_eq!(one.closed_because().await.0, Some(CloseCode::Done), "its client closes the lane");
             chunk_over(&two, script, script.header(2)).await;
             script.complete(script.digest()).await;
             script.committed().await;
@@ -109,7 +109,7 @@ fn a_good_server_of_lanes() {
     );
 }
 
-/// The chunks that the client asks for next.
+/// The chunks of the client's next `Fetch`.
 async fn fetched(script: &mut Script) -> RangeSet {
     loop {
         if let ClientMessage::Fetch { version, chunks, .. } = script.peer.hear_client().await {
@@ -119,10 +119,10 @@ async fn fetched(script: &mut Script) -> RangeSet {
     }
 }
 
-/// Goal: a client that is told of lanes that cannot be retired ends the session, and asks for nothing.
-/// Method: the control stream's own lane, one that never was, and one twice.
+/// Goal: a client ends the session when told to retire a lane that cannot be retired, and fetches nothing. Method: the
+/// control stream's lane, a lane that never existed, and the same lane twice.
 #[test]
-fn retirements_of_what_is_no_lane() {
+fn retirements_of_invalid_lanes() {
     for numbers in [&[0][..], &[7], &[1, 1]] {
         offering(
             2,
@@ -140,8 +140,8 @@ fn retirements_of_what_is_no_lane() {
     }
 }
 
-/// Goal: a server cannot make a client open more lanes than the client wants, nor more than make sense.
-/// Method: an offer of four thousand million; a client that wants two, and one that wants as many.
+/// Goal: a server cannot make a client open more lanes than the client wants, or than the fixed maximum. Method: an
+/// offer of 2³² - 1; a client that wants two, and one that wants all.
 #[test]
 fn an_offer_without_bound() {
     for (wanted, further) in [(2, 1), (u32::MAX, 15)] {
@@ -163,10 +163,10 @@ fn an_offer_without_bound() {
     }
 }
 
-/// Goal: a server that answers a `Join` with nonsense costs its client that lane, for good, and nothing else.
-/// Method: a greeting instead of `Joined`; a word after it.
+/// Goal: an invalid answer to `Join` costs the client that lane permanently, and nothing else. Method: another message
+/// instead of `Joined`, or after it.
 #[test]
-fn lanes_that_hear_another_word() {
+fn lanes_that_get_another_answer() {
     for after in [false, true] {
         offering(
             2,
@@ -179,7 +179,7 @@ fn lanes_that_hear_another_word() {
                 lane.say_to_client(ServerMessage::Topics { topics: vec![], more: false }).await;
                 let (code, text) = lane.closed_because().await;
                 assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
-                assert!(!opens_another(script).await, "a server that does so once does it again");
+                assert!(!opens_another(script).await, "the lane is not retried");
                 script.good_version().await;
                 script.committed().await;
             },
@@ -191,8 +191,8 @@ fn lanes_that_hear_another_word() {
     }
 }
 
-/// Goal: a lane that is refused for good is not asked for again; one whose server is busy is, with growing waits.
-/// Method: turn the lane away, once with a code that says "never" and once with one that says "later".
+/// Goal: a permanently refused lane is not retried; one whose server is busy is, with growing delays. Method: refuse
+/// the lane with a permanent and with a temporary close code.
 #[test]
 fn lanes_that_are_turned_away() {
     for (code, again) in [(CloseCode::Unauthorised, false), (CloseCode::TooBusy, true)] {
@@ -211,8 +211,8 @@ fn lanes_that_are_turned_away() {
     }
 }
 
-/// Goal: what only the first lane may carry, and what no lane may carry twice, ends the session.
-/// Method: a manifest on a lane that joined; a chunk on two lanes.
+/// Goal: streams that only the first lane may carry, and duplicates, end the session. Method: a manifest on a further
+/// lane; a chunk on two lanes.
 #[test]
 fn what_ends_the_session() {
     type Attack = fn(&mut Script, Peer) -> std::pin::Pin<Box<dyn Future<Output = Peer> + '_>>;
@@ -256,8 +256,7 @@ fn what_ends_the_session() {
     }
 }
 
-/// Goal: a header that cannot be read ends the session on whatever lane it comes.
-/// Method: a kind of stream that nobody knows, on a further lane.
+/// Goal: an invalid stream header ends the session, on every lane. Method: an unknown kind of stream on a further lane.
 #[test]
 fn an_unreadable_header_on_a_further_lane() {
     offering(
@@ -273,8 +272,8 @@ fn an_unreadable_header_on_a_further_lane() {
     );
 }
 
-/// Goal: chunks that a lane took with it and that never come again end as a stall, and not as a wait for ever.
-/// Method: a lane that dies with the only chunk that is missing.
+/// Goal: chunks that were lost with their lane and are not sent again cause a stall error, not an endless wait. Method:
+/// a lane that dies with the only missing chunk.
 #[test]
 fn a_chunk_that_is_lost_with_its_lane() {
     offering(

@@ -1,5 +1,5 @@
-//! Lanes that have no right to be or break rules end alone, and the session that they name goes on. What a server does
-//! with lanes that are retired and chunks that are fetched.
+//! Lanes that are not granted or violate the protocol end alone, and the session that they name continues. Also:
+//! retired lanes and fetched chunks.
 
 use crate::raw::{Peer, hello, subscribe};
 use std::{collections::BTreeSet, time::Duration};
@@ -14,10 +14,10 @@ use tensor_relay_tests::{
 };
 use tokio::time::sleep;
 
-/// How many chunks the versions have that are published here.
+/// The number of chunks of the versions published here.
 const CHUNKS: u32 = (1 << 20) / CHUNK_BYTES;
 
-/// A client whose session may have further lanes, and what it was granted.
+/// A client whose session may have further lanes, and its grant.
 struct Holder {
     peer: Peer,
     session: u64,
@@ -52,20 +52,20 @@ impl Holder {
         self.peer.hear_server().await
     }
 
-    /// Retires a lane, and hears the answer next.
+    /// Retires a lane, and checks that the next message is the answer.
     async fn retire(&mut self, lane: u32) {
         self.say(ClientMessage::Retire(LaneId(lane))).await;
         assert_eq!(self.hear().await, ServerMessage::Retired(LaneId(lane)));
     }
 
-    /// Asks for the topics, and hears nothing else before them.
+    /// Requests the topics, and checks that no other message arrives before them.
     async fn hears_nothing_more(&mut self) {
         self.say(ClientMessage::List).await;
         let next = self.hear().await;
         assert!(matches!(next, ServerMessage::Topics { .. }), "{next:?}");
     }
 
-    /// Hears of the beginning of a version of this subscription.
+    /// Waits for the announcement of a version.
     async fn announced(&mut self) -> Announce {
         match self.hear().await {
             ServerMessage::Announce(announce) => announce,
@@ -80,7 +80,7 @@ impl Holder {
     }
 }
 
-/// The next chunk that comes over `lane`, whole.
+/// Reads the next whole chunk from `lane`.
 async fn next_chunk(lane: &Peer) -> (Version, u32) {
     let mut stream = lane.connection.accept_uni().await.unwrap();
     let bytes = stream.read_to_end(HEADER_BYTES + CHUNK_BYTES as usize).await.unwrap();
@@ -90,7 +90,7 @@ async fn next_chunk(lane: &Peer) -> (Version, u32) {
     }
 }
 
-/// The next chunks that come over `lane`, which must be all of `version`, each once.
+/// Reads the next chunks from `lane`, which must be all chunks of `version`, each once.
 async fn whole_version(lane: &Peer, version: Version) {
     let mut came = BTreeSet::new();
     for _ in 0..CHUNKS {
@@ -99,7 +99,7 @@ async fn whole_version(lane: &Peer, version: Version) {
     }
 }
 
-/// A lane that says `first`, from the client with this number.
+/// A lane that sends `first`, from the client with this number.
 async fn lane(sim: &Sim, number: u8, first: ClientMessage) -> Peer {
     let mut peer = Peer::client(sim, number).await;
     peer.say_to_server(first).await;
@@ -112,7 +112,7 @@ async fn joined(sim: &Sim, number: u8, holder: &Holder, id: u32) -> Peer {
     peer
 }
 
-/// Runs `attack` beside a good client; a session that it returns must have lived through it.
+/// Runs `attack` with a good client connected; a session that it returns must have survived.
 fn beside_a_good_client(
     config: tensor_relay_server::Config,
     attack: impl AsyncFnOnce(&Sim, &Server) -> Option<Holder>,
@@ -136,9 +136,8 @@ fn beside_a_good_client(
     });
 }
 
-/// Goal: who does not hold a session's grant does not join it, and does not learn whether there is one.
-/// Method: a grant that is wrong by a bit, a session that does not exist, another session's grant, and a session that is
-/// over.
+/// Goal: a client without a session's grant cannot join the session, nor learn whether it exists. Method: a wrong
+/// grant, a session that does not exist, another session's grant, and a session that has ended.
 #[test]
 fn lanes_without_a_grant() {
     beside_a_good_client(server_config(), async |sim, server| {
@@ -161,8 +160,8 @@ fn lanes_without_a_grant() {
     });
 }
 
-/// Goal: a lane that a load balancer led to another process of the server is told so, and nothing else.
-/// Method: a `Join` with a good grant, and the name of another process.
+/// Goal: a lane that a load balancer sent to another process of the server is told so, and nothing else. Method: a
+/// `Join` with a valid grant and the instance of another process.
 #[test]
 fn lanes_of_another_process() {
     beside_a_good_client(server_config(), async |sim, _| {
@@ -174,10 +173,10 @@ fn lanes_of_another_process() {
     });
 }
 
-/// Goal: bytes that are no grant are told from one that is wrong, before anything is looked up.
-/// Method: a `Join` with a grant of 31 bytes, and one with none.
+/// Goal: malformed grants are distinguished from wrong ones before any lookup. Method: a `Join` with a grant of 31
+/// bytes, and one with none.
 #[test]
-fn grants_that_are_none() {
+fn malformed_grants() {
     let short = [&b"\x2c\0\0\0\x42\x2a\x09\x07\0\0\0\0\0\0\0\x12\x1f"[..], &[3; 31]].concat();
     let none = b"\x0b\0\0\0\x42\x09\x09\x07\0\0\0\0\0\0\0".to_vec();
     for bytes in [short, none] {
@@ -190,8 +189,8 @@ fn grants_that_are_none() {
     }
 }
 
-/// Goal: a lane that joined says nothing more, and no session is greeted twice.
-/// Method: requests on a further lane, which ends alone; a `Join` on a first lane, which ends the session.
+/// Goal: a lane that joined may send no further message, and no session is greeted twice. Method: requests on a further
+/// lane, which ends alone; a `Join` on a first lane, which ends the session.
 #[test]
 fn lanes_that_speak_out_of_turn() {
     beside_a_good_client(server_config(), async |sim, _| {
@@ -216,8 +215,8 @@ fn lanes_that_speak_out_of_turn() {
     });
 }
 
-/// Goal: a session has as many lanes as it may, and lanes are no way around the number of sessions.
-/// Method: join twice where one further lane is allowed; fill a server of two sessions, one of which has a further lane.
+/// Goal: a session has at most the allowed lanes, and lanes do not count as sessions. Method: join twice where one
+/// further lane is allowed; fill a server with sessions, one of which has a further lane.
 #[test]
 fn too_many_lanes() {
     let config = tensor_relay_server::Config { lanes_max: 2, sessions_max: 3, ..server_config() };
@@ -235,8 +234,8 @@ fn too_many_lanes() {
     });
 }
 
-/// Goal: a server with all its sessions still takes the lanes of these, and no other session.
-/// Method: with two sessions of two, join one; say hello as a third. A third further lane is refused.
+/// Goal: a server with the maximum of sessions still accepts their lanes, and no other session. Method: with two
+/// sessions of two, join one; send Hello as a third. A third further lane is refused.
 #[test]
 fn lanes_of_a_full_server() {
     let config = tensor_relay_server::Config { sessions_max: 2, ..server_config() };
@@ -258,8 +257,8 @@ fn lanes_of_a_full_server() {
     });
 }
 
-/// Goal: a lane that its client is done with ends at once, and makes room for another one.
-/// Method: finish the control stream of the one lane that may join, or say `Retire`, and join again.
+/// Goal: a lane that its client closes ends at once, and makes room for another. Method: finish the control stream of
+/// the one further lane, or send `Retire`, and join again.
 #[test]
 fn a_lane_that_leaves() {
     let config = tensor_relay_server::Config { lanes_max: 2, ..server_config() };
@@ -281,9 +280,9 @@ fn a_lane_that_leaves() {
     });
 }
 
-/// Goal: a lane's number is used once in a session, and its retirement told once, whatever the order of the messages.
-/// Method: a number in use; one that was retired before it joined, and after; retirements that are repeated, and that cross
-/// the server's own.
+/// Goal: a lane's number is used once per session, and its retirement is sent once, in any order of messages. Method: a
+/// number in use; one that was retired before or after it joined; retirements that are repeated or cross the server's
+/// own.
 #[test]
 fn numbers_of_lanes() {
     beside_a_good_client(server_config(), async |sim, _| {
@@ -308,10 +307,10 @@ fn numbers_of_lanes() {
     });
 }
 
-/// Goal: a client cannot make a server remember numbers without end.
-/// Method: retire a number beyond those that a session may use.
+/// Goal: a client cannot make a server store unboundedly many numbers. Method: retire a number beyond those that a
+/// session may use.
 #[test]
-fn a_number_without_reason() {
+fn a_lane_number_that_is_too_large() {
     beside_a_good_client(server_config(), async |sim, _| {
         let mut holder = Holder::new(sim, 2).await;
         holder.say(ClientMessage::Retire(LaneId(1 << 20))).await;
@@ -320,9 +319,9 @@ fn a_number_without_reason() {
     });
 }
 
-/// Goal: chunks that a lane took with it come over another one when they are fetched, each once and at no credit, also in a
-/// session whose control connection carries none; while there is no lane, they wait.
-/// Method: retire lane 0, receive half a version over lane 1, close that, fetch, and join as lane 2.
+/// Goal: fetched chunks of a lost lane are sent over another lane, each once and without credit, also in a session
+/// whose control connection carries none; while there is no lane, they wait. Method: retire lane 0, receive half a
+/// version over lane 1, close that, fetch, and join as lane 2.
 #[test]
 fn chunks_of_a_lost_lane_are_fetched() {
     beside_a_good_client(server_config(), async |sim, _| {
@@ -350,7 +349,7 @@ fn chunks_of_a_lost_lane_are_fetched() {
         if completes == 0 {
             assert!(matches!(holder.hear().await, ServerMessage::Complete { .. }));
         }
-        // Neither repetition nor fetching what came over a lane that lives brings anything.
+        // Repeated fetches, and fetches of chunks from a live lane, bring nothing.
         holder.fetch(&announce, 0..CHUNKS).await;
         holder.fetch(&announce, CHUNKS..u32::MAX).await;
         holder.hears_nothing_more().await;
@@ -375,8 +374,7 @@ fn chunks_of_a_lost_lane_are_fetched() {
     });
 }
 
-/// Goal: chunks do not wait for a lane for ever.
-/// Method: retire the only lane, subscribe, and join none.
+/// Goal: chunks do not wait for a lane forever. Method: retire the only lane, subscribe, and join none.
 #[test]
 fn a_session_without_lanes() {
     beside_a_good_client(server_config(), async |sim, server| {
@@ -391,8 +389,8 @@ fn a_session_without_lanes() {
     });
 }
 
-/// Goal: who fetches what is not being sent is told so, and nothing is sent for it.
-/// Method: a subscription that never was, and a version that is not under way; a subscription that has ended is passed over.
+/// Goal: a fetch of chunks that are not being sent is an error, and nothing is sent. Method: a subscription that never
+/// existed, and a version that is not being sent; for an ended subscription, fetches are ignored.
 #[test]
 fn fetches_of_what_is_not_there() {
     let fetch = |id| ClientMessage::Fetch {
@@ -426,8 +424,8 @@ fn fetches_of_what_is_not_there() {
     });
 }
 
-/// Goal: of a version that the server gave up nothing more comes, though its lane is retired and its chunks are fetched.
-/// Method: with `preempt` and chunks that wait for credit, publish the next version; retire, fetch and grant before the
+/// Goal: no more of an aborted version is sent, although its lane is retired and its chunks are fetched. Method: with
+/// `preempt` and chunks that wait for credit, publish the next version; retire, fetch and give credit before the
 /// answer.
 #[test]
 fn a_version_given_up_is_not_fetched() {
@@ -446,7 +444,7 @@ fn a_version_given_up_is_not_fetched() {
         next_chunk(&lost).await;
         publish(&server, &mut publisher, 2, 1 << 20).await;
         let ServerMessage::Abort { epoch, version, reason, .. } = holder.hear().await else {
-            panic!("the server gives version 1 up")
+            panic!("the server aborts version 1")
         };
         let found = joined(&sim, 4, &holder, 2).await;
         holder.retire(1).await;

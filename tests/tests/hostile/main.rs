@@ -1,4 +1,4 @@
-//! Peers that break the rules: whoever they are talking to says so, survives, and shows nobody half a tensor.
+//! Peers that violate the protocol: the other side reports the error, survives, and delivers no partial tensor.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! A peer that speaks QUIC and nothing above it: it can say whatever bytes can say.
+//! A peer that speaks raw QUIC and can send arbitrary bytes.
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::{
@@ -21,10 +21,10 @@ use tensor_relay_tests::{
 };
 use tensor_relay_transport::Network;
 
-/// What a scripted server calls itself.
+/// The instance of a scripted server.
 pub(crate) const INSTANCE: InstanceId = InstanceId([8; 16]);
 
-/// One end of a connection with its control stream.
+/// One endpoint of a connection, with its control stream.
 pub(crate) struct Peer {
     pub(crate) connection: quinn::Connection,
     control_out: quinn::SendStream,
@@ -37,7 +37,7 @@ pub(crate) async fn connect(sim: &Sim, number: u8) -> (quinn::Endpoint, quinn::C
     connect_by(sim, number, client_tls(aws_lc_rs::default_provider())).await
 }
 
-/// The same with a TLS of its own.
+/// The same with a custom TLS configuration.
 pub(crate) async fn connect_by(
     sim: &Sim,
     number: u8,
@@ -51,14 +51,14 @@ pub(crate) async fn connect_by(
 }
 
 impl Peer {
-    /// A client that has said nothing yet.
+    /// A client that has sent nothing yet.
     pub(crate) async fn client(sim: &Sim, number: u8) -> Self {
         let (endpoint, connection) = connect(sim, number).await;
         let (control_out, control_in) = connection.open_bi().await.unwrap();
         Self { connection, control_out, control_in, endpoint }
     }
 
-    /// A client that was greeted.
+    /// A client after `Welcome`.
     pub(crate) async fn greeted_client(sim: &Sim, number: u8) -> Self {
         let mut peer = Self::client(sim, number).await;
         peer.say_to_server(ClientMessage::Hello(hello())).await;
@@ -66,18 +66,18 @@ impl Peer {
         peer
     }
 
-    /// A server whose first client has been greeted and has subscribed.
+    /// A server whose first client got its `Welcome` and has subscribed.
     pub(crate) async fn server(sim: &Sim) -> (Self, Subscribe) {
         Self::server_of_lanes(sim, None).await
     }
 
-    /// The same, which makes its client this offer of lanes.
+    /// The same with this offer of lanes.
     pub(crate) async fn server_of_lanes(sim: &Sim, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
         let (host, port) = (sim.server_host(), sim.server_address().port());
         Self::accept(endpoint(&host, port, Some(server_config(sim))), lanes).await
     }
 
-    /// The next lane that its client opens, with its first word.
+    /// The next lane that its client opens, with its first message.
     pub(crate) async fn further(&self) -> (Self, ClientMessage) {
         let connection = self.endpoint.accept().await.unwrap().await.unwrap();
         let (control_out, control_in) = connection.accept_bi().await.unwrap();
@@ -86,7 +86,7 @@ impl Peer {
         (lane, word)
     }
 
-    /// Gives this connection up, as a server does that is started again, and greets the client when it is back.
+    /// Closes this connection, as a restarting server does, and greets the client when it reconnects.
     pub(crate) async fn again(self) -> (Self, Subscribe) {
         self.connection.close(CloseCode::ShuttingDown.code().into(), b"");
         Self::accept(self.endpoint, None).await
@@ -115,12 +115,12 @@ impl Peer {
         }
     }
 
-    /// Says that it will say nothing more on the control stream.
+    /// Finishes the sending direction of the control stream.
     pub(crate) fn finish(&mut self) {
         self.control_out.finish().unwrap();
     }
 
-    /// Refuses to hear another word on the control stream.
+    /// Stops the receiving direction of the control stream.
     pub(crate) fn stop_hearing(&mut self) {
         self.control_in.stop(0u32.into()).unwrap();
     }
@@ -133,7 +133,7 @@ impl Peer {
         self.say(&encode_server(message)).await;
     }
 
-    /// Writes to the control stream. The other end may have closed already: that is what it should do.
+    /// Writes to the control stream. Errors are ignored: the peer may have closed the connection, as it should.
     pub(crate) async fn say(&mut self, bytes: &[u8]) {
         let _ = self.control_out.write_all(bytes).await;
     }
@@ -154,7 +154,7 @@ impl Peer {
         body
     }
 
-    /// Sends a data stream of these bytes, whole.
+    /// Sends these bytes as one data stream.
     pub(crate) async fn stream(&self, parts: &[&[u8]]) {
         let Ok(mut stream) = self.connection.open_uni().await else {
             return;
@@ -165,14 +165,14 @@ impl Peer {
         let _ = stream.finish();
     }
 
-    /// Makes sure that the other end, which has closed the connection, said nothing before.
+    /// Checks that the peer sent nothing before it closed the connection.
     pub(crate) async fn heard_nothing(&mut self) {
         let mut any = [0];
-        assert!(self.control_in.read(&mut any).await.is_err(), "it said something");
+        assert!(self.control_in.read(&mut any).await.is_err(), "it sent a message");
         assert!(self.connection.accept_uni().await.is_err(), "it opened a stream");
     }
 
-    /// Waits until the other end closes the connection, and says with which code and text.
+    /// Waits until the peer closes the connection, and returns the code and text.
     pub(crate) async fn closed_because(&self) -> (Option<CloseCode>, String) {
         closed_because(&self.connection).await
     }
@@ -226,7 +226,7 @@ fn server_config(sim: &Sim) -> quinn::ServerConfig {
     quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).unwrap()))
 }
 
-/// TLS as a client speaks it that takes any server for the right one.
+/// The TLS configuration of a client that accepts any server.
 pub(crate) fn client_tls(provider: CryptoProvider) -> rustls::ClientConfig {
     let mut tls = rustls::ClientConfig::builder_with_provider(provider.into())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -238,7 +238,7 @@ pub(crate) fn client_tls(provider: CryptoProvider) -> rustls::ClientConfig {
     tls
 }
 
-/// A hostile client does not care whom it talks to.
+/// Accepts any server certificate.
 #[derive(Debug)]
 struct TrustAnyone;
 

@@ -1,4 +1,4 @@
-//! Servers that break the rules for what is continued over a second connection, or said after its end.
+//! Servers that violate the protocol for resumed versions and for messages after an end.
 
 use crate::script::{CHUNK_BYTES, CHUNKS, EPOCH, Script, VERSION, expect_closed};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use tensor_relay_tests::{
     tensors,
 };
 
-/// Runs a good user who makes lost connections again, against `script`; returns what its first call comes to.
+/// Runs a good client that reconnects against `script`; returns the result of its first call.
 fn over_two_connections(script: impl AsyncFnOnce(Script)) -> Result<u32, SubscriptionError> {
     simulate(1, async |sim| {
         let user = async {
             let client = sim.client(1, reconnecting()).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             let snapshot = subscription.next().await;
-            tokio::time::sleep(Duration::from_secs(1)).await; // The last words are heard.
+            tokio::time::sleep(Duration::from_secs(1)).await; // Lets the last messages arrive.
             let snapshot = snapshot?;
             tensors::check(&snapshot);
             assert_eq!(snapshot.receipt().chunks, CHUNKS);
@@ -36,9 +36,9 @@ fn held(subscribe: &Subscribe) -> RangeSet {
     partial.chunks.clone()
 }
 
-/// Goal: whatever a client holds when its connection is lost, it asks for the rest: nothing yet, all but the last word,
-/// and anything between. The manifest comes once.
-/// Method: a good server that loses the connection after so many chunks, and sends what is missing over another one.
+/// Goal: whatever a client holds when its connection is lost, it requests the rest: after no chunk, after all chunks,
+/// and anything between. The manifest is sent once. Method: a good server that loses the connection after some chunks,
+/// and sends the missing ones over another.
 #[test]
 fn a_good_server_that_is_started_again() {
     for came in 0..=CHUNKS {
@@ -68,8 +68,8 @@ fn a_good_server_that_is_started_again() {
     }
 }
 
-/// Goal: a server that was ended in the middle of a word is a lost connection like any other, though its good-bye may be lost.
-/// Method: stop the control stream in its receiving direction, as ending does, and say good-bye never, soon, or late.
+/// Goal: a server that ends abruptly is treated as a lost connection, even if its close is lost. Method: stop the
+/// control stream in its receiving direction, as shutting down does, and close never, soon, or late.
 #[test]
 fn a_server_that_ends_without_good_bye() {
     for good_bye_ms in [u64::MAX, 300, 5_000] {
@@ -96,9 +96,8 @@ fn a_server_that_ends_without_good_bye() {
     }
 }
 
-/// Goal: a connection that is lost before there is a manifest begins at the beginning; one that brought the manifest and
-/// no announcement need not bring it again.
-/// Method: each half of a beginning over one connection.
+/// Goal: after a loss before the manifest, the transfer starts over; after a manifest without announcement, the
+/// manifest is not sent again. Method: either the announcement or the manifest over the first connection.
 #[test]
 fn half_a_beginning() {
     for manifest_first in [false, true] {
@@ -126,8 +125,8 @@ fn half_a_beginning() {
     }
 }
 
-/// Goal: one version has one manifest: a part of one is never continued as another.
-/// Method: announce the version again with the digest of another manifest.
+/// Goal: a version has one manifest: a partial version is never continued with another. Method: announce the version
+/// again with the digest of another manifest.
 #[test]
 fn another_manifest_for_the_same_version() {
     let ended = over_two_connections(async |mut script| {
@@ -147,11 +146,10 @@ fn another_manifest_for_the_same_version() {
     assert_eq!(source.blame(), Blame::Peer);
 }
 
-/// Goal: what a client holds is not taken a second time, and another content for the rest is noticed at the end.
-/// Method: over the second connection, a chunk that came over the first; other bytes with a good hash of their own; a
-/// whole that is another one.
+/// Goal: chunks that a client holds are not accepted twice, and different content of the rest is detected at the end.
+/// Method: over the second connection, a chunk that came over the first; then other content with valid chunk hashes.
 #[test]
-fn a_part_that_is_continued_wrongly() {
+fn a_partial_version_that_is_continued_wrongly() {
     let ended = over_two_connections(async |mut script| {
         script.good_beginning().await;
         script.good_chunk(0).await;
@@ -171,7 +169,7 @@ fn a_part_that_is_continued_wrongly() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let (mut script, _) = script.again().await;
         script.announce(script.announcement()).await;
-        // The server says that another content has the same id.
+        // The server sends other content under the same id.
         script.payload.reverse();
         for chunk in 1..CHUNKS {
             script.good_chunk(chunk).await;
@@ -182,8 +180,8 @@ fn a_part_that_is_continued_wrongly() {
     assert!(matches!(ended.unwrap_err(), SubscriptionError::Corrupt { .. }));
 }
 
-/// Goal: a server cannot take a client back to what it has committed.
-/// Method: after a commit and a lost connection, announce the same version again, and one before it.
+/// Goal: a server cannot make a client go back to a version that it committed. Method: after a commit and a lost
+/// connection, announce the same version again, and one before it.
 #[test]
 fn a_version_that_was_committed_before() {
     for version in [VERSION, Version(1)] {
@@ -214,9 +212,9 @@ fn a_version_that_was_committed_before() {
     }
 }
 
-/// Goal: a version that comes afresh is received whole, whatever overtakes its announcement: nothing of it is taken for what
-/// the client has.
-/// Method: after a part and after the whole of it; chunks come before the announcement, and after it.
+/// Goal: a version announced afresh is received whole, even if chunks overtake the announcement: none is mistaken for a
+/// chunk that the client has. Method: after a partial and after the whole version; chunks arrive before and after the
+/// announcement.
 #[test]
 fn a_version_that_comes_afresh() {
     for came in [1, CHUNKS] {
@@ -265,8 +263,8 @@ fn a_version_that_comes_afresh() {
     }
 }
 
-/// Goal: only what a client named may come afresh, and only once: it would be a way to send it the same for ever.
-/// Method: say so of a first version, of one that is newer than what was committed, and of one that just came afresh.
+/// Goal: only a version that the client named may come afresh, and only once: otherwise a server could send it forever.
+/// Method: mark as afresh a first version, one newer than the committed one, and one that just came afresh.
 #[test]
 fn a_version_that_comes_afresh_without_reason() {
     expect_closed(CloseCode::Misbehaved, "afresh", async |script| {
@@ -308,8 +306,8 @@ fn a_version_that_comes_afresh_without_reason() {
     }
 }
 
-/// Goal: an abort of what was committed is a word that crossed the commit, and nothing else is excused by that.
-/// Method: give up the version that was committed last, then one that never was.
+/// Goal: an `Abort` of the version just committed is accepted, because it may have crossed the commit; others are not.
+/// Method: abort the version committed last, then one that never existed.
 #[test]
 fn an_abort_after_the_commit() {
     simulate(1, async |sim| {
@@ -339,8 +337,7 @@ fn an_abort_after_the_commit() {
     });
 }
 
-/// Goal: a server cannot make a client believe in watches that it did not ask for.
-/// Method: names for a watch that does not exist.
+/// Goal: a client refuses names for a watch that it did not create. Method: names for a watch that does not exist.
 #[test]
 fn names_for_no_watch() {
     expect_closed(CloseCode::Misbehaved, "watch 7", async |script| {

@@ -1,4 +1,4 @@
-//! A good server's script, for others to change, and what a client makes of the change.
+//! The script of a good server, which attacks modify, and checks of the client's reaction.
 
 use crate::raw::Peer;
 use std::ops::Range;
@@ -18,7 +18,7 @@ pub(crate) const CHUNKS: u32 = 3;
 pub(crate) const EPOCH: Epoch = Epoch(5);
 pub(crate) const VERSION: Version = Version(3);
 
-/// What a good server would send: a version of three chunks. Attacks change parts of it.
+/// The messages of a good server: a version of three chunks. Attacks modify parts of it.
 pub(crate) struct Script {
     pub(crate) peer: Peer,
     pub(crate) subscription: SubscriptionId,
@@ -46,7 +46,7 @@ impl Script {
         }
     }
 
-    /// Loses the connection, and waits for the client to come back and subscribe; says what it asks for.
+    /// Closes the connection, and waits for the client to reconnect and subscribe; returns its request.
     pub(crate) async fn again(self) -> (Self, Subscribe) {
         let (peer, subscribe) = self.peer.again().await;
         assert_eq!(subscribe.subscription, self.subscription);
@@ -131,7 +131,7 @@ impl Script {
             .await;
     }
 
-    /// Waits until the client says that it has the version.
+    /// Waits for the client's `Committed`.
     pub(crate) async fn committed(&mut self) {
         loop {
             if let ClientMessage::Committed { version, .. } = self.peer.hear_client().await {
@@ -150,7 +150,7 @@ impl Script {
     }
 }
 
-/// What a client makes of an attack: its user's error, and the server's end of the connection.
+/// The result of an attack: the client's error, and the server side of the connection.
 pub(crate) struct Found {
     pub(crate) error: SubscriptionError,
     pub(crate) script: Script,
@@ -164,7 +164,7 @@ pub(crate) fn attack(attack: impl AsyncFnOnce(&mut Script), check: impl AsyncFnO
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             let error = subscription.next().await.map(|snapshot| snapshot.id().clone()).unwrap_err();
             let again = subscription.next().await.unwrap_err();
-            assert_eq!(again.to_string(), error.to_string(), "an end is for ever");
+            assert_eq!(again.to_string(), error.to_string(), "an end is final");
             (client, error)
         };
         let server = async {
@@ -177,7 +177,7 @@ pub(crate) fn attack(attack: impl AsyncFnOnce(&mut Script), check: impl AsyncFnO
     });
 }
 
-/// The version must be given up, and the server told that it arrived corrupt; the session lives on.
+/// Checks that the client aborts the version as corrupt, and that the session continues.
 pub(crate) fn expect_corrupt(word: &str, script: impl AsyncFnOnce(&mut Script)) {
     attack(script, async |mut found| {
         let SubscriptionError::Corrupt { id, detail } = &found.error else { panic!("{}", found.error) };
@@ -198,7 +198,7 @@ pub(crate) fn expect_corrupt(word: &str, script: impl AsyncFnOnce(&mut Script)) 
     });
 }
 
-/// The session must end with `code`, the server being to blame.
+/// Checks that the session ends with `code`, and that the error blames the server.
 pub(crate) fn expect_closed(code: CloseCode, word: &str, script: impl AsyncFnOnce(&mut Script)) {
     attack(script, async |found| {
         let SubscriptionError::Disconnected { source, .. } = &found.error else { panic!("{}", found.error) };

@@ -1,4 +1,4 @@
-//! Servers that break the rules. The client delivers nothing, says what was wrong, and does not panic.
+//! Servers that violate the protocol. The client delivers nothing, reports the error, and does not panic.
 
 use crate::script::{CHUNK_BYTES, CHUNKS, EPOCH, Script, VERSION, attack, expect_closed, expect_corrupt};
 use std::time::Duration;
@@ -12,8 +12,8 @@ use tensor_relay_tests::{
     tensors,
 };
 
-/// Goal: a server that cannot be spoken to any more ends the session instead of keeping it waiting.
-/// Method: stop the control stream in its receiving direction, then make the client speak.
+/// Goal: a server that no longer receives messages ends the session instead of stalling it. Method: stop the control
+/// stream in its receiving direction, then make the client send.
 #[test]
 fn a_server_that_stops_hearing() {
     attack(
@@ -28,8 +28,8 @@ fn a_server_that_stops_hearing() {
     );
 }
 
-/// Goal: the script itself is good, or the attacks on it prove nothing.
-/// Method: play it unchanged, and once more with everything in the worst order.
+/// Goal: the script itself is valid, so that failures below are due to the attacks. Method: run it unchanged, and once
+/// more in the worst order.
 #[test]
 fn the_good_version() {
     for reversed in [false, true] {
@@ -61,8 +61,7 @@ fn the_good_version() {
     }
 }
 
-/// Goal: bytes that are not those that were hashed are never shown.
-/// Method: one bit of the hash, one bit of the bytes.
+/// Goal: bytes that do not match their hash are never delivered. Method: one bit of the hash, one bit of the bytes.
 #[test]
 fn a_wrong_hash() {
     expect_corrupt("chunk 1 arrived corrupt", async |script| {
@@ -79,8 +78,8 @@ fn a_wrong_hash() {
     });
 }
 
-/// Goal: a chunk is as long as its header says, not a byte more or less.
-/// Method: streams of one byte less, one more, none, and far more; and a raw chunk that claims to be encoded shorter.
+/// Goal: a chunk must have exactly the length in its header. Method: streams of one byte less, one more, none, and far
+/// more; and a raw chunk that claims to be encoded shorter.
 #[test]
 fn streams_of_a_wrong_length() {
     for bytes in [CHUNK_BYTES - 1, CHUNK_BYTES + 1, 0, 1 << 20] {
@@ -122,8 +121,7 @@ fn headers_that_break_rules() {
     }
 }
 
-/// Goal: a chunk comes once.
-/// Method: the same chunk twice, and once more when it is verified.
+/// Goal: a chunk is accepted once. Method: the same chunk twice at once, and again after it was verified.
 #[test]
 fn a_chunk_twice() {
     for pause in [0, 1_000] {
@@ -136,7 +134,7 @@ fn a_chunk_twice() {
     }
 }
 
-/// How many chunks a client lets come at once.
+/// The client's initial credit.
 fn credit() -> u32 {
     client_config().credit_chunks
 }
@@ -152,8 +150,8 @@ fn more_chunks_than_credit() {
     });
 }
 
-/// Goal: a manifest is the one that was announced and that its header names, or the session ends.
-/// Method: another one, one that hashes to something else, and one of another length.
+/// Goal: a manifest that differs from its announcement or header ends the session. Method: another manifest, one with
+/// another hash, and one of another length.
 #[test]
 fn manifests_that_are_not_as_announced() {
     expect_closed(CloseCode::Misbehaved, "not the one it announced", async |script| {
@@ -176,10 +174,10 @@ fn manifests_that_are_not_as_announced() {
     }
 }
 
-/// Goal: bytes that are no manifest end the session, though they hash to what was announced.
-/// Method: noise, a cut manifest, and one with a byte changed.
+/// Goal: malformed manifests end the session, although their hash is the announced one. Method: noise, a truncated
+/// manifest, and one with a byte changed.
 #[test]
-fn manifests_that_are_none() {
+fn malformed_manifests() {
     let damage: [fn(Vec<u8>) -> Vec<u8>; 3] = [
         |_| vec![0xff; 1_000],
         |mut good| {
@@ -202,8 +200,8 @@ fn manifests_that_are_none() {
     }
 }
 
-/// Goal: chunks that are each right but together are not what the server says are not shown.
-/// Method: Complete with another digest.
+/// Goal: chunks that are each valid but do not match the version's digest are not delivered. Method: Complete with
+/// another digest.
 #[test]
 fn a_complete_with_a_wrong_digest() {
     expect_corrupt("together hash to", async |script| {
@@ -215,8 +213,8 @@ fn a_complete_with_a_wrong_digest() {
     });
 }
 
-/// Goal: Complete makes nothing whole that is not.
-/// Method: Complete with a chunk missing; the client's own deadline ends it.
+/// Goal: Complete does not complete a version with missing chunks. Method: Complete with a chunk missing; the client's
+/// own deadline ends it.
 #[test]
 fn a_complete_with_a_chunk_missing() {
     expect_stalled(async |script| {
@@ -227,8 +225,8 @@ fn a_complete_with_a_chunk_missing() {
     });
 }
 
-/// Goal: a version that does not go on ends within two stall timeouts, whatever it waits for.
-/// Method: no Complete, no manifest, no chunk, half a chunk.
+/// Goal: a version without progress ends within two stall timeouts, whatever it waits for. Method: no Complete, no
+/// manifest, no chunk, half a chunk.
 #[test]
 fn versions_that_stall() {
     expect_stalled(async |script| {
@@ -241,8 +239,8 @@ fn versions_that_stall() {
     expect_stalled(async |script| script.good_beginning().await);
 }
 
-/// Goal: as above, for a stream that is open and quiet.
-/// Method: half a chunk, and then nothing, with the stream held open.
+/// Goal: as above, for a stream that is open and idle. Method: half a chunk, and then nothing, with the stream held
+/// open.
 #[test]
 fn half_a_chunk() {
     let mut held = None;
@@ -275,8 +273,8 @@ fn expect_stalled(script: impl AsyncFnOnce(&mut Script)) {
     });
 }
 
-/// Goal: announcements have rules too.
-/// Method: another topic, a second one before the first has ended, a subscription that was never made.
+/// Goal: invalid announcements end the session. Method: another topic, a second one before the first has ended, a
+/// subscription that was never made.
 #[test]
 fn announcements_that_break_rules() {
     expect_closed(CloseCode::Misbehaved, "another topic", async |script| {
@@ -297,8 +295,8 @@ fn announcements_that_break_rules() {
     });
 }
 
-/// Goal: versions rise. A user who has version 3 never gets version 2 or 3 again.
-/// Method: a good version 3, taken by the user, then an announcement of an older one and of the same.
+/// Goal: versions rise: a client that has version 3 never gets version 2 or 3 again. Method: a good version 3, then an
+/// announcement of an older one and of the same.
 #[test]
 fn versions_that_do_not_rise() {
     for next in [2, 3] {
@@ -325,10 +323,10 @@ fn versions_that_do_not_rise() {
     }
 }
 
-/// Goal: encodings that are none are survived: noise, a bomb's header, and one of something shorter.
-/// Method: zstd chunks written by hand.
+/// Goal: malformed encodings are errors: noise, the header of a decompression bomb, and one that decodes to less.
+/// Method: hand-written zstd chunks.
 #[test]
-fn encodings_that_are_none() {
+fn malformed_encodings() {
     let one_tebibyte = [&b"\x28\xb5\x2f\xfd\xc0\x00"[..], &(1u64 << 40).to_le_bytes(), &[1, 0, 0]].concat();
     // A raw block of three bytes in a frame that says so (RFC 8878 §3.1).
     let three_bytes = b"\x28\xb5\x2f\xfd\x20\x03\x19\0\0abc".to_vec();
@@ -342,10 +340,9 @@ fn encodings_that_are_none() {
     }
 }
 
-/// Goal: data streams that are none end the session.
-/// Method: an unknown kind, an unknown codec, reserved bytes.
+/// Goal: malformed data streams end the session. Method: an unknown kind, an unknown codec, reserved bytes.
 #[test]
-fn streams_that_are_none() {
+fn malformed_streams() {
     for (word, at, value) in [("kind 9", 0, 9), ("codec 77", 1, 77), ("reserved", 3, 1), ("reserved", 46, 1)]
     {
         expect_closed(CloseCode::Malformed, word, async |script| {
@@ -357,8 +354,8 @@ fn streams_that_are_none() {
     }
 }
 
-/// Goal: control messages that are none, or have no place, end the session.
-/// Method: noise, a length beyond all bounds, a second Welcome, an answer to no question, a Complete for nothing.
+/// Goal: malformed or unexpected control messages end the session. Method: noise, an excessive length, an unrequested
+/// answer, a Complete without a version.
 #[test]
 fn control_messages_that_break_rules() {
     expect_closed(CloseCode::Malformed, "malformed", async |script| {
@@ -372,8 +369,8 @@ fn control_messages_that_break_rules() {
     expect_closed(CloseCode::Misbehaved, "version 3", async |script| script.complete(script.digest()).await);
 }
 
-/// Goal: a server that gives a version up in the middle leaves no trace of it, and the next one arrives.
-/// Method: two of three chunks, Abort, then the next version whole, with the credit that the client grants anew.
+/// Goal: a version that the server aborts halfway leaves no trace, and the next one arrives. Method: two of three
+/// chunks, Abort, then the next version whole, with the credit that the client gives anew.
 #[test]
 fn a_version_that_is_given_up() {
     simulate(1, async |sim| {

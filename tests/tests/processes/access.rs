@@ -1,4 +1,4 @@
-//! Who gets in: tickets, keys and the access control list, as an operator uses them.
+//! Access control as an operator uses it: tickets, keys and the access control list.
 
 use crate::files;
 use rcgen::{
@@ -16,10 +16,10 @@ use std::{
 };
 use tensor_relay_tests::processes::{Home, Process, Serving};
 
-/// How long a session may go on that has lost its right, as documented.
+/// How long a session may continue after it lost its right, as documented.
 const CUT_WITHIN: Duration = Duration::from_secs(10);
 
-/// After how long a server has looked at its files.
+/// The time within which a server has reread its files.
 const LOOKED: Duration = Duration::from_secs(4);
 
 /// Both transports, which must obey the same rules.
@@ -32,7 +32,7 @@ fn home() -> Home {
 }
 
 impl Made {
-    /// Makes a ticket by hand, in the file `name`.
+    /// Runs `tickets create` with the ticket file `name`.
     fn new(home: &Home, server: &Serving, name: &str, words: &[&str]) -> Self {
         let address = format!("--address={}", server.listen());
         let all = [&["tickets", "create", "--ticket-file", name, &address], words].concat();
@@ -42,7 +42,7 @@ impl Made {
     }
 }
 
-/// A ticket that was made by hand.
+/// A ticket made by `tickets create`.
 struct Made {
     file: String,
     id: String,
@@ -54,15 +54,15 @@ fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
     follower
 }
 
-/// Waits until a follower is cut off, within what is documented.
+/// Waits until a follower's session is closed, within the documented time.
 fn is_cut(follower: Process, why: &str) {
     let since = Instant::now();
     follower.end().failed(4, &[why]);
     assert!(since.elapsed() < CUT_WITHIN, "{:?}", since.elapsed());
 }
 
-/// Goal: nobody gets in without a ticket that is valid here, over either transport, and is told what to do; the server's own
-/// ticket lets in to its topic. Method: every other ticket there is.
+/// Goal: over either transport, a client without a valid ticket is refused and told what to do; the server's own ticket
+/// gives access to its topic. Method: every kind of invalid ticket.
 #[test]
 fn nobody_gets_in_without_a_ticket() {
     let home = home();
@@ -77,7 +77,7 @@ fn nobody_gets_in_without_a_ticket() {
     let expired = Made::new(&home, &server, "expired", &["--topic=**", "--expires=1s"]);
     let revoked = Made::new(&home, &server, "revoked", &["--topic=**"]);
     home.run(&["tickets", "revoke", &revoked.id]).with(0);
-    thread::sleep(Duration::from_secs(5)); // Until one has expired, and the server has looked.
+    thread::sleep(Duration::from_secs(5)); // Until one has expired, and the server has reread its files.
     for transport in TRANSPORTS {
         let none = "the ticket carries no token";
         let invalid = "the ticket's token is not valid there";
@@ -106,8 +106,8 @@ fn nobody_gets_in_without_a_ticket() {
     assert!(err.contains("was revoked") && err.contains("has expired") && !err.contains(token), "{err}");
 }
 
-/// Goal: who loses its right while it follows is cut off within ten seconds; the others go on.
-/// Method: two followers for each way to lose it, of which one keeps it.
+/// Goal: a follower that loses its right is closed within ten seconds; others continue. Method: followers whose tickets
+/// are revoked or expire, and one whose ticket stays valid.
 #[test]
 fn who_loses_its_right_is_cut_off() {
     let home = home();
@@ -127,8 +127,8 @@ fn who_loses_its_right_is_cut_off() {
     }
 }
 
-/// Goal: a secret is rotated without a restart: what was made with the one before is valid once more, and then cut off; a
-/// broken file changes nothing and is reported. Method: rotate twice under two followers, with a broken list in between.
+/// Goal: a secret is rotated without a restart: tickets of the previous secret stay valid until the next rotation; a
+/// broken file is reported and changes nothing. Method: rotate twice with two followers, with a broken list in between.
 #[test]
 fn secrets_are_rotated_under_way() {
     let home = home();
@@ -149,8 +149,8 @@ fn secrets_are_rotated_under_way() {
     newer.end_by(tensor_relay_tests::processes::Signal::KILL);
 }
 
-/// Goal: a client that the server knows by its key needs no token, and may do what the access control list says, as it stands
-/// now. Method: trust a key, change the list and distrust it under a follower, over either transport.
+/// Goal: a client with a trusted key needs no token, and has the rights of the current access control list. Method:
+/// trust a key, change the list and revoke the key during a subscription, over either transport.
 #[test]
 fn clients_are_known_by_their_keys() {
     let home = home();
@@ -189,8 +189,8 @@ fn clients_are_known_by_their_keys() {
     }
 }
 
-/// Goal: who shows a key that was revoked is refused, also with a token that is good; the token alone is still good.
-/// Method: one client with both, over either transport, before and after; a second start of the server in between.
+/// Goal: a client with a revoked key is refused even with a valid token; the token alone is still valid. Method: one
+/// client with both, over either transport, before and after; a second start of the server in between.
 #[test]
 fn a_revoked_key_is_refused_with_a_good_token() {
     let home = home();
@@ -214,8 +214,8 @@ fn a_revoked_key_is_refused_with_a_good_token() {
     }
 }
 
-/// Goal: a client whose certificate a trusted authority has issued is known by the names in it, for as long as the authority
-/// is trusted. Method: another authority takes its place under a follower.
+/// Goal: a client with a certificate of a trusted authority is identified by the names in it, while the authority is
+/// trusted. Method: replace the authority by another during a subscription.
 #[test]
 fn clients_are_known_by_the_names_in_their_certificates() {
     let home = home();
@@ -255,8 +255,8 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// Goal: an operator sees which tickets there are, for whom, and whether they are used; no list shows a token.
-/// Method: make, use and revoke some, and look.
+/// Goal: an operator sees which tickets exist, for whom, and whether they are used; no list shows a token. Method:
+/// make, use and revoke some, and list them.
 #[test]
 fn tickets_are_listed_and_shown() {
     let home = home();
@@ -295,8 +295,8 @@ fn tickets_are_listed_and_shown() {
         .failed(2, &["as in 30d"]);
 }
 
-/// Goal: once the list speaks of users, nobody publishes through the socket whom it does not name.
-/// Method: publish before, with a list that names another user, and with one that names this one.
+/// Goal: once the list has `uid:` lines, only the users that it names may publish through the socket. Method: publish
+/// before, with a list that names another user, and with one that names this one.
 #[test]
 fn the_publish_socket_obeys_the_list() {
     let home = home();
@@ -317,9 +317,9 @@ fn the_publish_socket_obeys_the_list() {
     drop(server);
 }
 
-/// Goal: connections that say nothing keep nobody out, whatever they are over: clients at other addresses and at the same one
-/// come in at once, and sessions go on.
-/// Method: more silent TCP connections than there are places, from another address and from the same, under a follower.
+/// Goal: silent connections do not block others: clients at the same and at other addresses connect at once, and
+/// sessions continue. Method: more silent TCP connections than the limit, from another address and from the same,
+/// during a subscription.
 #[test]
 fn silent_connections_keep_nobody_out() {
     let limit = getrlimit(Resource::Nofile);

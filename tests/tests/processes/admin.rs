@@ -1,4 +1,4 @@
-//! The admin port, as probes, scrapers and people ask it: HTTP by hand, over a TCP connection of the test's own.
+//! The admin port as probes, scrapers and people use it: plain HTTP over a TCP connection of the test.
 
 use crate::{files, http::Asked};
 use std::{
@@ -11,7 +11,7 @@ use std::{
 };
 use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
 
-/// How long anything that is waited for may take on a busy machine.
+/// The deadline of every wait, for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -20,13 +20,13 @@ pub(crate) fn admin_of(server: &Serving) -> String {
     server.said["admin"].as_str().unwrap().to_owned()
 }
 
-/// The address that a subscriber said on stderr.
+/// The admin address that a subscriber printed on stderr.
 fn admin_said(process: &mut Process) -> String {
     let line = process.hear_err("open http://");
     line.split("http://").nth(1).unwrap().trim_end_matches('/').to_owned()
 }
 
-/// Asks again and again until `is_it`, and fails where it never is.
+/// Repeats a request until `is_it` accepts the response, and fails after a deadline.
 #[track_caller]
 pub(crate) fn ask_until(address: &str, path: &str, is_it: impl Fn(&Asked) -> bool) -> Asked {
     let deadline = Instant::now() + PATIENCE;
@@ -45,12 +45,12 @@ pub(crate) fn ask_until(address: &str, path: &str, is_it: impl Fn(&Asked) -> boo
 fn sample(metrics: &str, name: &str) -> f64 {
     let mut values = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     let value = values.next().unwrap_or_else(|| panic!("no {name} in\n{metrics}"));
-    assert!(values.next().is_none(), "{name} is there twice");
+    assert!(values.next().is_none(), "{name} occurs twice");
     value.parse().unwrap()
 }
 
-/// Goal: what a server tells through its port is true, in every form.
-/// Method: serve a file, let a subscriber take it and stay; compare numbers with what is known.
+/// Goal: the numbers on a server's admin port are right, in every format. Method: serve a file to a subscriber that
+/// stays; compare numbers with known values.
 #[test]
 fn a_server_tells_how_it_does() {
     let home = Home::new();
@@ -126,7 +126,7 @@ fn a_server_tells_how_it_does() {
 
     let page = Asked::get(&admin, "/", &[]).with(200);
     assert!(page.body.starts_with("<!doctype html>"));
-    assert!(!page.body.contains("http"), "it asks nobody else for anything");
+    assert!(!page.body.contains("http"), "it loads nothing from other hosts");
     Asked::get(&admin, "/nothing", &[]).with(404);
     Asked::get(&admin, "/status", &["Host: other.example"]).with(421);
     follower.end_by(Signal::TERM).with(143);
@@ -153,8 +153,8 @@ fn check_with_promtool(metrics: &str) {
     );
 }
 
-/// Goal: a consumer is ready when it holds what it is there for, and with a bound not when that is old.
-/// Method: follow a topic that is not there yet; serve it; wait until it has become too old.
+/// Goal: a consumer is ready when it holds a version, and with `--ready-within` only while that is recent. Method:
+/// follow a topic that does not exist yet; publish it; wait until the version is too old.
 #[test]
 fn a_consumer_is_ready_when_it_holds_a_version() {
     let home = Home::new();
@@ -182,8 +182,8 @@ fn a_consumer_is_ready_when_it_holds_a_version() {
     check_with_promtool(&metrics);
 }
 
-/// Goal: what others can reach takes a token, and without one the server does not start.
-/// Method: listen on all addresses; ask without, with a wrong and with the right one.
+/// Goal: an admin port that other hosts can reach needs a token, without which the server does not start. Method:
+/// listen on all addresses; request without, with a wrong and with the right token.
 #[test]
 fn others_need_a_token() {
     let home = Home::new();
@@ -208,18 +208,18 @@ fn others_need_a_token() {
         Asked::get(&admin, path, &[&wrong]).with(401);
         Asked::get(&admin, path, &[&format!("Authorization: Bearer {TOKEN}")]).with(200);
     }
-    // What is added is guarded as well, whatever it is: also a path that there is not.
+    // Unknown paths are guarded as well, so that new ones will be.
     for path in ["/new", "/livez/", "//livez", "/status/x", "/readyz/../status"] {
         Asked::get(&admin, path, &[]).with(401);
     }
     Asked::get(&admin, "/new", &[&format!("Authorization: Bearer {TOKEN}")]).with(404);
-    // What a browser sends after it has asked: admin and the token.
+    // What a browser sends after its login dialog: the user `admin` and the token.
     let basic = "Authorization: Basic YWRtaW46MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
     Asked::get(&admin, "/", &[basic]).with(200);
 }
 
-/// Goal: who holds connections to the port keeps no probe from another address out.
-/// Method: more silent connections from another address than there are places, and some that ask again and again.
+/// Goal: a client that holds connections to the port does not block probes from another address. Method: more silent
+/// and half-finished connections from another address than the limit, then probes.
 #[test]
 fn silent_connections_keep_no_probe_out() {
     let home = Home::new();
@@ -246,8 +246,8 @@ fn silent_connections_keep_no_probe_out() {
     drop(held);
 }
 
-/// Goal: a port in use ends who asked for it, and nobody else.
-/// Method: hold the usual port, or see that somebody does; serve without a word, and with that port.
+/// Goal: a port in use is an error only if `--admin` names it. Method: hold the default port; serve without `--admin`,
+/// and with a port in use.
 #[test]
 fn a_port_in_use_ends_who_asked_for_it() {
     let home = Home::new();
@@ -262,7 +262,7 @@ fn a_port_in_use_ends_who_asked_for_it() {
     home.run(&["serve", "--topic=m=m", "--admin=9470"]).with(2);
 }
 
-/// Listens on `address`, as soon as the servers of other tests let it.
+/// Listens on `address` once servers of other tests have released it.
 fn hold(address: &str) -> TcpListener {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -274,8 +274,8 @@ fn hold(address: &str) -> TcpListener {
     }
 }
 
-/// Goal: nobody can hold the port: neither by saying nothing, nor too slowly, nor too much.
-/// Method: more silent connections than it takes; a head that is too large.
+/// Goal: the port cannot be blocked by silent or oversized requests. Method: more silent connections than the limit; a
+/// head that is too large.
 #[test]
 fn the_port_has_bounds() {
     let home = Home::new();
@@ -289,14 +289,13 @@ fn the_port_has_bounds() {
     for mut stream in silent {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut said = vec![];
-        // Closed in order, or reset with what it had not read: over, either way.
+        // Either closed normally, or reset with unread data.
         let over = stream.read_to_end(&mut said).map_err(|error| error.kind());
         assert!(over.is_ok() || over == Err(std::io::ErrorKind::ConnectionReset), "{over:?}");
     }
 }
 
-/// Goal: failures are counted by where and why.
-/// Method: a server of one session, and a second client.
+/// Goal: failures are counted by place and reason. Method: a server of one session, and a second client.
 #[test]
 fn failures_have_reasons() {
     let home = Home::new();
@@ -311,8 +310,8 @@ fn failures_have_reasons() {
     assert!(sample(&metrics, name) > 0.5, "{metrics}");
 }
 
-/// Goal: who does not keep up is seen, by how many versions.
-/// Method: a reader of every version that is at work on the first one, and two more versions.
+/// Goal: the lag of a slow reader is shown, in versions. Method: a reader in mode `every` that is busy with the first
+/// version, and two more versions.
 #[test]
 fn who_is_behind_is_seen() {
     let home = Home::new();
@@ -344,8 +343,8 @@ fn who_is_behind_is_seen() {
     reader.end_by(Signal::TERM).with(143);
 }
 
-/// Goal: a version on its way is seen, with how much of it was sent and what holds it up.
-/// Method: a wire that is held in the middle of it.
+/// Goal: a version in transfer is shown with its sent bytes and what limits it. Method: a wire that holds in the middle
+/// of the transfer.
 #[test]
 fn what_holds_a_transfer_up_is_seen() {
     const MODEL_BYTES: u64 = 256 << 20;
@@ -371,8 +370,8 @@ fn what_holds_a_transfer_up_is_seen() {
     subscriber.end().with(0);
 }
 
-/// Goal: the dashboard and the alarms ask for nothing that is not there.
-/// Method: every name in them, beside the names that a server and a consumer really have when something went wrong too.
+/// Goal: the dashboard and the alerts use only metrics that exist. Method: compare every name in them with the metrics
+/// of a server and a consumer, after a failure too.
 #[test]
 fn what_is_shipped_asks_for_metrics_that_exist() {
     let home = Home::new();
@@ -397,7 +396,7 @@ fn what_is_shipped_asks_for_metrics_that_exist() {
     assert!(count > 20, "{count} names were found");
 }
 
-/// Everything in `text` that is the name of a metric of ours.
+/// The names of our metrics in `text`.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.split(move |c| !is_of_a_name(c))

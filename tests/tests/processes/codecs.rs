@@ -1,11 +1,12 @@
-//! Which codecs chunks travel in, and what is told of it.
+//! Codecs of chunks, and their reports.
 
 use crate::files;
 use serde_json::Value;
 use tensor_relay_tests::processes::{Home, Signal};
 
-/// Goal: without a word, weights travel in a codec that makes them smaller; both ends tell it, and tell the same.
-/// Method: a file of weights and one of noise; subscribers that print for programs and for people; then end the server.
+/// Goal: by default, weights are sent in a codec that compresses them; server and subscriber report the same numbers.
+/// Method: a file of weights and one of noise; subscribers with output for programs and for people; then stop the
+/// server.
 #[test]
 fn what_is_saved_is_told() {
     let home = Home::new();
@@ -48,8 +49,8 @@ fn what_is_saved_is_told() {
     assert_eq!(sent("n")["codecs"]["raw"]["wire_bytes"], 3 << 20);
 }
 
-/// Goal: a codec can be forced from either end, and the subscriber's word counts for what it gets.
-/// Method: force one at the server and then another at the subscriber.
+/// Goal: server and subscriber can force a codec, and the subscriber's option takes precedence. Method: force one at
+/// the server and then another at the subscriber.
 #[test]
 fn a_codec_can_be_forced() {
     let home = Home::new();

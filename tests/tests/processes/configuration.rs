@@ -1,4 +1,4 @@
-//! Options from the environment and the configuration file, and the commands that tell of options, keys and words.
+//! Options from the environment and the configuration file, and the commands that show options, keys and completions.
 
 use crate::files;
 use serde_json::{Value, json};
@@ -12,13 +12,13 @@ fn run_with(home: &Home, variables: &[(&str, &str)], words: &[&str]) -> Ended {
     Process::start(command).end()
 }
 
-/// Writes the file that is read when nobody names another.
+/// Writes the default configuration file.
 fn configure(home: &Home, text: &str) {
     fs::create_dir_all(home.path(".config/tensor-relay")).unwrap();
     fs::write(home.path(".config/tensor-relay/config.toml"), text).unwrap();
 }
 
-/// The value of an option and where it is from, as `config --json` tells.
+/// The value of an option and its source, as `config --json` reports them.
 fn told(config: &Value, command: &str, option: &str) -> (String, String) {
     let options = config["commands"][command].as_array().unwrap();
     let option = options.iter().find(|known| known["option"] == option).unwrap();
@@ -31,8 +31,8 @@ fn told(config: &Value, command: &str, option: &str) -> (String, String) {
     (values.join(" "), option["source"].as_str().unwrap().into())
 }
 
-/// Goal: a server and a subscriber are run by their file alone, as in a container.
-/// Method: one file for both, no flags; then a flag and a variable over it.
+/// Goal: a server and a subscriber run with a configuration file only, as in a container. Method: one file for both, no
+/// flags; then a flag and a variable over it.
 #[test]
 fn a_file_runs_both_ends() {
     let home = Home::new();
@@ -57,8 +57,7 @@ fn a_file_runs_both_ends() {
     server.end_by(Signal::TERM).with(0);
 }
 
-/// Goal: several topics and switches can be given by variables alone.
-/// Method: serve with no words but the command.
+/// Goal: topics and switches can be set by variables only. Method: `serve` without options.
 #[test]
 fn variables_run_a_server() {
     let home = Home::new();
@@ -77,13 +76,13 @@ fn variables_run_a_server() {
     assert_eq!(
         home.files_in("state"),
         ["tensor-relay/access/secrets", "tensor-relay/identity.key", "tensor-relay/tickets"],
-        "an empty variable is none"
+        "an empty variable is ignored"
     );
     server.end_by(Signal::TERM).with(0);
 }
 
-/// Goal: `config` says what every option is and who said so, and that is what is done.
-/// Method: an option from each layer, for people and for programs, with a secret among them.
+/// Goal: `config` shows the effective value of every option and its source. Method: an option from each layer, for
+/// people and for programs, with a secret among them.
 #[test]
 fn config_tells_every_source() {
     let home = Home::new();
@@ -113,7 +112,7 @@ fn config_tells_every_source() {
         .failed(2, &["bogus", "serve, publish, subscribe"]);
 }
 
-/// Goal: each bound on clients is shown with its reason, and their sum is what `serve` says that it takes.
+/// Goal: each bound on clients is shown with its reason, and their sum is the maximum that `serve` reports.
 #[test]
 fn config_tells_every_bound() {
     let home = Home::new();
@@ -138,8 +137,8 @@ fn config_tells_every_bound() {
     assert!(!home.run(&["config", "subscribe"]).with(0).out.contains("BOUND"));
 }
 
-/// Goal: a mistake in the file or a variable is told with the place to mend, and nothing is done.
-/// Method: mistakes, found by commands that they are for and by others.
+/// Goal: a mistake in the file or a variable is reported with its location, and nothing is done. Method: mistakes in
+/// the options of the command that runs and of others.
 #[test]
 fn mistakes_are_found_where_they_were_made() {
     let home = Home::new();
@@ -167,8 +166,8 @@ fn mistakes_are_found_where_they_were_made() {
     assert!(home.files_in("state").is_empty());
 }
 
-/// Goal: the sample is a file to begin with: it is taken as it is and says nothing.
-/// Method: put it where it is read, and ask.
+/// Goal: the sample file is valid and changes no option. Method: install it as the configuration file, and run
+/// `config`.
 #[test]
 fn the_sample_is_a_good_file() {
     let home = Home::new();
@@ -180,15 +179,15 @@ fn the_sample_is_a_good_file() {
     assert_eq!(told(&config, "serve", "listen").1, "default");
 }
 
-/// Goal: the key is shown before and after it is made, made once, and is the one in tickets.
-/// Method: ask for it, make it twice, serve with it.
+/// Goal: a server key is created once, shown afterwards, and used in tickets. Method: show it, create it twice, serve
+/// with it.
 #[test]
 fn keys_are_made_once_and_shown() {
     let home = Home::new();
     files::noise(&home.path("w"), 1000, 1);
     let missing = home.run(&["keys", "show", "--json"]);
     missing.failed(1, &["no server key", "tensor-relay serve", "keys create", "--state-dir"]);
-    assert!(home.files_in("state").is_empty(), "asking makes none");
+    assert!(home.files_in("state").is_empty(), "`keys show` creates none");
     let made = home.run(&["keys", "create", "--json"]).with(0).json();
     let path = home.path("state/tensor-relay/identity.key");
     assert_eq!(made["path"], path.to_str().unwrap());
@@ -204,8 +203,8 @@ fn keys_are_made_once_and_shown() {
     assert!(elsewhere.out.ends_with("other/identity.key\n") && !elsewhere.out.contains(key), "{elsewhere:?}");
 }
 
-/// Goal: shells and manuals learn the words for people, and no others.
-/// Method: every shell; the main page and the folder of pages.
+/// Goal: completions and manual pages have the commands for people, and no hidden ones. Method: every shell; the main
+/// page and the folder of pages.
 #[test]
 fn completions_and_manual_pages() {
     let home = Home::new();

@@ -1,8 +1,8 @@
-//! Tensors on GPUs, as people ask for them: `--device`, its budgets, its failures, and `tensor-relay devices`.
+//! Tensors on GPUs from the command line: `--device`, its budgets, its failures, and `tensor-relay devices`.
 //!
-//! All of it runs on the fake driver, whatever `TENSOR_RELAY_TEST_CUDA` says, and each test looks at the end whether any
-//! process did what none may do, or left something behind. That whole transfers of every kind pass on GPUs too is what
-//! the other tests say when that variable is `fake`.
+//! All of it runs on the fake driver, whatever `TENSOR_RELAY_TEST_CUDA` says. Each test finally checks for illegal uses
+//! of the driver and for leaks. With that variable set to `fake`, the other tests check whole transfers of every kind
+//! on GPUs.
 
 use crate::{failures::ticket_of_nobody, files};
 use serde_json::Value;
@@ -14,7 +14,7 @@ use tensor_relay_tests::{
 
 const ON_GPU: &str = "--device=cuda:0";
 
-/// Copies of the fake driver are much faster: what takes longer has hung.
+/// Copies of the fake driver are much faster: a longer wait is a hang.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// A machine with `gpu`, and the model `w` of `bytes` on it.
@@ -29,7 +29,7 @@ fn serve(home: &Home) -> Serving {
     home.serve(&["--topic=w=w", ON_GPU])
 }
 
-/// Receives it once, into the GPU, and writes it.
+/// Receives `w` once on the GPU, and writes it to `out`.
 fn subscribe(home: &Home, server: &Serving, out: &str) -> Ended {
     home.run(&["subscribe", server.ticket("w"), "--once", "--json", ON_GPU, "--out", out])
 }
@@ -41,7 +41,7 @@ fn came(home: &Home, out: &str) {
     files::assert_same(&home.path("w"), &home.path(out).join("w.safetensors"));
 }
 
-/// The program with variables of its own.
+/// Starts the program with additional variables.
 fn start_with(home: &Home, variables: &[(&str, &str)], words: &[&str]) -> Process {
     let mut command = home.program();
     command.args(words).envs(variables.iter().copied());
@@ -54,8 +54,7 @@ fn serve_failing(home: &Home, fault: &str) -> Serving {
     Serving::hear(start_with(home, &[("FAKE_CUDA_FAULTS", fault)], &words))
 }
 
-/// Goal: whatever files can hold arrives byte for byte when one end has it on a GPU, the other, or both; and each says
-/// where.
+/// Goal: all contents of files arrive byte for byte with a GPU at either end or both; each process reports its device.
 /// Method: every dtype, scalars, empty and large tensors, and a sharded model, all four ways.
 #[test]
 fn every_file_arrives_from_and_on_a_gpu() {
@@ -81,8 +80,8 @@ fn every_file_arrives_from_and_on_a_gpu() {
     }
 }
 
-/// Goal: people see where tensors are, and the command of `--exec` runs as ever.
-/// Method: a GPU on both sides, without `--json`.
+/// Goal: the output for people shows the device, and the command of `--exec` runs as usual. Method: a GPU on both
+/// sides, without `--json`.
 #[test]
 fn people_are_told_where_tensors_are() {
     let home = home(Gpu::fake(), 3 << 20);
@@ -98,8 +97,7 @@ fn people_are_told_where_tensors_are() {
     server.end_by(Signal::TERM).with(0);
 }
 
-/// Goal: a device may be named by the file and by a variable, as everything else.
-/// Method: each of them, and a flag over both.
+/// Goal: a device can be set by file and variable, like every option. Method: each of them, and a flag over both.
 #[test]
 fn a_device_is_an_option_like_others() {
     let home = home(Gpu::fake().with("FAKE_CUDA_DEVICES", "3"), 1000);
@@ -116,8 +114,8 @@ fn a_device_is_an_option_like_others() {
     assert_eq!(device(&variable, &["--device=cpu", "--hold=borrow"]), "cpu");
 }
 
-/// Goal: whoever does not ask for a GPU has nothing to do with CUDA.
-/// Method: look for the driver among the libraries of a server and of a subscriber on a machine with a GPU.
+/// Goal: without `--device`, CUDA is not loaded. Method: look for the driver among the libraries of a server and of a
+/// subscriber on a machine with a GPU.
 #[test]
 fn the_host_needs_no_driver() {
     let home = home(Gpu::fake(), 1000);
@@ -132,7 +130,7 @@ fn the_host_needs_no_driver() {
     assert!(on_gpu.process.mapped_files().contains("libfake_cuda.so"), "this test looks at the right place");
 }
 
-/// Goal: without CUDA, asking for it is one clear error that says what is missing and what to do; nothing is left.
+/// Goal: without CUDA, `--device cuda:0` is one clear error that says what is missing and what to do; no files remain.
 /// Method: every command that has `--device`, and `devices`. On a machine with a driver, the test says so and passes.
 #[test]
 fn no_cuda() {
@@ -155,9 +153,8 @@ fn no_cuda() {
     assert!(home.files_in("out").is_empty() && home.files_in("state").is_empty());
 }
 
-/// Goal: a library that is no driver, or one that is too old, is told from a missing one.
-/// Method: a linker's stub, libraries without symbols, a file that is no library, an old version, no device, and the
-/// fake driver where nobody allowed it.
+/// Goal: an invalid or outdated driver library is distinguished from a missing one. Method: a linker's stub, libraries
+/// without symbols, a file that is not a library, an old version, no device, and the fake driver without permission.
 #[test]
 fn a_driver_that_is_none() {
     let gpus = [
@@ -179,8 +176,8 @@ fn a_driver_that_is_none() {
     }
 }
 
-/// Goal: each process has the GPU that it asked for; one that is not there is told from those that are.
-/// Method: two GPUs, a server on one, a subscriber on the other, and a third number.
+/// Goal: each process uses the GPU that it names; the error for a missing one lists those that exist. Method: two GPUs,
+/// a server on one, a subscriber on the other, and a third number.
 #[test]
 fn two_gpus() {
     let home = home(Gpu::fake().with("FAKE_CUDA_DEVICES", "2"), 5 << 20);
@@ -195,8 +192,8 @@ fn two_gpus() {
     }
 }
 
-/// Goal: what cannot go together is wrong usage, and says why.
-/// Method: borrowed files on a GPU; page-locked memory for less than two chunks.
+/// Goal: options that contradict each other are wrong usage, with a reason. Method: borrowed files on a GPU;
+/// page-locked memory for less than two chunks.
 #[test]
 fn words_that_do_not_go_together() {
     let home = home(Gpu::fake(), 1000);
@@ -224,8 +221,8 @@ fn two_slots_are_enough() {
     came(&home, "out");
 }
 
-/// Goal: GPU memory that does not suffice is refused with numbers, on either side, and the other side lives on.
-/// Method: limits, and GPUs, that are smaller than the model.
+/// Goal: insufficient GPU memory is an error with numbers, on either side, and the other side continues. Method:
+/// limits, and GPUs, that are smaller than the model.
 #[test]
 fn out_of_gpu_memory() {
     const BYTES: usize = 20 << 20;
@@ -248,9 +245,9 @@ fn out_of_gpu_memory() {
     came(&large, "whole");
 }
 
-/// Goal: a GPU that fails under a server in mid-transfer ends it with an error that says so, so that somebody may start it
-/// again; its subscriber keeps nothing half, and nobody hangs.
-/// Method: the third copy out breaks the device's context, as a kernel of somebody else in the process would.
+/// Goal: a GPU that fails during a transfer ends its server with an error, so that it can be restarted; the subscriber
+/// keeps no partial file, and nothing hangs. Method: the third copy out corrupts the device's context, as a foreign
+/// kernel in the process would.
 #[test]
 fn a_gpu_that_fails_under_a_server() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
@@ -265,8 +262,8 @@ fn a_gpu_that_fails_under_a_server() {
         .failed(1, &["cuda:0 has failed", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
 }
 
-/// Goal: a GPU that fails under a subscriber ends it with an error about this machine; the server serves others.
-/// Method: the third copy in breaks the device's context; then a subscriber whose GPU works.
+/// Goal: a GPU that fails in a subscriber ends it with an error about this machine; the server serves others. Method:
+/// the third copy in corrupts the device's context; then a subscriber whose GPU works.
 #[test]
 fn a_gpu_that_fails_under_a_subscriber() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
@@ -280,9 +277,8 @@ fn a_gpu_that_fails_under_a_subscriber() {
     came(&home, "whole");
 }
 
-/// Goal: a call that the driver refuses once costs a server nothing, and a subscriber an error at most; nothing is torn,
-/// and nobody hangs.
-/// Method: refused copies and events on each side.
+/// Goal: a single refused driver call does not affect a server, and causes at most an error in a subscriber; nothing is
+/// torn or hangs. Method: refused copies and events on each side.
 #[test]
 fn a_call_that_fails_once() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
@@ -312,8 +308,8 @@ fn a_call_that_fails_once() {
     }
 }
 
-/// Goal: a GPU that hangs stops nobody for good: the subscriber ends within the deadlines, and so does its server.
-/// Method: the second copy in never ends.
+/// Goal: with a GPU that hangs, the subscriber ends within its deadlines, and the server can be stopped. Method: the
+/// second copy in never ends.
 #[test]
 fn a_gpu_that_hangs_under_a_subscriber() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
@@ -326,8 +322,8 @@ fn a_gpu_that_hangs_under_a_subscriber() {
     server.process.end_by(Signal::TERM).with(0);
 }
 
-/// Goal: kill -9 of either side in mid-transfer costs the other side nothing but time, and no version is torn.
-/// Method: held in the middle, kill the server and start it again, then the subscriber; each time it comes in the end.
+/// Goal: kill -9 of either side during a transfer costs the other side only time, and no version is torn. Method: hold
+/// the transfer, kill and restart the server, then the subscriber; the version arrives each time.
 #[test]
 fn either_side_killed_with_a_gpu() {
     let (home, mut wire) = (home(Gpu::fake(), 64 << 20), Wire::new());
@@ -354,8 +350,8 @@ fn either_side_killed_with_a_gpu() {
     server.process.end_by(Signal::TERM).with(0);
 }
 
-/// Goal: replaced files get to the GPU and on, and the memory of what was replaced is used again.
-/// Method: five versions through GPUs that have room for two.
+/// Goal: replaced files are uploaded and published, and the memory of old versions is reused. Method: five versions
+/// through GPUs that have room for two.
 #[test]
 fn versions_follow_each_other_through_gpus() {
     const BYTES: usize = 4 << 20;
@@ -374,8 +370,7 @@ fn versions_follow_each_other_through_gpus() {
     follower.end_by(Signal::TERM).with(143);
 }
 
-/// Goal: the demo proves GPUs too.
-/// Method: a small one, both ways.
+/// Goal: the demo works with GPUs. Method: a small demo, with both kinds of output.
 #[test]
 fn the_demo_on_a_gpu() {
     let home = Home::with_gpu(Gpu::fake());
@@ -388,8 +383,8 @@ fn the_demo_on_a_gpu() {
     }
 }
 
-/// Goal: `devices` lists what the driver and NVML know, to people and to programs.
-/// Method: two GPUs; without NVML, with one that knows one of them and its processes, and with one that has no driver.
+/// Goal: `devices` lists the information of the driver and NVML, for people and programs. Method: two GPUs; without
+/// NVML, with one that knows one GPU and its processes, and with one that has no driver.
 #[test]
 fn gpus_are_listed() {
     const MEMORY: u64 = 1 << 30;
@@ -424,6 +419,6 @@ fn gpus_are_listed() {
     assert_eq!(
         broken.run(&["devices", "--json"]).with(0).json(),
         without,
-        "an NVML without a driver is none"
+        "an NVML without a driver is ignored"
     );
 }

@@ -1,4 +1,4 @@
-//! What `doctor` finds, each where it can be made to: good, and not good.
+//! The findings of `doctor`, each provoked and cured where possible.
 
 use crate::files;
 use serde_json::Value;
@@ -15,7 +15,7 @@ fn finding(ended: &Ended, name: &str) -> Value {
         .iter()
         .filter(|finding| finding["name"] == name);
     let finding = found.next().unwrap_or_else(|| panic!("no {name} in {said}")).clone();
-    assert!(found.next().is_none() || name == "GPU", "{name} is there twice");
+    assert!(found.next().is_none() || name == "GPU", "{name} occurs twice");
     let has_fix = ["host", "docker", "kubernetes"]
         .iter()
         .all(|place| finding["fix"][place].is_string());
@@ -30,7 +30,7 @@ fn check(ended: &Ended, name: &str, state: &str) -> Value {
     finding
 }
 
-/// The program with `words` after the shell did `before`, such as a limit.
+/// Starts the program with `words` after the shell command `before`, such as a limit.
 fn after(home: &Home, before: &str, words: &str) -> Process {
     let program = home.program().get_program().to_owned();
     let mut shell = home.at_home(Command::new("sh"));
@@ -38,8 +38,8 @@ fn after(home: &Home, before: &str, words: &str) -> Process {
     Process::start(shell)
 }
 
-/// Goal: on a machine where everything works, nothing fails, and a server that answers is told, for people and programs.
-/// Method: the machine of the tests, with a server on it.
+/// Goal: on a working machine no finding fails, and a reachable server is reported, for people and programs. Method:
+/// the machine of the tests, with a server on it.
 #[test]
 fn what_works_is_told() {
     let home = Home::new();
@@ -71,8 +71,8 @@ fn what_works_is_told() {
     );
 }
 
-/// Goal: too few descriptors are found, and the fix that is printed cures it.
-/// Method: a hard limit of 40, then the one that is advised, in a shell.
+/// Goal: too few descriptors are found, and the printed fix cures it. Method: a hard limit of 40, then the advised one,
+/// in a shell.
 #[test]
 fn few_descriptors_are_found() {
     let home = Home::new();
@@ -100,11 +100,11 @@ fn a_state_folder_that_is_none_is_found() {
     assert!(found["measured"].as_str().unwrap().starts_with("file cannot be written to"), "{found}");
     let cured = home.run(&["doctor", "--json", "--state-dir=keys"]).with(0);
     check(&cured, "state folder", "ok");
-    assert!(!home.path("keys").exists(), "it only looked");
+    assert!(!home.path("keys").exists(), "doctor creates no folder");
 }
 
-/// Goal: a transport that does not reach the server is found; where none does, that is a failure with its reason.
-/// Method: a server without TCP, one of another key, and none at all.
+/// Goal: a transport that does not reach the server is found; if none does, that is a failure with its reason. Method:
+/// a server without TCP, one of another key, and none at all.
 #[test]
 fn a_server_that_does_not_answer_is_found() {
     let home = Home::new();
@@ -128,8 +128,8 @@ fn a_server_that_does_not_answer_is_found() {
     check(&gone, "server over TCP", "fail");
 }
 
-/// Goal: a ticket that expires soon, or has expired, is found before anything else is looked for; a new one cures it.
-/// Method: tickets of a minute and of two seconds, and one of a year.
+/// Goal: a ticket that expires soon or has expired is found before other checks; a new one cures it. Method: tickets of
+/// an hour, of a second and of a year.
 #[test]
 fn a_ticket_that_expires_is_found() {
     let home = Home::new();
@@ -159,9 +159,9 @@ fn serve_on(lan: &Lan, home: &Home) -> Serving {
     Serving::hear(lan.start(Host::Server, home, &["serve", "--json", "--topic=m=m", &listen]))
 }
 
-/// Goal: what limits the way to a server is named: the line, loss, and packets that are smaller than they could be.
-/// Method: two hosts and a line of 50 Mbit/s; then one that loses every twentieth packet of UDP; then one on which larger packets
-/// of UDP are dropped without a word; then one that loses every twentieth packet of TCP; each is cured by taking that away.
+/// Goal: the limit of the path to a server is named: the line, loss, or packets smaller than possible. Method: two
+/// hosts and a line of 50 Mbit/s; then a line that loses every twentieth UDP packet; then one that also drops larger
+/// UDP packets silently; then one that loses every twentieth TCP packet; removing each fault cures it.
 #[test]
 fn what_limits_the_rate_is_found() {
     let lan = match Lan::new().and_then(|lan| lan.limit_rate(50).map(|()| lan)) {
@@ -203,8 +203,8 @@ fn what_limits_the_rate_is_found() {
     check(&cured, "packet size", "ok");
 }
 
-/// Goal: UDP that does not get through is told apart from a server that is not there, and passing it cures it.
-/// Method: two hosts; the one of the server drops UDP, then does not. It takes root, `ip` and `nft`.
+/// Goal: blocked UDP is distinguished from a missing server, and unblocking it cures it. Method: two hosts; the
+/// server's host drops UDP, then passes it. Needs root, `ip` and `nft`.
 #[test]
 fn udp_that_is_dropped_is_found() {
     let lan = match Lan::new() {

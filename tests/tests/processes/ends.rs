@@ -1,16 +1,16 @@
-//! How processes end: signals, shutdowns and sudden death, in quiet and in the middle of a transfer.
+//! How processes end: signals, shutdowns and kills, when idle and during a transfer.
 
 use crate::files;
 use std::time::Duration;
 use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
 
-/// Large enough that no buffer on the way holds it.
+/// Larger than all buffers on the path.
 const MODEL_BYTES: u64 = 256 << 20;
 
-/// How much of it comes through before the wire is held.
+/// How many bytes pass before the wire holds.
 const HELD_AFTER_BYTES: u64 = 24 << 20;
 
-/// After how long without a packet the other end is taken for dead (`Tuning::idle_timeout_ms`).
+/// The time without a packet after which the peer is considered dead (`Tuning::idle_timeout_ms`).
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A subscriber that waits in the middle of a transfer, and its server.
@@ -36,8 +36,8 @@ impl Halfway {
     }
 }
 
-/// Goal: a server that is killed leaves no subscriber waiting, and nothing half on its disk.
-/// Method: kill -9 in the middle of a transfer. Nothing says goodbye, so it takes the idle timeout to notice.
+/// Goal: a killed server leaves neither a waiting subscriber nor a partial file. Method: kill -9 during a transfer. No
+/// close is sent, so it takes the idle timeout to notice.
 #[test]
 fn a_server_killed_in_mid_transfer() {
     let Halfway { home, wire, server, subscriber } = Halfway::new(&[]);
@@ -48,11 +48,11 @@ fn a_server_killed_in_mid_transfer() {
     let slack = Duration::from_secs(10);
     assert!(ended.took < IDLE_TIMEOUT + slack, "{ended:?}");
     let ended = ended.failed(3, &["has not answered for the idle timeout"]);
-    assert_eq!((home.files_in("out"), &*ended.out), (vec![], ""), "nothing half");
+    assert_eq!((home.files_in("out"), &*ended.out), (vec![], ""), "no partial file");
 }
 
-/// Goal: the same for a subscriber that has its version and waits for the next.
-/// Method: kill -9 after the first version. Over TCP the system tells at once.
+/// Goal: the same for a subscriber that waits for the next version. Method: kill -9 after the first version. Over TCP
+/// the system reports it at once.
 #[test]
 fn a_server_killed_while_nothing_moves() {
     for (transport, why) in [("quic", "has not answered for the idle timeout"), ("tcp", "killed")] {
@@ -67,12 +67,12 @@ fn a_server_killed_while_nothing_moves() {
         let ended = follower.end();
         assert!(transport == "tcp" || ended.took > IDLE_TIMEOUT / 2, "{ended:?}");
         ended.failed(3, &["the subscription to w ended", why]);
-        assert_eq!(home.files_in("out"), ["w.safetensors"], "what was whole stays");
+        assert_eq!(home.files_in("out"), ["w.safetensors"], "complete files stay");
     }
 }
 
-/// Goal: SIGTERM and SIGINT end a server in order, at once when nothing is under way; its subscribers hear why.
-/// Method: a subscriber that follows, and each of the signals.
+/// Goal: SIGTERM and SIGINT end a server gracefully, at once if it is idle; its subscribers get the reason. Method: a
+/// subscriber that follows, and each of the signals.
 #[test]
 fn a_server_that_is_told_to_end() {
     let home = Home::new();
@@ -82,15 +82,15 @@ fn a_server_that_is_told_to_end() {
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=0"]);
         follower.hear_out("w version 1");
         let ended = server.process.end_by(signal).with(0);
-        assert!(ended.took < Duration::from_secs(20), "nothing was under way: {ended:?}");
+        assert!(ended.took < Duration::from_secs(20), "nothing was being sent: {ended:?}");
         follower
             .end()
             .failed(3, &["the subscription to w ended", "the server is shutting down"]);
     }
 }
 
-/// Goal: a transfer under way at a shutdown is finished, and whole; its subscriber is told of the shutdown, once.
-/// Method: SIGTERM while the wire is held; release it once the server says that it finishes.
+/// Goal: a transfer in progress at a shutdown is completed; its subscriber is told of the shutdown once. Method:
+/// SIGTERM while the wire is held; release it once the server reports that it finishes the transfer.
 #[test]
 fn a_transfer_under_way_is_finished() {
     let Halfway { home, wire, mut server, subscriber } = Halfway::new(&["--grace=50"]);
@@ -105,8 +105,8 @@ fn a_transfer_under_way_is_finished() {
     assert!(!ended.err.contains("cut off"), "{ended:?}");
 }
 
-/// Goal: a shutdown takes no longer than its grace; who was cut off hears it and keeps nothing half.
-/// Method: SIGTERM with a short grace, and a wire that is held until the server is gone.
+/// Goal: a shutdown takes no longer than its grace; subscribers that are cut off get an error and keep no partial file.
+/// Method: SIGTERM with a short grace, and a wire that is held until the server has exited.
 #[test]
 fn a_grace_that_is_over() {
     let Halfway { home, wire, server, subscriber } = Halfway::new(&["--grace=0.3"]);
@@ -117,8 +117,8 @@ fn a_grace_that_is_over() {
     assert!(home.files_in("out").is_empty());
 }
 
-/// Goal: who cannot wait says so: a second signal ends a server at once.
-/// Method: SIGTERM twice while the wire is held, with a grace longer than the test's patience.
+/// Goal: a second signal ends a server at once. Method: SIGTERM twice while the wire is held, with a grace longer than
+/// the test's patience.
 #[test]
 fn a_second_signal() {
     let Halfway { mut server, .. } = Halfway::new(&["--grace=600"]);
@@ -127,8 +127,8 @@ fn a_second_signal() {
     server.process.end_by(Signal::TERM).with(143);
 }
 
-/// Goal: SIGINT and SIGTERM end a subscriber with the exit code that shells expect, at any time; nothing half is left.
-/// Method: each signal while it follows and while it receives.
+/// Goal: SIGINT and SIGTERM end a subscriber with the exit code that shells expect, at any time, without a partial
+/// file. Method: each signal while it follows and while it receives.
 #[test]
 fn a_subscriber_that_is_told_to_end() {
     let home = Home::new();

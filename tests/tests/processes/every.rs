@@ -1,4 +1,4 @@
-//! Mode `every` in the long run: a fast producer, several readers, and one that dies again and again.
+//! Mode `every` over many versions: a fast producer, several readers, and one that is restarted repeatedly.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::{
@@ -8,18 +8,18 @@ use std::{
 };
 use tensor_relay_tests::processes::{Ended, Home, Process, Serving, Signal, is_soak};
 
-/// How often one reader is ended and started again.
+/// How often one reader is restarted.
 const RESTARTS: u64 = 10;
 
-/// Goal: in mode `every` nothing is missing, nothing comes twice and nothing out of order, whatever happens to readers.
-/// Method: 3,000 small versions for three processes, of which one is killed or ended ten times at random moments, and
-/// goes on from the line that it said last.
+/// Goal: in mode `every` each version arrives once and in order, whatever happens to readers. Method: 3,000 small
+/// versions for three processes, of which one is killed or terminated ten times at random moments, and continues after
+/// its last output line.
 #[test]
 fn every_version_comes_once_and_in_order() {
     run(3_000, 1);
 }
 
-/// The same for longer.
+/// The same with more versions.
 #[test]
 fn a_soak_of_small_versions() {
     match is_soak() {
@@ -34,7 +34,7 @@ fn run(count: u64, seed: u64) {
     let mut steady = ["a", "b"].map(|name| Reader::start(&home, &producer, name));
     let mut restless = Reader::start(&home, &producer, "restless");
     for reader in steady.iter_mut().chain([&mut restless]) {
-        reader.hear(1); // It has joined, and will be waited for.
+        reader.hear(1); // It has joined, so the producer will wait for it.
     }
     let began = Instant::now();
     writeln!(go, "go").unwrap();
@@ -64,11 +64,11 @@ fn start_producer(home: &Home, count: u64) -> (Serving, PipeWriter) {
     (Serving::hear(Process::start_with(command, stdin)), go)
 }
 
-/// A reader, through all its processes.
+/// A reader across its successive processes.
 struct Reader {
     name: &'static str,
     process: Process,
-    /// The versions that its earlier processes said.
+    /// The versions that its earlier processes reported.
     heard: Vec<u64>,
 }
 
@@ -82,7 +82,7 @@ impl Reader {
         self.process.hear_out(&format!(r#""version":{version},"#));
     }
 
-    /// Ends its process and starts another that goes on after the last line of this one.
+    /// Ends its process and starts another that continues after the last version of this one.
     fn restart(self, home: &Home, producer: &Serving, signal: Signal) -> Self {
         let Self { name, process, mut heard } = self;
         heard.extend(versions(&process.end_by(signal)));
@@ -90,7 +90,7 @@ impl Reader {
         Self { name, process: start_process(home, producer, name, next), heard }
     }
 
-    /// Ends it; returns all versions that it said.
+    /// Ends the reader; returns all versions that it reported.
     fn end(self) -> (&'static str, Vec<u64>) {
         let Self { name, process, mut heard } = self;
         heard.extend(versions(&process.end_by(Signal::TERM).with(143)));

@@ -1,10 +1,10 @@
-//! What goes wrong before anything moves, or because nothing can: the exit code and the message of each.
+//! Failures before any transfer: the exit code and the message of each.
 
 use crate::files;
 use std::{fs, net::UdpSocket, os::unix::fs::PermissionsExt, path::Path, process::Command, time::Duration};
 use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Signal};
 
-/// A ticket for a key that nobody has.
+/// A ticket for a key that no server has.
 pub(crate) fn ticket_of_nobody(address: &str) -> String {
     format!("relay://{address}/w?key=sha256:{}", "ab".repeat(32))
 }
@@ -16,8 +16,8 @@ fn home() -> Home {
     home
 }
 
-/// Goal: a server with another key than the ticket's gets nothing, and the user learns which two reasons there are.
-/// Method: the ticket of a running server, with another key in it.
+/// Goal: a server with another key than the ticket's is not trusted, and the error shows both keys. Method: the ticket
+/// of a running server, with another key in it.
 #[test]
 fn the_wrong_key() {
     let home = home();
@@ -29,8 +29,8 @@ fn the_wrong_key() {
     assert!(home.files_in("out").is_empty());
 }
 
-/// Goal: nobody there is told within the time that the user gave, with what to check.
-/// Method: a port that hears and never answers, and one that was just given back.
+/// Goal: a server that does not answer is an error within the user's timeout, with advice. Method: a port that receives
+/// and never answers, and one that was just closed.
 #[test]
 fn nobody_there() {
     let home = Home::new();
@@ -49,8 +49,8 @@ fn nobody_there() {
         .failed(3, &["no-such-host.invalid"]);
 }
 
-/// Goal: a topic that does not come is told within the wait, with what to check.
-/// Method: ask a server for another topic than it has.
+/// Goal: a topic that does not appear within `--wait` is an error with advice. Method: subscribe to a topic that the
+/// server does not have.
 #[test]
 fn a_topic_that_does_not_exist() {
     let home = home();
@@ -63,8 +63,7 @@ fn a_topic_that_does_not_exist() {
     assert!(home.files_in("out").is_empty());
 }
 
-/// Goal: a port that is taken is named with the word that chooses another.
-/// Method: two servers, one port.
+/// Goal: the error for a port in use names the port and the option that selects another. Method: two servers, one port.
 #[test]
 fn a_port_that_is_taken() {
     let home = home();
@@ -76,8 +75,7 @@ fn a_port_that_is_taken() {
     home.run(&["list", first.ticket("w")]).with(0);
 }
 
-/// Goal: what was typed wrongly is told before anything happens, with exit code 2.
-/// Method: every mistake that can be made with words.
+/// Goal: wrong usage is reported before anything happens, with exit code 2. Method: every kind of mistake in arguments.
 #[test]
 fn wrong_usage() {
     let home = home();
@@ -109,8 +107,7 @@ fn wrong_usage() {
     }
 }
 
-/// Goal: a ticket without a topic needs one, and says how to give it.
-/// Method: such a ticket, and no word.
+/// Goal: the error for a ticket without a topic says how to name one. Method: such a ticket, without `--topic`.
 #[test]
 fn a_ticket_without_a_topic() {
     let ticket = ticket_of_nobody("127.0.0.1:4747").replace("/w?", "?");
@@ -119,8 +116,8 @@ fn a_ticket_without_a_topic() {
         .failed(2, &["the ticket names no topic", "--topic NAME"]);
 }
 
-/// Goal: a word that is neither a ticket nor a file is wrong usage, as every other ticket that is none.
-/// Method: such words.
+/// Goal: an argument that is neither a ticket nor a file is wrong usage, like every invalid ticket. Method: such
+/// arguments.
 #[test]
 fn a_word_that_is_no_ticket() {
     for word in ["hello", "relay:/127.0.0.1:1/w"] {
@@ -128,8 +125,8 @@ fn a_word_that_is_no_ticket() {
     }
 }
 
-/// Goal: what is no text is no ticket either, wherever it comes from.
-/// Method: bytes that are not UTF-8, on stdin and in a file.
+/// Goal: bytes that are not text are not a ticket, wherever they come from. Method: bytes that are not UTF-8, on stdin
+/// and in a file.
 #[test]
 fn bytes_that_are_no_ticket() {
     let home = Home::new();
@@ -143,8 +140,8 @@ fn bytes_that_are_no_ticket() {
     home.run(&["subscribe", "bytes"]).failed(2, &["UTF-8"]);
 }
 
-/// Goal: a log filter that cannot be is told, and not passed over; an empty one is none.
-/// Method: one with a level that there is not, and an empty one.
+/// Goal: an invalid log filter is an error, and not ignored; an empty one is the same as none. Method: a filter with an
+/// unknown level, and an empty one.
 #[test]
 fn a_log_filter_that_cannot_be() {
     let home = home();
@@ -157,8 +154,7 @@ fn a_log_filter_that_cannot_be() {
     with_filter("").with(0);
 }
 
-/// Goal: a chunk size that cannot be is wrong usage, and the file is not blamed for it.
-/// Method: seven bytes.
+/// Goal: an invalid chunk size is wrong usage, and the error does not blame the file. Method: seven bytes.
 #[test]
 fn a_chunk_size_that_cannot_be() {
     home()
@@ -166,14 +162,14 @@ fn a_chunk_size_that_cannot_be() {
         .failed(2, &["--chunk-size"]);
 }
 
-/// Whether a line that tells causes tells one of them twice.
+/// Whether an error line repeats a cause.
 fn tells_twice(line: &str) -> bool {
     let causes: Vec<&str> = line.trim_end().split(": ").collect();
     (1..causes.len()).any(|index| causes[..index].contains(&causes[index]))
 }
 
-/// Goal: a message tells each cause once.
-/// Method: errors whose source is part of their own message, at the start and from the watcher of files.
+/// Goal: an error message has each cause once. Method: errors whose source is part of their own message, at startup and
+/// from the file watcher.
 #[test]
 fn a_cause_is_told_once() {
     let home = home();
@@ -188,8 +184,8 @@ fn a_cause_is_told_once() {
     assert!(!tells_twice(&warned), "{warned}");
 }
 
-/// Goal: a file that cannot be served is named, with what is wrong with it, whatever bytes it holds.
-/// Method: files that are missing, no files, cut off, corrupt, or made to break a parser.
+/// Goal: the error for an invalid file names the file and the reason, whatever its bytes. Method: files that are
+/// missing, not regular, truncated, corrupt, or made to break a parser.
 #[test]
 fn files_that_cannot_be_served() {
     let home = home();
@@ -235,8 +231,8 @@ fn files_that_cannot_be_served() {
     }
 }
 
-/// Goal: names that would mean something else at the receiver do not get that far.
-/// Method: a tensor under the name of the metadata, and names with control characters or none.
+/// Goal: tensor names that a receiver could misinterpret are refused by the server. Method: a tensor under the name of
+/// the metadata, names with control characters, and an empty name.
 #[test]
 fn names_that_cannot_be_served() {
     let home = Home::new();
@@ -254,7 +250,7 @@ fn names_that_cannot_be_served() {
     }
 }
 
-/// `serve` ends because of `file`, says so, and says no ticket.
+/// Checks that `serve` fails because of `file` and prints no ticket.
 fn refused(home: &Home, file: &str, cause: &str) {
     let ended = home
         .run(&["serve", ANY_PORT, &format!("--topic=w={file}")])
@@ -263,8 +259,8 @@ fn refused(home: &Home, file: &str, cause: &str) {
     assert!(!ended.err.contains("panicked"), "{ended:?}");
 }
 
-/// Goal: a pipe or a device is told to be no file, instead of being waited for.
-/// Method: a pipe that nobody writes to. The test ends the server after two seconds without a word.
+/// Goal: a pipe is refused as not a file, instead of being waited for. Method: a pipe without a writer. The server has
+/// two seconds before the test sends SIGTERM.
 #[test]
 fn a_pipe_is_no_file() {
     let home = Home::new();
@@ -274,8 +270,8 @@ fn a_pipe_is_no_file() {
     waiting.end_by(Signal::TERM).failed(1, &["pipe"]);
 }
 
-/// Goal: an output folder that cannot be one is told before anything is received.
-/// Method: a file where the folder should be, and a file where a topic's folder should be.
+/// Goal: an unusable output folder is an error before anything is received. Method: a file where the folder should be,
+/// and a file where a topic's folder should be.
 #[test]
 fn an_output_folder_that_is_a_file() {
     let home = home();
@@ -296,8 +292,8 @@ fn an_output_folder_that_is_a_file() {
     );
 }
 
-/// Goal: a state directory or a ticket file that cannot be written is named, with the word that chooses another.
-/// Method: places below a file, where nobody can write; and a folder without permission, unless this is root.
+/// Goal: the error for a state directory or ticket file that cannot be written names it and the option that selects
+/// another. Method: paths below a file; and a folder without write permission, unless this is root.
 #[test]
 fn places_that_cannot_be_written() {
     let home = home();
@@ -323,9 +319,9 @@ fn places_that_cannot_be_written() {
     }
 }
 
-/// Goal: a full disk fails the subscriber, and leaves neither half a file nor a temporary one.
-/// Method: a file system of 1 MiB as output folder, in a mount namespace of the subscriber's own; it is listed there
-/// after the subscriber has ended. Where the system allows no such namespace, the test says so and passes.
+/// Goal: a full disk fails the subscriber, and leaves neither a partial nor a temporary file. Method: a file system of
+/// 1 MiB as output folder, in a mount namespace of the subscriber, which lists it afterwards. Skipped if the system
+/// allows no such namespace.
 #[test]
 fn a_full_disk() {
     let home = Home::new();
@@ -345,10 +341,10 @@ fn a_full_disk() {
     let ended = Process::start(command)
         .end()
         .failed(1, &["cannot write out/w.safetensors", "No space left"]);
-    assert_eq!(ended.out, "", "nothing is left, and nothing is said to have come");
+    assert_eq!(ended.out, "", "no file remains, and no version is reported");
 }
 
-/// Whether [`on_small_disk`] works here, or why not.
+/// Whether [`on_small_disk`] works on this system; the error says why not.
 pub(crate) fn try_small_disk(home: &Home) -> Result<(), String> {
     let tried = on_small_disk(home, "true").output().map_err(|e| e.to_string())?;
     match tried.status.success() {
@@ -357,7 +353,7 @@ pub(crate) fn try_small_disk(home: &Home) -> Result<(), String> {
     }
 }
 
-/// A shell that runs `script` with a disk of 1 MiB at `out`. The disk is gone when the shell is.
+/// A shell that runs `script` with a disk of 1 MiB at `out`. The disk disappears when the shell exits.
 pub(crate) fn on_small_disk(home: &Home, script: &str) -> Command {
     let mut command = home.at_home(Command::new("unshare"));
     let mounted = format!("mount -t tmpfs -o size=1m none out && {{ {script}; }}");
@@ -365,8 +361,8 @@ pub(crate) fn on_small_disk(home: &Home, script: &str) -> Command {
     command
 }
 
-/// Goal: a subscriber needs nothing but its ticket: no home, no state, no folder that it may write to.
-/// Method: receive without `--out`, from an empty folder, without an environment.
+/// Goal: a subscriber needs only its ticket: no home, no state, no writable folder. Method: receive without `--out`,
+/// from an empty folder, without an environment.
 #[test]
 fn a_subscriber_leaves_no_trace() {
     let home = home();
@@ -380,7 +376,7 @@ fn a_subscriber_leaves_no_trace() {
     assert!(!Path::new(&other.path("state")).exists());
 }
 
-/// Goal: a file that is written in one step takes nothing away that is no file; the user learns what to do instead.
+/// Goal: writing a file atomically never replaces anything but a regular file; the error says what to do instead.
 /// Method: tickets to a FIFO, a link into /proc, stdout and a device; a version onto a FIFO.
 #[test]
 fn what_is_no_file_is_not_replaced() {

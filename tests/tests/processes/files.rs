@@ -1,4 +1,4 @@
-//! Files of tensors, good and bad, and whether two of them hold the same.
+//! Writes valid and invalid files of tensors, and compares them.
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use std::{
 };
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
-/// Every dtype that the format knows, the narrowest first.
+/// Every dtype of the format, the narrowest first.
 const DTYPES: [Dtype; 22] = [
     Dtype::F4,
     Dtype::F6_E2M3,
@@ -39,8 +39,8 @@ const DTYPES: [Dtype; 22] = [
 /// How many tensors [`everything`] writes.
 pub(crate) const EVERYTHING: usize = DTYPES.len() + 4;
 
-/// Writes a file with all that the format can hold: every dtype, a scalar, empty tensors, a tensor of several chunks,
-/// names in other scripts, and metadata.
+/// Writes a file with everything that the format allows: every dtype, a scalar, empty tensors, a tensor of several
+/// chunks, names in other scripts, and metadata.
 pub(crate) fn everything(path: &Path) {
     let large = bytes(3 << 20, 99);
     let bodies: Vec<_> = DTYPES
@@ -61,13 +61,13 @@ pub(crate) fn everything(path: &Path) {
     write(path, tensors, Some(HashMap::from(metadata)));
 }
 
-/// Writes a file with one tensor `w` of `size` bytes that no codec makes smaller.
+/// Writes a file with one tensor `w` of `size` incompressible bytes.
 pub(crate) fn noise(path: &Path, size: usize, seed: u64) {
     let body = bytes(size, seed);
     write(path, vec![("w".into(), view(Dtype::U8, &[size], &body))], None);
 }
 
-/// Writes a file with one tensor `w` of `elements` numbers in bf16 whose exponents are few, as those of weights are.
+/// Writes a file with one tensor `w` of `elements` bf16 numbers with few distinct exponents, as weights have.
 pub(crate) fn weights(path: &Path, elements: usize, seed: u64) {
     let mut body = bytes(2 * elements, seed);
     for high in body.iter_mut().skip(1).step_by(2) {
@@ -76,7 +76,7 @@ pub(crate) fn weights(path: &Path, elements: usize, seed: u64) {
     write(path, vec![("w".into(), view(Dtype::BF16, &[elements], &body))], None);
 }
 
-/// Writes a file with one tensor `w` of `size` zeros. It takes no time, whatever the size.
+/// Writes a sparse file with one tensor `w` of `size` zeros, quickly at any size.
 pub(crate) fn zeros(path: &Path, size: u64) {
     let json = format!(r#"{{"w":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}"#);
     let padded = json.len().next_multiple_of(8); // As the format's own writer does it.
@@ -86,10 +86,10 @@ pub(crate) fn zeros(path: &Path, size: u64) {
     file.set_len(head.len() as u64 + size).unwrap();
 }
 
-/// How large the parameters of a [`sharded`] model are.
+/// The size of the parameters of a [`sharded`] model.
 pub(crate) const SHARDED_BYTES: usize = 4 * 300_000;
 
-/// What is served of a [`sharded`] model.
+/// The files of a [`sharded`] model that are served.
 pub(crate) const SHARDED: [&str; 6] = [
     "README.md",
     "config.json",
@@ -99,8 +99,8 @@ pub(crate) const SHARDED: [&str; 6] = [
     "tokenizer.json",
 ];
 
-/// Makes a folder as Hugging Face has it: two shards with their index, what is needed beside them, and what is not: the
-/// same weights in another format, a hidden file and a folder.
+/// Makes a folder as from Hugging Face: two shards with their index, the other files that are needed, and some that are
+/// not: the same weights in another format, a hidden file and a folder.
 pub(crate) fn sharded(folder: &Path, seed: u64) {
     fs::create_dir(folder).unwrap();
     let body = bytes(SHARDED_BYTES / 4, seed);
@@ -127,7 +127,7 @@ pub(crate) fn sharded(folder: &Path, seed: u64) {
     fs::create_dir(folder.join("onnx")).unwrap();
 }
 
-/// Checks that a folder holds the model of another one, and that its index tells the truth about its shards.
+/// Checks that two folders hold the same model, and that the index names the right shards.
 #[track_caller]
 pub(crate) fn assert_same_model(expected: &Path, found: &Path) {
     for name in SHARDED {
@@ -177,14 +177,14 @@ fn array(seed: u64) -> Vec<u8> {
     file
 }
 
-/// Puts what `write` writes at `path` in one step, as whoever replaces a served file should.
+/// Replaces `path` atomically by what `write` writes, as users should replace served files.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path)) {
     let aside = path.with_extension("new");
     write(&aside);
     fs::rename(&aside, path).unwrap();
 }
 
-/// A file with that header, whatever it says, and `data` after it.
+/// The bytes of a file with this header, valid or not, followed by `data`.
 pub(crate) fn with_header(json: &str, data: &[u8]) -> Vec<u8> {
     let mut file = (json.len() as u64).to_le_bytes().to_vec();
     file.write_all(json.as_bytes()).unwrap();
@@ -192,8 +192,8 @@ pub(crate) fn with_header(json: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Checks that two files are the same, and tells what differs: tensors by name, dtype, shape and every byte; metadata; or
-/// the order of either.
+/// Checks that two files are equal, and reports what differs: names, dtypes, shapes or bytes of tensors, metadata, or
+/// the order.
 #[track_caller]
 pub(crate) fn assert_same(expected: &Path, found: &Path) {
     let (expected, found) = (fs::read(expected).unwrap(), fs::read(found).unwrap());
@@ -212,7 +212,7 @@ pub(crate) fn assert_same(expected: &Path, found: &Path) {
         assert_eq!((tensor.dtype(), tensor.shape()), (other.dtype(), other.shape()), "{name}");
         assert!(tensor.data() == other.data(), "the bytes of {name} differ");
     }
-    assert!(bytes_match, "both hold the same, in another order");
+    assert!(bytes_match, "the contents are equal, the order differs");
 }
 
 fn metadata(file: &[u8]) -> BTreeMap<String, String> {

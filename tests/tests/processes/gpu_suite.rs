@@ -1,5 +1,5 @@
-//! The suite that measures GPUs, without one: that it runs to its end wherever it is carried, and what it writes down.
-//! Its numbers mean nothing here, and none is looked at.
+//! The suite that measures GPUs, run without one: checks that it completes and what it writes. Its numbers mean nothing
+//! here, and are not checked.
 
 use serde_json::Value;
 use std::{
@@ -8,8 +8,8 @@ use std::{
 };
 use tensor_relay_tests::fake_cuda::{Installed, Library};
 
-/// Goal: one command measures all, and nobody takes it for a measurement of a GPU. Method: the script, tiny, on the fake
-/// driver, from a folder where nothing is.
+/// Goal: one command runs all measurements, and marks them as not from a GPU. Method: the script with `--quick` on the
+/// fake driver, from another folder.
 #[test]
 fn the_whole_suite_on_the_fake_driver() {
     let out = tempfile::tempdir().unwrap();
@@ -23,7 +23,7 @@ fn the_whole_suite_on_the_fake_driver() {
     assert_eq!(document["is_result"], false);
     assert!(document["title"].as_str().unwrap().starts_with("FAKE: "), "{}", document["title"]);
     assert!(text.starts_with("# FAKE: ") && text.contains("**This is no result.**"), "{text}");
-    assert!(String::from_utf8_lossy(&output.stdout).starts_with(&text), "what is written is printed too");
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with(&text), "the document is printed too");
     let parts = document["parts"].as_array().unwrap();
     let names: Vec<&str> = parts.iter().map(|part| part["part"].as_str().unwrap()).collect();
     let expected = [
@@ -60,7 +60,7 @@ fn the_whole_suite_on_the_fake_driver() {
     }
 }
 
-/// Goal: where there is no CUDA, that is what the documents say, and the exit code.
+/// Goal: without CUDA, the documents and the exit code report the failure.
 #[test]
 fn the_suite_without_cuda() {
     let out = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn the_suite_without_cuda() {
     assert!(text.contains("**Failed**: device: "), "{text}");
 }
 
-/// `bench/gpu/run` with the program that cargo put beside these tests.
+/// `bench/gpu/run` with the program that cargo built.
 fn suite(out: &Path, arguments: &[&str]) -> Command {
     let root: PathBuf = [env!("CARGO_MANIFEST_DIR"), ".."].iter().collect();
     let here = std::env::current_exe().unwrap();
@@ -87,7 +87,7 @@ fn suite(out: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// The two documents of the one run whose results are in `out`, named so after the day.
+/// The two documents of the one run in `out`, whose file names end with `name` after the date.
 fn documents(out: &Path, name: &str) -> (Value, String) {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(out).unwrap().map(|entry| entry.unwrap().path()).collect();

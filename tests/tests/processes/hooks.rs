@@ -1,4 +1,4 @@
-//! The command of `subscribe --exec`: how its failure is told, and that it ends with the subscriber.
+//! The command of `subscribe --exec`: how its failure is reported, and that it ends with the subscriber.
 
 use crate::files;
 use std::{
@@ -7,7 +7,7 @@ use std::{
 };
 use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
 
-/// Much longer than a command has between SIGTERM and SIGKILL.
+/// Much longer than the time between SIGTERM and SIGKILL to a command.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server of the topic `w`.
@@ -16,8 +16,8 @@ fn server(home: &Home) -> Serving {
     home.serve(&["--topic=w=w"])
 }
 
-/// Goal: a script that receives one version and works on it learns from the exit code that the work failed.
-/// Method: commands that fail, by exit code and by signal, and one that does not; with --once and without.
+/// Goal: with `--once`, the exit code reports a failed command. Method: commands that fail, by exit code and by signal,
+/// and one that succeeds; with --once and without.
 #[test]
 fn a_command_that_fails_once() {
     let home = Home::new();
@@ -25,16 +25,16 @@ fn a_command_that_fails_once() {
     let once =
         |command| home.run(&["subscribe", server.ticket("w"), "--once", "--out=out", "--exec", command]);
     once("exit 3").failed(8, &["the command of --exec ended with exit status: 3 for w version 1"]);
-    assert_eq!(home.files_in("out"), ["w.safetensors"], "the version is there all the same");
+    assert_eq!(home.files_in("out"), ["w.safetensors"], "the version is saved nevertheless");
     once("kill -9 $$").failed(8, &["the command of --exec ended with signal: 9"]);
     once("true").with(0);
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--exec=exit 3"]);
     follower.hear_err("warning: the command of --exec ended with exit status: 3");
-    assert!(follower.is_running(), "the next version may do better");
+    assert!(follower.is_running(), "it waits for the next version");
     follower.end_by(Signal::TERM).with(143);
 }
 
-/// Whether a process still runs. Whoever should have waited for a dead one may not have done so yet.
+/// Whether a process still runs. A zombie that was not waited for yet does not count.
 fn runs(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ")
@@ -63,8 +63,8 @@ fn with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, 
     (subscriber, pids)
 }
 
-/// Goal: a subscriber that is told to end leaves nothing behind of the command that runs.
-/// Method: each signal, while a command and its child sleep; then a command that ignores SIGTERM, as its child does.
+/// Goal: a subscriber that is terminated leaves no process of its running command. Method: each signal, while a command
+/// and its child sleep; then a command that ignores SIGTERM, as its child does.
 #[test]
 fn a_command_ends_with_its_subscriber() {
     let home = Home::new();
@@ -76,11 +76,11 @@ fn a_command_ends_with_its_subscriber() {
     }
     let (subscriber, pids) = with_running_command(&home, &server, "trap '' TERM;");
     subscriber.end_by(Signal::TERM).with(143);
-    wait_until("SIGKILL comes in the end", || !pids.iter().any(|pid| runs(pid)));
+    wait_until("SIGKILL ends the command", || !pids.iter().any(|pid| runs(pid)));
 }
 
-/// Goal: the same when the subscriber fails.
-/// Method: two topics, of which one's command runs when nobody reads what is told of the other.
+/// Goal: the same when the subscriber fails. Method: two topics; the command of one runs when the subscriber fails to
+/// print the other, because its stdout is closed.
 #[test]
 fn a_command_ends_with_a_subscriber_that_fails() {
     let home = Home::new();

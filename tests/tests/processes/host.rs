@@ -1,5 +1,5 @@
-//! What the program asks of the machine that it runs on, and says when it does not get it: open files, the modes of its
-//! private files, memory.
+//! The program's requirements on its machine, and its errors if they are not met: open files, modes of private files,
+//! memory.
 
 use crate::files;
 use rustix::process::geteuid;
@@ -27,8 +27,8 @@ fn start_after(home: &Home, first: &str, words: &[&str]) -> Process {
     Process::start(shell)
 }
 
-/// Goal: too few descriptors are told in a sentence with the numbers, whatever the number; a soft limit alone is raised.
-/// Method: every hard limit from the fewest that let a program start at all up to more than is needed; then a soft limit.
+/// Goal: too few descriptors are an error with the numbers, at any limit; a soft limit is raised. Method: every hard
+/// limit from the lowest at which a program starts up to one that suffices; then a soft limit.
 #[test]
 fn too_few_descriptors() {
     let home = home();
@@ -41,7 +41,7 @@ fn too_few_descriptors() {
         }
         server.end().failed(1, &["files and sockets", "ulimit -n"]);
         limit += 1;
-        assert!(limit < 100, "it needs less than that");
+        assert!(limit < 100, "fewer descriptors suffice");
     };
     drop(serving);
     for words in [&["list", "relay://x"][..], &["keys", "show"], &["subscribe", "relay://x"]] {
@@ -70,8 +70,8 @@ fn key(home: &Home) -> (PathBuf, PathBuf) {
     (home.path("state/tensor-relay"), home.path("state/tensor-relay/identity.key"))
 }
 
-/// Goal: what the server keeps is private, whatever the umask.
-/// Method: serve watched files with umask 000; look at the modes.
+/// Goal: the server's files are private, whatever the umask. Method: serve watched files with umask 000; check the
+/// modes.
 #[test]
 fn private_whatever_the_umask() {
     let home = home();
@@ -84,9 +84,9 @@ fn private_whatever_the_umask() {
     assert!(!ended.err.contains("mode"), "{ended:?}");
 }
 
-/// Goal: a key that others can read is used with a warning that says how to end that, as secrets are often mounted so; one
-/// that others can replace is refused.
-/// Method: the modes of a key and of its folder; other owners, if the test may make them.
+/// Goal: a key that others can read is used with a warning and advice, because secrets are often mounted so; one that
+/// others can write to is refused. Method: the modes of a key and of its folder; another owner, if the test runs as
+/// root.
 #[test]
 fn a_key_that_others_can_reach() {
     let home = home();
@@ -118,11 +118,11 @@ fn a_key_that_others_can_reach() {
     serve().end().failed(1, &["identity.key", "not a regular file"]);
 }
 
-/// A cgroup that limits memory; it is removed when this is dropped.
+/// A cgroup that limits memory, removed on drop.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// One of either version, if this system lets the test make one.
+    /// Creates a cgroup of version 2 or 1, if this system permits it.
     fn new(limit_bytes: u64) -> Result<Self, String> {
         static EVER: AtomicU32 = AtomicU32::new(0);
         let number = EVER.fetch_add(1, Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl Cgroup {
         Err(why)
     }
 
-    /// What a shell does to enter it.
+    /// The shell command to enter it.
     fn enter(&self) -> String {
         format!("echo $$ > {}/cgroup.procs", self.0.display())
     }
@@ -159,7 +159,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // It can be removed when its last process was waited for.
+        // It can be removed once its last process was reaped.
         let removed = (0..500).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
             fs::remove_dir(&self.0).is_ok()
@@ -168,9 +168,9 @@ impl Drop for Cgroup {
     }
 }
 
-/// Goal: a server takes as many clients as its container has memory for, refuses the others with the reason, and is not
-/// killed; who is in gets the next version.
-/// Method: 128 MiB, of which a client may need 1.8 and the server itself seventy; more clients than that, who stay.
+/// Goal: a server accepts as many clients as its container has memory for, refuses others with the reason, and is not
+/// killed; accepted clients get the next version. Method: 128 MiB, of which a client may need 1.8 and the server itself
+/// seventy; more clients than fit, which stay.
 #[test]
 fn a_container_full_of_clients() {
     let cgroup = match Cgroup::new(128 << 20) {
@@ -207,11 +207,12 @@ fn a_container_full_of_clients() {
         std::thread::sleep(std::time::Duration::from_millis(100));
         list().code == Some(0)
     });
-    assert!(again, "what clients that are gone took is free again");
+    assert!(again, "the memory of clients that left is free again");
 }
 
-/// Goal: a model that the container has no memory for is refused with the numbers, at either end, and nobody is killed.
-/// Method: 192 MiB where 128 may be used: served, and received from a server that has room; then what fits.
+/// Goal: a model that exceeds the container's memory is refused with the numbers, by server and subscriber, and neither
+/// is killed. Method: 192 MiB where 128 may be used: served, and received from a server with enough memory; then one
+/// that fits.
 #[test]
 fn a_container_that_is_too_small() {
     let cgroup = match Cgroup::new(128 << 20) {

@@ -1,4 +1,4 @@
-//! A question over HTTP, and what was answered: by hand, so that nothing between can make it right.
+//! A minimal HTTP client, written by hand so that no library hides protocol errors.
 
 use serde_json::Value;
 use std::{
@@ -10,7 +10,7 @@ use std::{
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What was answered.
+/// The response to a request.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) code: u16,
@@ -19,7 +19,8 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// Asks the server at `address` for `path`, with further `headers`. A `Host` among them stands for the right one.
+    /// Requests `path` from the server at `address`, with additional `headers`. A `Host` among them replaces the right
+    /// one.
     #[track_caller]
     pub(crate) fn get(address: &str, path: &str, headers: &[&str]) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -30,7 +31,7 @@ impl Asked {
         };
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
         let request = format!("GET {path} HTTP/1.1\r\n{host}{headers}Connection: close\r\n\r\n");
-        let _ = stream.write_all(request.as_bytes()); // It may answer before it has read all.
+        let _ = stream.write_all(request.as_bytes()); // The server may respond before it has read everything.
         let mut answer = vec![];
         let mut part = [0; 4096];
         while let Ok(bytes @ 1..) = stream.read(&mut part) {
@@ -49,7 +50,7 @@ impl Asked {
         self
     }
 
-    /// A header, by its name in small letters.
+    /// A header, by its case-insensitive name.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.head.lines().filter_map(|line| line.split_once(": "));
         headers.find_map(|(other, value)| other.eq_ignore_ascii_case(name).then_some(value))

@@ -1,4 +1,4 @@
-//! Sessions of several lanes, as people ask for them: real sockets, and a thread for each further lane at both ends.
+//! Sessions of several lanes with real sockets, and a thread for each further lane at both ends.
 
 use crate::files;
 use tensor_relay_tests::processes::{Home, Signal};
@@ -6,8 +6,8 @@ use tensor_relay_tests::processes::{Home, Signal};
 /// Large enough that every lane gets some of its chunks.
 const MODEL_BYTES: usize = 64 << 20;
 
-/// Goal: with `--lanes 2` a version comes over two connections, is what was served, and is told so.
-/// Method: follow a watched file; when the second lane has joined, replace the file.
+/// Goal: with `--lanes 2` a version arrives intact over two connections, and both are reported. Method: follow a
+/// watched file; when the second lane has joined, replace the file.
 #[test]
 fn a_model_over_two_lanes() {
     let home = Home::new();
@@ -38,8 +38,8 @@ fn a_model_over_two_lanes() {
     assert!(lanes.iter().all(|lane| lane["udp_payload_bytes"].as_u64() >= Some(1_200)), "{lanes:?}");
 }
 
-/// Goal: a server that allows one lane is served with one, and a word that is no number of lanes is refused.
-/// Method: `--lanes-max 1` with `--lanes 4`; `--lanes 0` and `17`.
+/// Goal: with a server that allows one lane, the session has one; an invalid number of lanes is refused. Method:
+/// `--lanes-max 1` with `--lanes 4`; `--lanes 0` and `17`.
 #[test]
 fn lanes_that_may_not_be() {
     let home = Home::new();

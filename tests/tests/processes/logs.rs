@@ -1,4 +1,4 @@
-//! What is on stderr with `--log-format json`.
+//! Logs on stderr with `--log-format json`.
 
 use crate::{
     admin::{admin_of, ask_until},
@@ -7,8 +7,8 @@ use crate::{
 use serde_json::Value;
 use tensor_relay_tests::processes::{Home, Signal};
 
-/// Goal: with `--log-format json` every line on stderr is an object with the same words.
-/// Method: a server with a session on it, and a command that fails.
+/// Goal: with `--log-format json` every line on stderr is an object with the same keys. Method: a server with a session
+/// on it, and a command that fails.
 #[test]
 fn logs_are_objects() {
     let home = Home::new();
@@ -38,7 +38,7 @@ fn logs_are_objects() {
     assert_eq!(objects(&failed.err).pop().unwrap()["level"], "ERROR");
 }
 
-/// Every line of a log, with the words that all of them have.
+/// Parses every line of a log, and checks the common keys.
 #[track_caller]
 fn objects(log: &str) -> Vec<Value> {
     let lines: Vec<Value> = log

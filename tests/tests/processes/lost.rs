@@ -1,10 +1,11 @@
-//! Borrowed files that are changed in place while they are served: everybody is told, and nobody waits for ever.
+//! Borrowed files that are changed in place while they are served: server and subscribers report it, and none waits
+//! forever.
 
 use crate::files;
 use std::fs::{self, File};
 use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
 
-/// Large enough that no buffer on the way holds it.
+/// Larger than all buffers on the path.
 const MODEL_BYTES: usize = 64 << 20;
 
 /// A server of the borrowed file `w` and of the small one `s`, and a subscriber that waits in the middle of `w`.
@@ -16,7 +17,7 @@ struct Halfway {
 }
 
 impl Halfway {
-    /// The server serves `served`, the subscriber takes `w` as `wanted` says.
+    /// Starts the server with the options `served`, and the subscriber of `w` with the options `wanted`.
     fn new(served: &[&str], wanted: &[&str]) -> Self {
         let (home, mut wire) = (Home::new(), Wire::new());
         files::noise(&home.path("w"), MODEL_BYTES, 1);
@@ -30,7 +31,7 @@ impl Halfway {
         Self { home, wire, server, subscriber }
     }
 
-    /// Leaves a stump of `w`, and lets the subscriber have what is on its way.
+    /// Truncates `w`, and releases the wire.
     fn truncate(&self) {
         File::options()
             .write(true)
@@ -41,14 +42,14 @@ impl Halfway {
         self.wire.release();
     }
 
-    /// A way to the server that nobody holds.
+    /// A ticket whose path to the server is not held.
     fn ticket(&self, topic: &str) -> String {
         self.home.ticket_for_all(&self.server).replace('?', &format!("/{topic}?"))
     }
 }
 
-/// Goal: a server that has lost all that it served, and does not look for more, tells its subscribers, and ends with an
-/// error that whoever started it can act upon. Method: cut its only file short in mid-transfer.
+/// Goal: a server that has lost everything that it served, and does not watch, tells its subscribers and ends with an
+/// error. Method: truncate its only file during a transfer.
 #[test]
 fn a_server_that_has_nothing_left_ends() {
     for wanted in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
@@ -62,8 +63,8 @@ fn a_server_that_has_nothing_left_ends() {
     }
 }
 
-/// Goal: a topic that is lost ends for all who follow it, and for those who come later, at once; other topics go on.
-/// Method: as above, beside another topic; a reader with a place that has the version, and readers who come afterwards.
+/// Goal: a lost topic ends at once for its current and later subscribers; other topics continue. Method: as above, with
+/// another topic; a named reader that has the version, and readers that subscribe afterwards.
 #[test]
 fn a_topic_that_is_lost_ends() {
     let halfway = Halfway::new(&["--topic=s=s"], &["--once", "--wait=5"]);
@@ -81,9 +82,8 @@ fn a_topic_that_is_lost_ends() {
     halfway.server.process.end_by(Signal::TERM).with(0);
 }
 
-/// Goal: with `--watch` another version may come: who has none waits for it as long as for a topic, who has one as long as
-/// it takes. The same bytes, put back, are a version again.
-/// Method: as above; then the file as it was.
+/// Goal: with `--watch` another version may follow: a subscriber without a version waits for it as long as for a topic,
+/// others without limit. The original bytes, restored, become a version again. Method: as above; then restore the file.
 #[test]
 fn a_lost_version_may_be_followed() {
     let halfway = Halfway::new(&["--watch", "--watch-interval=0.05"], &["--once", "--wait=2"]);

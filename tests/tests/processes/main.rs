@@ -1,7 +1,7 @@
-//! The program as people run it: real processes, sockets, files and signals.
+//! Tests of the program as users run it: real processes, sockets, files and signals.
 //!
-//! The binary is what `TENSOR_RELAY_BIN` names, or what `cargo build` puts beside these tests; `tests/run` builds it
-//! first. Every test has a folder of its own, servers choose their ports by the system, and every wait has a deadline.
+//! The binary is what `TENSOR_RELAY_BIN` names, or the output of `cargo build`; `tests/run` builds it first. Every test
+//! has a folder of its own, servers use ports that the system chooses, and every wait has a deadline.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

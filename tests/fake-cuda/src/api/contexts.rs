@@ -53,7 +53,7 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
     })
 }
 
-/// Ends the context whoever retains it.
+/// Destroys the context even if it is retained.
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> u32 {
     initialized("cuDevicePrimaryCtxReset_v2", |mut state| {
@@ -103,7 +103,7 @@ extern "C" fn cuCtxPushCurrent_v2(context: u64) -> u32 {
 extern "C" fn cuCtxPopCurrent_v2(context: *mut u64) -> u32 {
     initialized("cuCtxPopCurrent_v2", |_| {
         let popped = call::pop_context().ok_or(Status::INVALID_CONTEXT)?;
-        // Who does not want to know may say null.
+        // The pointer may be null.
         if context.is_null() { Ok(()) } else { give(context, popped) }
     })
 }
@@ -119,7 +119,7 @@ extern "C" fn cuCtxSynchronize() -> u32 {
 }
 
 thread_local! {
-    /// Global, as threads begin.
+    /// Global is the initial mode of threads.
     static CAPTURE_MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
@@ -139,7 +139,7 @@ extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> u32 {
     })
 }
 
-/// A context that lives, or none at all.
+/// Checks that a handle is null or names an existing context.
 fn check_handle(state: &Guard, context: u64) -> Answer {
     if context == 0 || call::device_of(state, context).is_some() {
         Ok(())

@@ -78,10 +78,10 @@ extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32, device: c_
     })
 }
 
-/// No machine has this PCI domain, so nobody finds a real device under the number of a fake one.
+/// A PCI domain that no machine has, so that no real device has the number of a fake one.
 const PCI_DOMAIN: c_int = 0xFA4E;
 
-/// By their numbers in CUDA's header. Others are 0, which says that a device cannot do something.
+/// Device attributes by their numbers in CUDA's header. Others are 0: not supported.
 fn attribute_of(number: c_int, state: &State, attribute: u32) -> c_int {
     const MULTIPROCESSORS: u32 = 16;
     const PCI_BUS_ID: u32 = 33;
@@ -103,7 +103,7 @@ fn attribute_of(number: c_int, state: &State, attribute: u32) -> c_int {
     }
 }
 
-/// The same device in every process: fake ones of one number share their memory where it is shared.
+/// The same in every process: fake devices of one number are one device when memory is shared.
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> u32 {
     initialized("cuDeviceGetUuid_v2", |state| {
@@ -114,12 +114,12 @@ extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> u32 {
     })
 }
 
-/// A device's number in the machine, whatever this process sees of that.
+/// A device's machine-wide number.
 fn number(state: &State, device: c_int) -> c_int {
     state.options.first_device as c_int + device
 }
 
-/// The place of a device, if there is such a one.
+/// The index of a device, if it exists.
 pub(super) fn check(state: &State, device: c_int) -> Answer<usize> {
     let device = usize::try_from(device).map_err(|_| Status::INVALID_DEVICE)?;
     if device < state.devices.len() { Ok(device) } else { Err(Status::INVALID_DEVICE) }

@@ -15,7 +15,7 @@ extern "C" fn cuGetErrorString(error: u32, text: *mut *const c_char) -> u32 {
 
 type Words = (&'static CStr, &'static CStr);
 
-/// A null pointer for codes that are not known, as documented.
+/// Gives a null pointer for unknown codes, as documented.
 fn give_words(error: u32, to: *mut *const c_char, choose: fn(Words) -> &'static CStr) -> Answer {
     match Status(error).words() {
         Some(words) => give(to, choose(words).as_ptr()),

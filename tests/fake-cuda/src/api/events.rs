@@ -23,14 +23,14 @@ extern "C" fn cuEventCreate(event: *mut u64, flags: c_uint) -> u32 {
     })
 }
 
-/// Returns at once. Streams that wait for the event still do.
+/// Returns at once. Streams continue to wait for the event.
 #[unsafe(no_mangle)]
 extern "C" fn cuEventDestroy_v2(event: u64) -> u32 {
     in_context("cuEventDestroy_v2", |mut state, device| {
         if state.devices[device].events.remove(&event).is_none() {
             state
                 .report
-                .violation(format!("{event:#x} is destroyed, which is no event of device {device}"));
+                .violation(format!("{event:#x} is destroyed, but is not an event of device {device}"));
             return Err(Status::INVALID_HANDLE);
         }
         Ok(())

@@ -19,7 +19,7 @@ extern "C" fn cuIpcGetMemHandle(handle: *mut IpcMemHandle, address: u64) -> u32 
         if state.options.exportable == 0 {
             return Err(Status::INVALID_VALUE);
         }
-        // The block's bytes may move into a file, and what a copy writes meanwhile would stay behind.
+        // The block's bytes may move into a file, and bytes that a copy writes meanwhile would be lost.
         while state.copying > 0 {
             state = state::wait(state);
         }
@@ -44,7 +44,7 @@ extern "C" fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: IpcMemHandle, fla
     })
 }
 
-/// Memory of devices that this process does not see cannot be opened, and the fake ones do not reach each other.
+/// Memory of devices that this process does not see cannot be opened, and fake devices have no peer access.
 fn check_device(state: &State, number: usize, device: usize) -> Answer {
     match number.checked_sub(state.options.first_device) {
         Some(found) if found == device => Ok(()),
@@ -60,7 +60,7 @@ extern "C" fn cuIpcCloseMemHandle(address: u64) -> u32 {
             Ok(Freed::InUse) => format!("device memory at {address:#x} is closed under a copy"),
             Ok(_) => return Ok(()),
             Err(Missing::Freed) => format!("device memory at {address:#x} is closed twice"),
-            Err(Missing::Unknown) => format!("{address:#x} is closed, where nothing was opened"),
+            Err(Missing::Unknown) => format!("{address:#x} is closed, but was not opened"),
         };
         state.report.violation(violation);
         Err(Status::INVALID_VALUE)

@@ -28,7 +28,7 @@ extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32 {
     })
 }
 
-/// Waits for everything that the device does, as the real one does too, and frees then.
+/// Waits for all work of the device, as the real driver does, then frees.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     in_context("cuMemFree_v2", |mut state, device| {
@@ -37,7 +37,7 @@ extern "C" fn cuMemFree_v2(address: u64) -> u32 {
         }
         let memory = &state.devices[device].memory;
         if !memory.is_block(address) || memory.is_used(address) {
-            // A wrong address, or a copy that is still under way: nobody shall find out by luck.
+            // Reported without waiting: a wrong address, or a copy still in flight, must not depend on timing.
             return stream::free(&mut state, device, address);
         }
         let mut state = stream::settle_all(state, device)?;
@@ -98,13 +98,13 @@ fn remove_host(mut state: Guard, start: usize, origin: Locked, unknown: Status) 
         Ok(Freed::Unused | Freed::OpenElsewhere) => return Ok(()),
         Ok(Freed::InUse) => (format!("page-locked memory at {start:#x} is given back under a copy"), unknown),
         Err(Missing::Freed) => (format!("page-locked memory at {start:#x} is freed twice"), unknown),
-        Err(Missing::Unknown) => (format!("{start:#x} is given back, which is not page-locked so"), unknown),
+        Err(Missing::Unknown) => (format!("{start:#x} is given back, but was not page-locked"), unknown),
     };
     state.report.violation(violation);
     Err(status)
 }
 
-/// What is known of an address, by the numbers of CUDA's header.
+/// The attributes of an address, by their numbers in CUDA's header.
 #[unsafe(no_mangle)]
 extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, address: u64) -> u32 {
     const CONTEXT: c_uint = 1;

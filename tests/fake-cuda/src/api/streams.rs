@@ -20,7 +20,7 @@ extern "C" fn cuStreamCreate(stream: *mut u64, flags: c_uint) -> u32 {
     })
 }
 
-/// Returns at once. What is in the stream is done all the same.
+/// Returns at once. The stream's queued work is still done.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(stream: u64) -> u32 {
     in_context("cuStreamDestroy_v2", |mut state, device| {
@@ -28,7 +28,7 @@ extern "C" fn cuStreamDestroy_v2(stream: u64) -> u32 {
         let Some(known) = known.filter(|known| known.created && !known.closing) else {
             state
                 .report
-                .violation(format!("{stream:#x} is destroyed, which is no stream of device {device}"));
+                .violation(format!("{stream:#x} is destroyed, but is not a stream of device {device}"));
             return Err(Status::INVALID_HANDLE);
         };
         known.closing = true;
@@ -78,7 +78,7 @@ extern "C" fn cuStreamGetCtx(stream: u64, context: *mut u64) -> u32 {
     })
 }
 
-/// Nothing captures here.
+/// Always "not capturing".
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamIsCapturing(stream: u64, status: *mut c_uint) -> u32 {
     in_context("cuStreamIsCapturing", |mut state, device| {

@@ -12,7 +12,7 @@ use crate::{
     virtual_memory::GRANULARITY,
 };
 
-/// CUDA's `CUmemAllocationProp`, as far as these functions look at it.
+/// CUDA's `CUmemAllocationProp`; fields that these functions ignore are opaque.
 #[repr(C)]
 struct AllocationProp {
     kind: c_int,
@@ -71,7 +71,7 @@ extern "C" fn cuMemCreate(
     })
 }
 
-/// The device that properties name, and whether they ask for handles that can be shared.
+/// The device that properties name, and whether they request shareable handles.
 fn device_of(state: &State, prop: *const AllocationProp) -> Answer<(usize, bool)> {
     if prop.is_null() {
         return Err(Status::INVALID_VALUE);
@@ -96,7 +96,7 @@ extern "C" fn cuMemRelease(handle: u64) -> u32 {
         if released.is_err() {
             state
                 .report
-                .violation(format!("the handle {handle:#x} of physical memory is released, and is none"));
+                .violation(format!("an invalid handle {handle:#x} of physical memory is released"));
         }
         released
     })
@@ -208,7 +208,7 @@ extern "C" fn cuMemUnmap(address: u64, bytes: usize) -> u32 {
         let violation = match virtual_memory.unmap(devices, address, bytes) {
             Ok(Freed::InUse) => format!("device memory at {address:#x} is unmapped under a copy"),
             Ok(_) => return Ok(()),
-            Err(_) => format!("{bytes} bytes at {address:#x} are unmapped, and were not mapped so"),
+            Err(_) => format!("{bytes} bytes at {address:#x} are unmapped, but were not mapped as one range"),
         };
         state.report.violation(violation);
         Err(Status::INVALID_VALUE)

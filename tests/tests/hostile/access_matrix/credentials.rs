@@ -1,5 +1,5 @@
-//! Everything that a client may show, and what it is worth. The worth is written down here by hand, as docs/access.md has it,
-//! and does not ask the server's code.
+//! Every kind of credential, and the rights that it gives. The rights are written by hand after docs/access.md,
+//! independently of the server's code.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -9,7 +9,7 @@ use tensor_relay_server::{Fingerprint, Rules};
 use tensor_relay_tests::pair::key_pair;
 use tensor_relay_transport::{ClientAuthorities, ClientCertificate};
 
-/// What the server's clock says when a scenario begins.
+/// The server's time when a scenario begins.
 pub(super) const BEGAN_S: u64 = 2_000_000_000;
 
 thread_local! {
@@ -25,13 +25,13 @@ pub(super) fn set_clock(now_s: u64) {
     NOW_S.set(now_s);
 }
 
-/// What a client shows in TLS.
+/// A client's TLS certificate and key.
 pub(super) struct Shown {
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
 }
 
-/// What a client shows.
+/// A client's credential: a token, a certificate, both or neither.
 pub(super) struct Credential {
     pub(super) name: &'static str,
     pub(super) token: Option<Token>,
@@ -39,14 +39,15 @@ pub(super) struct Credential {
     pub(super) worth: Worth,
 }
 
-/// What becomes of who shows it.
+/// The rights that a credential gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Worth {
     /// TLS fails.
     NoHandshake,
     /// Its `Hello` is answered with this close code and nothing else.
     Nothing(CloseCode),
-    /// A session that sees topics with one of these beginnings, and receives those with one of these.
+    /// A session that lists topics with one of the prefixes `sees`, and receives topics with one of the prefixes
+    /// `receives`.
     Session { sees: &'static [&'static str], receives: &'static [&'static str] },
 }
 
@@ -64,7 +65,7 @@ const CERTIFIED: u64 = 105;
 const OURS: u64 = 106;
 pub(super) const THEIRS: u64 = 107;
 
-/// The rules of the server. `uid:` lines are for its publish socket alone.
+/// The rules of the server. `uid:` lines apply to its publish socket only.
 pub(super) fn rules() -> Rules {
     let acl =
         "key:trusted list,subscribe mine/*\ndns:reader.example list,subscribe mine/*\nuid:0 publish **\n";
@@ -91,7 +92,6 @@ pub(super) fn fingerprint(seed: u64) -> Fingerprint {
     ClientCertificate::new(&key(seed).chain).unwrap().key()
 }
 
-/// All of them.
 pub(super) fn all() -> Vec<Credential> {
     let mut all = tokens();
     all.extend(changed_tokens());
@@ -134,11 +134,12 @@ fn tokens() -> Vec<Credential> {
     ]
 }
 
-/// Tokens with one byte changed, in each part, and those that are cut.
+/// Tokens with one byte changed in each part, and truncated ones.
 fn changed_tokens() -> Vec<Credential> {
     let good = sealed(claims(9, vec![grant("**", Verbs::CONSUME)]));
     let text = good.as_str();
-    // The text is base64: 4 characters are 3 bytes. A format byte, 4 bytes of a secret's number, 32 of a seal, then claims.
+    // The text is base64: 4 characters are 3 bytes. A format byte, 4 bytes of secret id, 32 bytes of seal, then the
+    // claims.
     let parts = [
         ("a token with its format changed", 0),
         ("a token with its secret's number changed", 4),
@@ -235,7 +236,7 @@ fn certificates() -> Vec<Credential> {
     ]
 }
 
-/// A certificate that the authority `issuer` gave out to a reader, valid from a day ago for ten.
+/// A reader's certificate issued by the authority `issuer`, valid from one day ago for eleven days in all.
 pub(super) fn certificate(issuer: u64, seed: u64, change: impl FnOnce(&mut CertificateParams)) -> Shown {
     let now = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(BEGAN_S);
     let mut params = CertificateParams::new(vec!["reader.example".into()]).unwrap();
@@ -247,7 +248,7 @@ pub(super) fn certificate(issuer: u64, seed: u64, change: impl FnOnce(&mut Certi
     Shown { chain: vec![certificate.der().clone()], ..key(seed) }
 }
 
-/// The certificate that a reader has whom the list names.
+/// The certificate of a reader that the access control list names.
 pub(super) fn reader() -> Shown {
     certificate(OURS, CERTIFIED, |_| {})
 }
@@ -255,7 +256,7 @@ pub(super) fn reader() -> Shown {
 fn authority(seed: u64) -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new(vec![]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(rcgen::DnType::CommonName, "an authority"); // Of both: a name proves nothing.
+    params.distinguished_name.push(rcgen::DnType::CommonName, "an authority"); // Both authorities share it: a name proves nothing.
     CertifiedIssuer::self_signed(params, key_pair(seed)).unwrap()
 }
 
@@ -263,7 +264,7 @@ fn dns(name: &str) -> Vec<rcgen::SanType> {
     vec![rcgen::SanType::DnsName(name.try_into().unwrap())]
 }
 
-/// A key in a certificate that it signed itself.
+/// A key in a self-signed certificate.
 pub(super) fn key(seed: u64) -> Shown {
     let key = PrivateKeyDer::Pkcs8(key_pair(seed).serialize_der().into());
     Shown { chain: vec![named(seed, "client")], key }

@@ -1,4 +1,4 @@
-//! Sessions whose right changes under way, with a watch, a subscription and a further lane.
+//! Sessions whose rights change while they have a watch, a subscription and a further lane.
 
 use super::{
     A_WHILE, SUBSCRIPTION, Stage, TOPICS, WATCH,
@@ -21,16 +21,16 @@ use tokio::time::sleep;
 
 const UNAUTHORISED: Option<End> = Some(End::Closed(Some(CloseCode::Unauthorised), String::new()));
 
-/// A change, and what it means to a session that came in before.
+/// A change of the rules, and its effect on an existing session.
 struct Change {
     name: &'static str,
     token: Option<Token>,
     certificate: Option<Shown>,
     make: fn(&mut Rules),
-    /// How much later it is by the server's clock.
+    /// By how many seconds the server's clock advances.
     later_s: u64,
     is_cut: bool,
-    /// What its credential is worth from then on.
+    /// The rights of its credential from then on.
     worth: Worth,
 }
 
@@ -129,10 +129,9 @@ fn list(rules: &mut Rules, acl: &str) {
     rules.acl = acl.parse().unwrap();
 }
 
-/// Goal: who loses its right hears a close and nothing more, on none of its lanes, and does not come again; who loses a part is
-/// given the rest; nobody else notices.
-/// Method: each change under a session of each transport that watches everything, receives a topic and has a further lane; then
-/// another version and another topic, a question, a login and a lane.
+/// Goal: a client that loses its right gets a close, nothing more on any lane, and cannot return; one that loses a part
+/// retains the rest; others are unaffected. Method: each change during a session of each transport that watches
+/// everything, receives a topic and has a further lane; then another version and topic, a request, a login and a lane.
 #[test]
 fn every_change_under_way() {
     let mut wrong = vec![];
@@ -152,7 +151,7 @@ fn undergo(change: &Change, way: Way) -> Result<(), String> {
         let mut visit = Visit::new(&stage, change, way).await;
         match change.later_s {
             0 => stage.rules.send_modify(|rules| change.make_to(rules)),
-            later_s => set_clock(BEGAN_S + later_s), // And nothing else, which would let sessions look at the clock.
+            later_s => set_clock(BEGAN_S + later_s), // And nothing else, which could make sessions read the clock.
         }
         sleep(A_WHILE).await;
         let before = visit.heard();
@@ -177,7 +176,7 @@ impl Change {
     }
 }
 
-/// A session, its further lane, and what lets lanes join it.
+/// A session, its further lane, and the `Welcome` that lets lanes join it.
 struct Visit {
     session: Guest,
     lane: Guest,
@@ -204,7 +203,7 @@ impl Visit {
         visit
     }
 
-    /// Says that the first version is here, so that the next one may come.
+    /// Reports the first version as committed, so that the server may send the next one.
     fn commit(&self) {
         for said in self.session.heard().messages() {
             if let ServerMessage::Announce(announce) = said {
@@ -219,7 +218,7 @@ impl Visit {
         [self.session.heard(), self.lane.heard()]
     }
 
-    /// Logs in once more, and joins a lane to the session of before.
+    /// Logs in again, and joins a lane to the old session.
     async fn come_again(&mut self, stage: &Stage, change: &Change, way: Way) -> Result<(), String> {
         let again = Guest::new(&stage.sim, 3, way, change.certificate.as_ref()).await;
         again.say(change.greeting());
@@ -252,15 +251,15 @@ fn join(welcome: &Welcome, lane: u32) -> ClientMessage {
     ClientMessage::Join { session: welcome.session, lane: LaneId(lane), grant, instance: welcome.instance }
 }
 
-/// The session heard its close in time, and no byte came after it on either lane.
+/// Checks that the session got its close in time, and no byte after it on either lane.
 fn judge_cut([session, lane]: &[Heard; 2], after: &[Heard; 2]) -> Result<(), String> {
     let is_good = session.end == UNAUTHORISED && lane.end.is_some() && [session, lane] == after.each_ref();
     is_good
         .then_some(())
-        .ok_or_else(|| format!("it was to be cut: {session:?}, {lane:?}; then {after:?}"))
+        .ok_or_else(|| format!("expected to be closed: {session:?}, {lane:?}; then {after:?}"))
 }
 
-/// The session goes on with what is left to it.
+/// Checks that the session continues with its remaining rights.
 fn judge_rest(worth: Worth, before: &[Heard; 2], after: &[Heard; 2]) -> Result<(), String> {
     let streams = |heard: &[Heard; 2]| heard[0].streams + heard[1].streams;
     let all = after[0].messages();

@@ -1,4 +1,4 @@
-//! The publish socket, where the user of a process is its credential, and whole logins that are said once more.
+//! The publish socket, where the user id of a process is its credential, and replayed logins.
 
 use super::{
     A_WHILE, Stage, TOPICS, clock,
@@ -31,11 +31,11 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// Long enough for a version to be published in.
+/// Long enough to publish a version.
 const A_MOMENT: Duration = Duration::from_millis(500);
 
-/// What a list lets this process do: its lines, with `ME` for its user, and the topics that it may publish into of the three
-/// below.
+/// Access control lists, with `ME` for this process' user, and those of the three topics below that each lets it
+/// publish into.
 const LISTS: [(&str, &[&str]); 9] = [
     ("", &["mine/a", "mine/b", "other"]),
     ("key:trusted list,subscribe **", &["mine/a", "mine/b", "other"]),
@@ -48,9 +48,9 @@ const LISTS: [(&str, &[&str]); 9] = [
     ("uid:ME1 publish **", &[]),
 ];
 
-/// Goal: each verb of the publish socket is allowed or refused as the list says, for a topic that is open and for one that is not;
-/// and a refusal says the same of both.
-/// Method: each list under one producer, which opened one of the topics while it might.
+/// Goal: each verb of the publish socket is allowed or refused as the list says, for an open topic and for one that is
+/// not open; a refusal is the same for both. Method: each list with one producer, which opened one of the topics while
+/// it was allowed.
 #[test]
 fn every_list_and_verb_of_the_publish_socket() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -68,7 +68,7 @@ fn every_list_and_verb_of_the_publish_socket() {
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// The cells in which something else came than is allowed.
+/// The cells whose result differs from the list.
 async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String, String)> {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(&home.path().join("state")).unwrap();
@@ -93,7 +93,7 @@ async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String,
         let results = [("end", ended), ("withdraw", withdrawn), ("publish", published)];
         for (verb, result) in results {
             let is_first_end = verb == "end" && name == open;
-            // A topic that is not open, or that was ended just now, cannot be ended.
+            // A topic that is not open, or was just ended, cannot be ended.
             let expected = match may {
                 true if verb == "publish" || is_first_end => Ok(()),
                 true => Err((Refusal::TopicEnded, None)),
@@ -112,8 +112,8 @@ async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String,
     wrong
 }
 
-/// Goal: who loses its right while its version waits for its turn does not publish it.
-/// Method: a version that waits for a reader in mode `every`, and one behind it; the right is taken away, then the reader goes.
+/// Goal: a producer that loses its right while its version waits in line does not publish it. Method: a version that
+/// waits for a reader in mode `every`, and one behind it; the right is revoked, then the reader leaves.
 #[test]
 fn a_right_that_is_lost_while_a_version_waits() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -140,11 +140,11 @@ fn a_right_that_is_lost_while_a_version_waits() {
         publish(&producer, topic("t")).await.unwrap();
         let client = Client::connect(&ticket, Default::default()).await.unwrap();
         let mut reader = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
-        reader.next().await.unwrap(); // And never the next one: it is not done with this one.
+        reader.next().await.unwrap(); // It never requests the next one, and so never acknowledges this one.
 
         let mut first = pin!(publish(&producer, topic("t")));
         assert!(timeout(A_MOMENT, &mut first).await.is_err(), "it waits for the reader");
-        let other = Producer::connect(&path).await.unwrap(); // Versions of one connection wait before they are looked at.
+        let other = Producer::connect(&path).await.unwrap(); // Versions of one connection wait before they are checked.
         let mut second = pin!(publish(&other, topic("t")));
         assert!(timeout(A_MOMENT, &mut second).await.is_err(), "it waits for its turn");
         sender.send_replace(Arc::new(Rules { acl: rules(user + 1).acl, ..before }));
@@ -158,7 +158,7 @@ fn a_right_that_is_lost_while_a_version_waits() {
     });
 }
 
-/// What is said of every topic alike.
+/// The text of a refusal, the same for every topic.
 fn refusal(user: &str, name: &str) -> String {
     format!(
         "the server's access control list does not let user {user} publish into topic {name}: add a line `uid:{user} \
@@ -173,10 +173,9 @@ async fn publish(producer: &Producer, topic: Topic) -> Result<(), PublishError> 
     producer.publish(topic, version, vec![]).await.map(drop)
 }
 
-/// Goal: a login that was recorded on the way lets nobody in: TLS proves each connection anew. Over QUIC it is the same TLS, with
-/// keys of each connection.
-/// Method: all bytes of a client that was let in by its token, and asked for the topics, are sent once more in one piece, while
-/// its session lives and when it is over.
+/// Goal: a recorded login gives no access: TLS has fresh keys for each connection. QUIC uses the same TLS. Method:
+/// replay all bytes of a client that logged in with its token and listed the topics, while its session lives and after
+/// its end.
 #[test]
 fn a_recorded_login_lets_nobody_in() {
     simulate(3, async |sim| {
@@ -227,7 +226,7 @@ fn a_recorded_login_lets_nobody_in() {
     });
 }
 
-/// Keeps what is written to a stream.
+/// Records the bytes that are written to a stream.
 #[derive(Debug)]
 struct Recorded {
     stream: Box<dyn ByteStream>,

@@ -1,4 +1,4 @@
-//! A client that speaks the bytes of the protocol over either transport, and keeps whatever comes back.
+//! A raw client that sends protocol messages over either transport, and records everything that it receives.
 
 use super::credentials::Shown;
 use crate::raw::{client_tls, connect_by};
@@ -33,7 +33,7 @@ pub(super) enum Way {
     Tcp,
 }
 
-/// What a client heard of a server after the handshake.
+/// Everything that a client received from a server after the handshake.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct Heard {
     /// The bytes of the control stream.
@@ -61,7 +61,7 @@ impl fmt::Debug for Heard {
 }
 
 impl Heard {
-    /// The messages, each as its bytes with their length in front.
+    /// The encoded messages, each with its length prefix.
     pub(super) fn frames(&self) -> Vec<&[u8]> {
         let (mut rest, mut frames) = (&self.control[..], vec![]);
         while let Some((prefix, behind)) = rest.split_first_chunk() {
@@ -80,7 +80,7 @@ impl Heard {
         frames.iter().map(|frame| ServerMessage::decode(&frame[4..]).unwrap()).collect()
     }
 
-    /// Whether no byte came but those of the end.
+    /// Whether nothing was received except the end.
     pub(super) fn is_nothing(&self) -> bool {
         self.control.is_empty() && self.streams == 0 && self.data == 0
     }
@@ -95,7 +95,7 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// Connects from the client host with this number, and shows a certificate.
+    /// Connects from the client host with this number and an optional certificate.
     pub(super) async fn new(sim: &Sim, number: u8, way: Way, shown: Option<&Shown>) -> Self {
         let mut tls = client_tls(aws_lc_rs::default_provider());
         if let Some(Shown { chain, key }) = shown {
@@ -128,12 +128,13 @@ impl Guest {
         self.say_bytes(encode_client(message));
     }
 
-    /// Says `bytes` on the control stream. The server may have closed already: that is what it should do.
+    /// Sends `bytes` on the control stream. Errors are ignored: the server may have closed the connection, as it
+    /// should.
     pub(super) fn say_bytes(&self, bytes: Vec<u8>) {
         let _ = self.words.send(bytes);
     }
 
-    /// What came until now.
+    /// Everything received so far.
     pub(super) fn heard(&self) -> Heard {
         self.heard.lock().unwrap().clone()
     }

@@ -1,11 +1,11 @@
-//! Clients that ask, acknowledge, take names and owe answers beyond reason.
+//! Clients with excessive requests, acknowledgements, reader names and unanswered messages.
 
 use super::*;
 
-/// Goal: a window, a place and a beginning beyond reason cost the server nothing.
-/// Method: the largest numbers there are, in both modes; then the next version for a good client.
+/// Goal: an excessive window, place or start costs the server nothing. Method: the largest numbers in both modes; then
+/// the next version for a good client.
 #[test]
-fn numbers_beyond_reason() {
+fn excessive_numbers() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), keeping(3)).unwrap();
@@ -35,7 +35,7 @@ fn numbers_beyond_reason() {
         for version in 2..=5 {
             let began = sim.elapsed();
             publish(&server, &mut publisher, version, 1000).await;
-            assert!(sim.elapsed() - began <= Duration::from_secs(11), "they are evicted in the end");
+            assert!(sim.elapsed() - began <= Duration::from_secs(11), "the readers are evicted");
         }
         let client = sim.client(1, client_config()).await.unwrap();
         let snapshot = client.subscribe(&topic("t")).await.unwrap().next().await.unwrap();
@@ -45,9 +45,9 @@ fn numbers_beyond_reason() {
     });
 }
 
-/// Goal: acknowledgements free what the client has, and can free nothing for anybody else.
-/// Method: a reader that acknowledges versions that it was never sent, that never were, and of other epochs; another
-/// reader, whose versions must stay; and one in mode latest, and one that does not exist.
+/// Goal: acknowledgements release versions for their own reader only. Method: a reader that acknowledges versions that
+/// it was never sent, that never existed, and of other epochs; another reader, whose versions must stay; a subscription
+/// in mode latest, and one that does not exist.
 #[test]
 fn acknowledgements_of_what_was_not_sent() {
     simulate(8, async |sim| {
@@ -91,7 +91,7 @@ fn acknowledgements_of_what_was_not_sent() {
                 assert_eq!(snapshot.id().version, Version(version));
                 sleep(Duration::from_secs(1)).await;
                 if version == 6 {
-                    // It stands at version 4 and reads nothing: it is what the publisher waits for, if anything.
+                    // Its place is version 4 and it reads nothing: if the publisher waits, it waits for this reader.
                     peer.connection.close(0u32.into(), b"");
                 }
             }
@@ -107,8 +107,8 @@ fn acknowledgements_of_what_was_not_sent() {
     });
 }
 
-/// Goal: who takes a name over takes that name's place and nothing else; the first reader is told, and may take it back.
-/// Method: a hostile client with the name of a good one, again and again; a third reader beside them.
+/// Goal: a reader that takes over a name gets that name's place and nothing else; the first reader is told, and may
+/// take the name back. Method: a hostile client repeatedly uses the name of a good one; a third reader is unaffected.
 #[test]
 fn a_name_that_is_fought_over() {
     simulate(9, async |sim| {
@@ -126,7 +126,7 @@ fn a_name_that_is_fought_over() {
             let reader = Some(name.clone());
             let every = Subscribe { mode: Mode::Every, start: Start::Oldest, reader, ..request(round) };
             peer.say_to_server(ClientMessage::Subscribe(every)).await;
-            // What it got before it may still be there.
+            // Versions that it received before may still be queued.
             let error = loop {
                 if let Err(error) = good.next().await {
                     break error;
@@ -138,15 +138,15 @@ fn a_name_that_is_fought_over() {
             let snapshot = beside.next().await.unwrap();
             assert_eq!(snapshot.id().version, Version(u64::from(round)));
         }
-        // It never reads and never leaves, so it is evicted like anybody else.
+        // It never reads and never leaves, so it is evicted like any reader.
         beside.acknowledge();
         assert_eq!(server.stats().evicted, 1);
     });
 }
 
-/// Goal: as many globs as a client may send, over as many tensors as a version may well have, take seconds at most; one
-/// glob more is refused.
-/// Method: the longest way to find nothing, on threads, beside a good client, by the clock on the wall; then 65 globs.
+/// Goal: the maximum number of globs over a realistic maximum of tensors takes seconds at most; one glob more is
+/// refused. Method: globs that match nothing as slowly as possible, on threads, with a good client, by the wall clock;
+/// then 65 globs.
 #[test]
 fn globs_that_take_long() {
     simulate(10, async |sim| {
@@ -184,10 +184,10 @@ fn globs_that_take_long() {
     });
 }
 
-/// Goal: a server that many clients watch while topics come and go keeps nothing of them.
-/// Method: a thousand subscriptions to topics that never come, dropped again; watches that end with their sessions.
+/// Goal: a server retains nothing of names that clients only asked for. Method: a thousand subscriptions to topics that
+/// are never published, dropped again; a watch that ends with its session.
 #[test]
-fn names_that_are_only_asked_for() {
+fn names_that_are_never_published() {
     simulate(11, async |sim| {
         let server = sim.server(server_config());
         let mut peer = Peer::greeted_client(&sim, 2).await;
@@ -215,10 +215,10 @@ fn names_that_are_only_asked_for() {
     });
 }
 
-/// Goal: a client that owes the last word on a version that was given up cannot hold its memory by talking of other things.
-/// Method: take one chunk of a version that is withdrawn, never answer the `Abort`, and acknowledge on and on.
+/// Goal: a client that does not answer `Abort` cannot hold the version's memory by sending other messages. Method: take
+/// one chunk of a version that is withdrawn, never answer the `Abort`, and keep acknowledging.
 #[test]
-fn a_last_word_that_never_comes() {
+fn an_abort_that_is_never_answered() {
     simulate(1, async |sim| {
         let stall_timeout = Duration::from_secs(5);
         let server = sim.server(tensor_relay_server::Config { stall_timeout, ..server_config() });
