@@ -1,4 +1,4 @@
-//! The network interface: creates UDP sockets and byte streams.
+//! [`Network`]: the interface that creates UDP sockets and byte streams.
 
 mod batch;
 mod batching;
@@ -19,9 +19,9 @@ use std::{
 pub use batching::Batching;
 pub use streams::{ByteStream, Opening, StreamListener, StreamTuning};
 
-/// The network that lanes run over: the machine's own, or a simulated one whose time, loss and order come from a seed.
+/// The network of lanes: the machine's own, or a simulated one whose time, loss and order follow from a seed.
 ///
-/// It is the one place that exposes quinn's types, since a simulation has to implement quinn's socket.
+/// Only this trait exposes quinn's types, since a simulation has to implement quinn's socket.
 pub trait Network: Debug + Send + Sync + 'static {
     /// Binds a socket to `address`; port 0 lets the network choose.
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>>;
@@ -36,13 +36,13 @@ pub trait Network: Debug + Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The runtime, which spawns tasks and has the clock.
+    /// The runtime, which spawns tasks and provides the clock.
     fn runtime(&self) -> Arc<dyn quinn::Runtime>;
 
     /// The largest UDP payload that the first hop towards `peer` carries, if it is known.
     fn path_payload(&self, peer: SocketAddr) -> Option<u16>;
 
-    /// Whether lanes may have threads of their own. A simulation has a single thread with its clock.
+    /// Whether lanes may have their own threads. A simulation has a single thread with its clock.
     fn has_threads(&self) -> bool {
         false
     }
@@ -79,7 +79,7 @@ impl Network for SystemNetwork {
         true
     }
 
-    /// Asks the kernel: a UDP socket that is "connected" sends nothing, but knows its route and that route's MTU.
+    /// Asks the kernel: "connecting" a UDP socket sends nothing, but looks up the route and its MTU.
     fn path_payload(&self, peer: SocketAddr) -> Option<u16> {
         let any: SocketAddr = match peer {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),

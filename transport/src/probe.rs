@@ -1,4 +1,4 @@
-//! Probes: bytes without meaning, sent over a lane to measure it (PROTOCOL.md §3.17).
+//! Probes: meaningless bytes, sent over a lane to measure it (PROTOCOL.md §3.17).
 
 use crate::{DataIn, Lane, LaneError};
 use bytes::Bytes;
@@ -6,24 +6,24 @@ use std::time::Duration;
 use tensor_relay_protocol::{PROBE_REPORT_BYTES, ProbeHeader, ProbeReport, StreamHeader};
 use tokio::time::Instant;
 
-/// The size of one piece: the bytes repeat, so that they stay in the cache, and the path is measured and not the memory.
+/// The repeated piece of a probe: it stays in the cache, so that the path is measured and not the memory.
 const PIECE: &[u8] = &[0; 64 << 10];
 
-/// A probe carries no more weight than a chunk.
+/// The priority of chunks.
 const PRIORITY: i32 = 0;
 
-/// What a received probe tells.
+/// The result of a received probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeResult {
-    /// The bytes that came.
+    /// The number of received bytes.
     pub bytes: u64,
-    /// How long they took, from the first to the last.
+    /// The time from the first to the last of them.
     pub elapsed: Duration,
     /// The sender's counters when it had sent them.
     pub sender: ProbeReport,
 }
 
-/// Sends a probe over `lane`, and then the counters of this end, as `report` reads them.
+/// Sends a probe over `lane`, and then this process's counters, read by `report`.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended or the receiver stopped the stream.
@@ -44,10 +44,10 @@ pub async fn send_probe(
     stream.finish()
 }
 
-/// Receives the rest of a probe, whose header was read.
+/// Receives a probe after its header.
 ///
 /// # Errors
-/// [`LaneError`] when the lane ended or the sender gave the probe up, also where it sent less than it said.
+/// [`LaneError`] when the lane ended, the sender aborted the probe, or its length does not match the header.
 pub async fn receive_probe(mut stream: DataIn, header: ProbeHeader) -> Result<ProbeResult, LaneError> {
     let (began, expected) = (Instant::now(), u64::from(header.bytes));
     let (mut bytes, mut report) = (0, Vec::with_capacity(PROBE_REPORT_BYTES));

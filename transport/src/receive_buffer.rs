@@ -1,18 +1,18 @@
-//! Memory that a data stream is received into.
+//! [`ReceiveBuffer`]: the memory into which a data stream is received.
 
 use std::{fmt, sync::Arc};
 use tensor_relay_device::{Slot, Target};
 use tensor_relay_protocol::ChunkHasher;
 
-/// Called with the size of each received piece, wherever the lane is read, so it must be short.
+/// Called with the size of each received piece by the task that reads the lane, so it must be fast.
 pub type Progress = Arc<dyn Fn(u64) + Send + Sync>;
 
-/// How much is copied before it is hashed: it stays in the first cache. Jumbo pieces are larger, and larger copies are
-/// slower where the C library makes one instruction of them (`rep movsb` on AMD processors).
+/// How much is copied before it is hashed: it stays in the L1 cache. Longer copies, as of jumbo pieces, are slower
+/// where the C library uses `rep movsb` (on AMD processors).
 pub(crate) const COPY_BYTES: usize = 4 << 10;
 
-/// The memory of one chunk, filled from its front; a raw one is hashed on the way, while its bytes are in the cache. It
-/// owns the memory, so that a lane can decrypt right into it, and its reader can take it back at any time.
+/// The memory of one chunk, filled from its front. A raw chunk is hashed meanwhile, while its bytes are in the cache.
+/// It owns the memory, so that a lane can decrypt into it, and its reader can take it back at any time.
 pub(crate) struct ReceiveBuffer {
     memory: Memory,
     /// The expected bytes.
@@ -74,7 +74,7 @@ impl ReceiveBuffer {
         self.found += excess.len();
     }
 
-    /// Whether more bytes came than expected, which is final.
+    /// Whether more bytes were received than expected, which is final.
     pub(crate) fn is_overfull(&self) -> bool {
         self.found > self.expected
     }

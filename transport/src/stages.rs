@@ -1,8 +1,8 @@
-//! Pipeline stages: counts of chunks in progress, to test for overlap.
+//! [`Stages`]: counts chunks at each stage of the pipeline, to measure overlap.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The stages of a chunk, on its way out and on its way in.
+/// The stages of sending and of receiving a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Reading from the source.
@@ -19,8 +19,8 @@ pub enum Stage {
 
 /// Counts the chunks at each stage, and the overlaps of stages.
 ///
-/// Why: overlap is the point of the pipeline, and a clock can only make it likely. Whether a read began during another
-/// chunk's send is a fact that a test can check.
+/// Overlap is the purpose of the pipeline, and timings only suggest it. Whether a read began during another chunk's
+/// send is a fact that a test can check.
 #[derive(Debug, Default)]
 pub struct Stages {
     under_way: [AtomicU64; Stage::COUNT],
@@ -30,7 +30,7 @@ pub struct Stages {
 
 /// A chunk at one stage, until it is dropped.
 #[derive(Debug)]
-#[must_use = "the stage is over when this is dropped"]
+#[must_use = "the stage ends when this is dropped"]
 pub struct AtStage<'a> {
     stages: &'a Stages,
     stage: Stage,
@@ -57,12 +57,12 @@ impl Stages {
             beside.fetch_add(is_under_way.into(), Ordering::Relaxed);
         }
         self.begun[this].fetch_add(1, Ordering::Relaxed);
-        // Balanced by the drop of what is returned.
+        // Balanced when the returned value is dropped.
         self.under_way[this].fetch_add(1, Ordering::Relaxed);
         AtStage { stages: self, stage }
     }
 
-    /// The counts so far.
+    /// The current counts.
     pub fn stats(&self) -> StageStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         StageStats {
@@ -80,12 +80,12 @@ impl Drop for AtStage<'_> {
 }
 
 impl StageStats {
-    /// The number of chunks at `stage` now.
+    /// The number of chunks currently at `stage`.
     pub fn under_way(&self, stage: Stage) -> u64 {
         self.under_way[stage as usize]
     }
 
-    /// The number of chunks that began `stage`. Those that ended it are this less [`under_way`](Self::under_way).
+    /// The number of chunks that began `stage`. The number that ended it is this minus [`under_way`](Self::under_way).
     pub fn begun(&self, stage: Stage) -> u64 {
         self.begun[stage as usize]
     }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_begun_beside_something_is_counted() {
+    fn overlapping_stages_are_counted() {
         let stages = Stages::default();
         let sending = stages.begin(Stage::Send);
         let reading = stages.begin(Stage::Read);

@@ -1,4 +1,4 @@
-//! Chunk counters by codec.
+//! [`Tally`]: counts chunks by codec.
 
 use std::{
     ops::Add,
@@ -7,7 +7,8 @@ use std::{
 };
 use tensor_relay_protocol::CodecId;
 
-/// Counts chunks by codec. Costs four additions a chunk, and is read without a lock: a chunk may be counted in part.
+/// Counts chunks by codec. Costs four additions per chunk, and is read without a lock, so a snapshot may contain a
+/// chunk in part.
 #[derive(Debug, Default)]
 pub struct Tally([Counters; CodecId::ALL.len()]);
 
@@ -28,7 +29,7 @@ pub struct CodecCount {
     pub raw_bytes: u64,
     /// Their encoded size, without headers.
     pub wire_bytes: u64,
-    /// The workers' time: for encoding, estimates and vain attempts included, or for decoding. A shared encoding is
+    /// The workers' time for encoding, including estimates and failed attempts, or for decoding. A shared encoding is
     /// counted once.
     pub worked: Duration,
 }
@@ -51,7 +52,7 @@ impl Tally {
         counters.worked_ns.fetch_add(worked_ns, Ordering::Relaxed);
     }
 
-    /// The counts so far.
+    /// The current counts.
     pub fn stats(&self) -> CodecStats {
         CodecStats(self.0.each_ref().map(|counters| CodecCount {
             chunks: counters.chunks.load(Ordering::Relaxed),
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_codec_has_its_own_books() {
+    fn each_codec_is_counted_separately() {
         let tally = Tally::default();
         tally.count(CodecId::Zstd, 400, 100, Duration::from_micros(3));
         tally.count(CodecId::Raw, 50, 50, Duration::ZERO);

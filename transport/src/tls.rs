@@ -1,4 +1,4 @@
-//! TLS 1.3 configuration, with servers authenticated by a pinned key.
+//! The TLS 1.3 configuration, with servers authenticated by a pinned key.
 
 use crate::{Fingerprint, Identity, identity};
 use rustls::{
@@ -16,7 +16,7 @@ use tensor_relay_protocol::ALPN;
 /// The server name (SNI) that clients send.
 pub(crate) const SERVER_NAME: &str = identity::SERVER_NAME;
 
-/// The server's half of the handshake. No early data: a replayed request must not be able to begin a transfer.
+/// A server's configuration. No early data: a replayed request must not begin a transfer.
 pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig, rustls::Error> {
     let mut config = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -31,8 +31,8 @@ pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig,
     Ok(config)
 }
 
-/// The client's half of the handshake. `presented` receives the key of a server that was refused, for the error. With
-/// an `identity`, the client authenticates with its key.
+/// A client's configuration. `presented` receives the key of a refused server, for the error. With an `identity`, the
+/// client authenticates with its key.
 pub(crate) fn client_config(
     keys: &[Fingerprint],
     identity: Option<&Identity>,
@@ -55,14 +55,14 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
-/// The server's half over a byte stream. Secrets are extracted, because the records are our own.
+/// A server's configuration over a byte stream. Secrets are extracted for [our own records](crate::lane::byte_stream).
 pub(crate) fn stream_server_config(identity: &Identity) -> Result<rustls::ServerConfig, rustls::Error> {
     let mut config = server_config(identity)?;
     config.enable_secret_extraction = true;
     Ok(config)
 }
 
-/// The client's half over a byte stream.
+/// A client's configuration over a byte stream.
 pub(crate) fn stream_client_config(
     keys: &[Fingerprint],
     identity: Option<&Identity>,
@@ -73,14 +73,14 @@ pub(crate) fn stream_client_config(
     Ok(config)
 }
 
-/// Whether ALPN chose this protocol. QUIC insists on it by itself; over a byte stream a peer that names no protocol at
-/// all gets through the handshake.
+/// Whether ALPN chose this protocol. QUIC enforces that; over a byte stream the handshake succeeds with a peer that
+/// offers no protocol.
 pub(crate) fn is_ours(connection: &rustls::CommonState) -> bool {
     connection.alpn_protocol() == Some(ALPN)
 }
 
-/// AES-128-GCM first: as strong as anything here needs, and up to 5 % cheaper than AES-256. ChaCha20 costs twice as much
-/// and stays for processors without AES.
+/// The cipher suites. AES-128-GCM first: strong enough, and up to 5 % cheaper than AES-256. ChaCha20 costs twice as
+/// much and is for processors without AES.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     provider.cipher_suites = vec![
@@ -138,7 +138,7 @@ impl ClientCertVerifier for AnyKey {
     }
 }
 
-/// Accepts a server whose public key is one of those in the ticket, whatever its certificate says otherwise. The
+/// Accepts a server whose public key is one of those in the ticket; ignores the rest of its certificate. The
 /// handshake's signature proves that the server holds the private key, so this is as strong as the ticket is authentic.
 #[derive(Debug)]
 struct PinnedKey {

@@ -1,4 +1,4 @@
-//! Tuning parameters of lanes, with their benefits and costs.
+//! [`Tuning`]: the parameters of lanes, with their benefits and costs.
 
 use crate::window::SendWindow;
 use quinn::{
@@ -7,46 +7,46 @@ use quinn::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// The largest datagram payload that either end accepts. Both ends must allow it, or the smaller one binds; it costs
-/// address space for receive buffers, not memory. UDP itself ends at 65,507.
+/// The largest accepted datagram payload. The smaller bound of both peers applies. It costs address space for receive
+/// buffers, not memory. The limit of UDP is 65,507.
 pub(crate) const UDP_PAYLOAD_MAX: u16 = 65_000;
 
 /// The payload that every path can carry; QUIC requires it.
 const UDP_PAYLOAD_MIN: u16 = 1_200;
 
-/// The discovery bound where the path's MTU is unknown: an Ethernet of 1500 over IPv6.
+/// The bound of MTU discovery if the path's MTU is unknown: Ethernet with MTU 1500 over IPv6.
 const UDP_PAYLOAD_ETHERNET: u16 = 1_452;
 
 /// The tuning of lanes. The defaults were measured best on ordinary Ethernet.
 #[derive(Debug, Clone)]
 pub struct Tuning {
-    /// The most bytes sent and not yet acknowledged on one lane of a short path. Default 4 MiB.
+    /// The maximum of unacknowledged bytes on one lane of a short path. Default 4 MiB.
     ///
-    /// It bounds what a burst can pile up in the receiver's socket buffer, so it should not exceed
+    /// It bounds how far a burst can fill the receiver's socket buffer, so it should not exceed
     /// [`socket_buffer_bytes`](Self::socket_buffer_bytes): with windows of 64 MiB over a buffer of 4 MiB the buffer
     /// overflows and 10 to 30 % of the rate is lost to retransmission.
     pub window_bytes: u32,
-    /// The same for a long path, whose window grows with its round trip time: 2.5 MB for each millisecond. Default 64
-    /// MiB. It costs no copy: sent bytes are held in their source's memory.
+    /// The same for a long path, whose window grows by 2.5 MB for each millisecond of round trip time. Default 64 MiB.
+    /// It costs no copy: sent bytes are held in their source's memory.
     ///
-    /// What the subscriber gives credit for bounds it too, eight chunks of 4 MiB a lane by default: 2.7 Gbit/s at 100 ms.
-    /// Long and fast paths want more chunks in flight, or more lanes.
+    /// The subscriber's credit is another bound, by default eight chunks of 4 MiB per lane: 2.7 Gbit/s at 100 ms. Long
+    /// and fast paths need more chunks in flight, or more lanes.
     pub window_max_bytes: u32,
-    /// The size asked for the send and receive buffers of the UDP socket. Default 4 MiB. The kernel clamps it to
+    /// The requested size of the send and receive buffers of the UDP socket. Default 4 MiB. The kernel clamps it to
     /// `net.core.rmem_max` and `wmem_max`; a clamped buffer is reported as a warning, once.
     pub socket_buffer_bytes: u32,
-    /// A bound on the UDP payload, below what the path would carry. Default none.
+    /// A bound on the UDP payload, below what the path can carry. Default none.
     pub udp_payload_max: Option<u16>,
-    /// The congestion controller. Default BBR: with 1 % loss it moves 1.6 GB/s where CUBIC moves 0.67; on a clean link
-    /// the two are equal.
+    /// The congestion controller. Default BBR: with 1 % loss it reaches 1.6 GB/s, CUBIC 0.67; on a clean link they are
+    /// equal.
     pub congestion: Congestion,
-    /// The time without a packet after which a peer counts as dead. Default 10 s.
+    /// The time without a packet after which a peer counts as lost. Default 10 s.
     pub idle_timeout_ms: u32,
     /// The keep-alive interval of an idle lane. Default 3 s: three chances within the idle timeout.
     pub keep_alive_ms: u32,
     /// The deadline for resolving a server's name, and for the handshake. Default 10 s.
     pub connect_timeout_ms: u32,
-    /// The deadline for a peer's `Hello` or `Welcome`, for writing a control message, and for the answer to a question.
+    /// The deadline for a peer's `Hello` or `Welcome`, for writing a control message, and for the answer to a request.
     /// Default 10 s.
     pub control_timeout_ms: u32,
 }
@@ -60,19 +60,20 @@ pub enum Congestion {
     Cubic,
 }
 
-/// What the connection window holds beyond credit, so that a full one still lets control messages and manifests pass.
+/// The part of the connection window beyond credit, so that control messages and manifests pass even if the rest is
+/// full.
 pub(crate) const WINDOW_RESERVE_BYTES: u32 = 1 << 20;
 
-/// The bytes of one stream that may wait unread. More than a chunk and its header, so that no chunk waits a round trip
-/// for its last bytes; what all streams hold together is bounded by credit.
+/// The maximum of unread bytes of one stream. More than a chunk and its header, so that no chunk waits a round trip for
+/// its last bytes; credit bounds the sum over all streams.
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 
-/// The most unread bytes that a client may send to a server in all. Clients send only control messages, of at most 64
+/// The maximum of unread bytes that a client may send to a server. Clients send only control messages, of at most 64
 /// KiB.
 pub(crate) const SERVER_WINDOW_BYTES: u32 = 256 << 10;
 
-/// The data streams a server may have open towards a client at once. Credit bounds chunks far below this; it bounds what
-/// a hostile server can make a client keep track of.
+/// The maximum number of concurrent data streams of a server. Credit bounds chunks far below this; it bounds the state
+/// that a hostile server can create at a client.
 const DATA_STREAMS_MAX: u32 = 1_024;
 
 impl Default for Tuning {
@@ -107,7 +108,7 @@ impl Tuning {
         Duration::from_millis(self.control_timeout_ms.into())
     }
 
-    /// The largest UDP payload that this end accepts.
+    /// The largest accepted UDP payload.
     pub(crate) fn payload_max(&self) -> u16 {
         self.udp_payload_max
             .unwrap_or(UDP_PAYLOAD_MAX)
@@ -123,8 +124,8 @@ impl Tuning {
         config
     }
 
-    /// The settings of a server's end of a lane. quinn's defaults suit trusted peers: unlimited unread data and 200
-    /// streams; a server of strangers bounds both.
+    /// QUIC's settings at a server. quinn's defaults suit trusted peers: unlimited unread data and 200 streams. These
+    /// bound both.
     pub(crate) fn server(&self, path_payload: Option<u16>) -> TransportConfig {
         let mut config = self.both(path_payload);
         config.max_concurrent_bidi_streams(VarInt::from_u32(1)); // The control stream.
@@ -134,7 +135,7 @@ impl Tuning {
         config
     }
 
-    /// The settings of a client's end of a lane.
+    /// QUIC's settings at a client.
     pub(crate) fn client(&self, path_payload: Option<u16>) -> TransportConfig {
         let mut config = self.both(path_payload);
         config.max_concurrent_bidi_streams(VarInt::from_u32(0));
@@ -148,8 +149,8 @@ impl Tuning {
     fn both(&self, path_payload: Option<u16>) -> TransportConfig {
         let mut config = TransportConfig::default();
         config.send_window(self.window_bytes.into());
-        config.send_fairness(false); // Chunks one after another: the first is whole, and usable, earlier.
-        config.datagram_receive_buffer_size(None); // Not used: a peer that sends any is refused by QUIC itself.
+        config.send_fairness(false); // Chunks one after another: the first is complete earlier.
+        config.datagram_receive_buffer_size(None); // Not used; QUIC refuses a peer that sends any.
         config.max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(self.idle_timeout_ms))));
         config.keep_alive_interval(Some(Duration::from_millis(self.keep_alive_ms.into())));
         config.congestion_controller_factory(self.congestion.factory());
@@ -159,8 +160,7 @@ impl Tuning {
         config
     }
 
-    /// The bound of MTU discovery: the first hop's MTU. Beyond that it could only find out what the kernel already
-    /// knows.
+    /// The bound of MTU discovery: the first hop's MTU, which the kernel knows.
     fn payload_bound(&self, path_payload: Option<u16>) -> u16 {
         path_payload
             .unwrap_or(UDP_PAYLOAD_ETHERNET)

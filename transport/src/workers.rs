@@ -1,10 +1,10 @@
-//! Workers: threads for CPU-bound work.
+//! [`Workers`]: threads for CPU-bound work.
 
 use std::sync::OnceLock;
 use tokio::sync::Semaphore;
 
-/// Runs hashing, encoding and decoding away from the async executor, whose thread must stay free for packets: a chunk of
-/// 4 MiB takes zstd three milliseconds, in which a lane at line rate receives ten thousand packets.
+/// Runs hashing, encoding and decoding off the async executor, whose thread must stay free for packets: zstd takes
+/// three milliseconds for a chunk of 4 MiB, in which a lane at line rate receives ten thousand packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Workers {
     /// On the blocking threads of the tokio runtime, at most one per processor at once. Further work queues; cancelled
@@ -15,12 +15,13 @@ pub enum Workers {
     Inline,
 }
 
-/// The most bytes processed in place. Hashing them takes 4 microseconds, decoding them 10 to 40; another thread takes
-/// 20 to wake.
+/// The maximum number of bytes processed in place. Hashing them takes 4 microseconds, decoding 10 to 40; waking another
+/// thread takes 20.
 const IN_PLACE_BYTES: usize = 64 << 10;
 
 impl Workers {
-    /// Like [`run`](Self::run), for `work` that takes about as long as decoding `bytes` does, or less: little work is done in place.
+    /// Like [`run`](Self::run), for `work` that takes at most about as long as decoding `bytes`: little work is done in
+    /// place.
     pub async fn run_over<T: Send + 'static>(
         self,
         bytes: usize,
@@ -38,12 +39,12 @@ impl Workers {
             Self::Inline => work(),
             Self::Threads => match tokio::runtime::Handle::try_current() {
                 Ok(runtime) => drop(runtime.spawn_blocking(work)),
-                Err(_) => work(), // As when the runtime is gone, and this drops what is left.
+                Err(_) => work(), // For example, when values are dropped after the runtime.
             },
         }
     }
 
-    /// Runs `work` to its end, even when the future is dropped, and returns what it returns.
+    /// Runs `work` to its end, even if the future is dropped; returns its result.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self {
             Self::Inline => work(),
@@ -61,13 +62,13 @@ async fn run_on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'sta
     match done.await {
         Ok(done) => done,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // Blocking work is never aborted; it is only refused when the runtime itself ends, and then nothing that waits
-        // for it will be polled again.
+        // Blocking work is never aborted. It is refused only when the runtime shuts down; then this task will not be
+        // polled again.
         Err(_) => std::future::pending().await,
     }
 }
 
-/// One permit per processor, for the whole process: several servers and clients share its processors too.
+/// One permit per processor for the whole process, since its servers and clients share the processors.
 fn permits() -> &'static Semaphore {
     static PERMITS: OnceLock<Semaphore> = OnceLock::new();
     PERMITS.get_or_init(|| Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from)))

@@ -1,4 +1,4 @@
-//! Lanes over QUIC, with QUIC's own streams, priorities and flow control.
+//! Lanes over QUIC, with QUIC's streams, priorities and flow control.
 
 use bytes::Bytes;
 use quinn::{ConnectionError, ReadError, VarInt, WriteError};
@@ -12,27 +12,27 @@ use tensor_relay_protocol::CloseCode;
 use super::{LaneError, LaneStats};
 use crate::{network::moving::TaskMover, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
 
-/// The most bytes passed to QUIC at once. Written bytes count against the send window until all are acknowledged, so
-/// pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle at every end.
+/// The maximum length of a write to QUIC. Written bytes count against the send window until all are acknowledged, so
+/// pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle after each.
 const SLICE_MAX_BYTES: usize = 1 << 20;
 
-/// The most received pieces taken out of QUIC at once. A piece is the payload of one packet, so 64 of them are one
-/// batch of the kernel's.
+/// The maximum number of received pieces read from QUIC at once. A piece is the payload of one packet, so 64 of them
+/// are one batch of the kernel.
 const PIECES_MAX: usize = 64;
 
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// Control messages come before every chunk that waits to be sent.
+/// Control messages precede all waiting chunks.
 const CONTROL_PRIORITY: i32 = 1_000;
 
-/// The round trips granted to what is in flight before a lane is closed: one, and the others for retransmissions.
+/// The round trips for data in flight before a lane is closed: one, and more for retransmissions.
 const SETTLE_ROUND_TRIPS: u32 = 6;
 
-/// The least time granted: packets leave on another thread, which may wait for a processor longer than for the path.
+/// The minimum of that time: another thread sends the packets, and may wait longer for a processor than for the path.
 const SETTLE_MIN: Duration = Duration::from_millis(20);
 
-/// How often a closed lane polls for the peer's answer, which quinn reports in a counter alone.
+/// How often a closed lane polls for the peer's answer, which quinn reports only in a counter.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
 /// One QUIC connection. Cheap to clone.
@@ -44,7 +44,7 @@ struct Shared {
     connection: quinn::Connection,
     endpoint: quinn::Endpoint,
     window: SendWindow,
-    /// Set when this end closed the lane because the other end stopped reading its control stream: how it noticed.
+    /// Why this process closed the lane, if the peer stopped reading its control stream.
     unheard: OnceLock<&'static str>,
     /// Moves its task to another thread, once.
     moving: Mutex<Option<TaskMover>>,
@@ -109,7 +109,7 @@ impl Connection {
         self.close(code, detail);
     }
 
-    /// quinn-proto 0.11 holds a close back until acknowledgements come, and takes none once it is closed.
+    /// quinn-proto 0.11 delays a close until acknowledgements arrive, and processes none once the connection is closed.
     pub(super) async fn settle(&self, at_most: Duration) {
         let round_trips = self.0.connection.rtt() * SETTLE_ROUND_TRIPS;
         tokio::time::sleep(round_trips.clamp(SETTLE_MIN, at_most)).await;
@@ -163,7 +163,7 @@ impl Connection {
         }
     }
 
-    /// The error for a stream that ended without the lane.
+    /// The error for a stream that ended while the lane stays open.
     fn stream_error(&self) -> LaneError {
         self.ended().unwrap_or(LaneError::StreamGivenUp)
     }
@@ -204,7 +204,7 @@ pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError 
     }
 }
 
-/// The sending half of the control stream. Dropped, it ends the stream.
+/// The sending half of the control stream. Dropping it ends the stream.
 #[derive(Debug)]
 pub(crate) struct ControlOut(quinn::SendStream);
 
@@ -237,7 +237,7 @@ impl ControlIn {
     }
 }
 
-/// The sending end of a data stream.
+/// The sending half of a data stream.
 #[derive(Debug)]
 pub(crate) struct DataOut {
     stream: quinn::SendStream,
@@ -270,21 +270,21 @@ impl DataOut {
     }
 
     pub(super) fn give_up(&mut self) {
-        // Fails only for a stream that is over: everything was acknowledged, or the other end stopped it.
+        // Fails only for a stream that has ended: all of it was acknowledged, or the peer stopped it.
         let _ = self.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
     }
 }
 
 impl Drop for DataOut {
     fn drop(&mut self) {
-        // quinn finishes dropped streams, which would make half a chunk look like a whole one.
+        // quinn finishes dropped streams, which would make a partial chunk look complete.
         if !self.finished {
             self.give_up();
         }
     }
 }
 
-/// The receiving end of a data stream. Dropped early, quinn tells the sender to stop.
+/// The receiving half of a data stream. If it is dropped early, quinn asks the sender to stop.
 #[derive(Debug)]
 pub(crate) struct DataIn {
     stream: quinn::RecvStream,

@@ -1,4 +1,4 @@
-//! The QUIC half of a listener: a UDP socket.
+//! [`QuicAcceptor`]: the QUIC half of a listener, on a UDP socket.
 
 use std::{
     io,
@@ -20,11 +20,11 @@ use crate::{
     window::SendWindow,
 };
 
-/// The most handshakes waiting to be accepted. Each costs up to 64 KiB (see below) from an unknown client, so all
-/// together stay below 64 MiB.
+/// The maximum number of handshakes waiting to be accepted. Each may hold [`INCOMING_BUFFER_BYTES`] of an unknown
+/// client, so all together take at most 64 MiB.
 const INCOMING_MAX: usize = 1_024;
 
-/// The most bytes that a client may send before it is accepted.
+/// The maximum number of bytes that a client may send before it is accepted.
 const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
 
 /// Accepts a listener's QUIC connections.
@@ -32,7 +32,7 @@ pub(super) struct QuicAcceptor {
     endpoint: quinn::Endpoint,
     crypto: Arc<QuicServerConfig>,
     network: Arc<dyn Network>,
-    /// The runtime that its lanes start on, if they can move.
+    /// The runtime on which its lanes start, if they can move.
     moving: Option<Arc<MovingRuntime>>,
     tuning: Tuning,
     retry: Mutex<RetryPolicy>,
@@ -73,7 +73,7 @@ impl QuicAcceptor {
         self.endpoint.local_addr()
     }
 
-    /// Waits for the next connection; `None` once it was closed. Cancel safe.
+    /// Waits for the next connection; `None` once the listener was closed. Cancel safe.
     pub(super) async fn accept(&self) -> Option<QuicArrival> {
         loop {
             let incoming = self.endpoint.accept().await?;
@@ -104,7 +104,7 @@ impl QuicAcceptor {
         self.endpoint.close(quinn::VarInt::from_u32(code.code()), b"");
     }
 
-    /// Waits until the last packets have left.
+    /// Waits until the last packets are sent.
     pub(super) async fn wait_idle(&self) {
         self.endpoint.wait_idle().await;
     }
@@ -147,15 +147,15 @@ impl QuicArrival {
 }
 
 /// Enables stateless resets after a restart, or by another process with the same identity (RFC 9000 §10.3): their key
-/// is derived from the identity. Clients then reconnect at once, instead of after their idle timeout.
+/// is derived from the identity. So clients reconnect at once, instead of after their idle timeout.
 fn remembering(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
     config.reset_key(Arc::new(identity.derived_key("stateless reset")));
     config.cid_generator(|| Box::new(RandomIds));
     config
 }
 
-/// Random connection ids. quinn's default ids are signed with a key of the process: packets for a predecessor would be
-/// dropped silently.
+/// Random connection ids. quinn's default ids are signed with a key of the process, so packets for a previous process
+/// would be dropped silently.
 struct RandomIds;
 
 impl RandomIds {

@@ -1,14 +1,14 @@
-//! The retry policy: when clients have to prove their address before the handshake. Pure.
+//! [`RetryPolicy`]: decides when clients have to prove their address before the handshake. Pure.
 
 use std::time::Instant;
 
-/// The most open lanes without address validation: forged addresses must not fill the server.
+/// The number of open lanes beyond which every address is validated: forged addresses must not fill the server.
 const OPEN_MAX: usize = 256;
 
-/// The most handshakes per second from unvalidated addresses, before Retry asks clients to prove theirs.
+/// The maximum rate of handshakes from unvalidated addresses; beyond it, clients get Retry.
 ///
-/// A handshake costs the server a signature and a key exchange, half a millisecond of a processor or less, so forged ones
-/// take 6 % of one at the most. A thousand workers that connect at once cost 872 of them one round trip more.
+/// A handshake costs the server a signature and a key exchange, half a millisecond of a processor or less, so forged
+/// ones take at most 6 % of one. If a thousand workers connect at once, 872 of them need one more round trip.
 pub const HANDSHAKES_PER_SECOND: u32 = 128;
 
 const RATE_PER_SECOND: f64 = HANDSHAKES_PER_SECOND as f64;
@@ -16,9 +16,9 @@ const RATE_PER_SECOND: f64 = HANDSHAKES_PER_SECOND as f64;
 /// Decides which clients are answered with Retry (RFC 9000 §8.1.2) instead of a handshake: those with an unvalidated
 /// address, while many lanes are open or many such clients arrive.
 ///
-/// Addresses can be forged, so they are counted together, and by arrival alone: a handshake made to fail at once leaves
-/// no open connection behind. Each arrival adds one to a level that falls at the rate; so during a flood and up to a
-/// second after it, all of it gets Retry.
+/// Addresses can be forged, so arrivals are counted together. They are counted instead of open connections, because a
+/// handshake that fails at once leaves none. Each arrival adds one to a level that falls at the rate: during a flood
+/// and up to a second after it, all arrivals get Retry.
 #[derive(Debug, Default)]
 pub(super) struct RetryPolicy {
     level: f64,
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Of `count` clients that arrive `apart` from one another, how many have to prove their address.
+    /// How many of `count` clients, arriving `apart` from one another, have to prove their address.
     fn retried(policy: &mut RetryPolicy, now: &mut Instant, count: u32, apart: Duration) -> u32 {
         let arrivals = (0..count).map(|_| {
             *now += apart;
@@ -54,19 +54,19 @@ mod tests {
     }
 
     #[test]
-    fn of_a_burst_the_first_pass() {
+    fn the_first_of_a_burst_pass() {
         let (mut policy, mut now) = (RetryPolicy::default(), Instant::now());
         assert_eq!(retried(&mut policy, &mut now, 1_000, Duration::ZERO), 1_000 - 128);
     }
 
     #[test]
-    fn of_a_flood_none_pass_for_as_long_as_it_lasts() {
+    fn none_of_a_flood_pass_while_it_lasts() {
         let (mut policy, mut now) = (RetryPolicy::default(), Instant::now());
         let apart = Duration::from_millis(1);
         retried(&mut policy, &mut now, 1_000, apart);
         assert_eq!(retried(&mut policy, &mut now, 100_000, apart), 100_000);
         now += Duration::from_secs(1);
-        assert_eq!(retried(&mut policy, &mut now, 100, Duration::from_millis(10)), 0, "it is over");
+        assert_eq!(retried(&mut policy, &mut now, 100, Duration::from_millis(10)), 0, "the flood has ended");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The TCP half of a listener, on the same address and port number.
+//! [`TcpAcceptor`]: the TCP half of a listener, on the same address and port number.
 
 use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::CloseCode;
@@ -10,7 +10,7 @@ use crate::{
     tls,
 };
 
-/// The pause after the system refused to accept, mostly because this process has too many open files.
+/// The pause after a failed accept, mostly because this process has too many open files.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// Accepts a listener's TCP connections.
@@ -18,7 +18,7 @@ pub(super) struct TcpAcceptor {
     listener: Box<dyn StreamListener>,
     config: Arc<rustls::ServerConfig>,
     settings: Settings,
-    /// Whether its lanes may move to threads of their own.
+    /// Whether its lanes may move to lane threads.
     moves: bool,
     /// Closes all its lanes; each holds a receiver while it lives.
     closing: watch::Sender<Option<CloseCode>>,
@@ -56,7 +56,7 @@ impl TcpAcceptor {
         self.closing.send_replace(Some(code));
     }
 
-    /// Waits until all its lanes are gone.
+    /// Waits until all its lanes are dropped.
     pub(super) async fn wait_idle(&self) {
         self.closing.closed().await;
     }
@@ -80,7 +80,7 @@ impl TcpArrival {
             .await
             .map_err(|error| failed(error.to_string()))?;
         if !secured.is_ours() {
-            return Err(failed("it did not name this protocol in its handshake".into()));
+            return Err(failed("it did not offer this protocol in its handshake".into()));
         }
         let client = secured.peer_certificate();
         secured.tune(settings);

@@ -1,4 +1,4 @@
-//! A batch of datagrams for one destination, collected for one system call.
+//! [`Batch`]: collects datagrams to one destination for one system call.
 
 use quinn::udp::{EcnCodepoint, Transmit};
 use std::{
@@ -6,39 +6,39 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-/// The most bytes one system call may send, whatever the number of segments: the largest UDP payload over IPv4.
+/// The maximum number of bytes in one system call, whatever the number of segments: the largest UDP payload over IPv4.
 pub(super) const BATCH_MAX_BYTES: usize = 65_507;
 
-/// The most segments that quinn sends at once (its `MAX_TRANSMIT_SEGMENTS`).
+/// The maximum number of segments that quinn sends at once (its `MAX_TRANSMIT_SEGMENTS`).
 pub(super) const QUINN_SEGMENTS: usize = 10;
 
 /// The bounds on segments sent at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
-    /// By quinn, when it has more to send. A transmit of fewer is the end of a burst, or a small message that nothing
-    /// follows: it waits for nobody.
+    /// By quinn, when it has more to send. A transmit of fewer is the end of a burst, or a small message: it is sent at
+    /// once.
     pub(super) burst: usize,
     /// By the kernel.
     pub(super) kernel: usize,
 }
 
-/// Datagrams for one destination that quinn has sent and the kernel has not received yet.
+/// Datagrams to one destination that quinn has sent but that were not passed to the kernel yet.
 ///
-/// A system call costs as much as encrypting a dozen packets of 1,472 bytes. quinn hands ten at a time to its socket,
-/// and the kernel takes 44. So transmits of ten full segments are collected, in the hope of more. That hope grows
-/// with success: the first batch of a burst goes out after one transmit, the next after two, then four. Whatever is shorter
-/// than that closes the batch and goes out at once, and costs what it costs without a batch.
+/// A system call costs as much as encrypting a dozen packets of 1,472 bytes. quinn passes ten at a time to its socket,
+/// and the kernel accepts 44. So transmits of ten full segments are held, because more are expected. The batch size
+/// grows with success: the first batch of a burst is sent after one transmit, the next after two, then four. A shorter
+/// transmit closes the batch and is sent at once, at the same cost as without batches.
 ///
-/// It decides; `send` executes. A `send` that fails with `WouldBlock` has taken nothing.
+/// It decides; `send` executes. A `send` that fails with `WouldBlock` has sent nothing.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     kind: Option<Kind>,
-    /// Datagrams of `kind`, all full but perhaps the last. Those before `sent` are gone.
+    /// Datagrams of `kind`, all full but perhaps the last. Those before `sent` are sent already.
     bytes: Vec<u8>,
     sent: usize,
     /// The number of consecutive full batches.
     streak: u32,
-    /// Incremented whenever anything is taken or sent, so that a check sees whether anything happened since the last.
+    /// Incremented whenever anything is taken or sent, so that a flush task can detect activity.
     changes: u64,
 }
 
@@ -52,10 +52,10 @@ struct Kind {
 }
 
 impl Batch {
-    /// Takes `transmit`: all of it is sent, held, or both.
+    /// Takes `transmit`: each of its datagrams is sent or held.
     ///
     /// # Errors
-    /// `WouldBlock`: nothing of it was taken, and the caller may offer it again.
+    /// `WouldBlock`: none of it was taken; the caller may try again.
     pub(super) fn take(
         &mut self,
         transmit: &Transmit<'_>,
@@ -72,7 +72,7 @@ impl Batch {
         }
     }
 
-    /// Sends the held datagrams, because no more came.
+    /// Sends the held datagrams, because no more followed.
     ///
     /// # Errors
     /// `WouldBlock`: the rest is still held.
@@ -85,7 +85,7 @@ impl Batch {
         let sent = self.send_all(bounds, &mut send);
         self.tidy();
         if self.is_empty() {
-            self.bytes = Vec::new(); // Who is quiet holds no memory.
+            self.bytes = Vec::new(); // An idle peer holds no memory.
         }
         sent
     }
@@ -94,13 +94,13 @@ impl Batch {
         self.bytes.is_empty()
     }
 
-    /// While datagrams are held: a number that changes when anything is taken or sent.
+    /// The counter of changes while datagrams are held; otherwise `None`.
     pub(super) fn look(&self) -> Option<u64> {
         (!self.is_empty()).then_some(self.changes)
     }
 
-    /// Whether `transmit` may share a system call with the held datagrams: alike, or one last shorter datagram; and
-    /// behind whole segments only, because the kernel cuts by length.
+    /// Whether `transmit` may share a system call with the held datagrams: if it is of the same kind, or one shorter
+    /// datagram, and follows only whole segments, because the kernel splits by length.
     fn continues(&self, transmit: &Transmit<'_>) -> bool {
         let (Some(held), new) = (self.kind, Kind::of(transmit)) else { return false };
         let is_open = self.bytes.len().is_multiple_of(held.segment);
@@ -108,7 +108,7 @@ impl Batch {
         is_open && (new == held || is_tail && new == Kind { segment: new.segment, ..held })
     }
 
-    /// Sends `transmit` without copying it; of one that the socket takes in part, the rest is held.
+    /// Sends `transmit` without copying it. If the socket accepts only a part, the rest is held.
     fn pass_through(
         &mut self,
         transmit: &Transmit<'_>,
@@ -147,7 +147,7 @@ impl Batch {
             true => self.send_full_batches(bounds, &mut send),
             false => self.send_all(bounds, &mut send),
         };
-        // When a part of it is gone, it must not be offered again: then the rest is held.
+        // If a part of it was sent, the caller must not send it again: then the rest is held.
         let refused = sent.is_err() && self.sent <= held;
         if refused {
             self.bytes.truncate(held);
@@ -156,7 +156,7 @@ impl Batch {
         if refused { sent } else { Ok(()) }
     }
 
-    /// Sends as long as there is enough for a batch of the size that the streak hopes for.
+    /// Sends batches of the size that the streak suggests, while they are full.
     fn send_full_batches(
         &mut self,
         bounds: Bounds,
@@ -174,7 +174,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Sends everything, in batches as large as the kernel takes.
+    /// Sends everything, in batches as large as the kernel accepts.
     fn send_all(
         &mut self,
         bounds: Bounds,
@@ -199,7 +199,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Forgets what is gone. The rest, less than a batch mostly, moves to the front.
+    /// Removes the sent datagrams. The rest, mostly less than a batch, moves to the front.
     fn tidy(&mut self) {
         self.bytes.drain(..self.sent);
         self.sent = 0;
@@ -227,8 +227,8 @@ impl Kind {
     }
 }
 
-/// Whether more like `transmit` is likely to follow, and would fit into the same system call. Of jumbo packets the kernel
-/// takes no more than quinn sends.
+/// Whether more transmits like this are likely to follow and would fit the same system call. Of jumbo packets the
+/// kernel accepts no more than quinn sends.
 fn is_worth_holding(transmit: &Transmit<'_>, bounds: Bounds) -> bool {
     let segment = Kind::of(transmit).segment;
     transmit.contents.len() >= bounds.burst * segment
@@ -236,22 +236,22 @@ fn is_worth_holding(transmit: &Transmit<'_>, bounds: Bounds) -> bool {
         && batch_segments(segment, bounds.kernel) > bounds.burst
 }
 
-/// How many segments of such a size quinn should send at once, so that whole system calls come of it; `None` where that
-/// makes no difference. Seven jumbo ones are a call, ten are two of five.
+/// How many segments of this size quinn should send at once to fill a system call; `None` if it makes no difference.
+/// Seven jumbo segments are one call, ten are two of five.
 pub(super) fn burst_of(segment: usize) -> Option<usize> {
     let fits = BATCH_MAX_BYTES / segment.max(1);
     (BURST_MIN..QUINN_SEGMENTS).contains(&fits).then_some(fits)
 }
 
-/// The fewest segments that are asked of quinn at once: other peers of the socket have smaller ones.
+/// The minimum of such segments, since other peers of the socket have smaller ones.
 const BURST_MIN: usize = 5;
 
-/// How many segments go into one system call.
+/// The number of segments in one system call.
 fn batch_segments(segment: usize, segments_max: usize) -> usize {
     (BATCH_MAX_BYTES / segment).clamp(1, segments_max.max(1))
 }
 
-/// The size of the equal batches that `bytes` in segments of `segment` are sent in.
+/// The size of the equal batches in which `bytes` in segments of `segment` are sent.
 fn equal_batch_bytes(bytes: usize, segment: usize, segments_max: usize) -> usize {
     let segments = bytes.div_ceil(segment).max(1);
     let batches = segments.div_ceil(batch_segments(segment, segments_max));

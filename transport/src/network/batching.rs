@@ -1,4 +1,4 @@
-//! A socket that collects what QUIC sends into batches as large as the kernel takes.
+//! [`Batching`]: a UDP socket that collects QUIC's datagrams into batches as large as the kernel accepts.
 
 use super::batch::{Batch, Bounds, QUINN_SEGMENTS, burst_of};
 use quinn::{
@@ -24,26 +24,25 @@ use tokio::{
     task::yield_now,
 };
 
-/// The most peers with a line. A line costs some hundred bytes, and memory for its batch while it is busy. Further
-/// peers replace a quiet one.
+/// The maximum number of peers with a line. A line costs some hundred bytes, and its batch while it is busy. Further
+/// peers replace an idle one.
 const LINES_MAX: usize = 4_096;
 
 /// A UDP socket over another one, with a batch for each peer.
 ///
-/// What a batch holds is sent when it is full, when something short follows, or when nothing followed until the runtime
-/// has polled everything else that was ready, twice: no timer is involved. So a burst is one system call, and the end of
-/// one waits for two turns of the runtime. Batches of several peers do not mix, since a system call has one destination.
+/// A batch is sent when it is full, when a short transmit follows, or when nothing followed while the runtime polled
+/// all other ready tasks twice: no timer is involved. So a burst is one system call, and its end waits for two turns of
+/// the runtime. Each peer has its own batch, since a system call has one destination.
 pub struct Batching {
     socket: Arc<dyn AsyncUdpSocket>,
     lines: RwLock<HashMap<SocketAddr, Arc<Line>>>,
-    /// The number of segments that quinn is asked to send at once: suited to the largest seen, since quinn asks without
-    /// naming the peer.
+    /// The number of segments that quinn is asked to send at once, for the largest segments seen: quinn queries it
+    /// without naming the peer.
     burst: AtomicUsize,
 }
 
 impl Batching {
-    /// Collects what is sent to `socket`. Whoever sends has to do so from within a tokio runtime; what comes from elsewhere
-    /// is sent as it comes.
+    /// Collects the datagrams sent to `socket` from within a tokio runtime. Without a runtime they are sent at once.
     pub fn over(socket: Arc<dyn AsyncUdpSocket>) -> Self {
         Self { socket, lines: RwLock::default(), burst: AtomicUsize::new(QUINN_SEGMENTS) }
     }
@@ -53,14 +52,14 @@ impl Batching {
         Bounds { burst, kernel: self.socket.max_transmit_segments() }
     }
 
-    /// Looks at how large the segments of a burst are. Single datagrams may be probes of a path that carries less.
+    /// Records the segment size of a burst. Single datagrams are ignored: they may be probes beyond the path's MTU.
     fn note_segments(&self, transmit: &Transmit<'_>) {
         if let Some(burst) = transmit.segment_size.and_then(burst_of) {
             self.burst.fetch_min(burst, Ordering::Relaxed);
         }
     }
 
-    /// The line to `peer`, made when there is none, and room for one.
+    /// The line to `peer`, created if there is none and there is room.
     fn line(&self, peer: SocketAddr) -> Option<Arc<Line>> {
         let lines = self.lines.read().unwrap_or_else(PoisonError::into_inner);
         let found = lines.get(&peer).cloned();
@@ -90,7 +89,7 @@ impl AsyncUdpSocket for Batching {
         self.note_segments(transmit);
         match self.line(transmit.destination) {
             Some(line) => line.take(transmit, self.bounds()),
-            // All of it leaves at once; of a part that does not, QUIC finds out.
+            // Sends all of it at once; QUIC detects the loss of a part that was not sent.
             None => Batch::default().take(transmit, self.bounds(), |t| self.socket.try_send(t)),
         }
     }
@@ -137,14 +136,13 @@ struct Line {
 #[derive(Default)]
 struct Outbox {
     batch: Batch,
-    /// The task that sends what is held. None was needed yet while there is none.
+    /// The flush task, started when first needed.
     flush: Option<Flush>,
 }
 
 /// The task that flushes a line once nothing follows. Aborted when this is dropped.
 struct Flush {
-    /// Where it runs: where the peer's connection does, because it is that one's turns that it waits for. A connection may
-    /// move to another thread.
+    /// The runtime of the peer's connection, whose turns it awaits. A connection may move to another thread.
     runtime: runtime::Id,
     held: Arc<Notify>,
 }
@@ -160,7 +158,7 @@ impl Line {
         match Handle::try_current() {
             Ok(runtime) if !outbox.batch.is_empty() => outbox.flush_on(&runtime, self),
             Ok(_) => {}
-            // Nobody would send it later. What the socket refuses now goes with the next send.
+            // There is no task to send it later. Datagrams that the socket refuses now are sent with the next ones.
             Err(_) => drop(outbox.batch.flush(bounds, |t| self.socket.try_send(t))),
         }
         taken
@@ -171,12 +169,12 @@ impl Line {
         self.outbox().batch.flush(bounds, |t| self.socket.try_send(t))
     }
 
-    /// Whether nothing is held and nobody is sending.
+    /// Whether nothing is held and no task is sending.
     fn is_quiet(&self) -> bool {
         self.outbox.try_lock().is_ok_and(|outbox| outbox.batch.is_empty())
     }
 
-    /// See [`Batch::look`]. `None` too when another task flushes this line.
+    /// See [`Batch::look`]. Also `None` if another task flushes this line.
     fn look(&self, held: &Arc<Notify>) -> Option<u64> {
         let outbox = self.outbox();
         outbox.batch.look().filter(|_| outbox.is_flushed_by(held))
@@ -187,14 +185,14 @@ impl Line {
         poll_fn(|cx| poller.as_mut().poll_writable(cx)).await
     }
 
-    /// A batch is whole after every step, so a panic elsewhere says nothing about it.
+    /// Ignores poison: a batch is consistent after every step.
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Outbox {
-    /// Lets what `line` holds be sent once nothing follows on `runtime`.
+    /// Makes a task on `runtime` send the held datagrams of `line` once nothing follows.
     fn flush_on(&mut self, runtime: &Handle, line: &Arc<Line>) {
         match &self.flush {
             Some(flush) if flush.runtime == runtime.id() => flush.held.notify_one(),
@@ -208,14 +206,14 @@ impl Outbox {
 }
 
 impl Drop for Line {
-    /// The last words of a connection may be held when its endpoint goes.
+    /// Sends the last held datagrams of a connection when its endpoint is dropped.
     fn drop(&mut self) {
         let _ = self.flush();
     }
 }
 
 impl Flush {
-    /// Starts the task for `line`, which holds something.
+    /// Starts the task for `line`, which holds datagrams.
     fn start(runtime: &Handle, line: &Arc<Line>) -> Self {
         let held = Arc::new(Notify::new());
         held.notify_one();
@@ -230,13 +228,13 @@ impl Drop for Flush {
     }
 }
 
-/// Sends what a line holds once nothing follows. Ends when `held` is no more what it is told by.
+/// Sends the held datagrams of a line once nothing follows. Ends when the line has another flush task.
 async fn flush_when_quiet(line: Weak<Line>, held: Arc<Notify>) {
     loop {
         held.notified().await;
         let Some(line) = line.upgrade().filter(|line| line.outbox().is_flushed_by(&held)) else { return };
         let mut last_look = None;
-        // Between two looks, whatever is ready to send has its turn.
+        // Between two checks, all other ready tasks run.
         while let look @ Some(_) = line.look(&held) {
             if look == last_look && line.flush().is_err() && line.writable().await.is_err() {
                 return;

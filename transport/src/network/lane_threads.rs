@@ -1,4 +1,4 @@
-//! Threads for lanes, each with a runtime of its own, and the placement of lanes on them.
+//! [`LaneThreads`]: threads for lanes, each with its own runtime, and the placement of lanes on them.
 
 use crate::network::moving::TaskMover;
 use std::{
@@ -14,12 +14,12 @@ use tokio::{
     sync::oneshot,
 };
 
-/// A thread that runs only lanes. It ends, with everything on it, when this is dropped.
+/// A thread that runs only lanes. It ends, with all its tasks, when this is dropped.
 pub struct LaneThread {
     handle: Handle,
     /// The number of lanes on it.
     lanes: AtomicUsize,
-    /// Dropped with this, which is what the thread waits for.
+    /// Dropping it stops the thread.
     _stop: oneshot::Sender<()>,
 }
 
@@ -27,13 +27,13 @@ impl LaneThread {
     /// Starts a thread called `name`.
     ///
     /// # Errors
-    /// What the system says when it gives no thread.
+    /// The system's error when no thread can be started.
     pub(crate) fn start(name: &str) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         thread::Builder::new().name(name.into()).spawn(move || {
-            // Ends with an error, because nothing is ever sent: the other end is dropped.
+            // Returns an error when the sender is dropped; nothing is ever sent.
             let _ = runtime.block_on(stopped);
         })?;
         Ok(Self { handle, lanes: AtomicUsize::new(0), _stop: stop })
@@ -45,7 +45,7 @@ impl LaneThread {
     }
 }
 
-/// A lane's place on a thread, counted until it is dropped. All clones of the lane share one.
+/// The slot of a lane on a thread, counted until it is dropped. All clones of the lane share it.
 #[derive(Debug)]
 pub(crate) struct ThreadSlot(Arc<LaneThread>);
 
@@ -77,8 +77,8 @@ impl fmt::Debug for LaneThread {
 
 /// The threads over which a server spreads the further lanes of its sessions.
 ///
-/// None runs before the first such lane, so a server whose sessions have one lane each has one thread, as ever. Those that
-/// were started stay: without lanes they sleep.
+/// They are started on demand, so a server whose sessions have one lane each keeps a single thread. Started threads
+/// stay, and sleep without lanes.
 #[derive(Debug)]
 pub struct LaneThreads {
     max: usize,
@@ -91,7 +91,7 @@ impl LaneThreads {
         Self { max, threads: Mutex::default() }
     }
 
-    /// A place on the thread with the fewest lanes, or on a new one while all have some and more are allowed.
+    /// A slot on the thread with the fewest lanes, or on a new one if all have lanes and more threads are allowed.
     pub(crate) fn least_used(&self) -> Option<ThreadSlot> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();
@@ -105,12 +105,12 @@ impl LaneThreads {
                     Some(thread)
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "No thread for a further lane; it runs beside the others.");
+                    tracing::warn!(%error, "A thread for a further lane cannot be started; the lane shares a thread.");
                     threads.first().cloned()
                 }
             },
         };
-        // Counted before another lane can look.
+        // Counted under the lock, before the next lane is placed.
         thread.map(ThreadSlot::new)
     }
 }
@@ -137,7 +137,7 @@ fn seat(lanes: &[usize], max: usize) -> Placement {
     }
 }
 
-/// Moves the connection of `moving` to the least used of `threads`; returns its place there.
+/// Moves the connection of `moving` to the least used of `threads`; returns its slot there.
 pub(crate) fn settle(moving: &TaskMover, threads: &LaneThreads) -> Option<ThreadSlot> {
     let seated = threads.least_used()?;
     moving.to(seated.handle().clone());
@@ -150,7 +150,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Lanes spread evenly: whatever came and went, no thread gets another while one has fewer or could be started.
+        /// Lanes spread evenly: no thread gets another lane while one has fewer or could be started.
         #[test]
         fn lanes_spread_evenly(lanes in prop::collection::vec(0usize..5, 0..9), max in 0usize..9) {
             match seat(&lanes, max) {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_started_when_needed_and_shared_when_all_are_used() {
+    fn threads_are_started_on_demand_and_then_shared() {
         let threads = LaneThreads::new(2);
         let id = |seated: &ThreadSlot| seated.handle().id();
         let (first, second) = (threads.least_used().unwrap(), threads.least_used().unwrap());
@@ -179,7 +179,7 @@ mod tests {
         assert!(LaneThreads::new(0).least_used().is_none());
     }
 
-    /// A thread ends with its owner, and what ran on it is dropped there.
+    /// A thread ends with its owner, and its tasks are dropped on it.
     #[test]
     fn a_thread_ends_with_its_owner() {
         let thread = LaneThread::start("test").unwrap();

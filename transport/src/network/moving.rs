@@ -1,9 +1,9 @@
-//! Connections that move from the thread that accepted them to another one.
+//! Moves connections from the thread that accepted them to another one.
 //!
-//! Why: a server learns which session a connection belongs to when it has been greeted, and by then quinn has spawned the
-//! task that makes its packets. Spreading connections blindly would put one session's lanes on one thread, and would cost
-//! a session with a single lane a hop between threads for each chunk. So every connection begins where it is accepted,
-//! and only a lane that joins a session moves.
+//! A server learns the session of a connection from its first message, after quinn has spawned the connection's task.
+//! Spreading connections before that could put the lanes of one session on one thread, and would cost a session with a
+//! single lane a hop between threads for each chunk. So every connection starts on the accepting thread, and only a
+//! lane that joins a session moves.
 
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime};
 use std::{
@@ -20,11 +20,11 @@ use tokio::{
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// quinn's runtime over another one, whose tasks can be told to move.
+/// A quinn runtime over another one, with tasks that can be moved.
 #[derive(Debug)]
 pub(crate) struct MovingRuntime {
     inner: Arc<dyn Runtime>,
-    /// Held while a connection is accepted, so that what is spawned meanwhile is its task.
+    /// Held while a connection is accepted, so that the task spawned meanwhile is the connection's.
     accepting: Mutex<()>,
     spawned: Mutex<Option<TaskMover>>,
 }
@@ -34,10 +34,10 @@ impl MovingRuntime {
         Self { inner, accepting: Mutex::default(), spawned: Mutex::default() }
     }
 
-    /// Runs `accept`, which accepts one connection, and returns how to move the task that it spawned.
+    /// Runs `accept`, which accepts one connection; returns the mover of the task that it spawned.
     pub(crate) fn accepting<T>(&self, accept: impl FnOnce() -> T) -> (T, Option<TaskMover>) {
         let _one_at_a_time = lock(&self.accepting);
-        lock(&self.spawned).take(); // That of the endpoint itself, which stays.
+        lock(&self.spawned).take(); // The endpoint's own task, which stays.
         let accepted = accept();
         (accepted, lock(&self.spawned).take())
     }
@@ -74,7 +74,7 @@ struct Order {
 }
 
 impl TaskMover {
-    /// Spawns `task` here, and returns how to move it.
+    /// Spawns `task` on the current runtime; returns its mover.
     pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
         let moving = Self::default();
         tokio::spawn(MovingTask { task: Some(Box::pin(task)), moving: moving.clone() });
@@ -109,10 +109,10 @@ impl fmt::Debug for TaskMover {
     }
 }
 
-/// A task that can be moved: it ends here, and continues there. Otherwise it costs an uncontended lock for each poll.
+/// A task that can be moved: it ends on one runtime and continues on another. Costs an uncontended lock for each poll.
 ///
-/// Nothing is missed on the way: a task that was spawned is polled at least once, looks at everything it waits for, and
-/// is woken from then on where it is.
+/// No wake-up is lost: a spawned task is polled at least once, checks everything that it awaits, and from then on is
+/// woken on its new runtime.
 struct MovingTask {
     task: Option<Task>,
     moving: TaskMover,
@@ -176,7 +176,7 @@ mod tests {
     use std::{thread, time::Duration};
     use tokio::sync::mpsc;
 
-    /// A task with a timer goes on where it is moved to, with that timer, and loses nothing that was sent to it.
+    /// A moved task continues on the other thread with its timer, and loses no message.
     #[tokio::test]
     async fn a_task_moves_with_its_timer() {
         let runtime = Arc::new(MovingRuntime::over(Arc::new(quinn::TokioRuntime)));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_accepts_nothing_moves_nothing() {
+    async fn without_an_accept_there_is_no_mover() {
         let runtime = MovingRuntime::over(Arc::new(quinn::TokioRuntime));
         runtime.spawn(Box::pin(std::future::pending()));
         assert!(runtime.accepting(|| ()).1.is_none());

@@ -1,4 +1,4 @@
-//! The UDP socket of this machine, for quinn.
+//! [`Socket`]: a UDP socket of this machine, for quinn.
 
 use quinn::{
     AsyncUdpSocket, UdpPoller,
@@ -16,10 +16,10 @@ use std::{
 };
 use tokio::{io::Interest, net::UdpSocket};
 
-/// A UDP socket with segmentation offload both ways.
+/// A UDP socket with segmentation offload for sending and receiving.
 ///
-/// Beyond quinn's own socket it asks for buffers of a chosen size and says when it did not get them. It needs batches that
-/// the kernel takes; [`Batching`](super::Batching) makes them.
+/// Unlike quinn's own socket, it requests buffers of a chosen size and warns if the kernel grants less. Its callers
+/// must respect the kernel's bounds on batches; [`Batching`](super::Batching) does.
 pub(super) struct Socket {
     io: UdpSocket,
     state: UdpSocketState,
@@ -27,7 +27,7 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Binds to `address`. `payload_max` is what quinn accepts in one datagram.
+    /// Binds to `address`. `payload_max` is the largest datagram that quinn accepts.
     pub(super) fn bind(address: SocketAddr, buffer_bytes: u32, payload_max: u16) -> io::Result<Self> {
         let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::DGRAM, None)?;
         if address.is_ipv6() && address.ip().is_unspecified() {
@@ -76,7 +76,7 @@ impl AsyncUdpSocket for Socket {
         self.state.max_gso_segments()
     }
 
-    /// quinn multiplies this with the largest payload to size each of its 32 receive buffers, which have to hold any
+    /// quinn multiplies this by the largest payload for the size of each of its 32 receive buffers, which must hold any
     /// batch that the kernel coalesces. All 64 segments of the largest payload would be 133 MB of address space.
     fn max_receive_segments(&self) -> usize {
         self.state.gro_segments().min(segments_received(self.payload_max))
@@ -95,14 +95,14 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// How many datagrams of `payload_max` together have room for every batch the kernel coalesces: 64 KiB, and one more for
-/// a last segment that is cut.
+/// How many datagrams of `payload_max` have room for any batch that the kernel coalesces: 64 KiB, and one more for a
+/// short last segment.
 fn segments_received(payload_max: u16) -> usize {
     usize::from(u16::MAX).div_ceil(payload_max.into()) + 1
 }
 
-/// Asks for buffers of `bytes`, beyond the system's limit where this process may (CAP_NET_ADMIN), and warns once when
-/// they stay smaller: a receive buffer below the window loses packets in every burst.
+/// Requests buffers of `bytes`, beyond the system's limit if permitted (CAP_NET_ADMIN). Warns once if they stay
+/// smaller: a receive buffer below the window loses packets in every burst.
 fn size_buffers(socket: &socket2::Socket, bytes: usize) {
     static WARN_ONCE: Once = Once::new();
     let _ = sockopt::set_socket_recv_buffer_size_force(socket, bytes)
@@ -123,7 +123,7 @@ fn size_buffers(socket: &socket2::Socket, bytes: usize) {
     }
 }
 
-/// Waits until the socket can send again. Each waiter has its own, so none takes another's waker.
+/// Waits until the socket can send again. Each task has its own, so that none replaces another's waker.
 struct Writable {
     socket: Arc<Socket>,
     waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
@@ -151,7 +151,7 @@ impl fmt::Debug for Writable {
 mod tests {
     use super::*;
 
-    /// A receive buffer shorter than a coalesced batch cuts it, and every datagram behind the cut is lost.
+    /// A receive buffer shorter than a coalesced batch truncates it, and the datagrams beyond are lost.
     #[test]
     fn receive_buffers_hold_whole_batches() {
         for payload_max in [1_200, 1_452, 1_472, 8_972, 65_000] {

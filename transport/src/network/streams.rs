@@ -1,4 +1,4 @@
-//! Byte streams: TCP connections, or simulated ones.
+//! [`ByteStream`]: TCP connections, or simulated ones.
 
 use rustix::net::sockopt;
 use socket2::SockRef;
@@ -15,43 +15,44 @@ use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
 };
 
-/// Both directions of one connection, in order and whole as long as it lives. Nothing is encrypted yet.
+/// An unencrypted connection that carries bytes reliably and in order, in both directions.
 pub trait ByteStream: AsyncRead + AsyncWrite + Debug + Send + Unpin + 'static {
-    /// Tunes the stream with what a lane has found out.
+    /// Tunes the stream by a lane's measurements.
     fn tune(&self, _tuning: StreamTuning) {}
 }
 
 /// A lane's measurements and settings for its byte stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamTuning {
-    /// The time that the other end took to answer the handshake: a round trip and its work.
+    /// The time that the peer took to answer the handshake: a round trip and its work.
     pub answer_time: Duration,
-    /// The time without an acknowledgement after which the other end counts as dead.
+    /// The time without an acknowledgement after which the peer counts as lost.
     pub idle_timeout: Duration,
 }
 
-/// Up to which time to an answer a path is short: within one region, and with a busy machine at its other end.
+/// The answer time below which a path counts as short: within one region, even with a busy peer.
 const SHORT_PATH: Duration = Duration::from_millis(20);
 
-/// How much the system may have queued that it has not sent yet: enough for the time until the lane is woken and writes
-/// more, which is 200 us at 10 Gbit/s.
+/// The maximum of unsent bytes in the system's queue: enough until the lane is woken and writes more, 200 us at 10
+/// Gbit/s.
 ///
-/// With a full send buffer, two processors send for one connection: that of the lane, and that on which acknowledgements
-/// arrive. Between containers of one host (veth) they overtake each other, TCP takes that for loss, and the congestion
-/// window stays small for the life of the connection: every second one ran at a third of the speed (docs/tcp-lanes.md).
+/// With a full send buffer, two processors send for one connection: that of the lane, and that on which
+/// acknowledgements arrive. Between containers of one host (veth) their packets overtake each other, TCP takes that for
+/// loss, and the congestion window stays small for the life of the connection: every second connection ran at a third
+/// of the speed (docs/tcp-lanes.md).
 const UNSENT_BYTES: u32 = 256 << 10;
 
 impl ByteStream for TcpStream {
-    /// What is queued and not sent is bounded. On a short path CUBIC takes the place of BBR, where the system has that and allows this. BBR spreads what is sent by a
-    /// timer for each packet: at MTU 1500 that was half of the speed at twice the CPU. On a long path its answer to loss is
+    /// Bounds the unsent bytes. On a short path, replaces BBR by CUBIC if the system allows it: BBR paces with a timer
+    /// for each packet, which at MTU 1500 halved the speed at twice the CPU. On a long path its tolerance of loss is
     /// worth that.
     fn tune(&self, tuning: StreamTuning) {
         let timeout_ms = u32::try_from(tuning.idle_timeout.as_millis()).unwrap_or(u32::MAX);
         if let Err(error) = sockopt::set_tcp_user_timeout(self, timeout_ms) {
-            tracing::debug!(%error, "The system keeps its own timeout for what is not acknowledged.");
+            tracing::debug!(%error, "The timeout for unacknowledged data of a TCP lane could not be set.");
         }
         if let Err(error) = SockRef::from(self).set_tcp_notsent_lowat(UNSENT_BYTES) {
-            tracing::debug!(%error, "The system queues as much of a TCP lane as it likes.");
+            tracing::debug!(%error, "The unsent bytes of a TCP lane could not be bounded.");
         }
         let is_bbr = || sockopt::tcp_congestion(self).is_ok_and(|name| name == "bbr");
         if tuning.answer_time < SHORT_PATH
@@ -75,7 +76,7 @@ pub trait StreamListener: Debug + Send + Sync + 'static {
     fn local_address(&self) -> io::Result<SocketAddr>;
 }
 
-/// The connections that wait to be accepted, all costs of which are the kernel's; as many as QUIC's.
+/// The maximum number of connections waiting to be accepted, which cost only the kernel; as many as QUIC's.
 const BACKLOG: i32 = 1_024;
 
 /// Opens a TCP connection from `local` to `peer`.
@@ -88,17 +89,17 @@ pub(super) async fn connect(local: IpAddr, peer: SocketAddr) -> io::Result<Box<d
         socket.bind(SocketAddr::new(local, 0))?;
     }
     let stream = socket.connect(peer).await?;
-    stream.set_nodelay(true)?; // Whole segments are written, and none waits for the next.
+    stream.set_nodelay(true)?; // Segments are written whole, and must not wait for more.
     Ok(Box::new(stream))
 }
 
-/// Listens on `address`, for both families where it is IPv6's unspecified address, as UDP does.
+/// Listens on `address`; for both families if it is IPv6's unspecified address, as with UDP.
 pub(super) fn listen(address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     if address.is_ipv6() && address.ip().is_unspecified() {
         socket.set_only_v6(false)?;
     }
-    // Connections of a server that ended linger in the kernel for a minute, and must not keep the next one from its port.
+    // The kernel keeps connections of an ended server for a minute; they must not block the port for the next server.
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
@@ -122,7 +123,7 @@ impl StreamListener for TcpListener {
 mod tests {
     use super::*;
 
-    /// Goal: a stream is tuned to its path. Where the system has no BBR, or no CUBIC for this process, that half says nothing.
+    /// Goal: a stream is tuned to its path. Without BBR, or without CUBIC for this process, that part is skipped.
     #[tokio::test]
     async fn short_paths_leave_bbr() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -139,9 +140,9 @@ mod tests {
         }
     }
 
-    /// Goal: what the system uses by choice, other than BBR, stays.
+    /// Goal: a configured congestion control other than BBR stays.
     #[tokio::test]
-    async fn what_is_not_bbr_stays() {
+    async fn other_congestion_controls_stay() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         sockopt::set_tcp_congestion(&stream, "reno").unwrap(); // Every system has it, for every process.

@@ -64,7 +64,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
     async fn over(mut stream: S, mut end: impl End) -> io::Result<Self> {
         let (mut incoming, mut out) = (vec![], vec![]);
         let mut asked = None; // A client may connect long before its first message.
-        while let Step::Read = go_on(&mut stream, &mut end, &mut incoming, &mut out).await? {
+        while let Step::Read = advance(&mut stream, &mut end, &mut incoming, &mut out).await? {
             if !out.is_empty() {
                 asked.get_or_insert_with(Instant::now);
                 out.clear();
@@ -88,7 +88,7 @@ impl Secured<Box<dyn ByteStream>> {
 }
 
 /// Takes the next step and writes its output, including an alert if the handshake failed.
-async fn go_on(
+async fn advance(
     stream: &mut (impl AsyncWrite + Unpin),
     end: &mut impl End,
     incoming: &mut Vec<u8>,

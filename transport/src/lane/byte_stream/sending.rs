@@ -1,4 +1,4 @@
-//! The sending half of a byte stream: the driver's queues, and the streams that fill them.
+//! The sending half of a connection: the driver's queues, and the streams that fill them.
 
 use bytes::Bytes;
 use std::sync::{
@@ -12,32 +12,31 @@ use super::{
     segment::{SEGMENT_BYTES_MAX, Segment},
 };
 
-/// The most data in one queue entry: a quarter of what the driver writes at once, so that senders are not woken for
-/// each segment.
+/// The maximum data in a queue entry: a quarter of a batch, so that senders are not woken for each segment.
 pub(super) const SPAN_BYTES_MAX: usize = 4 * SEGMENT_BYTES_MAX;
 
-/// The most queued spans of data: two megabytes, enough to keep the driver busy.
+/// The maximum number of queued spans of data: two megabytes, enough to keep the driver busy.
 const DATA_QUEUE_MAX: usize = 8;
 
-/// The longest write that is copied behind held bytes: a small chunk joins its header, so that both are one segment,
-/// and its receiver is woken once.
+/// The maximum length of joined writes: a small chunk is copied behind its header, so that both are one segment and
+/// wake the receiver once.
 const JOINED_BYTES_MAX: usize = 8 << 10;
 
-/// The most queued parts of control messages. More wait in front of them, in `control`.
+/// The maximum number of queued parts of control messages. Further messages wait in the queue of `control`.
 pub(super) const CONTROL_QUEUE_MAX: usize = 4;
 
 /// A part of the control stream, of at most [`SEGMENT_BYTES_MAX`].
 pub(super) type Control = Bytes;
 
-/// Segments to be sent beside the queues, and the progress of queued ones.
+/// The answers to be sent outside the queues, and the state of data streams.
 #[derive(Debug)]
 pub(super) struct Outbox {
     data: mpsc::Sender<Segment>,
-    /// The lock that serialises data streams; fair. It holds the number of begun streams.
+    /// The fair lock that serialises data streams, with the number of begun streams.
     turn: Arc<AsyncMutex<u64>>,
-    /// The number of begun data streams; the other end can know no others.
+    /// The number of begun data streams; the peer can know no others.
     begun: AtomicU64,
-    /// The number of streams that the other end had seen begin when it stopped one: all but the last are over.
+    /// One more than the highest stream number that the peer has stopped; earlier streams have ended.
     stopped: AtomicU64,
     answers: Mutex<Answers>,
     has_answers: Notify,
@@ -45,15 +44,15 @@ pub(super) struct Outbox {
     control_written: watch::Sender<bool>,
 }
 
-/// Pending answers to the other end. One of each is enough: of two stops the later stream counts, since the earlier is
-/// over; a later pong replaces an earlier one.
+/// Pending answers to the peer, one of each kind: a stop of a later stream replaces an earlier one, whose stream has
+/// ended; a later pong replaces an earlier one.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Answers {
     pong: Option<u64>,
     stop: Option<u64>,
 }
 
-/// The driver's ends of the queues.
+/// The driver's halves of the queues.
 #[derive(Debug)]
 pub(super) struct Queues {
     pub(super) control: mpsc::Receiver<Control>,
@@ -104,7 +103,7 @@ impl Outbox {
         stop.or_else(|| answers.pong.take().map(|number| Segment::Pong { number }))
     }
 
-    /// Handles the other end's stop of `stream`. False when no such stream has begun.
+    /// Handles the peer's stop of `stream`. Returns false if no such stream has begun.
     pub(super) fn handle_stop(&self, stream: u64) -> bool {
         let is_known = stream < self.begun.load(Ordering::Acquire);
         if is_known {
@@ -120,7 +119,7 @@ impl Outbox {
     }
 }
 
-/// The sending half of the control stream. Dropped, it ends the stream.
+/// The sending half of the control stream. Dropping it ends the stream.
 #[derive(Debug)]
 pub(crate) struct ControlOut {
     queue: mpsc::Sender<Control>,
@@ -153,12 +152,12 @@ impl ControlOut {
     }
 }
 
-/// The sending end of a data stream. It holds the lock of all of them until it is finished or dropped.
+/// The sending half of a data stream. It holds the lock of data streams until it is finished or dropped.
 #[derive(Debug)]
 pub(crate) struct DataOut {
     connection: Connection,
     turn: OwnedMutexGuard<u64>,
-    /// A reserved place in the queue for its last segment or its reset, which cannot wait for one.
+    /// A reserved queue slot for its last segment or its reset, which cannot wait for one.
     end: Option<mpsc::OwnedPermit<Segment>>,
     /// The last written bytes, held until it is known whether more follow.
     held: Option<Bytes>,

@@ -1,7 +1,7 @@
-//! An incoming data stream, shared by the driver and its reader.
+//! [`Stream`]: an incoming data stream, shared by the driver and its reader.
 //!
-//! The reader of a chunk lends the driver the memory to be filled. Later bytes are decrypted right into it: no task is
-//! woken for them, and nothing is copied. Earlier bytes are queued in pieces.
+//! The reader of a chunk lends its memory to the driver. From then on bytes are decrypted into it, without waking a
+//! task and without a copy. Earlier bytes are queued in pieces.
 
 use bytes::Bytes;
 use std::{
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::receive_buffer::ReceiveBuffer;
 
-/// One data stream. Its lock is held for one record at the most.
+/// One data stream. Its lock is held for at most one record.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     state: Mutex<State>,
@@ -24,11 +24,11 @@ pub(super) struct Stream {
 struct State {
     /// Unread pieces. Bounded by the limit of [`Unread`](super::receiving::Unread).
     pieces: VecDeque<Bytes>,
-    /// The buffer lent by the reader. There are no pieces then.
+    /// The buffer lent by the reader. While it is lent, there are no pieces.
     buffer: Option<ReceiveBuffer>,
     end: Option<StreamEnd>,
-    /// Whether the reader is gone.
-    is_unwanted: bool,
+    /// Whether the reader was dropped.
+    is_discarded: bool,
 }
 
 /// How a data stream ended.
@@ -56,7 +56,7 @@ impl Stream {
         piece.or_else(|| state.end.map(Err))
     }
 
-    /// Lends `buffer` to the driver, or returns it with a piece that belongs there first.
+    /// Lends `buffer` to the driver, or returns it with a queued piece that precedes.
     pub(super) fn lend(&self, buffer: ReceiveBuffer) -> Option<(ReceiveBuffer, Bytes)> {
         let mut state = self.state();
         match state.pieces.pop_front() {
@@ -68,8 +68,8 @@ impl Stream {
         }
     }
 
-    /// Waits until the stream has ended, or has filled the lent buffer and goes on; takes it back, with the end.
-    /// Dropped early, it leaves the buffer to [`discard`](Self::discard).
+    /// Waits until the stream ends or exceeds the lent buffer; returns the buffer and the end. If this is dropped
+    /// early, [`discard`](Self::discard) drops the buffer.
     pub(super) async fn filled(&self) -> (Option<ReceiveBuffer>, Option<StreamEnd>) {
         loop {
             {
@@ -83,10 +83,10 @@ impl Stream {
         }
     }
 
-    /// Stops receiving, and drops the lent buffer. Returns whether more may come, and the unread pieces.
+    /// Stops receiving, and drops the lent buffer. Returns whether more bytes may arrive, and the unread pieces.
     pub(super) fn discard(&self) -> (bool, VecDeque<Bytes>) {
         let mut state = self.state();
-        state.is_unwanted = true;
+        state.is_discarded = true;
         state.buffer = None;
         (state.end.is_none(), std::mem::take(&mut state.pieces))
     }
@@ -97,7 +97,7 @@ impl Stream {
         state.buffer.as_mut().is_some_and(|buffer| buffer.room().len() >= bytes)
     }
 
-    /// Calls `fill` with exactly `bytes` of lent room, unless less is lent. It returns the number of valid bytes.
+    /// Calls `fill` with exactly `bytes` of lent room, unless less is lent. `fill` returns the number of valid bytes.
     pub(super) fn fill(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let mut state = self.state();
         if let Some(buffer) = &mut state.buffer
@@ -108,15 +108,15 @@ impl Stream {
         }
     }
 
-    /// Copies `bytes` into the lent buffer; false if there is none.
+    /// Copies `bytes` into the lent buffer; returns false if there is none.
     pub(super) fn put(&self, bytes: &[u8]) -> bool {
         self.put_locked(&mut self.state(), bytes)
     }
 
-    /// Queues a piece for the reader; false if the reader is gone.
+    /// Queues a piece for the reader; returns false if it was copied into a lent buffer or the reader was dropped.
     pub(super) fn push(&self, bytes: &Bytes) -> bool {
         let mut state = self.state();
-        if state.is_unwanted || self.put_locked(&mut state, bytes) {
+        if state.is_discarded || self.put_locked(&mut state, bytes) {
             return false;
         }
         state.pieces.push_back(bytes.clone());
@@ -143,7 +143,7 @@ impl Stream {
     }
 }
 
-/// The driver's handle of a data stream. Dropped before the stream is complete, it cuts it.
+/// The driver's handle of a data stream. Dropping it before `finish` marks the stream as cut.
 #[derive(Debug, Default)]
 pub(super) struct StreamIn(pub(super) Arc<Stream>);
 
@@ -184,7 +184,7 @@ mod tests {
         (0..BYTES).map(|byte| byte as u8).collect()
     }
 
-    /// Puts a piece in front as `open_record` does: more room than bytes that count.
+    /// Fills like `open_record`, with one byte of room more than there are valid bytes.
     fn fill(stream: &Stream, bytes: &[u8]) {
         stream.fill(bytes.len() + 1, |room| {
             room[..bytes.len()].copy_from_slice(bytes);
@@ -192,13 +192,13 @@ mod tests {
         });
     }
 
-    /// Goal: what waits in pieces, is filled in place, and is copied behind it, is one chunk, in order and hashed.
+    /// Goal: queued pieces, bytes filled in place and copied bytes form one chunk, in order and hashed.
     #[tokio::test]
-    async fn bytes_of_all_ways_lie_in_order() {
+    async fn bytes_from_all_routes_are_in_order() {
         let (sink, content) = (sink(), content());
         let driver = StreamIn::default();
         let stream = Arc::clone(&driver.0);
-        assert!(!stream.has_room(1) && !stream.put(&content[..1]), "nobody has lent anything");
+        assert!(!stream.has_room(1) && !stream.put(&content[..1]), "nothing is lent");
         for piece in [&content[..100], &content[100..300]] {
             assert!(stream.push(&Bytes::copy_from_slice(piece)));
         }
@@ -209,7 +209,7 @@ mod tests {
         }
         assert!(stream.has_room(700) && !stream.has_room(701));
         fill(&stream, &content[300..600]);
-        fill(&stream, &content[600..1_000]); // No room for the byte behind it, so nothing is filled.
+        fill(&stream, &content[600..1_000]); // No room for the additional byte, so nothing is filled.
         assert!(stream.has_room(400));
         assert!(!stream.push(&Bytes::copy_from_slice(&content[600..900])), "it was copied");
         assert!(stream.put(&content[900..]));
@@ -222,9 +222,9 @@ mod tests {
         assert!(hasher.verify(ChunkIndex(0), ChunkHash::of(&content)).is_ok());
     }
 
-    /// Goal: whoever gives up has its memory back at once, and what still comes is thrown away.
+    /// Goal: a cancelled reader gets its memory back at once, and later bytes are discarded.
     #[tokio::test]
-    async fn what_was_lent_comes_back_at_once() {
+    async fn lent_memory_is_returned_at_once() {
         let sink = sink();
         let driver = StreamIn::default();
         assert!(driver.0.lend(buffer(&sink).await).is_none());
@@ -237,9 +237,9 @@ mod tests {
         assert_eq!(again.into_parts().1, 0);
     }
 
-    /// Goal: a stream that carries more than was promised is found out, and one that is cut is not whole.
+    /// Goal: a stream with too many bytes is detected, and a cut stream is not whole.
     #[tokio::test]
-    async fn too_much_and_too_little_are_told() {
+    async fn too_many_and_too_few_bytes_are_detected() {
         let came = Arc::new(AtomicU64::new(0));
         for (bytes, end) in [(BYTES + 1, None), (BYTES - 1, Some(StreamEnd::Cut))] {
             let sink = sink();
@@ -260,6 +260,6 @@ mod tests {
             assert_eq!((buffer.unwrap().into_parts().1, found_end), (bytes, end));
             drop(kept);
         }
-        assert_eq!(came.load(Ordering::Relaxed), 2 * BYTES as u64 - 1, "what has no room is no progress");
+        assert_eq!(came.load(Ordering::Relaxed), 2 * BYTES as u64 - 1, "bytes without room are not progress");
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A socket that takes a number of calls, then says `WouldBlock` until it is given room again.
+/// A socket that accepts `room` calls, then returns `WouldBlock`.
 #[derive(Debug, Default)]
 struct Wire {
     room: usize,
@@ -23,7 +23,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The number in front of each datagram, as the kernel would cut them.
+    /// The number and length of each datagram, as the kernel would split them.
     fn datagrams(&self) -> Vec<(u32, usize)> {
         let cut = |(_, segment, bytes): &(_, usize, Vec<u8>)| -> Vec<(u32, usize)> {
             bytes
@@ -68,7 +68,7 @@ fn transmit(contents: &[u8], segment: usize) -> Transmit<'_> {
 const ETHERNET: usize = 1_472;
 const BOUNDS: Bounds = Bounds { burst: QUINN_SEGMENTS, kernel: 64 };
 
-/// A stream of full bursts leaves in ever larger batches, up to what the kernel takes.
+/// Consecutive full bursts are sent in growing batches, up to the kernel's bound.
 #[test]
 fn batches_grow() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
@@ -85,12 +85,12 @@ fn batches_grow() {
     batch
         .take(&transmit(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
         .expect("there is room");
-    assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst waits for nobody");
+    assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst is sent at once");
 }
 
-/// What is shorter than a burst is sent by the call that brings it, with what is held in front of it.
+/// A transmit shorter than a burst is sent at once, together with the held datagrams.
 #[test]
-fn small_ones_wait_for_nobody() {
+fn short_transmits_are_sent_at_once() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
     let mut take = |first, count, last| {
         let bytes = datagrams(first, count, ETHERNET, last);
@@ -109,9 +109,10 @@ fn small_ones_wait_for_nobody() {
     assert_eq!(wire.segments(), [1, 9, 10, 11, 20]);
 }
 
-/// The kernel cuts by length, so nothing may come behind a short datagram; and calls have one mark and one segment size.
+/// The kernel splits by length, so nothing may follow a short datagram; and a call has one ECN mark and one segment
+/// size.
 #[test]
-fn unlike_ones_are_kept_apart() {
+fn unlike_datagrams_are_not_mixed() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
     let bursts: Vec<_> = (0..4).map(|round| datagrams(round * 10, 10, 1_200, 1_200)).collect();
     let mut take = |transmit: &Transmit<'_>| {
@@ -127,7 +128,7 @@ fn unlike_ones_are_kept_apart() {
     assert_eq!(marks, [true, true, false, true]);
 }
 
-/// quinn batches ten segments whatever their size. Jumbo ones are sent as equal batches below the kernel's bound.
+/// quinn batches ten segments whatever their size. Jumbo segments are sent as equal batches within the kernel's bound.
 #[test]
 fn jumbo_bursts_are_split_and_not_held() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
@@ -147,15 +148,15 @@ fn jumbo_bursts_are_split_and_not_held() {
     }
 }
 
-/// quinn is asked for bursts that are whole calls, as long as others can live with that.
+/// quinn is asked for bursts that fill calls, unless that is too few for other peers.
 #[test]
 fn bursts_fit_calls() {
-    assert_eq!([1_200, 1_472, 6_550].map(burst_of), [None; 3], "ten are no more than a call");
+    assert_eq!([1_200, 1_472, 6_550].map(burst_of), [None; 3], "ten fit one call");
     assert_eq!([6_551, 8_972, 13_101].map(burst_of), [Some(9), Some(7), Some(5)]);
-    assert_eq!([16_000, 65_000].map(burst_of), [None; 2], "the smaller ones would suffer");
+    assert_eq!([16_000, 65_000].map(burst_of), [None; 2], "smaller segments would suffer");
 }
 
-/// A kernel that cannot segment, or stops to: every datagram is a call.
+/// Without segmentation in the kernel, also lost later, each datagram is a call.
 #[test]
 fn without_offload_nothing_is_held() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
@@ -173,7 +174,7 @@ fn without_offload_nothing_is_held() {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// So many datagrams of one of three sizes, the last one shorter by so much.
+    /// `count` datagrams of one of three sizes, the last one shorter by `short`.
     Burst {
         count: usize,
         size: usize,
@@ -181,7 +182,7 @@ enum Step {
         marked: bool,
     },
     Flush,
-    /// The socket takes so many calls more.
+    /// The socket accepts this many more calls.
     Room(usize),
 }
 
@@ -195,8 +196,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever quinn sends and whenever the socket blocks: every datagram that was taken leaves once, in order and
-    /// whole; every call is within the kernel's bounds; and a transmit that was refused has not left in part.
+    /// For any transmits and any blocking of the socket: every taken datagram is sent once, in order and whole; every
+    /// call is within the kernel's bounds; and no part of a refused transmit is sent.
     #[test]
     fn every_datagram_once_and_in_order(
         steps in steps(),
@@ -234,7 +235,7 @@ proptest! {
         }
     }
 
-    /// The parts of a batch that is too large are equal, whole and within the bound.
+    /// The parts of a too large batch are equal, whole and within the bound.
     #[test]
     fn equal_parts(segment in 1_200usize..=65_000, segments in 1usize..=64, last in 1usize..=65_000, max in 1usize..=64) {
         let bytes = (segments - 1) * segment + last.min(segment);

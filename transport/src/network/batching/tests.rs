@@ -3,7 +3,7 @@ use super::*;
 use std::time::Duration;
 use tokio::{task::yield_now, time::timeout};
 
-/// A socket that writes down what it is given, takes a number of calls, and then blocks until it is given room.
+/// A socket that records its calls; it accepts `room` of them, and then blocks.
 #[derive(Debug)]
 struct Recorder {
     state: Mutex<State>,
@@ -87,7 +87,7 @@ impl UdpPoller for RoomPoller {
     }
 }
 
-/// A burst as quinn hands it over: ten datagrams of an Ethernet.
+/// Sends a burst like quinn's: ten datagrams of Ethernet size.
 fn send_burst(socket: &Batching, port: u16) -> io::Result<()> {
     socket.try_send(&Transmit {
         destination: ([127, 0, 0, 1], port).into(),
@@ -98,28 +98,28 @@ fn send_burst(socket: &Batching, port: u16) -> io::Result<()> {
     })
 }
 
-/// Lets every task that is ready run a few times.
-async fn let_others_run() {
+/// Lets all ready tasks run a few times.
+async fn run_other_tasks() {
     for _ in 0..8 {
         yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn what_is_held_leaves_when_nothing_follows() {
+async fn held_datagrams_are_sent_when_nothing_follows() {
     let recorder = Recorder::with_room(usize::MAX);
     let socket = Batching::over(recorder.clone());
     for _ in 0..2 {
         send_burst(&socket, 7).expect("there is room");
     }
     assert_eq!(recorder.calls(), [(7, 10)], "the second is held");
-    let_others_run().await;
+    run_other_tasks().await;
     assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
 }
 
-/// A sender that has more to send at every turn is not cut short by the flush.
+/// The flush does not split the batches of a sender that has more to send at every turn.
 #[tokio::test]
-async fn what_follows_at_once_joins_the_batch() {
+async fn following_bursts_join_the_batch() {
     let recorder = Recorder::with_room(usize::MAX);
     let socket = Batching::over(recorder.clone());
     for _ in 0..15 {
@@ -140,35 +140,35 @@ async fn peers_do_not_mix() {
     assert_eq!(recorder.calls(), [(7, 10), (8, 10), (7, 20), (8, 20)]);
 }
 
-/// While the socket blocks, the flush waits for it; it neither spins nor forgets.
+/// While the socket blocks, the flush waits for it.
 #[tokio::test]
-async fn a_blocked_flush_goes_on_when_there_is_room() {
+async fn a_blocked_flush_resumes_when_there_is_room() {
     let recorder = Recorder::with_room(1);
     let socket = Batching::over(recorder.clone());
     for _ in 0..2 {
         send_burst(&socket, 7).expect("held");
     }
-    let_others_run().await;
+    run_other_tasks().await;
     assert_eq!(recorder.calls(), [(7, 10)]);
     recorder.give_room(1);
-    let_others_run().await;
+    run_other_tasks().await;
     assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
 }
 
-/// What a full socket refuses is not held as well: quinn offers it again, and it must not leave twice.
+/// Datagrams refused by a full socket are not held: quinn sends them again, and they must not be sent twice.
 #[tokio::test]
-async fn what_is_refused_is_not_held() {
+async fn refused_datagrams_are_not_held() {
     let recorder = Recorder::with_room(0);
     let socket = Batching::over(recorder.clone());
     let refused = send_burst(&socket, 7).expect_err("there is no room");
     assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
     recorder.give_room(10);
-    let_others_run().await;
+    run_other_tasks().await;
     assert_eq!(recorder.calls(), []);
 }
 
 #[tokio::test]
-async fn dropping_the_socket_sends_what_is_held() {
+async fn dropping_the_socket_sends_held_datagrams() {
     let recorder = Recorder::with_room(usize::MAX);
     let socket = Batching::over(recorder.clone());
     for _ in 0..2 {
@@ -176,12 +176,11 @@ async fn dropping_the_socket_sends_what_is_held() {
     }
     drop(socket);
     assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
-    let_others_run().await;
-    assert_eq!(Arc::strong_count(&recorder), 1, "the task ended, and holds no socket");
+    run_other_tasks().await;
+    assert_eq!(Arc::strong_count(&recorder), 1, "the task ended and dropped the socket");
 }
 
-/// A connection that moves to another thread takes the task that flushes for it along: what waits for that thread's turns
-/// is sent by it.
+/// When a connection moves to another thread, so does its flush task.
 #[test]
 fn the_flush_moves_with_the_connection() {
     let recorder = Recorder::with_room(usize::MAX);
@@ -196,13 +195,13 @@ fn the_flush_moves_with_the_connection() {
     here.block_on(two_bursts());
     there.block_on(async {
         two_bursts().await;
-        let_others_run().await;
+        run_other_tasks().await;
     });
     let sent: usize = recorder.calls().iter().map(|(_, segments)| segments).sum();
-    assert_eq!(sent, 40, "though the first runtime never ran again");
+    assert_eq!(sent, 40, "although the first runtime never ran again");
 }
 
-/// A server has thousands of peers in its life. The memory of those that are quiet goes to those that are not.
+/// A server has thousands of peers over time: busy ones replace idle ones.
 #[tokio::test]
 async fn lines_are_bounded() {
     let recorder = Recorder::with_room(usize::MAX);
@@ -226,7 +225,7 @@ fn without_a_runtime_nothing_is_held() {
     assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
 }
 
-/// quinn's ten segments of a jumbo frame are more than the kernel takes at once.
+/// Ten jumbo segments from quinn are more than the kernel accepts at once.
 #[tokio::test]
 async fn a_jumbo_burst_arrives_whole() {
     let bind = || {
@@ -251,7 +250,7 @@ async fn a_jumbo_burst_arrives_whole() {
     let socket = Batching::over(sender);
     assert_eq!(socket.max_transmit_segments(), QUINN_SEGMENTS);
     socket.try_send(&transmit).expect("the kernel takes each part");
-    assert_eq!(socket.max_transmit_segments(), 7, "from now on a burst is a call");
+    assert_eq!(socket.max_transmit_segments(), 7, "from now on a burst is one call");
     let mut got = Vec::new();
     while got.len() < contents.len() {
         let mut buf = vec![0; 1 << 17];

@@ -1,8 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-/// All segments of `bytes`, which come in pieces of these `lengths`, and what is wrong with the next one; or the
-/// bytes of a segment that is not whole.
+/// All segments of `bytes`, received in pieces of these `lengths`, with the error of the next one or the number of
+/// bytes of an incomplete one.
 fn read_all(mut bytes: &[u8], lengths: Vec<usize>) -> (Vec<Segment>, Result<usize, SegmentError>) {
     let (mut assembler, mut segments) = (Assembler::default(), vec![]);
     for length in lengths.into_iter().cycle() {
@@ -11,7 +11,7 @@ fn read_all(mut bytes: &[u8], lengths: Vec<usize>) -> (Vec<Segment>, Result<usiz
         while !piece.is_empty() {
             match assembler.take(&mut piece, None) {
                 Ok(Some(Arrived::Segment(segment))) => segments.push(segment),
-                Ok(other) => assert_eq!(other, None, "nobody lends memory"),
+                Ok(other) => assert_eq!(other, None, "no memory is lent"),
                 Err(error) => return (segments, Err(error)),
             }
         }
@@ -62,7 +62,7 @@ proptest! {
         prop_assert_eq!(read_all(&encoded(&segments), lengths), (segments, Ok(0)));
     }
 
-    /// Data that is longer than a segment becomes several, of which the first begins the stream and the last ends it.
+    /// Data longer than a segment becomes several: the first begins the stream, and the last ends it.
     #[test]
     fn long_data_becomes_several_segments(
         length in 0..5 * SEGMENT_BYTES_MAX, first in any::<bool>(), last in any::<bool>(),
@@ -84,9 +84,9 @@ proptest! {
         prop_assert!(joined == whole);
     }
 
-    /// What was cut off in the middle gives the segments before it.
+    /// Truncated bytes give the complete segments.
     #[test]
-    fn a_cut_segment_is_no_segment(segments in segments(), cut in any::<prop::sample::Index>()) {
+    fn a_truncated_segment_is_not_read(segments in segments(), cut in any::<prop::sample::Index>()) {
         prop_assume!(!segments.is_empty());
         let whole = encoded(&segments);
         let (read, _) = read_all(&whole[..cut.index(whole.len())], vec![usize::MAX]);
@@ -100,7 +100,7 @@ proptest! {
         prop_assert!(encoded(&read).len() <= bytes.len());
     }
 
-    /// Of all headers exactly those are taken that an encoder can write.
+    /// Exactly the headers that an encoder can write are accepted.
     #[test]
     fn headers_are_exact(kind in 0u8..9, flags in 0u8..5, reserved in 0u16..2, length in prop_oneof![
         0u32..20, 1_020u32..1_040, 65_530u32..65_540, any::<u32>()
