@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 /// How long a small message is.
 pub(crate) const MESSAGE_BYTES: usize = 4096;
 
-/// How many messages are sent so that `counted` of them count: a tenth as many come first, to warm up.
+/// The number of messages to send so that `counted` of them count, after a tenth as many to warm up.
 pub(crate) fn messages(counted: u32) -> u32 {
     counted.saturating_add(warm_up(counted))
 }
@@ -41,10 +41,10 @@ pub(crate) fn stamped() -> [u8; MESSAGE_BYTES] {
     message
 }
 
-/// What the messages took that have come.
+/// The latencies of the messages so far.
 #[derive(Debug)]
 pub(crate) struct Latencies {
-    /// How many are still to come that do not count.
+    /// The remaining number of messages that do not count.
     warming_up: u32,
     ns: Vec<u64>,
 }
@@ -58,7 +58,7 @@ impl Latencies {
     /// Adds a message that has come just now. The first ones only warm up.
     ///
     /// # Errors
-    /// When it is none of ours.
+    /// When it has another length, or a time that is not in the past.
     pub(crate) fn add(&mut self, message: &[u8]) -> Result<()> {
         let now_ns = monotonic_ns();
         ensure!(
@@ -82,7 +82,7 @@ impl Latencies {
     pub(crate) fn summary(mut self) -> Small {
         self.ns.sort_unstable();
         let at_most = |percent: usize| {
-            // The nearest rank, as in `bench/peers/contender.py`: the smallest value that so many are not above.
+            // The nearest rank, as in `bench/peers/contender.py`: the smallest value that at least `percent` % do not exceed.
             let rank = (percent * self.ns.len()).div_ceil(100);
             self.ns.get(rank.max(1) - 1).map_or(0.0, |ns| *ns as f64 / 1e3)
         };

@@ -10,10 +10,10 @@ pub(super) struct Turn<'a> {
     pub(super) beside: Option<&'a str>,
 }
 
-/// The runs of the pairs with the number `pair`: the first of `contenders` anew for each of the others, so that no two
-/// that are compared have a third between them. Who goes first changes from pair to pair, so that no one gains by it.
+/// The runs of the pair with the number `pair`: the first contender once with each rival, so that those compared run back
+/// to back. Their order alternates from pair to pair.
 ///
-/// Who has failed runs no more, and nobody runs for his sake.
+/// A contender that failed is left out, with its partner's run.
 pub(super) fn turns(pair: u32, contenders: &[Contender], has_failed: impl Fn(&str) -> bool) -> Vec<Turn<'_>> {
     let Some((first, rivals)) = contenders.split_first() else { return vec![] };
     let rivals = rivals.iter().filter(|rival| !has_failed(&rival.name));

@@ -46,18 +46,17 @@
 //!
 //! # Order
 //!
-//! Only messages order two processes. So an export ends when all that writes the memory has: the fences with which it
-//! was lent, and the copies into a buffer. Who imports may read at once. It costs the exporter's calling thread the
-//! rest of its stream's work, up to [`CudaOptions::fence_timeout`]; whoever must not wait awaits [`Fence::passed`]
-//! first. A handle of an event (`cuIpcGetEventHandle`) would let the importer's stream wait instead.
+//! Only messages order two processes. So an export returns when all writers of the memory have finished: the fences with
+//! which it was lent, and the copies into a buffer. The importer may read at once. The exporter's calling thread is blocked
+//! until its stream is done, for at most [`CudaOptions::fence_timeout`]; a caller that must not block awaits
+//! [`Fence::passed`] first. A handle of an event (`cuIpcGetEventHandle`) would let the importer's stream wait instead.
 //!
 //! # Who keeps what
 //!
-//! Memory that is shared in place belongs to the exporter: it keeps the [`CudaMemory`] until the importer said that it has
-//! let go, which is when [`Imported::returned`] says so: closing it comes after dropping it. CUDA leaves undefined what an
-//! importer reads after that, also when the exporter has died: whoever imports withdraws what it imported when its peer is
-//! gone. A buffer's memory lasts for as long as anybody has it, or its
-//! descriptor. What was imported is given back on the engine's thread, when nobody holds it and no copy uses it.
+//! Memory that is shared in place belongs to the exporter: it keeps the [`CudaMemory`] until the importer reports that
+//! [`Imported::returned`] has completed, which is after the memory was dropped and closed. CUDA leaves undefined what an
+//! importer reads after that, also when the exporter has died: an importer stops using the memory when its peer is gone. A
+//! buffer's memory lasts as long as a handle of it, or its descriptor. What was imported is given back on the engine's thread, when nobody holds it and no copy uses it.
 //!
 //! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block: the importer
 //! must be trusted with that. It reads what it was told to, and no byte beyond the allocation.

@@ -9,18 +9,18 @@ const PAUSE_MAX: u32 = 256;
 /// A trial succeeds if at least one in this many compared bytes is sent as deltas.
 const LEAST_SHARE: u64 = 16;
 
-/// The number of failed comparisons in a row that end a trial.
+/// The number of versions in a row whose comparison failed that end a trial.
 const FAILED_MAX: u32 = 2;
 
 /// The results of comparing chunks with their bases, from one publish to the next.
 ///
 /// A failed trial costs a read of the base for each chunk, and memory at both peers. So a pause follows, then another
-/// trial, which one failed version ends; each pause is twice as long as the previous one.
+/// trial, in which one failed version is enough for the next pause; each pause is twice as long as the previous one.
 #[derive(Debug)]
 pub(crate) struct DeltaTrial {
     tried_bytes: u64,
     delta_bytes: u64,
-    /// The number of failed comparisons in a row.
+    /// The number of versions in a row whose comparison failed.
     failed: u32,
     /// The remaining versions of the pause.
     pause_left: u32,
