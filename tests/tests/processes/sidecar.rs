@@ -140,7 +140,7 @@ fn sockets_that_are_there_already() {
         .failed(1, &["another server listens at", "choose another path"]);
     publish(&home, "w", &[]);
     home.run(&["serve", ANY_PORT, "--publish-socket=w"])
-        .failed(1, &["no socket", "left alone"]);
+        .failed(1, &["not a socket", "left unchanged"]);
     assert!(home.path("w").is_file());
     live.process.end_by(Signal::TERM).with(0);
 }
