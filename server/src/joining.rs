@@ -98,7 +98,7 @@ enum LaneEnd {
     #[error("its number is already in use in its session")]
     NumberInUse,
     #[error(
-        "it sent a message after it had joined; control messages belong on the session's first connection"
+        "it sent a message after it had joined; only the control stream of the session's first connection carries messages"
     )]
     Spoke,
     #[error("it is silent")]
