@@ -201,7 +201,7 @@ fn lanes_that_speak_out_of_turn() {
             further.say_to_server(message).await;
             let (code, text) = further.closed_because().await;
             assert_eq!(code, Some(CloseCode::Misbehaved));
-            assert!(text.contains("control messages"), "{text}");
+            assert!(text.contains("after it had joined"), "{text}");
         }
         Some(holder)
     });
