@@ -86,7 +86,7 @@ async fn rounds(load: Load, client: &mut Process, server: &mut Process) -> Resul
     let mut run = Run { small, ..Run::default() };
     for _ in 0..load.warm_up {
         let round = round(load, client, server).await?;
-        run.first_gb_per_s = run.first_gb_per_s.or(round.get("gb_per_s").copied());
+        run.first_gb_per_s = run.first_gb_per_s.or_else(|| round.get("gb_per_s").copied());
     }
     for _ in 0..load.rounds {
         run.rounds.push(round(load, client, server).await?);
