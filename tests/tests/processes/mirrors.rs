@@ -1,5 +1,5 @@
-//! Output folders: what was a file, a folder or an array is the same again; versions that are kept; selections; and
-//! commands that run after each version.
+//! Output folders: files, folders and arrays arrive in their own form; kept versions; selections; and commands after
+//! each version.
 
 use crate::{
     failures::{on_small_disk, try_small_disk},
@@ -12,20 +12,19 @@ use zip::CompressionMethod;
 
 const HOLDS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
 
-/// Receives `topic` once into `out`; returns what was said.
+/// Receives `topic` once into `out`; returns the event.
 fn receive(home: &Home, server: &Serving, topic: &str, out: &str) -> Value {
     let words = ["subscribe", server.ticket(topic), "--once", "--json", &format!("--out={out}")];
     home.run(&words).with(0).json()
 }
 
-/// The epoch of a served path follows from its content: form, names, dtypes, shapes and every byte.
+/// A path's content as an epoch, which is derived from form, names, dtypes, shapes and every byte.
 fn content(home: &Home, path: &str) -> Value {
     home.serve(&[&format!("--topic=m={path}")]).topic("m")["epoch"].clone()
 }
 
-/// Goal: a model as Hugging Face has it is the same folder on the other side, and whoever serves it learns what stays
-/// behind.
-/// Method: two shards with their index and what lies beside; staged and borrowed; the mirror is served in turn.
+/// Goal: a model as from Hugging Face arrives as the same folder, and the server reports what it does not serve.
+/// Method: two shards with their index and other files; staged and borrowed; the mirror is served in turn.
 #[test]
 fn a_folder_arrives_as_it_is() {
     let home = Home::new();
@@ -48,10 +47,9 @@ fn a_folder_arrives_as_it_is() {
     }
 }
 
-/// Goal: whoever serves a folder gives away a model, and not what else is there or what links lead to, and sees what is
-/// given; options allow more.
-/// Method: a folder with a key, a list and links out of it; then a snapshot in Hugging Face's cache, of links; and a link
-/// to a folder whose weights are out of reach.
+/// Goal: a served folder exposes its model, but not other files or targets of outward links, and the server reports
+/// what it serves; options allow more. Method: a folder with a key, a list and outward links; then a snapshot of links
+/// in Hugging Face's cache; and a folder whose weights are an outward link.
 #[test]
 fn only_the_model_leaves_its_folder() {
     let home = Home::new();
@@ -117,7 +115,7 @@ fn only_the_model_leaves_its_folder() {
         .failed(1, &["away/model.safetensors is a link that leads out", "--follow-links"]);
 }
 
-/// Goal: arrays and archives of them arrive as what they are. What cannot be sent from where it is says how it can.
+/// Goal: arrays and archives arrive in their own form. The error for a file that cannot be borrowed says what to do.
 /// Method: `.npy`, `.npz` and a compressed `.npz`; staged and borrowed; the mirror is served in turn.
 #[test]
 fn arrays_arrive_as_they_are() {
@@ -140,8 +138,8 @@ fn arrays_arrive_as_they_are() {
         .failed(1, &["c.npz is compressed", "stage it, or save it with numpy.savez"]);
 }
 
-/// Goal: what receivers would not write is refused where it is served, by name.
-/// Method: an archive with an entry that leads out of the folder into which it is unpacked.
+/// Goal: the server refuses a file that receivers would not write, and names it. Method: an archive with an entry that
+/// leads out of the folder into which it is unpacked.
 #[test]
 fn an_archive_that_leads_elsewhere_is_not_served() {
     let home = Home::new();
@@ -150,9 +148,9 @@ fn an_archive_that_leads_elsewhere_is_not_served() {
         .failed(1, &["../../evil.npy", "e.npz", "under another name"]);
 }
 
-/// Goal: a subscriber that is killed again and again while it writes does not fill the disk: each sweeps what the one before
-/// it left, and the last one leaves nothing but its file.
-/// Method: kill -9 as soon as there is a temporary file, until three were left.
+/// Goal: subscribers that are killed while they write do not fill the disk: each removes its predecessor's temporary
+/// file, and the last leaves only the received file. Method: kill -9 as soon as there is a temporary file, until three
+/// remained.
 #[test]
 fn killed_writers_leave_no_more_than_one_file() {
     let home = Home::new();
@@ -177,8 +175,7 @@ fn killed_writers_leave_no_more_than_one_file() {
     assert_eq!(home.files_in("out"), ["m.safetensors"]);
 }
 
-/// Goal: with `--keep N` the newest versions stay side by side, `latest` leads to the last, and what is not a version is
-/// left alone.
+/// Goal: with `--keep N` the newest versions are kept, `latest` links to the last, and other files are left alone.
 /// Method: three versions of a file and of a folder, of which two are kept.
 #[test]
 fn versions_are_kept_and_pruned() {
@@ -205,7 +202,7 @@ fn versions_are_kept_and_pruned() {
     }
     let epoch = |topic: &str| server.topic(topic)["epoch"].as_str().unwrap().to_owned();
     let name = |topic, version: u64| format!("{version:020}-{}", epoch(topic));
-    // The line is said before old versions go; the next word comes after.
+    // A line is printed before old versions are removed; the next line comes after.
     let of_file = [2, 3].map(|version| format!("{}.safetensors", name("w", version)));
     let expected = [&of_file[..], &["latest.safetensors".into(), "notes.txt".into()]].concat();
     assert_eq!(home.files_in("out/w"), expected);
@@ -222,9 +219,8 @@ fn versions_are_kept_and_pruned() {
     }
 }
 
-/// Goal: a command runs after each version, knows which it is and where, and the next one waits for it. One that fails
-/// is told and stops nothing.
-/// Method: a command that writes down what it knows, then fails at the first version.
+/// Goal: a command runs after each version, gets the version and path, and the next version waits for it. A failure is
+/// reported and stops nothing. Method: a command that logs its environment, and fails for all versions but the third.
 #[test]
 fn a_command_after_each_version() {
     let home = Home::new();
@@ -254,7 +250,7 @@ fn a_command_after_each_version() {
     assert!(ended.out.ends_with("[]\n"), "{ended:?}");
 }
 
-/// Goal: who wants some tensors receives those and little else, and its files say nothing of others.
+/// Goal: a subscriber with a selection receives those tensors and little else, and its files do not mention others.
 /// Method: some tensors of a file, by name and by glob; a shard of a folder; and a selection that matches nothing.
 #[test]
 fn a_selection_arrives_alone() {
@@ -288,8 +284,8 @@ fn a_selection_arrives_alone() {
     assert_eq!(fs::read(home.path("out/w.safetensors")).unwrap(), kept, "it is not replaced by nothing");
 }
 
-/// Goal: a disk that is full in the middle of a series keeps what was whole, and the version that did not fit comes again.
-/// Method: two small versions and a large one on a disk of 1 MiB, in mode `every`; then once more where there is room.
+/// Goal: on a disk that fills up during a series, complete versions are kept, and the one that did not fit is sent
+/// again. Method: two small versions and a large one on a disk of 1 MiB, in mode `every`; then again on a larger disk.
 #[test]
 fn a_disk_that_gets_full() {
     let home = Home::new();
@@ -318,6 +314,9 @@ fn a_disk_that_gets_full() {
         .concat();
     assert!(ended.out.ends_with(&format!("{left}left: latest.safetensors\n")), "{ended:?}");
     let mut again = home.start(&[&words[..], &["--out=roomy"]].concat());
-    assert!(again.hear_out("version").contains(r#""version":3"#), "on with what did not fit");
+    assert!(
+        again.hear_out("version").contains(r#""version":3"#),
+        "continues with the version that did not fit"
+    );
     again.end_by(Signal::TERM).with(143);
 }

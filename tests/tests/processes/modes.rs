@@ -1,4 +1,4 @@
-//! Which topics and which versions: globs, every version in order, places that are kept, and gaps.
+//! Topics and versions of a subscription: globs, every version in order, retained places, and gaps.
 
 use crate::files;
 use serde_json::{Value, json};
@@ -36,9 +36,8 @@ fn topics_by_glob() {
         .failed(5, &["no topic that matches no/*", "tensor-relay list"]);
 }
 
-/// Goal: a topic that cannot be written ends alone: the others go on, it is told at once, and the exit code says so at the
-/// end.
-/// Method: a folder where the file of one topic should be; with and without `--once`; at last, the server ends.
+/// Goal: a topic that cannot be written ends alone: others continue, the failure is reported at once and by the exit
+/// code. Method: a folder in place of the file of one topic; with and without `--once`; finally, the server ends.
 #[test]
 fn one_topic_fails_alone() {
     let home = Home::new();
@@ -78,7 +77,7 @@ impl Series {
         Self { home, server, words: all.iter().map(|word| (*word).into()).collect() }
     }
 
-    /// Publishes version `version`, and waits until it is.
+    /// Publishes version `version`, and waits until it is published.
     fn publish(&mut self, version: u64) {
         self.replace(version);
         self.server.process.hear_out(&format!(r#""version":{version}"#));
@@ -97,7 +96,7 @@ impl Series {
         self.server.topic("w")["epoch"].as_str().unwrap()
     }
 
-    /// Ends the server in order and begins it anew, after `between`.
+    /// Stops the server gracefully, runs `between`, and starts the server again.
     fn restart(&mut self, between: impl FnOnce(&Home)) {
         let said = self.server.said.clone();
         self.server.process.signal(Signal::TERM);
@@ -110,7 +109,7 @@ impl Series {
     }
 }
 
-/// Waits until `follower` said that it has version `last`, and ends it; returns the versions that it had.
+/// Waits until `follower` reports version `last`, and ends it; returns all versions that it reported.
 fn versions_until(mut follower: Process, last: u64) -> Vec<u64> {
     follower.hear_out(&format!(r#""version":{last}"#));
     versions(&follower.end_by(Signal::TERM).with(143))
@@ -121,8 +120,8 @@ fn versions(ended: &Ended) -> Vec<u64> {
     committed.map(|event| event["version"].as_u64().unwrap()).collect()
 }
 
-/// Goal: in mode `every` each version comes once and in order, from where the user says; in mode `latest` the newest.
-/// Method: four versions are retained; each way to begin; then a fifth.
+/// Goal: in mode `every` each version arrives once and in order, from the chosen start; in mode `latest` the newest.
+/// Method: four retained versions with each form of `--from`; then a fifth.
 #[test]
 fn every_version_from_anywhere() {
     let mut series = Series::new(&["--keep-versions=10"]);
@@ -155,8 +154,8 @@ fn every_version_from_anywhere() {
     wrong.failed(2, &["--from", "newest, next, oldest, a version"]);
 }
 
-/// Goal: whoever wants every version and cannot have it hears what is missing: as a failure, or as a line and on.
-/// Method: ask for version 1 when two of five are retained; then let the publisher begin a new epoch.
+/// Goal: missing versions in mode `every` are a failure, or with `--on-gap=continue` a line of output. Method: start at
+/// version 1 when two of five are retained; then let the publisher begin a new epoch.
 #[test]
 fn a_gap_is_told() {
     let mut series = Series::new(&["--keep-versions=2"]);
@@ -185,8 +184,8 @@ fn a_gap_is_told() {
     assert_eq!(versions(&follower.end_by(Signal::TERM).with(143)), [4, 5, 1]);
 }
 
-/// Goal: a named reader that dies and comes back in time misses nothing, though nothing is retained for others.
-/// Method: kill -9 after the first version; publish more than is retained; come back under the same name.
+/// Goal: a named reader that dies and returns in time misses nothing, although nothing is retained for others. Method:
+/// kill -9 after the first version; publish more than is retained; subscribe again under the same name.
 #[test]
 fn a_reader_comes_back_to_its_place() {
     let mut series = Series::new(&["--keep-versions=2", "--publish-timeout=50"]);
@@ -200,8 +199,8 @@ fn a_reader_comes_back_to_its_place() {
     assert_eq!(versions_until(again, 3), [2, 3]);
 }
 
-/// Goal: a named reader that comes back too late, or is too slow, is not waited for, and hears it.
-/// Method: a short publish timeout, and a command that takes longer.
+/// Goal: a named reader that is too slow is evicted, and told so. Method: a short publish timeout, and a command that
+/// takes longer.
 #[test]
 fn a_reader_that_is_too_slow_is_told() {
     let mut series = Series::new(&["--keep-versions=1", "--publish-timeout=0.3"]);
@@ -211,8 +210,7 @@ fn a_reader_that_is_too_slow_is_told() {
     slow.end().failed(7, &["the server ended the subscription to w"]);
 }
 
-/// Goal: a version that does not fit the memory that a subscriber may take is told with both numbers.
-/// Method: 8 MiB into 4.
+/// Goal: a version that exceeds the memory limit is an error with both numbers. Method: 8 MiB into 4.
 #[test]
 fn memory_that_is_too_small() {
     let home = Home::new();

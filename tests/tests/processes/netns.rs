@@ -1,7 +1,7 @@
-//! Two hosts on an Ethernet of MTU 1500, with real processes on both: slow links, cables that are pulled, processes that
-//! are killed, and addresses that change.
+//! Two hosts on an Ethernet of MTU 1500 with real processes: slow links, unplugged cables, killed processes, and
+//! changed addresses.
 //!
-//! It takes root and `ip`. Elsewhere each test says why it is skipped, and passes.
+//! Needs root and `ip`. Without them each test prints why it is skipped, and passes.
 
 use crate::files;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -15,10 +15,10 @@ use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving, Signal, d
 const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// What a lost connection may cost: the chunks of a subscription's credit that were on their way, and as much again.
+/// The cost of a lost connection: the chunks of a subscription's credit that were in flight, and as much again.
 const LOST_PER_KILL_BYTES: u64 = 16 * CHUNK_BYTES;
 
-/// How fast the slow link is: [`MODEL_BYTES`] take about five seconds.
+/// The rate of the slow link: [`MODEL_BYTES`] take about five seconds.
 const MEGABITS: u32 = 100;
 const SENDING: Duration = Duration::from_millis(MODEL_BYTES * 8 / (MEGABITS as u64 * 1_000));
 
@@ -33,7 +33,7 @@ struct Served {
 }
 
 impl Served {
-    /// Begins over a link of [`MEGABITS`]; `None` where this system does not let it.
+    /// Starts a server on a link of [`MEGABITS`]; `None` if this system does not permit it.
     fn begin() -> Option<Self> {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
         let lan = lan
@@ -66,7 +66,7 @@ impl Served {
         self.server.take().unwrap().process.end_by(Signal::KILL);
     }
 
-    /// Waits until `subscriber` has the model; checks that it is whole, and that each byte came about once.
+    /// Waits until `subscriber` has the model; checks that it is complete, and that almost nothing was sent twice.
     fn finish(&self, subscriber: Process, losses: u64) -> Value {
         let said = subscriber.end().with(0).json();
         let payload = said["payload_bytes"].as_u64().unwrap();
@@ -78,8 +78,7 @@ impl Served {
     }
 }
 
-/// Goal: a model comes over a slow Ethernet at about its rate, each byte once.
-/// Method: 64 MiB at 100 Mbit/s.
+/// Goal: a model arrives over a slow Ethernet at about line rate, each byte once. Method: 64 MiB at 100 Mbit/s.
 #[test]
 fn a_slow_link() {
     let Some(served) = Served::begin() else { return };
@@ -90,8 +89,8 @@ fn a_slow_link() {
     assert!((SENDING..SENDING * 2).contains(&took), "{took:?} where the link needs {SENDING:?}");
 }
 
-/// Goal: a cable that is pulled and put back costs the time and a few chunks.
-/// Method: take the link down for fifteen seconds in mid-transfer: longer than the idle timeout.
+/// Goal: an unplugged cable costs its time and a few chunks. Method: take the link down for fifteen seconds during a
+/// transfer: longer than the idle timeout.
 #[test]
 fn a_cable_that_is_pulled() {
     let Some(served) = Served::begin() else { return };
@@ -103,8 +102,7 @@ fn a_cable_that_is_pulled() {
     assert_eq!(served.finish(subscriber, 1)["resumed"], 1);
 }
 
-/// Goal: a short break is no loss: the connection lives on.
-/// Method: take the link down for three seconds.
+/// Goal: the connection survives a short interruption. Method: take the link down for three seconds.
 #[test]
 fn a_cable_that_is_loose() {
     let Some(served) = Served::begin() else { return };
@@ -116,8 +114,8 @@ fn a_cable_that_is_loose() {
     assert_eq!(served.finish(subscriber, 0)["resumed"], 0);
 }
 
-/// Goal: whichever side is killed at whatever moment, the model comes in the end.
-/// Method: from a seed, kill -9 the server or the subscriber in mid-transfer, and start it again. More seeds in a soak.
+/// Goal: whichever side is killed at any moment, the model arrives. Method: chosen by a seed, kill -9 the server or the
+/// subscriber during a transfer, and restart it. More seeds in a soak.
 #[test]
 fn either_side_killed() {
     for seed in if is_soak() { 0..12 } else { 1..3 } {
@@ -144,9 +142,9 @@ fn either_side_killed() {
     }
 }
 
-/// Goal: a client whose address changes keeps what it has.
-/// Method: give its host another address and take the first in mid-transfer. QUIC moves the connection, or it is made
-/// anew; either way each byte comes about once.
+/// Goal: a client whose address changes keeps what it has received. Method: give its host another address and remove
+/// the first during a transfer. QUIC migrates the connection, or the client reconnects; either way almost nothing is
+/// sent twice.
 #[test]
 fn an_address_that_changes() {
     let Some(served) = Served::begin() else { return };

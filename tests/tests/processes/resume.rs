@@ -1,5 +1,5 @@
-//! Lost connections: servers that are killed, ended and started again, and subscribers that die. What was received once
-//! is not received again.
+//! Lost connections: servers that are killed, stopped and restarted, and subscribers that die. Received chunks are not
+//! sent again.
 
 use crate::files;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -13,17 +13,17 @@ use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
 const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// What a lost connection may cost: the chunks of a subscription's credit that were on their way, and as much again
-/// for those that came and were not yet verified.
+/// The cost of a lost connection: the chunks of a subscription's credit that were in flight, and as much again for
+/// those that were not yet verified.
 const LOST_PER_KILL_BYTES: u64 = 16 * CHUNK_BYTES;
 
-/// What a wire carries beside the payload: headers of packets and messages.
+/// The overhead of headers of packets and messages.
 const OVERHEAD_PERCENT: u64 = 10;
 
-/// After how long without a packet the other end is taken for dead (`Tuning::idle_timeout_ms`), and time to act on it.
+/// The time without a packet after which the peer is considered dead (`Tuning::idle_timeout_ms`), plus time to react.
 const DEAD_WITHIN: Duration = Duration::from_secs(20);
 
-/// A subscriber that receives noise over a wire, and its server, which comes back on the same port.
+/// A subscriber that receives noise over a wire, and its server, which restarts on the same port.
 struct Transfer {
     home: Home,
     wire: Wire,
@@ -34,7 +34,7 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// Begins one, and holds it after `bytes`.
+    /// Begins a transfer, and holds it after `bytes`.
     fn begin(more: &[&str], bytes: u64) -> Self {
         let (home, mut wire) = (Home::new(), Wire::new());
         files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
@@ -55,7 +55,7 @@ impl Transfer {
         self.server = Some(self.home.serve_again(&self.said, &as_words(&self.words)));
     }
 
-    /// Lets it finish; checks that what came is what was served, and that about nothing came twice.
+    /// Lets the transfer finish; checks the received file, and that almost nothing was sent twice.
     fn finish(self, kills: u64) {
         self.wire.release();
         let came = self.subscriber.end().with(0);
@@ -77,17 +77,15 @@ fn as_words(words: &[String]) -> Vec<&str> {
     words.iter().map(|word| &**word).collect()
 }
 
-/// Goal: a server that is killed in the middle of a transfer and started again costs its subscriber the time and a few
-/// chunks: it goes on where it was, and what it has in the end is whole.
-/// Method: kill -9 at two random moments, and the server again on its port, with its key. Nothing says goodbye, so each
-/// takes the idle timeout to notice.
+/// Goal: a server that is killed during a transfer and restarted costs its subscriber only time and a few chunks: it
+/// resumes, and the received model is complete. Method: kill -9 at two random moments, and restart the server on its
+/// port with its key. No close is sent, so each kill is noticed after the idle timeout.
 #[test]
 fn a_server_killed_again_and_again() {
     killed_at_random_moments("--hold=stage", 1, 2);
 }
 
-/// Goal: the same where the file is read each time anew: its version has the same name after a restart.
-/// Method: the same, once.
+/// Goal: the same for borrowed files: their version has the same id after a restart. Method: the same, once.
 #[test]
 fn a_server_of_borrowed_files_killed() {
     killed_at_random_moments("--hold=borrow", 2, 1);
@@ -108,8 +106,8 @@ fn killed_at_random_moments(hold: &str, seed: u64, kills: u64) {
     transfer.finish(kills);
 }
 
-/// Goal: a server that ends in order and has to cut a transfer off says so; the subscriber waits for it, and goes on.
-/// Method: SIGTERM with a short grace while the wire is held.
+/// Goal: a server that cuts off a transfer at its shutdown reports it; the subscriber waits for the server, and
+/// resumes. Method: SIGTERM with a short grace while the wire is held.
 #[test]
 fn a_server_that_is_told_to_end_comes_back() {
     let mut transfer = Transfer::begin(&["--grace=0.2"], MODEL_BYTES / 3);
@@ -119,9 +117,8 @@ fn a_server_that_is_told_to_end_comes_back() {
     transfer.finish(1);
 }
 
-/// Goal: a subscriber that waits for its next version outlives its server, receives nothing that it has, and gets what
-/// is new from the server that follows.
-/// Method: SIGTERM, the same file again, SIGTERM, another file.
+/// Goal: a subscriber that waits for its next version survives restarts of the server, receives nothing twice, and gets
+/// new versions from the restarted server. Method: SIGTERM, the same file again, SIGTERM, another file.
 #[test]
 fn a_follower_outlives_its_server() {
     let home = Home::new();
@@ -145,12 +142,15 @@ fn a_follower_outlives_its_server() {
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
     let heard = follower.end_by(Signal::TERM).with(143).events();
     let versions: Vec<_> = heard.iter().map(|event| (&event["version"], &event["new_epoch"])).collect();
-    assert_eq!(versions, [(&1.into(), &false.into()), (&2.into(), &false.into())], "nothing came again");
+    assert_eq!(
+        versions,
+        [(&1.into(), &false.into()), (&2.into(), &false.into())],
+        "nothing was received twice"
+    );
 }
 
-/// Goal: a server that is restarted again and again under load loses no version of a reader in mode `every`.
-/// Method: a reader whose command takes longer than the next version, so that it is behind; three versions, SIGTERM, and
-/// the server again, four times.
+/// Goal: repeated restarts of a server under load lose no version of a reader in mode `every`. Method: a reader whose
+/// command is slower than new versions, so that it lags; three versions, SIGTERM, and a restart, four times.
 #[test]
 fn rolling_restarts_in_mode_every() {
     const ROUNDS: u64 = 4;
@@ -191,8 +191,8 @@ fn rolling_restarts_in_mode_every() {
     assert_eq!(versions, published, "each once, in order, and no gap is told");
 }
 
-/// Goal: a server that does not come back is waited for as long as the user said; then the exit code says so.
-/// Method: end the server, and wait for two seconds.
+/// Goal: a subscriber waits for a lost server for the time of `--reconnect`, then fails. Method: end the server, and
+/// wait for two seconds.
 #[test]
 fn a_server_that_does_not_come_back() {
     let home = Home::new();
@@ -207,8 +207,8 @@ fn a_server_that_does_not_come_back() {
     assert!(ended.took >= Duration::from_secs(2), "{ended:?}");
 }
 
-/// Goal: a subscriber that dies is forgotten within the idle timeout, with all that it cost the server.
-/// Method: kill -9 one that is held in mid-transfer and several more at random moments; count subscribers and memory.
+/// Goal: a server releases all resources of a dead subscriber within the idle timeout. Method: kill -9 a subscriber
+/// that is held during a transfer, and several more at random moments; count subscribers and memory.
 #[test]
 fn subscribers_that_are_killed_are_forgotten() {
     let mut transfer = Transfer::begin(&["--hold=borrow"], MODEL_BYTES / 2);
@@ -228,7 +228,7 @@ fn subscribers_that_are_killed_are_forgotten() {
         assert!(Instant::now() < deadline, "{} subscribers are dead and not forgotten", subscribers());
         thread::sleep(Duration::from_millis(200));
     }
-    // It took no memory for the model, and gives back what was on its way to seven subscribers, as it goes on working.
+    // The server holds no copy of the model, and frees what was in flight to seven subscribers as it continues.
     let deadline = Instant::now() + DEAD_WITHIN;
     while server.process.resident_bytes() >= MODEL_BYTES {
         assert!(Instant::now() < deadline, "{} bytes", server.process.resident_bytes());

@@ -1,4 +1,4 @@
-//! Versions that processes beside a server publish through its socket: as people do it, and as nobody should.
+//! Versions that other processes publish through a server's socket, with correct and with hostile producers.
 
 use crate::files;
 use rand::{RngExt, SeedableRng};
@@ -32,10 +32,10 @@ use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// More than `/dev/shm` has in a container, which plays no part in it.
+/// More than `/dev/shm` has in a container, since the server does not use it.
 const MODEL_BYTES: usize = 65 << 20;
 
-/// A server without files, which others publish to.
+/// A server without files, with a publish socket.
 fn server(home: &Home, words: &[&str]) -> Serving {
     let socket = format!("--publish-socket={}", home.word("s"));
     home.serve(&[&[&*socket, "--bases=0"], words].concat())
@@ -52,7 +52,7 @@ fn publish(home: &Home, name: &str, words: &[&str]) -> serde_json::Value {
     home.run(&all).with(0).events().remove(0)
 }
 
-/// How many memfds of ours a process has mapped.
+/// The number of our memfds that a process has mapped.
 fn mappings(process: &Process) -> usize {
     process.mapped_files().matches("memfd:tensor-relay").count()
 }
@@ -65,9 +65,9 @@ pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Goal: what the shell publishes into a server beside it arrives byte by byte; the server has no copy of its own, and gives
-/// the memory back when nobody needs it.
-/// Method: a model larger than 64 MiB, a subscriber, a second version, and what the server has mapped.
+/// Goal: a version published from the shell arrives byte by byte; the server makes no copy, and releases the memory
+/// when it is no longer needed. Method: a model larger than 64 MiB, a subscriber, a second version, and the server's
+/// mappings.
 #[test]
 fn published_from_the_shell() {
     let home = Home::new();
@@ -96,7 +96,7 @@ fn published_from_the_shell() {
     let released = first.end().with(0);
     assert_eq!(released.events().last().unwrap()["event"], "released", "{released:?}");
     wait_until("the first is unmapped", || mappings(&server.process) == 1);
-    subscriber.hear_out(r#""version":2"#); // It is written after it was committed.
+    subscriber.hear_out(r#""version":2"#); // The line is printed after the file is written.
     files::assert_same(&home.path("two"), &home.path("out/policy.safetensors"));
     server.process.hear_out(r#""event":"published","topic":"policy""#);
     server
@@ -107,8 +107,8 @@ fn published_from_the_shell() {
     assert!(!home.path("s").exists(), "the socket goes with its server");
 }
 
-/// Goal: waits that are in vain end in time, and say so; so does publishing to nobody.
-/// Method: a version that nobody takes and nothing replaces; no socket, and one that a killed server left.
+/// Goal: waits that cannot succeed end at their timeout with a reason; so does publishing without a server. Method: a
+/// version without subscribers or successor; no socket, and one left by a killed server.
 #[test]
 fn in_vain() {
     let home = Home::new();
@@ -127,8 +127,8 @@ fn in_vain() {
     home.run(&words).failed(3, &["no server listens"]);
 }
 
-/// Goal: a socket that a killed server left is replaced; one that is in use, or is something else, is left alone.
-/// Method: kill a server; start two on one path; point one at a file.
+/// Goal: the socket of a killed server is replaced; one in use, or another kind of file, is left alone. Method: kill a
+/// server; start two on one path; point one at a file.
 #[test]
 fn sockets_that_are_there_already() {
     let home = Home::new();
@@ -145,19 +145,19 @@ fn sockets_that_are_there_already() {
     live.process.end_by(Signal::TERM).with(0);
 }
 
-/// What connecting as user `uid` comes to.
+/// The result of connecting as user `uid`.
 fn connect_as(uid: u32, path: &Path) -> Result<(), ConnectError> {
     let path = path.to_owned();
     let connect = move || {
         let uid = Uid::from_raw(uid);
-        set_thread_res_uid(uid, uid, uid).unwrap(); // Of this thread alone.
+        set_thread_res_uid(uid, uid, uid).unwrap(); // Of this thread only.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(Producer::connect(&path)).map(drop)
     };
     thread::spawn(connect).join().unwrap()
 }
 
-/// Goal: other users do not publish, by the file's mode and by their credentials, unless the operator lets them.
+/// Goal: other users cannot publish, by the file's mode and by their credentials, unless the operator allows them.
 /// Method: threads of other users; needs root.
 #[test]
 fn other_users() {
@@ -181,8 +181,8 @@ fn other_users() {
     shared.process.hear_err("user 12345 may not publish");
 }
 
-/// Goal: a user who uses up the connections of one user does not lock other users out.
-/// Method: as many connections of one user as are let in, and one more; then publish as another. Needs root.
+/// Goal: a user with the maximum of connections does not lock out other users. Method: the maximum of connections by
+/// one user, and one more; then publish as another. Needs root.
 #[test]
 fn a_user_who_takes_every_place() {
     if !geteuid().is_root() {
@@ -196,7 +196,7 @@ fn a_user_who_takes_every_place() {
     let path = home.path("s");
     let hog = thread::spawn(move || {
         let uid = Uid::from_raw(12_344);
-        set_thread_res_uid(uid, uid, uid).unwrap(); // Of this thread alone.
+        set_thread_res_uid(uid, uid, uid).unwrap(); // Of this thread only.
         let connections: Vec<Raw> = (0..64).map(|_| Raw::greeted(&path)).collect();
         let mut one_more = Raw::connect(&path);
         let refused = one_more.hear();
@@ -210,7 +210,7 @@ fn a_user_who_takes_every_place() {
     drop(connections);
 }
 
-/// A producer that says whatever bytes can say.
+/// A raw producer that can send arbitrary bytes.
 struct Raw(UnixStream);
 
 impl Raw {
@@ -275,8 +275,8 @@ fn memfd(bytes: u64) -> Memfd {
     memfd
 }
 
-/// Goal: a producer that dies half way leaves no version; what it had completed stays on offer.
-/// Method: complete one version, say all of a second but that it is complete, and go.
+/// Goal: a producer that dies halfway leaves no partial version; its completed version stays available. Method:
+/// complete one version, lend the memory of a second without publishing it, and disconnect.
 #[test]
 fn a_producer_that_dies_half_way() {
     let home = Home::new();
@@ -297,8 +297,8 @@ fn a_producer_that_dies_half_way() {
     files::assert_same(&home.path("w"), &home.path("out/policy.safetensors"));
 }
 
-/// Goal: memory that could change, or is shorter than it was said to be, is refused, and never read.
-/// Method: a memfd without seals, and one that is too short.
+/// Goal: memory that could change, or is shorter than announced, is refused and never read. Method: a memfd without
+/// seals, and one that is too short.
 #[test]
 fn memory_that_is_not_fit() {
     let home = Home::new();
@@ -322,8 +322,8 @@ fn memory_that_is_not_fit() {
     assert_eq!(mappings(&server.process), 0);
 }
 
-/// Goal: garbage on the socket ends its connection and nothing else, and leaves no descriptor behind.
-/// Method: random bytes, real frames with changed ones, and half ones, over many connections; then a good version.
+/// Goal: garbage on the socket ends its connection only, and leaks no descriptor. Method: random bytes, frames with a
+/// flipped bit, and truncated frames, over many connections; then a valid version.
 #[test]
 fn garbage_on_the_socket() {
     let home = Home::new();
@@ -346,7 +346,7 @@ fn garbage_on_the_socket() {
             1 => bytes[dice.random_range(0..40)] ^= 1 << dice.random_range(0..8),
             _ => bytes.truncate(dice.random_range(1..bytes.len())),
         }
-        let _ = raw.0.write_all(&bytes); // It may be cut off by then.
+        let _ = raw.0.write_all(&bytes); // The server may have closed it by then.
     }
     let published = publish(&home, "w", &[]);
     assert_eq!(published["version"], 2);
@@ -354,8 +354,8 @@ fn garbage_on_the_socket() {
     server.process.end_by(Signal::TERM).with(0);
 }
 
-/// Goal: versions come and go for as long as one likes.
-/// Method: a hundred of them by one producer; count what the server has open and mapped.
+/// Goal: publishing many versions leaks nothing. Method: three hundred by one producer; count the server's descriptors
+/// and mappings.
 #[test]
 fn many_versions_leave_nothing_behind() {
     let home = Home::new();
@@ -368,7 +368,7 @@ fn many_versions_leave_nothing_behind() {
             raw.lend(8192, memfd(8192).seal().unwrap().as_fd());
             let mut answer = raw.publish(number);
             while let ServerMessage::Progress(_) = answer {
-                answer = raw.hear(); // Of those that were replaced.
+                answer = raw.hear(); // Of replaced versions.
             }
             assert!(matches!(answer, ServerMessage::Published { .. }), "{answer:?}");
         }

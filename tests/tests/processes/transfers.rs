@@ -1,13 +1,13 @@
-//! Files that are served and arrive, topics, tickets and restarts.
+//! Transfers of files, topics, tickets and restarts.
 
 use crate::files;
 use serde_json::{Value, json};
 use std::{fs, io::Write, os::unix::fs::PermissionsExt};
 use tensor_relay_tests::processes::{Home, Process, Signal, device};
 
-/// Goal: whatever a safetensors file can hold arrives byte for byte, for who comes first and who comes late, and what
-/// is said of it on stdout is true.
-/// Method: serve every dtype, a scalar, empty and large tensors in small chunks; two subscribers, one after the other.
+/// Goal: everything that a safetensors file can hold arrives byte for byte, for early and late subscribers, and the
+/// report on stdout is right. Method: serve every dtype, a scalar, empty and large tensors in small chunks; two
+/// subscribers, one after the other.
 #[test]
 fn a_file_arrives_as_it_is() {
     let home = Home::new();
@@ -29,7 +29,7 @@ fn a_file_arrives_as_it_is() {
     }
 }
 
-/// What `subscribe --json` says of a version, field by field.
+/// Checks every field of a version's event from `subscribe --json`.
 fn check_committed(said: &Value, served: &Value) {
     let mut said = said.as_object().unwrap().clone();
     assert!(said.remove("duration_s").unwrap().as_f64().unwrap() > 0.0);
@@ -63,8 +63,8 @@ fn check_committed(said: &Value, served: &Value) {
     assert_eq!(Value::from(said), expected);
 }
 
-/// Goal: `list` shows what is on offer, to people and to programs.
-/// Method: list two topics, with one subscriber on one of them.
+/// Goal: `list` shows the topics of a server, for people and programs. Method: list two topics, with one subscriber on
+/// one of them.
 #[test]
 fn a_server_is_listed() {
     let home = Home::new();
@@ -94,9 +94,8 @@ fn a_server_is_listed() {
     assert_eq!((rows[2][0], rows[2].last(), rows.len()), ("policy/w", Some(&"0"), 3));
 }
 
-/// Goal: `serve` says on stdout what a program needs to know, and without `--json` where the tickets are and nothing else; no
-/// ticket is where others may read it, unless it lets everybody in.
-/// Method: serve one file both ways.
+/// Goal: `serve --json` prints what a program needs, and `serve` only the path of the tickets; no ticket is printed
+/// unless the server is open. Method: serve one file both ways.
 #[test]
 fn serve_says_what_it_serves() {
     let home = Home::new();
@@ -139,9 +138,9 @@ fn serve_says_what_it_serves() {
     assert_eq!(open.end_by(Signal::TERM).with(0).out, format!("{line}\n"), "its tickets and nothing else");
 }
 
-/// Goal: one server offers several topics; tickets come from a word, a file, stdin or the environment; a ticket file is
-/// private; a topic with a slash is a file in a folder.
-/// Method: serve two topics with a ticket file that others could read before; receive in each way.
+/// Goal: one server offers several topics; tickets come from an argument, a file, stdin or the environment; a ticket
+/// file is private; a topic with a slash becomes a file in a folder. Method: serve two topics with a ticket file that
+/// others could read before; receive in each way.
 #[test]
 fn several_topics_and_every_way_to_give_a_ticket() {
     let home = Home::new();
@@ -186,8 +185,8 @@ fn several_topics_and_every_way_to_give_a_ticket() {
     assert_eq!(home.files_in("env"), home.files_in("out"), "another topic than the ticket's was received");
 }
 
-/// Goal: encoding changes what travels and not what arrives; what does not gain travels raw.
-/// Method: zeros and noise in one file, with zstd.
+/// Goal: encoding changes what is sent, but not what arrives; incompressible chunks are sent raw. Method: zeros and
+/// noise in one file, with zstd.
 #[test]
 fn an_encoded_file_arrives_as_it_is() {
     let home = Home::new();
@@ -205,10 +204,9 @@ fn an_encoded_file_arrives_as_it_is() {
     }
 }
 
-/// Goal: a server that is started again is the same to its clients: tickets stay valid, and the same file is the same
-/// epoch and version; another file is another epoch.
-/// Method: serve, end, and serve on the same port from the same state; once more with another file, and with another
-/// state.
+/// Goal: a restarted server is the same for its clients: tickets stay valid, and the same file has the same epoch and
+/// version; another file has another epoch. Method: serve, stop, and serve on the same port from the same state; again
+/// with another file, and with another state.
 #[test]
 fn a_restart_changes_nothing() {
     let home = Home::new();

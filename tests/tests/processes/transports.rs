@@ -1,6 +1,6 @@
-//! TCP and QUIC, as networks let them pass, and as people ask for them.
+//! TCP and QUIC on networks that block or degrade one of them, and forced transports.
 //!
-//! What drops packets takes root, `ip` and `nft`. Elsewhere those tests say why they are skipped, and pass.
+//! Tests that drop packets need root, `ip` and `nft`. Without them they print why they are skipped, and pass.
 
 use crate::files;
 use serde_json::Value;
@@ -9,10 +9,10 @@ use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving};
 
 const MODEL_BYTES: usize = 32 << 20;
 
-/// Over this link the model takes about five seconds.
+/// The rate of the link, over which the model takes about five seconds.
 const MEGABITS: u32 = 50;
 
-/// What a lost connection may cost of chunks of 1 MiB: those of a subscription's credit, and as much again.
+/// The cost of a lost connection with chunks of 1 MiB: those of a subscription's credit, and as much again.
 const LOST_BYTES: u64 = 16 << 20;
 
 struct Served {
@@ -22,7 +22,7 @@ struct Served {
 }
 
 impl Served {
-    /// A model on a host that these protocols do not reach; `None` where this system cannot have one.
+    /// A model on a host that these protocols do not reach; `None` if this system does not permit it.
     fn begin(dropped: &[&str]) -> Option<Self> {
         Self::begin_with(dropped, MODEL_BYTES)
     }
@@ -46,7 +46,7 @@ impl Served {
         self.lan.start(Host::Client, &self.home, words)
     }
 
-    /// Receives the model once; gives what was said of it.
+    /// Receives the model once; returns the event.
     fn receive(&self, options: &[&str]) -> Value {
         let words = ["subscribe", self.server.ticket("m"), "--once", "--out=out", "--json"];
         self.finish(self.start(&[&words, options].concat()))
@@ -58,7 +58,7 @@ impl Served {
         said
     }
 
-    /// What `list` says as JSON, and in words.
+    /// The output of `list` as JSON, and its text on stderr.
     fn list(&self) -> (Value, String) {
         let as_json = self.start(&["list", self.server.ticket("m"), "--json"]).end().with(0).json();
         let ended = self.start(&["list", self.server.ticket("m")]).end().with(0);
@@ -66,7 +66,7 @@ impl Served {
     }
 }
 
-/// Goal: where UDP is dropped, everything works over TCP, and `list` says what is missing.
+/// Goal: if UDP is dropped, everything works over TCP, and `list` reports it.
 #[test]
 fn udp_does_not_get_through() {
     let Some(served) = Served::begin(&["udp"]) else { return };
@@ -81,7 +81,7 @@ fn udp_does_not_get_through() {
     refused.end().failed(3, &["over UDP", "firewall"]);
 }
 
-/// Goal: where TCP is dropped, everything works over QUIC.
+/// Goal: if TCP is dropped, everything works over QUIC.
 #[test]
 fn tcp_does_not_get_through() {
     let Some(served) = Served::begin(&["tcp"]) else { return };
@@ -92,8 +92,8 @@ fn tcp_does_not_get_through() {
     assert!(text.contains("does not answer over TCP"), "{text}");
 }
 
-/// Goal: a transport that dies in the middle is replaced by the other one, and what came before is kept.
-/// Method: let only QUIC through, then only TCP; and the other way round.
+/// Goal: a transport that dies during a transfer is replaced by the other, and received chunks are kept. Method: pass
+/// only QUIC, then only TCP; and vice versa.
 #[test]
 fn a_transport_that_dies_in_the_middle() {
     for (dropped_first, dropped_then, ends_over) in [("tcp", "udp", "tcp"), ("udp", "tcp", "quic")] {
@@ -109,9 +109,8 @@ fn a_transport_that_dies_in_the_middle() {
     }
 }
 
-/// Goal: a path on which one transport begins to lose packets moves the session to the other one, which says why; what came
-/// before is kept.
-/// Method: TCP loses every tenth packet from the fourth second on, and QUIC none.
+/// Goal: if a transport begins to lose packets, the session moves to the other one and reports the reason; received
+/// chunks are kept. Method: TCP loses every tenth packet from the fourth second on, and QUIC none.
 #[test]
 fn a_transport_that_turns_lossy() {
     let Some(served) = Served::begin_with(&[], 2 * MODEL_BYTES) else { return };
@@ -126,9 +125,9 @@ fn a_transport_that_turns_lossy() {
     assert!(wire_bytes <= 2 * MODEL_BYTES as u64 + LOST_BYTES, "{said}");
 }
 
-/// Goal: where UDP and TCP of one address lead to two servers with one key, all of a session stays with one of them; a client that
-/// would change its transport says why it does not.
-/// Method: TCP's port leads to a second server; several lanes; and a path over which TCP collapses for a while.
+/// Goal: if UDP and TCP of one address lead to two servers with one key, a session stays with one of them; a client
+/// that would change its transport reports why it does not. Method: TCP's port leads to a second server; several lanes;
+/// and a path over which TCP collapses for a while.
 #[test]
 fn two_servers_behind_one_address() {
     let Some(served) = Served::begin_with(&[], 2 * MODEL_BYTES) else { return };
@@ -158,7 +157,7 @@ fn two_servers_behind_one_address() {
     assert_eq!((&said["transport"], &said["resumed"]), (&"tcp".into(), &0.into()), "{said}");
 }
 
-/// Goal: what is forced is obeyed at either end, and said.
+/// Goal: either side can force a transport, and the reason is reported.
 #[test]
 fn a_transport_that_is_forced() {
     let home = Home::new();

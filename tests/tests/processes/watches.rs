@@ -11,10 +11,10 @@ use std::{
 };
 use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, Wire};
 
-/// Large enough that no buffer on the way holds what comes after the wire is held.
+/// Larger than what passes before the wire holds plus all buffers on the path.
 const MODEL_BYTES: usize = 64 << 20;
 
-/// How often a server looks in these tests.
+/// The watch interval of servers in these tests.
 const INTERVAL: &str = "--watch-interval=0.05";
 
 /// A watched file `w` of noise, its server, and a subscriber that has its first version.
@@ -38,7 +38,7 @@ impl Watched {
         files::replace(&self.home.path("w"), |path| files::noise(path, bytes, seed));
     }
 
-    /// Ends both; checks that the subscriber had versions 1 to `last` and no other, and has the last as it is served.
+    /// Ends both; checks that the subscriber had exactly versions 1 to `last`, and that its file equals the served one.
     fn end_after(mut self, last: u64) {
         self.follower.hear_out(&format!(r#""version":{last}"#));
         files::assert_same(&self.home.path("w"), &self.home.path("out/w.safetensors"));
@@ -49,15 +49,15 @@ impl Watched {
     }
 }
 
-/// Goal: a file that is replaced is the next version for whoever follows; one that was only touched is not.
-/// Method: touch, rename over, write the same again, rename over.
+/// Goal: a replaced file is the next version for subscribers; one with the same content is not. Method: replace it by
+/// the same content, then by other content, staged and borrowed.
 #[test]
 fn a_replaced_file_is_the_next_version() {
     for hold in ["--hold=stage", "--hold=borrow"] {
         let mut watched = Watched::new(1000, &[hold]);
         watched.server.process.hear_err("read in");
         watched.replace(1000, 1);
-        watched.server.process.hear_err("read in"); // It was looked at, and is what it was.
+        watched.server.process.hear_err("read in"); // It was read, and its content is unchanged.
         watched.replace(2000, 2);
         watched.server.process.hear_out(r#""event":"published","topic":"w""#);
         watched.follower.hear_out(r#""version":2"#);
@@ -66,13 +66,13 @@ fn a_replaced_file_is_the_next_version() {
     }
 }
 
-/// Goal: of a file that changed a little, little travels from the third version on: of the second there is a copy. Whoever
-/// wants no copy of it gets it whole.
-/// Method: change one byte in a thousand, three times, under a subscriber with a copy and one without.
+/// Goal: of a file that changes little, deltas are sent from the third version on, with the second as base. A
+/// subscriber without bases gets whole versions. Method: change one byte in a thousand, three times, with a subscriber
+/// that retains bases and one that does not.
 #[test]
 fn what_changed_a_little_is_sent_as_deltas() {
     const BYTES: usize = 8 << 20;
-    let mut watched = Watched::new(BYTES, &["--keep-versions=2"]); // On a GPU, bases are what is retained.
+    let mut watched = Watched::new(BYTES, &["--keep-versions=2"]); // On a GPU, bases are retained versions.
     let ticket = watched.server.ticket("w").to_owned();
     let words = ["subscribe", &ticket, "--out=whole", "--json", "--base-mem=0"];
     let mut whole = watched.home.start(&words);
@@ -107,8 +107,8 @@ fn what_changed_a_little_is_sent_as_deltas() {
     watched.server.process.end_by(Signal::TERM).with(0);
 }
 
-/// Goal: a file that somebody is still writing is not published, however long it takes.
-/// Method: write one in place, slowly, with pauses that are longer than several looks.
+/// Goal: a file that is still being written is not published, however long it takes. Method: write one in place,
+/// slowly, with pauses longer than several watch intervals.
 #[test]
 fn a_file_that_is_being_written_is_not_published() {
     for extension in ["safetensors", "npy", "npz"] {
@@ -163,8 +163,8 @@ impl Halfway {
     }
 }
 
-/// Goal: a borrowed file that is replaced by renaming is finished for whoever is at it.
-/// Method: rename another over it while the wire is held.
+/// Goal: the transfer of a borrowed file that is replaced by renaming is completed. Method: rename another over it
+/// while the wire is held.
 #[test]
 fn a_borrowed_file_that_is_replaced_is_finished() {
     let Halfway { home, wire, mut server, subscriber } = Halfway::new();
@@ -176,9 +176,8 @@ fn a_borrowed_file_that_is_replaced_is_finished() {
     files::assert_same(&home.path("old"), &home.path("out/w.safetensors"));
 }
 
-/// Goal: a borrowed file that is overwritten in place tears nobody's version: both sides are told, and what it became is
-/// the next version.
-/// Method: overwrite it while the wire is held, with other bytes of the same size.
+/// Goal: a borrowed file that is overwritten in place gives no torn version: both sides report it, and the new content
+/// is the next version. Method: overwrite it while the wire is held, with other bytes of the same size.
 #[test]
 fn a_borrowed_file_that_is_overwritten_is_not_torn() {
     let Halfway { home, wire, mut server, subscriber } = Halfway::new();
@@ -192,9 +191,8 @@ fn a_borrowed_file_that_is_overwritten_is_not_torn() {
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
 }
 
-/// Goal: a file that is gone stays on offer as it was, and its server says so once; when one is there again, it is the
-/// next version.
-/// Method: delete, ask for it, put another there. For borrowed files too: an open file stays.
+/// Goal: a deleted file stays available as it was, and the server reports it once; a new file is the next version.
+/// Method: delete, subscribe, create another. Borrowed files too, because an open file remains readable.
 #[test]
 fn a_file_that_vanishes_and_comes_back() {
     for hold in ["--hold=stage", "--hold=borrow"] {
@@ -209,9 +207,8 @@ fn a_file_that_vanishes_and_comes_back() {
     }
 }
 
-/// Goal: what cannot be served replaces nothing: the version before stays, the reason is told, and the next good file is
-/// the next version.
-/// Method: rubbish, half a file, and a file that is good again.
+/// Goal: an invalid file replaces nothing: the previous version stays, the reason is reported, and the next valid file
+/// is the next version. Method: garbage, a truncated file, then a valid one.
 #[test]
 fn a_broken_replacement_is_refused() {
     let mut watched = Watched::new(1000, &[]);
@@ -226,8 +223,8 @@ fn a_broken_replacement_is_refused() {
     watched.end_after(2);
 }
 
-/// Goal: a folder is replaced as one: no version mixes the shards of two.
-/// Method: a link that leads to one model, then to another; then one shard and its index in place, in two steps.
+/// Goal: a folder is replaced as a whole: no version mixes the shards of two. Method: a link to one model, then to
+/// another; then one shard in place, in two steps.
 #[test]
 fn a_folder_is_replaced_as_one() {
     let home = Home::new();
@@ -254,9 +251,9 @@ fn a_folder_is_replaced_as_one() {
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
 }
 
-/// Goal: two servers never give one number to different tensors, also when one of them is killed.
-/// Method: another server on the same state directory, with and without --watch, and on one of its own; then kill the
-/// first and start another.
+/// Goal: two servers never publish different tensors under one version, even if one of them is killed. Method: a second
+/// server on the same state directory, with and without --watch, and on one of its own; then kill the first and start
+/// another.
 #[test]
 fn one_watching_server_for_each_state_directory() {
     let home = Home::new();
@@ -273,9 +270,9 @@ fn one_watching_server_for_each_state_directory() {
     home.serve(&["--topic=w=other", "--watch", "--state-dir=keys"]);
 }
 
-/// Goal: a number that subscribers may have seen is never given to other tensors, though the server is killed before it
-/// could say that it gave it.
-/// Method: a version that has to wait for a reader; kill the server, and let it start with other content.
+/// Goal: a version number that subscribers may have seen is never reused for other tensors, even if the server is
+/// killed before it reports the version. Method: a version that waits for a reader; kill the server, and start it with
+/// other content.
 #[test]
 fn a_killed_server_gives_no_number_twice() {
     let home = Home::new();
@@ -294,9 +291,9 @@ fn a_killed_server_gives_no_number_twice() {
     reader.end_by(Signal::TERM).with(143);
 }
 
-/// Goal: generations of a file that were seen and could not be published, since a reader was slow, are told at both ends.
-/// Method: while version 2 waits for a reader that is busy with version 1, replace the file until the server misses one;
-/// then let the reader go on.
+/// Goal: file generations that could not be published because a reader was slow are reported by server and subscriber.
+/// Method: while version 2 waits for a reader that is busy with version 1, replace the file until the server misses a
+/// generation; then let the reader continue.
 #[test]
 fn generations_that_were_not_published_are_told() {
     let home = Home::new();
@@ -311,7 +308,7 @@ fn generations_that_were_not_published_are_told() {
     let (said, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
-            // For longer than it is waited for what the server says, and not for ever.
+            // For longer than the deadline of the wait below, but not forever.
             for seed in (3..1003).take_while(|_| !said.load(Ordering::Relaxed)) {
                 replaced.fetch_add(1, Ordering::Relaxed);
                 files::replace(&home.path("w"), |path| files::noise(path, 1000, seed));
@@ -334,7 +331,7 @@ fn generations_that_were_not_published_are_told() {
     reader.end_by(Signal::TERM).with(143);
 }
 
-/// Waits until the ledger has the number of the second version, which is before it is published.
+/// Waits until the ledger has the second version, which is before it is published.
 fn wait_until_version_2_is_noted(home: &Home) {
     let ledger = || fs::read_to_string(home.path("keys/topics.json")).unwrap();
     wait_until("version 2 is noted", || ledger().contains(r#""version": 2"#));

@@ -1,10 +1,9 @@
-//! What the program says of itself, and the demo.
+//! Help texts, logs without secrets, the demo and the benchmark.
 
 use crate::files;
 use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
 
-/// Goal: whoever asks a command for help reads what it does, and which words it takes.
-/// Method: every command with `--help`; and the version.
+/// Goal: the help of a command describes it and its options. Method: every command with `--help`; and the version.
 #[test]
 fn help_and_version() {
     let home = Home::new();
@@ -41,9 +40,9 @@ fn help_and_version() {
     assert!(nothing.err.contains("Usage: tensor-relay"), "{nothing:?}");
 }
 
-/// Goal: whatever filter somebody sets, no log shows a stateless reset token, with which anybody can end the connection, nor
-/// the token of a ticket, with which anybody comes in.
-/// Method: a transfer with all that can be told, by filters of several forms; what else there is to tell is there.
+/// Goal: with any filter, no log shows a stateless reset token, which lets anyone end the connection, or the token of a
+/// ticket, which lets anyone connect. Method: a transfer with full logs, by filters of several forms; other messages
+/// are logged.
 #[test]
 fn no_log_has_a_reset_token() {
     for filter in ["trace", "warn,quinn_proto::connection=trace,quinn=trace"] {
@@ -70,13 +69,13 @@ fn no_log_has_a_reset_token() {
             assert!(!said.contains(&token), "{filter}: {said}");
         }
         if filter == "trace" {
-            assert!(subscribed.err.contains("INFO") && served.err.contains("INFO"), "it tells nothing");
+            assert!(subscribed.err.contains("INFO") && served.err.contains("INFO"), "nothing is logged");
         }
     }
 }
 
-/// Goal: the demo moves a model and proves it, in words for people and as JSON for programs.
-/// Method: a small one, both ways.
+/// Goal: the demo moves a model and verifies it, with text for people and JSON for programs. Method: a small one, both
+/// ways.
 #[test]
 fn the_demo() {
     let home = Home::new();
@@ -100,8 +99,8 @@ fn the_demo() {
     home.run(&["demo", "--size=1KiB"]).failed(2, &["at least 1MiB"]);
 }
 
-/// Goal: the harness of benchmarks finds itself behind the program's word for it, and keeps its own roles to itself.
-/// Method: one contender alone, which it starts as two processes; and the help.
+/// Goal: `bench` runs the benchmark harness, and hides its internal roles. Method: one contender, which runs as two
+/// processes; and the help.
 #[test]
 fn the_benchmark() {
     let home = Home::new();

@@ -1,4 +1,4 @@
-//! Who may come in, over whichever transport; and what becomes of sessions when that changes.
+//! Access control of sessions over either transport, and changes of rights during sessions.
 
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{Client, ClientError, EndReason, ReaderName, Request, SubscriptionError};
@@ -19,8 +19,8 @@ fn narrow(sim: &Sim, id: u8) -> Ticket {
     sim.bare_ticket().with_token(sealed(id, vec![grant]))
 }
 
-/// Goal: a ticket without a token, or with one that is not valid here, is refused at once and for good; the message says
-/// what to do. Method: both, beside a valid one.
+/// Goal: a ticket without a token, or with an invalid one, is refused at once and permanently; the message says what to
+/// do. Method: both, and a valid one.
 #[test]
 fn who_is_let_in() {
     simulate(1, async |sim| {
@@ -37,8 +37,8 @@ fn who_is_let_in() {
     });
 }
 
-/// Goal: a ticket that is revoked ends the sessions that came with it, and no others, without waiting; none of them connects
-/// again. Method: two clients in mid-stream; revoke one's ticket, then rotate the secret away.
+/// Goal: revoking a ticket ends its sessions at once, and no others; its clients cannot reconnect. Method: two clients
+/// with subscriptions; revoke one's ticket, then remove the secret.
 #[test]
 fn who_loses_its_right_is_cut_off() {
     simulate(2, async |sim| {
@@ -59,7 +59,7 @@ fn who_loses_its_right_is_cut_off() {
         assert!(source.is_unauthorised(), "{lost}");
         eventually("its session is gone", || server.stats().sessions == 1).await;
         publish(&server, &mut publisher, 2, 1000).await;
-        assert_eq!(second.next().await.unwrap().id().version.0, 2, "the other goes on");
+        assert_eq!(second.next().await.unwrap().id().version.0, 2, "the other continues");
 
         sender.send_replace(Arc::new(Rules { secrets: vec![], ..rules() }));
         assert!(second.next().await.is_err());
@@ -68,7 +68,7 @@ fn who_loses_its_right_is_cut_off() {
     });
 }
 
-/// Goal: a subscription to a topic that is not granted ends with the reason, others of the same session go on.
+/// Goal: a subscription to a topic that is not granted ends with the reason; others of the same session continue.
 /// Method: one topic that is granted, one that is not and exists, one that does not exist.
 #[test]
 fn a_subscription_that_is_not_granted() {
@@ -99,8 +99,9 @@ fn a_subscription_that_is_not_granted() {
     });
 }
 
-/// Goal: the name of a reader is its principal's own: the same name of another takes no place over, and holds nothing up.
-/// Method: two tickets, one name, mode `every`; each gets every version, and the same ticket a second time takes its own place.
+/// Goal: reader names are per principal: the same name of another principal neither takes over a place nor blocks
+/// anything. Method: two tickets, one name, mode `every`; each gets every version, and a second session of one ticket
+/// takes over its place.
 #[test]
 fn readers_of_two_principals_share_no_place() {
     simulate(4, async |sim| {
@@ -113,7 +114,7 @@ fn readers_of_two_principals_share_no_place() {
             readers.push((client.subscribe_to(request.clone()).await.unwrap(), client));
         }
         for (_, client) in &readers {
-            client.list().await.unwrap(); // Heard after the subscription, so that this is there.
+            client.list().await.unwrap(); // Handled after the subscription, which therefore exists.
         }
         for version in 1..=2 {
             publish(&server, &mut publisher, version, 1000).await;
@@ -129,13 +130,13 @@ fn readers_of_two_principals_share_no_place() {
             "{replaced}"
         );
         publish(&server, &mut publisher, 3, 1000).await;
-        assert_eq!(readers[1].0.next().await.unwrap().id().version.0, 3, "the other goes on");
+        assert_eq!(readers[1].0.next().await.unwrap().id().version.0, 3, "the other continues");
     });
 }
 
-/// Goal: what a list takes away from a client under way is gone for its watches and subscriptions, those of before as well;
-/// and its session ends when its key is revoked, whatever token is beside it.
-/// Method: a key with a good token; narrow the list under a watch, publish, and revoke the key.
+/// Goal: a change of the access control list applies to existing watches and subscriptions; a session ends when its key
+/// is revoked, even with a valid token. Method: a key with a valid token; narrow the list during a watch, publish, and
+/// revoke the key.
 #[test]
 fn rights_that_change_under_way() {
     simulate(5, async |sim| {
@@ -175,7 +176,7 @@ fn rights_that_change_under_way() {
         eventually("its session is gone", || server.stats().sessions == 0).await;
         let again = Client::connect_with(&sim.connector(1), &sim.ticket(), config).await;
         assert!(again.unwrap_err().is_unauthorised());
-        connect(&sim, 2, &sim.ticket()).await.expect("the token alone is good");
+        connect(&sim, 2, &sim.ticket()).await.expect("the token alone is valid");
         assert!(sim.elapsed() < Duration::from_secs(30));
     });
 }

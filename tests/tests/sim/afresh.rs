@@ -1,5 +1,5 @@
-//! Servers that publish different bytes under one epoch and version, one after the other: clients compare content, not
-//! numbers (PROTOCOL.md §6.6).
+//! Successive servers that publish different bytes under one epoch and version: clients compare content, not numbers
+//! (PROTOCOL.md §6.6).
 
 use std::time::Duration;
 use tensor_relay_client::{Client, Receipt, Request, Subscription};
@@ -20,7 +20,7 @@ const CHUNKS: u32 = (BYTES / CHUNK_BYTES as u64) as u32;
 /// The content that the second server publishes as version `n` is that of version `OTHER + n`.
 const OTHER: u64 = 1000;
 
-/// Long enough for a client to be back.
+/// Long enough for a client to reconnect.
 const A_WHILE: Duration = Duration::from_secs(8);
 
 fn open(server: &Server) -> Publisher {
@@ -51,12 +51,12 @@ async fn following(sim: &Sim, request: fn(tensor_relay_client::Topic) -> Request
     (client, subscription)
 }
 
-/// The next version, which must have this number and, in every byte, this content, and go on from the one before it.
+/// Receives the next version, which must have this number and content, and continue the previous version.
 async fn next(subscription: &mut Subscription, version: u64, content: u64) -> Receipt {
     comes(subscription, (version, content), false).await
 }
 
-/// The same of a version that has other content than the one of this number that was committed before it.
+/// The same for a version whose number was committed before with other content.
 async fn next_anew(subscription: &mut Subscription, version: u64, content: u64) -> Receipt {
     comes(subscription, (version, content), true).await
 }
@@ -69,7 +69,7 @@ async fn comes(subscription: &mut Subscription, (version, content): (u64, u64), 
     snapshot.receipt()
 }
 
-/// Ends the server and its publisher, and starts another one with the same key.
+/// Drops the server and its publisher, and starts another server with the same key.
 async fn restart(sim: &Sim, server: Server, publisher: Publisher) -> (Server, Publisher) {
     drop((publisher, server));
     let server = sim.server_again(server_config()).await;
@@ -77,7 +77,7 @@ async fn restart(sim: &Sim, server: Server, publisher: Publisher) -> (Server, Pu
     (server, publisher)
 }
 
-/// A slow path, so that a transfer can be caught in the middle: four chunks for each round trip.
+/// Sets a slow path, four chunks per round trip, so that tests can act during a transfer.
 fn slow_path(sim: &Sim) {
     let delay = Duration::from_millis(20);
     sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
@@ -87,9 +87,9 @@ async fn half_has_come(subscription: &Subscription) {
     eventually("half has come", || subscription.progress().verified_bytes >= BYTES / 2).await;
 }
 
-/// Goal: a client that committed a version gets the other bytes that the next server publishes under its name, whole, and
-/// then goes on; the same bytes are not sent again.
-/// Method: both modes; the second server publishes before and after the client is back.
+/// Goal: a client that committed a version gets the whole version if the next server publishes other bytes under its
+/// number, and then continues; equal bytes are not sent again. Method: both modes; the second server publishes before
+/// and after the client reconnects.
 #[test]
 fn a_version_that_was_committed() {
     for request in [Request::latest, Request::every] {
@@ -121,9 +121,8 @@ fn a_version_that_was_committed() {
     }
 }
 
-/// Goal: a part of a version is continued by a server with the same bytes alone, and never with others.
-/// Method: both modes; lose the first server in the middle of the version; the second one publishes other bytes or the same,
-/// before and after the client is back.
+/// Goal: a partial version is continued only by a server with the same bytes. Method: both modes; lose the first server
+/// during the version; the second publishes the same or other bytes, before and after the client reconnects.
 #[test]
 fn a_part_of_a_version() {
     for request in [Request::latest, Request::every] {
@@ -153,8 +152,8 @@ fn a_part_of_a_version() {
     }
 }
 
-/// Goal: a version that comes afresh is continued like any other: its part is newer than what was committed before.
-/// Method: commit a version, lose a second server with other bytes in the middle of it; a third one has those too.
+/// Goal: a version announced afresh is resumed like any other: its partial is newer than the committed version. Method:
+/// commit a version, lose a second server with other bytes during it; a third server has those bytes too.
 #[test]
 fn a_part_of_a_version_that_comes_afresh() {
     for request in [Request::latest, Request::every] {
@@ -179,9 +178,9 @@ fn a_part_of_a_version_that_comes_afresh() {
     }
 }
 
-/// Goal: in mode `every`, a reader goes on at the version of other content, misses none after it and gets none before it.
-/// Method: a second server that has the same two versions, another third one and a fourth, published before and after the
-/// client is back.
+/// Goal: in mode `every`, a reader continues at the version with other content, misses none after it and gets none
+/// before it. Method: a second server with the same two versions, another third one and a fourth, published before and
+/// after the client reconnects.
 #[test]
 fn every_version_from_the_other_one_on() {
     for wait in [Duration::ZERO, A_WHILE] {
@@ -202,9 +201,9 @@ fn every_version_from_the_other_one_on() {
     }
 }
 
-/// Goal: nothing is coded against a base that the client has with other bytes.
-/// Method: a client with a base; a second server that has other bytes as that version, and the next one, which is close to
-/// those. In mode `latest` the base's version itself does not come again.
+/// Goal: no delta is coded against a base whose bytes differ at the client. Method: a client with a base; a second
+/// server with other bytes as that version, and a similar next version. In mode `latest` the base's version itself is
+/// not sent again.
 #[test]
 fn a_base() {
     for request in [Request::latest, Request::every] {

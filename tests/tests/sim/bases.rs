@@ -1,4 +1,4 @@
-//! What a server keeps to code later versions against, and what it does not.
+//! The bases that a server retains for deltas, and when it drops them.
 
 use crate::deltas::{
     BYTES, assert_deltas, assert_whole, following, hold_a_base, next, open, publish, publish_of, slow_path,
@@ -14,7 +14,7 @@ use tensor_relay_tests::{
 };
 use tokio::time::sleep;
 
-/// A version whose producer waits for its memory, and which has nothing in common with another.
+/// A version in lent memory, with no similarity to other versions.
 fn lent(server: &Server, version: u64) -> Borrowed {
     let mut content = vec![0; BYTES as usize];
     tensors::write_content("noise", version, &mut content);
@@ -22,8 +22,8 @@ fn lent(server: &Server, version: u64) -> Borrowed {
     Borrowed::from_tensors(&server.staging(), tensors, vec![]).unwrap()
 }
 
-/// Goal: a producer gets its memory back, whoever still takes what was coded against it.
-/// Method: a subscriber holds version 2 and stands still in the middle of version 3; version 2 is replaced, or taken back.
+/// Goal: lent memory is released even while deltas against it are still being sent. Method: a subscriber holds version
+/// 2 and stalls during version 3; version 2 is replaced or withdrawn.
 #[test]
 fn a_base_is_held_for_the_comparison_alone() {
     for is_replaced in [true, false] {
@@ -35,7 +35,7 @@ fn a_base_is_held_for_the_comparison_alone() {
             next(&mut subscription, 1).await;
             let base = publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
             next(&mut subscription, 2).await;
-            eventually("the server heard of it", || server.stats().committed == 2).await;
+            eventually("the server has the commit", || server.stats().committed == 2).await;
             let _third = publisher.publish(lent(&server, 3), tensors::metadata(3)).await.unwrap();
             eventually("chunks are compared", || server.stats().encoder.compared > 0).await;
             sim.cut(1);
@@ -51,8 +51,8 @@ fn a_base_is_held_for_the_comparison_alone() {
     }
 }
 
-/// Goal: a codec that is forced is obeyed, and no bases are kept then.
-/// Method: each codec, forced by the topic, over four versions that differ little.
+/// Goal: a forced codec is used, and bases are retained only if it needs them. Method: each codec, forced by the topic,
+/// over four versions that differ little.
 #[test]
 fn a_forced_codec_keeps_no_bases() {
     for (codec, keeps) in [(CodecId::Raw, false), (CodecId::Zstd, false), (CodecId::Sparse, true)] {
@@ -69,7 +69,7 @@ fn a_forced_codec_keeps_no_bases() {
                     keeps && version > 2,
                     "{codec:?}: {receipt:?}"
                 );
-                eventually("the server heard of it", || server.stats().committed == version).await;
+                eventually("the server has the commit", || server.stats().committed == version).await;
                 assert_eq!(client.base_bytes() > 0, keeps && version > 1, "{codec:?}");
             }
             assert_eq!(server.stats().encoder.compared > 0, keeps);
@@ -80,8 +80,8 @@ fn a_forced_codec_keeps_no_bases() {
     }
 }
 
-/// Goal: versions that have nothing in common are not kept to code others against, but for a try now and then.
-/// Method: a subscriber follows; what is compared is counted.
+/// Goal: dissimilar versions are not retained as bases, except for an occasional attempt. Method: a subscriber follows;
+/// comparisons are counted.
 #[test]
 fn versions_with_nothing_in_common_are_not_kept() {
     simulate(3, async |sim| {
@@ -93,7 +93,7 @@ fn versions_with_nothing_in_common_are_not_kept() {
             let before = server.stats().encoder.compared;
             publish_of(&server, &mut publisher, version, vec![tensors::noise("weights", BYTES)]).await;
             next(&mut subscription, version).await;
-            eventually("the server heard of it", || server.stats().committed == version).await;
+            eventually("the server has the commit", || server.stats().committed == version).await;
             if server.stats().encoder.compared > before {
                 compared.push(version);
             }
@@ -104,14 +104,14 @@ fn versions_with_nothing_in_common_are_not_kept() {
         assert_eq!(
             compared,
             [3, 4, 5, 14, 15],
-            "two in vain, a rest of eight, and one more; each ends with what was kept"
+            "two vain attempts, a pause of eight versions, one more; each ends with the retained base"
         );
-        assert_eq!(held, [2, 3, 4, 13, 14], "the client gives its copy back for a rest");
+        assert_eq!(held, [2, 3, 4, 13, 14], "the client drops its copy during a pause");
     });
 }
 
-/// Goal: who is lost finds its base again, whoever else held that and went on to the next.
-/// Method: two subscribers hold a version; one is cut off, the other gets the next ones, and then the first comes back.
+/// Goal: a lost subscriber finds its base again, although another subscriber of that version has moved on. Method: two
+/// subscribers hold a version; one is cut off, the other gets the next version, then the first reconnects.
 #[test]
 fn one_of_several_who_is_lost_keeps_its_base() {
     simulate(4, async |sim| {
@@ -124,23 +124,22 @@ fn one_of_several_who_is_lost_keeps_its_base() {
             next(&mut lost, version).await;
             next(&mut other, version).await;
         }
-        eventually("the server heard of it", || server.stats().committed == 4).await;
+        eventually("the server has the commit", || server.stats().committed == 4).await;
         sim.cut(1);
         sleep(Duration::from_secs(10)).await; // The idle timeout.
         eventually("it is lost", || server.stats().sessions == 1).await;
         publish(&server, &mut publisher, 3).await;
         assert_deltas(next(&mut other, 3).await);
-        eventually("the server heard of it", || server.stats().committed == 5).await;
+        eventually("the server has the commit", || server.stats().committed == 5).await;
         assert_eq!(server.stats().bases.versions, 1, "version 2");
         sim.mend(1);
         assert_deltas(next(&mut lost, 3).await);
-        eventually("nobody needs it any more", || server.stats().bases.versions == 0).await;
+        eventually("it is no longer needed", || server.stats().bases.versions == 0).await;
     });
 }
 
-/// Goal: a part of a version that nobody continues is no base, and neither is what the rest of it would have been coded
-/// against: the next version comes whole.
-/// Method: the way is cut in the middle of deltas, and the version is replaced before it is mended.
+/// Goal: neither an abandoned partial version nor its base is used further: the next version is sent whole. Method: cut
+/// the network during deltas, and replace the version before the network is repaired.
 #[test]
 fn a_part_that_is_not_continued_ends_the_base() {
     simulate(7, async |sim| {
@@ -167,8 +166,8 @@ fn a_part_that_is_not_continued_ends_the_base() {
     });
 }
 
-/// Goal: a version that is taken back is gone, where it had left retention already, too.
-/// Method: a subscriber holds version 2, which is withdrawn, before and after it is replaced.
+/// Goal: a withdrawn version is not retained as a base, even if it had left retention already. Method: a subscriber
+/// holds version 2, which is withdrawn, before and after it is replaced.
 #[test]
 fn what_is_taken_back_is_no_base() {
     for has_left in [true, false] {
@@ -180,7 +179,7 @@ fn what_is_taken_back_is_no_base() {
             next(&mut subscription, 1).await;
             let base = publish(&server, &mut publisher, 2).await;
             next(&mut subscription, 2).await;
-            eventually("the server heard of it", || server.stats().committed == 2).await;
+            eventually("the server has the commit", || server.stats().committed == 2).await;
             sim.cut(1);
             if has_left {
                 publish(&server, &mut publisher, 3).await;
@@ -199,7 +198,7 @@ fn what_is_taken_back_is_no_base() {
     }
 }
 
-/// Publishes versions to a subscriber that is cut off when the server knows that it holds the second.
+/// Publishes two versions to a subscriber, and cuts it off once the server has its second commit.
 async fn lose_with_version_2(
     sim: &Sim,
     server: &Server,
@@ -207,13 +206,13 @@ async fn lose_with_version_2(
 ) -> (Client, Subscription) {
     let (client, mut subscription) = following(sim, 1, client_config()).await;
     hold_a_base(server, publisher, &mut subscription).await;
-    eventually("the server heard of it", || server.stats().committed == 2).await;
+    eventually("the server has the commit", || server.stats().committed == 2).await;
     sim.cut(1);
     (client, subscription)
 }
 
-/// Goal: nothing is kept of an epoch that is over: nothing will be coded against it.
-/// Method: a subscriber that is away holds a version, which the first of another epoch replaces, or the next of its own.
+/// Goal: no bases of an ended epoch are retained. Method: a disconnected subscriber holds a version, which the first
+/// version of another epoch replaces, or the next of its own.
 #[test]
 fn what_is_of_another_epoch_is_not_kept() {
     for last in 2..=3 {
@@ -234,8 +233,8 @@ fn what_is_of_another_epoch_is_not_kept() {
     }
 }
 
-/// Goal: nothing is kept that has another manifest than what is published: who comes back has no use for it.
-/// Method: a subscriber that is lost holds a version; the next one is of another size.
+/// Goal: no base is retained whose manifest differs from the published one: it would be useless. Method: a lost
+/// subscriber holds a version; the next one has another size.
 #[test]
 fn what_is_laid_out_otherwise_is_not_kept() {
     for (bytes, stays) in [(BYTES, 1), (BYTES / 2, 0)] {

@@ -1,4 +1,4 @@
-//! Versions in memory that the user provides, and tensors that stay where their producer has them.
+//! Receiving into buffers of the user, and publishing lent tensors.
 
 use bytes::Bytes;
 use rand::SeedableRng;
@@ -20,12 +20,12 @@ use tokio::time::sleep;
 
 const BYTES: u64 = 2 << 20;
 
-/// Longer than the idle timeout of both ends.
+/// Longer than the idle timeout of client and server.
 const LONG: Duration = Duration::from_secs(15);
 
 type Memory = Buffers<Vec<u8>>;
 
-/// A slow path, so that a transfer can be caught in the middle.
+/// Sets a slow path, so that tests can act during a transfer.
 fn slow_path(sim: &Sim) {
     let delay = Duration::from_millis(20);
     sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
@@ -52,7 +52,7 @@ async fn subscribe(
     (client, subscription)
 }
 
-/// A buffer for each tensor, full of what no version holds.
+/// A buffer for each tensor, filled with bytes of no version.
 fn memory(specs: &[TensorSpec]) -> Memory {
     let buffer = |spec: &TensorSpec| (spec.name.clone(), vec![0xa5; bytes_of(spec) as usize]);
     specs.iter().map(buffer).collect()
@@ -78,7 +78,7 @@ fn addresses(buffers: &Memory) -> Vec<*const u8> {
     buffers.iter().map(|(_, buffer)| buffer.as_ptr()).collect()
 }
 
-/// Receives into `buffers`, and lets `happen` as soon as a part of the version has come.
+/// Receives into `buffers`, and runs `happen` as soon as a part of the version has arrived.
 async fn fill_while(
     subscription: &mut Subscription,
     buffers: Memory,
@@ -94,9 +94,8 @@ async fn fill_while(
     filled
 }
 
-/// Goal: any tensors arrive exactly in the user's own memory, version after version, in both modes, without memory for a
-/// second version.
-/// Method: random tensors, the same buffers thirty times, and a budget that holds a few chunks.
+/// Goal: tensors of any kind arrive in the user's own memory, version after version, in both modes, without memory for
+/// a second version. Method: random tensors, the same buffers thirty times, and a budget that holds a few chunks.
 #[test]
 fn versions_arrive_where_the_user_wants_them() {
     for seed in seeds(10) {
@@ -113,7 +112,7 @@ fn versions_arrive_where_the_user_wants_them() {
             let mut buffers = memory(&specs);
             let before = addresses(&buffers);
             for version in 1..=30 {
-                // In mode `latest` the buffers are given first, so that none is under way before.
+                // In mode `latest` the buffers are given before the version is sent.
                 let publish = publish(&server, &mut publisher, version, &specs);
                 let (filled, _) = tokio::join!(subscription.next_into(buffers), async {
                     sleep(Duration::from_millis(10)).await;
@@ -131,8 +130,8 @@ fn versions_arrive_where_the_user_wants_them() {
     }
 }
 
-/// Goal: in mode `every` with a window of one, nothing is received while the user holds the buffers, and nothing is lost.
-/// Method: all versions are published before any is asked for.
+/// Goal: in mode `every` with a window of one, nothing is received while the user holds the buffers, and nothing is
+/// lost. Method: all versions are published before any is requested.
 #[test]
 fn what_waits_at_the_server_is_not_copied() {
     simulate(1, async |sim| {
@@ -153,15 +152,15 @@ fn what_waits_at_the_server_is_not_copied() {
             sleep(Duration::from_secs(60)).await;
             let filled = subscription.next_into(buffers).await.unwrap();
             assert_eq!(filled.id().version, Version(version));
-            assert_eq!(filled.was_copied(), version == 1, "the first one is sent before anybody asks");
+            assert_eq!(filled.was_copied(), version == 1, "the first one is sent before it is requested");
             assert!(filled.gap().is_none() && holds(filled.buffers(), version));
             buffers = filled.into_buffers();
         }
     });
 }
 
-/// Goal: who copies a whole snapshot keeps the old version through a failure, and through buffers that do not fit.
-/// Method: a connection that is lost in the middle of the second version; wrong names and sizes.
+/// Goal: a copied snapshot survives a later failure, and a refused copy changes nothing. Method: a connection that is
+/// lost in the middle of the second version; wrong names and sizes.
 #[test]
 fn a_failure_leaves_copied_memory_as_it_was() {
     simulate(2, async |sim| {
@@ -179,7 +178,7 @@ fn a_failure_leaves_copied_memory_as_it_was() {
         assert_eq!(refused, wrong);
         let refused = snapshot.copy_into(&mut [("a", &mut a), ("c", &mut b)]).unwrap_err();
         assert_eq!(refused, BufferError::NoSuchTensor { name: "c".into() });
-        assert!(a.iter().all(|byte| *byte == 0), "nothing is copied of what does not fit");
+        assert!(a.iter().all(|byte| *byte == 0), "a refused copy writes nothing");
         snapshot.copy_into(&mut [("b", &mut b), ("a", &mut a)]).unwrap();
 
         publish(&server, &mut publisher, 2, &specs).await;
@@ -190,9 +189,8 @@ fn a_failure_leaves_copied_memory_as_it_was() {
     });
 }
 
-/// Goal: a failure in the middle of a version says that the buffers are torn, and by which version; one before it says
-/// that they are not.
-/// Method: cut the way in mid-transfer, and without any.
+/// Goal: a failure during a version reports that the buffers are torn, and by which version; a failure before it
+/// reports that they are not. Method: cut the network during a transfer, and without one.
 #[test]
 fn a_failure_in_the_users_memory_is_told() {
     for torn in [true, false] {
@@ -227,8 +225,8 @@ fn a_failure_in_the_users_memory_is_told() {
     }
 }
 
-/// Goal: bytes that are not those that were hashed are never called a version, though they may be in the buffers.
-/// Method: a source whose last chunk is another than the one that was hashed.
+/// Goal: bytes that do not match their hash are never reported as a version, although they may be in the buffers.
+/// Method: a source whose last chunk differs from its hash.
 #[test]
 fn a_damaged_version_tears_and_is_told() {
     simulate(4, async |sim| {
@@ -262,8 +260,8 @@ fn a_damaged_version_tears_and_is_told() {
     });
 }
 
-/// Goal: a version goes on in the same buffers after its connection was lost and made again.
-/// Method: cut the way in mid-transfer for longer than the idle timeout.
+/// Goal: a version is continued in the same buffers after a reconnect. Method: cut the network during a transfer for
+/// longer than the idle timeout.
 #[test]
 fn a_lost_connection_tears_nothing_that_goes_on() {
     for seed in seeds(5) {
@@ -302,8 +300,8 @@ async fn fill_while_publishing(
     filled.unwrap()
 }
 
-/// Goal: a version that was there before its buffers is copied to them; where they do not fit, it waits for others.
-/// Method: buffers that are too small, of a name that is not there, and then the right ones.
+/// Goal: a version that arrived before its buffers is copied to them; if they do not fit, it waits for others. Method:
+/// buffers that are too small, of an unknown name, and then the right ones.
 #[test]
 fn a_version_waits_for_buffers_that_fit() {
     simulate(6, async |sim| {
@@ -323,8 +321,8 @@ fn a_version_waits_for_buffers_that_fit() {
     });
 }
 
-/// Goal: a call that is given up loses its buffers, and no version.
-/// Method: give it up before the version comes, and in the middle of it; then ask for a snapshot.
+/// Goal: a cancelled call loses its buffers, but no version. Method: cancel it before the version arrives, and during
+/// it; then request a snapshot.
 #[test]
 fn a_call_that_is_given_up_loses_no_version() {
     for in_the_middle in [false, true] {
@@ -343,7 +341,7 @@ fn a_call_that_is_given_up_loses_no_version() {
                     publish(&server, &mut publisher, 1, &specs).await;
                     let begun = eventually("the transfer runs", || progress().verified_bytes > 0);
                     tokio::select! {
-                        filled = &mut fill => panic!("it was to be given up: {filled:?}"),
+                        filled = &mut fill => panic!("it should be cancelled: {filled:?}"),
                         () = begun => {}
                     }
                 }
@@ -358,8 +356,8 @@ fn a_call_that_is_given_up_loses_no_version() {
     }
 }
 
-/// Goal: buffers for a few tensors bring these and little more; a snapshot in buffers knows no other tensors.
-/// Method: one large tensor of three by its name, and then without a selection.
+/// Goal: with buffers for some tensors, a selection of these receives little more. Method: one large tensor of three by
+/// its name, with and without a selection.
 #[test]
 fn buffers_for_some_tensors() {
     for selected in [true, false] {
@@ -382,8 +380,8 @@ fn buffers_for_some_tensors() {
     }
 }
 
-/// Goal: a version that the server takes back in the middle is not the end: the next one comes into the same buffers.
-/// Method: withdraw it with no time to finish, and publish another.
+/// Goal: after the server withdraws a version during its transfer, the next one arrives in the same buffers. Method:
+/// withdraw it with no time to finish, and publish another.
 #[test]
 fn a_version_taken_back_makes_way_for_the_next() {
     simulate(9, async |sim| {
@@ -407,7 +405,7 @@ fn a_version_taken_back_makes_way_for_the_next() {
     });
 }
 
-/// The tensors `a` and `b` of `version`, in memory of the producer's.
+/// The tensors `a` and `b` of `version`, lent from the producer's memory.
 fn lent(server: &Server, version: u64) -> Borrowed {
     let tensor = |spec: TensorSpec| {
         let bytes = content(&spec.name, version, bytes_of(&spec) as usize);
@@ -419,9 +417,8 @@ fn lent(server: &Server, version: u64) -> Borrowed {
     Borrowed::from_tensors(&server.staging(), tensors, vec![]).unwrap()
 }
 
-/// Goal: lent tensors arrive as they are, and are the producer's again when they were replaced or withdrawn and delivered,
-/// not before.
-/// Method: two versions, the second withdrawn; no memory at the server is used for either.
+/// Goal: lent tensors arrive intact, and are released once they are replaced or withdrawn and delivered, not before.
+/// Method: two versions, the second withdrawn; the server uses no memory for either.
 #[test]
 fn lent_tensors_come_back() {
     simulate(10, async |sim| {
@@ -441,8 +438,8 @@ fn lent_tensors_come_back() {
     });
 }
 
-/// Goal: while a reader is at a lent version, its producer waits, and no longer than the release timeout.
-/// Method: a reader whose network is gone in the middle of a version that is then replaced.
+/// Goal: a lent version that is being sent is held no longer than the release timeout. Method: a reader whose network
+/// is cut during a version that is then replaced.
 #[test]
 fn a_slow_reader_keeps_lent_tensors_for_a_while() {
     simulate(11, async |sim| {

@@ -1,4 +1,4 @@
-//! How chunks travel: what is chosen, what may be forced, and by whom.
+//! Codecs of chunks: the automatic choice, and forced codecs.
 
 use tensor_relay_client::{Client, CodecStats, Dtype, Request, Snapshot};
 use tensor_relay_protocol::{CodecChoice, CodecId, CodecSet, TensorSpec};
@@ -8,7 +8,7 @@ use tensor_relay_tests::{
     tensors::{self, noise, smooth, spec, weights},
 };
 
-/// What a codec may be chosen for: floats, bytes that repeat, bytes that do not, and what is too small.
+/// Tensors for every choice of codec: floats, compressible and incompressible bytes, and tensors that are too small.
 fn mixed() -> Vec<TensorSpec> {
     vec![
         weights("matrix", 500_000),
@@ -36,9 +36,8 @@ fn used(codecs: &CodecStats) -> Vec<CodecId> {
     codecs.iter().map(|(codec, _)| codec).collect()
 }
 
-/// Goal: each chunk travels in what fits it, its bytes survive, both ends tell the same of it, and what gains nothing is
-/// not even tried.
-/// Method: tensors of every kind, and three subscribers that share what is encoded.
+/// Goal: each chunk is sent in a fitting codec and arrives intact, server and client report the same, and useless
+/// codecs are not tried. Method: tensors of every kind, and three subscribers that share encoded chunks.
 #[test]
 fn each_chunk_gets_the_codec_that_fits_it() {
     simulate(1, async |sim: Sim| {
@@ -60,7 +59,7 @@ fn each_chunk_gets_the_codec_that_fits_it() {
             assert!(raw.raw_bytes > 1_100_000 && raw.raw_bytes == raw.wire_bytes, "{raw:?}");
         }
         let stats = server.stats();
-        assert_eq!(stats.encoder.incompressible, 0, "nothing was tried in vain");
+        assert_eq!(stats.encoder.incompressible, 0, "no codec was tried in vain");
         assert_eq!(stats.encoder.requested, 3 * stats.encoder.encoded, "what is encoded is shared");
         assert_eq!(stats.encoder.looks, 4, "one for each tensor that is large enough to gain by it");
         assert_eq!(used(&stats.codecs), [CodecId::Raw, CodecId::Zstd, CodecId::BitPlanes]);
@@ -68,9 +67,8 @@ fn each_chunk_gets_the_codec_that_fits_it() {
     });
 }
 
-/// Goal: who wants a certain codec gets it, and nobody gets what it cannot decode.
-/// Method: what a server, a topic, a subscriber and its Hello may say, one over the other. Bytes that repeat gain nothing by
-/// `planes`.
+/// Goal: a forced codec is used, and no client gets a codec that it cannot decode. Method: combinations of the options
+/// of server, topic, subscriber and its Hello. `planes` gains nothing on repeating bytes.
 #[test]
 fn a_forced_codec_is_obeyed() {
     let zstd = || TopicOptions { codec: Some(CodecId::Zstd.into()), ..TopicOptions::default() };
