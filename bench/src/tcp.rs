@@ -1,7 +1,7 @@
 //! The rival that everybody could write: one TCP connection, plain or with TLS, as fast as it can be made.
 //!
-//! One connection, written to and read from in large pieces on one thread, into memory that is fresh in the first round alone. With
-//! TLS it is TLS 1.3 by rustls with AES-128-GCM, whose certificate is made on the spot and never checked: this is for
+//! One connection, written to and read from in large pieces on one thread, into memory that is fresh in the first round
+//! only. With TLS it is TLS 1.3 by rustls with AES-128-GCM, whose certificate is made on the spot and never checked: this is for
 //! loopback and test networks only. The congestion control is CUBIC, because BBR, which some kernels prefer, halves the
 //! speed on a fast link and would flatter us.
 
