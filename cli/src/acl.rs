@@ -18,7 +18,7 @@ pub(crate) fn run(command: AclCommand) -> anyhow::Result<Exit> {
 
 fn check(args: &CheckAclArgs) -> anyhow::Result<Exit> {
     let store = tickets::store(&args.state)?;
-    let (allowed, why) = match args.principal.split_once(':') {
+    let (allowed, reason) = match args.principal.split_once(':') {
         Some(("ticket", id)) => by_ticket(&store, id, args)?,
         Some(("key" | "dns" | "uri" | "uid", _)) => {
             match store.rules()?.acl.decide(&args.principal, args.verb, &args.topic) {
@@ -27,31 +27,33 @@ fn check(args: &CheckAclArgs) -> anyhow::Result<Exit> {
                 }
                 Decision::Unrestricted => (
                     true,
-                    "no line speaks of users, so those may publish whom the publish socket lets in".into(),
+                    "no line of the list names a user, so every user that the publish socket admits may publish"
+                        .into(),
                 ),
                 Decision::Denied => (false, "no line of the list allows it".into()),
             }
         }
         _ => bail!(UsageError(format!(
-            "{:?} is no principal: write key:NAME, dns:NAME, uri:URI, uid:NUMBER or ticket:ID",
+            "{:?} is not a principal: write key:NAME, dns:NAME, uri:URI, uid:NUMBER or ticket:ID",
             args.principal
         ))),
     };
     match args.state.json {
-        true => print_line(&json!({ "allowed": allowed, "why": why }).to_string()),
-        false => print_line(&format!("{}: {why}", if allowed { "allowed" } else { "denied" })),
+        true => print_line(&json!({ "allowed": allowed, "why": reason }).to_string()),
+        false => print_line(&format!("{}: {reason}", if allowed { "allowed" } else { "denied" })),
     }
     Ok(if allowed { Exit::Done } else { Exit::Refused })
 }
 
-/// A ticket's rights are its grants; the list adds nothing.
+/// Checks a ticket by its grants; the access control list does not apply to tickets.
 fn by_ticket(store: &AccessStore, id: &str, args: &CheckAclArgs) -> anyhow::Result<(bool, String)> {
     let Ok(id) = id.parse::<TicketId>() else {
-        bail!(UsageError(format!("{id:?} is no identity of a ticket: it has 16 hexadecimal digits")));
+        bail!(UsageError(format!("{id:?} is not a ticket ID: a ticket ID has 16 hexadecimal digits")));
     };
     let Some(ticket) = store.issued()?.into_iter().find(|ticket| ticket.claims.id == id) else {
         bail!(
-            "ticket {id} was not made with `tickets create` and this state directory: `tickets show` reads what it says"
+            "this state directory has no record of ticket {id}: only tickets made with `tickets create` are recorded; \
+             `tickets show` prints the grants of any ticket"
         );
     };
     if let Err(denied) = store.rules()?.check_issued(&ticket, tickets::seconds_now()) {
@@ -60,6 +62,6 @@ fn by_ticket(store: &AccessStore, id: &str, args: &CheckAclArgs) -> anyhow::Resu
     let grant = ticket.claims.grants.iter().find(|grant| grant.allows(args.verb, &args.topic));
     Ok(match grant {
         Some(grant) => (true, format!("the ticket grants {grant}")),
-        None => (false, "the ticket grants nothing of the kind".into()),
+        None => (false, "no grant of the ticket allows it".into()),
     })
 }

@@ -1,7 +1,8 @@
 //! The admin port: status and metrics of a running server or consumer over HTTP, for operators.
 //!
-//! `/livez`, `/readyz`, `/metrics`, `/status` and a page for people. It has a thread and a runtime of its own: a scrape
-//! costs the thread that moves tensors only the few locks of a snapshot, and `/livez` can report that it hangs.
+//! It serves `/livez`, `/readyz`, `/metrics`, `/status` and a status page, on a thread and a runtime of its own: a
+//! scrape costs the network thread only the few locks of a status snapshot, and `/livez` can report that the network
+//! thread hangs.
 
 mod access;
 mod address;
@@ -19,7 +20,7 @@ mod server_status;
 
 pub(crate) use address::{AdminArgs, ReadyArgs};
 pub use consumer::{Consumer, FollowedTopic};
-pub(crate) use events::remember;
+pub(crate) use events::record;
 pub(crate) use memory::DeviceMemory;
 pub(crate) use server::ServerSubject;
 
@@ -40,7 +41,7 @@ use tensor_relay_device::Device;
 use tensor_relay_server::StatusReader;
 use tokio::sync::oneshot;
 
-/// The address of the page of an admin port on `address`, as a browser on this machine takes it.
+/// The URL of the status page on `address`, for a browser on this machine.
 pub(crate) fn page_url(mut address: SocketAddr) -> String {
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -50,22 +51,22 @@ pub(crate) fn page_url(mut address: SocketAddr) -> String {
     format!("http://{address}/")
 }
 
-/// The process observed through the port.
+/// The server or consumer that an admin port reports on.
 pub(crate) trait Subject: Send + Sync + 'static {
-    /// Whether it is ready for its task.
+    /// Whether the subject is ready for its task.
     ///
     /// # Errors
-    /// Why it is not ready, as half a sentence.
+    /// The reason why not, as a clause.
     fn readiness(&self) -> Result<(), String>;
 
-    /// Its status as JSON.
+    /// The status as JSON.
     fn status(&self) -> Value;
 
-    /// Its metrics.
+    /// The metrics.
     fn families(&self) -> Vec<Family>;
 }
 
-/// A bound admin port. Requests wait until it [serves](Self::serve).
+/// A bound admin port. Requests wait until [`serve`](Self::serve) is called.
 #[derive(Debug)]
 pub(crate) struct Bound {
     listener: TcpListener,
@@ -73,12 +74,12 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// Binds the port in `args`; without one, the default port on loopback if it `is_usual` to have one. `None` if
-    /// there is to be none, or the default port is taken, which is logged.
+    /// Binds the port in `args`, or without `--admin` the default port on loopback if the command `has_default`. `None`
+    /// with `--admin none`, without a default, or if the default port is in use, which is logged.
     ///
     /// # Errors
-    /// When the requested port cannot be bound, or would be open to others without a token.
-    pub(crate) fn new(args: &AdminArgs, is_usual: bool) -> anyhow::Result<Option<Self>> {
+    /// When the requested port cannot be bound, or would be open to other machines without a token.
+    pub(crate) fn new(args: &AdminArgs, has_default: bool) -> anyhow::Result<Option<Self>> {
         match args.admin {
             Some(Admin::None) => Ok(None),
             Some(Admin::At(address)) => {
@@ -88,42 +89,42 @@ impl Bound {
                 })?;
                 Ok(Some(Self { listener, access }))
             }
-            None if args.admin_token_file.is_some() && !is_usual => {
-                Err(UsageError("--admin-token-file means nothing without --admin ADDR:PORT".into()).into())
+            None if args.admin_token_file.is_some() && !has_default => {
+                Err(UsageError("--admin-token-file requires --admin ADDR:PORT".into()).into())
             }
-            None if is_usual => Self::usual(args),
+            None if has_default => Self::bind_default(args),
             None => Ok(None),
         }
     }
 
-    fn usual(args: &AdminArgs) -> anyhow::Result<Option<Self>> {
+    fn bind_default(args: &AdminArgs) -> anyhow::Result<Option<Self>> {
         let access = Access::new(DEFAULT.ip(), args.admin_token_file.as_deref())?;
         match TcpListener::bind(DEFAULT) {
             Ok(listener) => Ok(Some(Self { listener, access })),
             Err(error) => {
                 tracing::info!(
                     %error,
-                    "There is no admin port: {DEFAULT} cannot be had. --admin 127.0.0.1:PORT takes another one."
+                    "No admin port is open, because {DEFAULT} cannot be bound. Choose another port with --admin \
+                     127.0.0.1:PORT."
                 );
                 Ok(None)
             }
         }
     }
 
-    /// The local address.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }
 
-    /// Answers requests about `subject` until the port is dropped. Call it on the runtime that `/livez` watches.
+    /// Answers requests about `subject` until the port is dropped. Must be called on the runtime that `/livez` watches.
     ///
     /// # Errors
     /// When no thread can be started.
     pub(crate) fn serve(self, subject: impl Subject) -> anyhow::Result<AdminPort> {
         let address = self.listener.local_addr()?;
         let (stop, stopped) = oneshot::channel::<()>();
-        let heartbeat = Heartbeat::begin();
-        let routes = routes::of(Arc::new(subject), heartbeat, self.access);
+        let heartbeat = Heartbeat::start();
+        let routes = routes::router(Arc::new(subject), heartbeat, self.access);
         self.listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let serve = move || {
@@ -133,7 +134,7 @@ impl Bound {
                         () = connections::accept(listener, routes) => {}
                         _ = stopped => {}
                     },
-                    Err(error) => tracing::error!(%error, "The admin port cannot be used."),
+                    Err(error) => tracing::error!(%error, "Cannot serve the admin port."),
                 }
             });
         };
@@ -142,11 +143,12 @@ impl Bound {
     }
 }
 
-/// An admin port that answers requests on a thread of its own. Dropping it closes the port, which is free afterwards.
+/// An admin port that answers requests on a thread of its own. Dropping it closes the port; the address can be bound
+/// again afterwards.
 #[derive(Debug)]
 pub struct AdminPort {
     address: SocketAddr,
-    /// What stops the thread, and the thread; taken when this is dropped.
+    /// The stop signal of the thread, and its handle; `None` only during drop.
     running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -154,30 +156,32 @@ impl Drop for AdminPort {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.running.take() {
             drop(stop);
-            // A request that is being answered takes milliseconds; a panic was told when it happened.
+            // A request in progress takes milliseconds; the panic hook has reported any panic.
             let _ = thread.join();
         }
     }
 }
 
 impl AdminPort {
-    /// Opens an admin port for a server of this process, as `tensor-relay serve --admin` does; without a port in `address`, on
-    /// one that is free. Call it on the server's runtime. `/readyz` says 200 until the server drains; the list of events stays
-    /// empty, since they are of the command line's log.
+    /// Opens an admin port for a server of this process, as `tensor-relay serve --admin` does. Port 0 selects a free
+    /// port. Must be called on the server's runtime. `/readyz` returns 200 until the server drains; the list of events
+    /// stays empty, since only the log of the command line records events.
     ///
     /// # Errors
-    /// When the address cannot be bound, or is not loopback and `token_file` is none, cannot be read or is open to others.
+    /// When the address cannot be bound, when it is not loopback and `token_file` is `None`, and when the token file
+    /// cannot be read or its token is invalid.
     pub fn for_server(
         address: SocketAddr,
         token_file: Option<&Path>,
         server: StatusReader,
         device: Option<&Device>,
     ) -> anyhow::Result<Self> {
-        let subject = ServerSubject { reader: server, wanted: vec![], device: DeviceMemory::of(device) };
+        let subject = ServerSubject { reader: server, topics: vec![], device: DeviceMemory::of(device) };
         Self::open(address, token_file, subject)
     }
 
-    /// The same for a consumer of this process, as `tensor-relay subscribe --admin` does. Call it on the client's runtime.
+    /// Opens an admin port for a consumer of this process, as `tensor-relay subscribe --admin` does. Must be called on
+    /// the client's runtime.
     ///
     /// # Errors
     /// As [`for_server`](Self::for_server).
@@ -192,11 +196,11 @@ impl AdminPort {
     fn open(address: SocketAddr, token_file: Option<&Path>, subject: impl Subject) -> anyhow::Result<Self> {
         let args =
             AdminArgs { admin: Some(Admin::At(address)), admin_token_file: token_file.map(Path::to_owned) };
-        let bound = Bound::new(&args, true)?.context("an address was asked for")?;
+        let bound = Bound::new(&args, true)?.context("an address is given, so a port is bound")?;
         bound.serve(subject)
     }
 
-    /// The address that it listens on.
+    /// The address that the port listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

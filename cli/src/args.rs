@@ -40,7 +40,7 @@ pub(crate) struct Args {
     pub(crate) log_format: LogFormat,
 }
 
-/// The heading of what every command takes.
+/// The help heading of the options of every command.
 pub(crate) const FOR_ALL: &str = "For every command";
 
 const EXAMPLES: &str = "\
@@ -234,7 +234,7 @@ pub(crate) struct ConfigArgs {
     /// Only this command's options.
     pub(crate) command: Option<String>,
 
-    /// Print a configuration file to begin with: every option, commented out, with what it is for.
+    /// Print a sample configuration file: every option, commented out, with its help.
     #[arg(long, conflicts_with = "json")]
     pub(crate) sample: bool,
 
@@ -259,7 +259,7 @@ pub(crate) enum KeysCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeysArgs {
-    /// Where the server keeps its key and who may come in. Default: $XDG_STATE_HOME/tensor-relay or
+    /// The directory of the server's key and access rules. Default: $XDG_STATE_HOME/tensor-relay or
     /// ~/.local/state/tensor-relay.
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_are_consistent() {
+    fn the_command_line_is_consistent() {
         Args::command().debug_assert();
     }
 }

@@ -21,10 +21,11 @@ pub(crate) struct Bar {
 }
 
 impl Bar {
-    /// A bar that is drawn if it is `wanted` and stderr is a capable terminal.
-    pub(crate) fn new(wanted: bool) -> Self {
-        let capable = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
-        let target = if wanted && capable {
+    /// A bar that is drawn only if `is_enabled` and stderr is a terminal with cursor control.
+    pub(crate) fn new(is_enabled: bool) -> Self {
+        let is_capable =
+            std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
+        let target = if is_enabled && is_capable {
             ProgressDrawTarget::stderr_with_hz(20)
         } else {
             ProgressDrawTarget::hidden()
@@ -34,7 +35,7 @@ impl Bar {
         Self { bar, version: 0 }
     }
 
-    /// Shows the progress. Nothing is drawn before the size is known, nor after the bar was cleared for good.
+    /// Draws `progress`. Draws nothing before the size is known, or after the bar of this version was cleared.
     pub(crate) fn show(&mut self, progress: Progress) {
         if progress.payload_bytes == 0 {
             return;
@@ -53,7 +54,7 @@ impl Bar {
         self.bar.tick();
     }
 
-    /// Clears the bar, so that a line can be printed.
+    /// Clears the bar, so that other lines can be printed.
     pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();
     }
@@ -81,7 +82,7 @@ fn style() -> ProgressStyle {
         })
 }
 
-/// Runs `work` and refreshes `bar` from `progress` meanwhile.
+/// Runs `work`, and refreshes `bar` from `progress` until it completes.
 pub(crate) async fn while_running<T>(
     bar: &mut Bar,
     progress: &(dyn Fn() -> Progress + Send + Sync),
@@ -93,9 +94,9 @@ pub(crate) async fn while_running<T>(
     let began = Instant::now();
     loop {
         tokio::select! {
-            done = &mut work => {
+            result = &mut work => {
                 bar.clear();
-                return done;
+                return result;
             }
             _ = tick.tick() => if began.elapsed() >= TICK { bar.show(progress()) },
         }

@@ -6,20 +6,25 @@ use std::io::Write;
 
 pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<Exit> {
     let mut script = vec![];
-    clap_complete::generate(args.shell, &mut for_people(&variable::command()), "tensor-relay", &mut script);
+    clap_complete::generate(
+        args.shell,
+        &mut without_hidden_commands(&variable::command()),
+        "tensor-relay",
+        &mut script,
+    );
     match std::io::stdout().lock().write_all(&script) {
         Ok(()) => Ok(Exit::Done),
         Err(_) => Ok(Exit::Failed),
     }
 }
 
-/// `command` without hidden commands: shells would offer them.
-fn for_people(command: &Command) -> Command {
-    let mut people = Command::new("tensor-relay").args(command.get_arguments());
+/// Removes hidden commands from `command`, because shells would offer them.
+fn without_hidden_commands(command: &Command) -> Command {
+    let mut visible = Command::new("tensor-relay").args(command.get_arguments());
     if let Some(version) = command.get_version() {
-        people = people.version(version.to_owned());
+        visible = visible.version(version.to_owned());
     }
-    people.subcommands(command.get_subcommands().filter(|command| !command.is_hide_set()))
+    visible.subcommands(command.get_subcommands().filter(|command| !command.is_hide_set()))
 }
 
 #[cfg(test)]
@@ -29,12 +34,12 @@ mod tests {
     use clap_complete::Shell;
 
     #[test]
-    fn every_shell_learns_the_words_for_people() {
+    fn completion_scripts_contain_no_hidden_commands() {
         for shell in Shell::value_variants() {
             let mut script = vec![];
             clap_complete::generate(
                 *shell,
-                &mut for_people(&variable::command()),
+                &mut without_hidden_commands(&variable::command()),
                 "tensor-relay",
                 &mut script,
             );

@@ -1,21 +1,21 @@
-//! The configuration: every option by flag, by environment variable and by one file, in this order of precedence.
+//! The configuration: every option as a flag, an environment variable and a key of one file, in this order of
+//! precedence.
 //!
-//! What an option is stands in `args.rs` and nowhere else. From the clap [`Command`] that is derived there,
-//! [`variable`] gives each option its variable, [`setting`] knows which of them the file may set, [`mod@file`] reads the
-//! file, and [`layers`] puts all of it below the flags. So a new option has all three layers by being written in
-//! `args.rs`:
+//! Options are defined in `args.rs` alone. From the clap [`Command`] derived there, [`variable`] gives each option its
+//! variable, [`setting`] selects the options that the file may set, [`mod@file`] reads the file, and [`layers`] applies
+//! all of it below the flags. A new option in `args.rs` therefore has all three layers:
 //!
-//! - Its variable is `TENSOR_RELAY_` and its flag's name, unless it states `env = "…"` of its own. It must when two
-//!   commands have a flag of one name and two meanings; a test says so.
-//! - Its key in the file is its flag's name. A positional argument is configurable if it states `env` and is then known
-//!   by its field's name.
-//! - `value_delimiter` lets a variable hold several values; in the file a repeatable option takes an array. If its value
-//!   name is `NAME=…`, it takes a table too, also under its plural.
-//! - `hide_env_values = true` makes it a secret: it is never printed.
-//! - A switch can be turned off again by `--no-` and its name; it needs nothing for that.
+//! - Its variable is `TENSOR_RELAY_` and the flag's name, unless `env = "…"` sets another. That is required if flags of
+//!   two commands have the same name and different meanings; a test checks it.
+//! - Its key in the file is the flag's name. A positional argument is configurable only with `env`; its key is the
+//!   field's name.
+//! - `value_delimiter` lets a variable hold several values. In the file, a repeatable option takes an array, and one
+//!   whose value name is `NAME=…` also a table, also under its plural.
+//! - `hide_env_values = true` marks a secret, which is never printed.
+//! - Each switch can be turned off by `--no-` and its name, without further code.
 //!
-//! clap takes values from the file for defaults. So `required` is met by them, but `conflicts_with` and `requires` look
-//! at flags and variables only: a flag wins over what it conflicts with in the file, and the command must prefer it.
+//! For clap, values from the file are defaults. They satisfy `required`, but `conflicts_with` and `requires` consider
+//! only flags and variables: where a flag conflicts with a value in the file, the command must prefer the flag.
 
 mod bounds;
 pub(crate) mod file;
@@ -33,61 +33,61 @@ use crate::args::Args;
 use clap::{ArgMatches, Command, FromArgMatches, parser::ValueSource};
 use std::{ffi::OsString, path::PathBuf};
 
-/// Reads the command line with the environment and the file below it.
+/// Parses the command line, with defaults from the environment and the file.
 ///
 /// # Errors
-/// A [`clap::Error`] for what is wrong with the words, and for help; a [`crate::exit::UsageError`] for what is wrong
-/// with the file or a variable.
-pub(crate) fn read(words: &[OsString]) -> anyhow::Result<(Args, Layers)> {
+/// A [`clap::Error`] for an invalid command line, and for help; a [`crate::exit::UsageError`] for an invalid file or
+/// variable.
+pub(crate) fn read(argv: &[OsString]) -> anyhow::Result<(Args, Layers)> {
     let command = variable::command();
-    let glance = EarlyArguments::at(&command, words)?;
-    let layers = match glance.heeds_file() {
-        true => Layers::find(command, glance.file.as_deref())?,
+    let early = EarlyArguments::parse(&command, argv)?;
+    let layers = match early.uses_file() {
+        true => Layers::find(command, early.file.as_deref())?,
         false => Layers::without_file(command),
     };
-    let matches = layers.command(&glance.off).try_get_matches_from(words);
-    let matches = matches.map_err(|error| layers.explain(error, glance.command.as_deref(), words))?;
+    let matches = layers.command(&early.off).try_get_matches_from(argv);
+    let matches = matches.map_err(|error| layers.explain(error, early.command.as_deref(), argv))?;
     Ok((Args::from_arg_matches(&matches)?, layers))
 }
 
-/// The facts about the command line that are needed before the file can be read. Errors are ignored here; they are
-/// reported when it is parsed for good.
+/// The arguments that are needed before the file can be read. Errors are ignored here; the later full parse reports
+/// them.
 #[derive(Debug, Default)]
 struct EarlyArguments {
     command: Option<String>,
     file: Option<PathBuf>,
-    /// The switches turned off, by id.
+    /// The ids of the switches turned off by flags.
     off: Vec<String>,
     wants_sample: bool,
 }
 
 impl EarlyArguments {
     /// # Errors
-    /// When the words ask for help or the version, which is then shown without any configuration.
-    fn at(command: &Command, words: &[OsString]) -> Result<Self, clap::Error> {
+    /// When help or the version is requested, which needs no configuration.
+    fn parse(command: &Command, argv: &[OsString]) -> Result<Self, clap::Error> {
         let lenient = switch::with_opposites(command.clone()).ignore_errors(true);
-        let matches = lenient.try_get_matches_from(words)?;
-        let mut glance = Self { command: matches.subcommand_name().map(Into::into), ..Self::default() };
+        let matches = lenient.try_get_matches_from(argv)?;
+        let mut early = Self { command: matches.subcommand_name().map(Into::into), ..Self::default() };
         let mut level = Some(&matches);
         while let Some(matches) = level {
-            glance.look_at(matches);
-            level = matches.subcommand().map(|(_, deeper)| deeper);
+            early.add(matches);
+            level = matches.subcommand().map(|(_, subcommand)| subcommand);
         }
-        Ok(glance)
+        Ok(early)
     }
 
-    fn look_at(&mut self, matches: &ArgMatches) {
+    fn add(&mut self, matches: &ArgMatches) {
         if let Ok(Some(file)) = matches.try_get_one::<PathBuf>(variable::FILE) {
             self.file = Some(file.clone());
         }
         self.wants_sample |= matches!(matches.try_get_one("sample"), Ok(Some(true)));
-        let told = matches.ids().map(clap::Id::as_str);
-        let told = told.filter(|id| matches.value_source(id) == Some(ValueSource::CommandLine));
-        self.off.extend(told.filter_map(switch::opposite_of).map(Into::into));
+        let flags = matches.ids().map(clap::Id::as_str);
+        let flags = flags.filter(|id| matches.value_source(id) == Some(ValueSource::CommandLine));
+        self.off.extend(flags.filter_map(switch::opposite_of).map(Into::into));
     }
 
-    /// Whether the file applies to the command. A broken file must not affect the others.
-    fn heeds_file(&self) -> bool {
+    /// Whether the command reads the file. A broken file must not affect commands that do not.
+    fn uses_file(&self) -> bool {
         let command = self.command.as_deref();
         command.is_some_and(|name| setting::is_configurable(name) || (name == "config" && !self.wants_sample))
     }
@@ -99,24 +99,24 @@ mod tests {
     use crate::{args, exit::Exit};
     use std::{io::Write, time::Duration};
 
-    fn read_with(file: &str, words: &[&str]) -> anyhow::Result<args::Command> {
+    fn read_with(file: &str, argv: &[&str]) -> anyhow::Result<args::Command> {
         let mut config = tempfile::NamedTempFile::new()?;
         config.write_all(file.as_bytes())?;
         let mut all: Vec<OsString> = ["tensor-relay", "--config"].map(Into::into).to_vec();
         all.push(config.path().into());
-        all.extend(words.iter().map(Into::into));
+        all.extend(argv.iter().map(Into::into));
         Ok(read(&all)?.0.command)
     }
 
-    fn serve(file: &str, words: &[&str]) -> args::ServeArgs {
-        match read_with(file, &[&["serve"], words].concat()).unwrap() {
+    fn serve(file: &str, argv: &[&str]) -> args::ServeArgs {
+        match read_with(file, &[&["serve"], argv].concat()).unwrap() {
             args::Command::Serve(args) => args,
             other => panic!("{other:?}"),
         }
     }
 
-    fn subscribe(file: &str, words: &[&str]) -> args::SubscribeArgs {
-        match read_with(file, &[&["subscribe"], words].concat()).unwrap() {
+    fn subscribe(file: &str, argv: &[&str]) -> args::SubscribeArgs {
+        match read_with(file, &[&["subscribe"], argv].concat()).unwrap() {
             args::Command::Subscribe(args) => args,
             other => panic!("{other:?}"),
         }
@@ -142,20 +142,20 @@ mod tests {
     "#;
 
     #[test]
-    fn the_file_stands_below_the_flags_and_above_the_defaults() {
+    fn the_file_overrides_defaults_and_flags_override_the_file() {
         let args = serve(FILE, &[]);
         assert_eq!((args.grace, args.json, args.advertise.len()), (Duration::from_millis(500), true, 2));
-        assert_eq!(args.codec, args::Codec::Raw, "a command's own table is nearer than [default]");
-        assert_eq!(args.chunk_size, 4 << 20, "what nobody says is the default");
+        assert_eq!(args.codec, args::Codec::Raw, "a command's own table overrides [default]");
+        assert_eq!(args.chunk_size, 4 << 20, "an option that is not set has its default");
         let topics: Vec<_> = args.topics.iter().map(|(topic, _)| topic.as_str()).collect();
         assert_eq!(topics, ["policy", "kv/req"], "in the order of the file");
         let args = serve(FILE, &["--grace=7", "--topic", "other=o", "--advertise=c"]);
         assert_eq!((args.grace, args.advertise.len()), (Duration::from_secs(7), 1));
-        assert_eq!(args.topics.len(), 1, "flags replace what the file has; they do not add to it");
+        assert_eq!(args.topics.len(), 1, "flags replace the values of the file");
     }
 
     #[test]
-    fn what_is_required_may_come_from_the_file() {
+    fn required_options_may_come_from_the_file() {
         let args = subscribe(FILE, &[]);
         assert_eq!((args.ticket.ticket.as_str(), args.quiet), ("relay://x", true));
         assert_eq!(args.ticket.connect_timeout, Duration::from_secs(3));
@@ -166,18 +166,17 @@ mod tests {
     #[test]
     fn a_switch_of_the_file_can_be_turned_off() {
         assert!(!serve(FILE, &["--no-json"]).json);
-        assert!(serve(FILE, &["--no-json", "--json"]).json, "the last word counts");
+        assert!(serve(FILE, &["--no-json", "--json"]).json, "the last flag counts");
         assert!(!serve(FILE, &["--json", "--no-json"]).json);
         assert!(!serve("", &["--topic=a=b", "--no-json"]).json);
     }
 
     #[test]
-    fn words_are_judged_as_without_a_file() {
-        for words in
-            [&["serve", "--bogus"][..], &["subscribe", "a", "b"], &["serve", "--grace=x"], &["bogus"]]
+    fn invalid_command_lines_are_rejected_with_a_file_too() {
+        for argv in [&["serve", "--bogus"][..], &["subscribe", "a", "b"], &["serve", "--grace=x"], &["bogus"]]
         {
-            let error = read_with(FILE, words).unwrap_err();
-            assert_eq!(error.downcast::<clap::Error>().unwrap().exit_code(), 2, "{words:?}");
+            let error = read_with(FILE, argv).unwrap_err();
+            assert_eq!(error.downcast::<clap::Error>().unwrap().exit_code(), 2, "{argv:?}");
         }
         let help = read_with("broken [", &["serve", "--help"]).unwrap_err();
         assert_eq!(help.downcast::<clap::Error>().unwrap().exit_code(), 0);
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_keeps_nobody_from_what_does_not_read_it() {
+    fn a_broken_file_does_not_affect_commands_that_ignore_it() {
         assert!(read_with("broken [", &["config", "--sample"]).is_ok());
         assert!(read_with("broken [", &["man"]).is_ok());
         assert!(read_with("broken [", &["config"]).is_err());

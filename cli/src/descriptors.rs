@@ -5,50 +5,54 @@ use anyhow::bail;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tensor_relay_client::Lanes;
 
-/// The descriptors that every command opens after its start: the runtime, its signals, and a file that it reads.
+/// The descriptors that every command opens after its start: those of the runtime and of signals, and a file to read.
 const RUNTIME: u64 = 12;
 
 /// The descriptors of a lane: a socket, and the runtime of its thread.
 const LANE: u64 = 6;
 
-/// The further descriptors of a server or a subscriber: sockets to find addresses, and files and folders.
+/// The further descriptors of a server or a subscriber: files, folders, and sockets that determine local addresses.
 const FILES: u64 = 12;
 
 /// The descriptors of an admin port: its runtime, its listener, and a few connections.
 const ADMIN: u64 = 8;
 
-/// The highest limit requested. Programs run by `--exec` inherit it, and some close every number below it one by one; a
-/// container's may be a billion.
-const ENOUGH: u64 = 65_536;
+/// The highest limit that is requested. The maximum of a container may be a billion, but programs run by `--exec`
+/// inherit the limit, and some of them close every number below it one by one.
+const LIMIT_MAX: u64 = 65_536;
 
-/// Raises the limit as far as the system allows, and refuses a command that cannot work within it.
+/// Raises the limit as far as the system allows, up to [`LIMIT_MAX`].
+///
+/// # Errors
+/// When the limit is too low for `command`.
 pub(crate) fn reserve(command: &Command) -> anyhow::Result<()> {
     let limit = raise(getrlimit(Resource::Nofile));
     let (needed, open) = (needed(command), open_now());
     if limit < open + needed {
         bail!(
-            "this process may have {limit} files and sockets open, has {open} already, and needs {needed} more: raise the \
-             limit, with `ulimit -n {ENOUGH}` in a shell, LimitNOFILE= in systemd, or --ulimit nofile={ENOUGH} in docker"
+            "the limit of this process is {limit} open files and sockets; {open} are open already, and {needed} more \
+             are needed: raise the limit with `ulimit -n {LIMIT_MAX}` in a shell, LimitNOFILE= in systemd, or \
+             --ulimit nofile={LIMIT_MAX} in docker"
         );
     }
     Ok(())
 }
 
-/// The effective limit, after raising it.
+/// Raises `limit` and returns the effective one.
 fn raise(limit: Rlimit) -> u64 {
     let unlimited = u64::MAX;
     let (soft, hard) = (limit.current.unwrap_or(unlimited), limit.maximum.unwrap_or(unlimited));
-    let wanted = hard.min(ENOUGH);
+    let wanted = hard.min(LIMIT_MAX);
     if wanted <= soft {
         return soft;
     }
     match setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }) {
         Ok(()) => wanted,
-        Err(_) => soft, // Then what there is has to do.
+        Err(_) => soft, // The caller checks whether that is enough.
     }
 }
 
-/// The least number that `command` needs. Peers beyond it have to wait.
+/// The number of descriptors that `command` needs at least. Further peers wait for free ones.
 fn needed(command: &Command) -> u64 {
     let lanes = |lanes| match lanes {
         Lanes::Fixed(lanes) => u64::from(lanes),
@@ -63,7 +67,7 @@ fn needed(command: &Command) -> u64 {
         }
 }
 
-/// The descriptors that a server needs to start.
+/// The limit that a server needs to start.
 pub(crate) fn needed_to_serve() -> u64 {
     RUNTIME + LANE + FILES + ADMIN + open_now()
 }
@@ -72,8 +76,8 @@ fn admin(is_wanted: bool) -> u64 {
     if is_wanted { ADMIN } else { 0 }
 }
 
-/// How many are open. Without /proc: the three that every process begins with.
+/// The number of open descriptors. Without /proc: the three standard streams.
 fn open_now() -> u64 {
-    // The folder itself is open while it is read.
+    // The listing includes the descriptor of the folder itself.
     std::fs::read_dir("/proc/self/fd").map_or(3, |open| open.count().saturating_sub(1) as u64)
 }

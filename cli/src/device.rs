@@ -1,4 +1,4 @@
-//! The device selected by `--device`, opened in one place.
+//! Opening, watching and closing the device that `--device` selects.
 
 use crate::{
     args::{DeviceArgs, DeviceName},
@@ -15,22 +15,22 @@ use tensor_relay_device::{
 /// The granularity of slots: each begins on a page.
 const PAGE_BYTES: u64 = 4096;
 
-/// The fewest slots that allow overlap: one is copied while the other is sent or received.
+/// The minimum number of slots for overlap: one is copied while the other is sent or received.
 const SLOTS_MIN: u64 = 2;
 
 /// The interval of checks whether a GPU still works.
-const LOOK: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long the last copies may take at the end of the program. One takes milliseconds.
-const LAST_COPIES: Duration = Duration::from_secs(1);
+/// The deadline for copies to complete at the end of the program. A copy takes milliseconds.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Opens the device in `args`, with slots for chunks of `chunk_bytes`. `None` is host memory: then no GPU is looked
-/// for.
+/// Opens the device in `args`, with slots for chunks of `chunk_bytes`. `None` stands for host memory, and then no CUDA
+/// driver is loaded.
 pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<Option<Device>> {
     let DeviceName::Cuda(ordinal) = args.device else { return Ok(None) };
     let capacity = capacity(args.pinned_mem, chunk_bytes)?;
     let options = CudaOptions { memory_limit_bytes: args.gpu_mem_limit, ..CudaOptions::default() };
-    // Making a context and page-locking memory take up to a second.
+    // Creating a context and page-locking memory takes up to a second.
     let open = move || open_cuda(ordinal, options, capacity);
     let device = tokio::task::spawn_blocking(open).await??;
     let Capacity { slots, slot_bytes } = device.slots().capacity();
@@ -42,7 +42,7 @@ pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<
     Ok(Some(device))
 }
 
-/// Waits until `device` has failed for good, and returns why; for ever if it does not, or is host memory.
+/// Waits until `device` has failed permanently, and returns the error. Never returns for host memory.
 pub(crate) async fn failure(device: Option<&Device>) -> anyhow::Error {
     let engine = device.and_then(|device| device.engine::<CudaEngine>());
     let Some(engine) = engine else { return std::future::pending().await };
@@ -50,37 +50,37 @@ pub(crate) async fn failure(device: Option<&Device>) -> anyhow::Error {
         if let Some(error) = engine.failure() {
             return anyhow::Error::new(error.clone()).context(format!("{} has failed", engine.name()));
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-/// Waits until opened GPUs are released, at the end of the program: memory, context and all. What still uses one, such
-/// as a hanging copy, is left to the driver.
+/// Waits at the end of the program until all opened GPUs are released, with their memory and contexts. After
+/// [`CLOSE_TIMEOUT`], e.g. with a hanging copy, the driver releases the rest.
 pub(crate) fn close_all() {
-    if !cuda::all_closed(LAST_COPIES) {
-        tracing::info!("A GPU was still in use at the end.");
+    if !cuda::all_closed(CLOSE_TIMEOUT) {
+        tracing::info!("A GPU was still in use when the program ended.");
     }
 }
 
 fn open_cuda(ordinal: usize, options: CudaOptions, capacity: Capacity) -> anyhow::Result<Device> {
     let engine = CudaEngine::open(ordinal, options).with_context(|| {
-        format!("--device cuda:{ordinal} cannot be used; everything works with --device cpu as well")
+        format!("--device cuda:{ordinal} cannot be used; --device cpu works without a GPU")
     })?;
     let pinned_bytes = (capacity.slots * capacity.slot_bytes) as u64;
     let device = Device::new(engine, capacity).with_context(|| {
-        format!("cannot page-lock {}; --pinned-mem takes less", units::bytes(pinned_bytes))
+        format!("cannot page-lock {}; choose a smaller --pinned-mem", units::bytes(pinned_bytes))
     })?;
     Ok(device)
 }
 
-/// The slots for chunks that fit into `pinned_bytes`.
+/// The number and size of slots for chunks of `chunk_bytes` that fit into `pinned_bytes`.
 fn capacity(pinned_bytes: u64, chunk_bytes: u32) -> Result<Capacity, UsageError> {
     let stride_bytes = u64::from(chunk_bytes).next_multiple_of(PAGE_BYTES);
     match pinned_bytes / stride_bytes {
         slots @ SLOTS_MIN.. => Ok(Capacity { slots: slots as usize, slot_bytes: chunk_bytes as usize }),
         _ => Err(UsageError(format!(
-            "--pinned-mem is {pinned_bytes} bytes, but must hold two chunks of {chunk_bytes} bytes, one to be copied \
-             while the other travels: give it {} or more",
+            "--pinned-mem is {pinned_bytes} bytes, but must hold two chunks of {chunk_bytes} bytes, so that one is \
+             copied while the other is sent or received: set it to {} or more",
             units::bytes(SLOTS_MIN * stride_bytes),
         ))),
     }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pinned_memory_is_cut_into_slots() {
+    fn pinned_memory_is_divided_into_slots() {
         let slots =
             |pinned_bytes, chunk_bytes| capacity(pinned_bytes, chunk_bytes).map(|capacity| capacity.slots);
         assert_eq!(slots(256 << 20, 4 << 20).ok(), Some(64));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn memory_of_this_machine_needs_no_device() {
+    async fn host_memory_needs_no_device() {
         let args = DeviceArgs { device: DeviceName::Cpu, gpu_mem_limit: Some(1), pinned_mem: 1 };
         assert!(open(&args, 4 << 20).await.unwrap().is_none());
     }

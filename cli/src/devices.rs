@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tensor_relay_device::cuda::{self, CudaError, DeviceProcess, Survey, SurveyedGpu};
 
 pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
-    // The driver and NVML may take a second, and are asked off the executor.
+    // Queries of the driver and NVML may take a second, so they run off the executor.
     let survey = tokio::task::spawn_blocking(cuda::survey).await?;
     let reason = reason(&survey);
     let gpus = survey.gpus.unwrap_or_default();
@@ -18,19 +18,20 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
         false => as_table(&gpus).iter().for_each(|line| print_line(line)),
     }
     if let Some(reason) = reason {
-        crate::log::say!("no GPU can be used here: {reason} Everything works with --device cpu.");
-    } else if let Err(absent) = survey.known_to_nvml {
-        tracing::info!("{absent}: it is not known who uses these GPUs.");
+        crate::log::message!("no GPU can be used here: {reason} --device cpu works without a GPU.");
+    } else if let Err(reason) = survey.known_to_nvml {
+        tracing::info!("The processes that use these GPUs are unknown: {reason}.");
     }
     Ok(Exit::Done)
 }
 
-/// Why there is no GPU. Who gives a container the driver's tools and not the driver has both an error and GPUs.
+/// Why no GPU can be used. A container with the driver's tools but without the driver has an error, and GPUs in NVML.
 fn reason(survey: &Survey) -> Option<String> {
     let error = survey.gpus.as_ref().err()?;
     Some(match (error, &survey.known_to_nvml) {
         (CudaError::NoLibrary { .. }, Ok(known)) if !known.is_empty() => format!(
-            "{error} NVIDIA's management library knows {} here ({}): a container lacks the driver capability `compute`.",
+            "{error} NVML, NVIDIA's management library, lists {} here ({}): the container lacks the driver capability \
+             `compute`.",
             units::count(known.len(), "GPU"),
             known.join(", "),
         ),
@@ -86,7 +87,7 @@ fn name(gpu: &SurveyedGpu) -> String {
     format!("cuda:{}", gpu.info.ordinal)
 }
 
-/// As NVML counts it or, where it cannot be asked, the driver, which leaves a little out.
+/// The total memory by NVML, or else by the driver, which reports a little less.
 fn total_bytes(gpu: &SurveyedGpu) -> u64 {
     gpu.memory.map_or(gpu.info.total_bytes, |memory| memory.total_bytes)
 }
@@ -96,7 +97,7 @@ fn capability(gpu: &SurveyedGpu) -> String {
     format!("{major}.{minor}")
 }
 
-/// The processes on a GPU, or `-` where there are none.
+/// The processes on a GPU, or `-` for none.
 fn users(processes: &[DeviceProcess]) -> String {
     let user = |process: &DeviceProcess| match process.used_bytes {
         Some(bytes) => format!("{} ({})", process.pid, units::bytes(bytes)),

@@ -1,6 +1,6 @@
 //! `tensor-relay doctor`: diagnoses this machine, this container and the path to a server.
 //!
-//! Each group of checks is a file. A check looks, and gives a [`Finding`]; none changes anything.
+//! Each group of checks is a file. A check returns a [`Finding`], and changes nothing.
 
 mod cgroup;
 mod disk;
@@ -21,7 +21,7 @@ use serde_json::json;
 pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     let ticket = args.ticket.as_deref().map(ticket::read_any).transpose()?;
     let state_dir = args.state_dir.clone();
-    // Drivers and disks may take a second.
+    // Queries of drivers and disks may take a second.
     let mut findings = tokio::task::spawn_blocking(move || local(state_dir.as_deref())).await?;
     if let Some(ticket) = &ticket {
         findings.extend(server::check(ticket).await);
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     Ok(code(&findings))
 }
 
-/// All that can be found without a server.
+/// All findings about this machine and this container.
 fn local(state_dir: Option<&std::path::Path>) -> Vec<Finding> {
     let cgroup = Cgroup::own();
     let mut findings = gpu::check();
@@ -64,14 +64,14 @@ fn as_json(findings: &[Finding]) -> String {
     answer.to_string()
 }
 
-/// The lines of one finding: what was found, and below what is not good, what to do about it.
+/// The lines of one finding: the measured value, and unless it is good, the expected value and the fixes.
 fn as_text(finding: &Finding) -> Vec<String> {
     let Finding { name, state, measured, wanted, fix } = finding;
     let mut lines = vec![format!("{:4}  {name:20}  {measured}", state.name())];
     if *state != State::Ok {
         lines.push(format!("{:28}wanted: {wanted}", ""));
-        let ways = fix.iter().flat_map(|fix| fix.ways());
-        lines.extend(ways.map(|(place, what)| format!("{:28}{place}: {what}", "")));
+        let fixes = fix.iter().flat_map(|fix| fix.by_environment());
+        lines.extend(fixes.map(|(environment, fix)| format!("{:28}{environment}: {fix}", "")));
     }
     lines
 }
@@ -82,7 +82,7 @@ mod tests {
     use finding::Fix;
 
     #[test]
-    fn what_is_not_good_says_what_to_do() {
+    fn a_bad_finding_is_printed_with_its_fixes() {
         let good = Finding::ok("clock", "2026", "a date");
         assert_eq!(as_text(&good), ["ok    clock                 2026"]);
         let fix = Fix { host: "a", docker: "b", kubernetes: "c" };

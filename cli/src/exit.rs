@@ -1,10 +1,10 @@
-//! Exit codes. The one table of them; `--help` and docs/operation.md repeat it.
+//! The exit codes and their errors. `--help` and docs/operation.md repeat the codes.
 
 use std::fmt;
 use tensor_relay_client::{ClientError, ConnectError, EndReason, SubscriptionError, TicketError};
 use tensor_relay_server::sidecar::{self, Refusal};
 
-/// An exit code of `tensor-relay`. Wrong usage is 2 and set by clap; a signal is 128 plus its number.
+/// An exit code of `tensor-relay`. clap uses 2 for wrong usage too; a signal is 128 plus its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -22,7 +22,7 @@ pub(crate) enum Exit {
     Terminated = 143,
 }
 
-/// The user gave something that cannot be meant, and clap could not know.
+/// Wrong usage that clap cannot detect.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 
@@ -34,17 +34,17 @@ impl fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// The code for an error, by the first cause that has one.
+/// The code of the first error in the chain of causes that has one.
 pub(crate) fn code_of(error: &anyhow::Error) -> Exit {
     error.chain().find_map(code_of_cause).unwrap_or(Exit::Failed)
 }
 
-/// An error with its causes, in one line. Errors often include their cause in their own text; it is not repeated.
+/// An error with its causes, in one line. A cause that is already part of the text is not repeated.
 pub(crate) fn message_of(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |told, cause| match cause.to_string() {
-        cause if told.is_empty() => cause,
-        cause if told.contains(&cause) => told,
-        cause => format!("{told}: {cause}"),
+    error.chain().fold(String::new(), |message, cause| match cause.to_string() {
+        cause if message.is_empty() => cause,
+        cause if message.contains(&cause) => message,
+        cause => format!("{message}: {cause}"),
     })
 }
 
@@ -52,13 +52,13 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if cause.is::<TicketError>() || cause.is::<UsageError>() {
         return Some(Exit::Usage);
     }
-    if cause.is::<crate::subscribe::NoneMatches>() || cause.is::<crate::subscribe::NothingSelected>() {
+    if cause.is::<crate::subscribe::NoMatchingTopic>() || cause.is::<crate::subscribe::NothingSelected>() {
         return Some(Exit::NotFound);
     }
     if cause.is::<crate::subscribe::hook::HookError>() {
         return Some(Exit::HookFailed);
     }
-    if cause.is::<crate::publish::NotInTime>() || cause.is::<sidecar::ConnectionLost>() {
+    if cause.is::<crate::publish::WaitTimeout>() || cause.is::<sidecar::ConnectionLost>() {
         return Some(Exit::Unreachable);
     }
     if let Some(error) = cause.downcast_ref::<sidecar::ConnectError>() {
@@ -77,7 +77,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     cause.downcast_ref::<SubscriptionError>().map(of_subscription)
 }
 
-/// Why there is no connection to a server beside this process.
+/// The code of a failed connection to a publish socket.
 fn of_socket(error: &sidecar::ConnectError) -> Exit {
     match error {
         sidecar::ConnectError::NotPermitted { .. }
@@ -141,12 +141,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_not_repeated() {
         let io = std::io::Error::from(std::io::ErrorKind::StorageFull);
-        let told = Err::<(), _>(io)
+        let error = Err::<(), _>(io)
             .with_context(|| "cannot write x: no storage space")
             .unwrap_err();
-        assert_eq!(message_of(&told), "cannot write x: no storage space");
+        assert_eq!(message_of(&error), "cannot write x: no storage space");
         assert_eq!(message_of(&anyhow::anyhow!("b").context("a")), "a: b");
     }
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use std::path::Path;
 use tensor_relay_server::Identity;
 
-/// The file in the state directory in which [`Identity`] keeps the key.
+/// The name of the file in the state directory in which [`Identity`] stores the key.
 const KEY_FILE: &str = "identity.key";
 
 pub(crate) fn run(command: KeysCommand) -> anyhow::Result<Exit> {
@@ -29,8 +29,9 @@ fn show(args: &KeysArgs) -> anyhow::Result<Exit> {
     let dir = serve::state_dir(args.state_dir.as_deref())?;
     if !has_key(&dir)? {
         bail!(
-            "there is no server key in {} yet: the first `tensor-relay serve` with this state directory makes one, and \
-             so does `tensor-relay keys create`, run by the user who serves; --state-dir names another place",
+            "there is no server key in {} yet: the first `tensor-relay serve` with this state directory creates one, \
+             as does `tensor-relay keys create` (run it as the user of the server); choose another directory with \
+             --state-dir",
             dir.display()
         );
     }
@@ -42,23 +43,23 @@ fn create(args: &KeysArgs) -> anyhow::Result<Exit> {
     if has_key(&dir)? {
         let fingerprint = Identity::load_or_create(&dir)?.fingerprint();
         bail!(
-            "{} holds a key already, {fingerprint}: nothing was changed, because the tickets that name this key would \
-             no longer be valid",
+            "{} holds a key already, {fingerprint}: nothing was changed, because a new key would invalidate the \
+             tickets that name this one",
             dir.join(KEY_FILE).display()
         );
     }
     let identity = Identity::load_or_create(&dir)?;
-    crate::log::say!(
-        "made a key; tickets stay valid as long as this file is kept, and nobody else may read it"
+    crate::log::message!(
+        "created a key; keep its file, because tickets are valid only with this key, and keep it secret"
     );
     report(args, &dir, &identity)
 }
 
 fn trust(args: &TrustKeyArgs) -> anyhow::Result<Exit> {
     tickets::store(&args.state)?.trust(args.key, &args.name)?;
-    crate::log::say!(
-        "clients with this key are let in as key:{0}; what they may do, the access control list says, with lines like `key:{0} \
-         list,subscribe **`",
+    crate::log::message!(
+        "clients with this key now have access as key:{0}; grant them rights in the access control list, with lines \
+         such as `key:{0} list,subscribe **`",
         args.name
     );
     Ok(Exit::Done)
@@ -66,9 +67,14 @@ fn trust(args: &TrustKeyArgs) -> anyhow::Result<Exit> {
 
 fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
     match tickets::store(&args.state)?.distrust(&args.name)? {
-        true => crate::log::say!("servers that run cut its sessions within ten seconds"),
+        true => {
+            crate::log::message!("revoked the key; running servers close its sessions within ten seconds")
+        }
         false => {
-            bail!("no key is called {:?}, or has that fingerprint: `keys list` shows them all", args.name)
+            bail!(
+                "no known key has the name or fingerprint {:?}: `keys list` lists all known keys",
+                args.name
+            )
         }
     }
     Ok(Exit::Done)
@@ -76,7 +82,7 @@ fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
 
 fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
     let mut keys: Vec<_> = tickets::store(args)?.rules()?.keys.into_iter().collect();
-    keys.sort_by(|(_, one), (_, other)| one.cmp(other));
+    keys.sort_by(|(_, a), (_, b)| a.cmp(b));
     match args.json {
         true => {
             let keys = keys.iter().map(|(key, name)| json!({ "key": key.to_string(), "name": name }));
@@ -89,8 +95,9 @@ fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
 
 fn has_key(dir: &Path) -> anyhow::Result<bool> {
     let path = dir.join(KEY_FILE);
-    path.try_exists()
-        .with_context(|| format!("cannot look for {}; --state-dir names another place", path.display()))
+    path.try_exists().with_context(|| {
+        format!("cannot access {}; choose another directory with --state-dir", path.display())
+    })
 }
 
 fn report(args: &KeysArgs, dir: &Path, identity: &Identity) -> anyhow::Result<Exit> {
@@ -107,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_is_looked_for_where_it_is_kept() {
+    fn has_key_finds_the_file_of_the_identity() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!has_key(dir.path()).unwrap());
         Identity::load_or_create(dir.path()).unwrap();

@@ -1,7 +1,7 @@
-//! The command line `tensor-relay`: as a program (`main.rs`), and in the Python package, which brings it as a command.
+//! The command line `tensor-relay`: as a program (`main.rs`), and as a command of the Python package.
 //!
-//! This crate owns the terminal. Words become plain arguments in `args`; each command is a file; what a failure means
-//! for the shell is decided in `exit` alone. Data goes to stdout, everything else to stderr.
+//! This crate owns the terminal. `args` defines the arguments, each command has a file of its own, and `exit` alone
+//! maps failures to exit codes. Data is written to stdout, everything else to stderr.
 
 #![forbid(unsafe_code)]
 
@@ -40,50 +40,50 @@ use exit::Exit;
 use std::{ffi::OsString, io::Write};
 use tensor_relay_bench::program::Program;
 
-/// Does what a command line says, whose first word is the program's name, and gives the exit code.
+/// Runs a command line, whose first word is the program's name, and returns the exit code.
 ///
-/// It is meant for a process of its own: commands listen for signals, write to stdout and stderr, and may end the process
-/// when stdout cannot be written. `program` are the words that start this program again, which `demo` and `bench` do for
-/// their parts; `None` is the file of this process.
-pub fn run(words: &[OsString], program: Option<&[OsString]>) -> u8 {
-    let done = config::read(words).and_then(|(args, layers)| {
+/// It requires a process of its own: commands handle signals, write to stdout and stderr, and may end the process if
+/// stdout cannot be written. `program` is the command that starts this program again, for the child processes of `demo`
+/// and `bench`; with `None`, the executable of this process is started.
+pub fn run(argv: &[OsString], program: Option<&[OsString]>) -> u8 {
+    let result = config::read(argv).and_then(|(args, layers)| {
         log::to_stderr(args.verbose, args.log_format)?;
         descriptors::reserve(&args.command)?;
-        carry_out(args.command, &layers, program)
+        run_command(args.command, &layers, program)
     });
-    let code = done.map_or_else(report, |exit| exit as u8);
-    // Whoever reads it may be gone, and then there is nobody to tell. A program does this by itself when it ends; a library
-    // does not.
+    let code = result.map_or_else(report, |exit| exit as u8);
+    // A program flushes stdout at its end; a library does not. An error is ignored: the reader may have closed the
+    // pipe.
     let _ = std::io::stdout().flush();
     code
 }
 
-/// Tells of a failure on stderr, or of help on stdout, and gives its exit code.
+/// Prints an error on stderr, or help on stdout, and returns the exit code.
 fn report(error: anyhow::Error) -> u8 {
     match error.downcast::<clap::Error>() {
-        // Help is such an error too; clap knows what goes where.
-        Ok(words) => {
-            let _ = words.print();
-            u8::try_from(words.exit_code()).unwrap_or(Exit::Failed as u8)
+        // clap returns help as an error too, and chooses stdout or stderr.
+        Ok(error) => {
+            let _ = error.print();
+            u8::try_from(error.exit_code()).unwrap_or(Exit::Failed as u8)
         }
         Err(error) => {
-            log::say!("error: {}", exit::message_of(&error));
+            log::message!("error: {}", exit::message_of(&error));
             exit::code_of(&error) as u8
         }
     }
 }
 
-/// The program to start again.
-fn program_of(words: Option<&[OsString]>) -> anyhow::Result<Program> {
-    match words.and_then(Program::of) {
+/// The program that child processes run: `argv`, or the executable of this process.
+fn child_program(argv: Option<&[OsString]>) -> anyhow::Result<Program> {
+    match argv.and_then(Program::of) {
         Some(program) => Ok(program),
         None => Program::current(&[]),
     }
 }
 
-/// One thread runs the network: a lane is one task, and a second thread costs more in hand-overs than it saves. What
-/// burns CPU or waits for disks runs on the runtime's blocking threads beside it.
-fn carry_out(command: Command, layers: &Layers, program: Option<&[OsString]>) -> anyhow::Result<Exit> {
+/// Runs a command on a runtime with one thread for the network: a lane is one task, and a second thread costs more in
+/// hand-overs than it saves. CPU-bound work and disk waits run on the runtime's blocking threads.
+fn run_command(command: Command, layers: &Layers, program: Option<&[OsString]>) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {
         match command {
@@ -91,10 +91,10 @@ fn carry_out(command: Command, layers: &Layers, program: Option<&[OsString]>) ->
             Command::Publish(args) => publish::run(args).await,
             Command::Subscribe(args) => subscribe::run(args).await,
             Command::List(args) => list::run(args).await,
-            Command::Demo(args) => demo::run(args, &program_of(program)?).await,
+            Command::Demo(args) => demo::run(args, &child_program(program)?).await,
             Command::Devices(args) => devices::run(&args).await,
             Command::Doctor(args) => doctor::run(args).await,
-            Command::Bench(args) => bench::run(args, program_of(program)?).await,
+            Command::Bench(args) => bench::run(args, child_program(program)?).await,
             Command::Config(args) => config::run(&args, layers),
             Command::Keys(command) => keys::run(command),
             Command::Tickets(command) => tickets::run(command),
@@ -105,7 +105,7 @@ fn carry_out(command: Command, layers: &Layers, program: Option<&[OsString]>) ->
             Command::DemoConsumer(args) => demo::consumer::run(args).await,
         }
     });
-    // A blocking thread may still wait for a disk or for stdin; the process need not wait for it.
+    // A blocking thread may still wait for a disk or for stdin; the process does not wait for that thread.
     runtime.shutdown_background();
     device::close_all();
     code

@@ -17,12 +17,12 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     let topics = client.list().await?;
     let (kind, reason) = client.transport();
     client.close().await;
-    let missing = missing(&ticket, args.ticket.transport, kind).await;
+    let unreachable = unreachable_kind(&ticket, args.ticket.transport, kind).await;
     match args.json {
         true => {
             let topics: Vec<_> = topics.iter().map(as_json).collect();
             let (transport, transport_reason) = (kind.name(), reason.text());
-            let unreachable_over = missing.map(LaneKind::name);
+            let unreachable_over = unreachable.map(LaneKind::name);
             let answer = json!({
                 "topics": topics,
                 "transport": transport,
@@ -32,30 +32,30 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
             print_line(&answer.to_string());
             return Ok(Exit::Done);
         }
-        false if topics.is_empty() => crate::log::say!("the server offers no topic yet"),
+        false if topics.is_empty() => crate::log::message!("the server offers no topic yet"),
         false => print_table(&topics),
     }
-    crate::log::say!("connected over {kind}: {}", reason.text());
-    if let Some(missing) = missing {
-        let (protocol, costs) = match missing {
-            LaneKind::Quic => ("UDP", "long or lossy ways are slower without it"),
-            LaneKind::Tcp => ("TCP", "short ways are slower without it"),
+    crate::log::message!("connected over {kind}: {}", reason.text());
+    if let Some(unreachable) = unreachable {
+        let (protocol, cost) = match unreachable {
+            LaneKind::Quic => ("UDP", "long or lossy paths are slower without it"),
+            LaneKind::Tcp => ("TCP", "short paths are slower without it"),
         };
-        let (flag, lower) = (addresses(&ticket), protocol.to_lowercase());
-        crate::log::say!(
-            "note: the server does not answer over {protocol} at {flag}, though it does over {kind}; {costs}. Publish its \
-             {protocol} port as well (in Docker, -p PORT:PORT/{lower}), and let firewalls pass it; or name one transport with \
-             --transport."
+        let (addresses, lower) = (ticket.addresses().join(", "), protocol.to_lowercase());
+        crate::log::message!(
+            "note: the server does not answer over {protocol} at {addresses}, though it does over {kind}; {cost}. \
+             Publish its {protocol} port as well (in Docker, -p PORT:PORT/{lower}), and allow it in firewalls; or \
+             choose one transport with --transport."
         );
     }
     Ok(Exit::Done)
 }
 
-/// How long the other transport may take to answer, when one has answered.
-const ANSWER_MS: u32 = 1_000;
+/// The deadline for connecting over the other transport, after one has succeeded.
+const CONNECT_TIMEOUT_MS: u32 = 1_000;
 
-/// The kind of connection that is allowed and does not reach the server, beside `kind`, which does.
-async fn missing(ticket: &Ticket, allowed: Transport, kind: LaneKind) -> Option<LaneKind> {
+/// The kind other than `kind` if it is allowed and does not reach the server. `kind` does reach it.
+async fn unreachable_kind(ticket: &Ticket, allowed: Transport, kind: LaneKind) -> Option<LaneKind> {
     if allowed != Transport::Auto {
         return None;
     }
@@ -63,7 +63,7 @@ async fn missing(ticket: &Ticket, allowed: Transport, kind: LaneKind) -> Option<
         LaneKind::Quic => (LaneKind::Tcp, Transport::Tcp),
         LaneKind::Tcp => (LaneKind::Quic, Transport::Quic),
     };
-    let tuning = Tuning { connect_timeout_ms: ANSWER_MS, ..Tuning::default() };
+    let tuning = Tuning { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..Tuning::default() };
     let config = Config { transport, ..Config::default() };
     match Client::connect_with(&Connector::new(tuning), ticket, config).await {
         Ok(client) => {
@@ -72,10 +72,6 @@ async fn missing(ticket: &Ticket, allowed: Transport, kind: LaneKind) -> Option<
         }
         Err(_) => Some(other),
     }
-}
-
-fn addresses(ticket: &Ticket) -> String {
-    ticket.addresses().join(", ")
 }
 
 fn as_json(entry: &TopicEntry) -> serde_json::Value {

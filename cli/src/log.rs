@@ -1,4 +1,4 @@
-//! The output on stderr: the log, and messages of commands. As text, or as JSON, one object a line.
+//! The output on stderr: the log, and messages of commands; as text, or as JSON with one object per line.
 
 use crate::{admin, config, exit::UsageError};
 use clap::ValueEnum;
@@ -19,29 +19,30 @@ use tracing_subscriber::{
     prelude::*,
 };
 
-/// The variable that says what is logged.
+/// The variable with the log filter.
 const LOG: &str = "TENSOR_RELAY_LOG";
 
-/// How stderr is written, as a word.
+/// The format of stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     /// For people.
     Text,
-    /// One JSON object a line, with `timestamp`, `level`, `target` and `message`.
+    /// One JSON object per line, with `timestamp`, `level`, `target` and `message`.
     Json,
 }
 
-/// Whether stderr is JSON. Set once, before anything is said.
+/// Whether stderr is JSON. Set once, before the first message.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// Says something on stderr that is no log: as text as it is, and in JSON like an event. `warning: ` and `error: ` before it
-/// are its level there.
-macro_rules! say {
-    ($($words:tt)*) => { $crate::log::write(format_args!($($words)*)) };
+/// Writes a message of a command to stderr: as plain text, or in JSON like a log event, whose level is WARN or ERROR
+/// for the prefixes `warning: ` and `error: `, else INFO.
+macro_rules! message {
+    ($($message:tt)*) => { $crate::log::write(format_args!($($message)*)) };
 }
-pub(crate) use say;
+pub(crate) use message;
 
-/// Warnings are shown by default; `-v` adds information, `-vv` everything; `TENSOR_RELAY_LOG` overrides both.
+/// Starts logging to stderr: warnings by default, `info` with `-v`, `debug` with `-vv`. `TENSOR_RELAY_LOG` overrides
+/// them.
 pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError> {
     IS_JSON.store(format == LogFormat::Json, Ordering::Relaxed);
     let default = match verbose {
@@ -68,45 +69,45 @@ pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError
     };
     let log = Registry::default()
         .with(lines.with_filter(filter))
-        .with(admin::remember())
+        .with(admin::record())
         .with(filter_fn(shows_no_secret));
-    // It fails where the process has a log already: a program in Python that runs a command beside a client of its own.
+    // Fails if the process has a log already, e.g. a Python program that runs a command and has a client of its own.
     let _ = log.try_init();
     Ok(())
 }
 
-/// Says `words` on stderr; see [`say!`].
-pub(crate) fn write(words: Arguments<'_>) {
+/// Writes `message` to stderr; see [`message!`].
+pub(crate) fn write(message: Arguments<'_>) {
     match IS_JSON.load(Ordering::Relaxed) {
-        true => eprintln!("{}", as_json(&words.to_string())),
-        false => eprintln!("{words}"),
+        true => eprintln!("{}", as_json(&message.to_string())),
+        false => eprintln!("{message}"),
     }
 }
 
-fn as_json(words: &str) -> String {
+fn as_json(text: &str) -> String {
     let levels = [("error: ", "ERROR"), ("warning: ", "WARN")];
     let found = levels
         .iter()
-        .find_map(|(prefix, level)| Some((*level, words.strip_prefix(prefix)?)));
-    let (level, message) = found.unwrap_or(("INFO", words));
+        .find_map(|(prefix, level)| Some((*level, text.strip_prefix(prefix)?)));
+    let (level, message) = found.unwrap_or(("INFO", text));
     let mut timestamp = String::new();
-    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp)); // A string takes everything.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp)); // Writing to a string cannot fail.
     let line =
         json!({ "timestamp": timestamp, "level": level, "target": "tensor_relay", "message": message });
     line.to_string()
 }
 
 fn log_filter(text: &str) -> Result<EnvFilter, UsageError> {
-    EnvFilter::try_new(text).map_err(|why| {
+    EnvFilter::try_new(text).map_err(|error| {
         UsageError(format!(
-            "the environment variable {LOG} cannot be {text:?}: {why}; write a level (error, warn, info, debug, trace), or levels \
-             by module, such as `info,tensor_relay_client=debug`"
+            "the environment variable {LOG} cannot be {text:?}: {error}; write a level (error, warn, info, debug, \
+             trace), or levels by module, such as `info,tensor_relay_client=debug`"
         ))
     })
 }
 
-/// Whether something may be logged, whatever the filter says. On the level `trace`, QUIC prints every frame with what is in
-/// it; those with a stateless reset token let any reader of the log end the connection.
+/// Whether an event may be logged, regardless of the filter. At level `trace`, quinn logs the content of every frame; a
+/// logged stateless reset token would let any reader of the log end the connection.
 fn shows_no_secret(metadata: &Metadata<'_>) -> bool {
     *metadata.level() != Level::TRACE || !metadata.target().starts_with("quinn_proto")
 }
@@ -116,18 +117,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_has_a_level() {
-        let said = |words| serde_json::from_str::<serde_json::Value>(&as_json(words)).unwrap();
-        let warning = said("warning: the disk is full");
+    fn messages_have_a_level_in_json() {
+        let event = |text| serde_json::from_str::<serde_json::Value>(&as_json(text)).unwrap();
+        let warning = event("warning: the disk is full");
         assert_eq!((&warning["level"], &warning["message"]), (&json!("WARN"), &json!("the disk is full")));
-        assert_eq!(said("error: no")["level"], "ERROR");
-        let told = said("serving \"x\"");
-        assert_eq!((&told["level"], &told["message"]), (&json!("INFO"), &json!("serving \"x\"")));
+        assert_eq!(event("error: no")["level"], "ERROR");
+        let info = event("serving \"x\"");
+        assert_eq!((&info["level"], &info["message"]), (&json!("INFO"), &json!("serving \"x\"")));
         assert!(
-            told["timestamp"]
+            info["timestamp"]
                 .as_str()
                 .is_some_and(|at| at.starts_with("20") && at.ends_with('Z')),
-            "{told}"
+            "{info}"
         );
     }
 }

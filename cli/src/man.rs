@@ -16,7 +16,10 @@ fn write_all(dir: &Path) -> anyhow::Result<Exit> {
     let written =
         std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(variable::command(), dir));
     written.with_context(|| format!("cannot write manual pages into {}", dir.display()))?;
-    crate::log::say!("wrote the manual pages into {0}; read one with: man {0}/tensor-relay.1", dir.display());
+    crate::log::message!(
+        "wrote the manual pages into {0}; read one with: man {0}/tensor-relay.1",
+        dir.display()
+    );
     Ok(Exit::Done)
 }
 
@@ -34,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_for_people_has_a_page() {
+    fn every_visible_command_has_a_page() {
         let dir = tempfile::tempdir().unwrap();
         write_all(dir.path()).unwrap();
         let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();

@@ -9,19 +9,19 @@ use tensor_relay_server::{
     sidecar::{Producer, Publication, SealedVersion, Terms},
 };
 
-/// Something that was waited for did not happen.
+/// A deadline of `--timeout` passed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotInTime {
+pub(crate) enum WaitTimeout {
     #[error(
-        "the version was not published within {0:?}: subscribers in mode `every` are not done with older ones. It is taken \
-         back; --timeout waits longer"
+        "the version was not published within {0:?}, because subscribers in mode `every` have not acknowledged older \
+         versions. It was withdrawn; wait longer with --timeout"
     )]
     Published(Duration),
     #[error("{found} of {wanted} subscribers have {version} after {waited:?}; it stays on offer")]
     Committed { version: String, found: u64, wanted: u64, waited: Duration },
     #[error(
-        "the memory of {version} is still in use after {waited:?}: it is on offer until another is published, and then until \
-         those who read it are done"
+        "the memory of {version} is still in use after {waited:?}: it is released when a newer version has replaced it \
+         and all transfers of it have ended"
     )]
     Released { version: String, waited: Duration },
 }
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<Exit> {
     let tensors = version.manifest().tensors().len();
     let publish = producer.publish(args.topic.clone(), version, args.metadata.clone());
     let published = tokio::time::timeout(args.timeout, publish).await;
-    let mut publication = published.map_err(|_| NotInTime::Published(args.timeout))??;
+    let mut publication = published.map_err(|_| WaitTimeout::Published(args.timeout))??;
     report(&args, &publication, tensors, began.elapsed());
     if let Some(wanted) = args.wait_committed {
         wait_committed(&args, &mut publication, wanted).await?;
@@ -55,15 +55,15 @@ async fn seal(args: &PublishArgs, terms: Terms) -> anyhow::Result<SealedVersion>
         Ok((version, offered::lines(&files)))
     });
     let (version, offered) = sealed.await??;
-    offered.iter().for_each(|line| crate::log::say!("{line}"));
+    offered.iter().for_each(|line| crate::log::message!("{line}"));
     Ok(version)
 }
 
 fn report(args: &PublishArgs, publication: &Publication, tensors: usize, took: Duration) {
     let (id, path, reason) = (publication.id(), publication.path(), publication.reason());
     let (payload_bytes, copied_bytes) = (publication.payload_bytes(), publication.copied_bytes());
-    crate::log::say!(
-        "{id}: {}, {}, published in {} by {path}, since {reason}; {} copied",
+    crate::log::message!(
+        "{id}: {}, {}, published in {} through {path} ({reason}); {} copied",
         units::count(tensors, "tensor"),
         units::bytes(payload_bytes),
         units::time(took),
@@ -98,28 +98,28 @@ async fn wait_committed(
     let (found, version) = (publication.committed_count(), publication.id().to_string());
     if !reached && publication.is_over() {
         anyhow::bail!(
-            "{found} of {wanted} subscribers have {version}, and no more can: it was replaced or withdrawn"
+            "{found} of {wanted} subscribers have {version}, and no others can receive it: it was replaced or withdrawn"
         );
     }
     if !reached {
-        return Err(NotInTime::Committed { version, found, wanted, waited: args.timeout }.into());
+        return Err(WaitTimeout::Committed { version, found, wanted, waited: args.timeout }.into());
     }
-    tell(args, publication, "committed");
+    report_event(args, publication, "committed");
     Ok(())
 }
 
 async fn wait_released(args: &PublishArgs, publication: &mut Publication) -> anyhow::Result<()> {
     if !publication.released(args.timeout).await? {
         let version = publication.id().to_string();
-        return Err(NotInTime::Released { version, waited: args.timeout }.into());
+        return Err(WaitTimeout::Released { version, waited: args.timeout }.into());
     }
-    tell(args, publication, "released");
+    report_event(args, publication, "released");
     Ok(())
 }
 
-fn tell(args: &PublishArgs, publication: &Publication, event: &str) {
+fn report_event(args: &PublishArgs, publication: &Publication, event: &str) {
     let (id, committed) = (publication.id(), publication.committed_count());
-    crate::log::say!("{id}: {event}; {} took it", units::count(committed as usize, "subscriber"));
+    crate::log::message!("{id}: {event}; received by {}", units::count(committed as usize, "subscriber"));
     if args.json {
         let line = json!({
             "event": event,

@@ -42,19 +42,19 @@ struct Serving<'a> {
     listen: SocketAddr,
     key: String,
     device: String,
-    /// Where the tickets are: what lets clients in is in no log.
+    /// The file with the tickets. These are secrets, so they are not in the output, which may be a log.
     ticket_file: &'a Path,
     #[serde(skip_serializing_if = "Option::is_none")]
     publish_socket: Option<&'a Path>,
-    /// Where the admin port is, if there is one.
+    /// The address of the admin port.
     #[serde(skip_serializing_if = "Option::is_none")]
     admin: Option<SocketAddr>,
-    /// What the server takes of the host's memory at most, beside its versions.
+    /// The most host memory that the server uses in addition to its versions.
     memory_bytes_max: u64,
     topics: &'a [Served],
 }
 
-/// One topic that is on offer.
+/// A topic and its first version, in the first line of `--json`.
 #[derive(Debug, Serialize)]
 struct Served {
     topic: String,
@@ -63,55 +63,55 @@ struct Served {
     tensors: usize,
     payload_bytes: u64,
     file: PathBuf,
-    /// The names of the files that are served: in a folder, all of them.
+    /// The names of the served files: several in a folder.
     files: Vec<String>,
 }
 
-/// A further line of `--json`: a version that replaces another.
+/// A further line of `--json`: a version published after the start.
 #[derive(Debug, Serialize)]
-struct Replaced {
+struct PublishedLine {
     event: &'static str,
     topic: String,
     epoch: String,
     version: u64,
     tensors: usize,
     payload_bytes: u64,
-    /// Of what came from files: their names.
+    /// From files: their names.
     #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<Vec<String>>,
-    /// Likewise, how many generations of them were seen before it and never published.
+    /// From files: the number of generations of them that were seen before this version and never published.
     #[serde(skip_serializing_if = "Option::is_none")]
     missed_generations: Option<u64>,
-    /// Of what came through the socket: by which way.
+    /// Through the socket: the kind of memory that was lent.
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'static str>,
-    /// Likewise, why by that one.
+    /// Through the socket: why that kind was chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    /// Likewise, who published it.
+    /// Through the socket: the publishing process.
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<String>,
 }
 
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
-    refuse_nothing(&args)?;
+    refuse_no_source(&args)?;
     refuse_duplicates(&args)?;
     refuse_borrowing_for_a_gpu(&args)?;
     refuse_special_ticket_file(&args)?;
     let admin = Bound::new(&args.admin, true)?;
-    let mut signals = Signals::hear()?;
+    let mut signals = Signals::listen()?;
     let device = tokio::select! {
         opened = device::open(&args.device, args.chunk_size) => opened?,
         exit = signals.next() => return Ok(exit),
     };
     let state_dir = state_dir(args.state_dir.as_deref())?;
     let identity = Identity::load_or_create(&state_dir);
-    let identity = identity.context("cannot use the state directory; --state-dir names another one")?;
+    let identity = identity.context("cannot use the state directory; choose another one with --state-dir")?;
     let ledger = args.watch.then(|| Ledger::open(&state_dir)).transpose()?;
     let ledger = ledger.map(|ledger| Arc::new(Mutex::new(ledger)));
     let transport = if args.no_tcp { Transport::Quic } else { args.transport };
     let listener = Listener::bind_for(transport, args.listen, &identity, Tuning::default());
-    let listener = listener.map_err(name_the_option)?;
+    let listener = listener.map_err(add_listen_option)?;
     let access = admission::access(&args, &state_dir)?;
     let config = config(&args);
     let (reserved, memory_bytes_max) = (config.reserve()?, config.memory_bytes_max());
@@ -120,7 +120,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let admin_address = admin.as_ref().and_then(Bound::address);
     let subject = || ServerSubject {
         reader: server.status_reader(),
-        wanted: args.topics.iter().map(|(topic, _)| topic.clone()).collect(),
+        topics: args.topics.iter().map(|(topic, _)| topic.clone()).collect(),
         device: DeviceMemory::of(device.as_ref()),
     };
     let _admin_port = admin.map(|admin| admin.serve(subject())).transpose()?;
@@ -131,7 +131,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let (mut topics, mut offers, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
     for (topic, path) in &args.topics {
         let (offer, published) = tokio::select! {
-            begun = Offer::begin(&server, &args, &loader, (topic, path), ledger.as_ref()) => begun?,
+            offer = Offer::begin(&server, &args, &loader, (topic, path), ledger.as_ref()) => offer?,
             exit = signals.next() => return Ok(exit),
         };
         tickets
@@ -140,30 +140,31 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         offers.push(offer);
     }
     if args.publish_socket.is_some() || topics.len() > 1 {
-        // For those who follow several, and for all topics that others will publish.
+        // A ticket for all topics: for subscribers of several, and for topics that will be published through the
+        // socket.
         tickets.push(admission::ticket(&access, &addresses, identity.fingerprint(), None)?.to_string());
     }
     let ticket_file = admission::ticket_file(&args, &state_dir);
     admission::write_tickets(&ticket_file, &tickets)?;
-    let open = publish_socket::open(&server, &args, loader.device.as_ref())?;
-    let given_out = ServerTickets { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
+    let publish_socket = publish_socket::open(&server, &args, loader.device.as_ref())?;
+    let server_tickets = ServerTickets { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
     let started = Started { listen: listening, admin: admin_address, memory_bytes_max };
-    report(&args, &started, identity.fingerprint(), &topics, &given_out);
-    let mut looking = look_after(offers, args.watch_interval, args.json);
+    report(&args, &started, identity.fingerprint(), &topics, &server_tickets);
+    let mut maintaining = maintain(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
         exit = signals.next() => Ok(exit),
         failure = device::failure(loader.device.as_ref()) => Err(failure),
-        error = all_lost(&mut looking), if open.is_none() => Err(error),
+        error = all_lost(&mut maintaining), if publish_socket.is_none() => Err(error),
     };
     let (sent, stats) = (server.sent_reader(), server.stats());
-    drop((looking, open));
+    drop((maintaining, publish_socket));
     let drained = drain(server, args.grace, &mut signals).await;
     report_sent(sent(), args.json);
     report_memory(&stats, args.json);
     ended.map(|exit| drained.unwrap_or(exit))
 }
 
-/// The configuration of a server with these options, in this process's container.
+/// The configuration of a server with these options, adapted to the memory limit of the container.
 pub(crate) fn config(args: &ServeArgs) -> Config {
     Config {
         codec: args.codec.into(),
@@ -192,47 +193,52 @@ fn served(published: &Published, path: &Path) -> Served {
     }
 }
 
-/// Looks after `offers` until the result is dropped: publishes what replaces their files, or ends topics whose files are
-/// lost and cannot be replaced. Each has its own task, because a publish may wait for readers.
-fn look_after(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Offer> {
-    let mut looking = JoinSet::new();
+/// Maintains `offers` until the result is dropped: publishes new content of watched files, and ends topics whose
+/// unwatched files are lost. Each offer has a task of its own, because a publish may wait for readers.
+fn maintain(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Offer> {
+    let mut maintaining = JoinSet::new();
     for mut offer in offers {
-        looking.spawn(async move {
+        maintaining.spawn(async move {
             if !offer.is_watched() {
                 offer.end_when_lost().await;
                 return offer;
             }
             loop {
                 tokio::time::sleep(interval).await;
-                if let Some(published) = offer.look(interval).await {
-                    report_replaced(&published, as_json);
+                if let Some(published) = offer.poll(interval).await {
+                    report_published(&published, as_json);
                 }
             }
         });
     }
-    looking
+    maintaining
 }
 
-/// Waits until every topic has ended because its files are lost, and says so: whoever started this server wants it to
-/// serve something, and can start it again.
-async fn all_lost(looking: &mut JoinSet<Offer>) -> anyhow::Error {
-    let mut lost = vec![]; // Until the last one, subscribers who come later are told of the others.
-    while let Some(offer) = looking.join_next().await {
+/// Waits until every topic has ended because its files are lost, and returns the error with which the server ends: it
+/// has nothing left to serve.
+async fn all_lost(maintaining: &mut JoinSet<Offer>) -> anyhow::Error {
+    let mut lost = vec![]; // Keeps ended topics open until the last one, so that new subscribers receive their errors.
+    while let Some(offer) = maintaining.join_next().await {
         lost.push(offer);
     }
     anyhow!(
-        "nothing is on offer any more: what was served was changed in place (told above); start the server again"
+        "nothing is on offer any more, because the served files were changed in place (see the errors above): start \
+         the server again"
     )
 }
 
-fn report_replaced(Published { id, tensors, payload_bytes, files, missed }: &Published, as_json: bool) {
+fn report_published(Published { id, tensors, payload_bytes, files, missed }: &Published, as_json: bool) {
     let missing = match missed {
         0 => String::new(),
         _ => format!("; before it, {} never published", units::missed_generations(*missed)),
     };
-    crate::log::say!("{id}: {}, {}{missing}", units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
+    crate::log::message!(
+        "{id}: {}, {}{missing}",
+        units::count(*tensors, "tensor"),
+        units::bytes(*payload_bytes)
+    );
     if as_json {
-        let line = Replaced {
+        let line = PublishedLine {
             event: "published",
             topic: id.topic.to_string(),
             epoch: id.epoch.to_string(),
@@ -246,7 +252,7 @@ fn report_replaced(Published { id, tensors, payload_bytes, files, missed }: &Pub
             from: None,
         };
         let mut out = std::io::stdout().lock();
-        // Whoever started the server may have closed stdout; it serves all the same.
+        // Errors are ignored: the server continues if stdout is closed.
         let _ = serde_json::to_writer(&mut out, &line)
             .map_err(Into::into)
             .and_then(|()| writeln!(out));
@@ -254,16 +260,16 @@ fn report_replaced(Published { id, tensors, payload_bytes, files, missed }: &Pub
     }
 }
 
-/// Tells, at the end, what versions took of the host's memory before it drained: all of it, and what it was for.
+/// Reports the host memory that versions used before the server drained, by use.
 fn report_memory(stats: &ServerStats, as_json: bool) {
     let ServerStats { staged_bytes, reusable_bytes, bases: BaseStats { versions, bytes }, .. } = *stats;
     let encoded_bytes = stats.encoder.encoded_bytes;
     if versions > 0 {
         let (versions, bytes) = (units::count(versions as usize, "version"), units::bytes(bytes));
-        crate::log::say!("kept {versions} as bases of later ones: {bytes}");
+        crate::log::message!("retained {versions} as bases of deltas: {bytes}");
     }
-    crate::log::say!(
-        "memory: {} staged, {} kept for the next versions, {} of encodings",
+    crate::log::message!(
+        "memory: {} staged, {} cached for later versions, {} of encoded chunks",
         units::bytes(staged_bytes),
         units::bytes(reusable_bytes),
         units::bytes(encoded_bytes)
@@ -277,11 +283,11 @@ fn report_memory(stats: &ServerStats, as_json: bool) {
             "reusable_bytes": reusable_bytes,
             "encoded_bytes": encoded_bytes,
         });
-        let _ = writeln!(std::io::stdout(), "{bases}\n{memory}"); // Whoever started the server may have closed stdout.
+        let _ = writeln!(std::io::stdout(), "{bases}\n{memory}"); // Stdout may be closed.
     }
 }
 
-/// Tells, at the end, what was sent of each topic and how much of that was saved.
+/// Reports the sent bytes of each topic, and their encoded size.
 fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
     let mut out = std::io::stdout().lock();
     for (topic, codecs) in topics {
@@ -289,8 +295,10 @@ fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
         if total.chunks == 0 {
             continue;
         }
-        let less = codecs::as_text(&codecs).map(|less| format!(", {less}")).unwrap_or_default();
-        crate::log::say!("sent {topic}: {}{less}", units::bytes(total.raw_bytes));
+        let encoded = codecs::as_text(&codecs)
+            .map(|encoded| format!(", {encoded}"))
+            .unwrap_or_default();
+        crate::log::message!("sent {topic}: {}{encoded}", units::bytes(total.raw_bytes));
         if as_json {
             let line = json!({
                 "event": "sent",
@@ -300,22 +308,22 @@ fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
                 "wire_bytes": total.wire_bytes,
                 "codecs": codecs::as_object(&codecs, "encode_s"),
             });
-            let _ = writeln!(out, "{line}"); // Whoever started the server may have closed stdout.
+            let _ = writeln!(out, "{line}"); // Stdout may be closed.
         }
     }
     let _ = out.flush();
 }
 
-fn refuse_nothing(args: &ServeArgs) -> anyhow::Result<()> {
+fn refuse_no_source(args: &ServeArgs) -> anyhow::Result<()> {
     match (args.topics.is_empty(), &args.publish_socket, args.publish_uid.is_empty()) {
         (true, None, _) => bail!(UsageError(
-            "there is nothing to serve: give files with --topic NAME=PATH, or let other processes publish with \
+            "there is nothing to serve: name files with --topic NAME=PATH, or let other processes publish with \
              --publish-socket PATH"
                 .into()
         )),
-        (_, None, false) => bail!(UsageError("--publish-uid means nothing without --publish-socket PATH".into())),
+        (_, None, false) => bail!(UsageError("--publish-uid requires --publish-socket PATH".into())),
         (_, None, _) if args.expire_after.is_some() => {
-            bail!(UsageError("--expire-after means nothing without --publish-socket PATH".into()))
+            bail!(UsageError("--expire-after requires --publish-socket PATH".into()))
         }
         _ => Ok(()),
     }
@@ -333,28 +341,28 @@ fn refuse_borrowing_for_a_gpu(args: &ServeArgs) -> anyhow::Result<()> {
     match (args.hold, args.device.device) {
         (HoldArg::Borrow, device @ DeviceName::Cuda(_)) => bail!(UsageError(format!(
             "--hold borrow leaves tensors in their files, and --device {device} puts them into the GPU's memory: \
-             only one of the two can be; without --hold borrow, the files are read once and uploaded"
+             only one of the two is possible; without --hold borrow, the files are read once and uploaded"
         ))),
         _ => Ok(()),
     }
 }
 
-/// Before anything is read: what a rename would destroy is no place for tickets.
+/// Refuses a ticket file that must not be replaced by a rename, such as a device or a FIFO, before files are read.
 fn refuse_special_ticket_file(args: &ServeArgs) -> anyhow::Result<()> {
-    const INSTEAD: &str = "leave --ticket-file out, and the tickets are in the state directory";
+    const REMEDY: &str = "without --ticket-file, the tickets are written to a file in the state directory";
     let Some(path) = &args.ticket_file else { return Ok(()) };
     if path == Path::new("-") {
-        bail!(UsageError(format!("--ticket-file takes the name of a file, not `-`: {INSTEAD}")));
+        bail!(UsageError(format!("--ticket-file takes the name of a file, not `-`; {REMEDY}")));
     }
     match must_be_replaceable(path) {
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
-            bail!(UsageError(format!("--ticket-file {}: {error}; {INSTEAD}", path.display())))
+            bail!(UsageError(format!("--ticket-file {}: {error}; {REMEDY}", path.display())))
         }
-        _ => Ok(()), // What else is wrong is told when it is written.
+        _ => Ok(()), // Writing the file reports other errors.
     }
 }
 
-/// Where the key is kept.
+/// The state directory: `given`, or the default one.
 pub(crate) fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     given
         .map(PathBuf::from)
@@ -362,8 +370,8 @@ pub(crate) fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         .context("there is no home directory to keep the server's key in: give --state-dir")
 }
 
-/// Adds the option that chooses another port to the error of a port in use.
-fn name_the_option(error: BindError) -> anyhow::Error {
+/// Adds the option `--listen` to the error of a port in use.
+fn add_listen_option(error: BindError) -> anyhow::Error {
     match error {
         BindError::InUse { .. } => anyhow::anyhow!("{error} with --listen"),
         other => other.into(),
@@ -376,8 +384,8 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     }
     let (address, guessed) = reachable(listening);
     if guessed {
-        crate::log::say!(
-            "advertising {address}, this machine's address on its default route; --advertise names another"
+        crate::log::message!(
+            "advertising {address}, this machine's address on its default route; choose another one with --advertise"
         );
     }
     vec![address.to_string()]
@@ -386,17 +394,17 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
 /// The tickets of this server.
 struct ServerTickets<'a> {
     tickets: &'a [String],
-    /// Where they were written.
+    /// The file to which they were written.
     file: &'a Path,
-    /// Whether they must not be where others read them.
+    /// Whether the tickets contain tokens, which must not be printed where others can read them.
     are_secret: bool,
 }
 
-/// What a server has been started with.
+/// The addresses and the memory bound of a started server.
 struct Started {
     listen: SocketAddr,
     admin: Option<SocketAddr>,
-    /// What it takes of the host's memory at most, beside its versions.
+    /// The most host memory that the server uses in addition to its versions.
     memory_bytes_max: u64,
 }
 
@@ -405,14 +413,14 @@ fn report(
     &Started { listen, admin, memory_bytes_max }: &Started,
     key: Fingerprint,
     topics: &[Served],
-    given_out: &ServerTickets<'_>,
+    tickets: &ServerTickets<'_>,
 ) {
     let mut out = std::io::stdout().lock();
     let written = match args.json {
         true => {
             let (key, device) = (key.to_string(), args.device.device.to_string());
             let publish_socket = args.publish_socket.as_deref();
-            let ticket_file = given_out.file;
+            let ticket_file = tickets.file;
             let event = "serving";
             let serving = Serving {
                 event,
@@ -434,54 +442,57 @@ fn report(
                 DeviceName::Cpu => String::new(),
                 cuda => format!(" from {cuda}"),
             };
-            crate::log::say!(
-                "serving{from} on {listen}; give a ticket to each consumer, and run there: tensor-relay subscribe TICKET_FILE \
-                 --out DIR"
+            crate::log::message!(
+                "serving{from} on {listen}; give a ticket to each consumer, and run there: tensor-relay subscribe \
+                 TICKET_FILE --out DIR"
             );
-            crate::log::say!("the tickets are in {}", given_out.file.display());
+            crate::log::message!("the tickets are in {}", tickets.file.display());
             if let Some(socket) = &args.publish_socket {
-                crate::log::say!(
+                crate::log::message!(
                     "to publish, run here: tensor-relay publish {} TOPIC FILE; consumers name the topic with --topic",
                     socket.display()
                 );
             }
-            crate::log::say!(
-                "memory: at most {} beside versions; `tensor-relay config serve` shows of what",
+            crate::log::message!(
+                "memory: at most {} in addition to versions; `tensor-relay config serve` lists the bounds",
                 units::bytes(memory_bytes_max)
             );
             if let Some(admin) = admin {
-                crate::log::say!("to see how it does, open {}", page_url(admin));
+                crate::log::message!("for its status, open {}", page_url(admin));
             }
-            // What is no terminal may be a log that others read.
-            match given_out.are_secret && !out.is_terminal() {
-                true => writeln!(out, "{}", given_out.file.display()),
-                false => given_out.tickets.iter().try_for_each(|ticket| writeln!(out, "{ticket}")),
+            // If stdout is not a terminal, it may be a log that others can read.
+            match tickets.are_secret && !out.is_terminal() {
+                true => writeln!(out, "{}", tickets.file.display()),
+                false => tickets.tickets.iter().try_for_each(|ticket| writeln!(out, "{ticket}")),
             }
         }
     };
-    // Whoever started the server may have closed stdout; it serves all the same.
+    // A closed stdout is ignored: the server continues without it.
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            crate::log::say!(
+            crate::log::message!(
                 "warning: cannot write to stdout: {error}; the tickets are in {}",
-                given_out.file.display()
+                tickets.file.display()
             );
         }
         _ => {}
     }
 }
 
-/// Finishes what is under way, within `grace`; a second signal ends it at once. Returns the exit code of an orderly end.
+/// Finishes the transfers in progress, within `grace`. Returns `None` if a second signal ended that early.
 async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option<Exit> {
     let transfers = server.stats().transfers;
     if transfers > 0 {
         let transfers = units::count(transfers as usize, "transfer");
-        crate::log::say!("finishing {transfers}, for at most {}", units::time(grace));
+        crate::log::message!("finishing {transfers}, for at most {}", units::time(grace));
     }
     tokio::select! {
         finished = server.shutdown(grace) => {
             if !finished {
-                crate::log::say!("warning: transfers were cut off after {}; their subscribers keep nothing half", units::time(grace));
+                crate::log::message!(
+                    "warning: transfers were cut off after {}; their subscribers keep no incomplete version",
+                    units::time(grace)
+                );
             }
             Some(Exit::Done)
         }

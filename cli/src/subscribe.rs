@@ -1,4 +1,4 @@
-//! `tensor-relay subscribe`: receives the versions of a topic, or of all that match.
+//! `tensor-relay subscribe`: receives the versions of a topic, or of all topics that match a glob.
 
 mod follow;
 pub(crate) mod hook;
@@ -21,23 +21,23 @@ use tensor_relay_client::{
 };
 use tokio::task::JoinSet;
 
-/// The size of slots for chunks on their way to a GPU: the default chunk size of servers. A larger chunk passes through
-/// several.
+/// The size of page-locked slots for chunks that are copied to a GPU: the default chunk size of servers. A larger chunk
+/// uses several slots.
 pub(crate) const SLOT_BYTES: u32 = 4 << 20;
 
-/// How long saying good-bye may take.
-const GOOD_BYE: Duration = Duration::from_secs(2);
+/// The deadline for closing the session.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     refuse_start(&args)?;
-    // Before signals are heard: whoever waits for a ticket on stdin can be interrupted as usual.
+    // Before signals are handled, so that Ctrl-C ends the process while it reads a ticket from stdin.
     let named = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
     let ticket = match &args.topic {
         Some(_) if named.is_none() => ticket::read_any(&args.ticket.ticket)?,
         _ => ticket::read(&args.ticket.ticket, named.as_ref())?,
     };
-    let mut signals = Signals::hear()?.with_hangup()?;
-    let wanted = SubscribeTarget::new(&args, &ticket)?;
+    let mut signals = Signals::listen()?.with_hangup()?;
+    let target = SubscribeTarget::new(&args, &ticket)?;
     if let Some(dir) = &args.out {
         std::fs::create_dir_all(dir)
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
@@ -46,31 +46,31 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     let bound = Bound::new(&args.admin, false)?;
     let admin_port = bound.map(|bound| bound.serve(consumer.clone())).transpose()?;
     if let Some(admin_port) = &admin_port {
-        crate::log::say!("to see how it does, open {}", page_url(admin_port.address()));
+        crate::log::message!("for its status, open {}", page_url(admin_port.address()));
     }
     let client = tokio::select! {
-        client = begin(&args, &ticket, &consumer) => client?,
+        client = open_client(&args, &ticket, &consumer) => client?,
         exit = signals.next() => return Ok(exit),
     };
     let args = Arc::new(args);
-    let done = tokio::select! {
-        done = receive(&args, (&client, &consumer), wanted) => done.map(|()| Exit::Done),
+    let result = tokio::select! {
+        result = receive(&args, (&client, &consumer), target) => result.map(|()| Exit::Done),
         exit = signals.next() => Ok(exit),
     };
-    // However it ended, the server is told, or it would keep the session until its idle timeout.
-    let _ = tokio::join!(tokio::time::timeout(GOOD_BYE, client.close()), hook::terminate_all());
-    match done {
+    // Without the close, the server would keep the session until its idle timeout.
+    let _ = tokio::join!(tokio::time::timeout(CLOSE_TIMEOUT, client.close()), hook::terminate_all());
+    match result {
         Err(error) if error.downcast_ref().is_some_and(StdoutClosed::is_expected) => Ok(Exit::Failed),
-        done => done,
+        result => result,
     }
 }
 
-/// Refuses early what the client would refuse.
+/// Refuses a start that the client would refuse after connecting.
 fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
     match (args.mode.into(), args.from) {
         (Mode::Latest, Some(Start::Oldest | Start::At(..))) => bail!(UsageError(
-            "--mode latest begins with --from newest or next, and skips what is older: to begin with the oldest version, or \
-             with one by its number, take --mode every"
+            "--mode latest begins with --from newest or next, and skips older versions: to begin with the oldest \
+             version, or with one by its number, use --mode every"
                 .into()
         )),
         _ => Ok(()),
@@ -78,7 +78,7 @@ fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
 }
 
 /// Opens the device, and connects.
-async fn begin(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer) -> anyhow::Result<Client> {
+async fn open_client(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer) -> anyhow::Result<Client> {
     let device = device::open(&args.device, SLOT_BYTES).await?;
     let config = Config { device: device.clone(), identity: args.ticket.identity()?, ..config(args) };
     let client = connect(ticket, args.ticket.connect_timeout, config).await?;
@@ -102,7 +102,7 @@ fn config(args: &SubscribeArgs) -> Config {
         topic_timeout: args.wait,
         reconnect_timeout: args.reconnect,
         memory_bytes: args.mem.unwrap_or(u64::MAX),
-        // Who takes one version has no use for a copy of it.
+        // A subscriber of a single version needs no base for later ones.
         base_bytes: if args.once { 0 } else { args.base_mem },
         credit_chunks: args.chunks_in_flight,
         lanes: args.lanes,
@@ -127,75 +127,75 @@ impl SubscribeTarget {
             }
             Some(glob) => Ok(Self::All(glob.clone())),
             None => ticket.topic().cloned().map(Self::One).ok_or_else(|| {
-                UsageError("the ticket names no topic: say which with --topic NAME".into()).into()
+                UsageError("the ticket names no topic: choose one with --topic NAME".into()).into()
             }),
         }
     }
 }
 
 /// The client, and the status of its consumer.
-type Receiving<'a> = (&'a Client, &'a Consumer);
+type Connected<'a> = (&'a Client, &'a Consumer);
 
 async fn receive(
     args: &Arc<SubscribeArgs>,
-    by: Receiving<'_>,
-    wanted: SubscribeTarget,
+    client: Connected<'_>,
+    target: SubscribeTarget,
 ) -> anyhow::Result<()> {
-    match wanted {
-        SubscribeTarget::One(topic) => Follow::begin(args, by, topic, true).await?.run().await,
-        SubscribeTarget::All(glob) if args.once => receive_once(args, by, &glob).await,
-        SubscribeTarget::All(glob) => receive_all(args, by, &glob).await,
+    match target {
+        SubscribeTarget::One(topic) => Follow::begin(args, client, topic, true).await?.run().await,
+        SubscribeTarget::All(glob) if args.once => receive_once(args, client, &glob).await,
+        SubscribeTarget::All(glob) => receive_all(args, client, &glob).await,
     }
 }
 
-/// The first version of each topic that is there and matches.
-async fn receive_once(args: &Arc<SubscribeArgs>, by: Receiving<'_>, glob: &Glob) -> anyhow::Result<()> {
-    let topics = by.0.list().await?.into_iter().map(|entry| entry.id.topic);
+/// Receives the first version of each present topic that matches.
+async fn receive_once(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Glob) -> anyhow::Result<()> {
+    let topics = client.0.list().await?.into_iter().map(|entry| entry.id.topic);
     let topics: Vec<Topic> = topics.filter(|topic| glob.matches(topic.as_str())).collect();
     if topics.is_empty() {
         let timeout_ms = 0;
         return match Topic::new(glob.as_str()) {
             Ok(topic) => Err(SubscriptionError::NotFound { topic, timeout_ms }.into()),
-            Err(_) => Err(NoneMatches(glob.clone()).into()),
+            Err(_) => Err(NoMatchingTopic(glob.clone()).into()),
         };
     }
-    let mut following = Following::new(args, by);
+    let mut following = Following::new(args, client);
     for topic in topics {
         following.begin(topic).await?;
     }
-    while let Some((topic, ended)) = following.next().await {
-        if let Err(error) = ended {
-            following.note(&topic, error)?;
+    while let Some((topic, result)) = following.next().await {
+        if let Err(error) = result {
+            following.handle_failure(&topic, error)?;
         }
     }
     following.end()
 }
 
-/// Every topic that matches, now and later, until the session is over, or none is left and one has failed. One that ends is
-/// let go.
-async fn receive_all(args: &Arc<SubscribeArgs>, by: Receiving<'_>, glob: &Glob) -> anyhow::Result<()> {
-    let mut found = by.0.watch(glob).await?;
-    let mut following = Following::new(args, by);
-    let mut watching = true;
+/// Receives every topic that matches, including later ones, until the session ends, or until no topic is left and one
+/// has failed. Topics that end normally are dropped.
+async fn receive_all(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Glob) -> anyhow::Result<()> {
+    let mut found = client.0.watch(glob).await?;
+    let mut following = Following::new(args, client);
+    let mut is_watching = true;
     loop {
         tokio::select! {
-            biased; // All that are there are followed before one of them can fail.
-            topic = found.next(), if watching => match topic {
+            biased; // All present topics are followed before a failure of one is handled.
+            topic = found.next(), if is_watching => match topic {
                 Some(topic) => following.begin(topic).await?,
-                // The session is over; those that follow know why.
+                // The session has ended. No subscription reports the error, but the next request returns it.
                 None if following.is_empty() => {
                     following.end()?;
-                    return by.0.list().await.map(drop).map_err(Into::into);
+                    return client.0.list().await.map(drop).map_err(Into::into);
                 }
-                None => watching = false,
+                None => is_watching = false,
             },
-            Some((topic, ended)) = following.next() => if let Err(error) = ended {
-                let over = error.downcast_ref::<SubscriptionError>().is_some_and(is_over);
-                match (over, watching) {
+            Some((topic, result)) = following.next() => if let Err(error) = result {
+                let is_normal = error.downcast_ref::<SubscriptionError>().is_some_and(is_normal_end);
+                match (is_normal, is_watching) {
                     (true, true) => {}
                     (true, false) if following.is_empty() => return following.end().and(Err(error)),
                     (true, false) => {}
-                    (false, _) => following.note(&topic, error)?,
+                    (false, _) => following.handle_failure(&topic, error)?,
                 }
             },
         }
@@ -205,22 +205,22 @@ async fn receive_all(args: &Arc<SubscribeArgs>, by: Receiving<'_>, glob: &Glob) 
     }
 }
 
-/// Topics that are followed side by side. One that fails ends alone.
+/// The topics that are followed concurrently. A failure of one does not end the others.
 struct Following<'a> {
     args: &'a Arc<SubscribeArgs>,
-    by: Receiving<'a>,
+    client: Connected<'a>,
     running: JoinSet<(Topic, anyhow::Result<()>)>,
-    /// The first that failed, which says how all of it ended.
-    failed: Option<anyhow::Error>,
+    /// The error of the first topic that failed, with which the command ends.
+    first_failure: Option<anyhow::Error>,
 }
 
 impl<'a> Following<'a> {
-    fn new(args: &'a Arc<SubscribeArgs>, by: Receiving<'a>) -> Self {
-        Self { args, by, running: JoinSet::new(), failed: None }
+    fn new(args: &'a Arc<SubscribeArgs>, client: Connected<'a>) -> Self {
+        Self { args, client, running: JoinSet::new(), first_failure: None }
     }
 
     async fn begin(&mut self, topic: Topic) -> Result<(), ClientError> {
-        let follow = Follow::begin(self.args, self.by, topic.clone(), false).await?;
+        let follow = Follow::begin(self.args, self.client, topic.clone(), false).await?;
         self.running.spawn(async move { (topic, follow.run().await) });
         Ok(())
     }
@@ -229,51 +229,52 @@ impl<'a> Following<'a> {
         self.running.is_empty()
     }
 
-    /// The next that ended, and how. Cancel safe.
+    /// Waits for the next topic that ends, and returns its result. Cancel safe.
     async fn next(&mut self) -> Option<(Topic, anyhow::Result<()>)> {
         match self.running.join_next().await? {
             Ok(ended) => Some(ended),
-            Err(error) => std::panic::resume_unwind(error.into_panic()), // Nobody aborts them.
+            Err(error) => std::panic::resume_unwind(error.into_panic()), // Tasks are never aborted.
         }
     }
 
-    /// Tells that a topic failed. With a session that is over, all of them have: that is the error, or what failed before.
-    fn note(&mut self, topic: &Topic, error: anyhow::Error) -> anyhow::Result<()> {
-        let is_all = matches!(error.downcast_ref(), Some(SubscriptionError::Disconnected { .. }));
-        if error.is::<StdoutClosed>() || is_all && self.failed.is_none() {
+    /// Reports the failure of a topic. If the session has ended, so that all topics fail, returns the first failure.
+    fn handle_failure(&mut self, topic: &Topic, error: anyhow::Error) -> anyhow::Result<()> {
+        let is_disconnected = matches!(error.downcast_ref(), Some(SubscriptionError::Disconnected { .. }));
+        if error.is::<StdoutClosed>() || is_disconnected && self.first_failure.is_none() {
             return Err(error);
         }
         report::failed(self.args.json, topic, &message_of(&error))?;
-        self.failed.get_or_insert(error);
-        if is_all { self.end() } else { Ok(()) }
+        self.first_failure.get_or_insert(error);
+        if is_disconnected { self.end() } else { Ok(()) }
     }
 
-    /// The first failure, if there was one.
+    /// Returns the first failure as an error.
     fn end(&mut self) -> anyhow::Result<()> {
-        self.failed.take().map_or(Ok(()), Err)
+        self.first_failure.take().map_or(Ok(()), Err)
     }
 }
 
-/// Whether a topic ended as topics do.
-fn is_over(error: &SubscriptionError) -> bool {
+/// Whether the error is the normal end of a topic.
+fn is_normal_end(error: &SubscriptionError) -> bool {
     match error {
         SubscriptionError::Ended { reason, .. } => {
             matches!(reason, EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired)
         }
-        SubscriptionError::NotFound { .. } => true, // It went away before it was asked for.
+        SubscriptionError::NotFound { .. } => true, // The topic ended before the subscription began.
         _ => false,
     }
 }
 
 /// No topic matches a glob.
 #[derive(Debug, thiserror::Error)]
-#[error("the server has no topic that matches {0}: see what it has with `tensor-relay list`")]
-pub(crate) struct NoneMatches(Glob);
+#[error("the server has no topic that matches {0}: `tensor-relay list` lists its topics")]
+pub(crate) struct NoMatchingTopic(Glob);
 
 /// No tensor of a version is selected.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no tensor of {id} matches --select {globs}, so it is not saved: correct the patterns; its tensors are called e.g. {examples}"
+    "no tensor of {id} matches --select {globs}, so it is not saved: correct the patterns; names of its tensors are \
+     e.g. {examples}"
 )]
 pub(crate) struct NothingSelected {
     pub(crate) id: VersionId,
@@ -281,23 +282,23 @@ pub(crate) struct NothingSelected {
     pub(crate) examples: String,
 }
 
-/// Nothing can be written to stdout any more.
+/// Writing to stdout failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to stdout: {0}")]
 pub(crate) struct StdoutClosed(std::io::Error);
 
 impl StdoutClosed {
-    /// Whether the reader of a pipe went away: that ends the process quietly, as it ends other tools.
+    /// Whether the reader closed the pipe, which ends the process without a message, as for other tools.
     fn is_expected(&self) -> bool {
         self.0.kind() == std::io::ErrorKind::BrokenPipe
     }
 }
 
-/// Prints to stdout, or ends the process.
+/// Prints a line to stdout; ends the process if that fails.
 pub(crate) fn print_line(line: &str) {
     if let Err(closed) = try_print_line(line) {
         if !closed.is_expected() {
-            crate::log::say!("error: {closed}");
+            crate::log::message!("error: {closed}");
         }
         std::process::exit(Exit::Failed as i32);
     }

@@ -1,4 +1,4 @@
-//! Ticket arguments: a word, a file, or stdin.
+//! Reads the ticket of a command: from the argument itself, a file or stdin.
 
 use crate::exit::UsageError;
 use anyhow::{Context, bail};
@@ -6,17 +6,17 @@ use std::io::{ErrorKind, Read};
 use tensor_relay_client::{Ticket, Topic};
 use tensor_relay_server::Token;
 
-/// The most bytes read in search of a ticket; each is a few hundred.
+/// The maximum size of a file with tickets, each of which has a few hundred bytes.
 const SOURCE_MAX_BYTES: u64 = 1 << 20;
 
-/// Reads the ticket in `source`: the ticket itself, `-` for stdin, or else the name of a file. A file of several tickets,
-/// as `serve --ticket-file` writes with several topics, needs `topic` to choose.
+/// Reads the ticket in `source`: the ticket itself, `-` for stdin, or else the name of a file. If the file contains
+/// several tickets, as `serve --ticket-file` writes for several topics, `topic` chooses one.
 pub(crate) fn read(source: &str, topic: Option<&Topic>) -> anyhow::Result<Ticket> {
     choose(read_all(source)?, topic)
         .with_context(|| format!("cannot choose a ticket from {}", Token::hide(source)))
 }
 
-/// Reads the first ticket in `source`, for whom any topic of the server will do.
+/// Reads the first ticket in `source`, for commands that do not depend on its topic.
 pub(crate) fn read_any(source: &str) -> anyhow::Result<Ticket> {
     let first = read_all(source)?.into_iter().next();
     first.ok_or_else(|| UsageError(format!("{} holds no ticket", Token::hide(source))).into())
@@ -26,9 +26,9 @@ fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
     if source.starts_with("relay://") {
         let ticket: Ticket = source.parse()?;
         if ticket.token().is_some() && std::env::args_os().any(|word| word == source) {
-            crate::log::say!(
-                "warning: every user of this machine can read the ticket among this command's words while it runs; a file, \
-                 or the variable TENSOR_RELAY_TICKET, shows it to nobody"
+            crate::log::message!(
+                "warning: every user of this machine can read the ticket in this command line while the command runs; \
+                 pass the ticket in a file or in the variable TENSOR_RELAY_TICKET instead"
             );
         }
         return Ok(vec![ticket]);
@@ -56,7 +56,7 @@ fn read_source(source: &str) -> anyhow::Result<String> {
         path => std::fs::File::open(path)
             .and_then(|file| file.take(SOURCE_MAX_BYTES).read_to_string(&mut text))
             .map_err(|error| {
-                // A ticket that was cut or mistyped comes here as well, and its token must not be told.
+                // `path` may be a truncated or mistyped ticket, whose token must not be printed.
                 let shown = Token::hide(path);
                 UsageError(format!("{shown:?} is neither a ticket (relay://…) nor a file: {error}"))
             })?,
@@ -72,7 +72,7 @@ fn choose(mut tickets: Vec<Ticket>, topic: Option<&Topic>) -> anyhow::Result<Tic
         (0, _) | (_, None) => bail!(UsageError("it is empty".into())),
         (1, Some(ticket)) => Ok(ticket),
         (_, Some(ticket)) if topic.is_some() => Ok(ticket),
-        (count, _) => bail!(UsageError(format!("it holds {count}: say which with --topic NAME"))),
+        (count, _) => bail!(UsageError(format!("it holds {count} tickets: choose one with --topic NAME"))),
     }
 }
 
@@ -85,24 +85,24 @@ mod tests {
         format!("relay://10.0.0.1:4747/{topic}?key=sha256:{}", "ab".repeat(32))
     }
 
-    /// Goal: a ticket that was damaged on its way to the command line is told of without its token.
-    /// Method: the damages after which it is taken for a file.
+    /// Goal: the error about a damaged ticket does not contain its token.
+    /// Method: damage it in ways that make it look like the name of a file.
     #[test]
     fn no_error_shows_a_token() {
         let token = "AQAAAAFvT3Bk9xqYw-LrZ0c8bN2mH_sJd7uVeXiPg5tKaWfQyR1C4";
         let whole = format!("{}&token={token}", ticket("t"));
         for damaged in [&whole[1..], &whole[whole.len() - 30..], token, &format!("http{}", &whole[5..])] {
             let error = read(damaged, None).unwrap_err();
-            let told = format!("{error:#} {error:?}");
+            let message = format!("{error:#} {error:?}");
             let parts: Vec<_> = (0..=token.len() - 12).map(|at| &token[at..at + 12]).collect();
-            assert!(!parts.iter().any(|part| told.contains(part)), "{told}");
+            assert!(!parts.iter().any(|part| message.contains(part)), "{message}");
         }
         let missing = read("no/such.ticket", None).unwrap_err().to_string();
         assert!(missing.contains("no/such.ticket"), "{missing}");
     }
 
     #[test]
-    fn a_file_of_several_tickets_needs_a_choice() {
+    fn a_file_of_several_tickets_requires_a_topic() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         writeln!(file, "{}\n{}", ticket("a"), ticket("b")).unwrap();
         let path = file.path().to_str().unwrap();

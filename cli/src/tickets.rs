@@ -21,7 +21,7 @@ use tensor_relay_server::{
     AccessStore, Claims, Credentials, Denied, Grant, Identity, Ticket, TicketId, Topic,
 };
 
-/// The port of an address that names none, as of `serve --listen`.
+/// The port of an address without one: the default of `serve --listen`.
 const PORT: u16 = 4747;
 
 pub(crate) fn run(command: TicketsCommand) -> anyhow::Result<Exit> {
@@ -34,7 +34,7 @@ pub(crate) fn run(command: TicketsCommand) -> anyhow::Result<Exit> {
     }
 }
 
-/// The secrets and lists of the server that `args` name.
+/// The access store in the state directory of `args`.
 pub(crate) fn store(args: &KeysArgs) -> anyhow::Result<AccessStore> {
     Ok(AccessStore::open(&serve::state_dir(args.state_dir.as_deref())?)?)
 }
@@ -57,7 +57,7 @@ fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
         .map(|topics| Grant { topics: topics.clone(), verbs: args.verbs });
     let (claims, token) = AccessStore::open(&dir)?.issue(&args.holder, grants.collect(), args.expires)?;
     let ticket = ticket.with_token(token);
-    crate::log::say!("made ticket {}: {}", claims.id, described(&claims));
+    crate::log::message!("created ticket {}: {}", claims.id, describe(&claims));
     match (&args.ticket_file, args.state.json) {
         (Some(path), _) => write_tickets(path, &[ticket.to_string()])?,
         (None, true) => {
@@ -68,13 +68,13 @@ fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Where the server of this state directory said that it is when it was last started.
+/// The addresses in the tickets that the server of this state directory wrote at its last start.
 fn last_addresses(dir: &Path) -> anyhow::Result<Vec<String>> {
     let path = dir.join(TICKETS_FILE);
     let read = ticket::read_any(&path.to_string_lossy());
     let last = read.with_context(|| {
         format!(
-            "where the server is, is not known, because no tickets are in {}: say where with --address HOST:PORT",
+            "the server's address is unknown, because there are no tickets in {}: give it with --address HOST:PORT",
             path.display()
         )
     });
@@ -94,11 +94,11 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     let standing = match (ticket.token(), is_own) {
         (None, _) => "without a token: it gives access only to a server with --open".into(),
         (Some(_), false) => {
-            "of another server than that of this state directory, so whether it is valid is not known".into()
+            "of a server other than that of this state directory, so its validity is unknown".into()
         }
         (Some(token), true) => {
-            let shown = Credentials { token: Some(token.clone()), certificate: None };
-            match store(&args.state)?.rules()?.admit(&shown, seconds_now()) {
+            let credentials = Credentials { token: Some(token.clone()), certificate: None };
+            match store(&args.state)?.rules()?.admit(&credentials, seconds_now()) {
                 Ok(_) => "valid".to_owned(),
                 Err(denied) => format!("not valid: {denied}"),
             }
@@ -107,14 +107,17 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     if args.state.json {
         let claims = claims.as_ref().map(|claims| as_object(claims, None, None));
         let shown = json!({
-            "addresses": ticket.addresses(), "topic": ticket.topic().map(Topic::as_str), "claims": claims, "standing": standing,
+            "addresses": ticket.addresses(),
+            "topic": ticket.topic().map(Topic::as_str),
+            "claims": claims,
+            "standing": standing,
         });
         print_line(&shown.to_string());
         return Ok(Exit::Done);
     }
     print_line(&ticket.redacted());
     if let Some(claims) = claims {
-        print_line(&format!("ticket {}: {}", claims.id, described(&claims)));
+        print_line(&format!("ticket {}: {}", claims.id, describe(&claims)));
     }
     print_line(&standing);
     Ok(Exit::Done)
@@ -144,7 +147,7 @@ fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
                 format!("used {} ago", units::long_time(Duration::from_secs(now.saturating_sub(used_s))))
             },
         );
-        print_line(&format!("{}  {standing}, {used}: {}", claims.id, described(&claims)));
+        print_line(&format!("{}  {standing}, {used}: {}", claims.id, describe(&claims)));
     }
     if args.json {
         print_line(&json!({ "tickets": listed }).to_string());
@@ -155,27 +158,28 @@ fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
 fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<Exit> {
     let id: TicketId = args.id.parse().map_err(|_| {
         UsageError(format!(
-            "{:?} is no identity of a ticket: 16 hexadecimal digits, as `tickets list` has them",
+            "{:?} is not a ticket ID: write the 16 hexadecimal digits that `tickets list` prints",
             args.id
         ))
     })?;
     match store(&args.state)?.revoke(id)? {
-        true => crate::log::say!("revoked {id}; servers that run cut its sessions within ten seconds"),
-        false => crate::log::say!("{id} was revoked before"),
+        true => crate::log::message!("revoked {id}; running servers close its sessions within ten seconds"),
+        false => crate::log::message!("{id} was already revoked"),
     }
     Ok(Exit::Done)
 }
 
 fn rotate(args: &KeysArgs) -> anyhow::Result<Exit> {
     store(args)?.rotate()?;
-    crate::log::say!(
-        "tickets are made with a new secret now; restart `serve` to write its own anew, and give new ones to whoever has older \
-         ones before the next time"
+    crate::log::message!(
+        "new tickets are now made with a new secret; restart `serve` to renew its own tickets, and replace older \
+         tickets before the next rotation, which invalidates them"
     );
     Ok(Exit::Done)
 }
 
-pub(crate) fn described(claims: &Claims) -> String {
+/// The grants, validity and holder of a ticket, in one line.
+pub(crate) fn describe(claims: &Claims) -> String {
     let grants: Vec<_> = claims.grants.iter().map(Grant::to_string).collect();
     let until = claims.expires_s.map_or_else(String::new, |expires_s| {
         match expires_s.saturating_sub(seconds_now()) {

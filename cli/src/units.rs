@@ -1,4 +1,4 @@
-//! Sizes, rates and times in human-readable form.
+//! Parses and formats sizes, rates and durations.
 
 use std::time::Duration;
 
@@ -7,14 +7,18 @@ const UNITS: [(&str, u64); 5] =
 
 const LONG_UNITS: [(&str, u64); 5] = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400), ("w", 604_800)];
 
-/// Reads a size such as `64MiB`, `1.5GiB` or `4096`. Only binary units, since memory is counted in them.
+/// Parses a size such as `64MiB`, `1.5GiB` or `4096`. Only binary units are accepted, because memory is counted in
+/// them.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = if unit.is_empty() { "B" } else { unit.trim() };
-    let known = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
-    let (_, factor) = known.ok_or_else(|| format!("unknown unit {unit:?}: write B, KiB, MiB, GiB or TiB"))?;
-    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no size: write e.g. 64MiB"))?;
+    let unit_factor = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
+    let (_, factor) =
+        unit_factor.ok_or_else(|| format!("unknown unit {unit:?}: write B, KiB, MiB, GiB or TiB"))?;
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is not a size: write e.g. 64MiB"))?;
     let bytes = number * *factor as f64;
     match bytes >= 1.0 && bytes < (1u64 << 62) as f64 {
         true => Ok(bytes as u64),
@@ -22,51 +26,52 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Reads a size like [`parse_bytes`], or `0` for none.
-pub(crate) fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
+/// Parses a size like [`parse_bytes`], or `0`.
+pub(crate) fn parse_bytes_or_zero(text: &str) -> Result<u64, String> {
     match text {
         "0" => Ok(0),
         text => parse_bytes(text),
     }
 }
 
-/// Reads a number of seconds, e.g. `0.5`.
+/// Parses a number of seconds, e.g. `0.5`.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     Duration::try_from_secs_f64(seconds)
         .ok()
         .filter(|d| d.as_secs() < 1 << 31)
         .ok_or_else(|| format!("{text:?} is out of range"))
 }
 
-/// Reads a number of seconds like [`parse_seconds`], but not 0: for waits that would always be over at once.
-pub(crate) fn parse_some_seconds(text: &str) -> Result<Duration, String> {
+/// Parses a number of seconds like [`parse_seconds`], except 0, for timeouts that must not expire immediately.
+pub(crate) fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
     match parse_seconds(text)? {
         Duration::ZERO => Err("it must be more than 0".into()),
         seconds => Ok(seconds),
     }
 }
 
-/// Reads a time in days and the like: `90s`, `15m`, `12h`, `30d`, `4w`.
+/// Parses a duration with a unit: `90s`, `15m`, `12h`, `30d`, `4w`.
 pub(crate) fn parse_long_time(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time: write a number and s, m, h, d or w, as in 30d");
-    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
-    let (_, factor) = LONG_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
+    let invalid =
+        || format!("{text:?} is not a duration: write a number and a unit (s, m, h, d or w), as in 30d");
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(invalid)?;
+    let (_, factor) = LONG_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(invalid)?;
     let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*factor));
     seconds
         .filter(|seconds| (1..1 << 40).contains(seconds))
         .map(Duration::from_secs)
-        .ok_or_else(wrong)
+        .ok_or_else(invalid)
 }
 
-/// Writes a time that may be days in its largest unit, rounded down: `3d`, `12h`, `5s`.
+/// Formats a long duration in its largest unit, rounded down: `3d`, `12h`, `5s`.
 pub(crate) fn long_time(time: Duration) -> String {
     let seconds = time.as_secs();
     let fitting = LONG_UNITS[..4].iter().rev().find(|(_, factor)| seconds >= *factor);
     fitting.map_or_else(|| "0s".into(), |(name, factor)| format!("{}{name}", seconds / factor))
 }
 
-/// Writes a size: `1.00 GiB`, `86.7 MiB`, `512 B`.
+/// Formats a size: `1.00 GiB`, `86.7 MiB`, `512 B`.
 pub(crate) fn bytes(bytes: u64) -> String {
     let fitting = UNITS.iter().rev().find(|(_, factor)| bytes >= *factor);
     match fitting {
@@ -77,19 +82,19 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Writes a number of things: `1 tensor`, `12 tensors`.
-pub(crate) fn count(count: usize, thing: &str) -> String {
+/// Formats a count with its noun: `1 tensor`, `12 tensors`.
+pub(crate) fn count(count: usize, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {thing}{plural}")
+    format!("{count} {noun}{plural}")
 }
 
-/// Writes a number of generations of watched files: `3 generations of its files were`.
+/// Formats a count of generations of watched files, with its verb: `3 generations of its files were`.
 pub(crate) fn missed_generations(missed: u64) -> String {
     let were = if missed == 1 { "was" } else { "were" };
     format!("{} of its files {were}", count(missed as usize, "generation"))
 }
 
-/// Writes a rate in decimal units, as networks are sold: `2.61 GB/s`.
+/// Formats a rate in decimal units, as is usual for networks: `2.61 GB/s`.
 pub(crate) fn rate(bytes: u64, duration: Duration) -> String {
     let per_second = bytes as f64 / duration.as_secs_f64().max(1e-9);
     match per_second {
@@ -99,7 +104,7 @@ pub(crate) fn rate(bytes: u64, duration: Duration) -> String {
     }
 }
 
-/// Writes a time: `1.24 s`, `86.0 ms`, `140 µs`.
+/// Formats a duration: `1.24 s`, `86.0 ms`, `140 µs`.
 pub(crate) fn time(duration: Duration) -> String {
     match duration.as_secs_f64() {
         s if s >= 1.0 => format!("{} s", three_digits(s)),
@@ -130,12 +135,12 @@ mod tests {
         for text in ["", "d", "0d", "30", "-1d", "1.5h", "30 d", "99999999999999999999d", "3ö"] {
             assert!(parse_long_time(text).is_err(), "{text}");
         }
-        let told = [0, 59, 60, 86_399, 86_400, 10_000_000].map(|s| long_time(Duration::from_secs(s)));
-        assert_eq!(told, ["0s", "59s", "1m", "23h", "1d", "115d"]);
+        let formatted = [0, 59, 60, 86_399, 86_400, 10_000_000].map(|s| long_time(Duration::from_secs(s)));
+        assert_eq!(formatted, ["0s", "59s", "1m", "23h", "1d", "115d"]);
     }
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_are_parsed() {
         for (text, expected) in [("1GiB", 1 << 30), ("1.5mib", 3 << 19), ("4096", 4096), ("64 KiB", 64 << 10)]
         {
             assert_eq!(parse_bytes(text), Ok(expected), "{text}");
@@ -146,9 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn some_sizes_may_be_none() {
-        assert_eq!((parse_bytes_or_none("0"), parse_bytes_or_none("1KiB")), (Ok(0), Ok(1024)));
-        assert!(parse_bytes_or_none("0.1").is_err());
+    fn some_sizes_may_be_zero() {
+        assert_eq!((parse_bytes_or_zero("0"), parse_bytes_or_zero("1KiB")), (Ok(0), Ok(1024)));
+        assert!(parse_bytes_or_zero("0.1").is_err());
     }
 
     #[test]
@@ -160,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_have_three_digits() {
         assert_eq!(bytes(1 << 30), "1.00 GiB");
         assert_eq!(bytes(999), "999 B");
         assert_eq!(bytes(90_868_376), "86.7 MiB");

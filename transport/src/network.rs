@@ -64,11 +64,11 @@ impl Network for SystemNetwork {
     }
 
     fn connect(&self, local: IpAddr, peer: SocketAddr) -> Opening {
-        Box::pin(streams::connect(local, peer))
+        Box::pin(async move { Ok(Box::new(streams::connect(local, peer).await?) as Box<dyn ByteStream>) })
     }
 
     fn listen(&self, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
-        streams::listen(address)
+        Ok(Box::new(streams::listen(address)?))
     }
 
     fn runtime(&self) -> Arc<dyn quinn::Runtime> {

@@ -5,25 +5,25 @@ use anyhow::Context;
 use std::{fmt, net::IpAddr, path::Path};
 use subtle::ConstantTimeEq;
 
-/// The fewest characters of a token: shorter ones can be guessed.
+/// The minimum length of a token, in characters: shorter ones can be guessed.
 const TOKEN_MIN: usize = 16;
 
-/// The user that a browser names when it asks for a password: the token is the password.
+/// The user name for basic authentication, which browsers use. The token is the password.
 const USER: &str = "admin";
 
 /// The credentials required of requests.
 #[derive(Clone)]
 pub(super) struct Access {
-    /// The two accepted headers; `None` for a port on loopback.
+    /// The two accepted values of `Authorization`; `None` if no token is required.
     headers: Option<[String; 2]>,
     is_loopback: bool,
 }
 
 impl Access {
-    /// Access to a port on `ip`, with the token of a file if there is one.
+    /// The access rules of a port on `ip`, with the token of `token_file` if one is given.
     ///
     /// # Errors
-    /// When others could reach the port without a token, or the file contains none.
+    /// When other machines could reach the port without a token, or the file contains no valid token.
     pub(super) fn new(ip: IpAddr, token_file: Option<&Path>) -> anyhow::Result<Self> {
         let is_loopback = ip.is_loopback();
         let headers = match token_file {
@@ -35,8 +35,8 @@ impl Access {
             None if is_loopback => None,
             None => {
                 return Err(UsageError(format!(
-                    "--admin {ip} can be reached by others, so it needs a token: write one into a file, e.g. with \
-                     `openssl rand -hex 32 > token`, and give that with --admin-token-file; or listen on 127.0.0.1"
+                    "other machines can reach --admin {ip}, so it needs a token: write one into a file, e.g. with \
+                     `openssl rand -hex 32 > token`, and name that file with --admin-token-file; or listen on 127.0.0.1"
                 ))
                 .into());
             }
@@ -44,20 +44,21 @@ impl Access {
         Ok(Self { headers, is_loopback })
     }
 
-    /// Whether a request with this `Authorization` has full access. Constant time for wrong values of one length.
+    /// Whether a request with this `Authorization` has full access. The comparison takes constant time for a given
+    /// length.
     pub(super) fn is_allowed(&self, authorization: Option<&[u8]>) -> bool {
         match (&self.headers, authorization) {
             (None, _) => true,
             (Some(_), None) => false,
-            (Some([bearer, basic]), Some(said)) => {
-                let is_one = said.ct_eq(bearer.as_bytes()) | said.ct_eq(basic.as_bytes());
-                is_one.into()
+            (Some([bearer, basic]), Some(header)) => {
+                let is_equal = header.ct_eq(bearer.as_bytes()) | header.ct_eq(basic.as_bytes());
+                is_equal.into()
             }
         }
     }
 
-    /// Whether a request with this `Host` is accepted. On loopback, this prevents DNS rebinding: a web page must not
-    /// read through a local browser.
+    /// Whether a request with this `Host` is accepted. On loopback this prevents DNS rebinding, by which a web page
+    /// could read the port through a local browser.
     pub(super) fn is_meant_for(&self, host: Option<&str>) -> bool {
         let Some(host) = host.filter(|_| self.is_loopback && self.headers.is_none()) else { return true };
         let name = match host.rsplit_once(':') {
@@ -77,11 +78,11 @@ impl fmt::Debug for Access {
 }
 
 fn check<'t>(token: &'t str, path: &Path) -> Result<&'t str, UsageError> {
-    let is_good = token.len() >= TOKEN_MIN && token.bytes().all(|byte| byte.is_ascii_graphic());
-    is_good.then_some(token).ok_or_else(|| {
+    let is_valid = token.len() >= TOKEN_MIN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    is_valid.then_some(token).ok_or_else(|| {
         UsageError(format!(
-            "--admin-token-file {}: a token is {TOKEN_MIN} characters or more without spaces; make one with `openssl rand \
-             -hex 32`",
+            "--admin-token-file {}: a token must have at least {TOKEN_MIN} characters and no spaces; make one with \
+             `openssl rand -hex 32`",
             path.display()
         ))
     })
@@ -94,12 +95,12 @@ fn headers(token: &str) -> [String; 2] {
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
-    for three in bytes.chunks(3) {
-        let at = |index: usize| u32::from(three.get(index).copied().unwrap_or(0));
+    for group in bytes.chunks(3) {
+        let at = |index: usize| u32::from(group.get(index).copied().unwrap_or(0));
         let bits = at(0) << 16 | at(1) << 8 | at(2);
         for digit in 0..4 {
             let value = bits >> (18 - 6 * digit) & 63;
-            text.push(if digit <= three.len() { DIGITS[value as usize] as char } else { '=' });
+            text.push(if digit <= group.len() { DIGITS[value as usize] as char } else { '=' });
         }
     }
     text
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
     const OPEN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
     fn with_token(ip: IpAddr, token: &str) -> anyhow::Result<Access> {
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_reach_takes_a_token() {
+    fn a_port_open_to_other_machines_requires_a_token() {
         assert!(Access::new(OPEN, None).is_err());
         assert!(with_token(OPEN, "short").is_err());
         assert!(with_token(OPEN, "with a space in the middle").is_err());
@@ -134,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_takes_none_unless_it_is_given() {
-        assert!(Access::new(HERE, None).unwrap().is_allowed(None));
-        assert!(!with_token(HERE, "0123456789abcdef").unwrap().is_allowed(None));
+    fn loopback_requires_a_token_only_if_one_is_given() {
+        assert!(Access::new(LOCAL, None).unwrap().is_allowed(None));
+        assert!(!with_token(LOCAL, "0123456789abcdef").unwrap().is_allowed(None));
     }
 
     #[test]
-    fn names_of_others_are_not_answered_here() {
-        let access = Access::new(HERE, None).unwrap();
+    fn loopback_rejects_foreign_host_names() {
+        let access = Access::new(LOCAL, None).unwrap();
         for host in [None, Some("localhost"), Some("localhost:1"), Some("127.0.0.1:9470"), Some("[::1]:80")] {
             assert!(access.is_meant_for(host), "{host:?}");
         }

@@ -13,40 +13,42 @@ pub(super) const DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCA
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct AdminArgs {
-    /// Where to answer questions about this process over HTTP: /metrics, /status, /livez, /readyz, and a page for people; or
-    /// `none`. Default: for `serve` 127.0.0.1:9470 if that is free, for `subscribe` none. On another address than this
-    /// machine's own it takes --admin-token-file.
+    /// The address of the admin port, which serves /metrics, /status, /livez, /readyz and a status page over HTTP; or
+    /// `none`. Default: 127.0.0.1:9470 for `serve` if that is free, none for `subscribe`. An address other than
+    /// loopback requires --admin-token-file.
     #[arg(long, value_name = "ADDR:PORT|none", help_heading = "Admin port")]
     pub(crate) admin: Option<Admin>,
 
-    /// A file with the token that the admin port asks for, 16 characters or more, for all but /livez and /readyz.
+    /// A file with a token of 16 characters or more, which the admin port requires for every path except /livez and
+    /// /readyz.
     #[arg(long, value_name = "FILE", help_heading = "Admin port")]
     pub(crate) admin_token_file: Option<PathBuf>,
 }
 
 impl AdminArgs {
-    /// Whether there is to be an admin port, given whether it `is_usual` by default.
-    pub(crate) fn is_wanted(&self, is_usual: bool) -> bool {
+    /// Whether to open an admin port, for a command that `has_default` or not.
+    pub(crate) fn is_wanted(&self, has_default: bool) -> bool {
         match self.admin {
             Some(Admin::None) => false,
             Some(Admin::At(_)) => true,
-            None => is_usual,
+            None => has_default,
         }
     }
 }
 
-/// How old what a consumer holds may be.
+/// The readiness condition of a consumer.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ReadyArgs {
-    /// With --admin: /readyz says no when the newest version is older than this, in seconds. Default: however old it is.
-    #[arg(long, value_name = "SECONDS", value_parser = units::parse_some_seconds, help_heading = "Admin port")]
+    /// With --admin: /readyz reports not ready when the newest version came longer ago than this, in seconds. Default:
+    /// no bound.
+    #[arg(long, value_name = "SECONDS", value_parser = units::parse_positive_seconds, help_heading = "Admin port")]
     pub(crate) ready_within: Option<Duration>,
 }
 
 /// The address of the admin port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admin {
-    /// There is none.
+    /// No admin port.
     None,
     At(SocketAddr),
 }

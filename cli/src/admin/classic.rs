@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-/// Converts metrics to format 0.0.4, where a counter is described under the name of its samples, and there are neither
-/// units nor an end marker.
+/// Converts metrics to format 0.0.4: a counter's metadata names its samples (`_total`), and there are neither units nor
+/// an end marker.
 pub(super) fn from_open_metrics(text: &str) -> String {
     let counters: HashSet<&str> = text.lines().filter_map(counter).collect();
     let mut classic = String::with_capacity(text.len());
     for line in text.lines() {
-        match described(line) {
+        match metadata(line) {
             Some((_, "EOF" | "UNIT", _)) => continue,
             Some((name, word, rest)) if counters.contains(name) => {
                 classic += &format!("# {word} {name}_total {rest}\n");
@@ -22,14 +22,14 @@ pub(super) fn from_open_metrics(text: &str) -> String {
     classic
 }
 
-/// The name of the counter that a line describes.
+/// The name of the counter that a `# TYPE` line declares.
 fn counter(line: &str) -> Option<&str> {
-    let (name, word, kind) = described(line)?;
+    let (name, word, kind) = metadata(line)?;
     (word == "TYPE" && kind == "counter").then_some(name)
 }
 
-/// Splits a line such as `# TYPE name gauge`: the name, the word before it and the rest.
-fn described(line: &str) -> Option<(&str, &str, &str)> {
+/// The parts of a metadata line such as `# TYPE name gauge`: name, keyword and rest.
+fn metadata(line: &str) -> Option<(&str, &str, &str)> {
     let line = line.strip_prefix("# ")?;
     let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
     let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_described_under_their_samples_name() {
+    fn metadata_of_counters_names_their_samples() {
         let open = "\
 # HELP x_bytes Bytes.
 # TYPE x_bytes counter

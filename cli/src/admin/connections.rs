@@ -13,26 +13,26 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// How many connections there may be: a scraper, a prober, and some people with a page open. A further one always has a
-/// place: of the network that has most, the oldest makes room for it, so that nobody keeps probes from elsewhere out.
+/// The maximum number of connections: a scraper, a prober, and some browsers. A further connection evicts the oldest
+/// one of the network that has most, so that no client can block the probes of others.
 const CONNECTIONS_MAX: usize = 32;
 
-/// How long the head of a request may take, and so how long a connection may say nothing.
+/// The deadline for the head of a request, which also bounds how long a connection may be silent.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest life of a connection: nobody can hold one of the places for good.
+/// The maximum lifetime of a connection, so that no client can occupy one for good.
 const CONNECTION_MAX: Duration = Duration::from_secs(60);
 
-/// How large the head of a request may be, and how much is buffered of what is sent. No request here has a body.
+/// The maximum size of the head of a request, and of the read buffer. No request here has a body.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// How many headers a request may have.
+/// The maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;
 
-/// How long to wait when the system has no descriptor to spare for a connection.
-const REST: Duration = Duration::from_millis(200);
+/// The pause after a failed accept, e.g. when no descriptor is free.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Accepts connections for ever.
+/// Accepts and serves connections. Never returns.
 pub(super) async fn accept(listener: TcpListener, routes: Router) {
     let places = Strangers::new(CONNECTIONS_MAX);
     loop {
@@ -50,13 +50,13 @@ pub(super) async fn accept(listener: TcpListener, routes: Router) {
             }
             Err(error) => {
                 tracing::debug!(%error, "The admin port could not accept a connection.");
-                sleep(REST).await;
+                sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// Answers the requests of one connection. Failures are the other end's.
+/// Answers the requests of one connection. Errors are only logged: the peer causes them.
 async fn answer(stream: TcpStream, routes: Router) {
     let answered = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -14,10 +14,11 @@ use std::{
 use tensor_relay_client::{ClientStatus, Receipt, StatusReader, Topic, VersionId};
 use tensor_relay_device::Device;
 
-/// How many topics that are no longer followed keep their numbers. Of more, those go that came longest ago.
+/// The maximum number of topics whose metrics are retained after their last follower left. Beyond it, the topic whose
+/// version is oldest is removed.
 const LEFT_MAX: usize = 1_000;
 
-/// The state of a consumer, which its admin port shows. Cheap to clone.
+/// The state of a consumer, as its admin port shows it. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Consumer(Arc<Inner>);
 
@@ -30,18 +31,18 @@ struct Inner {
     began: OnceLock<Instant>,
 }
 
-/// The topics that are followed, of which there are as many as subscriptions, and at most [`LEFT_MAX`] that were.
+/// The followed topics, bounded by the number of subscriptions, and at most [`LEFT_MAX`] formerly followed ones.
 type Topics = BTreeMap<Topic, TopicState>;
 
 /// A topic that is or was followed.
 #[derive(Debug, Clone, Default)]
 struct TopicState {
-    /// How many subscriptions follow it.
+    /// The number of subscriptions to this topic.
     followers: usize,
     held: Option<TopicMetrics>,
 }
 
-/// The held version of a topic, and what was received for it.
+/// The newest received version of a topic, and counters over all its versions.
 #[derive(Debug, Clone)]
 struct TopicMetrics {
     version: u64,
@@ -57,19 +58,19 @@ struct TopicMetrics {
 }
 
 impl Consumer {
-    /// A consumer without topics. It is ready while every topic that it follows has a version, with `ready_within` one that
-    /// came no longer ago.
+    /// A consumer without topics. It is ready while every followed topic has a version; with `ready_within`, while each
+    /// of these versions was received within that time.
     pub fn new(ready_within: Option<Duration>) -> Self {
         let began = OnceLock::from(Instant::now());
         Self(Arc::new(Inner { ready_within, began, ..Inner::default() }))
     }
 
-    /// Records that it is connected, with snapshots on `device`. The first client counts.
+    /// Records that a client is connected, with snapshots on `device`. Only the first call has an effect.
     pub fn connected(&self, client: StatusReader, device: Option<&Device>) {
         let _ = (self.0.client.set(client), self.0.device.set(DeviceMemory::of(device)));
     }
 
-    /// Records that it follows a topic, until what this gives is dropped.
+    /// Records that a topic is followed, until the returned value is dropped.
     pub fn follow(&self, topic: &Topic) -> FollowedTopic {
         self.topics().entry(topic.clone()).or_default().followers += 1;
         FollowedTopic { consumer: self.clone(), topic: topic.clone() }
@@ -103,8 +104,8 @@ pub struct FollowedTopic {
 }
 
 impl FollowedTopic {
-    /// Records that its version `id` is with the user, that `payload_bytes` of it were received, and that `skipped` versions
-    /// were passed over for it.
+    /// Records that version `id` was delivered to the user, that `payload_bytes` were received for it, and that
+    /// `skipped` versions before it were skipped.
     pub fn committed(&self, id: &VersionId, payload_bytes: u64, skipped: u64, receipt: &Receipt) {
         let mut topics = self.consumer.topics();
         let state = topics.entry(self.topic.clone()).or_default();
@@ -131,7 +132,7 @@ impl Drop for FollowedTopic {
     }
 }
 
-/// Counts one follower less. What was received stays known, of `left_max` topics that nobody follows.
+/// Removes one follower of `topic`. The metrics of up to `left_max` topics without followers are retained.
 fn leave(topics: &mut Topics, topic: &Topic, left_max: usize) {
     let Some(state) = topics.get_mut(topic) else { return };
     state.followers -= 1;
@@ -150,7 +151,8 @@ fn leave(topics: &mut Topics, topic: &Topic, left_max: usize) {
     }
 }
 
-/// Whether all followed topics have a version, none too old; where none is followed, all that were.
+/// Checks that every followed topic has a version, received `within` that time. If none is followed, checks the
+/// formerly followed ones.
 fn readiness(topics: &Topics, within: Option<Duration>, now: Instant) -> Result<(), String> {
     if topics.is_empty() {
         return Err("no topic is followed yet".into());
@@ -160,7 +162,7 @@ fn readiness(topics: &Topics, within: Option<Duration>, now: Instant) -> Result<
         let held = state
             .held
             .as_ref()
-            .ok_or_else(|| format!("no version of topic {topic} is here yet"))?;
+            .ok_or_else(|| format!("no version of topic {topic} was received yet"))?;
         let age = now.duration_since(held.at);
         if within.is_some_and(|within| age > within) {
             return Err(format!("version {} of topic {topic} came {} s ago", held.version, age.as_secs()));
@@ -192,7 +194,7 @@ impl Subject for Consumer {
             "topics": topics,
             "lanes": client.as_ref().map_or_else(Vec::new, lanes),
             "memory": memory,
-            "events": events::lately(),
+            "events": events::recent(),
         })
     }
 
@@ -204,8 +206,8 @@ impl Subject for Consumer {
         let is_ready = f64::from(u8::from(self.readiness().is_ok()));
         let mut families = vec![
             Family::gauges("build_info", "The version of the program", vec![(build, 1.0)]),
-            Family::gauge("ready", "Whether everything that is followed is here", is_ready),
-            Family::gauges("memory", "Memory of versions, by what it is for", memory.collect()).in_bytes(),
+            Family::gauge("ready", "Whether every followed topic has a version", is_ready),
+            Family::gauges("memory", "Memory of versions, by use", memory.collect()).in_bytes(),
         ];
         families.extend(of_topics(&self.topics()));
         families.extend(client.iter().flat_map(of_client));
@@ -249,7 +251,7 @@ fn lanes(client: &ClientStatus) -> Vec<Value> {
     client.lanes.iter().map(lane).collect()
 }
 
-/// The topics by name, as many as a server labels; what a consumer follows is chosen by its user.
+/// The families with a label for each topic, for at most as many topics as a server labels.
 fn of_topics(topics: &Topics) -> Vec<Family> {
     let followed = topics.values().filter(|state| state.followers > 0).count();
     let held = topics.iter().filter_map(|(topic, state)| Some((topic, state.held.as_ref()?)));
@@ -262,37 +264,37 @@ fn of_topics(topics: &Topics) -> Vec<Family> {
         Family::gauge("followed_topics", "Topics that are followed", followed as f64),
         Family::gauges(
             "held_version",
-            "The number of the version that is here",
+            "The number of the newest received version",
             each(|held| held.version as f64),
         ),
         Family::gauges(
             "held_age",
-            "How long ago that version came",
+            "Time since that version was received",
             each(|held| held.at.elapsed().as_secs_f64()),
         )
         .in_seconds(),
-        Family::gauges("transfer", "How long its transfer took", each(|held| held.took.as_secs_f64()))
+        Family::gauges("transfer", "Duration of its transfer", each(|held| held.took.as_secs_f64()))
             .in_seconds(),
-        Family::counters("received_versions", "Versions that came", each(|held| held.committed as f64)),
+        Family::counters("received_versions", "Versions received", each(|held| held.committed as f64)),
         Family::counters(
             "skipped_versions",
-            "Versions passed over for newer ones",
+            "Versions skipped for newer ones",
             each(|held| held.skipped as f64),
         ),
         Family::counters(
             "resumed_versions",
-            "Versions that were finished after a lost connection",
+            "Versions whose transfer was resumed after a lost connection",
             each(|held| held.resumed as f64),
         ),
         Family::counters(
             "received_payload",
-            "Payload of the versions that came",
+            "Payload of the received versions",
             each(|held| held.received_payload_bytes as f64),
         )
         .in_bytes(),
         Family::counters(
             "received_wire",
-            "The same as it was encoded",
+            "The same payload as encoded",
             each(|held| held.received_wire_bytes as f64),
         )
         .in_bytes(),
@@ -309,12 +311,13 @@ fn of_client(client: &ClientStatus) -> Vec<Family> {
             "Whether there is a connection",
             f64::from(u8::from(client.lost.is_none())),
         ),
-        Family::counter("reconnects", "Lost connections that were made again", client.reconnects as f64),
+        Family::counter("reconnects", "Connections re-established after a loss", client.reconnects as f64),
         Family::gauges("lanes", "Connections that carry chunks", transport(client.lanes.len() as f64)),
-        Family::gauges("lane_rtt_max", "The longest round trip of a lane", transport(longest)).in_seconds(),
+        Family::gauges("lane_rtt_max", "The longest round-trip time of a lane", transport(longest))
+            .in_seconds(),
         Family::counters(
             "transport_lost_packets",
-            "Packets of this connection that were lost; what they carried was sent again",
+            "Packets of this connection that were lost; their content was retransmitted",
             transport(lost as f64),
         ),
     ]
@@ -344,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_is_ready_when_all_is_here() {
+    fn a_consumer_is_ready_when_every_followed_topic_has_a_recent_version() {
         let (name, other, now) = (Topic::new("a").unwrap(), Topic::new("b").unwrap(), Instant::now());
         let mut topics = Topics::new();
         assert!(readiness(&topics, None, now).is_err());
@@ -357,7 +360,7 @@ mod tests {
         assert_eq!(readiness(&topics, Some(within), now + within), Ok(()));
         assert!(readiness(&topics, Some(within), later).unwrap_err().contains("version 3"));
         assert_eq!(readiness(&topics, None, later), Ok(()));
-        // One that was left counts only where there is no other.
+        // A formerly followed topic counts only if no topic is followed.
         leave(&mut topics, &name, 1);
         assert!(readiness(&topics, Some(within), later).unwrap_err().contains("version 3"));
         topics.insert(other, state(1, Some(held(1, later))));
@@ -365,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_that_were_left_keep_their_numbers_until_there_are_too_many() {
+    fn metrics_of_formerly_followed_topics_are_bounded() {
         let (now, mut topics) = (Instant::now(), Topics::new());
         for age in 0..5_u64 {
             let topic = Topic::new(&format!("topic-{age}")).unwrap();

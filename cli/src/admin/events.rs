@@ -1,4 +1,4 @@
-//! Recent events: the last log messages.
+//! The most recent log events, for `/status`.
 
 use serde_json::{Map, Value, json};
 use std::{
@@ -13,27 +13,27 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, filter::filter_fn, layer::Context, registry::LookupSpan};
 
-/// The number of events kept.
-const REMEMBERED: usize = 64;
+/// The number of retained events.
+const EVENTS_MAX: usize = 64;
 
-/// How long the text of one field may be.
+/// The maximum length of one field, in characters.
 const TEXT_MAX: usize = 300;
 
-/// The last events of this process, oldest first. There is one log, and so one such list.
-static LATELY: Mutex<VecDeque<Value>> = Mutex::new(VecDeque::new());
+/// The most recent events of this process, oldest first. A static, because a process has one log.
+static RECENT: Mutex<VecDeque<Value>> = Mutex::new(VecDeque::new());
 
-/// A tracing layer that keeps this program's events of level `info` and above. They are few: some for each session and
-/// version, none for a chunk.
-pub(crate) fn remember<S: Subscriber + for<'s> LookupSpan<'s>>() -> impl Layer<S> {
+/// A tracing layer that retains this program's events of level `info` and above: a few for each session and version,
+/// none for a chunk.
+pub(crate) fn record<S: Subscriber + for<'s> LookupSpan<'s>>() -> impl Layer<S> {
     let is_ours = filter_fn(|metadata| {
         *metadata.level() <= Level::INFO && metadata.target().starts_with("tensor_relay")
     });
-    Memory.with_filter(is_ours.with_max_level_hint(Level::INFO))
+    Recorder.with_filter(is_ours.with_max_level_hint(Level::INFO))
 }
 
-/// The last events, the newest first.
-pub(super) fn lately() -> Vec<Value> {
-    LATELY
+/// The most recent events, newest first.
+pub(super) fn recent() -> Vec<Value> {
+    RECENT
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .iter()
@@ -42,9 +42,9 @@ pub(super) fn lately() -> Vec<Value> {
         .collect()
 }
 
-struct Memory;
+struct Recorder;
 
-impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Memory {
+impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Recorder {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
@@ -55,11 +55,11 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Memory {
             "message": fields.message,
             "fields": fields.others,
         });
-        let mut lately = LATELY.lock().unwrap_or_else(PoisonError::into_inner);
-        if lately.len() == REMEMBERED {
-            lately.pop_front();
+        let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent.len() == EVENTS_MAX {
+            recent.pop_front();
         }
-        lately.push_back(event);
+        recent.push_back(event);
     }
 }
 
@@ -89,17 +89,17 @@ mod tests {
     use tracing_subscriber::prelude::*;
 
     #[test]
-    fn the_newest_events_are_remembered() {
-        let subscriber = tracing_subscriber::registry().with(remember());
+    fn the_newest_events_are_retained() {
+        let subscriber = tracing_subscriber::registry().with(record());
         tracing::subscriber::with_default(subscriber, || {
-            tracing::debug!("Too small.");
-            for number in 0..=REMEMBERED {
+            tracing::debug!("Below the recorded level.");
+            for number in 0..=EVENTS_MAX {
                 tracing::info!(number, topic = %"a/b", "Something happened.");
             }
         });
-        let lately = lately();
-        assert_eq!(lately.len(), REMEMBERED);
-        let (newest, oldest) = (&lately[0], &lately[REMEMBERED - 1]);
+        let recent = recent();
+        assert_eq!(recent.len(), EVENTS_MAX);
+        let (newest, oldest) = (&recent[0], &recent[EVENTS_MAX - 1]);
         assert_eq!((&newest["level"], &newest["message"]), (&json!("info"), &json!("Something happened.")));
         assert_eq!(newest["fields"], json!({ "number": "64", "topic": "a/b" }));
         assert_eq!(oldest["fields"]["number"], "1");

@@ -8,7 +8,7 @@ use prometheus_client::{
 };
 use std::fmt;
 
-/// The prefix of every name.
+/// The prefix of every metric name.
 const PREFIX: &str = "tensor_relay";
 
 /// The labels of a sample.
@@ -27,10 +27,10 @@ pub(crate) struct Family {
 
 #[derive(Debug, Clone)]
 enum Samples {
-    /// Values that only grow.
+    /// Values that never decrease.
     Counter(Vec<(Labels, f64)>),
     Gauge(Vec<(Labels, f64)>),
-    /// Cumulative counts by upper bound.
+    /// The count of each bucket, by its upper bound.
     Histogram {
         buckets: Vec<(f64, u64)>,
         sum: f64,
@@ -75,10 +75,10 @@ impl Family {
     }
 }
 
-/// `families` in the text format of OpenMetrics 1.0.
+/// Encodes `families` in the text format of OpenMetrics 1.0.
 ///
 /// # Errors
-/// Never, in fact: writing to a string cannot fail.
+/// Never in practice: writing to a string cannot fail.
 pub(super) fn encode(families: Vec<Family>) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(Page(families)));
@@ -92,7 +92,7 @@ struct Page(Vec<Family>);
 
 impl Collector for Page {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // A family without samples is left out whole.
+        // A family without samples is omitted, with its metadata.
         for family in self.0.iter().filter(|family| !family.samples.is_empty()) {
             let (unit, kind) = (family.unit.as_ref(), family.samples.kind());
             let metrics = encoder.encode_descriptor(family.name, family.help, unit, kind)?;
@@ -147,7 +147,7 @@ fn encode_each<M: EncodeMetric>(
     Ok(())
 }
 
-/// The labels as they stand between quotation marks; the library writes values as they are.
+/// Escapes the values of labels, which the library writes unescaped.
 fn escaped(labels: &Labels) -> Labels {
     let escape = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     labels.iter().map(|(name, value)| (*name, escape(value))).collect()

@@ -1,4 +1,4 @@
-//! The heartbeat of the thread that moves tensors.
+//! [`Heartbeat`]: detects that the network thread hangs.
 
 use std::{
     sync::{
@@ -11,10 +11,10 @@ use std::{
 /// The interval of beats.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// The silence after which the thread counts as hung. Longer than any step takes, even on a machine that swaps.
-const SILENT: Duration = Duration::from_secs(15);
+/// The silence after which the thread counts as hung. Longer than any poll takes, even on a machine that swaps.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
 
-/// When a runtime last ran its tasks.
+/// The time when a runtime last ran its tasks.
 #[derive(Debug, Clone)]
 pub(super) struct Heartbeat {
     began: Instant,
@@ -22,8 +22,8 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts to beat on the caller's runtime, until that ends or nobody listens.
-    pub(super) fn begin() -> Self {
+    /// Spawns a task on the caller's runtime that beats until the runtime ends or every clone of the result is dropped.
+    pub(super) fn start() -> Self {
         let heartbeat = Self::new();
         let beats = heartbeat.clone();
         tokio::spawn(async move {
@@ -43,10 +43,11 @@ impl Heartbeat {
         self.beat_ms.store(self.ms(now), Ordering::Relaxed);
     }
 
-    /// How long it has been silent, if that is too long.
+    /// The time since the last beat, if it exceeds [`SILENCE_MAX`].
     pub(super) fn silence(&self, now: Instant) -> Option<Duration> {
-        let silent = Duration::from_millis(self.ms(now).saturating_sub(self.beat_ms.load(Ordering::Relaxed)));
-        (silent > SILENT).then_some(silent)
+        let silence =
+            Duration::from_millis(self.ms(now).saturating_sub(self.beat_ms.load(Ordering::Relaxed)));
+        (silence > SILENCE_MAX).then_some(silence)
     }
 
     fn ms(&self, now: Instant) -> u64 {
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_does_not_beat_hangs() {
+    fn a_thread_without_beats_counts_as_hung() {
         let heartbeat = Heartbeat::new();
         let at = |seconds| heartbeat.began + Duration::from_secs(seconds);
         assert_eq!(heartbeat.silence(at(15)), None);

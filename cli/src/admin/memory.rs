@@ -6,18 +6,18 @@ use tensor_relay_device::{
     cuda::{CudaEngine, CudaStats},
 };
 
-/// Reads the memory use of a GPU while it is open, and does not keep it open.
+/// A reader of a GPU's memory use that does not keep the GPU open.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeviceMemory(Weak<CudaEngine>);
 
 impl DeviceMemory {
-    /// The memory of `device`, if it is a GPU.
+    /// The reader for `device`; without a GPU, it reports nothing.
     pub(crate) fn of(device: Option<&Device>) -> Self {
         let engine = device.and_then(|device| device.engine::<CudaEngine>());
         Self(engine.map(Arc::downgrade).unwrap_or_default())
     }
 
-    /// The used memory by kind; empty without a GPU.
+    /// The memory in use, by kind; empty without an open GPU.
     pub(super) fn bytes(&self) -> Vec<(&'static str, u64)> {
         let Some(engine) = self.0.upgrade() else { return vec![] };
         let CudaStats { pinned_bytes, device_bytes, cached_bytes, .. } = engine.stats();

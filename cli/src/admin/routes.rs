@@ -11,13 +11,13 @@ use axum::{
 };
 use std::{sync::Arc, time::Instant};
 
-/// The page for people. It holds no data, and asks for `/status` every two seconds.
+/// The status page. It contains no data, and requests `/status` every two seconds.
 const PAGE: &str = include_str!("page.html");
 
-/// The paths that anybody may ask for: a probe has no token.
+/// The paths that require no token, since probes have none.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
-/// The page may do nothing but what it holds, and nobody may frame it.
+/// The content security policy of the page: only its inline code and style run, and no other page may frame it.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                       frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
@@ -32,8 +32,8 @@ struct AdminState {
     access: Access,
 }
 
-/// The routes and their access control.
-pub(super) fn of(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access) -> Router {
+/// The router of the admin port, with access control.
+pub(super) fn router(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access) -> Router {
     let state = AdminState { subject, heartbeat, access };
     Router::new()
         .route("/livez", get(livez))
@@ -42,35 +42,35 @@ pub(super) fn of(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access
         .route("/status", get(status))
         .route("/", get(page))
         .layer(middleware::from_fn_with_state(state.clone(), authorise))
-        .layer(middleware::from_fn_with_state(state.clone(), finish))
+        .layer(middleware::from_fn_with_state(state.clone(), check_host))
         .with_state(state)
 }
 
-/// Rejects requests for another host, and forbids caching.
-async fn finish(State(state): State<AdminState>, request: Request, next: Next) -> Response {
+/// Rejects requests for another host, and adds the headers of every response.
+async fn check_host(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     if !state.access.is_meant_for(host) {
-        let why = "this port answers to localhost and to addresses, not to other names\n";
-        return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
+        let reason = "this port accepts only localhost or an IP address as its host name\n";
+        return (StatusCode::MISDIRECTED_REQUEST, reason).into_response();
     }
-    let always = [
+    let headers = [
         (header::CACHE_CONTROL, "no-store"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
     ];
-    (always, next.run(request).await).into_response()
+    (headers, next.run(request).await).into_response()
 }
 
-/// Lets those alone ask who have the token, whatever they ask for: what is added is guarded unless it stands in [`OPEN`].
+/// Rejects requests without the token, for any path except those in [`OPEN`]: new routes are protected by default.
 async fn authorise(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     match OPEN.contains(&request.uri().path()) || is_allowed(&state, request.headers()) {
         true => next.run(request).await,
         false => {
-            // A browser asks for a user, `admin`, and a password: the token.
-            let ask = [(header::WWW_AUTHENTICATE, "Bearer, Basic realm=\"tensor-relay admin\"")];
-            let why =
-                "this takes the header `Authorization: Bearer TOKEN`, with the token of --admin-token-file\n";
-            (StatusCode::UNAUTHORIZED, ask, why).into_response()
+            // `Basic` makes a browser ask for a user (`admin`) and a password (the token).
+            let challenge = [(header::WWW_AUTHENTICATE, "Bearer, Basic realm=\"tensor-relay admin\"")];
+            let reason =
+                "send the header `Authorization: Bearer TOKEN`, with the token of --admin-token-file\n";
+            (StatusCode::UNAUTHORIZED, challenge, reason).into_response()
         }
     }
 }
@@ -78,25 +78,25 @@ async fn authorise(State(state): State<AdminState>, request: Request, next: Next
 fn is_allowed(state: &AdminState, headers: &HeaderMap) -> bool {
     state
         .access
-        .is_allowed(headers.get(header::AUTHORIZATION).map(|said| said.as_bytes()))
+        .is_allowed(headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()))
 }
 
 async fn livez(State(state): State<AdminState>) -> Response {
     match state.heartbeat.silence(Instant::now()) {
         None => "ok\n".into_response(),
         Some(silence) => {
-            let why = format!("the network thread has not run for {} s\n", silence.as_secs());
-            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+            let reason = format!("the network thread has not run for {} s\n", silence.as_secs());
+            (StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
         }
     }
 }
 
-/// The reason may contain names, so only authorised requests get it.
+/// Answers `/readyz`. The reason may contain names of topics, so only authorised requests receive it.
 async fn readyz(State(state): State<AdminState>, headers: HeaderMap) -> Response {
     match state.subject.readiness() {
         Ok(()) => "ready\n".into_response(),
-        Err(why) if is_allowed(&state, &headers) => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")).into_response()
+        Err(reason) if is_allowed(&state, &headers) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")).into_response()
         }
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response(),
     }
@@ -143,9 +143,9 @@ mod tests {
 
     const TOKEN: &str = "0123456789abcdef";
 
-    struct Nothing;
+    struct NotReady;
 
-    impl Subject for Nothing {
+    impl Subject for NotReady {
         fn readiness(&self) -> Result<(), String> {
             Err("topic secret/name is missing".into())
         }
@@ -159,17 +159,17 @@ mod tests {
         }
     }
 
-    /// Goal: whatever route there is or will be, who lacks the token gets nothing of it but the two probes.
-    /// Method: ask for each path that the router itself knows, without, with a wrong and with the right token.
+    /// Goal: every route, including ones added later, requires the token, except the two probes.
+    /// Method: request each path that the router knows: without, with a wrong and with the right token.
     #[tokio::test]
-    async fn every_route_but_the_probes_takes_the_token() {
+    async fn every_route_except_the_probes_requires_the_token() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), TOKEN).unwrap();
         let access = Access::new(Ipv4Addr::LOCALHOST.into(), Some(file.path())).unwrap();
-        let routes = of(Arc::new(Nothing), Heartbeat::begin(), access);
+        let routes = router(Arc::new(NotReady), Heartbeat::start(), access);
         let paths = paths_of(&routes);
-        for known in ["/", "/livez", "/metrics", "/readyz", "/status"] {
-            assert!(paths.contains(&known.to_owned()), "{paths:?}");
+        for path in ["/", "/livez", "/metrics", "/readyz", "/status"] {
+            assert!(paths.contains(&path.to_owned()), "{paths:?}");
         }
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -178,25 +178,25 @@ mod tests {
         let right = format!("Authorization: Bearer {TOKEN}\r\n");
         for path in paths {
             for header in ["", &wrong] {
-                let answer = ask(address, &path, header).await;
+                let answer = get(address, &path, header).await;
                 let is_probe = ["/livez", "/readyz"].contains(&path.as_str());
                 assert_eq!(answer.starts_with("HTTP/1.1 401 "), !is_probe, "{path}: {answer}");
                 assert!(!answer.contains("secret/name"), "{path}: {answer}");
             }
-            let answer = ask(address, &path, &right).await;
+            let answer = get(address, &path, &right).await;
             assert!(!answer.starts_with("HTTP/1.1 401 "), "{path}: {answer}");
         }
     }
 
-    /// The paths in what the router says of itself.
+    /// The paths of the router, from its debug output.
     fn paths_of(routes: &Router) -> Vec<String> {
         let text = format!("{routes:?}");
         let quoted = text.split('"').filter(|quoted| quoted.starts_with('/'));
-        // A fallback is no route; `/new` in `processes/admin` asks for it.
+        // The fallback is not a route; `processes/admin` tests it with `/new`.
         quoted.filter(|path| !path.contains("__private__")).map(str::to_owned).collect()
     }
 
-    async fn ask(address: SocketAddr, path: &str, header: &str) -> String {
+    async fn get(address: SocketAddr, path: &str, header: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();

@@ -4,17 +4,17 @@ use super::{Subject, events, families::Family, memory::DeviceMemory, server_fami
 use serde_json::{Value, json};
 use tensor_relay_server::{ServerStatus, StatusReader, Topic};
 
-/// A server and its configuration.
+/// A server as the subject of an admin port.
 #[derive(Debug)]
 pub(crate) struct ServerSubject {
     pub(crate) reader: StatusReader,
     /// The topics named on the command line.
-    pub(crate) wanted: Vec<Topic>,
+    pub(crate) topics: Vec<Topic>,
     pub(crate) device: DeviceMemory,
 }
 
 impl ServerSubject {
-    /// The used memory, by kind.
+    /// The memory in use, by kind.
     fn memory(&self, status: &ServerStatus) -> Vec<(&'static str, u64)> {
         let stats = &status.stats;
         let mut memory = vec![
@@ -31,13 +31,13 @@ impl ServerSubject {
 impl Subject for ServerSubject {
     fn readiness(&self) -> Result<(), String> {
         if self.reader.is_draining() {
-            return Err("the server is ending".into());
+            return Err("the server is draining".into());
         }
         let missing = self
-            .wanted
+            .topics
             .iter()
             .find(|topic| !self.reader.offers(std::slice::from_ref(topic)));
-        missing.map_or(Ok(()), |topic| Err(format!("topic {topic} is not on offer")))
+        missing.map_or(Ok(()), |topic| Err(format!("topic {topic} has no version on offer")))
     }
 
     fn status(&self) -> Value {
@@ -45,15 +45,15 @@ impl Subject for ServerSubject {
         let Some(status) = self.reader.read() else {
             return json!({ "role": "server", "ready": false, "not_ready": "the server has ended" });
         };
-        let mut value = server_status::of(&status, &self.memory(&status));
+        let mut value = server_status::as_object(&status, &self.memory(&status));
         value["ready"] = readiness.is_ok().into();
         value["not_ready"] = readiness.err().into();
-        value["events"] = events::lately().into();
+        value["events"] = events::recent().into();
         value
     }
 
     fn families(&self) -> Vec<Family> {
         let status = self.reader.read();
-        status.map_or_else(Vec::new, |status| server_families::of(&status, &self.memory(&status)))
+        status.map_or_else(Vec::new, |status| server_families::families(&status, &self.memory(&status)))
     }
 }

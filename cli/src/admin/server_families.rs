@@ -1,32 +1,31 @@
-//! The status of a server as metrics.
+//! The metric families of a server.
 
 use super::families::{Family, Labels};
 use tensor_relay_server::{
     CodecCount, LaneKind, Limit, ServerStatus, SubscriberStatus, TopicStatus, TrafficStats,
 };
 
-/// The most topics with a label of their own: the first by name. All others share `other`: publishers must not be able
-/// to fill a Prometheus.
+/// The maximum number of topics with a label of their own: the first by name. All others share the label `other`, so
+/// that publishers cannot create series without bound in Prometheus.
 pub(super) const LABELLED_MAX: usize = 100;
 
 const OTHER: &str = "other";
 
-/// All families. None has the address of a client in a label: there may be any number of those.
-pub(super) fn of(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Vec<Family> {
+/// All families. None is labelled with the addresses of clients, whose number is unbounded.
+pub(super) fn families(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Vec<Family> {
     let mut families = whole(status);
     families.extend(by_topic(status));
     families.extend(by_codec(status));
     families.extend(by_transport(status));
     let memory = memory.iter().map(|(kind, bytes)| (label("kind", kind), *bytes as f64));
-    families
-        .push(Family::gauges("memory", "Memory of versions, by what it is for", memory.collect()).in_bytes());
+    families.push(Family::gauges("memory", "Memory of versions, by use", memory.collect()).in_bytes());
     let failures = status.failures.iter().map(|failure| {
         let labels = vec![("at", failure.at.name().to_owned()), ("reason", failure.reason.to_owned())];
         (labels, failure.count as f64)
     });
-    families.push(Family::counters("failures", "What went wrong, by where and why", failures.collect()));
+    families.push(Family::counters("failures", "Failures, by place and reason", failures.collect()));
     let (buckets, sum_s) = (status.chunk_times.buckets.clone(), status.chunk_times.sum_s);
-    let help = "Time from beginning to read a chunk until the network had taken all of it";
+    let help = "Time from the start of reading a chunk until the transport had accepted all of it";
     families.push(Family::histogram("chunk", help, buckets, sum_s));
     families
 }
@@ -46,37 +45,36 @@ fn whole(status: &ServerStatus) -> Vec<Family> {
     let build = label("version", env!("CARGO_PKG_VERSION"));
     vec![
         Family::gauges("build_info", "The version of the program", vec![(build, 1.0)]),
-        Family::gauge("uptime", "How long the server has been there", status.uptime.as_secs_f64())
-            .in_seconds(),
-        Family::gauge("draining", "Whether the server is ending", f64::from(u8::from(status.is_draining))),
+        Family::gauge("uptime", "Time since the server started", status.uptime.as_secs_f64()).in_seconds(),
+        Family::gauge("draining", "Whether the server is draining", f64::from(u8::from(status.is_draining))),
         Family::gauge("topics", "Topics that have a version", status.topics.len() as f64),
-        Family::gauge("sessions", "Clients that are connected", stats.sessions as f64),
-        Family::gauge("subscribers", "Subscriptions that are open", status.subscribers_count as f64),
+        Family::gauge("sessions", "Connected clients", stats.sessions as f64),
+        Family::gauge("subscribers", "Open subscriptions", status.subscribers_count as f64),
         Family::gauge("transfers", "Versions being sent, each to one subscription", stats.transfers as f64),
         Family::gauges(
             "transfers_limited",
-            "Transfers by what holds them up at this moment, of the first 256 subscriptions",
+            "Transfers of the first 256 subscriptions, by their bottleneck at this moment",
             [Limit::Encoding, Limit::Network, Limit::Receiver].map(under_way).into(),
         ),
         Family::counter("published_versions", "Versions published", status.published as f64),
-        Family::counter("committed_versions", "Versions that a subscriber has", stats.committed as f64),
+        Family::counter(
+            "committed_versions",
+            "Versions committed, counted for each subscriber",
+            stats.committed as f64,
+        ),
         Family::counter(
             "evictions",
-            "Subscriptions that did not keep up and were ended",
+            "Subscriptions evicted because they did not keep up",
             stats.evicted as f64,
         ),
-        Family::gauge(
-            "base_versions",
-            "Versions kept to code later ones against",
-            stats.bases.versions as f64,
-        ),
-        Family::counter("source_reads", "Chunks read of a GPU", stats.encoder.source_reads as f64),
+        Family::gauge("base_versions", "Versions retained as bases of deltas", stats.bases.versions as f64),
+        Family::counter("source_reads", "Chunks read from a GPU", stats.encoder.source_reads as f64),
     ]
 }
 
-/// The values of one topic, or of several together.
+/// The values of one topic, or the totals of several.
 #[derive(Default)]
-struct OfTopic {
+struct TopicTotals {
     version: Option<u64>,
     payload_bytes: u64,
     age_s: f64,
@@ -89,7 +87,7 @@ struct OfTopic {
     lag_s: f64,
 }
 
-impl OfTopic {
+impl TopicTotals {
     fn add(&mut self, topic: &TopicStatus, subscribers: &[SubscriberStatus]) {
         let sent = topic.sent.total();
         self.payload_bytes += topic.payload_bytes;
@@ -107,8 +105,8 @@ impl OfTopic {
 }
 
 fn by_topic(status: &ServerStatus) -> Vec<Family> {
-    let topics = of_topics(&status.topics, &status.subscribers);
-    let each = |value: fn(&OfTopic) -> f64| {
+    let topics = labelled_topics(&status.topics, &status.subscribers);
+    let each = |value: fn(&TopicTotals) -> f64| {
         topics
             .iter()
             .map(|(name, topic)| (label("topic", name), value(topic)))
@@ -125,17 +123,9 @@ fn by_topic(status: &ServerStatus) -> Vec<Family> {
             each(|topic| topic.payload_bytes as f64),
         )
         .in_bytes(),
-        Family::gauges(
-            "topic_age",
-            "How long ago the newest version was published",
-            each(|topic| topic.age_s),
-        )
-        .in_seconds(),
-        Family::gauges(
-            "topic_retained_versions",
-            "Versions that are retained",
-            each(|topic| topic.retained as f64),
-        ),
+        Family::gauges("topic_age", "Time since the newest version was published", each(|topic| topic.age_s))
+            .in_seconds(),
+        Family::gauges("topic_retained_versions", "Retained versions", each(|topic| topic.retained as f64)),
         Family::counters(
             "topic_published_versions",
             "Versions published in a topic",
@@ -148,41 +138,41 @@ fn by_topic(status: &ServerStatus) -> Vec<Family> {
         ),
         Family::gauges(
             "topic_lag_versions",
-            "How many versions the last of the subscribers is behind",
+            "Versions by which the slowest subscriber is behind",
             each(|topic| topic.lag_versions as f64),
         ),
         Family::gauges(
             "topic_lag",
-            "For how long there has been a version that the last of the subscribers does not have",
+            "Age of the oldest version that the slowest subscriber lacks",
             each(|topic| topic.lag_s),
         )
         .in_seconds(),
         Family::counters(
             "topic_sent_payload",
-            "Payload sent of a topic to all subscribers",
+            "Payload of a topic sent to all subscribers",
             each(|topic| topic.sent_payload_bytes as f64),
         )
         .in_bytes(),
         Family::counters(
             "topic_sent_wire",
-            "The same as it was encoded",
+            "The same payload as encoded",
             each(|topic| topic.sent_wire_bytes as f64),
         )
         .in_bytes(),
     ]
 }
 
-/// The topics with labels of their own, and one for all others.
-fn of_topics(topics: &[TopicStatus], subscribers: &[SubscriberStatus]) -> Vec<(String, OfTopic)> {
+/// The topics with labels of their own, and the totals of all others.
+fn labelled_topics(topics: &[TopicStatus], subscribers: &[SubscriberStatus]) -> Vec<(String, TopicTotals)> {
     let (labelled, others) = topics.split_at(topics.len().min(LABELLED_MAX));
-    let mut all: Vec<(String, OfTopic)> = vec![];
+    let mut all: Vec<(String, TopicTotals)> = vec![];
     for topic in labelled {
-        let mut one = OfTopic { version: Some(topic.newest.version.0), ..OfTopic::default() };
-        one.add(topic, subscribers);
-        all.push((topic.newest.topic.to_string(), one));
+        let mut totals = TopicTotals { version: Some(topic.newest.version.0), ..TopicTotals::default() };
+        totals.add(topic, subscribers);
+        all.push((topic.newest.topic.to_string(), totals));
     }
     if !others.is_empty() {
-        let mut rest = OfTopic::default();
+        let mut rest = TopicTotals::default();
         others.iter().for_each(|topic| rest.add(topic, subscribers));
         all.push((OTHER.into(), rest));
     }
@@ -200,11 +190,11 @@ fn by_codec(status: &ServerStatus) -> Vec<Family> {
         Family::counters("sent_chunks", "Chunks sent, by codec", each(|count| count.chunks as f64)),
         Family::counters("sent_payload", "Payload sent, by codec", each(|count| count.raw_bytes as f64))
             .in_bytes(),
-        Family::counters("sent_wire", "The same as it was encoded", each(|count| count.wire_bytes as f64))
+        Family::counters("sent_wire", "The same payload as encoded", each(|count| count.wire_bytes as f64))
             .in_bytes(),
         Family::counters(
             "encode",
-            "What encoding took, on all threads",
+            "Time spent encoding, summed over all threads",
             each(|count| count.worked.as_secs_f64()),
         )
         .in_seconds(),
@@ -218,7 +208,7 @@ fn by_transport(status: &ServerStatus) -> Vec<Family> {
             .map(|(kind, _, traffic)| (label("transport", kind.name()), value(traffic)))
             .collect::<Vec<_>>()
     };
-    // The system makes the packets of TCP.
+    // Only QUIC: the operating system makes the packets of TCP.
     let packets = |value: fn(&TrafficStats) -> f64| {
         let kinds = status.traffic.iter().filter(|(kind, ..)| *kind == LaneKind::Quic);
         kinds
@@ -246,16 +236,16 @@ fn by_transport(status: &ServerStatus) -> Vec<Family> {
         Family::gauges("lanes", "Connections that carry chunks, by transport", lanes.collect()),
         Family::gauges("lane_packet_min", "The smallest packet size of a lane over QUIC", packet.collect())
             .in_bytes(),
-        Family::gauges("lane_rtt_max", "The longest round trip of a lane", rtt.collect()).in_seconds(),
+        Family::gauges("lane_rtt_max", "The longest round-trip time of a lane", rtt.collect()).in_seconds(),
         Family::counters(
             "transport_sent",
-            "What lanes sent, control and repetitions included",
+            "Bytes sent on lanes, control messages and retransmissions included",
             each(|traffic| traffic.sent_bytes as f64),
         )
         .in_bytes(),
         Family::counters(
             "transport_received",
-            "What lanes received",
+            "Bytes received on lanes",
             each(|traffic| traffic.received_bytes as f64),
         )
         .in_bytes(),
@@ -266,7 +256,7 @@ fn by_transport(status: &ServerStatus) -> Vec<Family> {
         ),
         Family::counters(
             "transport_lost_packets",
-            "Packets lost; what they carried was sent again",
+            "Packets lost; their content was retransmitted",
             packets(|traffic| traffic.lost_packets as f64),
         ),
     ]

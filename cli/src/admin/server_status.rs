@@ -1,11 +1,11 @@
-//! The status of a server as JSON. Names are those of `serve --json`; units come last.
+//! The status of a server as JSON, with the names of `serve --json`. Units come last in a name.
 
 use crate::codecs;
 use serde_json::{Map, Value, json};
 use tensor_relay_server::{LaneStatus, ServerStatus, SubscriberStatus, TopicStatus, TransferStatus};
 
-/// The status, except for what only the process knows.
-pub(super) fn of(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Value {
+/// The status without readiness and events, which the caller adds.
+pub(super) fn as_object(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Value {
     let stats = &status.stats;
     let memory: Map<String, Value> = memory
         .iter()
@@ -99,14 +99,14 @@ fn lane(lane: &LaneStatus) -> Value {
 
 fn transports(status: &ServerStatus) -> Value {
     let each = status.traffic.iter().map(|(kind, lanes, traffic)| {
-        let told = json!({
+        let counters = json!({
             "lanes": lanes,
             "sent_bytes": traffic.sent_bytes,
             "received_bytes": traffic.received_bytes,
             "sent_packets": traffic.sent_packets,
             "lost_packets": traffic.lost_packets,
         });
-        (kind.name().to_owned(), told)
+        (kind.name().to_owned(), counters)
     });
     Value::Object(each.collect())
 }

@@ -13,16 +13,17 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TicketsCommand {
-    /// Make a ticket for whoever is to receive topics of the server with this state directory, which may run or not.
+    /// Create a ticket for topics of the server with this state directory, which need not be running.
     #[command(after_help = CREATE)]
     Create(CreateTicketArgs),
-    /// Show what a ticket allows, and whether this state directory's server would let its holder in.
+    /// Show the rights of a ticket, and whether the server of this state directory accepts it.
     Show(ShowTicketArgs),
-    /// List the tickets that were made with `tickets create`: for whom, until when, when used last.
+    /// List the tickets created with `tickets create`: their holders, expiry and last use.
     List(KeysArgs),
-    /// Make a ticket invalid. A running server cuts its sessions within ten seconds.
+    /// Revoke a ticket. A running server closes its sessions within ten seconds.
     Revoke(RevokeTicketArgs),
-    /// Begin to make tickets with a new secret. Those made with the one before stay valid until the next time.
+    /// Make new tickets with a new secret from now on. Those made with the previous secret stay valid until the next
+    /// rotation.
     Rotate(KeysArgs),
 }
 
@@ -32,7 +33,7 @@ pub(crate) struct CreateTicketArgs {
     #[arg(long = "topic", value_name = "GLOB", required = true, value_parser = parse_glob, env = "TENSOR_RELAY_CREATE_TOPIC")]
     pub(crate) topics: Vec<Glob>,
 
-    /// What may be done with them: `list`, `subscribe`, or both with `,` between them.
+    /// The permitted actions: `list`, `subscribe`, or both with `,` between them.
     #[arg(long, value_name = "VERBS", default_value = "list,subscribe")]
     pub(crate) verbs: Verbs,
 
@@ -78,11 +79,11 @@ pub(crate) struct RevokeTicketArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrustKeyArgs {
-    /// The fingerprint of the client's key, as `tensor-relay keys show` says there: sha256: and 64 digits.
+    /// The fingerprint of the client's key, as `tensor-relay keys show` prints it on the client: sha256: and 64 digits.
     #[arg(value_name = "FINGERPRINT")]
     pub(crate) key: Fingerprint,
 
-    /// What to call it in the access control list, as `key:NAME`: letters, digits, `-`, `_` and `.`.
+    /// The name of the key, for `key:NAME` in the access control list: letters, digits, `-`, `_` and `.`.
     #[arg(value_name = "NAME", value_parser = parse_key_name)]
     pub(crate) name: String,
 
@@ -92,7 +93,7 @@ pub(crate) struct TrustKeyArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RevokeKeyArgs {
-    /// What it is called, or its fingerprint.
+    /// The name of the key, or its fingerprint.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 
@@ -102,8 +103,8 @@ pub(crate) struct RevokeKeyArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AclCommand {
-    /// Say whether a principal may do something, and which line of the access control list says so. Exit code 0: it may;
-    /// 4: it may not.
+    /// Check whether a principal has a right, and print the line of the access control list that grants it. Exit code
+    /// 0: allowed; 4: denied.
     Check(CheckAclArgs),
 }
 

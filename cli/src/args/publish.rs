@@ -22,7 +22,7 @@ pub(crate) struct PublishArgs {
     #[command(flatten)]
     pub(crate) folder: FolderArgs,
 
-    /// What subscribers are told of this version, e.g. `step=1200`; repeat it for more.
+    /// Metadata that is sent with this version, e.g. `step=1200`; repeat it for more.
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_entry, help_heading = "Version")]
     pub(crate) metadata: Vec<(String, String)>,
 
@@ -30,7 +30,7 @@ pub(crate) struct PublishArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Waiting")]
     pub(crate) wait_committed: Option<u64>,
 
-    /// Wait until the version was replaced or taken back, and the server has given up its memory.
+    /// Wait until the version was replaced or withdrawn, and the server has released its memory.
     #[arg(long, help_heading = "Waiting")]
     pub(crate) wait_released: bool,
 
@@ -38,11 +38,12 @@ pub(crate) struct PublishArgs {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = units::parse_seconds, help_heading = "Waiting")]
     pub(crate) timeout: Duration,
 
-    /// How long the server is tried to be reached, in seconds: one beside may start later.
+    /// How long to retry connecting to the server, in seconds, because it may start later.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) connect_timeout: Duration,
 
-    /// The user that the server must run as, by number: for a socket in a folder where others may make files. Default: anybody.
+    /// The user that the server must run as, by number: for a socket in a folder where others may create files.
+    /// Default: any.
     #[arg(long, value_name = "UID", help_heading = "Connection")]
     pub(crate) server_uid: Option<u32>,
 

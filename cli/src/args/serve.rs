@@ -28,13 +28,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH", help_heading = "Topics")]
     pub(crate) publish_socket: Option<PathBuf>,
 
-    /// With --publish-socket: a further user whose processes may publish, by number; repeat it or write `,` between them
-    /// for several. Default: the server's own, and root. Not 65534: it stands for every user who has no number here.
+    /// With --publish-socket: a further user whose processes may publish, by number; repeat it or write `,` between
+    /// them for several. Default: the server's own, and root. 65534 is refused: it stands for every user
+    /// without a number in this container.
     #[arg(long, value_name = "UID", value_delimiter = ',', help_heading = "Topics")]
     pub(crate) publish_uid: Vec<u32>,
 
-    /// With --publish-socket: after how long without a publish a topic that came through it ends by itself, in seconds; at
-    /// most 4096 may be open. Default: never.
+    /// With --publish-socket: how long a topic published through it may be without a new version before it ends, in
+    /// seconds. At most 4096 such topics may be open. Default: no limit.
     #[arg(long, value_name = "SECONDS", value_parser = units::parse_seconds, help_heading = "Topics")]
     pub(crate) expire_after: Option<Duration>,
 
@@ -42,24 +43,25 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value_t = HoldArg::Stage, help_heading = "Topics")]
     pub(crate) hold: HoldArg,
 
-    /// Publish a new version whenever a file is replaced. Write the new one under another name and rename it into place.
+    /// Publish a new version whenever a file is replaced. Write the new one under another name and rename it into
+    /// place.
     #[arg(long, help_heading = "Topics")]
     pub(crate) watch: bool,
 
-    /// How often files are looked at, in seconds, more than 0. What was the same at two looks is published: with a shorter
-    /// interval than the pauses of a program that overwrites a file in place, that is also half of it.
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = units::parse_some_seconds, help_heading = "Topics")]
+    /// The interval at which files are checked, in seconds, more than 0. A file that is the same in two checks is
+    /// published: if a program overwrites it in place with longer pauses than this, a half-written file is published.
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = units::parse_positive_seconds, help_heading = "Topics")]
     pub(crate) watch_interval: Duration,
 
     /// How many versions of each topic are retained, the newest included: for subscribers in mode `every`.
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Versions")]
     pub(crate) keep_versions: u32,
 
-    /// At most so many bytes of versions are retained for each topic; the newest always is. Default: no bound.
+    /// The maximum size of the versions retained for each topic; the newest is always retained. Default: no bound.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Versions")]
     pub(crate) keep_bytes: Option<u64>,
 
-    /// What happens when retention is full of versions that a subscriber in mode `every` has not taken care of.
+    /// What happens when retention is full of versions that a subscriber in mode `every` has not acknowledged.
     #[arg(long, value_enum, default_value_t = WhenFullArg::Evict, help_heading = "Versions")]
     pub(crate) when_full: WhenFullArg,
 
@@ -79,7 +81,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", help_heading = "Network")]
     pub(crate) listen: SocketAddr,
 
-    /// What clients may connect over: QUIC (UDP), TCP with TLS, or `auto`, both on ports of one number.
+    /// The transports that clients may use: QUIC (UDP), TCP with TLS, or `auto` for both, on the same port number.
     #[arg(long, value_name = "auto|quic|tcp", default_value = "auto", help_heading = "Network")]
     pub(crate) transport: Transport,
 
@@ -101,11 +103,12 @@ pub(crate) struct ServeArgs {
     pub(crate) lanes_max: u32,
 
     /// How long a subscriber in mid-transfer may take no byte before it is evicted, in seconds; more than 0.
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_some_seconds, help_heading = "Network")]
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_positive_seconds, help_heading = "Network")]
     pub(crate) stall_timeout: Duration,
 
-    /// Where the server's key is kept and the secrets of its tickets, so that they stay valid after a restart, and what it published last. Only one
-    /// `serve --watch` at a time can use it. Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
+    /// The directory of the server's key and the secrets of its tickets, so that they stay valid after a restart, and
+    /// of the numbers of its last versions. Only one `serve --watch` at a time can use it. Default:
+    /// $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 
@@ -114,12 +117,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
     pub(crate) ticket_file: Option<PathBuf>,
 
-    /// Let everybody in who reaches this server, to every topic: tickets carry no token then. For networks on which
-    /// everybody is trusted.
+    /// Give everybody who can reach this server access to every topic; tickets then contain no token. For networks on
+    /// which everybody is trusted.
     #[arg(long, help_heading = "Key and tickets")]
     pub(crate) open: bool,
 
-    /// How chunks are encoded for subscribers that do not say it themselves; what gains less than 3 % travels raw.
+    /// How chunks are encoded for subscribers that choose no codec themselves. Chunks that would shrink by less than 3
+    /// % are sent raw.
     #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
@@ -128,7 +132,8 @@ pub(crate) struct ServeArgs {
     pub(crate) chunk_size: u32,
 
     /// How many chunks are read, encoded or sent to one subscriber at the same time: two at each stage, since chunks
-    /// do not take equally long, and two to spare. A longer way wants more; with a GPU, each holds a page-locked slot until it is acknowledged.
+    /// do not take equally long, and two to spare. A longer path needs more. With a GPU, each holds a page-locked slot
+    /// until it is acknowledged.
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Encoding")]
     pub(crate) chunks_in_flight: u32,
 
@@ -136,18 +141,20 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) staged_mem: Option<u64>,
 
-    /// How much memory encoded chunks may take: those that are being sent, and up to half of it for those kept for further
-    /// subscribers. Beyond it chunks are sent raw. Default: 512MiB, or an eighth of the container's memory limit.
+    /// How much memory encoded chunks may take: those that are being sent, and up to half of it for those kept for
+    /// further subscribers. Beyond it chunks are sent raw. Default: 512MiB, or an eighth of the container's memory
+    /// limit.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) encoded_mem: Option<u64>,
 
-    /// With --watch or --publish-socket: how many versions of each topic that left retention are kept, while subscribers hold copies of them,
-    /// so that new ones can be sent to these as deltas. With 0, every version is sent whole.
+    /// With --watch or --publish-socket: how many versions of each topic that left retention are kept, while
+    /// subscribers hold copies of them, so that new ones can be sent to these as deltas. With 0, every version is sent
+    /// whole.
     #[arg(long, value_name = "N", default_value = "2", help_heading = "Memory")]
     pub(crate) bases: u32,
 
     /// How much memory such versions may take, over all topics.
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes_or_none, help_heading = "Memory")]
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes_or_zero, help_heading = "Memory")]
     pub(crate) base_mem: u64,
 
     #[command(flatten)]

@@ -36,7 +36,7 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "NAME", help_heading = "What to receive")]
     pub(crate) reader: Option<ReaderName>,
 
-    /// In mode `every`: how many versions are received ahead, the one that is worked on included.
+    /// In mode `every`: how many versions are received ahead, including the one being processed.
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "What to receive")]
     pub(crate) window: u32,
 
@@ -44,7 +44,7 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_enum, default_value_t = OnGap::Fail, help_heading = "What to receive")]
     pub(crate) on_gap: OnGap,
 
-    /// In mode `latest`: give a version under way up when a newer one appears.
+    /// In mode `latest`: abandon a version that is being received when a newer one appears.
     #[arg(long, help_heading = "What to receive")]
     pub(crate) preempt: bool,
 
@@ -52,28 +52,28 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, help_heading = "What to receive")]
     pub(crate) once: bool,
 
-    /// How long to wait for a topic that does not exist yet, in seconds; or for another first version, where the server gave
-    /// one up.
+    /// How long to wait for a topic that does not exist yet, in seconds; or for another first version, if the server
+    /// gave one up.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "What to receive")]
     pub(crate) wait: Duration,
 
-    /// How long a lost connection is tried to be made again, in seconds; 0 ends at once.
+    /// How long to try to re-establish a lost connection, in seconds; with 0, the command ends immediately.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) reconnect: Duration,
 
     /// How many lanes there are, each a connection with a socket and a thread of its own: `auto` adds some to large
-    /// transfers while that makes them faster, up to half as many as there are processors; `auto:N` does so up to N; or 1
-    /// to 16.
+    /// transfers while that makes them faster, up to half as many as there are processors; `auto:N` does so up to N; or
+    /// 1 to 16.
     #[arg(long, value_name = "auto|auto:N|N", default_value = "auto", value_parser = parse_lanes, help_heading = "Connection")]
     pub(crate) lanes: Lanes,
 
-    /// The addresses of this machine that lanes begin at, in turn: one of each network card that is to be used; repeat it
-    /// or write `,` between them. Default: the system chooses.
+    /// The local addresses that lanes use, in turn: one for each network card to use; repeat it or write `,` between
+    /// them. Default: the system chooses.
     #[arg(long, value_name = "IP", value_delimiter = ',', help_heading = "Connection")]
     pub(crate) lane_address: Vec<IpAddr>,
 
-    /// Write each version below DIR as what it was: DIR/TOPIC.safetensors, .npy, .npz or a folder DIR/TOPIC, replacing
-    /// the one before in one step.
+    /// Write each version below DIR in its original form: DIR/TOPIC.safetensors, .npy, .npz or a folder DIR/TOPIC,
+    /// replacing the previous version in one step.
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub(crate) out: Option<PathBuf>,
 
@@ -82,17 +82,18 @@ pub(crate) struct SubscribeArgs {
     pub(crate) keep: Option<u32>,
 
     /// Run this shell command after each version, with TENSOR_RELAY_TOPIC, _VERSION, _EPOCH and _PATH set. The next
-    /// version is taken when it has ended. If it fails, that is a warning; with --once it is exit code 8. It is a process group
-    /// of its own: when `subscribe` ends first, it and what it started get SIGTERM, and SIGKILL 5 seconds later.
+    /// version is taken when the command has ended. A failure of the command is a warning, and with --once exit code 8.
+    /// It runs in a process group of its own: if `subscribe` ends first, the group gets SIGTERM, and SIGKILL 5 seconds
+    /// later.
     #[arg(long, value_name = "CMD", help_heading = "Output")]
     pub(crate) exec: Option<String>,
 
-    /// How chunks are to be encoded; with `auto`, as the server does. What gains less than 3 % travels raw.
+    /// How chunks are encoded; with `auto`, the server decides. Chunks that would shrink by less than 3 % are sent raw.
     #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
-    /// How many chunks of a version may be on their way at once on each lane: two keep the network busy, the rest hides what
-    /// encoding and decoding take, and the time until the server hears of a finished one. With a GPU, each holds a page-locked slot.
+    /// How many chunks of a version may be in flight on each lane: two keep the network busy, the rest hide the time
+    /// for encoding, decoding and credit to reach the server. With a GPU, each holds a page-locked slot.
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Memory")]
     pub(crate) chunks_in_flight: u32,
 
@@ -100,9 +101,9 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) mem: Option<u64>,
 
-    /// How much memory copies of versions may take, over all topics, so that new ones can come as deltas against them.
-    /// Without room for a copy a topic's versions come whole. With 0 there are none, and received bytes are not copied.
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes_or_none, help_heading = "Memory")]
+    /// How much memory copies of versions may take, over all topics, so that new versions can be received as deltas.
+    /// Without memory for a copy, a topic's versions are received whole. With 0, no copies are made.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes_or_zero, help_heading = "Memory")]
     pub(crate) base_mem: u64,
 
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! What `tensor-relay config` says of bounds: of what clients can make a server keep or do, with reasons.
+//! The bounds of `serve` as `tensor-relay config` shows them: the limits on what clients can make a server retain or
+//! do, with reasons.
 
 use super::Layers;
 use crate::{
@@ -20,12 +21,12 @@ pub(super) struct ServeBounds {
 
 impl ServeBounds {
     /// # Errors
-    /// What is wrong with a variable.
+    /// When a variable has an invalid value.
     pub(super) fn of(layers: &Layers) -> anyhow::Result<Self> {
-        let words = ["tensor-relay", "serve"];
-        let matches = layers.command(&[]).try_get_matches_from(words)?;
+        let argv = ["tensor-relay", "serve"];
+        let matches = layers.command(&[]).try_get_matches_from(argv)?;
         let Command::Serve(args) = Args::from_arg_matches(&matches)?.command else {
-            anyhow::bail!("`serve` was read as another command");
+            anyhow::bail!("internal error: `serve` was parsed as another command");
         };
         let config = serve::config(&args);
         Ok(Self { memory_bytes_max: config.memory_bytes_max(), bounds: config.bounds() })
@@ -50,7 +51,7 @@ impl ServeBounds {
         json!({ "memory_bytes_max": self.memory_bytes_max, "bounds": bounds })
     }
 
-    /// The lines of a table.
+    /// Prints a table, and the total of memory.
     pub(super) fn print(&self) {
         let title = ["BOUND OF SERVE", "AT MOST", "MEMORY"].map(String::from);
         let rows: Vec<[String; 3]> = self.bounds.iter().map(row).collect();
@@ -67,7 +68,10 @@ impl ServeBounds {
         rows.iter()
             .zip(&self.bounds)
             .for_each(|(cells, bound)| print(cells, bound.reason));
-        print_line(&format!("memory beside versions: at most {}", units::bytes(self.memory_bytes_max)));
+        print_line(&format!(
+            "memory in addition to versions: at most {}",
+            units::bytes(self.memory_bytes_max)
+        ));
     }
 }
 

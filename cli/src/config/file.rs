@@ -1,4 +1,4 @@
-//! The configuration file: TOML, a table per command, checked as a whole.
+//! The configuration file: TOML with a table for each command, validated as a whole.
 
 use super::setting::Setting;
 use crate::exit::UsageError;
@@ -16,8 +16,8 @@ use toml::{
 /// The table for options shared by several commands.
 pub(crate) const DEFAULT: &str = "default";
 
-/// The least similarity of two names, from 0 to 1, for a suggestion.
-const ALIKE: f64 = 0.7;
+/// The minimum similarity of two names, from 0 to 1, for a suggestion.
+const SIMILARITY_MIN: f64 = 0.7;
 
 /// A validated configuration file.
 #[derive(Debug)]
@@ -26,21 +26,21 @@ pub(crate) struct File {
     entries: Vec<Entry>,
 }
 
-/// One entry.
+/// One key of the file, with its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// A command, or [`DEFAULT`].
     table: String,
     key: String,
-    /// The values as command line words.
+    /// The values as command line arguments.
     pub(crate) values: Vec<String>,
     /// The line number, from 1.
     pub(crate) line: usize,
 }
 
 impl File {
-    /// Parses `text`, the content of the file at `path`. All of it is checked, including tables of other commands, so
-    /// that mistakes show early.
+    /// Parses `text`, the content of the file at `path`. All of it is validated, including the tables of other
+    /// commands, so that mistakes are reported early.
     ///
     /// # Errors
     /// The first mistake, with file, line and key.
@@ -54,14 +54,14 @@ impl File {
         &self.path
     }
 
-    /// The entry for `setting`: in the command's own table, or else in `[default]`.
+    /// The entry for `setting`, from the command's own table or else from `[default]`.
     pub(crate) fn entry(&self, setting: &Setting) -> Option<&Entry> {
-        let of = |table: &str| self.entries.iter().find(|e| e.table == table && e.key == setting.key());
-        of(setting.command()).or_else(|| of(DEFAULT))
+        let find = |table: &str| self.entries.iter().find(|e| e.table == table && e.key == setting.key());
+        find(setting.command()).or_else(|| find(DEFAULT))
     }
 }
 
-/// Reads one file.
+/// The state of parsing one file.
 struct Reader<'a> {
     path: &'a Path,
     text: &'a str,
@@ -75,7 +75,7 @@ impl<'a> Reader<'a> {
             .map_err(|error| self.error(&error.span().unwrap_or(0..0), error.message()))?;
         for (name, content) in in_order(document.get_ref()) {
             let Some(table) = content.get_ref().as_table() else {
-                return Err(self.error(&name.span(), self.no_table(name.get_ref())));
+                return Err(self.error(&name.span(), self.outside_tables(name.get_ref())));
             };
             if !self.tables().contains(&&**name.get_ref()) {
                 return Err(self.error(&name.span(), self.unknown_table(name.get_ref())));
@@ -94,32 +94,31 @@ impl<'a> Reader<'a> {
         value: &Spanned<DeValue<'_>>,
     ) -> Result<(), UsageError> {
         let at = key.span();
-        let settings = self.meant(table, key.get_ref()).map_err(|why| self.error(&at, why))?;
-        let values = self.values(settings[0], key.get_ref(), value)?;
-        let entry =
-            Entry { table: table.into(), key: settings[0].key().into(), values, line: self.line(&at) };
-        if let Some(other) = self.entries.iter().find(|e| e.table == entry.table && e.key == entry.key) {
+        let setting = self.setting(table, key.get_ref()).map_err(|reason| self.error(&at, reason))?;
+        let values = self.values(setting, key.get_ref(), value)?;
+        let entry = Entry { table: table.into(), key: setting.key().into(), values, line: self.line(&at) };
+        if let Some(first) = self.entries.iter().find(|e| e.table == entry.table && e.key == entry.key) {
             return Err(self
-                .error(&at, format!("{key} is given in line {} already", other.line, key = key.get_ref())));
+                .error(&at, format!("{key} is already given in line {}", first.line, key = key.get_ref())));
         }
         self.entries.push(entry);
         Ok(())
     }
 
-    /// The settings that `key` sets in `table`: one, or in `[default]` one for each command that has it.
-    fn meant(&self, table: &str, key: &str) -> Result<Vec<&'a Setting>, String> {
-        let called: Vec<&Setting> = self.settings.iter().filter(|setting| setting.is_called(key)).collect();
-        let of_table = called.iter().filter(|setting| table == DEFAULT || setting.command() == table);
-        let of_table: Vec<&Setting> = of_table.copied().collect();
+    /// The setting that `key` sets in `table`. In `[default]`, the first of several equal ones.
+    fn setting(&self, table: &str, key: &str) -> Result<&'a Setting, String> {
+        let named: Vec<&Setting> = self.settings.iter().filter(|setting| setting.is_called(key)).collect();
+        let of_table = named.iter().filter(|setting| table == DEFAULT || setting.command() == table);
+        let of_table: Vec<&'a Setting> = of_table.copied().collect();
         match of_table.split_first() {
-            None => Err(self.unknown_key(table, key, &called)),
+            None => Err(self.unknown_key(table, key, &named)),
             Some((first, others)) if others.iter().any(|other| !first.means_the_same_as(other)) => {
                 Err(format!(
                     "{key} means different things to {}: put it into their tables",
                     joined(of_table.iter().map(|setting| setting.command()), " and ")
                 ))
             }
-            Some(_) => Ok(of_table),
+            Some((first, _)) => Ok(*first),
         }
     }
 
@@ -129,34 +128,36 @@ impl<'a> Reader<'a> {
         key: &str,
         value: &Spanned<DeValue<'_>>,
     ) -> Result<Vec<String>, UsageError> {
-        let one = |item: &Spanned<DeValue<'_>>, name: &str| {
-            let word = word(item.get_ref()).ok_or_else(|| {
+        let argument = |item: &Spanned<DeValue<'_>>, prefix: &str| {
+            let scalar = scalar(item.get_ref()).ok_or_else(|| {
                 let kind = item.get_ref().type_str();
                 self.error(
                     &item.span(),
-                    format!("{key} takes {}, not a value of type {kind}", wanted(setting)),
+                    format!("{key} takes {}, not a value of type {kind}", expected_value(setting)),
                 )
             })?;
-            let word = format!("{name}{word}");
-            setting.check(&word).map_err(|why| {
-                let shown = if setting.is_secret() { "its value".into() } else { format!("{word:?}") };
-                self.error(&item.span(), format!("{key} cannot be {shown}: {why}"))
+            let argument = format!("{prefix}{scalar}");
+            setting.check(&argument).map_err(|reason| {
+                let shown = if setting.is_secret() { "its value".into() } else { format!("{argument:?}") };
+                self.error(&item.span(), format!("{key} cannot be {shown}: {reason}"))
             })?;
-            Ok(word)
+            Ok(argument)
         };
         match value.get_ref() {
             DeValue::Array(items) if setting.is_repeatable() => {
-                items.iter().map(|item| one(item, "")).collect()
+                items.iter().map(|item| argument(item, "")).collect()
             }
             DeValue::Table(pairs) if setting.takes_pairs() => {
                 let pairs = in_order(pairs).into_iter();
-                pairs.map(|(name, item)| one(item, &format!("{}=", name.get_ref()))).collect()
+                pairs
+                    .map(|(name, item)| argument(item, &format!("{}=", name.get_ref())))
+                    .collect()
             }
-            _ => Ok(vec![one(value, "")?]),
+            _ => Ok(vec![argument(value, "")?]),
         }
     }
 
-    /// All names that a table may have.
+    /// All valid names of tables.
     fn tables(&self) -> Vec<&'a str> {
         let mut tables = vec![DEFAULT];
         tables.extend(self.settings.iter().map(Setting::command));
@@ -172,14 +173,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn no_table(&self, key: &str) -> String {
+    fn outside_tables(&self, key: &str) -> String {
         let owner = self.settings.iter().find(|setting| setting.is_called(key));
         match owner {
             Some(owner) => {
-                format!("{key} stands outside of a table: put it into [{}] or [{DEFAULT}]", owner.command())
+                format!("{key} is outside of any table: put it into [{}] or [{DEFAULT}]", owner.command())
             }
             None if self.tables().contains(&key) => format!("{key} is a table: write [{key}]"),
-            None => format!("{key} stands outside of a table, and no command has such an option"),
+            None => format!("{key} is outside of any table, and no command has an option of this name"),
         }
     }
 
@@ -196,7 +197,7 @@ impl<'a> Reader<'a> {
         }
         match nearest(&key.replace('_', "-"), &known) {
             Some(near) => format!("[{table}] has no option {key}; do you mean {near}?"),
-            None => format!("[{table}] has no option {key}; it has {}", known.join(", ")),
+            None => format!("[{table}] has no option {key}; its options are {}", known.join(", ")),
         }
     }
 
@@ -210,15 +211,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The entries of a table in file order; the parser sorts them by name.
+/// The entries of a table in the order of the file; the parser sorts them by name.
 fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Spanned<Cow<'i, str>>, &'t Spanned<DeValue<'i>>)> {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     entries
 }
 
-/// A single value as a command line word.
-fn word(value: &DeValue<'_>) -> Option<String> {
+/// A scalar as a command line argument; `None` for other values.
+fn scalar(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.clone().into_owned()),
         DeValue::Integer(number) => decimal(number),
@@ -234,7 +235,7 @@ fn decimal(number: &DeInteger<'_>) -> Option<String> {
         .map(|number| number.to_string())
 }
 
-fn wanted(setting: &Setting) -> &'static str {
+fn expected_value(setting: &Setting) -> &'static str {
     match (setting.takes_pairs(), setting.is_repeatable()) {
         (true, _) => "NAME=VALUE strings or a table of them",
         (false, true) => "one value or an array",
@@ -247,11 +248,12 @@ fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
         .iter()
         .map(|candidate| (strsim::jaro_winkler(name, candidate), *candidate));
     let best = scored.max_by(|(a, _), (b, _)| a.total_cmp(b));
-    best.filter(|(score, _)| *score >= ALIKE).map(|(_, candidate)| candidate)
+    best.filter(|(score, _)| *score >= SIMILARITY_MIN)
+        .map(|(_, candidate)| candidate)
 }
 
-fn joined<T: Into<String>>(parts: impl Iterator<Item = T>, by: &str) -> String {
-    parts.map(Into::into).collect::<Vec<String>>().join(by)
+fn joined<T: Into<String>>(parts: impl Iterator<Item = T>, separator: &str) -> String {
+    parts.map(Into::into).collect::<Vec<String>>().join(separator)
 }
 
 #[cfg(test)]
@@ -265,23 +267,23 @@ mod tests {
     }
 
     #[test]
-    fn values_of_every_type_become_words() {
+    fn values_of_every_type_become_arguments() {
         let file = parse(
             "[serve]\nlisten = '[::1]:4747'\ngrace = 1_0\nchunk-size = 0x100\njson = true\n\
              topic = ['a=b', 'c=d']\nadvertise = 'x,y'\n[list]\nconnect_timeout = 2.5\n",
         )
         .unwrap();
-        let said = |table: &str, key: &str| {
+        let entry = |table: &str, key: &str| {
             let entry = file.entries.iter().find(|e| e.table == table && e.key == key).unwrap();
             (entry.line, entry.values.join(" "))
         };
-        assert_eq!(said("serve", "listen"), (2, "[::1]:4747".into()));
-        assert_eq!(said("serve", "grace"), (3, "10".into()));
-        assert_eq!(said("serve", "chunk-size"), (4, "256".into()));
-        assert_eq!(said("serve", "json"), (5, "true".into()));
-        assert_eq!(said("serve", "topic"), (6, "a=b c=d".into()));
-        assert_eq!(said("serve", "advertise"), (7, "x,y".into()));
-        assert_eq!(said("list", "connect-timeout"), (9, "2.5".into()));
+        assert_eq!(entry("serve", "listen"), (2, "[::1]:4747".into()));
+        assert_eq!(entry("serve", "grace"), (3, "10".into()));
+        assert_eq!(entry("serve", "chunk-size"), (4, "256".into()));
+        assert_eq!(entry("serve", "json"), (5, "true".into()));
+        assert_eq!(entry("serve", "topic"), (6, "a=b c=d".into()));
+        assert_eq!(entry("serve", "advertise"), (7, "x,y".into()));
+        assert_eq!(entry("list", "connect-timeout"), (9, "2.5".into()));
     }
 
     #[test]
@@ -299,16 +301,16 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_told_with_its_line_and_the_way_out() {
-        for (text, told) in [
+    fn errors_name_the_line_and_the_remedy() {
+        for (text, message) in [
             ("[serve]\n\nlistne = 1", "c.toml:3: [serve] has no option listne; do you mean listen?"),
-            ("[serve]\nzzz = 1", "c.toml:2: [serve] has no option zzz; it has topic, all-files, "),
+            ("[serve]\nzzz = 1", "c.toml:2: [serve] has no option zzz; its options are topic, all-files, "),
             ("[subscribe]\ngrace = 1", "c.toml:2: [subscribe] has no option grace; it belongs to [serve]"),
             ("[subscirbe]", "c.toml:1: there is no table [subscirbe]; do you mean [subscribe]?"),
             ("[demo-producer]", "there is no table [demo-producer]"),
             ("[config]\njson = true", "there is no table [config]"),
-            ("grace = 1", "c.toml:1: grace stands outside of a table: put it into [serve] or [default]"),
-            ("bogus = 1", "no command has such an option"),
+            ("grace = 1", "c.toml:1: grace is outside of any table: put it into [serve] or [default]"),
+            ("bogus = 1", "no command has an option of this name"),
             ("serve = 1", "serve is a table: write [serve]"),
             ("[default]\ntopic = 'a'", "c.toml:2: topic means different things to serve and subscribe"),
             ("[serve]\nlisten = 'nowhere'", "c.toml:2: listen cannot be \"nowhere\": invalid socket address"),
@@ -321,17 +323,17 @@ mod tests {
             ("[serve]\ntopic = [\n'a=b',\n'../c=d']", "c.toml:4: topic cannot be"),
             ("[serve.topics]\na = ''", "c.toml:2: topics cannot be \"a=\": no file is given"),
             ("[serve]\ngrace = 1979-05-27", "grace takes one value, not a value of type datetime"),
-            ("[serve]\nstate-dir='a'\nstate_dir='b'", "c.toml:3: state_dir is given in line 2 already"),
+            ("[serve]\nstate-dir='a'\nstate_dir='b'", "c.toml:3: state_dir is already given in line 2"),
             ("[serve]\ngrace =\n", "c.toml:2: "),
             ("[serve]\ngrace = 1\ngrace = 2\n", "c.toml:3: duplicate key"),
         ] {
             let error = parse(text).unwrap_err();
-            assert!(error.contains(told), "{text:?}\n{error}\n{told}");
+            assert!(error.contains(message), "{text:?}\n{error}\n{message}");
         }
     }
 
     #[test]
-    fn the_nearer_table_wins() {
+    fn a_commands_own_table_overrides_the_default_table() {
         let file = parse("[default]\njson = true\n[serve]\njson = false").unwrap();
         let settings = setting::all(&variable::command());
         let json = |command: &str| {

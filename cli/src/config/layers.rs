@@ -18,10 +18,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The last place where the file is searched.
+/// The last path at which the file is searched for.
 const SYSTEM_FILE: &str = "/etc/tensor-relay/config.toml";
 
-/// The most bytes of a file that are read. A long one has a few thousand.
+/// The maximum size of the file. A long one has a few thousand bytes.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
 /// The commands, their settings, and the layers below the flags.
@@ -60,7 +60,7 @@ impl Layers {
         Ok(layers)
     }
 
-    /// With variables alone.
+    /// The layers without a file: variables and defaults.
     pub(crate) fn without_file(command: Command) -> Self {
         let settings = setting::all(&command);
         Self { command, settings, file: None }
@@ -76,7 +76,7 @@ impl Layers {
         self.file.as_ref()
     }
 
-    /// The command with the file's values as defaults. The switches `off`, turned off by flags, ignore file and
+    /// The command with the file's values as defaults. The switches in `off`, which flags turn off, ignore the file and
     /// variables.
     pub(super) fn command(&self, off: &[String]) -> Command {
         let command = self.command.clone().mut_args(|arg| self.layered_arg(arg, "", off));
@@ -91,10 +91,10 @@ impl Layers {
     ///
     /// # Errors
     /// When its variable has an invalid value.
-    pub(crate) fn in_force(&self, setting: &Setting) -> Result<EffectiveSetting, UsageError> {
+    pub(crate) fn effective(&self, setting: &Setting) -> Result<EffectiveSetting, UsageError> {
         if let Some(value) = variable::value_of(setting.variable()) {
             let value = value.to_string_lossy().into_owned();
-            setting.check(&value).map_err(|why| wrong_variable(setting, &why))?;
+            setting.check(&value).map_err(|reason| invalid_variable(setting, &reason))?;
             return Ok(EffectiveSetting { values: vec![value], origin: Origin::Variable });
         }
         let entry = self.file.as_ref().and_then(|file| file.entry(setting));
@@ -106,12 +106,13 @@ impl Layers {
         })
     }
 
-    /// Names the variable in an error about its value; clap would name a flag that was never typed.
+    /// Replaces an error about the value of a variable by one that names the variable; clap's names a flag that the
+    /// user never typed.
     pub(super) fn explain(
         &self,
         error: clap::Error,
         command: Option<&str>,
-        words: &[OsString],
+        argv: &[OsString],
     ) -> anyhow::Error {
         let error = self.without_hidden_commands(error);
         let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) =
@@ -119,13 +120,13 @@ impl Layers {
         else {
             return error.into();
         };
-        let typed = |setting: &&Setting| words.iter().any(|word| says(word, setting, value));
+        let is_typed = |setting: &&Setting| argv.iter().any(|word| may_contain(word, setting, value));
         let mut settings = self.settings.iter().filter(|setting| Some(setting.command()) == command);
         let setting = settings
             .find(|setting| setting.is_shown_as(arg))
-            .filter(|setting| !typed(setting));
-        match setting.map(|setting| self.in_force(setting)) {
-            Some(Err(wrong)) => wrong.into(),
+            .filter(|setting| !is_typed(setting));
+        match setting.map(|setting| self.effective(setting)) {
+            Some(Err(invalid)) => invalid.into(),
             _ => error.into(),
         }
     }
@@ -163,28 +164,28 @@ impl Layers {
     }
 }
 
-/// Whether `word` of the command line may be the source of `value` of `setting`.
-fn says(word: &OsStr, setting: &Setting, value: &str) -> bool {
+/// Whether the command line word `word` may be the source of `value` for `setting`.
+fn may_contain(word: &OsStr, setting: &Setting, value: &str) -> bool {
     let word = word.to_string_lossy();
-    word == value || word.starts_with(&format!("{}=", setting.word()))
+    word == value || word.starts_with(&format!("{}=", setting.name()))
 }
 
-fn wrong_variable(setting: &Setting, why: &str) -> UsageError {
+fn invalid_variable(setting: &Setting, reason: &str) -> UsageError {
     let variable = setting.variable();
     let shown = match variable::value_of(variable) {
         Some(value) if !setting.is_secret() => format!("{:?}", value.to_string_lossy()),
         _ => "its value".into(),
     };
-    UsageError(format!("the environment variable {variable} cannot be {shown}: {why}"))
+    UsageError(format!("the environment variable {variable} cannot be {shown}: {reason}"))
 }
 
-/// The path and content of the file at `given`, or of the first that exists.
+/// The path and content of the file at `given`, or else of the first file in [`places`].
 fn find_file(given: Option<&Path>) -> anyhow::Result<Option<(PathBuf, String)>> {
     if let Some(path) = given {
         return Ok(Some((path.into(), read(path)?)));
     }
     for path in places(variable::value_of) {
-        // Only a missing file is skipped: an unreadable one was probably meant.
+        // Only a missing file is skipped: the user probably expects an unreadable one to be used.
         match path.try_exists() {
             Ok(false) => {}
             _ => return Ok(Some((path.clone(), read(&path)?))),
@@ -193,7 +194,7 @@ fn find_file(given: Option<&Path>) -> anyhow::Result<Option<(PathBuf, String)>> 
     Ok(None)
 }
 
-/// The places where the file is searched, in order: the XDG configuration directories, then the system's.
+/// The paths at which the file is searched for, in order: in the XDG configuration directory, then in the system's.
 pub(crate) fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let user = variable("XDG_CONFIG_HOME").map(PathBuf::from);
     let user = user.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));
@@ -212,7 +213,7 @@ fn read(path: &Path) -> Result<String, UsageError> {
     };
     read.map_err(|error| {
         UsageError(format!(
-            "cannot read the configuration file {}: {error}; --config names another",
+            "cannot read the configuration file {}: {error}; choose another one with --config",
             path.display()
         ))
     })?;
@@ -230,15 +231,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_what_the_words_become() {
+    fn effective_values_equal_claps_defaults() {
         let layers = layers(
             "[default]\nconnect-timeout = 3\n[serve]\ntopic = ['a=b', 'c=d']\njson = true\n[list]\nticket = 't'",
         );
         let mut seen = 0;
         for setting in layers.settings() {
-            let in_force = layers.in_force(setting).unwrap();
-            if in_force.origin == Origin::Default {
-                assert_eq!(in_force.values, setting.defaults());
+            let effective = layers.effective(setting).unwrap();
+            if effective.origin == Origin::Default {
+                assert_eq!(effective.values, setting.defaults());
             }
             let command = layers.command(&[]);
             let command = command.find_subcommand(setting.command()).unwrap();
@@ -246,8 +247,8 @@ mod tests {
                 continue;
             };
             let defaults: Vec<_> = arg.get_default_values().iter().map(|v| v.to_str().unwrap()).collect();
-            assert_eq!(defaults, in_force.values, "{} {}", setting.command(), setting.key());
-            seen += usize::from(in_force.origin != Origin::Default);
+            assert_eq!(defaults, effective.values, "{} {}", setting.command(), setting.key());
+            seen += usize::from(effective.origin != Origin::Default);
         }
         assert_eq!(seen, 6, "connect-timeout three times, topic, json, ticket");
     }
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_end_is_refused() {
+    fn an_endless_file_is_refused() {
         assert!(
             read(Path::new("/dev/zero"))
                 .unwrap_err()

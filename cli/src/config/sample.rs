@@ -1,43 +1,44 @@
-//! A sample configuration file: every option, commented out, with its help.
+//! The sample configuration file: every option, commented out, with its help text.
 
 use super::{file::DEFAULT, setting::Setting};
 
-/// How wide its comments are.
+/// The maximum width of comments, in columns.
 const WIDTH: usize = 100;
 
 const HEAD: &str = "\
-# A configuration of tensor-relay. Every line is commented out and shows the default, or <what> is expected.
-# Flags and environment variables win over this file, and a command's own table wins over [default].
-# Relative paths are relative to where the program is started.
+# A configuration of tensor-relay. Every option is commented out, with its default or a <PLACEHOLDER>.
+# Flags and environment variables override this file, and a command's own table overrides [default].
+# Relative paths are relative to the working directory of the program.
 ";
 
-/// The sample for `settings`. Shared ones are in `[default]`, once.
-pub(super) fn of(settings: &[&Setting]) -> String {
+/// The sample for `settings`. Settings that several commands share are in `[default]`, once.
+pub(super) fn render(settings: &[&Setting]) -> String {
     let mut text = String::from(HEAD);
-    let shared: Vec<&Setting> = first_of_shared(settings);
+    let shared: Vec<&Setting> = shared(settings);
     write_table(&mut text, DEFAULT, &shared, settings);
     let mut commands: Vec<&str> = settings.iter().map(|setting| setting.command()).collect();
     commands.dedup();
     for command in commands {
         let own = settings.iter().filter(|setting| setting.command() == command);
-        let own: Vec<&Setting> = own.filter(|s| users(s, settings).len() == 1).copied().collect();
+        let own: Vec<&Setting> = own.filter(|s| commands_with(s, settings).len() == 1).copied().collect();
         write_table(&mut text, command, &own, settings);
     }
     text
 }
 
-/// Each shared setting, as its first command has it.
-fn first_of_shared<'s>(settings: &[&'s Setting]) -> Vec<&'s Setting> {
+/// The settings that several commands share, each once, as the first command has it.
+fn shared<'s>(settings: &[&'s Setting]) -> Vec<&'s Setting> {
     let mut shared: Vec<&Setting> = vec![];
-    for setting in settings.iter().filter(|setting| users(setting, settings).len() > 1) {
-        if !shared.iter().any(|known| known.means_the_same_as(setting)) {
+    for setting in settings.iter().filter(|setting| commands_with(setting, settings).len() > 1) {
+        if !shared.iter().any(|first| first.means_the_same_as(setting)) {
             shared.push(setting);
         }
     }
     shared
 }
 
-fn users<'s>(setting: &Setting, settings: &[&'s Setting]) -> Vec<&'s str> {
+/// The commands that have `setting`.
+fn commands_with<'s>(setting: &Setting, settings: &[&'s Setting]) -> Vec<&'s str> {
     let same = settings.iter().filter(|other| other.means_the_same_as(setting));
     same.map(|other| other.command()).collect()
 }
@@ -48,12 +49,13 @@ fn write_table(text: &mut String, name: &str, options: &[&Setting], all: &[&Sett
     }
     text.push_str(&format!("\n[{name}]\n"));
     for setting in options {
-        let users = users(setting, all);
-        let of = if users.len() > 1 { format!(" For {}.", users.join(", ")) } else { String::new() };
+        let commands = commands_with(setting, all);
+        let used_by =
+            if commands.len() > 1 { format!(" For {}.", commands.join(", ")) } else { String::new() };
         let choices = setting.choices();
         let one_of =
             if choices.len() > 1 { format!(" One of {}.", choices.join(", ")) } else { String::new() };
-        write_comment(text, &format!("{}{one_of}{of} {}", sentence(setting.help()), setting.variable()));
+        write_comment(text, &format!("{}{one_of}{used_by} {}", sentence(setting.help()), setting.variable()));
         text.push_str(&format!("#{} = {}\n", setting.key(), value(setting)));
         if setting.takes_pairs() {
             write_comment(
@@ -64,7 +66,7 @@ fn write_table(text: &mut String, name: &str, options: &[&Setting], all: &[&Sett
     }
 }
 
-/// clap takes the full stop from a help text of one sentence.
+/// Adds the full stop that clap removes from a help text of one sentence.
 fn sentence(mut text: String) -> String {
     if !text.ends_with('.') {
         text.push('.');
@@ -96,7 +98,7 @@ fn value(setting: &Setting) -> String {
     }
 }
 
-/// As a TOML string. JSON's escapes are a subset of TOML's.
+/// `text` as a TOML string. JSON's escapes are a subset of TOML's.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -108,23 +110,28 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn the_sample_says_nothing_and_is_true_when_it_does() {
+    fn the_sample_sets_nothing_and_is_valid_when_uncommented() {
         let settings = setting::all(&variable::command());
-        let sample = of(&settings.iter().collect::<Vec<_>>());
+        let sample = render(&settings.iter().collect::<Vec<_>>());
         let parse = |text: &str| File::parse(Path::new("sample"), text, &settings).map_err(|e| e.0).unwrap();
-        let silent = parse(&sample);
-        assert!(settings.iter().all(|setting| silent.entry(setting).is_none()));
-        let with_values = |line: &str| match line.strip_prefix('#') {
-            Some(said) if !said.starts_with(' ') && !said.contains('<') => said.to_owned(),
+        let unset = parse(&sample);
+        assert!(settings.iter().all(|setting| unset.entry(setting).is_none()));
+        let uncomment = |line: &str| match line.strip_prefix('#') {
+            Some(entry) if !entry.starts_with(' ') && !entry.contains('<') => entry.to_owned(),
             _ => line.to_owned(),
         };
-        let uncommented: Vec<String> = sample.lines().map(with_values).collect();
-        let spoken = parse(&uncommented.join("\n"));
+        let uncommented: Vec<String> = sample.lines().map(uncomment).collect();
+        let uncommented = parse(&uncommented.join("\n"));
         for setting in &settings {
             let key = format!("\n#{} = ", setting.key());
             assert!(sample.contains(&key), "{} {}", setting.command(), setting.key());
             if !setting.defaults().is_empty() {
-                assert_eq!(spoken.entry(setting).unwrap().values, setting.defaults(), "{}", setting.key());
+                assert_eq!(
+                    uncommented.entry(setting).unwrap().values,
+                    setting.defaults(),
+                    "{}",
+                    setting.key()
+                );
             }
         }
     }

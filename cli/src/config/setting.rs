@@ -1,4 +1,4 @@
-//! One option that can be configured.
+//! [`Setting`]: an option that variables or the file can set.
 
 use clap::{
     Arg, ArgAction, ArgMatches, Command,
@@ -7,10 +7,10 @@ use clap::{
 };
 use std::error::Error;
 
-/// Commands about the program itself, and the benchmark: they ignore the file.
+/// The commands that ignore the file: the benchmark, and those about the program itself.
 const WITHOUT_FILE: [&str; 5] = [super::variable::BENCH, "config", "completions", "man", "help"];
 
-/// The one option of the commands that [`Setting::check`] makes up.
+/// The only option of the temporary command with which [`Setting::parse`] validates a value.
 const PROBE: &str = "value";
 
 /// A configurable option of a command.
@@ -64,42 +64,42 @@ impl Setting {
         &self.command
     }
 
-    /// The key in that table.
+    /// The key in the command's table.
     pub(crate) fn key(&self) -> &str {
         &self.key
     }
 
-    /// Its name on the command line, without the value.
-    pub(crate) fn word(&self) -> String {
+    /// The name on the command line, without the value: the flag, or the value name of a positional argument.
+    pub(crate) fn name(&self) -> String {
         match self.arg.get_long() {
             Some(long) => format!("--{long}"),
             None => self.value_name(),
         }
     }
 
-    /// Its environment variable.
+    /// The environment variable.
     pub(crate) fn variable(&self) -> &str {
         self.arg.get_env().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// The placeholder of its value.
+    /// The placeholder of the value in help texts.
     pub(crate) fn value_name(&self) -> String {
         let names = self.arg.get_value_names().unwrap_or_default();
         names.first().map_or_else(|| self.key.to_uppercase(), ToString::to_string)
     }
 
-    /// Its help, in one paragraph.
+    /// The help text, in one paragraph.
     pub(crate) fn help(&self) -> String {
         self.arg.get_help().map(ToString::to_string).unwrap_or_default()
     }
 
-    /// Its default values.
+    /// The default values.
     pub(crate) fn defaults(&self) -> Vec<String> {
         let defaults = self.arg.get_default_values().iter();
         defaults.map(|value| value.to_string_lossy().into_owned()).collect()
     }
 
-    /// Its possible values, if they can be listed and are not yes and no.
+    /// The possible values, if they can be listed; empty for a switch.
     pub(crate) fn choices(&self) -> Vec<String> {
         if self.is_switch() {
             return vec![];
@@ -108,7 +108,7 @@ impl Setting {
         choices.iter().map(PossibleValue::get_name).map(Into::into).collect()
     }
 
-    /// Whether it must never be printed.
+    /// Whether the value must never be printed.
     pub(crate) fn is_secret(&self) -> bool {
         self.arg.is_hide_env_values_set()
     }
@@ -121,43 +121,43 @@ impl Setting {
         matches!(self.arg.get_action(), ArgAction::Append)
     }
 
-    /// Whether it takes any number of `NAME=…`, which is a table in the file.
+    /// Whether the setting takes any number of `NAME=…`, which may be a table in the file.
     pub(crate) fn takes_pairs(&self) -> bool {
         self.is_repeatable() && self.value_name().contains('=')
     }
 
-    /// Whether `key` names it, with dashes or underscores; a table of pairs also has its plural.
+    /// Whether `key` names this setting, with dashes or underscores; for a table of pairs also as a plural.
     pub(crate) fn is_called(&self, key: &str) -> bool {
         let key = key.replace('_', "-");
         key == self.key || (self.takes_pairs() && key.strip_suffix('s') == Some(&self.key))
     }
 
-    /// Whether values of `other` are valid for it too.
+    /// Whether the value of `other` applies to this setting too.
     pub(crate) fn means_the_same_as(&self, other: &Self) -> bool {
         self.key == other.key && self.variable() == other.variable()
     }
 
-    /// Whether the argument of some command is this setting.
+    /// Whether `arg` of `command` is this setting.
     pub(crate) fn is(&self, command: &str, arg: &Arg) -> bool {
         self.command == command && self.key == key_of(arg)
     }
 
-    /// Whether clap's errors name it as `shown`, such as `--listen <ADDR:PORT>` or `<TICKET>`.
+    /// Whether `shown` is the name of this setting in clap's errors, such as `--listen <ADDR:PORT>` or `<TICKET>`.
     pub(crate) fn is_shown_as(&self, shown: &str) -> bool {
         let first = shown.split_whitespace().next().unwrap_or_default();
-        first.trim_matches(['<', '>', '[', ']', '.']) == self.word()
+        first.trim_matches(['<', '>', '[', ']', '.']) == self.name()
     }
 
     /// Validates `value` with the option's own parser.
     ///
     /// # Errors
-    /// Why it is invalid, as half a sentence.
+    /// Why it is invalid, as a clause.
     pub(crate) fn check(&self, value: &str) -> Result<(), String> {
         self.parse(value).map(|_| ())
     }
 
-    /// `value` for display: of a switch, any truthy word becomes `true`.
-    pub(crate) fn plain(&self, value: &str) -> String {
+    /// `value` in its display form: for a switch, `true` or `false` for any spelling such as `yes`.
+    pub(crate) fn display(&self, value: &str) -> String {
         let parsed = self.parse(value).ok().filter(|_| self.is_switch());
         let is_on = parsed.and_then(|matches| matches.get_one::<bool>(PROBE).copied());
         is_on.map_or_else(|| value.into(), |is_on| is_on.to_string())
@@ -174,13 +174,13 @@ impl Setting {
     }
 }
 
-/// `a`, `a or b`, `a, b or c`.
+/// An enumeration: `a`, `a or b`, `a, b or c`.
 fn or(words: &[String]) -> String {
     match words {
         [first @ .., before, last] => {
             first.iter().map(|word| format!("{word}, ")).collect::<String>() + before + " or " + last
         }
-        one => one.concat(),
+        words => words.concat(),
     }
 }
 
@@ -206,8 +206,8 @@ mod tests {
 
     #[test]
     fn keys_are_the_names_of_flags_and_positionals() {
-        assert_eq!(setting("serve", "state_dir").word(), "--state-dir");
-        assert_eq!(setting("subscribe", "ticket").word(), "TICKET");
+        assert_eq!(setting("serve", "state_dir").name(), "--state-dir");
+        assert_eq!(setting("subscribe", "ticket").name(), "TICKET");
         assert_eq!(setting("keys", "state-dir").variable(), "TENSOR_RELAY_STATE_DIR");
         assert!(setting("serve", "topics").takes_pairs());
         assert!(!setting("subscribe", "topic").is_called("topics"));
@@ -223,18 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn no_two_options_of_a_command_answer_to_one_key() {
+    fn keys_are_unique_within_a_command() {
         let all = all(&variable::command());
         for setting in &all {
-            let rivals = all
+            let same_key = all
                 .iter()
                 .filter(|s| s.command() == setting.command() && s.is_called(setting.key()));
-            assert_eq!(rivals.count(), 1, "{} {}", setting.command(), setting.key());
+            assert_eq!(same_key.count(), 1, "{} {}", setting.command(), setting.key());
         }
     }
 
     #[test]
-    fn values_are_judged_by_the_options_own_parser() {
+    fn values_are_validated_by_the_options_own_parser() {
         assert_eq!(setting("serve", "codec").check("zstd"), Ok(()));
         assert_eq!(
             setting("serve", "codec").check("lz4"),
@@ -247,8 +247,8 @@ mod tests {
                 .contains("multiple of 256")
         );
         assert_eq!(setting("serve", "json").check("on"), Ok(()));
-        assert_eq!(setting("serve", "json").plain("on"), "true");
-        assert_eq!(setting("subscribe", "out").plain("on"), "on");
+        assert_eq!(setting("serve", "json").display("on"), "true");
+        assert_eq!(setting("subscribe", "out").display("on"), "on");
         assert!(setting("serve", "json").check("maybe").is_err());
         assert_eq!(setting("serve", "advertise").check("a,b:1"), Ok(()));
         assert_eq!(setting("subscribe", "out").check(""), Err("it is empty".into()));

@@ -1,4 +1,4 @@
-//! `tensor-relay config`: shows the effective value of every option, and its source; and the bounds of `serve`.
+//! `tensor-relay config`: prints the effective value of every option and its source, and the bounds of `serve`.
 
 use super::{
     Layers,
@@ -19,51 +19,52 @@ use serde_json::{Map, Value, json};
 const HIDDEN: &str = "(hidden)";
 
 pub(crate) fn run(args: &ConfigArgs, layers: &Layers) -> anyhow::Result<Exit> {
-    let settings = chosen(args.command.as_deref(), layers.settings())?;
+    let settings = select(args.command.as_deref(), layers.settings())?;
     if args.sample {
-        print_line(sample::of(&settings).trim_end());
+        print_line(sample::render(&settings).trim_end());
         return Ok(Exit::Done);
     }
-    let in_force = settings.iter().map(|setting| Ok((*setting, layers.in_force(setting)?)));
-    let in_force = in_force.collect::<Result<Vec<_>, UsageError>>()?;
-    let is_of_serve = args.command.as_deref().is_none_or(|command| command == "serve");
-    let bounds = is_of_serve.then(|| ServeBounds::of(layers)).transpose()?;
+    let effective = settings.iter().map(|setting| Ok((*setting, layers.effective(setting)?)));
+    let effective = effective.collect::<Result<Vec<_>, UsageError>>()?;
+    let includes_serve = args.command.as_deref().is_none_or(|command| command == "serve");
+    let bounds = includes_serve.then(|| ServeBounds::of(layers)).transpose()?;
     match args.json {
-        true => print_line(&as_json(layers, &in_force, bounds.as_ref()).to_string()),
+        true => print_line(&as_json(layers, &effective, bounds.as_ref()).to_string()),
         false => {
-            print_table(layers, &in_force);
+            print_table(layers, &effective);
             bounds.iter().for_each(ServeBounds::print);
         }
     }
     Ok(Exit::Done)
 }
 
-fn chosen<'s>(command: Option<&str>, settings: &'s [Setting]) -> Result<Vec<&'s Setting>, UsageError> {
-    let wanted = |setting: &&Setting| command.is_none_or(|command| setting.command() == command);
-    let chosen: Vec<&Setting> = settings.iter().filter(wanted).collect();
+/// The settings of `command`, or all.
+fn select<'s>(command: Option<&str>, settings: &'s [Setting]) -> Result<Vec<&'s Setting>, UsageError> {
+    let is_selected = |setting: &&Setting| command.is_none_or(|command| setting.command() == command);
+    let selected: Vec<&Setting> = settings.iter().filter(is_selected).collect();
     match command {
-        Some(command) if chosen.is_empty() => {
+        Some(command) if selected.is_empty() => {
             let mut known: Vec<&str> = settings.iter().map(Setting::command).collect();
             known.dedup();
             Err(UsageError(format!(
-                "no command {command} can be configured; these can: {}",
+                "there is no configurable command {command}; the configurable ones are {}",
                 known.join(", ")
             )))
         }
-        _ => Ok(chosen),
+        _ => Ok(selected),
     }
 }
 
 fn as_json(
     layers: &Layers,
-    in_force: &[(&Setting, EffectiveSetting)],
+    effective: &[(&Setting, EffectiveSetting)],
     bounds: Option<&ServeBounds>,
 ) -> Value {
     let mut commands: Map<String, Value> = Map::new();
-    for (setting, in_force) in in_force {
+    for (setting, effective) in effective {
         let options = commands.entry(setting.command()).or_insert_with(|| json!([]));
         if let Value::Array(options) = options {
-            options.push(option_as_json(setting, in_force));
+            options.push(option_as_json(setting, effective));
         }
     }
     json!({
@@ -73,8 +74,8 @@ fn as_json(
     })
 }
 
-fn option_as_json(setting: &Setting, in_force: &EffectiveSetting) -> Value {
-    let (source, line) = match in_force.origin {
+fn option_as_json(setting: &Setting, effective: &EffectiveSetting) -> Value {
+    let (source, line) = match effective.origin {
         Origin::Variable => ("environment", None),
         Origin::File { line } => ("file", Some(line)),
         Origin::Default => ("default", None),
@@ -82,24 +83,24 @@ fn option_as_json(setting: &Setting, in_force: &EffectiveSetting) -> Value {
     json!({
         "option": setting.key(),
         "variable": setting.variable(),
-        "values": shown(setting, in_force),
+        "values": shown(setting, effective),
         "source": source,
         "line": line,
     })
 }
 
-fn print_table(layers: &Layers, in_force: &[(&Setting, EffectiveSetting)]) {
+fn print_table(layers: &Layers, effective: &[(&Setting, EffectiveSetting)]) {
     match layers.file() {
-        Some(file) => crate::log::say!("configuration file: {}", file.path().display()),
+        Some(file) => crate::log::message!("configuration file: {}", file.path().display()),
         None => {
             let places = layers::places(variable::value_of);
             let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
-            crate::log::say!("no configuration file: neither {}", places.join(" nor "));
+            crate::log::message!("no configuration file found at {}", places.join(" or "));
         }
     }
-    let rows: Vec<[String; 4]> = in_force
+    let rows: Vec<[String; 4]> = effective
         .iter()
-        .map(|(setting, in_force)| row(layers, setting, in_force))
+        .map(|(setting, effective)| row(layers, setting, effective))
         .collect();
     let title = ["COMMAND", "OPTION", "VALUE", "FROM"].map(String::from);
     let width = |column: usize| {
@@ -115,26 +116,26 @@ fn print_table(layers: &Layers, in_force: &[(&Setting, EffectiveSetting)]) {
     }
 }
 
-fn row(layers: &Layers, setting: &Setting, in_force: &EffectiveSetting) -> [String; 4] {
-    let from = match in_force.origin {
+fn row(layers: &Layers, setting: &Setting, effective: &EffectiveSetting) -> [String; 4] {
+    let from = match effective.origin {
         Origin::Variable => setting.variable().into(),
         Origin::File { line } => layers
             .file()
             .map_or_else(String::new, |file| format!("{}:{line}", file.path().display())),
         Origin::Default => "default".into(),
     };
-    let values = match shown(setting, in_force) {
+    let values = match shown(setting, effective) {
         values if values.is_empty() => "(not set)".into(),
         values => values.join(" "),
     };
-    [setting.command().into(), setting.word(), values, from]
+    [setting.command().into(), setting.name(), values, from]
 }
 
-fn shown(setting: &Setting, in_force: &EffectiveSetting) -> Vec<String> {
-    match setting.is_secret() && !in_force.values.is_empty() {
+fn shown(setting: &Setting, effective: &EffectiveSetting) -> Vec<String> {
+    match setting.is_secret() && !effective.values.is_empty() {
         true => vec![HIDDEN.into()],
-        // To clap a switch has no default: it is off.
-        false if setting.is_switch() && in_force.values.is_empty() => vec!["false".into()],
-        false => in_force.values.iter().map(|value| setting.plain(value)).collect(),
+        // A switch has no default in clap; an unset one is off.
+        false if setting.is_switch() && effective.values.is_empty() => vec!["false".into()],
+        false => effective.values.iter().map(|value| setting.display(value)).collect(),
     }
 }

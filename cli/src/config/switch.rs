@@ -1,11 +1,11 @@
-//! Switches, and their negation on the command line when the file or a variable turned them on.
+//! The negation of switches on the command line, for those that the file or a variable turns on.
 
 use clap::{Arg, ArgAction, Command};
 
 /// The prefix of a negated switch.
 const NO: &str = "no-";
 
-/// Adds a hidden `--no-NAME` for each switch `--NAME` to `command`. The last one counts.
+/// Adds a hidden `--no-NAME` for each switch `--NAME` of `command`. If both are given, the last one counts.
 pub(super) fn with_opposites(command: Command) -> Command {
     if command.is_hide_set() {
         return command;
@@ -22,7 +22,7 @@ pub(super) fn opposite_of(id: &str) -> Option<&str> {
 fn opposite(arg: &Arg) -> Option<Arg> {
     let is_switch = matches!(arg.get_action(), ArgAction::SetTrue);
     let long = arg.get_long().filter(|long| is_switch && !long.starts_with(NO))?;
-    // The id of a derived argument is its field's name and holds no dash: no other begins with this.
+    // No other id begins with `no-`: the id of a derived argument is its field's name and contains no dash.
     let opposite = Arg::new(format!("{NO}{}", arg.get_id())).long(format!("{NO}{long}"));
     Some(opposite.action(ArgAction::SetTrue).overrides_with(arg.get_id()).hide(true))
 }

@@ -1,4 +1,4 @@
-//! Environment variables: one for every flag.
+//! The environment variables, one for each flag.
 
 use crate::args::{Args, FOR_ALL};
 use clap::{Arg, ArgAction, Command, CommandFactory, ValueHint, builder::BoolishValueParser, value_parser};
@@ -10,26 +10,26 @@ pub(super) const FILE: &str = "config-file";
 /// The prefix of all variables.
 const PREFIX: &str = "TENSOR_RELAY_";
 
-/// Flags about a single run, which nobody would configure.
-const WITHOUT: [&str; 3] = ["help", "version", "verbose"];
+/// The flags without variables, because they concern a single run.
+const WITHOUT_VARIABLE: [&str; 3] = ["help", "version", "verbose"];
 
-/// The command whose flags have no variables: a measurement must be fully described by its command line.
+/// The command whose flags have no variables, because its command line must describe a measurement completely.
 pub(crate) const BENCH: &str = "bench";
 
-/// The command line of `args.rs`, each flag with its variable, and `--config` for all commands. Hidden commands are
-/// used by this program alone and have no variables; nor has [`BENCH`].
+/// The command line of `args.rs` with a variable for each flag, and with `--config` for all commands. [`BENCH`] and
+/// hidden commands, which only this program runs, have no variables.
 pub(crate) fn command() -> Command {
     with_variables(Args::command().arg(file_flag()))
 }
 
-/// The variable's value. An empty one counts as none: that is how container files leave a variable out.
+/// The variable's value. An empty one counts as unset, because container files unset a variable that way.
 pub(crate) fn value_of(variable: &str) -> Option<OsString> {
     std::env::var_os(variable).filter(|value| !value.is_empty())
 }
 
 fn file_flag() -> Arg {
     let help = "Read options from this file. Default: $XDG_CONFIG_HOME/tensor-relay/config.toml \
-                (~/.config/… if unset), else /etc/tensor-relay/config.toml; /dev/null is none.";
+                (~/.config/… if unset), else /etc/tensor-relay/config.toml. Use no file: /dev/null.";
     Arg::new(FILE)
         .long("config")
         .env(format!("{PREFIX}CONFIG"))
@@ -50,11 +50,14 @@ fn with_variables(command: Command) -> Command {
 
 fn with_variable(arg: Arg) -> Arg {
     let arg = match matches!(arg.get_action(), ArgAction::SetTrue) {
-        // `1`, `yes` and `on` equal `true` in a variable or the file.
+        // A variable or the file may also hold `1`, `yes` or `on` for `true`.
         true => arg.value_parser(BoolishValueParser::new()),
         false => arg,
     };
-    match arg.get_long().filter(|long| arg.get_env().is_none() && !WITHOUT.contains(long)) {
+    match arg
+        .get_long()
+        .filter(|long| arg.get_env().is_none() && !WITHOUT_VARIABLE.contains(long))
+    {
         Some(long) => {
             let name = format!("{PREFIX}{}", long.replace('-', "_").to_uppercase());
             arg.env(name)
@@ -85,30 +88,30 @@ mod tests {
         assert!(flags.len() > 20);
         for (command, arg) in flags {
             let variable = arg.get_env().and_then(|name| name.to_str());
-            let meta = WITHOUT.contains(&arg.get_long().unwrap());
-            assert_eq!(variable.is_none(), meta, "{command} {:?}", arg.get_id());
+            let is_excluded = WITHOUT_VARIABLE.contains(&arg.get_long().unwrap());
+            assert_eq!(variable.is_none(), is_excluded, "{command} {:?}", arg.get_id());
             assert!(variable.is_none_or(|name| name.starts_with(PREFIX)), "{command} {:?}", arg.get_id());
         }
     }
 
     #[test]
-    fn a_variable_means_one_thing() {
+    fn a_variable_has_one_meaning_in_all_commands() {
         let mut meanings = HashMap::new();
         for (command, arg) in all(&command()) {
             let Some(variable) = arg.get_env() else { continue };
             let meaning = (format!("{:?}", arg.get_value_names()), format!("{:?}", arg.get_action()));
-            let (other, known) = meanings
+            let (other, first) = meanings
                 .entry(variable.to_owned())
                 .or_insert_with(|| (command.clone(), meaning.clone()));
             assert_eq!(
-                *known, meaning,
-                "{variable:?} means one thing to {other} and another to {command}: give one `env` of its own"
+                *first, meaning,
+                "{variable:?} has different meanings in {other} and {command}: give one of them its own `env`"
             );
         }
     }
 
     #[test]
-    fn the_words_are_consistent() {
+    fn the_command_line_is_consistent() {
         super::super::switch::with_opposites(command()).debug_assert();
     }
 }

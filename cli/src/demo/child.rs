@@ -1,4 +1,4 @@
-//! A child process of this program, read line by line.
+//! [`Child`]: a child process of the demo, which sends events line by line.
 
 use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
@@ -9,51 +9,50 @@ use tokio::{
     process::{ChildStdin, ChildStdout, Command},
 };
 
-/// A process that writes events to stdout and reads words from stdin. It is killed when this is dropped.
+/// A process that writes events to stdout and reads commands from stdin. Dropping the child kills the process.
 pub(crate) struct Child {
     name: &'static str,
     process: tokio::process::Child,
     id: u32,
-    words: Option<ChildStdin>,
+    commands: Option<ChildStdin>,
     events: Lines<BufReader<ChildStdout>>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Child {
-    /// Starts `program` with `words`, with a deadline of `patience` for each event. Its stderr is ours.
+    /// Starts `program` with `args`, which inherits stderr. Each event, and the end, has a deadline of `timeout`.
     pub(crate) fn start(
         name: &'static str,
         program: &Program,
-        words: Vec<String>,
-        patience: Duration,
+        args: Vec<String>,
+        timeout: Duration,
     ) -> anyhow::Result<Self> {
         let mut process = Command::new(program.executable())
             .args(program.lead())
-            .args(words)
+            .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot start the {name}"))?;
-        let (words, events) = (process.stdin.take(), process.stdout.take().context("stdout was piped")?);
+        let (commands, events) = (process.stdin.take(), process.stdout.take().context("stdout is piped")?);
         let id = process.id().unwrap_or(0);
-        Ok(Self { name, process, id, words, events: BufReader::new(events).lines(), patience })
+        Ok(Self { name, process, id, commands, events: BufReader::new(events).lines(), timeout })
     }
 
-    /// The process' id.
+    /// The process ID.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
     /// Waits for the next event.
     pub(crate) async fn next<E: DeserializeOwned>(&mut self) -> anyhow::Result<E> {
-        let line = tokio::time::timeout(self.patience, self.events.next_line()).await;
+        let line = tokio::time::timeout(self.timeout, self.events.next_line()).await;
         let line = line
-            .with_context(|| format!("the {} said nothing for {} s", self.name, self.patience.as_secs()))?;
+            .with_context(|| format!("the {} sent no event for {} s", self.name, self.timeout.as_secs()))?;
         match line? {
-            Some(line) => {
-                serde_json::from_str(&line).with_context(|| format!("the {} said {line:?}", self.name))
-            }
+            Some(line) => serde_json::from_str(&line)
+                .with_context(|| format!("the {} sent an invalid event: {line:?}", self.name)),
             None => {
                 let status = self.process.wait().await?;
                 bail!("the {} ended ({status}); its message is above", self.name)
@@ -61,18 +60,20 @@ impl Child {
         }
     }
 
-    /// Writes a line.
-    pub(crate) async fn say(&mut self, line: &str) -> anyhow::Result<()> {
-        let words = self.words.as_mut().context("the process was told to end")?;
-        let written = words.write_all(format!("{line}\n").as_bytes()).await;
-        written.with_context(|| format!("the {} hears no more; its message is above", self.name))
+    /// Sends a command, which is one line.
+    pub(crate) async fn send(&mut self, command: &str) -> anyhow::Result<()> {
+        let commands = self.commands.as_mut().context("the stdin of the process is closed")?;
+        let written = commands.write_all(format!("{command}\n").as_bytes()).await;
+        written.with_context(|| format!("the {} closed its stdin; its message is above", self.name))
     }
 
-    /// Asks the process to end, and waits for it.
+    /// Closes the stdin of the process, which makes it end, and waits for its end.
     pub(crate) async fn end(mut self) -> anyhow::Result<()> {
-        drop(self.words.take());
-        let status = tokio::time::timeout(self.patience, self.process.wait()).await;
-        let status = status.with_context(|| format!("the {} did not end", self.name))??;
+        drop(self.commands.take());
+        let status = tokio::time::timeout(self.timeout, self.process.wait()).await;
+        let status = status.with_context(|| {
+            format!("the {} did not end within {} s", self.name, self.timeout.as_secs())
+        })??;
         match status.success() {
             true => Ok(()),
             false => bail!("the {} failed ({status}); its message is above", self.name),

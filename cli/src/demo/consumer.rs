@@ -16,48 +16,48 @@ use tensor_relay_bench::workload::StateDict;
 use tensor_relay_client::{Client, Config, Snapshot, Subscription, Ticket, Topic};
 
 /// The interval of progress events.
-const TELL: Duration = Duration::from_millis(50);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long it waits for the producer's topics. The demo itself gives up earlier.
+/// The deadline for the producer's topics to appear. The demo itself gives up earlier.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<Exit> {
     let ticket: Ticket = args.ticket.parse()?;
     let topic = ticket.topic().context("the demo's ticket names a topic")?.clone();
     let device = device::open(&args.device, SLOT_BYTES).await?;
-    // Every byte of every version changes, so deltas are useless, and no bases are kept.
+    // No bases are retained: every byte changes in every version, so deltas are useless.
     let config = Config { topic_timeout: TOPIC_TIMEOUT, base_bytes: 0, device, ..Config::default() };
     let client = subscribe::connect(&ticket, Duration::from_secs(10), config).await?;
     let mut weights = client.subscribe(&topic).await?;
     let mut small = client.subscribe(&Topic::new(SMALL)?).await?;
-    events::say(&ConsumerEvent::Connected)?;
+    events::write(&ConsumerEvent::Connected)?;
     for _ in 0..args.versions {
         let snapshot = next_with_progress(&mut weights).await?;
         let verified = verify(&client, snapshot, args.size).await?;
-        events::say(&ConsumerEvent::Verified(verified))?;
+        events::write(&ConsumerEvent::Verified(verified))?;
     }
-    let smalls = receive_smalls(&mut small, args.small).await?;
-    events::say(&ConsumerEvent::SmallVersions(smalls))?;
+    let small_versions = receive_small_versions(&mut small, args.small).await?;
+    events::write(&ConsumerEvent::SmallVersions(small_versions))?;
     client.close().await;
     Ok(Exit::Done)
 }
 
 async fn next_with_progress(subscription: &mut Subscription) -> anyhow::Result<Snapshot> {
     let progress = subscription.progress_reader();
-    let mut tell = tokio::time::interval(TELL);
-    tell.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    let mut tick = tokio::time::interval(PROGRESS_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     let next = subscription.next();
     tokio::pin!(next);
     loop {
         tokio::select! {
             snapshot = &mut next => return Ok(snapshot?),
-            _ = tell.tick() => events::say(&ConsumerEvent::Progress(progress().into()))?,
+            _ = tick.tick() => events::write(&ConsumerEvent::Progress(progress().into()))?,
         }
     }
 }
 
-/// Generates the version's tensors again, off the executor, and compares every byte. What is on a device is copied back
-/// for it.
+/// Generates the version's tensors again, off the executor, and compares every byte. Tensors on a device are copied to
+/// host memory first.
 async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow::Result<Verified> {
     let udp_payload_bytes = client.lane_stats().udp_payload_bytes;
     let snapshot = snapshot.to_host().await?;
@@ -68,12 +68,18 @@ async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow:
             let bytes = snapshot
                 .tensor(spec.name.as_str())
                 .with_context(|| format!("{} is missing", spec.name))?;
-            ensure!(bytes.len() as u64 == dict.byte_len(index), "{} has {} bytes", spec.name, bytes.len());
+            let expected = dict.byte_len(index);
+            ensure!(
+                bytes.len() as u64 == expected,
+                "{} has {} bytes instead of {expected}",
+                spec.name,
+                bytes.len()
+            );
             dict.check(index, 0, &bytes)?;
             checked_bytes += bytes.len() as u64;
         }
-        let tensors = snapshot.manifest().tensors().len();
-        ensure!(tensors == dict.tensors().len(), "{tensors} tensors came");
+        let (tensors, expected) = (snapshot.manifest().tensors().len(), dict.tensors().len());
+        ensure!(tensors == expected, "received {tensors} tensors instead of {expected}");
         let receipt = snapshot.receipt();
         Ok(Verified {
             version: snapshot.id().version.0,
@@ -86,13 +92,14 @@ async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow:
             udp_payload_bytes,
         })
     });
-    verifying
-        .await?
-        .context("the model that arrived is not the one that was published")
+    verifying.await?.context("the received model differs from the published one")
 }
 
-/// Receives the small versions and measures from publish to commit.
-async fn receive_smalls(subscription: &mut Subscription, count: u64) -> anyhow::Result<SmallVersions> {
+/// Receives the small versions, and measures the time from publish to receipt of each.
+async fn receive_small_versions(
+    subscription: &mut Subscription,
+    count: u64,
+) -> anyhow::Result<SmallVersions> {
     let mut latencies_us = Vec::new();
     let mut skipped = 0;
     loop {
@@ -106,22 +113,22 @@ async fn receive_smalls(subscription: &mut Subscription, count: u64) -> anyhow::
         let bytes = snapshot.tensor(SMALL).context("the small tensor is missing")?;
         ensure!(
             bytes.len() as u64 == SMALL_BYTES && bytes.iter().all(|b| *b == seed as u8),
-            "a small tensor is damaged"
+            "a small tensor differs from the published one"
         );
         if snapshot.id().version.0 >= count {
             break;
         }
     }
     latencies_us.sort_by(f64::total_cmp);
-    let at = |share: f64| latencies_us[((latencies_us.len() - 1) as f64 * share).round() as usize];
+    let quantile = |share: f64| latencies_us[((latencies_us.len() - 1) as f64 * share).round() as usize];
     let received = latencies_us.len() as u64;
     Ok(SmallVersions {
         bytes_each: SMALL_BYTES,
         received,
         skipped,
-        p50_us: at(0.5),
-        p99_us: at(0.99),
-        max_us: at(1.0),
+        p50_us: quantile(0.5),
+        p99_us: quantile(0.99),
+        max_us: quantile(1.0),
     })
 }
 

@@ -1,4 +1,4 @@
-//! Events of the demo's processes: one JSON object per line on stdout.
+//! The events that the demo's child processes send: one JSON object per line on stdout.
 
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -11,7 +11,7 @@ pub(crate) enum ProducerEvent {
     Serving(Serving),
 }
 
-/// The producer has a model and serves it.
+/// The producer serves its model.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Serving {
     pub(crate) ticket: String,
@@ -25,14 +25,14 @@ pub(crate) struct Serving {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum ConsumerEvent {
     Connected,
-    Progress(VersionStarted),
+    Progress(VersionProgress),
     Verified(Verified),
     SmallVersions(SmallVersions),
 }
 
-/// A version is being received.
+/// The progress of receiving a version.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct VersionStarted {
+pub(crate) struct VersionProgress {
     version: u64,
     payload_bytes: u64,
     verified_bytes: u64,
@@ -63,22 +63,22 @@ pub(crate) struct SmallVersions {
     pub(crate) max_us: f64,
 }
 
-impl From<Progress> for VersionStarted {
+impl From<Progress> for VersionProgress {
     fn from(progress: Progress) -> Self {
         let Progress { version, payload_bytes, verified_bytes, wire_bytes, .. } = progress;
         Self { version, payload_bytes, verified_bytes, wire_bytes }
     }
 }
 
-impl From<VersionStarted> for Progress {
-    fn from(moving: VersionStarted) -> Self {
-        let VersionStarted { version, payload_bytes, verified_bytes, wire_bytes } = moving;
+impl From<VersionProgress> for Progress {
+    fn from(progress: VersionProgress) -> Self {
+        let VersionProgress { version, payload_bytes, verified_bytes, wire_bytes } = progress;
         Self { version, payload_bytes, verified_bytes, wire_bytes }
     }
 }
 
-/// Writes `event`.
-pub(crate) fn say(event: &impl Serialize) -> anyhow::Result<()> {
+/// Writes `event` to stdout.
+pub(crate) fn write(event: &impl Serialize) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, event)?;
     writeln!(out)?;

@@ -1,4 +1,4 @@
-//! The demo's producer: serves a generated model, with a new version on request.
+//! The demo's producer: serves a generated model, and publishes a new version on request.
 
 use super::events::{self, ProducerEvent, Serving};
 use crate::{args::DemoProducerArgs, device, exit::Exit};
@@ -30,13 +30,13 @@ pub(super) const PUBLISHED_NS: &str = "published_unix_ns";
 /// The metadata key of the seed of a version's bytes.
 pub(super) const SEED: &str = "seed";
 
-/// The time between two small versions: far apart enough that each travels alone.
+/// The pause between two small versions, long enough that the transfers do not overlap.
 const SMALL_PAUSE: Duration = Duration::from_millis(3);
 
-/// The least size of a large tensor.
+/// The minimum size of a tensor that counts as large.
 const LARGE_BYTES: u64 = 64 << 10;
 
-/// How long transfers may take to finish at the end of the demo.
+/// The deadline for transfers to finish at the end of the demo.
 const GRACE: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<Exit> {
@@ -55,13 +55,13 @@ pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<Exit> {
         small: server.publisher(Topic::new(SMALL)?)?,
         versions: 0,
     };
-    events::say(&ProducerEvent::Serving(producer.describe(&ticket)))?;
-    let mut words = BufReader::new(tokio::io::stdin()).lines();
-    while let Some(line) = words.next_line().await? {
-        match line.split_once(' ') {
-            None if line == "weights" => producer.publish_weights().await?,
-            Some(("small", count)) => producer.publish_smalls(count.parse()?).await?,
-            _ => bail!("the demo said {line:?}"),
+    events::write(&ProducerEvent::Serving(producer.describe(&ticket)))?;
+    let mut commands = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(command) = commands.next_line().await? {
+        match command.split_once(' ') {
+            None if command == "weights" => producer.publish_weights().await?,
+            Some(("small", count)) => producer.publish_small_versions(count.parse()?).await?,
+            _ => bail!("the demo sent the unknown command {command:?}"),
         }
     }
     server.shutdown(GRACE).await;
@@ -89,7 +89,7 @@ impl Producer {
         }
     }
 
-    /// Makes the next version of the model, off the executor, and publishes it.
+    /// Generates the next version of the model, off the executor, and publishes it.
     async fn publish_weights(&mut self) -> anyhow::Result<()> {
         self.versions += 1;
         let (dict, staging) = (StateDict::new(self.size_bytes, self.versions), self.staging.clone());
@@ -102,19 +102,19 @@ impl Producer {
         });
         let staged = staged.await?.context("cannot stage the model; try a smaller --size")?;
         let metadata = metadata(self.versions)?;
-        self.weights.publish(self.held(staged).await?, metadata).await?;
+        self.weights.publish(self.upload(staged).await?, metadata).await?;
         Ok(())
     }
 
-    /// The version on the device that serves it.
-    async fn held(&self, staged: Staged) -> anyhow::Result<Publishable> {
+    /// Uploads a version to the device, if one is used.
+    async fn upload(&self, staged: Staged) -> anyhow::Result<Publishable> {
         match &self.device {
             Some(device) => Ok(staged.onto(device).await?),
             None => Ok(staged.into()),
         }
     }
 
-    async fn publish_smalls(&mut self, count: u64) -> anyhow::Result<()> {
+    async fn publish_small_versions(&mut self, count: u64) -> anyhow::Result<()> {
         for seed in 1..=count {
             let spec = TensorSpec::new(TensorName::new(SMALL)?, Dtype::U8, Shape::new(&[SMALL_BYTES])?);
             let metadata = metadata(seed)?;
@@ -122,7 +122,7 @@ impl Producer {
                 out.fill(seed as u8);
                 Ok(())
             })?;
-            self.small.publish(self.held(staged).await?, metadata).await?;
+            self.small.publish(self.upload(staged).await?, metadata).await?;
             tokio::time::sleep(SMALL_PAUSE).await;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The demo's report to the user.
 
-use super::events::{Serving, SmallVersions, Verified, VersionStarted};
+use super::events::{Serving, SmallVersions, Verified, VersionProgress};
 use crate::{
     args::{DemoArgs, DeviceName},
     bar::Bar,
@@ -10,51 +10,56 @@ use anyhow::Context;
 use serde_json::json;
 use std::time::Duration;
 
-/// Reports events as they happen, and a summary. With `--json` only the summary, as one object.
+/// A report of events as they happen, and a summary at the end. With `--json` only the summary, as one object.
 pub(crate) struct DemoReport {
     json: bool,
     device: DeviceName,
     bar: Bar,
     verified: Vec<Verified>,
-    smalls: Option<SmallVersions>,
+    small_versions: Option<SmallVersions>,
 }
 
 impl DemoReport {
     pub(crate) fn begin(args: &DemoArgs) -> Self {
         let (json, device) = (args.json, args.device.device);
-        let story = Self { json, device, bar: Bar::new(!json), verified: vec![], smalls: None };
-        story.tell(&match device {
-            DeviceName::Cpu => "Two processes on this machine, one encrypted QUIC connection between them.\n".into(),
+        let report = Self { json, device, bar: Bar::new(!json), verified: vec![], small_versions: None };
+        report.print(&match device {
+            DeviceName::Cpu => "Two processes on this machine, with one encrypted connection between them.\n".into(),
             cuda => format!(
-                "Two processes on this machine, both with their tensors on {cuda}, one encrypted QUIC connection between \
-                 them.\n"
+                "Two processes on this machine, both with their tensors on {cuda}, with one encrypted connection \
+                 between them.\n"
             ),
         });
-        story.tell(&format!("  producer  makes a model of {} …", units::bytes(args.size)));
-        story
+        report.print(&format!("  producer  generates a model of {} …", units::bytes(args.size)));
+        report
     }
 
     pub(crate) fn serving(&self, serving: &Serving, process: u32) {
         let Serving { ticket, large_tensors, small_tensors, tensor_bytes } = serving;
         let size = units::bytes(*tensor_bytes);
-        self.tell(&format!(
-            "  producer  serves it as topic `weights`: {large_tensors} large and {small_tensors} small tensors, {size} (process {process})"
+        self.print(&format!(
+            "  producer  serves it as topic `weights`: {large_tensors} large and {small_tensors} small tensors, {size} \
+             (process {process})"
         ));
-        self.tell(&format!("            its ticket: {ticket}"));
+        self.print(&format!("            its ticket: {ticket}"));
     }
 
     pub(crate) fn connected(&self, process: u32) {
-        self.tell(&format!("  consumer  connected with that ticket and subscribed (process {process})\n"));
+        self.print(&format!("  consumer  connected with that ticket and subscribed (process {process})\n"));
     }
 
     pub(crate) fn publishing(&mut self, version: u64) {
         if version == 1 {
-            self.tell("  Each version has new bytes in every tensor. The producer makes it before its transfer begins; the");
-            self.tell("  consumer generates it again and compares after it was committed. The time is that of the transfer.");
+            self.print(
+                "  Each version changes every byte. The producer generates it before the transfer; after the",
+            );
+            self.print(
+                "  commit, the consumer generates it again and compares. The time is that of the transfer.",
+            );
         }
     }
 
-    pub(crate) fn progress(&mut self, progress: VersionStarted) {
+    pub(crate) fn progress(&mut self, progress: VersionProgress) {
         self.bar.show(progress.into());
     }
 
@@ -62,7 +67,7 @@ impl DemoReport {
         self.bar.clear();
         let duration = Duration::from_secs_f64(verified.duration_s);
         let Verified { version, tensors, payload_bytes, checked_bytes, .. } = &verified;
-        self.tell(&format!(
+        self.print(&format!(
             "  version {version}: {} in {} = {}; {tensors} tensors, {checked_bytes} bytes compared, all equal",
             units::bytes(*payload_bytes),
             units::time(duration),
@@ -71,56 +76,56 @@ impl DemoReport {
         self.verified.push(verified);
     }
 
-    pub(crate) fn smalls(&mut self, smalls: SmallVersions) {
+    pub(crate) fn small_versions(&mut self, small: SmallVersions) {
         let time = |us: f64| units::time(Duration::from_secs_f64(us / 1e6));
-        self.tell(&format!(
-            "  {} versions of one {} tensor: from publish to usable in {} (median), {} (99 of 100)",
-            smalls.received,
-            units::bytes(smalls.bytes_each),
-            time(smalls.p50_us),
-            time(smalls.p99_us),
+        self.print(&format!(
+            "  {} versions of one {} tensor: usable {} after the publish (median), {} (99th percentile)",
+            small.received,
+            units::bytes(small.bytes_each),
+            time(small.p50_us),
+            time(small.p99_us),
         ));
-        self.smalls = Some(smalls);
+        self.small_versions = Some(small);
     }
 
     pub(crate) fn end(self) -> anyhow::Result<()> {
         let fastest = self.verified.iter().min_by(|a, b| a.duration_s.total_cmp(&b.duration_s));
-        let fastest = fastest.context("no version arrived")?;
-        let smalls = self.smalls.as_ref().context("no small version arrived")?;
+        let fastest = fastest.context("no version was received")?;
+        let small = self.small_versions.as_ref().context("no small version was received")?;
         if self.json {
-            let told = json!({
+            let summary = json!({
                 "device": self.device.to_string(),
                 "versions": self.verified,
-                "small": smalls,
+                "small": small,
                 "all_bytes_equal": true,
             });
-            println!("{told}");
+            println!("{summary}");
             return Ok(());
         }
         let duration = Duration::from_secs_f64(fastest.duration_s);
         let rate = units::rate(fastest.payload_bytes, duration);
         let checked: u64 = self.verified.iter().map(|v| v.checked_bytes).sum();
         println!("\nWhat happened");
-        println!("  moved     {} of tensors between two processes, at best at {rate}", units::bytes(checked));
+        println!("  moved     {} of tensors between two processes, at up to {rate}", units::bytes(checked));
         match fastest.udp_payload_bytes {
             0 => println!("  how       TLS 1.3 over TCP, because the path is short"),
-            bytes => println!("  how       QUIC, {bytes} bytes per packet here"),
+            bytes => println!("  how       QUIC, {bytes} bytes per packet"),
         }
-        println!("            in {} chunks a version, each on a stream of its own", fastest.chunks);
+        println!("            in {} chunks per version, each on a stream of its own", fastest.chunks);
         println!(
-            "  checked   every chunk by its hash, every version as a whole, and here every byte besides"
+            "  checked   every chunk by its hash, every version by its digest, and in this demo every byte"
         );
         if self.device != DeviceName::Cpu {
             println!(
-                "  device    out of {0} and into it again by its copy engines, through page-locked memory",
+                "  device    copied from {0} and back to it by its copy engines, through page-locked memory",
                 self.device
             );
         }
         println!(
-            "  memory    the first version takes fresh memory, which is cleared as it comes; later ones reuse it; since every"
+            "  memory    the first version needs new memory, which the system clears; later versions reuse it. Since"
         );
         println!(
-            "            byte is new, no copy is kept here to apply deltas to, as `subscribe` does by default"
+            "            every byte changes, no copy is kept as a base of deltas, as `subscribe` does by default"
         );
         println!(
             "\nNext: on two hosts, `tensor-relay serve --topic NAME=FILE.safetensors` and, with the ticket"
@@ -129,7 +134,7 @@ impl DemoReport {
         Ok(())
     }
 
-    fn tell(&self, line: &str) {
+    fn print(&self, line: &str) {
         if !self.json {
             println!("{line}");
         }

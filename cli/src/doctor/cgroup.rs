@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The folder of this process' cgroup, and where those above it end.
+/// The folder of this process's cgroup, and the root at which its parents end.
 #[derive(Debug, Clone)]
 pub(super) struct Cgroup {
     root: PathBuf,
@@ -13,14 +13,16 @@ pub(super) struct Cgroup {
 }
 
 impl Cgroup {
-    /// The cgroup of this process. In a container it is the root of what can be seen.
+    /// The cgroup of this process. In a container this is the root of the visible hierarchy.
     pub(super) fn own() -> Self {
-        let told = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        Self::at(Path::new("/sys/fs/cgroup"), &told)
+        let listing = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        Self::at(Path::new("/sys/fs/cgroup"), &listing)
     }
 
-    fn at(root: &Path, told: &str) -> Self {
-        let path = told.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+    /// The cgroup that `listing`, the content of `/proc/self/cgroup`, names below `root`; or the root if it is not
+    /// there.
+    fn at(root: &Path, listing: &str) -> Self {
+        let path = listing.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
         let own = root.join(path.trim_start_matches('/'));
         let own = if own.is_dir() { own } else { root.to_owned() };
         Self { root: root.to_owned(), own }
@@ -45,7 +47,8 @@ impl Cgroup {
         quotas.into_iter().min_by(f64::total_cmp)
     }
 
-    /// The results of `read` for `file` in this cgroup and its parents. `max` means no limit.
+    /// The results of `read` for the content of `file` in this cgroup and its parents. It returns `None` for `max`,
+    /// which means no limit.
     fn all<T>(&self, file: &str, read: impl Fn(&str, &Path) -> Option<T>) -> Vec<T> {
         let folders = self.own.ancestors().take_while(|folder| folder.starts_with(&self.root));
         folders
@@ -74,6 +77,6 @@ mod tests {
         assert_eq!(cgroup.memory(), Some((1000, 10)));
         assert_eq!(cgroup.processors(), Some(1.5));
         let elsewhere = Cgroup::at(root.path(), "0::/not/mounted/here");
-        assert_eq!(elsewhere.memory(), None, "then it is the root that is looked at");
+        assert_eq!(elsewhere.memory(), None, "only the root counts for a folder that is not mounted");
     }
 }

@@ -1,4 +1,4 @@
-//! Checks of disks: the state directory, and shared memory.
+//! Checks of disk space: the state directory, and `/dev/shm`.
 
 use super::finding::{Finding, Fix, State};
 use crate::{serve, units};
@@ -8,8 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Many times the size of keys and ledgers.
-const LEAST: u64 = 1 << 20;
+/// The required free space in the state directory: many times the size of keys and ledgers.
+const FREE_MIN: u64 = 1 << 20;
 
 pub(super) fn check(state_dir: Option<&Path>) -> Vec<Finding> {
     let mut findings = vec![match serve::state_dir(state_dir) {
@@ -23,50 +23,52 @@ pub(super) fn check(state_dir: Option<&Path>) -> Vec<Finding> {
 }
 
 const STATE: Fix = Fix {
-    host: "--state-dir names a folder that this user may write to, on a disk with room",
-    docker: "-v relay-state:/state and --state-dir /state; the root may then stay read-only",
-    kubernetes: "a volume (persistentVolumeClaim, so that tickets stay valid) that is mounted, and --state-dir there",
+    host: "choose with --state-dir a folder that this user may write to, on a disk with free space",
+    docker: "-v relay-state:/state and --state-dir /state; the root file system may then stay read-only",
+    kubernetes: "mount a volume (a persistentVolumeClaim, so that tickets stay valid), and set --state-dir to it",
 };
 
-/// Whether a server can keep its key: only `serve` writes there.
+/// Checks that `serve` can store its key; other commands do not write there.
 fn state_folder(folder: &Path) -> Finding {
     const NAME: &str = "state folder";
-    let wanted = "a folder that can be written to: `serve` keeps its key there";
+    let wanted = "a folder that can be written to, because `serve` stores its key there";
     let shown = folder.display();
     match try_folder(folder) {
         Ok(free) => {
             let measured = format!("{shown} can be written to, {} free", units::bytes(free));
-            Finding::judge(NAME, (free >= LEAST, State::Fail), measured, wanted, STATE)
+            Finding::judge(NAME, (free >= FREE_MIN, State::Fail), measured, wanted, STATE)
         }
         Err(error) => Finding::fail(NAME, format!("{shown} cannot be written to: {error}"), wanted, STATE),
     }
 }
 
-/// Writes a file where the folder is, or will be made, and takes it away again. Returns what is free there.
+/// Creates a temporary file in the folder, or in the parent where it would be created. Returns the free space there, in
+/// bytes.
 fn try_folder(folder: &Path) -> io::Result<u64> {
-    let there = existing(folder).ok_or(io::ErrorKind::NotFound)?;
-    tempfile::Builder::new().prefix(".tensor-relay-doctor").tempfile_in(&there)?;
-    free(&there)
+    let existing = nearest_existing(folder).ok_or(io::ErrorKind::NotFound)?;
+    tempfile::Builder::new().prefix(".tensor-relay-doctor").tempfile_in(&existing)?;
+    free(&existing)
 }
 
-/// The folder itself, or the nearest one above it that is there.
-fn existing(folder: &Path) -> Option<PathBuf> {
-    // What is relative ends in nothing, which is here.
-    let here = |folder: &Path| if folder.as_os_str().is_empty() { ".".into() } else { folder.to_owned() };
-    folder.ancestors().map(here).find(|folder| folder.exists())
+/// The folder itself, or its nearest parent that exists.
+fn nearest_existing(folder: &Path) -> Option<PathBuf> {
+    // The last ancestor of a relative path is empty, which stands for the working directory.
+    let non_empty =
+        |folder: &Path| if folder.as_os_str().is_empty() { ".".into() } else { folder.to_owned() };
+    folder.ancestors().map(non_empty).find(|folder| folder.exists())
 }
 
 fn free(folder: &Path) -> io::Result<u64> {
-    let there = statvfs(folder)?;
-    Ok(there.f_bavail * there.f_frsize)
+    let stats = statvfs(folder)?;
+    Ok(stats.f_bavail * stats.f_frsize)
 }
 
-/// How much shared memory there is. This program does without; the frameworks beside it do not.
+/// The size of shared memory, which data loaders of frameworks use.
 fn shared_memory() -> Option<Finding> {
-    let there = statvfs("/dev/shm").ok()?;
-    let (size, free) = (there.f_blocks * there.f_frsize, there.f_bavail * there.f_frsize);
+    let stats = statvfs("/dev/shm").ok()?;
+    let (size, free) = (stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize);
     let measured = format!("{} free of {}", units::bytes(free), units::bytes(size));
-    Some(Finding::ok("/dev/shm", measured, "any: tensor-relay does not use it, data loaders beside it may"))
+    Some(Finding::ok("/dev/shm", measured, "any: tensor-relay does not use it, but data loaders may"))
 }
 
 #[cfg(test)]
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_tried_where_it_would_be_made() {
+    fn a_missing_folder_is_checked_where_it_would_be_created() {
         let root = tempfile::tempdir().unwrap();
         let good = state_folder(&root.path().join("not/there/yet"));
         assert_eq!(good.state, State::Ok, "{good:?}");
@@ -82,7 +84,7 @@ mod tests {
         assert_eq!(
             state_folder(Path::new("not/there/yet")).state,
             State::Ok,
-            "what is relative is below here"
+            "a relative path is below the working directory"
         );
         let file = root.path().join("file");
         std::fs::write(&file, "").unwrap();

@@ -2,25 +2,25 @@
 
 use serde_json::{Value, json};
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// What, in a few words that never change: programs look for them.
+    /// The name of the check. It never changes, because programs search for it.
     pub(super) name: &'static str,
     pub(super) state: State,
     /// The measured value.
     pub(super) measured: String,
     /// The expected value.
     pub(super) wanted: String,
-    /// The fix, unless it is good.
+    /// The fix, unless the state is `Ok`.
     pub(super) fix: Option<Fix>,
 }
 
-/// How good it is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Ok,
-    /// It works, and would be faster or safer otherwise.
+    /// It works, but could be faster or safer.
     Warn,
     /// Something does not work.
     Fail,
@@ -57,7 +57,7 @@ impl Finding {
         Self { state: State::Fail, fix: Some(fix), ..Self::ok(name, measured, wanted) }
     }
 
-    /// Good or not, by `is_good`; what is not good is as bad as `otherwise`.
+    /// A finding with state `Ok` if `is_good`, and with state `otherwise` if not.
     pub(super) fn judge(
         name: &'static str,
         (is_good, otherwise): (bool, State),
@@ -96,7 +96,8 @@ impl State {
 }
 
 impl Fix {
-    pub(super) fn ways(&self) -> [(&'static str, &'static str); 3] {
+    /// The fixes with the names of their environments.
+    pub(super) fn by_environment(&self) -> [(&'static str, &'static str); 3] {
         [("host", self.host), ("Docker", self.docker), ("Kubernetes", self.kubernetes)]
     }
 }

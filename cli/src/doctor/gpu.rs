@@ -1,4 +1,4 @@
-//! Checks of GPUs: whether there are any, and whether this process can use them.
+//! Checks of GPUs: whether this process can use those of the machine, and their free memory.
 
 use super::finding::{Finding, Fix, State};
 use crate::units;
@@ -7,11 +7,11 @@ use tensor_relay_device::cuda::{self, CudaError, Survey, SurveyedGpu};
 
 const NAME: &str = "GPU";
 
-/// Below this share of free memory, little can land on a GPU.
+/// The fraction of free memory below which a GPU can receive little.
 const FREE_SHARE: f64 = 0.05;
 
 const FIX: Fix = Fix {
-    host: "install NVIDIA's driver, and see that nvidia-smi lists the GPUs",
+    host: "install NVIDIA's driver, and check that nvidia-smi lists the GPUs",
     docker: "--gpus all, with the NVIDIA Container Toolkit on the host, and NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     kubernetes: "resources.limits.nvidia.com/gpu: 1, with NVIDIA's device plugin on the node",
 };
@@ -22,7 +22,7 @@ pub(super) fn check() -> Vec<Finding> {
     judge(&cuda::survey(), &nodes, visible.as_deref())
 }
 
-/// The GPUs that the kernel has given this container files for.
+/// The names of the GPU device files in this container.
 fn device_nodes() -> Vec<String> {
     let names = fs::read_dir("/dev").into_iter().flatten().flatten();
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
@@ -33,36 +33,36 @@ fn device_nodes() -> Vec<String> {
     nodes
 }
 
-/// A machine without a GPU is as good as any. One with a GPU that cannot be used is not.
+/// Judges the survey: a machine without a GPU is ok, one with a GPU that cannot be used fails.
 fn judge(survey: &Survey, nodes: &[String], visible: Option<&str>) -> Vec<Finding> {
     let wanted = "a GPU that can be used, or none; --device cpu works everywhere";
     let hidden = visible.filter(|visible| matches!(*visible, "void" | "none" | ""));
     match &survey.gpus {
         Ok(gpus) if !gpus.is_empty() => gpus.iter().map(free_memory).collect(),
         Err(CudaError::NoLibrary { .. }) if nodes.is_empty() => {
-            vec![Finding::ok(NAME, "there is none here, and no driver", wanted)]
+            vec![Finding::ok(NAME, "neither a GPU nor a driver is present", wanted)]
         }
         other => {
-            let why = other
+            let reason = other
                 .as_ref()
                 .err()
-                .map_or_else(|| "the driver knows none".into(), ToString::to_string);
+                .map_or_else(|| "the driver lists no GPU".into(), ToString::to_string);
             let nodes = match nodes {
                 [] => "there is no device node /dev/nvidia0".into(),
                 nodes => format!("there are device nodes ({})", nodes.join(", ")),
             };
-            let hidden =
-                hidden.map_or_else(String::new, |word| format!("; NVIDIA_VISIBLE_DEVICES={word} hides all"));
-            vec![Finding::fail(NAME, format!("{why} ({nodes}{hidden})"), wanted, FIX)]
+            let hidden = hidden
+                .map_or_else(String::new, |value| format!("; NVIDIA_VISIBLE_DEVICES={value} hides all GPUs"));
+            vec![Finding::fail(NAME, format!("{reason} ({nodes}{hidden})"), wanted, FIX)]
         }
     }
 }
 
 fn free_memory(gpu: &SurveyedGpu) -> Finding {
     let fix = Fix {
-        host: "tensor-relay devices tells who uses it; --gpu-mem-limit bounds what tensor-relay takes",
-        docker: "choose another with --gpus device=1; --gpu-mem-limit bounds what tensor-relay takes",
-        kubernetes: "a GPU of its own, or a larger share of one; --gpu-mem-limit bounds what tensor-relay takes",
+        host: "tensor-relay devices lists the processes that use it; --gpu-mem-limit limits tensor-relay",
+        docker: "choose another GPU with --gpus device=1; --gpu-mem-limit limits tensor-relay",
+        kubernetes: "a GPU of its own, or a larger share of one; --gpu-mem-limit limits tensor-relay",
     };
     let driver = gpu.driver_version.as_deref().unwrap_or("of unknown version");
     let about = format!("{}, CUDA {}, driver {driver}", gpu.info.name, gpu.cuda_version);
@@ -70,7 +70,7 @@ fn free_memory(gpu: &SurveyedGpu) -> Finding {
     let is_good = memory.free_bytes as f64 >= memory.total_bytes as f64 * FREE_SHARE;
     let measured =
         format!("{about}, {} free of {}", units::bytes(memory.free_bytes), units::bytes(memory.total_bytes));
-    Finding::judge(NAME, (is_good, State::Warn), measured, "memory for the versions that land there", fix)
+    Finding::judge(NAME, (is_good, State::Warn), measured, "memory for the versions to hold there", fix)
 }
 
 #[cfg(test)]
@@ -78,12 +78,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_that_cannot_be_used_is_told() {
+    fn a_gpu_that_cannot_be_used_fails() {
         let survey = Survey {
             gpus: Err(CudaError::NoLibrary { reason: "no such file".into() }),
             known_to_nvml: Err("there is none".into()),
         };
-        assert_eq!(judge(&survey, &[], None)[0].state, State::Ok, "there is none");
+        assert_eq!(judge(&survey, &[], None)[0].state, State::Ok, "no GPU is present");
         let found = judge(&survey, &["nvidia0".into()], Some("void")).remove(0);
         assert_eq!(found.state, State::Fail);
         assert!(found.measured.contains("nvidia0") && found.measured.contains("void"), "{found:?}");

@@ -1,4 +1,4 @@
-//! Checks of the processor: the available share, and the instructions for encryption and codecs.
+//! Checks of the processor: the number available, and the instructions for encryption and codecs.
 
 use super::{
     cgroup::Cgroup,
@@ -6,39 +6,39 @@ use super::{
 };
 
 const OTHER_CPU: Fix = Fix {
-    host: "a processor of the last ten years, or a virtual machine that passes its instructions on (CPU type `host`)",
-    docker: "the same on the host: containers see its processor",
+    host: "a processor of the last ten years, or a virtual machine that exposes its instructions (CPU type `host`)",
+    docker: "the same for the host: containers use its processor",
     kubernetes: "nodes of another type (nodeSelector)",
 };
 
 pub(super) fn check() -> Vec<Finding> {
-    let seen = std::thread::available_parallelism().map_or(1, |count| count.get());
-    vec![processors(seen, Cgroup::own().processors()), encryption(has_aes()), vectors(has_vectors())]
+    let count = std::thread::available_parallelism().map_or(1, |count| count.get());
+    vec![processors(count, Cgroup::own().processors()), encryption(has_aes()), vectors(has_vectors())]
 }
 
-fn processors(seen: usize, quota: Option<f64>) -> Finding {
+fn processors(count: usize, quota: Option<f64>) -> Finding {
     let fix = Fix {
         host: "two processors or more: one moves packets while another encodes, hashes or encrypts",
         docker: "--cpus 2 or more",
-        kubernetes: "resources.limits.cpu: 2 or more, or no limit: a quota stops every thread of the process at once",
+        kubernetes: "resources.limits.cpu: 2 or more, or no limit: a used-up quota pauses all threads of the process",
     };
-    let processors = quota.map_or(seen as f64, |quota| quota.min(seen as f64));
+    let processors = quota.map_or(count as f64, |quota| quota.min(count as f64));
     let measured = match quota {
-        Some(quota) => format!("{seen}, within a quota of {quota:.1}"),
-        None => format!("{seen}, without a quota"),
+        Some(quota) => format!("{count}, within a quota of {quota:.1}"),
+        None => format!("{count}, without a quota"),
     };
     Finding::judge("processors", (processors >= 2.0, State::Warn), measured, "2 or more", fix)
 }
 
 fn encryption(has_aes: bool) -> Finding {
     let measured = if has_aes { "AES instructions" } else { "no AES instructions" };
-    let wanted = "AES instructions: without them encryption is many times slower";
+    let wanted = "AES instructions: without them, encryption is many times slower";
     Finding::judge("encryption", (has_aes, State::Warn), measured, wanted, OTHER_CPU)
 }
 
 fn vectors(has_vectors: bool) -> Finding {
     let measured = if has_vectors { "vector instructions" } else { "no AVX2" };
-    let wanted = "AVX2 (x86) or NEON (Arm): codecs are several times slower without";
+    let wanted = "AVX2 (x86) or NEON (Arm): without them, codecs are several times slower";
     Finding::judge("codecs", (has_vectors, State::Warn), measured, wanted, OTHER_CPU)
 }
 
@@ -59,7 +59,7 @@ fn has_aes() -> bool {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn has_aes() -> bool {
-    true // Nobody can tell.
+    true // Not detectable.
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quota_counts_as_processors() {
+    fn a_quota_limits_the_processors() {
         assert_eq!(processors(8, None).state, State::Ok);
         assert_eq!(processors(8, Some(1.5)).state, State::Warn);
         assert_eq!(processors(1, None).state, State::Warn);

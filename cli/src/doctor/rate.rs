@@ -1,4 +1,4 @@
-//! The rate that a path to a server reaches, and what limits it.
+//! The rate of the path to a server, and its bottleneck.
 
 use super::{
     cgroup::Cgroup,
@@ -9,19 +9,20 @@ use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 use tensor_relay_client::{Client, ClientError, ProbeBytes, ProbeReport};
 
-/// The first probe: small enough for a slow line.
+/// The size of the first probe: small enough for a slow line.
 const FIRST_BYTES: u32 = 256 << 10;
 
-/// How many times as large each probe is as the one before.
+/// The factor by which each probe is larger than the previous one.
 const GROWTH: u32 = 4;
 
-/// A probe that takes as long counts; all of them take two seconds at most, unless the rate falls meanwhile.
-const ENOUGH: Duration = Duration::from_millis(400);
+/// The duration of a probe that is long enough to be the result. All probes together take two seconds at most, unless
+/// the rate falls meanwhile.
+const DURATION_MIN: Duration = Duration::from_millis(400);
 
-/// How much of one processor a process has to use for that to be what limits it.
+/// The use of a processor, as a fraction, from which on it counts as the bottleneck.
 const BUSY: f64 = 0.8;
 
-/// The fraction of lost packets from which on loss is what limits QUIC.
+/// The fraction of lost packets from which on loss counts as the bottleneck of QUIC.
 const LOSSY: f64 = 0.001;
 
 /// The flow-control window of a probe.
@@ -33,55 +34,57 @@ pub(super) struct Rate {
     bytes: u64,
     elapsed: Duration,
     round_trip: Duration,
-    /// Whether both ends are on this machine: then there is no line.
+    /// Whether both ends are on this machine, without a line between them.
     is_local: bool,
-    /// How long this process computed meanwhile, and how many processors it may use.
-    computed: Duration,
+    /// The CPU time of this process during the probe.
+    cpu_time: Duration,
+    /// The number of processors that this process may use.
     processors: f64,
-    /// The server's counters meanwhile.
+    /// The server's counters during the probe.
     server: ProbeReport,
 }
 
-/// What a rate is limited by.
+/// The bottleneck of a rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Limit {
-    ProcessorHere,
-    ProcessorThere,
+    LocalProcessor,
+    ServerProcessor,
     Loss,
     Window,
     Line,
 }
 
-/// Measures how fast the server sends to `client`; `None` where it cannot, since it is older, or answers too many others.
+/// Measures the rate at which the server sends to `client`. `None` if the server does not answer probes: it is too old,
+/// answers too many others, or the client's ticket does not permit it.
 pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Option<Rate>, ClientError> {
-    let seen = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
-    let processors = Cgroup::own().processors().map_or(seen, |quota| quota.min(seen));
+    let count = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
+    let processors = Cgroup::own().processors().map_or(count, |quota| quota.min(count));
     let probe = async |bytes| {
         client
-            .probe(ProbeBytes::new(bytes).expect("it grows no further than that"))
+            .probe(ProbeBytes::new(bytes).expect("sizes are at most ProbeBytes::MAX"))
             .await
     };
     let mut bytes = FIRST_BYTES;
     loop {
         let Some(before) = probe(1).await? else { return Ok(None) };
-        let began = processor_time();
+        let began = cpu_time();
         let Some(measured) = probe(bytes).await? else { return Ok(None) };
-        let computed = processor_time().saturating_sub(began);
-        // What was sent last is only now known to have arrived.
+        let cpu_time = cpu_time().saturating_sub(began);
+        // By now the server knows of any packets lost at the end of the measured probe.
         let Some(after) = probe(1).await? else { return Ok(None) };
         let (elapsed, server) = (measured.elapsed, after.sender.since(&before.sender));
-        if elapsed >= ENOUGH || bytes == ProbeBytes::MAX {
+        if elapsed >= DURATION_MIN || bytes == ProbeBytes::MAX {
             let (bytes, is_local) = (measured.bytes, client.peer().ip().is_loopback());
-            return Ok(Some(Rate { bytes, elapsed, round_trip, is_local, computed, processors, server }));
+            return Ok(Some(Rate { bytes, elapsed, round_trip, is_local, cpu_time, processors, server }));
         }
         bytes = bytes.saturating_mul(GROWTH).min(ProbeBytes::MAX);
     }
 }
 
-/// How long this process has computed.
-fn processor_time() -> Duration {
-    let spent = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
+/// The CPU time of this process.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 impl Rate {
@@ -90,29 +93,29 @@ impl Rate {
     }
 
     fn limit(&self) -> Limit {
-        let here =
-            self.computed.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9) / self.processors.min(1.0);
-        let there = self.server.processors();
-        if here.max(there) >= BUSY {
-            return if here >= there { Limit::ProcessorHere } else { Limit::ProcessorThere };
+        let local =
+            self.cpu_time.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9) / self.processors.min(1.0);
+        let server = self.server.processors();
+        if local.max(server) >= BUSY {
+            return if local >= server { Limit::LocalProcessor } else { Limit::ServerProcessor };
         }
         match () {
             () if self.server.loss() >= LOSSY => Limit::Loss,
             () if self.bytes_per_s() * self.round_trip.as_secs_f64() >= WINDOW_BYTES / 2.0 => Limit::Window,
-            () if self.is_local => Limit::ProcessorHere,
+            () if self.is_local => Limit::LocalProcessor,
             () => Limit::Line,
         }
     }
 }
 
-/// Judges the rate over one transport: loss costs speed that can be had back, the rest is as it is.
+/// Judges the rate over one transport. Only loss is a warning, because it can be fixed.
 pub(super) fn judge(name: &'static str, rate: &Rate) -> Finding {
     let limit = match rate.limit() {
-        Limit::ProcessorHere => "limited by the processors here",
-        Limit::ProcessorThere => "limited by the processors of the server",
+        Limit::LocalProcessor => "limited by the processors of this machine",
+        Limit::ServerProcessor => "limited by the processors of the server",
         Limit::Loss => "limited by loss",
-        Limit::Window => "limited by the window on so long a path: more lanes carry more (--lanes)",
-        Limit::Line => "limited by the line, or by what else uses it",
+        Limit::Window => "limited by the flow-control window on this long path: use more lanes (--lanes)",
+        Limit::Line => "limited by the line, or by other traffic on it",
     };
     let loss = match rate.server.sent_packets {
         0 => String::new(),
@@ -121,8 +124,8 @@ pub(super) fn judge(name: &'static str, rate: &Rate) -> Finding {
     let measured = format!("{}, {limit}{loss}", units::rate(rate.bytes, rate.elapsed));
     let wanted = "less than one packet in a thousand lost";
     let fix = Fix {
-        host: "raise net.core.rmem_max (see UDP buffers), look for errors of the network card (ip -s link), and for a device that \
-               limits one of UDP and TCP: compare their rates, and take --transport quic or tcp, whichever is higher",
+        host: "raise net.core.rmem_max (see UDP buffers); check the network card for errors (ip -s link); if a device \
+               limits only UDP or only TCP, the rates differ: choose the faster one with --transport quic or tcp",
         docker: "the same on both hosts",
         kubernetes: "the same on both nodes; a CNI that encapsulates packets needs a smaller MTU for the pods",
     };
@@ -137,13 +140,13 @@ mod tests {
     use super::*;
     use crate::doctor::finding::State;
 
-    /// One second of 1 Gbit/s over 1 ms, with nothing in the way.
+    /// One second at 1 Gbit/s over a round trip of 1 ms, limited by the line alone.
     const CLEAN: Rate = Rate {
         bytes: 125_000_000,
         elapsed: Duration::from_secs(1),
         round_trip: Duration::from_millis(1),
         is_local: false,
-        computed: Duration::from_millis(300),
+        cpu_time: Duration::from_millis(300),
         processors: 2.0,
         server: ProbeReport {
             clock_us: 1_000_000,
@@ -154,16 +157,16 @@ mod tests {
     };
 
     #[test]
-    fn what_limits_a_rate_is_named() {
+    fn the_bottleneck_of_a_rate_is_named() {
         let busy = Duration::from_millis(950);
         let cases = [
             (CLEAN, Limit::Line),
-            (Rate { is_local: true, ..CLEAN }, Limit::ProcessorHere),
-            (Rate { computed: busy, ..CLEAN }, Limit::ProcessorHere),
-            (Rate { computed: busy / 2, processors: 0.5, ..CLEAN }, Limit::ProcessorHere),
+            (Rate { is_local: true, ..CLEAN }, Limit::LocalProcessor),
+            (Rate { cpu_time: busy, ..CLEAN }, Limit::LocalProcessor),
+            (Rate { cpu_time: busy / 2, processors: 0.5, ..CLEAN }, Limit::LocalProcessor),
             (
                 Rate { server: ProbeReport { processor_us: 950_000, ..CLEAN.server }, ..CLEAN },
-                Limit::ProcessorThere,
+                Limit::ServerProcessor,
             ),
             (Rate { server: ProbeReport { lost_packets: 2_000, ..CLEAN.server }, ..CLEAN }, Limit::Loss),
             (Rate { round_trip: Duration::from_millis(200), ..CLEAN }, Limit::Window),
@@ -173,7 +176,7 @@ mod tests {
             let finding = judge("rate over UDP", &rate);
             assert_eq!(finding.state == State::Warn, limit == Limit::Loss, "{finding:?}");
         }
-        let told = judge("rate over UDP", &CLEAN).measured;
-        assert!(told.contains("3 of 90000 packets lost") && told.contains("the line"), "{told}");
+        let measured = judge("rate over UDP", &CLEAN).measured;
+        assert!(measured.contains("3 of 90000 packets lost") && measured.contains("the line"), "{measured}");
     }
 }

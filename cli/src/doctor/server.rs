@@ -1,11 +1,11 @@
-//! Checks of the path to a server: the transports that it answers, and their speed.
+//! Checks of the path to a server: the ticket, the transports that the server answers, and their rates.
 
 use super::{
     finding::{Finding, Fix, State},
     rate,
 };
 use crate::{
-    tickets::{described, seconds_now},
+    tickets::{describe, seconds_now},
     units,
 };
 use nix::sys::socket::{getsockopt, sockopt};
@@ -15,35 +15,36 @@ use std::{
 };
 use tensor_relay_client::{Client, ClientError, Config, Connector, Ticket, TopicEntry, Transport, Tuning};
 
-/// How long a server may take to answer.
-const ANSWER_MS: u32 = 5_000;
+/// The deadline for connecting over one transport.
+const CONNECT_TIMEOUT_MS: u32 = 5_000;
 
-/// How many questions are asked for one round trip: the fastest counts.
-const QUESTIONS: usize = 5;
+/// The number of requests by which the round trip is measured: the fastest counts.
+const REQUESTS: usize = 5;
 
 /// The result for one transport.
 enum TransportCheck {
-    Open { client: Client, round_trip: Duration, topics: Vec<TopicEntry> },
-    Shut(ClientError),
+    Connected { client: Client, round_trip: Duration, topics: Vec<TopicEntry> },
+    Failed(ClientError),
 }
 
-/// Tries both transports at once, and looks for the ticket's topic; then measures what each carries, one after the other.
+/// Tries both transports concurrently and checks the ticket's topic; then measures the rates, one after the other.
 pub(super) async fn check(ticket: &Ticket) -> Vec<Finding> {
-    let (quic, tcp) = tokio::join!(try_way(ticket, Transport::Quic), try_way(ticket, Transport::Tcp));
-    let is_any_open =
-        matches!(quic, TransportCheck::Open { .. }) || matches!(tcp, TransportCheck::Open { .. });
+    let (quic, tcp) =
+        tokio::join!(try_transport(ticket, Transport::Quic), try_transport(ticket, Transport::Tcp));
+    let is_any_connected =
+        matches!(quic, TransportCheck::Connected { .. }) || matches!(tcp, TransportCheck::Connected { .. });
     let mut findings = vec![
         rights(ticket, seconds_now()),
-        judge("server over UDP", &quic, is_any_open, UDP),
-        judge("server over TCP", &tcp, is_any_open, TCP),
+        judge("server over UDP", &quic, is_any_connected, UDP),
+        judge("server over TCP", &tcp, is_any_connected, TCP),
     ];
-    let topics = [&quic, &tcp].into_iter().find_map(|way| match way {
-        TransportCheck::Open { topics, .. } => Some(topics),
-        TransportCheck::Shut(_) => None,
+    let topics = [&quic, &tcp].into_iter().find_map(|check| match check {
+        TransportCheck::Connected { topics, .. } => Some(topics),
+        TransportCheck::Failed(_) => None,
     });
     findings.extend(topics.and_then(|topics| topic(ticket, topics)));
-    for (name, way) in [("rate over UDP", quic), ("rate over TCP", tcp)] {
-        if let TransportCheck::Open { client, round_trip, .. } = way {
+    for (name, check) in [("rate over UDP", quic), ("rate over TCP", tcp)] {
+        if let TransportCheck::Connected { client, round_trip, .. } = check {
             findings.extend(rate(name, &client, round_trip).await);
             findings.extend(packet_size(&client));
             client.close().await;
@@ -52,38 +53,39 @@ pub(super) async fn check(ticket: &Ticket) -> Vec<Finding> {
     findings
 }
 
-async fn try_way(ticket: &Ticket, transport: Transport) -> TransportCheck {
-    let connector = Connector::new(Tuning { connect_timeout_ms: ANSWER_MS, ..Tuning::default() });
+async fn try_transport(ticket: &Ticket, transport: Transport) -> TransportCheck {
+    let connector = Connector::new(Tuning { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..Tuning::default() });
     let config = Config { transport, ..Config::default() };
     let client = match Client::connect_with(&connector, ticket, config).await {
         Ok(client) => client,
-        Err(error) => return TransportCheck::Shut(error),
+        Err(error) => return TransportCheck::Failed(error),
     };
     let (mut round_trip, mut topics) = (Duration::MAX, vec![]);
-    for _ in 0..QUESTIONS {
-        let asked = Instant::now();
+    for _ in 0..REQUESTS {
+        let began = Instant::now();
         match client.list().await {
             Ok(list) => topics = list,
-            Err(error) => return TransportCheck::Shut(error),
+            Err(error) => return TransportCheck::Failed(error),
         }
-        round_trip = round_trip.min(asked.elapsed());
+        round_trip = round_trip.min(began.elapsed());
     }
-    TransportCheck::Open { client, round_trip, topics }
+    TransportCheck::Connected { client, round_trip, topics }
 }
 
-/// What the path carries; nothing where the server does not let it be measured.
+/// The rate of the path, or why it was not measured.
 async fn rate(name: &'static str, client: &Client, round_trip: Duration) -> Option<Finding> {
-    let wanted = "two seconds of bytes without meaning";
+    let wanted = "about two seconds of probes";
     match rate::measure(client, round_trip).await {
         Ok(Some(rate)) => Some(rate::judge(name, &rate)),
         Ok(None) => Some(Finding::ok(
             name,
-            "not measured: the server is older, answers several others, or lets this ticket subscribe to nothing",
+            "not measured: the server is too old, is answering several other probes, or this ticket allows no \
+             subscription",
             wanted,
         )),
         Err(error) => {
             let fix = Fix {
-                host: "run it again; if it happens again, look at the server's log",
+                host: "run the command again; if the error persists, read the server's log",
                 docker: "the same",
                 kubernetes: "the same",
             };
@@ -92,56 +94,58 @@ async fn rate(name: &'static str, client: &Client, round_trip: Duration) -> Opti
     }
 }
 
-/// Whether packets are as large as the route from here says that they may be; nothing over TCP and IPv6, where the system knows.
+/// Checks that packets are as large as the MTU of the local route allows. `None` over TCP and IPv6, where the system
+/// determines their size.
 fn packet_size(client: &Client) -> Option<Finding> {
-    let found = client.lane_stats().udp_payload_bytes;
-    let (SocketAddr::V4(_), 1..) = (client.peer(), found) else { return None };
+    let used = client.lane_stats().udp_payload_bytes;
+    let (SocketAddr::V4(_), 1..) = (client.peer(), used) else { return None };
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect(client.peer()).ok()?;
     let route = u16::try_from(getsockopt(&socket, sockopt::IpMtu).ok()?).unwrap_or(u16::MAX);
-    Some(judge_packet_size(found, route))
+    Some(judge_packet_size(used, route))
 }
 
 /// The headers of IPv4 and UDP.
 const HEADERS_BYTES: u16 = 28;
 
-/// The largest packets of Ethernet: those of loopback are larger than what is looked for.
+/// The largest MTU of Ethernet, and the largest that is probed for. That of loopback is larger.
 const JUMBO_BYTES: u16 = 9_000;
 
-fn judge_packet_size(found: u16, route: u16) -> Finding {
+fn judge_packet_size(used: u16, route: u16) -> Finding {
     let allowed = route - HEADERS_BYTES.min(route);
     let possible = allowed.min(JUMBO_BYTES - HEADERS_BYTES);
     let fix = Fix {
-        host: "set the MTU of this host's interface to what the path carries (ip link set DEV mtu N), or find the device between that \
-               drops larger packets without saying so (it must send ICMP \"fragmentation needed\")",
+        host: "set the MTU of this host's interface to what the path carries (ip link set DEV mtu N), or find the \
+               device on the path that drops larger packets silently (it must send ICMP \"fragmentation needed\")",
         docker: "the MTU of the network: --opt com.docker.network.driver.mtu=N",
-        kubernetes: "the MTU of the pods in the CNI's configuration: that of the nodes less what its encapsulation takes",
+        kubernetes: "the MTU of the pods in the CNI's configuration: that of the nodes less the headers of its \
+                     encapsulation",
     };
-    let measured = format!("packets of {found} bytes; this host's route allows {allowed}");
+    let measured = format!("packets of {used} bytes; this host's route allows {allowed}");
     let wanted = "packets as large as the route allows: smaller ones cost processor time";
-    // What an encapsulation takes is not worth a word.
-    let is_good = u32::from(found) * 20 >= u32::from(possible) * 19;
+    // 5 % are tolerated, since an encapsulation takes about that.
+    let is_good = u32::from(used) * 20 >= u32::from(possible) * 19;
     Finding::judge("packet size", (is_good, State::Warn), measured, wanted, fix)
 }
 
-/// A ticket that expires sooner is warned of.
+/// The remaining validity of a ticket below which a warning is due.
 const EXPIRES_SOON_S: u64 = 24 * 3_600;
 
-/// What the ticket allows, by its own word: whether the server agrees, the other findings say.
+/// The rights that the ticket claims. Other findings show whether the server accepts them.
 fn rights(ticket: &Ticket, now_s: u64) -> Finding {
     let wanted = "a ticket that is valid for a day or more";
     let fix = Fix {
-        host: "have the server's operator make another: tensor-relay tickets create",
+        host: "ask the server's operator for a new ticket: tensor-relay tickets create",
         docker: "the same in the server's container: docker exec SERVER tensor-relay tickets create",
-        kubernetes: "the same in the server's pod, and put it into the consumers' Secret",
+        kubernetes: "the same in the server's pod; then put the ticket into the consumers' Secret",
     };
     let Some(token) = ticket.token() else {
-        return Finding::ok("ticket", "no token: it gives access to a server with --open", wanted);
+        return Finding::ok("ticket", "no token: it gives access only to a server with --open", wanted);
     };
     match token.read_unproven() {
         Err(error) => Finding::fail("ticket", error.to_string(), wanted, fix),
         Ok(claims) => {
-            let measured = format!("ticket {}: {}", claims.id, described(&claims));
+            let measured = format!("ticket {}: {}", claims.id, describe(&claims));
             match claims.expires_s.map(|expires_s| expires_s.saturating_sub(now_s)) {
                 Some(0) => Finding::fail("ticket", measured, wanted, fix),
                 Some(1..EXPIRES_SOON_S) => Finding::warn("ticket", measured, wanted, fix),
@@ -152,36 +156,38 @@ fn rights(ticket: &Ticket, now_s: u64) -> Finding {
 }
 
 const UDP: Fix = Fix {
-    host: "let firewalls pass the server's UDP port, e.g. ufw allow 4747/udp",
+    host: "allow the server's UDP port in firewalls, e.g. ufw allow 4747/udp",
     docker: "publish it for UDP too: -p 4747:4747/udp -p 4747:4747/tcp",
-    kubernetes: "a port with protocol: UDP beside the one for TCP, in the Service and in every NetworkPolicy",
+    kubernetes: "add a port with protocol: UDP to the one for TCP, in the Service and in every NetworkPolicy",
 };
 
 const TCP: Fix = Fix {
-    host: "let firewalls pass the server's TCP port, e.g. ufw allow 4747/tcp, and see that it runs without --no-tcp",
+    host: "allow the server's TCP port in firewalls, e.g. ufw allow 4747/tcp, and check that it runs without --no-tcp",
     docker: "publish it for TCP too: -p 4747:4747/udp -p 4747:4747/tcp",
-    kubernetes: "a port with protocol: TCP beside the one for UDP, in the Service and in every NetworkPolicy",
+    kubernetes: "add a port with protocol: TCP to the one for UDP, in the Service and in every NetworkPolicy",
 };
 
-/// One way that is shut costs speed where the other is open, and everything where it is not.
-fn judge(name: &'static str, way: &TransportCheck, is_any_open: bool, fix: Fix) -> Finding {
-    let wanted = "an answer over UDP and over TCP: each is faster than the other on some ways";
-    match way {
-        TransportCheck::Open { round_trip, .. } => {
+/// Judges one transport. Its failure is a warning if the other transport works, because that one may be slower.
+fn judge(name: &'static str, check: &TransportCheck, is_any_connected: bool, fix: Fix) -> Finding {
+    let wanted = "an answer over UDP and over TCP: each is faster than the other on some paths";
+    match check {
+        TransportCheck::Connected { round_trip, .. } => {
             Finding::ok(name, format!("it answers within {}", units::time(*round_trip)), wanted)
         }
-        TransportCheck::Shut(error) if is_any_open => Finding::warn(name, error.to_string(), wanted, fix),
-        TransportCheck::Shut(error) => Finding::fail(name, error.to_string(), wanted, fix),
+        TransportCheck::Failed(error) if is_any_connected => {
+            Finding::warn(name, error.to_string(), wanted, fix)
+        }
+        TransportCheck::Failed(error) => Finding::fail(name, error.to_string(), wanted, fix),
     }
 }
 
-/// Whether the topic that the ticket names is on offer.
+/// Checks that the topic of the ticket has a version; `None` for a ticket without a topic.
 fn topic(ticket: &Ticket, topics: &[TopicEntry]) -> Option<Finding> {
     let name = ticket.topic()?;
     let fix = Fix {
-        host: "start its publisher, or take a ticket of a topic that `tensor-relay list` shows",
-        docker: "the same: the topic is the server's affair",
-        kubernetes: "the same: the topic is the server's affair",
+        host: "start its publisher, or use a ticket for a topic that `tensor-relay list` shows",
+        docker: "the same, at the server",
+        kubernetes: "the same, at the server",
     };
     let wanted = "a version of the topic that the ticket names";
     Some(match topics.iter().find(|entry| entry.id.topic == *name) {
@@ -198,8 +204,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_that_are_smaller_than_the_route_allows_are_told() {
-        for (found, route, state) in [
+    fn packets_smaller_than_the_route_allows_are_a_warning() {
+        for (used, route, state) in [
             (1_472, 1_500, State::Ok),
             (1_422, 1_500, State::Ok),
             (1_200, 1_500, State::Warn),
@@ -208,7 +214,7 @@ mod tests {
             (65_000, u16::MAX, State::Ok),
             (9_000, 10, State::Ok),
         ] {
-            assert_eq!(judge_packet_size(found, route).state, state, "{found} of {route}");
+            assert_eq!(judge_packet_size(used, route).state, state, "{used} of {route}");
         }
     }
 }

@@ -9,23 +9,23 @@ use std::{
 use tensor_relay_client::replace_file;
 use tensor_relay_server::{Access, AccessStore, Fingerprint, Ticket, Topic};
 
-/// The file in the state directory that tickets are written to where no other is named.
+/// The default name of the ticket file, in the state directory.
 pub(crate) const TICKETS_FILE: &str = "tickets";
 
-/// Who may come in, as `args` say: who has a ticket of this server, or everybody. In the runtime.
+/// The access rules: tickets and keys of this server, or with `--open` everybody. Must be called within the runtime.
 pub(super) fn access(args: &ServeArgs, state_dir: &Path) -> anyhow::Result<Access> {
     if args.open {
-        crate::log::say!(
-            "warning: --open lets everybody in who reaches this server and knows its key, to every topic"
+        crate::log::message!(
+            "warning: --open gives everybody who can reach this server and knows its key access to every topic"
         );
         return Ok(Access::open());
     }
     let store = AccessStore::open(state_dir)
-        .context("cannot keep the secrets that tickets are made with; --state-dir names another place")?;
+        .context("cannot store the secrets of tickets; choose another directory with --state-dir")?;
     Ok(store.follow()?)
 }
 
-/// The ticket for `topic`, or for all.
+/// The ticket for `topic`, or for all topics.
 pub(super) fn ticket(
     access: &Access,
     addresses: &[String],
@@ -38,13 +38,13 @@ pub(super) fn ticket(
         .own_ticket(ticket.context("cannot make a ticket; check --advertise")?))
 }
 
-/// Where tickets are written: to `--ticket-file`, or else into the state directory where nobody else can read them.
+/// The path of the ticket file: `--ticket-file`, or else a file in the state directory, which is private.
 pub(super) fn ticket_file(args: &ServeArgs, state_dir: &Path) -> PathBuf {
     let path = args.ticket_file.clone().unwrap_or_else(|| state_dir.join(TICKETS_FILE));
-    std::path::absolute(&path).unwrap_or(path) // Whoever is told may be elsewhere.
+    std::path::absolute(&path).unwrap_or(path) // The reader of the output may have another working directory.
 }
 
-/// A ticket lets its holder in, so the file is its owner's alone, whatever it was before. It is replaced in one step.
+/// Replaces the ticket file in one step. Only its owner can read the new file, because a ticket gives access.
 pub(crate) fn write_tickets(path: &Path, tickets: &[String]) -> anyhow::Result<()> {
     let written =
         replace_file(path, 0o600, |file| tickets.iter().try_for_each(|ticket| writeln!(file, "{ticket}")));

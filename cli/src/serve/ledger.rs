@@ -1,5 +1,5 @@
-//! The ledger: the published version numbers, stored beside the key, so that a restarted server continues them, and
-//! subscribers that hold a version need not receive it again.
+//! [`Ledger`]: the last published version numbers, stored in the state directory. A restarted server continues them, so
+//! that subscribers need not receive a version again that they hold.
 
 use crate::exit::message_of;
 use anyhow::{Context, bail};
@@ -16,36 +16,37 @@ use tensor_relay_server::{Epoch, Topic, Version, VersionDigest, VersionId};
 
 /// The newest version of each topic that was served from watched files.
 ///
-/// One process at a time gives numbers from it: two would give one number to different content, and a subscriber that
-/// holds the one would take the other for the same.
+/// Only one process at a time may number versions by it. Two would give the same number to different content, and a
+/// subscriber that holds one of these versions would not receive the other.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// Where it is kept, with the lock on that place, which the system takes back however this process ends. None where
-    /// nothing can be locked: epochs are then new after each start, so that no number means two things.
-    kept: Option<Kept>,
-    known: Known,
+    /// The file and its lock. `None` where locking is not possible; then each start begins new epochs, so that no
+    /// number is used twice.
+    storage: Option<Storage>,
+    content: Content,
 }
 
+/// The ledger's file, and the lock that protects it. The system releases the lock when this process ends.
 #[derive(Debug)]
-struct Kept {
+struct Storage {
     path: PathBuf,
     lock_path: PathBuf,
     lock: File,
 }
 
-impl Kept {
-    /// Whether the file that is locked is still the one that others would lock: it may have been deleted, with its folder
-    /// perhaps.
+impl Storage {
+    /// Whether the lock file is still the one at its path. If it was deleted, perhaps with its folder, another process
+    /// could lock a new one.
     fn is_locked(&self) -> bool {
         let inode = |metadata: Metadata| (metadata.dev(), metadata.ino());
-        let there = fs::metadata(&self.lock_path);
-        there.is_ok_and(|there| self.lock.metadata().is_ok_and(|ours| inode(ours) == inode(there)))
+        let current = fs::metadata(&self.lock_path);
+        current.is_ok_and(|current| self.lock.metadata().is_ok_and(|locked| inode(locked) == inode(current)))
     }
 }
 
-/// The content of the file.
+/// The content of the ledger's file.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Known {
+struct Content {
     topics: BTreeMap<String, Entry>,
 }
 
@@ -56,71 +57,74 @@ struct Entry {
     digest: String,
 }
 
-/// The name of the file that is locked.
+/// The name of the lock file.
 const LOCK: &str = "topics.lock";
 
 impl Ledger {
-    /// Takes what an earlier server left in `state_dir`. Nothing there is nothing published; what cannot be read is the
-    /// same, and said: the topics then begin anew.
+    /// Opens the ledger in `state_dir`. A missing file is an empty ledger; so is an unreadable one, with a warning, and
+    /// topics then begin new epochs.
     ///
     /// # Errors
-    /// When another process has it.
+    /// When another process has locked the ledger.
     pub(crate) fn open(state_dir: &Path) -> anyhow::Result<Self> {
         let lock_path = state_dir.join(LOCK);
         let lock = match lock(&lock_path) {
             Ok(lock) => lock,
             Err(TryLockError::WouldBlock) => bail!(
-                "another `tensor-relay serve --watch` uses the state directory {}, and both would give the same numbers to \
-                 different versions: end that one, or give this one a directory of its own with --state-dir",
+                "another `tensor-relay serve --watch` uses the state directory {}, and both would give the same \
+                 numbers to different versions: stop that server, or choose another directory for this one with \
+                 --state-dir",
                 state_dir.display()
             ),
             Err(TryLockError::Error(error)) => {
                 tracing::warn!(
-                    "Cannot lock the state directory {}: {error}. Topics begin new epochs, and subscribers receive them \
-                     again after each start; --state-dir names a directory on a file system that can lock.",
+                    "Cannot lock the state directory {}: {error}. Topics begin new epochs, and subscribers receive \
+                     them again after each start. Choose with --state-dir a directory on a file system that supports \
+                     locks.",
                     state_dir.display()
                 );
-                return Ok(Self { kept: None, known: Known::default() });
+                return Ok(Self { storage: None, content: Content::default() });
             }
         };
         let path = state_dir.join("topics.json");
-        let known = read(&path).unwrap_or_else(|error| {
+        let content = read(&path).unwrap_or_else(|error| {
             let (path, error) = (path.display(), message_of(&error));
             tracing::warn!("Cannot read {path}: {error}. Topics begin new epochs.");
-            Known::default()
+            Content::default()
         });
-        Ok(Self { kept: Some(Kept { path, lock_path, lock }), known })
+        Ok(Self { storage: Some(Storage { path, lock_path, lock }), content })
     }
 
-    /// How content that hashes to `digest` is to be published: the version that it was, or the next one.
-    pub(crate) fn place(&self, topic: &Topic, digest: VersionDigest) -> Option<(Epoch, Version)> {
-        let entry = self.known.topics.get(topic.as_str())?;
+    /// The epoch and number for content with `digest`: those of the recorded version if it has the same digest, else
+    /// the next number. `None` for an unknown topic.
+    pub(crate) fn number(&self, topic: &Topic, digest: VersionDigest) -> Option<(Epoch, Version)> {
+        let entry = self.content.topics.get(topic.as_str())?;
         let epoch = Epoch(u64::from_str_radix(&entry.epoch, 16).ok()?);
         let version = Version(entry.version);
-        let same = entry.digest == digest.to_string();
-        Some((epoch, if same { version } else { version.next() }))
+        let is_same = entry.digest == digest.to_string();
+        Some((epoch, if is_same { version } else { version.next() }))
     }
 
-    /// Notes what is about to be published: before anybody can receive it, so that its number means nothing else after
-    /// a restart, whenever this process dies. Where nothing can be written, what was written before goes.
+    /// Records a version before it is published, so that its number is never reused for other content, whenever this
+    /// process dies. If the file cannot be written, it is removed, and topics begin new epochs after a restart.
     ///
     /// # Errors
-    /// When that is not possible either, or the lock is lost: then it must not be published.
-    pub(crate) fn note(&mut self, id: &VersionId, digest: VersionDigest) -> anyhow::Result<()> {
-        if let Some(kept) = self.kept.as_ref().filter(|kept| !kept.is_locked()) {
+    /// When the file cannot be removed either, or the lock is lost. The version must not be published then.
+    pub(crate) fn record(&mut self, id: &VersionId, digest: VersionDigest) -> anyhow::Result<()> {
+        if let Some(storage) = self.storage.as_ref().filter(|storage| !storage.is_locked()) {
             bail!(
-                "cannot note the number of {id}, so it is not published: somebody deleted or replaced {}, and another server may \
-                 number versions there now; start this server again",
-                kept.lock_path.display()
+                "cannot record the number of {id}, so it is not published: {} was deleted or replaced, and another \
+                 server may number versions there now; start this server again",
+                storage.lock_path.display()
             );
         }
         let entry = Entry { epoch: id.epoch.to_string(), version: id.version.0, digest: digest.to_string() };
-        self.known.topics.insert(id.topic.as_str().to_owned(), entry);
-        let Some(Kept { path, .. }) = &self.kept else { return Ok(()) };
-        let Err(error) = write(path, &self.known) else { return Ok(()) };
+        self.content.topics.insert(id.topic.as_str().to_owned(), entry);
+        let Some(Storage { path, .. }) = &self.storage else { return Ok(()) };
+        let Err(error) = write(path, &self.content) else { return Ok(()) };
         match fs::remove_file(path) {
-            Err(stays) if stays.kind() != io::ErrorKind::NotFound => Err(error).with_context(|| {
-                format!("cannot note the number of {id} in {}, so it is not published", path.display())
+            Err(removal) if removal.kind() != io::ErrorKind::NotFound => Err(error).with_context(|| {
+                format!("cannot record the number of {id} in {}, so it is not published", path.display())
             }),
             _ => {
                 let path = path.display();
@@ -131,7 +135,7 @@ impl Ledger {
     }
 }
 
-/// Locks a file, which is made if it is not there. A file and not the folder: NFS locks what can be written.
+/// Locks a file, which is created if it is missing. Not the folder: NFS locks only what is open for writing.
 fn lock(path: &Path) -> Result<File, TryLockError> {
     let file = File::options().create(true).truncate(false).write(true).open(path);
     let file = file.map_err(TryLockError::Error)?;
@@ -139,21 +143,21 @@ fn lock(path: &Path) -> Result<File, TryLockError> {
     Ok(file)
 }
 
-fn read(path: &Path) -> anyhow::Result<Known> {
+fn read(path: &Path) -> anyhow::Result<Content> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        bail!("it is no regular file"); // Reading a FIFO would wait for a writer.
+        bail!("it is not a regular file"); // Reading a FIFO would wait for a writer.
     }
     match fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).context("it is no list of topics"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Known::default()),
+        Ok(bytes) => serde_json::from_slice(&bytes).context("it is not a ledger"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Content::default()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Replaces the file in one step that outlives a loss of power.
-fn write(path: &Path, known: &Known) -> io::Result<()> {
+/// Replaces the file in one step, durably.
+fn write(path: &Path, content: &Content) -> io::Result<()> {
     replace_file(path, 0o600, |file| {
-        serde_json::to_writer_pretty(&mut *file, known)?;
+        serde_json::to_writer_pretty(&mut *file, content)?;
         writeln!(file)
     })
 }
@@ -167,23 +171,23 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_on_after_a_restart() {
+    fn numbers_continue_after_a_restart() {
         let state = tempfile::tempdir().unwrap();
         let (topic, one, two) = (version(3).topic, VersionDigest([1; 32]), VersionDigest([2; 32]));
         let mut ledger = Ledger::open(state.path()).unwrap();
-        assert_eq!(ledger.place(&topic, one), None);
-        ledger.note(&version(3), one).unwrap();
+        assert_eq!(ledger.number(&topic, one), None);
+        ledger.record(&version(3), one).unwrap();
         drop(ledger);
-        let again = Ledger::open(state.path()).unwrap();
-        assert_eq!(again.place(&topic, one), Some((Epoch(7), Version(3))));
-        assert_eq!(again.place(&topic, two), Some((Epoch(7), Version(4))));
-        drop(again);
+        let reopened = Ledger::open(state.path()).unwrap();
+        assert_eq!(reopened.number(&topic, one), Some((Epoch(7), Version(3))));
+        assert_eq!(reopened.number(&topic, two), Some((Epoch(7), Version(4))));
+        drop(reopened);
         fs::write(state.path().join("topics.json"), "rubbish").unwrap();
-        assert_eq!(Ledger::open(state.path()).unwrap().place(&topic, one), None);
+        assert_eq!(Ledger::open(state.path()).unwrap().number(&topic, one), None);
     }
 
     #[test]
-    fn one_process_at_a_time_gives_numbers() {
+    fn only_one_ledger_at_a_time_is_open() {
         let state = tempfile::tempdir().unwrap();
         let first = Ledger::open(state.path()).unwrap();
         let refused = Ledger::open(state.path()).unwrap_err().to_string();
@@ -193,39 +197,39 @@ mod tests {
     }
 
     #[test]
-    fn who_lost_the_lock_gives_no_numbers() {
+    fn a_ledger_that_lost_its_lock_records_nothing() {
         let state = tempfile::tempdir().unwrap();
         let one = VersionDigest([1; 32]);
         let mut first = Ledger::open(state.path()).unwrap();
-        first.note(&version(3), one).unwrap();
+        first.record(&version(3), one).unwrap();
         fs::remove_file(state.path().join(LOCK)).unwrap();
         let mut second = Ledger::open(state.path()).unwrap();
-        let refused = first.note(&version(4), one).unwrap_err().to_string();
+        let refused = first.record(&version(4), one).unwrap_err().to_string();
         assert!(refused.contains("topics.lock"), "{refused}");
-        second.note(&version(4), one).unwrap();
+        second.record(&version(4), one).unwrap();
         fs::remove_dir_all(state.path()).unwrap();
-        second.note(&version(5), one).unwrap_err();
-        assert!(!state.path().exists(), "nothing is made anew by halves");
+        second.record(&version(5), one).unwrap_err();
+        assert!(!state.path().exists(), "the folder is not created again");
     }
 
     #[test]
-    fn without_a_lock_nothing_is_kept() {
+    fn without_a_lock_nothing_is_stored() {
         let state = tempfile::tempdir().unwrap();
         fs::create_dir(state.path().join("topics.lock")).unwrap();
         let (topic, one) = (version(3).topic, VersionDigest([1; 32]));
         let mut ledger = Ledger::open(state.path()).unwrap();
-        ledger.note(&version(3), one).unwrap();
-        assert_eq!(Ledger::open(state.path()).unwrap().place(&topic, one), None);
+        ledger.record(&version(3), one).unwrap();
+        assert_eq!(Ledger::open(state.path()).unwrap().number(&topic, one), None);
     }
 
     #[test]
-    fn a_number_that_cannot_be_noted_is_not_remembered_wrongly() {
+    fn recording_works_again_after_a_failure() {
         let state = tempfile::tempdir().unwrap();
         let (path, one) = (state.path().join("topics.json"), VersionDigest([1; 32]));
         let mut ledger = Ledger::open(state.path()).unwrap();
         fs::create_dir(&path).unwrap();
-        ledger.note(&version(3), one).unwrap_err();
+        ledger.record(&version(3), one).unwrap_err();
         fs::remove_dir(&path).unwrap();
-        ledger.note(&version(4), one).unwrap();
+        ledger.record(&version(4), one).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Loading files into a version: read or borrowed, and uploaded if a GPU is to hold them.
+//! [`Loader`]: loads files as a version, staged or borrowed, and uploads it if a GPU is used.
 
 use crate::{args::HoldArg, offered, units};
 use anyhow::Context;
@@ -12,32 +12,32 @@ use tensor_relay_server::{
     Borrowed, FileError, FileWatch, FolderRules, Publishable, Staged, Staging, TensorFiles, VersionDigest,
 };
 
-/// How the files of all topics are loaded. Cheap to clone.
+/// The settings for loading the files of all topics. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Loader {
     pub(super) staging: Staging,
     pub(super) hold: HoldArg,
     pub(super) rules: FolderRules,
-    /// Where tensors are uploaded to.
+    /// The device that tensors are uploaded to.
     pub(super) device: Option<Device>,
-    /// What bounds the memory that they take there, for errors.
+    /// The option that limits the device's memory, for errors.
     pub(super) limit_hint: String,
 }
 
-/// Files that were read, or are ready to be.
+/// A version that was loaded from files, ready to be published.
 pub(super) struct Loaded {
     pub(super) version: Publishable,
     pub(super) digest: VersionDigest,
-    /// The names of these files.
+    /// The names of the files.
     pub(super) names: Vec<String>,
 }
 
-/// Files as they are before any upload.
+/// Files after reading, before any upload.
 struct Read {
-    held: ReadTensors,
+    tensors: ReadTensors,
     names: Vec<String>,
-    /// What people are told of them.
-    told: Vec<String>,
+    /// Messages about served files and those left out.
+    messages: Vec<String>,
 }
 
 enum ReadTensors {
@@ -46,17 +46,17 @@ enum ReadTensors {
 }
 
 impl Loader {
-    /// Opens and reads files off the executor, uploads them, and says what took how long, what is served and what stays
-    /// behind. `watch` is told what was opened.
+    /// Opens and reads files off the executor, uploads them, and reports the times, the served files and those left
+    /// out. The opened files are recorded in `watch`.
     pub(super) async fn load(
         &self,
         path: &Path,
         watch: Option<&Arc<Mutex<FileWatch>>>,
     ) -> anyhow::Result<Loaded> {
         let began = Instant::now();
-        let Read { held, names, told } = self.read(path, watch.cloned()).await?;
+        let Read { tensors, names, messages } = self.read(path, watch.cloned()).await?;
         let times = format!("read in {}", units::time(began.elapsed()));
-        let (version, digest, uploaded) = self.hold(path, held).await?;
+        let (version, digest, uploaded) = self.upload(path, tensors).await?;
         let times = match (&self.device, uploaded) {
             (Some(device), Some(took)) => {
                 format!("{times}, uploaded to {} in {}", device.name(), units::time(took))
@@ -65,8 +65,8 @@ impl Loader {
         };
         let (manifest, path) = (version.manifest(), path.display());
         let tensors = units::count(manifest.tensors().len(), "tensor");
-        crate::log::say!("{path}: {tensors}, {}, {times}", units::bytes(manifest.payload_bytes()));
-        told.iter().for_each(|line| crate::log::say!("{line}"));
+        crate::log::message!("{path}: {tensors}, {}, {times}", units::bytes(manifest.payload_bytes()));
+        messages.iter().for_each(|message| crate::log::message!("{message}"));
         Ok(Loaded { version, digest, names })
     }
 
@@ -77,22 +77,23 @@ impl Loader {
             if let Some(watch) = watch {
                 watch.lock().unwrap_or_else(PoisonError::into_inner).handle_opened(&files);
             }
-            let held = match hold {
+            let tensors = match hold {
                 HoldArg::Stage => ReadTensors::Staged(files.stage(&staging)?),
                 HoldArg::Borrow => ReadTensors::Borrowed(files.borrow(&staging)?),
             };
-            Ok(Read { held, names: files.names(), told: offered::lines(&files) })
+            Ok(Read { tensors, names: files.names(), messages: offered::lines(&files) })
         };
         Ok(tokio::task::spawn_blocking(read).await??)
     }
 
-    /// What was read as a version, and how long its upload took if there was one: its memory here is then given back.
-    async fn hold(
+    /// Makes a version of the tensors, and uploads it to the device, if one is used; returns the duration of the
+    /// upload. After an upload, the staging memory is released.
+    async fn upload(
         &self,
         path: &Path,
-        read: ReadTensors,
+        tensors: ReadTensors,
     ) -> anyhow::Result<(Publishable, VersionDigest, Option<Duration>)> {
-        match (read, &self.device) {
+        match (tensors, &self.device) {
             (ReadTensors::Borrowed(borrowed), _) => {
                 let digest = borrowed.digest().expect("files are hashed when they are borrowed");
                 Ok((borrowed.into(), digest, None))
@@ -104,9 +105,9 @@ impl Loader {
             (ReadTensors::Staged(staged), Some(device)) => {
                 let (digest, began) = (staged.digest(), Instant::now());
                 let uploaded = staged.onto(device).await;
-                let failed =
+                let message =
                     || format!("cannot upload {} to {}{}", path.display(), device.name(), self.limit_hint);
-                let version = uploaded.with_context(failed)?;
+                let version = uploaded.with_context(message)?;
                 self.staging.release_cached();
                 Ok((version, digest, Some(began.elapsed())))
             }

@@ -1,4 +1,4 @@
-//! A topic served from files: loaded, published, and republished when they are replaced.
+//! [`Offer`]: a topic that is served from files, and republished when they are replaced.
 
 use super::{
     ledger::Ledger,
@@ -19,34 +19,34 @@ use tensor_relay_server::{
     VersionDigest, VersionId, epoch_of,
 };
 
-/// A topic and the files behind it.
+/// A topic and the files that it is served from.
 pub(crate) struct Offer {
     source: Source,
     watch: Option<Watch>,
 }
 
-/// Files, and where their versions are published.
+/// The files of a topic, and the publisher of their versions.
 struct Source {
     publisher: Publisher,
     loader: Loader,
     path: PathBuf,
     /// The digest of the published version.
     digest: VersionDigest,
-    /// Numbers its versions, if there may be several.
+    /// Numbers the versions of watched files.
     ledger: Option<Arc<Mutex<Ledger>>>,
 }
 
-/// How a topic notices that its files are replaced.
+/// Detects that the files of a topic are replaced, and logs problems with them once.
 struct Watch {
     topic: Topic,
     path: PathBuf,
     files: Arc<Mutex<FileWatch>>,
-    /// Whether it was said that there are no files.
-    missing: bool,
-    /// The last error of the files.
-    complaint: Option<String>,
+    /// Whether the files are missing, which was logged.
+    is_missing: bool,
+    /// The last logged error of publishing the files.
+    last_error: Option<String>,
     /// Whether missed generations were logged since the last version.
-    missed_told: bool,
+    is_missed_logged: bool,
 }
 
 /// A published version.
@@ -55,18 +55,17 @@ pub(crate) struct Published {
     pub(crate) id: VersionId,
     pub(crate) tensors: usize,
     pub(crate) payload_bytes: u64,
-    /// The names of the files that it was read from.
+    /// The names of its files.
     pub(crate) files: Vec<String>,
-    /// How many generations of the files were seen before this one and never published.
+    /// The number of generations of the files that were seen before this version and never published.
     pub(crate) missed: u64,
 }
 
 impl Offer {
-    /// Publishes the first version of `topic` from what is at `path`.
+    /// Publishes the first version of `topic` from the files at `path`.
     ///
-    /// Its epoch follows from the content, so that a server that is restarted with the same files offers the same
-    /// version. With --watch (which is with a ledger), where other content follows in the same epoch, the ledger says what
-    /// it was.
+    /// Without a ledger, the epoch is derived from the content, so that a server restarted with the same files offers
+    /// the same version. With one (`--watch`), an epoch has several versions, and the ledger supplies epoch and number.
     pub(crate) async fn begin(
         server: &Server,
         args: &ServeArgs,
@@ -74,20 +73,20 @@ impl Offer {
         (topic, path): (&Topic, &Path),
         ledger: Option<&Arc<Mutex<Ledger>>>,
     ) -> anyhow::Result<(Self, Published)> {
-        // Made before the files are opened, so that no change falls in between.
+        // Created before the files are opened, so that no change between the two is missed.
         let watch = match ledger {
             Some(_) => Some(Watch::begin(topic, path, loader.rules).await?),
             None => None,
         };
         let loaded = loader.load(path, watch.as_ref().map(|watch| &watch.files)).await?;
-        let known = ledger.and_then(|ledger| locked(ledger).place(topic, loaded.digest));
-        let epoch = match (ledger, known) {
+        let recorded = ledger.and_then(|ledger| locked(ledger).number(topic, loaded.digest));
+        let epoch = match (ledger, recorded) {
             (None, _) => epoch_of(loaded.digest),
             (Some(_), Some((epoch, _))) => epoch,
             (Some(_), None) => Epoch(rand::random()),
         };
         let mut publisher = server.publisher_with(topic.clone(), Some(epoch), args.topic_options())?;
-        if let Some((_, version)) = known {
+        if let Some((_, version)) = recorded {
             publisher.continue_at(version);
         }
         let (loader, digest, ledger) = (loader.clone(), loaded.digest, ledger.cloned());
@@ -96,14 +95,14 @@ impl Offer {
         Ok((Self { source, watch }, published))
     }
 
-    /// Whether files that are replaced are published.
+    /// Whether replaced files are published.
     pub(crate) fn is_watched(&self) -> bool {
         self.watch.is_some()
     }
 
-    /// Waits until borrowed files cannot be read any more, and ends the topic: without --watch, nothing can follow. Whoever
-    /// subscribes later is told as long as this lives. Of what was staged nothing is lost but with its GPU, which ends the
-    /// server: subscribers wait for the next one.
+    /// Waits until borrowed files cannot be read any more, and ends the topic, because without `--watch` no version can
+    /// follow. Until the offer is dropped, new subscribers receive that error. Never returns for staged files: these
+    /// are lost only with their GPU, which ends the server.
     pub(crate) async fn end_when_lost(&self) {
         let Source { publisher, path, loader, .. } = &self.source;
         if loader.hold != HoldArg::Borrow {
@@ -113,23 +112,23 @@ impl Offer {
         publisher.withdraw_for_good();
         let (topic, path) = (publisher.topic(), path.display());
         tracing::error!(
-            "{topic}: {path} was changed in place while it was served from there, so the topic ends: its subscribers are \
-             told, and those who come later too. Start the server again to serve what is there now; replace files by \
-             renaming others over them, or serve with --watch or --hold stage."
+            "{topic}: {path} was changed in place while it was being served, so the topic ends, with an error for its \
+             present and future subscribers. Start the server again to serve the new content. To replace files, rename \
+             new ones over them, or serve with --watch or --hold stage."
         );
     }
 
-    /// Looks at the files, and publishes what is new and complete. Waits, and goes on, when something is wrong with them.
-    /// Looks on, every `interval`, while a version is read and waits for readers.
-    pub(crate) async fn look(&mut self, interval: Duration) -> Option<Published> {
+    /// Polls the files, and publishes content that is new and complete. Errors are logged, and a later poll tries
+    /// again. While a version is read and waits for readers, missed generations are counted every `interval`.
+    pub(crate) async fn poll(&mut self, interval: Duration) -> Option<Published> {
         let Self { source, watch: Some(watch) } = self else { return None };
-        if watch.look().await != Observation::Changed {
+        if watch.poll().await != Observation::Changed {
             return None;
         }
         let (files, missed) = (Arc::clone(&watch.files), watch.missed().await);
         let published = tokio::select! {
-            published = source.publish_anew(&files, missed) => published,
-            never = watch.look_on(interval) => match never {},
+            published = source.republish(&files, missed) => published,
+            never = watch.count_missed(interval) => match never {},
         };
         match published {
             Ok(published) => {
@@ -147,14 +146,15 @@ impl Offer {
 }
 
 impl Source {
-    async fn publish_anew(
+    /// Loads and publishes the files, unless their content is unchanged.
+    async fn republish(
         &mut self,
         watch: &Arc<Mutex<FileWatch>>,
         missed: u64,
     ) -> anyhow::Result<Option<Published>> {
         let loaded = self.loader.load(&self.path, Some(watch)).await?;
         if loaded.digest == self.digest && !self.publisher.is_lost() {
-            return Ok(None); // Touched, not changed.
+            return Ok(None); // The files were touched, but not changed.
         }
         let digest = loaded.digest;
         let published = self.publish(loaded, missed).await?;
@@ -162,21 +162,21 @@ impl Source {
         Ok(Some(published))
     }
 
-    /// Publishes, and tells those who receive it what was `missed` before it.
+    /// Publishes a version, whose metadata contains the number of `missed` generations.
     async fn publish(&mut self, loaded: Loaded, missed: u64) -> anyhow::Result<Published> {
         let (files, manifest) = (loaded.names, loaded.version.manifest());
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
-        self.note(loaded.digest).await?;
+        self.record(loaded.digest).await?;
         let metadata = (missed > 0).then(|| (MISSED_GENERATIONS_KEY.to_owned(), missed.to_string()));
         let publication = self.publisher.publish(loaded.version, metadata.into_iter().collect()).await?;
         Ok(Published { id: publication.id().clone(), tensors, payload_bytes, files, missed })
     }
 
-    /// Notes what is about to be published, off the executor.
-    async fn note(&self, digest: VersionDigest) -> anyhow::Result<()> {
+    /// Records the next version in the ledger, off the executor.
+    async fn record(&self, digest: VersionDigest) -> anyhow::Result<()> {
         let Some(ledger) = self.ledger.clone() else { return Ok(()) };
         let id = self.publisher.next_id();
-        tokio::task::spawn_blocking(move || locked(&ledger).note(&id, digest)).await?
+        tokio::task::spawn_blocking(move || locked(&ledger).record(&id, digest)).await?
     }
 }
 
@@ -188,29 +188,29 @@ impl Watch {
             topic: topic.clone(),
             path: path.into(),
             files: Arc::new(Mutex::new(files)),
-            missing: false,
-            complaint: None,
-            missed_told: false,
+            is_missing: false,
+            last_error: None,
+            is_missed_logged: false,
         })
     }
 
-    async fn look(&mut self) -> Observation {
-        let looked = self.with_files(|files| (files.look(), files.missed())).await;
-        let Some((look, missed)) = looked else { return Observation::Same };
-        let missing = look == Observation::Missing;
-        if missing && !self.missing {
+    async fn poll(&mut self) -> Observation {
+        let polled = self.with_files(|files| (files.look(), files.missed())).await;
+        let Some((observation, missed)) = polled else { return Observation::Same };
+        let is_missing = observation == Observation::Missing;
+        if is_missing && !self.is_missing {
             let (topic, path) = (&self.topic, self.path.display());
             tracing::warn!(
-                "{topic}: there is nothing to serve at {path} any more; what was published stays on offer."
+                "{topic}: there is nothing to serve at {path} any more; the published version stays on offer."
             );
         }
-        self.missing = missing;
-        self.tell_missed(missed);
-        look
+        self.is_missing = is_missing;
+        self.log_missed(missed);
+        observation
     }
 
-    /// Looks for as long as it is not dropped, and leaves what is new to a later look.
-    async fn look_on(&mut self, interval: Duration) -> Infallible {
+    /// Counts missed generations until the future is dropped. A later poll publishes new content.
+    async fn count_missed(&mut self, interval: Duration) -> Infallible {
         loop {
             tokio::time::sleep(interval).await;
             let glance = |files: &mut FileWatch| {
@@ -218,7 +218,7 @@ impl Watch {
                 files.missed()
             };
             if let Some(missed) = self.with_files(glance).await {
-                self.tell_missed(missed);
+                self.log_missed(missed);
             }
         }
     }
@@ -227,37 +227,38 @@ impl Watch {
         self.with_files(|files| files.missed()).await.unwrap_or(0)
     }
 
-    /// Says once for each version that there were others before it.
-    fn tell_missed(&mut self, missed: u64) {
-        if missed > 0 && !std::mem::replace(&mut self.missed_told, true) {
+    /// Logs missed generations, once for each version.
+    fn log_missed(&mut self, missed: u64) {
+        if missed > 0 && !std::mem::replace(&mut self.is_missed_logged, true) {
             tracing::warn!(
-                "{}: files were replaced before they could be published, and subscribers in mode every miss them. The \
-                 next version says how many; replace them less often, look more often (--watch-interval), or retain more \
-                 versions for readers that are slow (--keep-versions).",
+                "{}: files were replaced before they could be published, so subscribers in mode `every` miss them. The \
+                 next version reports how many. Replace files less often, check them more often (--watch-interval), or \
+                 retain more versions for slow readers (--keep-versions).",
                 self.topic
             );
         }
     }
 
     async fn handle_published(&mut self, missed: u64) {
-        self.complaint = None;
-        self.missed_told = false;
+        self.last_error = None;
+        self.is_missed_logged = false;
         self.with_files(move |files| files.told(missed)).await;
     }
 
-    /// Lets what could not be published count as new again; says why it could not, if that was not said before.
+    /// Makes the files count as new again, so that the next poll tries again, and logs the error if it is not the last
+    /// one.
     async fn handle_failure(&mut self, error: &str, is_lost: bool) {
         self.with_files(FileWatch::forget).await;
-        if self.complaint.replace(error.to_owned()).is_none_or(|before| before != error) {
-            let then = match is_lost {
-                true => "nothing is on offer until it can, and it is tried again",
-                false => "the version before stays on offer, and it is tried again",
+        if self.last_error.replace(error.to_owned()).is_none_or(|last| last != error) {
+            let consequence = match is_lost {
+                true => "nothing is on offer until a later attempt succeeds",
+                false => "the previous version stays on offer until a later attempt succeeds",
             };
-            tracing::warn!("{}: what replaced the files cannot be published; {then}: {error}", self.topic);
+            tracing::warn!("{}: the new files cannot be published, and {consequence}: {error}", self.topic);
         }
     }
 
-    /// Does something with the watch off the executor.
+    /// Runs `act` on the watch, off the executor.
     async fn with_files<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut FileWatch) -> T + Send + 'static,

@@ -1,6 +1,6 @@
-//! Reports of versions that local processes publish through the server's socket.
+//! The publish socket of `serve`, and reports of the versions that local processes publish through it.
 
-use super::Replaced;
+use super::PublishedLine;
 use crate::{args::ServeArgs, units};
 use anyhow::Context;
 use std::{
@@ -13,55 +13,56 @@ use tensor_relay_server::{
     sidecar::{Open, PublishSocket, Published},
 };
 
-/// The most versions waiting to be reported. Further ones are left out for a slow reader.
-const UNTOLD_MAX: usize = 256;
+/// The maximum number of versions waiting to be reported. With a slow reader of the output, further ones are not
+/// reported.
+const QUEUE_MAX: usize = 256;
 
-/// Lets producers in, if that is wanted, until the result is dropped.
+/// Opens the publish socket, if `args` name one, until the result is dropped.
 pub(super) fn open(
     server: &Server,
     args: &ServeArgs,
     device: Option<&Device>,
 ) -> anyhow::Result<Option<Open>> {
     let Some(path) = &args.publish_socket else { return Ok(None) };
-    let door = PublishSocket::open(path, &args.publish_uid).context("cannot let other processes publish")?;
-    // Versions follow one another here, whether or not files are watched.
+    let socket = PublishSocket::open(path, &args.publish_uid).context("cannot open the publish socket")?;
+    // Unlike topics from files, these have several versions even without `--watch`.
     let options = TopicOptions { bases: args.bases, expire_after: args.expire_after, ..args.topic_options() };
-    let telling = teller(args.json, io::stderr, io::stdout)?;
-    Ok(Some(server.publish_from(door, options, device.cloned(), move |published| {
-        let _ = telling.try_send(published); // Nobody reads what is told, and the server serves all the same.
+    let reports = spawn_reporter(args.json, io::stderr, io::stdout)?;
+    Ok(Some(server.publish_from(socket, options, device.cloned(), move |published| {
+        let _ = reports.try_send(published); // Dropped if the queue is full.
     })))
 }
 
-/// Tells of versions on a thread of its own, until what it returns is dropped: the reader of a pipe may stop to read, and
-/// the server's one thread must not wait for that.
-fn teller<E: Write, O: Write>(
+/// Spawns a thread that reports versions until the returned sender is dropped. The reader of a pipe may stop reading,
+/// and the server's network thread must not wait for it.
+fn spawn_reporter<E: Write, O: Write>(
     as_json: bool,
     err: impl FnOnce() -> E + Send + 'static,
     out: impl FnOnce() -> O + Send + 'static,
 ) -> io::Result<SyncSender<Published>> {
-    let (telling, untold) = sync_channel(UNTOLD_MAX);
-    let tell = move || tell(&untold, as_json, &mut err(), &mut out());
-    thread::Builder::new().name("relay-tell".into()).spawn(tell)?;
-    Ok(telling)
+    let (sender, queue) = sync_channel(QUEUE_MAX);
+    let run = move || report_all(&queue, as_json, &mut err(), &mut out());
+    thread::Builder::new().name("relay-report".into()).spawn(run)?;
+    Ok(sender)
 }
 
-fn tell(untold: &Receiver<Published>, as_json: bool, err: &mut impl Write, out: &mut impl Write) {
-    for published in untold {
-        // Whoever started the server may have closed either; the other is written all the same.
-        let _ = err.write_all(for_people(&published).as_bytes());
+fn report_all(queue: &Receiver<Published>, as_json: bool, err: &mut impl Write, out: &mut impl Write) {
+    for published in queue {
+        // Either of the two may be closed; the other one is still written.
+        let _ = err.write_all(as_text(&published).as_bytes());
         if as_json {
-            let _ = out.write_all(for_programs(&published).as_bytes()).and_then(|()| out.flush());
+            let _ = out.write_all(as_json_line(&published).as_bytes()).and_then(|()| out.flush());
         }
     }
 }
 
-fn for_people(Published { id, tensors, payload_bytes, path, reason, peer }: &Published) -> String {
+fn as_text(Published { id, tensors, payload_bytes, path, reason, peer }: &Published) -> String {
     let (tensors, bytes) = (units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
-    format!("{id}: {tensors}, {bytes}, from {peer} by {path}: {reason:?}\n")
+    format!("{id}: {tensors}, {bytes}, from {peer} through {path} ({reason:?})\n")
 }
 
-fn for_programs(Published { id, tensors, payload_bytes, path, reason, peer }: &Published) -> String {
-    let line = Replaced {
+fn as_json_line(Published { id, tensors, payload_bytes, path, reason, peer }: &Published) -> String {
+    let line = PublishedLine {
         event: "published",
         topic: id.topic.to_string(),
         epoch: id.epoch.to_string(),
@@ -84,13 +85,13 @@ mod tests {
     use tensor_relay_client::{Epoch, Topic, Version, VersionId};
     use tensor_relay_server::sidecar::MemoryKind;
 
-    /// A pipe that is not read until `open` is dropped, or that is closed.
-    struct Stopped {
+    /// A pipe whose writes block until the sender of `open` is dropped; with `None`, a closed pipe.
+    struct Pipe {
         open: Option<Receiver<()>>,
         written: Sender<String>,
     }
 
-    impl Write for Stopped {
+    impl Write for Pipe {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let Some(open) = &self.open else { return Err(io::ErrorKind::BrokenPipe.into()) };
             let _ = open.recv();
@@ -118,22 +119,22 @@ mod tests {
         }
     }
 
-    /// Goal: who reads nothing holds nobody up, and misses what does not fit; who reads then hears the rest.
-    /// Method: more versions than may wait, while nothing is read; then read, with stderr closed.
+    /// Goal: a reader that stops does not block the server, and misses only the reports beyond the queue's capacity.
+    /// Method: send more versions than fit while nothing is read, then read; stderr is closed.
     #[test]
-    fn who_does_not_read_misses_some() {
+    fn a_reader_that_stops_misses_reports_beyond_the_queue() {
         let (open, closed) = channel();
         let (written, lines) = channel();
         let nowhere = channel().0;
-        let err = || Stopped { open: None, written: nowhere };
-        let telling = teller(true, err, || Stopped { open: Some(closed), written }).unwrap();
-        for number in 0..2 * UNTOLD_MAX as u64 {
-            let _ = telling.try_send(published(number)); // Comes back at once.
+        let err = || Pipe { open: None, written: nowhere };
+        let reports = spawn_reporter(true, err, || Pipe { open: Some(closed), written }).unwrap();
+        for number in 0..2 * QUEUE_MAX as u64 {
+            let _ = reports.try_send(published(number)); // Returns immediately.
         }
         assert_eq!(lines.try_recv(), Err(TryRecvError::Empty));
-        drop((open, telling));
+        drop((open, reports));
         let lines: Vec<String> = lines.iter().collect();
-        assert!((UNTOLD_MAX..UNTOLD_MAX + 2).contains(&lines.len()), "{}", lines.len());
+        assert!((QUEUE_MAX..QUEUE_MAX + 2).contains(&lines.len()), "{}", lines.len());
         assert!(lines[0].contains(r#""event":"published","topic":"policy""#), "{}", lines[0]);
     }
 }

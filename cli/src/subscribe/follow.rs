@@ -1,4 +1,4 @@
-//! Following one topic: each version is received, written, reported, and passed to a command.
+//! [`Follow`]: receives the versions of one topic, and saves and reports each, and runs the command of `--exec`.
 
 use super::{
     NothingSelected, hook,
@@ -15,13 +15,13 @@ use tensor_relay_client::{
     Tensor, Topic,
 };
 
-/// How many tensors are named as examples.
+/// The number of tensors named as examples in an error.
 const EXAMPLES: usize = 3;
 
-/// After how long a topic that is not there is mentioned.
-const MENTION_WAIT: Duration = Duration::from_secs(1);
+/// The waiting time for a topic after which a message is printed.
+const MESSAGE_AFTER: Duration = Duration::from_secs(1);
 
-/// A subscription, and what becomes of its versions.
+/// A subscription, and the outputs of its versions.
 pub(crate) struct Follow {
     args: Arc<SubscribeArgs>,
     subscription: Subscription,
@@ -32,27 +32,27 @@ pub(crate) struct Follow {
 }
 
 impl Follow {
-    /// Subscribes to `topic`. Only one at a time can show how far it is, `alone` on its line.
+    /// Subscribes to `topic`. The progress is shown only if it `is_alone`, i.e. no other topic is followed.
     pub(crate) async fn begin(
         args: &Arc<SubscribeArgs>,
         (client, consumer): (&Client, &Consumer),
         topic: Topic,
-        alone: bool,
+        is_alone: bool,
     ) -> Result<Self, ClientError> {
         let followed = consumer.follow(&topic);
-        let lanes = LaneReport::new(client); // Before the first byte may come.
+        let lanes = LaneReport::new(client); // Before the first byte is received.
         let subscription = client.subscribe_to(request(args, topic)).await?;
         let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
-        let bar = Bar::new(alone && !args.quiet && !args.json);
+        let bar = Bar::new(is_alone && !args.quiet && !args.json);
         Ok(Self { args: Arc::clone(args), subscription, mirror, bar, lanes, followed })
     }
 
-    /// Runs until the topic ends, or something fails.
+    /// Receives versions until the topic ends or an error occurs.
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
-        let mut received = false;
+        let mut has_received = false;
         loop {
             let snapshot = match self.next().await {
-                Err(SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }) if received => {
+                Err(SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }) if has_received => {
                     return Ok(());
                 }
                 Err(SubscriptionError::Gap(gap)) if self.args.on_gap == OnGap::Continue => {
@@ -67,9 +67,9 @@ impl Follow {
                 }
                 other => other?,
             };
-            received = true;
+            has_received = true;
             self.check_selection(&snapshot)?;
-            let lanes = self.lanes.look(); // Before saving, while which the next version may come.
+            let lanes = self.lanes.read(); // Before saving, during which the next version may be received.
             let path = self.save(&snapshot).await?;
             let (id, skipped) = (snapshot.id(), snapshot.skipped());
             self.followed
@@ -77,9 +77,9 @@ impl Follow {
             report::committed(self.args.json, &snapshot, path.as_deref(), &lanes)?;
             if let Some(command) = &self.args.exec {
                 match hook::run(command, snapshot.id(), path.as_deref()).await {
-                    Err(failed) if self.args.once => return Err(failed.into()),
-                    // The version is there all the same, and the next one may do better.
-                    Err(failed) => crate::log::say!("warning: {failed}"),
+                    Err(error) if self.args.once => return Err(error.into()),
+                    // Only a warning: the version was received, and the command may succeed for the next one.
+                    Err(error) => crate::log::message!("warning: {error}"),
                     Ok(()) => {}
                 }
             }
@@ -94,11 +94,11 @@ impl Follow {
     async fn next(&mut self) -> Result<Snapshot, SubscriptionError> {
         let progress = self.subscription.progress_reader();
         let topic = self.subscription.topic().clone();
-        let mention = async {
-            tokio::time::sleep(MENTION_WAIT).await;
+        let message = async {
+            tokio::time::sleep(MESSAGE_AFTER).await;
             if progress().version == 0 {
-                crate::log::say!(
-                    "waiting for topic {topic}: it is not there yet, or has no version that was asked for"
+                crate::log::message!(
+                    "waiting for topic {topic}: it does not exist yet, or has no version as requested"
                 );
             }
             std::future::pending().await
@@ -106,14 +106,14 @@ impl Follow {
         let snapshot = async {
             tokio::select! {
                 snapshot = self.subscription.next() => snapshot,
-                never = mention => never,
+                never = message => never,
             }
         };
         bar::while_running(&mut self.bar, &progress, snapshot).await
     }
 
-    /// Refuses a version of which nothing was asked for, since a name was mistyped most likely: an empty file would replace a
-    /// good one.
+    /// Refuses a version of which no tensor is selected, because it would replace a good file by an empty one. Most
+    /// likely a pattern is mistyped.
     fn check_selection(&self, snapshot: &Snapshot) -> Result<(), NothingSelected> {
         let (select, all) = (&self.args.select, snapshot.manifest().tensors());
         let is_selected = |tensor: &Tensor| select.iter().any(|glob| glob.matches(tensor.name.as_str()));
@@ -126,7 +126,8 @@ impl Follow {
         Err(NothingSelected { id, globs, examples })
     }
 
-    /// Writes the snapshot below the output folder, off the executor. What is on a device is copied back for it.
+    /// Writes the snapshot below the output folder, off the executor. Tensors on a device are copied to host memory
+    /// first.
     async fn save(&self, snapshot: &Snapshot) -> anyhow::Result<Option<PathBuf>> {
         let Some(mirror) = self.mirror.clone() else { return Ok(None) };
         let snapshot = snapshot.to_host().await?;

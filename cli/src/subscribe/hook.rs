@@ -1,5 +1,5 @@
-//! The command of `--exec`, which runs after each version. It and what it starts form a process group, which is
-//! terminated when the subscriber ends before it.
+//! The command of `--exec`, which runs after each version. The command and its children form a process group, which is
+//! terminated if the subscriber ends first.
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid};
 use std::{
@@ -12,16 +12,16 @@ use std::{
 use tensor_relay_client::VersionId;
 use tokio::process::Command;
 
-/// How long a command may take to end after SIGTERM, before SIGKILL. Container engines give the whole program ten seconds.
+/// The time between SIGTERM and SIGKILL. Container engines give the whole program ten seconds.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How often it is asked whether a process group is empty.
-const TICK: Duration = Duration::from_millis(20);
+/// The interval of checks whether a process group is empty.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The process groups of the commands that run now, of all topics: they end with this process, however it ends.
+/// The process groups of all running commands, for [`terminate_all`].
 static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// The command did not succeed.
+/// The command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookError {
     #[error("the command of --exec ended with {status} for {id}")]
@@ -30,7 +30,8 @@ pub(crate) enum HookError {
     NotRun { source: io::Error, id: VersionId },
 }
 
-/// Runs `command` in a shell and waits for it. When this is cancelled it runs on, until [`terminate_all`].
+/// Runs `command` in a shell and waits for its end. If the future is dropped, the command continues until
+/// [`terminate_all`].
 pub(crate) async fn run(command: &str, id: &VersionId, path: Option<&Path>) -> Result<(), HookError> {
     let mut shell = Command::new("/bin/sh");
     shell.arg("-c").arg(command).stdin(Stdio::null()).process_group(0);
@@ -48,7 +49,7 @@ pub(crate) async fn run(command: &str, id: &VersionId, path: Option<&Path>) -> R
     }
 }
 
-/// How a command ended. What it left in the background is its own affair.
+/// Waits for the end of the shell and returns its exit status. Background processes that it leaves are not waited for.
 async fn status(mut shell: Command) -> io::Result<ExitStatus> {
     let mut shell = shell.spawn()?;
     let group = shell.id().and_then(|id| Pid::from_raw(id.cast_signed()));
@@ -58,14 +59,14 @@ async fn status(mut shell: Command) -> io::Result<ExitStatus> {
     status
 }
 
-/// Terminates the commands that still run, with all that they started: SIGTERM first, SIGKILL after [`GRACE`]. A process
-/// that left its group (`setsid`) is not reached.
+/// Terminates all running commands and their children: SIGTERM first, SIGKILL after [`GRACE`]. Processes that left
+/// their group (`setsid`) are not terminated.
 pub(crate) async fn terminate_all() {
     let groups = std::mem::take(&mut *running());
     signal_all(&groups, Signal::TERM);
     let all_gone = async {
         while groups.iter().any(|group| exists(*group)) {
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
     if tokio::time::timeout(GRACE, all_gone).await.is_err() {
@@ -75,13 +76,13 @@ pub(crate) async fn terminate_all() {
 
 fn signal_all(groups: &[Pid], signal: Signal) {
     for group in groups {
-        let _ = kill_process_group(*group, signal); // It may be gone already.
+        let _ = kill_process_group(*group, signal); // The group may have ended already.
     }
 }
 
-/// Whether a process of `group` is left.
+/// Whether `group` has a process.
 fn exists(group: Pid) -> bool {
-    // The dead count until somebody waits for them, and where this is the first process of a container nobody else does.
+    // Zombies count until they are reaped, and as the first process of a container only this one can reap them.
     while let Ok(Some(_)) = waitpgid(group, WaitOptions::NOHANG) {}
     test_kill_process_group(group).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Reports of received versions: one line on stdout, for people or for programs.
+//! Reports of received versions: one line on stdout for each, as text or JSON.
 
 use super::{StdoutClosed, try_print_line};
 use crate::{codecs, units};
@@ -7,24 +7,24 @@ use std::path::Path;
 use tensor_relay_client::{Client, CodecCount, Gap, LaneStats, Snapshot, Topic};
 use tensor_relay_device::Device;
 
-/// What a lane receives that carries no chunks: a few packets for each version, and a probe of the path's MTU now and then.
+/// The bytes that a lane without chunks receives per version at most: a few packets, and occasional MTU probes.
 const IDLE_BYTES: u64 = 64 << 10;
 
-/// Watches the lanes of the session from one version to the next.
+/// Computes the bytes that each lane of the session received for a version.
 pub(crate) struct LaneReport {
-    read: Box<dyn Fn() -> Vec<LaneStats> + Send + Sync>,
+    reader: Box<dyn Fn() -> Vec<LaneStats> + Send + Sync>,
     before: Vec<LaneStats>,
 }
 
 impl LaneReport {
     pub(crate) fn new(client: &Client) -> Self {
-        let read = client.lanes_reader();
-        Self { before: read(), read: Box::new(read) }
+        let reader = client.lanes_reader();
+        Self { before: reader(), reader: Box::new(reader) }
     }
 
-    /// The counters of each lane since the last version. Several topics share the lanes.
-    pub(crate) fn look(&mut self) -> Vec<Value> {
-        let lanes = (self.read)();
+    /// The counters of each lane since the last call. They include the other topics, which share the lanes.
+    pub(crate) fn read(&mut self) -> Vec<Value> {
+        let lanes = (self.reader)();
         let before = std::mem::replace(&mut self.before, lanes);
         let received = |at: usize| before.get(at).map_or(0, |lane| lane.received_bytes);
         let lane = |(at, lane): (usize, &LaneStats)| {
@@ -40,12 +40,12 @@ impl LaneReport {
     }
 }
 
-/// Whether a lane carried more than what keeps it alive: a chunk's share, and not some packets of acknowledgements.
-fn carried(lane: &Value) -> bool {
+/// Whether a lane carried chunks, and not only acknowledgements and keep-alives.
+fn carried_chunks(lane: &Value) -> bool {
     lane["received_bytes"].as_u64().is_some_and(|bytes| bytes > IDLE_BYTES)
 }
 
-/// Reports a received version and its `lanes`, and warns of generations that its server could not publish.
+/// Reports a received version and its `lanes`, and warns of generations that the server could not publish.
 pub(crate) fn committed(
     as_json: bool,
     snapshot: &Snapshot,
@@ -54,22 +54,23 @@ pub(crate) fn committed(
 ) -> Result<(), StdoutClosed> {
     let missed = snapshot.missed_generations();
     if missed > 0 {
-        crate::log::say!(
-            "warning: {}: before it, {} replaced on the server before they could be published; they have no number",
+        crate::log::message!(
+            "warning: {}: before it, {} replaced on the server before they could be published; they have no version \
+             number",
             snapshot.id(),
             units::missed_generations(missed)
         );
     }
     let line = match as_json {
         true => as_object(snapshot, saved, lanes),
-        false => as_text(snapshot, saved, lanes.iter().filter(|lane| carried(lane)).count()),
+        false => as_text(snapshot, saved, lanes.iter().filter(|lane| carried_chunks(lane)).count()),
     };
     try_print_line(&line)
 }
 
-/// Tells of versions that are missing.
+/// Warns of missing versions.
 pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
-    crate::log::say!("warning: {gap}");
+    crate::log::message!("warning: {gap}");
     if as_json {
         let line = json!({
             "event": "gap",
@@ -84,16 +85,16 @@ pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
     Ok(())
 }
 
-/// Tells of a topic that is not followed any more, while others are.
+/// Warns that a topic failed while others are still followed.
 pub(crate) fn failed(as_json: bool, topic: &Topic, error: &str) -> Result<(), StdoutClosed> {
-    crate::log::say!("warning: topic {topic} is not followed any more: {error}");
+    crate::log::message!("warning: topic {topic} is not followed any more: {error}");
     if as_json {
         try_print_line(&json!({ "event": "failed", "topic": topic.as_str(), "error": error }).to_string())?;
     }
     Ok(())
 }
 
-/// How many tensors were received, wherever they are.
+/// The number of received tensors, in host memory and on devices.
 fn tensors(snapshot: &Snapshot) -> usize {
     snapshot.tensors().count() + snapshot.device_tensors().count()
 }
@@ -138,8 +139,8 @@ fn as_text(snapshot: &Snapshot, saved: Option<&Path>, lanes: usize) -> String {
         units::time(receipt.duration),
         units::rate(payload_bytes, receipt.duration),
     );
-    if let Some(less) = codecs::as_text(&receipt.codecs) {
-        line += &format!(", {less}");
+    if let Some(encoded) = codecs::as_text(&receipt.codecs) {
+        line += &format!(", {encoded}");
     }
     if let Some(device) = snapshot.device() {
         line += &format!(", on {}", device.name());

@@ -131,7 +131,7 @@ fn config_tells_every_bound() {
     assert_eq!(home.serve(&["--topic=w=w"]).said["memory_bytes_max"], sum);
     let people = home.run(&["config", "serve"]).with(0).out;
     assert!(
-        people.contains("BOUND OF SERVE") && people.contains("memory beside versions: at most"),
+        people.contains("BOUND OF SERVE") && people.contains("memory in addition to versions: at most"),
         "{people}"
     );
     assert!(!home.run(&["config", "subscribe"]).with(0).out.contains("BOUND"));
@@ -159,7 +159,7 @@ fn mistakes_are_found_where_they_were_made() {
     home.run(&["list", "x", "--config=/no/file"])
         .failed(2, &["/no/file", "--config"]);
     let wrong = [("TENSOR_RELAY_GRACE", "soon")];
-    let causes = ["TENSOR_RELAY_GRACE", "\"soon\"", "no number of seconds"];
+    let causes = ["TENSOR_RELAY_GRACE", "\"soon\"", "not a number of seconds"];
     run_with(&home, &wrong, &["serve", "--topic=w=w"]).failed(2, &causes);
     run_with(&home, &wrong, &["config"]).failed(2, &causes);
     run_with(&home, &wrong, &["serve", "--topic=w=w", "--grace=late"]).failed(2, &["--grace", "'late'"]);

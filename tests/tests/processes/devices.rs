@@ -378,7 +378,7 @@ fn the_demo_on_a_gpu() {
     let told = home.run(&[&words[..], &["--json"]].concat()).with(0).json();
     assert_eq!((&told["all_bytes_equal"], &told["device"]), (&true.into(), &"cuda:0".into()));
     let people = home.run(&words).with(0);
-    for part in ["both with their tensors on cuda:0", "all equal", "out of cuda:0 and into it again"] {
+    for part in ["both with their tensors on cuda:0", "all equal", "copied from cuda:0 and back to it"] {
         assert!(people.out.contains(part), "{part:?}: {people:?}");
     }
 }

@@ -134,7 +134,7 @@ fn serve_says_what_it_serves() {
     let mut open = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--open"]);
     let line = open.hear_out("");
     assert!(line.starts_with("relay://127.0.0.1:") && line.ends_with(&format!("/w?key={key}")), "{line}");
-    open.hear_err("--open lets everybody in");
+    open.hear_err("--open gives everybody");
     assert_eq!(open.end_by(Signal::TERM).with(0).out, format!("{line}\n"), "its tickets and nothing else");
 }
 

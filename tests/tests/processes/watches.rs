@@ -216,7 +216,7 @@ fn a_broken_replacement_is_refused() {
     for (broken, cause) in [(&b"rubbish"[..], "header"), (&whole[..whole.len() / 2], "cut off")] {
         files::replace(&watched.home.path("w"), |path| fs::write(path, broken).unwrap());
         let told = watched.server.process.hear_err("cannot be published");
-        assert!(told.contains("the version before stays on offer") && told.contains(cause), "{told}");
+        assert!(told.contains("the previous version stays on offer") && told.contains(cause), "{told}");
         assert_eq!(watched.home.list(&watched.server)[0]["version"], 1);
     }
     watched.replace(4000, 2);

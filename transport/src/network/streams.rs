@@ -6,6 +6,7 @@ use std::{
     fmt::Debug,
     io,
     net::{IpAddr, SocketAddr},
+    os::fd::AsFd,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -36,16 +37,13 @@ const SHORT_PATH: Duration = Duration::from_millis(20);
 /// The maximum of unsent bytes in the system's queue: enough until the lane is woken and writes more, 200 us at 10
 /// Gbit/s.
 ///
-/// With a full send buffer, two processors send for one connection: that of the lane, and that on which
-/// acknowledgements arrive. Between containers of one host (veth) their packets overtake each other, TCP takes that for
-/// loss, and the congestion window stays small for the life of the connection: every second connection ran at a third
-/// of the speed (docs/tcp-lanes.md).
+/// Without the limit the send buffer, 4 MiB and more, is full: each control message waits for it, and two processors
+/// send for one connection, that of the lane and that on which acknowledgements arrive, so that packets can overtake
+/// each other (docs/tcp-lanes.md).
 const UNSENT_BYTES: u32 = 256 << 10;
 
 impl ByteStream for TcpStream {
-    /// Bounds the unsent bytes. On a short path, replaces BBR by CUBIC if the system allows it: BBR paces with a timer
-    /// for each packet, which at MTU 1500 halved the speed at twice the CPU. On a long path its tolerance of loss is
-    /// worth that.
+    /// Bounds the unsent bytes. On a long path, restores the system's BBR, which was replaced when the socket was made.
     fn tune(&self, tuning: StreamTuning) {
         let timeout_ms = u32::try_from(tuning.idle_timeout.as_millis()).unwrap_or(u32::MAX);
         if let Err(error) = sockopt::set_tcp_user_timeout(self, timeout_ms) {
@@ -54,14 +52,37 @@ impl ByteStream for TcpStream {
         if let Err(error) = SockRef::from(self).set_tcp_notsent_lowat(UNSENT_BYTES) {
             tracing::debug!(%error, "The unsent bytes of a TCP lane could not be bounded.");
         }
-        let is_bbr = || sockopt::tcp_congestion(self).is_ok_and(|name| name == "bbr");
-        if tuning.answer_time < SHORT_PATH
-            && is_bbr()
-            && let Err(error) = sockopt::set_tcp_congestion(self, "cubic")
+        if tuning.answer_time >= SHORT_PATH
+            && sockopt::tcp_congestion(self).is_ok_and(|name| name == CUBIC)
+            && let Some(BBR) = system_congestion().as_deref()
+            && let Err(error) = sockopt::set_tcp_congestion(self, BBR)
         {
-            tracing::debug!(%error, "A TCP lane keeps BBR, which costs processor time on a short path.");
+            tracing::debug!(%error, "A TCP lane on a long path could not return to the system's BBR.");
         }
     }
+}
+
+const BBR: &str = "bbr";
+const CUBIC: &str = "cubic";
+
+/// Replaces BBR by CUBIC on a socket that is not yet connected, or that listens. Other congestion controls stay.
+///
+/// BBR paces with a timer for each packet, which costs half of the speed at MTU 1500. On a long path its tolerance of
+/// loss is worth that, but only the handshake shows how long the path is. To replace BBR then is too late: the kernel
+/// continues to pace the connection, and without segmentation offload such a connection ran at a tenth of the speed
+/// (docs/tcp-lanes.md).
+fn start_with_cubic(socket: impl AsFd) {
+    if sockopt::tcp_congestion(&socket).is_ok_and(|name| name == BBR)
+        && let Err(error) = sockopt::set_tcp_congestion(&socket, CUBIC)
+    {
+        tracing::debug!(%error, "TCP lanes keep BBR, which costs processor time on a short path.");
+    }
+}
+
+/// The congestion control that the system gives to new sockets.
+fn system_congestion() -> Option<String> {
+    let socket = TcpSocket::new_v4().or_else(|_| TcpSocket::new_v6()).ok()?;
+    sockopt::tcp_congestion(&socket).ok()
 }
 
 /// A byte stream that is being opened. The caller sets the deadline.
@@ -80,7 +101,7 @@ pub trait StreamListener: Debug + Send + Sync + 'static {
 const BACKLOG: i32 = 1_024;
 
 /// Opens a TCP connection from `local` to `peer`.
-pub(super) async fn connect(local: IpAddr, peer: SocketAddr) -> io::Result<Box<dyn ByteStream>> {
+pub(super) async fn connect(local: IpAddr, peer: SocketAddr) -> io::Result<TcpStream> {
     let socket = match peer {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
@@ -88,13 +109,14 @@ pub(super) async fn connect(local: IpAddr, peer: SocketAddr) -> io::Result<Box<d
     if !local.is_unspecified() {
         socket.bind(SocketAddr::new(local, 0))?;
     }
+    start_with_cubic(&socket);
     let stream = socket.connect(peer).await?;
     stream.set_nodelay(true)?; // Segments are written whole, and must not wait for more.
-    Ok(Box::new(stream))
+    Ok(stream)
 }
 
 /// Listens on `address`; for both families if it is IPv6's unspecified address, as with UDP.
-pub(super) fn listen(address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
+pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     if address.is_ipv6() && address.ip().is_unspecified() {
         socket.set_only_v6(false)?;
@@ -102,9 +124,10 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<Box<dyn StreamListener>>
     // The kernel keeps connections of an ended server for a minute; they must not block the port for the next server.
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
+    start_with_cubic(&socket); // Accepted connections inherit it.
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
-    Ok(Box::new(TcpListener::from_std(socket.into())?))
+    TcpListener::from_std(socket.into())
 }
 
 impl StreamListener for TcpListener {
@@ -123,19 +146,26 @@ impl StreamListener for TcpListener {
 mod tests {
     use super::*;
 
-    /// Goal: a stream is tuned to its path. Without BBR, or without CUBIC for this process, that part is skipped.
+    /// Goal: no connection ever starts with BBR, whose pacing would stay; long paths return to the system's control.
+    /// Method: both ends of a connection. On a system whose default is not BBR, or which refuses CUBIC, all of them keep
+    /// the default.
     #[tokio::test]
-    async fn short_paths_leave_bbr() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    async fn connections_start_without_bbr() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let system = system_congestion().unwrap();
+        let allowed = sockopt::set_tcp_congestion(TcpSocket::new_v4().unwrap(), CUBIC).is_ok();
+        let initial = if system == BBR && allowed { CUBIC } else { &system };
         let idle_timeout = Duration::from_millis(7_000);
-        for (answer_time, expected) in [(SHORT_PATH / 2, "cubic"), (SHORT_PATH, "bbr")] {
-            let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let has_both = ["cubic", "bbr"].map(|name| sockopt::set_tcp_congestion(&stream, name).is_ok());
-            stream.tune(StreamTuning { answer_time, idle_timeout });
-            assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 7_000);
-            assert_eq!(SockRef::from(&stream).tcp_notsent_lowat().unwrap(), UNSENT_BYTES);
-            if has_both == [true; 2] {
-                assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), expected);
+        for (answer_time, tuned) in [(SHORT_PATH / 2, initial), (SHORT_PATH, &system)] {
+            let connected = connect(address.ip(), address).await.unwrap();
+            let (accepted, _) = listener.accept().await.unwrap();
+            for stream in [connected, accepted] {
+                assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), initial);
+                stream.tune(StreamTuning { answer_time, idle_timeout });
+                assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), tuned);
+                assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 7_000);
+                assert_eq!(SockRef::from(&stream).tcp_notsent_lowat().unwrap(), UNSENT_BYTES);
             }
         }
     }
@@ -143,10 +173,14 @@ mod tests {
     /// Goal: a configured congestion control other than BBR stays.
     #[tokio::test]
     async fn other_congestion_controls_stay() {
+        let socket = TcpSocket::new_v4().unwrap();
+        sockopt::set_tcp_congestion(&socket, "reno").unwrap(); // Every system has it, for every process.
+        start_with_cubic(&socket);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        sockopt::set_tcp_congestion(&stream, "reno").unwrap(); // Every system has it, for every process.
-        stream.tune(StreamTuning { answer_time: Duration::ZERO, idle_timeout: Duration::from_secs(10) });
-        assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), "reno");
+        let stream = socket.connect(listener.local_addr().unwrap()).await.unwrap();
+        for answer_time in [Duration::ZERO, SHORT_PATH] {
+            stream.tune(StreamTuning { answer_time, idle_timeout: Duration::from_secs(10) });
+            assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), "reno");
+        }
     }
 }
