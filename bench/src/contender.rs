@@ -1,25 +1,25 @@
-//! What anything that moves bytes must offer to be compared: two commands, and the lines that they print.
+//! The interface of a contender in a comparison: two commands, and the JSON lines that they print.
 //!
-//! `serve` holds bytes and sends them to whoever asks; `receive` asks, several rounds on one connection, and puts them
-//! into memory that it has touched before. Each prints JSON, one object a line, on its standard output, so that a
-//! harness (or a person with `jq`) can read along; whatever else they have to say goes to standard error.
+//! `serve` holds bytes and sends them on request; `receive` requests them, several rounds on one connection, and writes
+//! them into memory that it has touched before. Each prints JSON, one object a line, on its standard output, for the
+//! harness (or a person with `jq`); other output goes to standard error.
 //!
-//! Before the rounds, a receiving side may be told to ask for small messages, one after the other, and before these for a
-//! tenth as many that do not count. Their latency is the time from when the serving side begins to send until the
-//! receiving side has the whole message: both are on one machine, have one clock, and the message carries the time at
-//! which it was begun. What asks for it is not measured.
+//! Before the rounds, a receiver can request small messages, one after the other, preceded by a tenth as many to warm
+//! up. Their latency is the time from when the server begins to send until the
+//! receiver has the whole message: both are on one machine, have one clock, and the message carries the time at
+//! which its sending began. The request itself is not measured.
 
 use crate::{cells::Cells, cpu::Usage, size};
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, ops::RangeInclusive, time::Instant};
 
-/// What a serving side is told.
+/// The options of a server.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ServeArgs {
-    /// Where to listen; port 0 lets the system choose.
+    /// The address to listen on; port 0 lets the system choose.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// How much to hold and to send in each round, e.g. 1GiB.
+    /// The size of a round, e.g. 1GiB.
     #[arg(long, value_parser = size::parse)]
     pub bytes: u64,
     /// The UDP payload of a full packet: the link's MTU minus 28.
@@ -27,77 +27,77 @@ pub struct ServeArgs {
     pub mtu: u16,
 }
 
-/// What a receiving side is told.
+/// The options of a receiver.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ReceiveArgs {
-    /// Where the serving side listens.
+    /// The address of the server.
     #[arg(long)]
     pub connect: SocketAddr,
-    /// How much to receive in each round; the same as the serving side's.
+    /// The size of a round; the same as the server's.
     #[arg(long, value_parser = size::parse)]
     pub bytes: u64,
-    /// The UDP payload of a full packet; the same as the serving side's.
+    /// The UDP payload of a full packet; the same as the server's.
     #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE))]
     pub mtu: u16,
-    /// How often to receive everything.
+    /// The number of rounds.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
-    /// How many messages of 4 KiB to ask for before that, to measure their latency.
+    /// The number of 4 KiB messages to request before the rounds, to measure their latency.
     #[arg(long, default_value_t = 0)]
     pub small: u32,
 }
 
-/// The first line of a serving side: it holds its bytes and listens.
+/// The first line of a server: it holds its bytes and listens.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ready {
     /// Always true; it makes the line readable without its context.
     pub ready: bool,
-    /// Where it listens.
+    /// The address that it listens on.
     pub port: u16,
 }
 
-/// A serving side's line after each round.
+/// The line of a server after each round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sent {
-    /// How much it sent.
+    /// The sent bytes.
     pub bytes: u64,
-    /// The CPU seconds that this took, from the request to the last acknowledgement.
+    /// CPU seconds from the request to the last acknowledgement.
     pub cpu_s: f64,
-    /// What else it measured, by name.
+    /// Further measurements, by name.
     #[serde(flatten)]
     pub(crate) more: Cells<f64>,
 }
 
-/// A receiving side's line on small messages, if it was told to ask for any. Times are microseconds from the beginning
-/// of sending to having it.
+/// The line of a receiver on small messages, if it requested any. Times are microseconds from the beginning of sending
+/// to the whole message.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Small {
-    /// How many there were.
+    /// The number of messages.
     pub small: u32,
-    /// What half of them took at most.
+    /// The median.
     pub p50_us: f64,
-    /// What 99 of 100 took at most.
+    /// The 99th percentile.
     pub p99_us: f64,
-    /// What the fastest took.
+    /// The fastest.
     pub min_us: f64,
-    /// What the slowest took.
+    /// The slowest.
     pub max_us: f64,
 }
 
-/// A receiving side's line after each round.
+/// The line of a receiver after each round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Received {
-    /// Which round it was, from 0.
+    /// The number of the round, from 0.
     pub round: u32,
-    /// How much arrived.
+    /// The received bytes.
     pub bytes: u64,
     /// Seconds from the request until the last byte was in place.
     pub seconds: f64,
     /// 10^9 bytes per second.
     pub gb_per_s: f64,
-    /// The CPU seconds that this took.
+    /// CPU seconds of the round.
     pub cpu_s: f64,
-    /// What else it measured, by name.
+    /// Further measurements, by name.
     #[serde(flatten)]
     pub(crate) more: Cells<f64>,
 }
@@ -118,7 +118,7 @@ impl Received {
     }
 }
 
-/// The moment at which a round began, by both clocks.
+/// The beginning of a round, by both clocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Begun {
     instant: Instant,
@@ -126,7 +126,7 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// This moment.
+    /// The current moment.
     pub fn now() -> Self {
         Self { instant: Instant::now(), usage: Usage::now() }
     }
@@ -136,10 +136,10 @@ impl Begun {
     }
 }
 
-/// Prints `line` for whoever reads along.
+/// Prints `line` for the harness.
 ///
 /// # Errors
-/// When nobody does: standard output is closed.
+/// When standard output is closed.
 pub fn print(line: &impl Serialize) -> anyhow::Result<()> {
     use std::io::Write;
     let text = serde_json::to_string(line)?;
@@ -147,7 +147,7 @@ pub fn print(line: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What QUIC demands of any link, and what UDP over IPv4 can carry.
+/// The minimum that QUIC demands of any link, and the maximum of UDP over IPv4.
 pub(crate) const MTU_RANGE: RangeInclusive<i64> = 1200..=65_507;
 
 /// A payload that nearly fills loopback's MTU of 65,536.

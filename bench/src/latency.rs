@@ -3,10 +3,10 @@
 use crate::{clock::monotonic_ns, contender::Small};
 use anyhow::{Context, Result, ensure};
 
-/// How long a small message is.
+/// The length of a small message.
 pub(crate) const MESSAGE_BYTES: usize = 4096;
 
-/// The number of messages to send so that `counted` of them count, after a tenth as many to warm up.
+/// The number of messages to send: `counted` and a tenth as many before them to warm up.
 pub(crate) fn messages(counted: u32) -> u32 {
     counted.saturating_add(warm_up(counted))
 }
@@ -15,26 +15,26 @@ fn warm_up(counted: u32) -> u32 {
     counted.div_ceil(WARM_UP_SHARE)
 }
 
-/// The moment at which a message is begun.
+/// The time at which the sending of a message begins.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stamp(u64);
 
 impl Stamp {
-    /// This moment.
+    /// The current time.
     pub(crate) fn now() -> Self {
         Self(monotonic_ns())
     }
 
-    /// Writes it into the first bytes of `message`.
+    /// Writes the time into the first bytes of `message`.
     ///
     /// # Panics
-    /// When there are fewer than eight.
+    /// When `message` is shorter than eight bytes.
     pub(crate) fn write(self, message: &mut [u8]) {
         message[..STAMP_BYTES].copy_from_slice(&self.0.to_le_bytes());
     }
 }
 
-/// A message that is begun now.
+/// A message that carries the current time.
 pub(crate) fn stamped() -> [u8; MESSAGE_BYTES] {
     let mut message = [0x5a; MESSAGE_BYTES];
     Stamp::now().write(&mut message);
@@ -44,21 +44,21 @@ pub(crate) fn stamped() -> [u8; MESSAGE_BYTES] {
 /// The latencies of the messages so far.
 #[derive(Debug)]
 pub(crate) struct Latencies {
-    /// The remaining number of messages that do not count.
+    /// The number of messages still to be ignored.
     warming_up: u32,
     ns: Vec<u64>,
 }
 
 impl Latencies {
-    /// None yet; of [`messages`], `counted` will count.
+    /// An empty list for the [`messages`] of `counted`.
     pub(crate) fn new(counted: u32) -> Self {
         Self { warming_up: warm_up(counted), ns: Vec::with_capacity(counted as usize) }
     }
 
-    /// Adds a message that has come just now. The first ones only warm up.
+    /// Adds the latency of a message that has just arrived. The first messages only warm up.
     ///
     /// # Errors
-    /// When it has another length, or a time that is not in the past.
+    /// When the length is wrong, or the time of the message is in the future.
     pub(crate) fn add(&mut self, message: &[u8]) -> Result<()> {
         let now_ns = monotonic_ns();
         ensure!(
@@ -78,7 +78,7 @@ impl Latencies {
         Ok(())
     }
 
-    /// All of them, in a few numbers; zeros if there are none.
+    /// The percentiles; zeros if there are no messages.
     pub(crate) fn summary(mut self) -> Small {
         self.ns.sort_unstable();
         let at_most = |percent: usize| {
@@ -98,7 +98,7 @@ impl Latencies {
 
 const STAMP_BYTES: usize = 8;
 
-/// One in so many of those that count comes before them.
+/// One warm-up message is sent for this number of counted ones.
 const WARM_UP_SHARE: u32 = 10;
 
 #[cfg(test)]

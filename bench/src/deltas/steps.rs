@@ -1,4 +1,4 @@
-//! What the versions are: files, or weights of which some change by one unit in the last place.
+//! The versions of a delta benchmark: files, or weights of which some change by one unit in the last place.
 
 use crate::{noise, size, workload};
 use anyhow::{Context, Result, ensure};
@@ -10,16 +10,16 @@ use std::{
 };
 use tensor_relay_server::{Dtype, Shape, Staged, Staging, TensorFiles, TensorName, TensorSpec};
 
-/// What is published, one version after the other.
+/// The versions to publish, one after the other.
 #[derive(Debug, Clone, Serialize, clap::Args)]
 pub struct StepsArgs {
-    /// How large a version is: bf16 weights in tensors of 16 MiB.
+    /// The size of a version: bf16 weights in tensors of 16 MiB.
     #[arg(long, default_value = "256MiB", value_parser = size::parse)]
     pub size: u64,
-    /// How many of 100 elements change from one version to the next, each by one unit in its last place.
+    /// The percentage of elements that change from one version to the next, each by one unit in its last place.
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     pub changed: f64,
-    /// How many versions there are, the first two included, which come whole.
+    /// The number of versions, including the first two, which travel whole.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(3..))]
     pub versions: u32,
     /// Publishes the safetensors files of this folder instead, in order of their names.
@@ -27,13 +27,13 @@ pub struct StepsArgs {
     pub steps: Option<PathBuf>,
 }
 
-/// The versions to come.
+/// The versions still to be published.
 pub(super) enum Steps {
     Files(std::vec::IntoIter<PathBuf>),
     Generated(Generated),
 }
 
-/// Weights, as they are after some steps.
+/// Weights after some steps.
 pub(super) struct Generated {
     weights: Vec<u8>,
     share: f64,
@@ -41,11 +41,11 @@ pub(super) struct Generated {
     left: u32,
 }
 
-/// How large each generated tensor is.
+/// The size of each generated tensor.
 const TENSOR_BYTES: usize = 16 << 20;
 
 impl StepsArgs {
-    /// The same as words for another process.
+    /// The same options as arguments for another process.
     pub(super) fn words(&self) -> Vec<OsString> {
         match &self.steps {
             Some(folder) => vec!["--steps".into(), folder.into()],
@@ -62,7 +62,7 @@ impl StepsArgs {
     /// The versions.
     ///
     /// # Errors
-    /// When the folder cannot be read or has fewer than three files, or the numbers make no sense.
+    /// When the folder cannot be read or has fewer than three files, or a number is out of range.
     pub(super) fn open(&self) -> Result<Steps> {
         let Some(folder) = &self.steps else {
             ensure!((0.0..=100.0).contains(&self.changed), "--changed is between 0 and 100");
@@ -75,7 +75,7 @@ impl StepsArgs {
         Ok(Steps::Files(files(folder)?.into_iter()))
     }
 
-    /// How many versions there are.
+    /// The number of versions.
     ///
     /// # Errors
     /// When the folder cannot be read or has fewer than three files.
@@ -99,10 +99,10 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl Steps {
-    /// Stages the next one, if there is one.
+    /// Stages the next version, if there is one.
     ///
     /// # Errors
-    /// When a file cannot be read, or there is no memory.
+    /// When a file cannot be read, or memory is exhausted.
     pub(super) fn next(&mut self, staging: &Staging) -> Result<Option<Staged>> {
         match self {
             Self::Files(paths) => {
@@ -134,7 +134,7 @@ impl Generated {
         })?)
     }
 
-    /// Lets some elements go up or down by one unit in the last place.
+    /// Moves some elements up or down by one unit in the last place.
     fn step(&mut self) {
         self.step += 1;
         let below = (self.share * u64::MAX as f64) as u64;

@@ -6,16 +6,16 @@ use anyhow::{Result, bail};
 use std::{ffi::OsString, time::Duration};
 use tokio::time::timeout;
 
-/// What a part left: all that it said before it ended, however it ended.
+/// The output of a part up to its end, however it ended.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     pub(super) lines: Vec<Line>,
-    /// Why it did not end well, if it did not.
+    /// The reason of a failure.
     pub(super) failure: Option<String>,
 }
 
-/// Runs this program with `arguments` until it ends, or until the deadline has passed and it is killed. Never fails and
-/// never hangs: what goes wrong is part of what was said. `name` is for messages.
+/// Runs this program with `arguments` until it exits, or kills it at the deadline. Never fails and
+/// never hangs: failures are part of the output. `name` is for messages.
 pub(super) async fn run(name: &str, arguments: Vec<OsString>, deadline: Duration) -> Said {
     let mut said = Said::default();
     let listened = listen(name, arguments, deadline, &mut said.lines).await;
@@ -32,11 +32,11 @@ async fn listen(
     let mut command = Program::current(&[])?.command();
     command.args(arguments);
     let mut process = Process::start(name.into(), command)?;
-    // It ends when its standard input is closed.
+    // The child exits when its standard input is closed.
     let (_stdin, mut lines) = process.split()?;
     let all = async {
         while let Some(line) = lines.next_line().await? {
-            // A library that prints is no reason to lose what was measured.
+            // Lines that are not JSON, e.g. those that a library prints, become notes.
             let note = || Line::Note(String::from_utf8_lossy(&line).into_owned());
             said.push(serde_json::from_slice(&line).unwrap_or_else(|_| note()));
         }

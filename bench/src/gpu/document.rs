@@ -1,4 +1,4 @@
-//! What the suite writes down: for machines as JSON, for people as Markdown.
+//! The result files of the suite: JSON for machines, Markdown for people.
 
 use super::{
     line::{Cells, Check, Line, Sample},
@@ -12,14 +12,14 @@ use crate::{
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Everything that was found out, on one device of one machine.
+/// All results, for one device of one machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Document {
     pub(super) title: String,
-    /// True for a GPU alone. What a stand-in measures says that the suite runs, and nothing else.
+    /// True for a GPU only. The results of a stand-in show that the suite runs, and nothing else.
     pub(super) is_result: bool,
     pub(super) date: String,
-    /// What was built.
+    /// The build that was measured.
     pub(super) version: &'static str,
     pub(super) commit: &'static str,
     pub(super) settings: Cells<String>,
@@ -28,14 +28,14 @@ pub(super) struct Document {
     pub(super) parts: Vec<Findings>,
 }
 
-/// What one part found out.
+/// The results of one part.
 #[derive(Debug, Serialize)]
 pub(super) struct Findings {
     pub(super) part: &'static str,
     pub(super) seconds: f64,
     /// The largest payload that it moved.
     pub(super) payload_bytes: u64,
-    /// Why it did not end well, if it did not. What it measured before is there all the same.
+    /// The reason of a failure. Earlier measurements are kept.
     pub(super) failure: Option<String>,
     pub(super) checks: Vec<Check>,
     pub(super) notes: Vec<String>,
@@ -45,7 +45,7 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// What `part` said.
+    /// The results in the output of `part`.
     pub(super) fn new(
         part: Part,
         seconds: f64,
@@ -70,7 +70,7 @@ impl Findings {
         Self { part: part.name(), seconds, payload_bytes, failure, checks, notes, tables, about: part }
     }
 
-    /// Everything that went wrong.
+    /// All failures.
     pub(super) fn complaints(&self) -> Vec<String> {
         let failed = self.checks.iter().filter(|check| !check.passed);
         let failed = failed.map(|check| format!("{}: {}: {}", self.part, check.name, check.detail));
@@ -107,17 +107,17 @@ impl Findings {
 }
 
 impl Document {
-    /// Everything that went wrong.
+    /// All failures.
     pub(super) fn complaints(&self) -> Vec<String> {
         self.parts.iter().flat_map(Findings::complaints).collect()
     }
 
-    /// The table of this name, of whichever part.
+    /// The table of this name, from any part.
     fn table(&self, name: &str) -> Option<&Table> {
         self.parts.iter().flat_map(|part| &part.tables).find(|table| table.name == name)
     }
 
-    /// The document for people.
+    /// The Markdown document.
     pub(super) fn markdown(&self) -> String {
         let mut text = format!("# {}, {}\n\n", self.title, self.date);
         if !self.is_result {
@@ -138,7 +138,7 @@ impl Document {
         text
     }
 
-    /// The two numbers that the pipeline is judged by, and what failed.
+    /// The two numbers that judge the pipeline, and the failures.
     fn summary(&self) -> String {
         let mut text = String::from("\n## In short\n\n");
         for (name, goal) in [("quic", 0.95), ("null network", 0.90)] {

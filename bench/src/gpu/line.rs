@@ -1,46 +1,46 @@
-//! What a part of the suite prints, one JSON object a line, and the suite reads.
+//! The output of a part of the suite: one JSON object a line.
 
 pub(super) use crate::cells::Cells;
 use serde::{Deserialize, Serialize};
 
-/// A line of a part. What was printed before a part fails is kept, so each says something by itself.
+/// A line of a part. Lines printed before a failure are kept, so each is complete by itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
     /// One measurement. Those of one table and setting are summarised together.
     Sample(Sample),
-    /// Something that must be so, and whether it is.
+    /// A check and its result.
     Check(Check),
-    /// What a reader of the numbers should know.
+    /// A remark on the numbers.
     Note(String),
-    /// Something about the device.
+    /// A property of the device.
     Fact(Fact),
 }
 
-/// Something about the device.
+/// A property of the device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Fact {
     pub(super) name: String,
     pub(super) value: String,
 }
 
-/// What was measured once, under one setting.
+/// One measurement under one setting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sample {
-    /// Of which table of the part.
+    /// The table of the part that it belongs to.
     pub(super) table: String,
-    /// What was chosen; text, so that `8` and `host` are alike.
+    /// The chosen settings; text, so that `8` and `host` have one type.
     pub(super) setting: Cells<String>,
-    /// What came out. Names end with their unit.
+    /// The measured values. Names end with their unit.
     pub(super) measured: Cells<f64>,
 }
 
-/// Something that must be so.
+/// A check and its result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Check {
     pub(super) name: String,
     pub(super) passed: bool,
-    /// Why not, or how.
+    /// The reason of a failure, or details.
     pub(super) detail: String,
 }
 
@@ -54,19 +54,19 @@ impl Printer {
         self.line(&Line::Sample(Sample { table: table.to_owned(), setting, measured }));
     }
 
-    /// Whether something that must be so is so. `Ok` and `Err` both say how.
+    /// Prints the result of a check. `Ok` and `Err` both carry details.
     pub(super) fn check(self, name: impl Into<String>, outcome: Result<String, String>) {
         let passed = outcome.is_ok();
         let detail = outcome.unwrap_or_else(|reason| reason);
         self.line(&Line::Check(Check { name: name.into(), passed, detail }));
     }
 
-    /// What a reader should know.
+    /// Prints a remark.
     pub(super) fn note(self, text: impl Into<String>) {
         self.line(&Line::Note(text.into()));
     }
 
-    /// Something about the device.
+    /// Prints a property of the device.
     pub(super) fn fact(self, name: &str, value: impl Into<String>) {
         self.line(&Line::Fact(Fact { name: name.to_owned(), value: value.into() }));
     }

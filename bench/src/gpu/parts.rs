@@ -1,5 +1,5 @@
-//! The parts of the suite. Each runs in a process of its own: what poisons one context, hangs or crashes leaves the
-//! others alone.
+//! The parts of the suite. Each runs in its own process, so that a poisoned context, a hang or a crash does not affect
+//! the others.
 
 mod bandwidth;
 mod cases;
@@ -28,11 +28,11 @@ use std::time::Duration;
 /// One part of the suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Part {
-    /// What the device is.
+    /// Describes the device.
     Device,
     /// The cases that every copy engine passes.
     Cases,
-    /// How fast the engine copies, beside plain copies.
+    /// The engine's copy rate, beside plain copies.
     Bandwidth,
     /// The pipeline without a network.
     NullNetwork,
@@ -46,9 +46,9 @@ pub enum Part {
     FanOut,
     /// Every dtype, byte for byte.
     Exact,
-    /// Memory that another process reads where it is.
+    /// Memory that another process reads in place.
     Sharing,
-    /// The device fails in mid-transfer.
+    /// Device failures in mid-transfer.
     Fault,
     /// The program itself.
     Program,
@@ -73,7 +73,7 @@ impl Part {
         }
     }
 
-    /// What its section of the document is called.
+    /// The title of its section in the document.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Device => "The device",
@@ -91,7 +91,7 @@ impl Part {
         }
     }
 
-    /// How its numbers are to be read.
+    /// How to read its numbers.
     pub(super) fn about(self) -> &'static str {
         match self {
             Self::Device => device::ABOUT,
@@ -109,7 +109,7 @@ impl Part {
         }
     }
 
-    /// How long it measures. All together with what comes before and after stay below nine minutes.
+    /// The time to measure. The whole suite stays below nine minutes.
     pub(super) fn budget(self) -> Duration {
         Duration::from_secs(match self {
             Self::Device | Self::Cases | Self::Exact | Self::Program => 0,
@@ -124,12 +124,12 @@ impl Part {
         })
     }
 
-    /// After how long without an end it is given up.
+    /// The deadline after which it is killed.
     pub(super) fn deadline(self) -> Duration {
         self.budget() + Duration::from_secs(45)
     }
 
-    /// The largest payload it moves: large enough that how a transfer begins and ends does not show, and small enough
+    /// The largest payload it moves: large enough to hide the beginning and end of a transfer, and small enough
     /// for several passes.
     pub(super) fn bytes(self) -> u64 {
         match self {
@@ -141,7 +141,7 @@ impl Part {
         }
     }
 
-    /// Does it.
+    /// Runs it.
     pub(super) async fn run(self, job: Job) -> Result<()> {
         match self {
             Self::Device => device::run(job),
@@ -160,25 +160,25 @@ impl Part {
     }
 }
 
-/// What a part is told.
+/// The settings of a part.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Job {
-    /// Where the tensors live.
+    /// The device of the tensors.
     #[arg(long)]
     pub(super) device: Place,
     /// The largest payload to move.
     #[arg(long, value_parser = size::parse)]
     pub(super) bytes: u64,
-    /// For how long to measure.
+    /// The time to measure.
     #[arg(long)]
     pub(super) budget_ms: u64,
-    /// Few settings, and small ones: to see that everything runs.
+    /// Uses few and small settings, to check that everything runs.
     #[arg(long)]
     pub(super) quick: bool,
-    /// Which fault, in a process that is made for it.
+    /// The fault to cause, in a process made for it.
     #[arg(long, value_enum)]
     pub(super) scenario: Option<fault::Scenario>,
-    /// What another process shares, in a process that is made to take it.
+    /// Memory shared by another process, in a process made to import it.
     #[arg(long)]
     pub(super) shared: Option<sharing::Shared>,
 }
@@ -192,18 +192,18 @@ impl Job {
         Duration::from_millis(self.budget_ms)
     }
 
-    /// Prints what was measured.
+    /// Prints measurements.
     fn printer(&self) -> Printer {
         Printer
     }
 
-    /// All of `usual`, or only `quick` ones.
+    /// All of `usual`, or only the `quick` ones.
     fn choose<T: Copy>(&self, usual: &[T], quick: &[T]) -> Vec<T> {
         if self.quick { quick.to_vec() } else { usual.to_vec() }
     }
 
-    /// Slots and chunk sizes of a pipeline: the default first, and more often than the others, because by it the
-    /// pipeline is judged.
+    /// Slots and chunk sizes of a pipeline: the default first, and more often than the others, because the pipeline is
+    /// judged by it.
     fn pipelines(&self) -> Vec<(usize, u64)> {
         let slots = self.choose(&[2, 3, 4, 8, 16], &[2, 4]);
         let chunks = self.choose(&[1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20], &[256 << 10, 1 << 20]);
@@ -215,12 +215,12 @@ impl Job {
     }
 
     fn default_pipeline(&self) -> (usize, u64) {
-        // What the program has without options: 256 MiB of page-locked memory, in chunks of 4 MiB.
+        // The program's defaults: 256 MiB of page-locked memory, in chunks of 4 MiB.
         if self.quick { (4, 1 << 20) } else { (64, 4 << 20) }
     }
 }
 
-/// How a pipeline is named in tables.
+/// The name of a pipeline in tables.
 fn pipeline_cells(slots: usize, chunk_bytes: u64) -> Cells<String> {
     Cells::of([("slots", slots.to_string()), ("chunk", size::text(chunk_bytes))])
 }
