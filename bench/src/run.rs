@@ -36,7 +36,7 @@ pub struct RunArgs {
     /// What is measured.
     #[command(flatten)]
     pub workload: WorkloadArgs,
-    /// How many consumers there are on this machine. Default: 1; 4 for `fan-out`, 2 for `slow-reader`.
+    /// The number of consumers on this machine. Default: 1; 4 for `fan-out`, 2 for `slow-reader`.
     #[arg(long, conflicts_with = "consumer", value_parser = clap::value_parser!(u16).range(1..=CONSUMERS_MAX))]
     pub consumers: Option<u16>,
     /// How many rounds count. One more of each kind comes first, to warm up.

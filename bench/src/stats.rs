@@ -47,7 +47,7 @@ pub struct PairedRatio {
     pub high: f64,
     /// The probability that the interval holds the true median, e.g. 0.9375 for five pairs.
     pub confidence: f64,
-    /// How many pairs there are.
+    /// The number of pairs.
     pub pairs: usize,
 }
 

@@ -165,9 +165,9 @@ pub enum DeviceError {
     /// There is no memory on the host. This machine's budget is to blame.
     #[error("{id} cannot be copied from {device} to the host: {source}")]
     NoMemory {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// Where its tensors are.
+        /// The device of its tensors.
         device: Box<str>,
         /// The numbers.
         source: Arc<AllocError>,
@@ -175,31 +175,31 @@ pub enum DeviceError {
     /// The device could not be read. This machine is to blame.
     #[error("{id} cannot be copied from {device}: {}", chain(source))]
     CopyOut {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// Where its tensors are.
+        /// The device of its tensors.
         device: Box<str>,
-        /// What happened.
+        /// The cause.
         source: Arc<SourceError>,
     },
     /// The device could not be written. This machine is to blame.
     #[error("{id} cannot be copied to {device}: {}", chain(source))]
     CopyIn {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// Where its tensors were to go.
+        /// The target device.
         device: Box<str>,
-        /// What happened.
+        /// The cause.
         source: Arc<SinkError>,
     },
     /// Its places do not fit its memory. A bug of this library.
     #[error("{id} on {device} is not laid out as its manifest says: {source}")]
     Parts {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// Where its tensors are.
+        /// The device of its tensors.
         device: Box<str>,
-        /// What does not fit.
+        /// The mismatch.
         source: Arc<PartsError>,
     },
 }

@@ -28,13 +28,13 @@ pub enum ClientError {
         "the server accepted the connection but did not greet within {timeout_ms} ms: it is overloaded or stuck"
     )]
     NoWelcome {
-        /// How long it was waited for.
+        /// The time waited.
         timeout_ms: u128,
     },
     /// No answer to a request within the deadline.
     #[error("the server did not answer within {timeout_ms} ms: it is overloaded, stuck or gone")]
     NoAnswer {
-        /// How long it was waited for.
+        /// The time waited.
         timeout_ms: u128,
     },
     /// More globs than fit in a message.
@@ -65,7 +65,7 @@ pub enum ClientError {
     /// The server refuses this ticket.
     #[error("the server at {peer} refused access: {}", why_refused(*with_token))]
     Unauthorised {
-        /// Which server.
+        /// The server.
         peer: SocketAddr,
         /// Whether the ticket has a token.
         with_token: bool,

@@ -252,7 +252,7 @@ pub struct Filled<B> {
 }
 
 impl<B> Filled<B> {
-    /// Which version.
+    /// The version.
     pub fn id(&self) -> &VersionId {
         self.facts.id()
     }
@@ -267,7 +267,7 @@ impl<B> Filled<B> {
         self.facts.metadata()
     }
 
-    /// How many versions were published and not delivered since the one before this one.
+    /// The number of versions published and not delivered since the one before this one.
     pub fn skipped(&self) -> u64 {
         self.facts.skipped()
     }
@@ -305,7 +305,7 @@ impl<B> Filled<B> {
 
 /// Why no version came into the buffers; and the buffers.
 pub struct FillError<B> {
-    /// What went wrong.
+    /// The cause.
     pub cause: FillCause,
     /// The version that was being written when it did: the buffers hold bytes of it that nobody vouches for, beside what
     /// they held before. `None`: the buffers are as they were.

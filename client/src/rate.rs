@@ -3,7 +3,7 @@
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a rate is measured, in time with a large version.
+/// The period of one measurement during a large version.
 const MEASURE: Duration = Duration::from_secs(1);
 
 /// The unmeasured time for a connection to get up to speed.

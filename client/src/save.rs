@@ -21,26 +21,26 @@ pub enum SaveError {
     /// The system refuses: no space, no permission.
     #[error("cannot write {}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The tensors do not fit the format.
     #[error("cannot save {id} as a safetensors file: {source}")]
     Format {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// What does not fit.
+        /// The mismatch.
         source: Box<SafetensorsError>,
     },
     /// The snapshot cannot be written as the files that it came from. The publisher is to blame, or a partial
     /// selection.
     #[error("cannot save {id} as the files that it was: {source}")]
     Files {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// What is wrong with them.
+        /// The reason.
         source: FilesError,
     },
     /// Its tensors are in the memory of a device.
@@ -48,21 +48,21 @@ pub enum SaveError {
         "{id} is on {device}, and files are written from host memory: save what `Snapshot::to_host` gives"
     )]
     OnDevice {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// Where its tensors are.
+        /// The device of its tensors.
         device: Box<str>,
     },
     /// Something that no mirror wrote is in the way, so it is not deleted.
     #[error("{} was not written by tensor-relay and is not replaced: move it away, or write to another folder", path.display())]
     NotOurs {
-        /// What is in the way.
+        /// The obstacle.
         path: PathBuf,
     },
     /// A topic that looks like a temporary file.
     #[error("topic {topic} is not saved: names that begin with `.tensor-relay` are those of temporary files")]
     Topic {
-        /// Which topic.
+        /// The topic.
         topic: Topic,
     },
 }

@@ -45,7 +45,7 @@ pub struct Receipt {
 }
 
 impl Snapshot {
-    /// Which version.
+    /// The version.
     pub fn id(&self) -> &VersionId {
         &self.id
     }
@@ -60,7 +60,7 @@ impl Snapshot {
         &self.metadata
     }
 
-    /// How many versions were published and not delivered since the snapshot before this one.
+    /// The number of versions published and not delivered since the snapshot before this one.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }

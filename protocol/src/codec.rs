@@ -192,7 +192,7 @@ pub enum DecodeError {
     /// The codec's own format is broken.
     #[error("the encoded bytes are no valid {codec} data: {detail}")]
     Malformed {
-        /// Which codec.
+        /// The codec.
         codec: &'static str,
         /// What its decoder said.
         detail: String,

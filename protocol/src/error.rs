@@ -140,9 +140,9 @@ pub enum Misbehaved {
     /// A chunk that the manifest does not have.
     #[error("the peer sent chunk {chunk} of a version that has {count}")]
     NoSuchChunk {
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkIndex,
-        /// How many there are.
+        /// The number of chunks.
         count: u32,
     },
     /// A chunk that the manifest has and the subscription did not select.
@@ -151,7 +151,7 @@ pub enum Misbehaved {
     /// A chunk whose size is not what the manifest says.
     #[error("the peer sent chunk {chunk} with {found} raw bytes where the manifest says {expected}")]
     WrongChunkSize {
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkIndex,
         /// Its size by the manifest.
         expected: u64,
@@ -161,7 +161,7 @@ pub enum Misbehaved {
     /// An encoding larger than what it encodes.
     #[error("the peer sent chunk {chunk} encoded in {encoded} bytes, more than its {raw} raw ones")]
     Inflated {
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkIndex,
         /// Its size as sent.
         encoded: u32,
@@ -174,7 +174,7 @@ pub enum Misbehaved {
     /// A base that this end does not hold.
     #[error("the peer coded chunk {chunk} against version {base}, which this end does not hold")]
     UnknownBase {
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkIndex,
         /// The base it named.
         base: Version,
@@ -182,7 +182,7 @@ pub enum Misbehaved {
     /// A delta codec without a base, or a base with another codec.
     #[error("the peer sent chunk {chunk} in {codec}, which needs a base if and only if it makes deltas")]
     CodecAndBase {
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkIndex,
         /// Its codec.
         codec: &'static str,

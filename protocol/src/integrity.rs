@@ -64,7 +64,7 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// Which chunk.
+    /// The chunk.
     pub fn chunk(&self) -> ChunkIndex {
         self.chunk
     }
@@ -79,7 +79,7 @@ impl Verified {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("chunk {chunk} arrived corrupt: its bytes hash to {found}, its header says {expected}")]
 pub struct CorruptChunk {
-    /// Which chunk.
+    /// The chunk.
     pub chunk: ChunkIndex,
     /// The hash in the header.
     pub expected: ChunkHash,

@@ -72,15 +72,15 @@ pub enum SafetensorsError {
     /// A shape that tensor-relay does not support.
     #[error("tensor {name:?} has no usable shape: {source}")]
     Shape {
-        /// Which tensor.
+        /// The tensor.
         name: TensorName,
-        /// What is wrong with it.
+        /// The reason.
         source: ShapeError,
     },
     /// A dtype that either side lacks.
     #[error("tensor {name:?} has dtype {dtype}, which tensor-relay and safetensors do not both know")]
     Dtype {
-        /// Which tensor.
+        /// The tensor.
         name: TensorName,
         /// Its dtype.
         dtype: String,

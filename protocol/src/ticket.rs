@@ -105,7 +105,7 @@ pub enum TicketError {
     BadTopic {
         /// What stands there.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
     /// A token that is none.

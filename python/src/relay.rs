@@ -53,7 +53,7 @@ pub(crate) struct Relay {
 /// A topic's publisher, shared by concurrent publishes.
 type SharedPublisher = Arc<Closable<Publisher>>;
 
-/// How many topics there are when the names of those that were withdrawn are forgotten: a program that makes topics without
+/// The number of topics when the names of those that were withdrawn are forgotten: a program that makes topics without
 /// end takes no memory without end, and who withdraws one twice has done so long before.
 const REMEMBERED_MAX: usize = 4_096;
 

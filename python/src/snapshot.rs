@@ -233,7 +233,7 @@ impl Snapshot {
         entries::of_metadata(py, &self.metadata)
     }
 
-    /// How many versions were published and not delivered since the one before.
+    /// The number of versions published and not delivered since the one before.
     #[getter]
     fn skipped(&self) -> u64 {
         self.skipped

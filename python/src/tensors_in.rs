@@ -26,7 +26,7 @@ pub(crate) struct TensorsIn {
     memory: Vec<Option<Lent>>,
     /// The values that are no tensors.
     pub(crate) entries: Metadata,
-    /// How many bytes were copied by the tensors' own libraries, since their elements lay in a way that we cannot take.
+    /// The number of bytes copied by the tensors' own libraries, because their layout in memory is not supported.
     copied_bytes: u64,
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct ReadableTensors {
     pub(crate) specs: Vec<TensorSpec>,
     /// One for each spec; none for an alias.
     pub(crate) memory: Vec<Option<Memory>>,
-    /// How many bytes were copied to come to this.
+    /// The number of bytes copied for it.
     pub(crate) copied_bytes: u64,
     /// Where those of GPUs come back.
     pub(crate) returning: Returning,
@@ -40,7 +40,7 @@ pub(crate) struct Version {
 pub(crate) struct OnGpu {
     pub(crate) device: Device,
     pub(crate) tensors: Vec<(TensorSpec, DeviceBuffer)>,
-    /// How many bytes were copied to come to this.
+    /// The number of bytes copied for it.
     pub(crate) copied_bytes: u64,
     /// Where they come back.
     pub(crate) returning: Returning,

@@ -40,7 +40,7 @@ pub enum DeviceError {
          never end hold all of its slots: look for the device's first error; if there is none, restart this process."
     )]
     TimedOut {
-        /// Which device.
+        /// The device.
         device: Box<str>,
         /// The bytes of the chunk.
         asked_bytes: u64,

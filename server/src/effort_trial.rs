@@ -25,7 +25,7 @@ use tokio::time::Instant;
 pub(crate) struct EffortTrial {
     /// The levels still compared; one if the trial is settled.
     candidates: Vec<Candidate>,
-    /// How many rounds were judged.
+    /// The number of judged rounds.
     rounds: u32,
     block: Block,
     measured: Measurement,
@@ -38,7 +38,7 @@ pub(crate) struct EffortTrial {
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     effort: Effort,
-    /// How many blocks were assigned to it.
+    /// The number of blocks assigned to it.
     assigned: u32,
     /// How many measured blocks count for it, and the sum of the logarithms of their rates.
     blocks: u32,
@@ -73,7 +73,7 @@ struct Standing {
     bytes_per_s: f64,
     /// How many blocks in a row had a very different rate.
     strayed: u32,
-    /// How many blocks were sent since the last trial.
+    /// The number of blocks sent since the last trial.
     age: u32,
     /// The minimum number of blocks before the next trial, and the number after which it begins without a change.
     rest_min: u32,

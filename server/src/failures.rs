@@ -26,7 +26,7 @@ pub struct FailureCount {
     pub at: FailedAt,
     /// Why, as an identifier for programs.
     pub reason: &'static str,
-    /// How often.
+    /// The count.
     pub count: u64,
 }
 

@@ -18,7 +18,7 @@ pub enum LendError {
         "tensor {name} takes {expected_bytes} bytes by its dtype and shape, but its memory has {given_bytes} bytes"
     )]
     WrongSize {
-        /// Which tensor.
+        /// The tensor.
         name: Box<str>,
         /// Its size by dtype and shape.
         expected_bytes: u64,
@@ -30,7 +30,7 @@ pub enum LendError {
         "tensor {name} is an alias but was given {given_bytes} bytes: give the bytes to the tensor that it names, and none to the alias"
     )]
     AliasWithBytes {
-        /// Which tensor.
+        /// The tensor.
         name: Box<str>,
         /// The size of its memory.
         given_bytes: u64,
@@ -40,7 +40,7 @@ pub enum LendError {
         "tensor {name} is on {device}, and others of its version on {first}: publish the tensors of each device as a separate topic"
     )]
     OtherDevice {
-        /// Which tensor.
+        /// The tensor.
         name: Box<str>,
         /// Its device.
         device: Box<str>,

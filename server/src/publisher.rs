@@ -47,7 +47,7 @@ pub struct Publisher {
     "topic {topic} already has a publisher in this server: publish through that one, or choose another name"
 )]
 pub struct TopicTaken {
-    /// Which topic.
+    /// The topic.
     pub topic: Topic,
 }
 
@@ -70,7 +70,7 @@ pub enum PublishError {
         "topic {topic} expired, because nothing was published for {expire_after_ms} ms: open it again, or raise its time to live"
     )]
     Expired {
-        /// Which topic.
+        /// The topic.
         topic: Topic,
         /// The time to live without a publish.
         expire_after_ms: u128,

@@ -61,7 +61,7 @@ pub struct ServerStats {
     pub codecs: CodecStats,
     /// The counters of the encoder.
     pub encoder: EncoderStats,
-    /// How many chunks were read, encoded and sent, and how much these stages overlapped.
+    /// The number of chunks read, encoded and sent, and the overlap of these stages.
     pub stages: StageStats,
 }
 

@@ -41,11 +41,11 @@ pub struct ServerStatus {
     pub access_problem: Option<String>,
     /// Every topic that has a version, in order of name.
     pub topics: Vec<TopicStatus>,
-    /// How many subscriptions there are.
+    /// The number of subscriptions.
     pub subscribers_count: usize,
     /// The first 256 of them, the oldest first.
     pub subscribers: Vec<SubscriberStatus>,
-    /// How many lanes there are.
+    /// The number of lanes.
     pub lanes_count: usize,
     /// The first 256 of them.
     pub lanes: Vec<LaneStatus>,
@@ -70,7 +70,7 @@ pub struct TopicStatus {
     pub payload_bytes: u64,
     /// How long ago it was published.
     pub age: Duration,
-    /// How many versions are retained.
+    /// The number of retained versions.
     pub retained: u64,
     /// How many were published by this server.
     pub published: u64,
@@ -101,7 +101,7 @@ pub struct SubscriberStatus {
     pub lag: Duration,
     /// The current transfer.
     pub under_way: Option<TransferStatus>,
-    /// How many versions it committed.
+    /// The number of versions that it committed.
     pub committed: u64,
     /// The number of versions skipped for newer ones.
     pub skipped: u64,

@@ -51,7 +51,7 @@ impl<'a> Job<'a> {
         Self { dtype, chunks, bases: None }
     }
 
-    /// How many chunks there are.
+    /// The number of chunks.
     pub(super) fn chunks(&self) -> usize {
         self.chunks.len()
     }

@@ -70,7 +70,7 @@ impl OnDevice {
         Ok(Arc::new(self.device()?.sink(self.len_bytes, self.parts.iter().cloned())?))
     }
 
-    /// How long it is.
+    /// Its length.
     pub(super) fn len_bytes(&self) -> u64 {
         self.len_bytes
     }

@@ -207,7 +207,7 @@ pub(crate) struct Path {
     /// The UDP payload in use.
     pub(crate) udp_payload_bytes: u16,
     pub(crate) round_trip_us: f64,
-    /// How many lanes there are.
+    /// The number of lanes.
     pub(crate) lanes: u32,
 }
 

@@ -54,7 +54,7 @@ impl Crew {
         }
     }
 
-    /// How many workers there are.
+    /// The number of workers.
     pub(crate) fn len(&self) -> usize {
         self.peers.len()
     }

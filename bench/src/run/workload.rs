@@ -46,7 +46,7 @@ pub struct WorkloadArgs {
     /// What is measured.
     #[arg(long, value_enum, default_value_t = Workload::Bulk)]
     pub workload: Workload,
-    /// How large a version is, or each tensor of `many-small`, e.g. 256MiB. Default: 1GiB; 4KiB for `many-small` and
+    /// The size of a version, or each tensor of `many-small`, e.g. 256MiB. Default: 1GiB; 4KiB for `many-small` and
     /// `latency`, 64KiB for `versions`.
     #[arg(long, value_parser = crate::size::parse)]
     pub size: Option<u64>,
@@ -109,7 +109,7 @@ const WARM_UP_SHARE: u64 = 10;
 const VERSIONS_MAX: u64 = 100_000_000;
 
 impl Workload {
-    /// How many consumers there are, if nobody says.
+    /// The default number of consumers.
     pub(crate) fn consumers(self) -> usize {
         match self {
             Self::FanOut => 4,

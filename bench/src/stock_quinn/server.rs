@@ -30,7 +30,7 @@ impl Server {
         Ok(Self { endpoint, memory })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     ///
     /// # Errors
     /// When the system does not say.

@@ -29,7 +29,7 @@ impl Server {
         Ok(Self { listener: socket::listen(address)?, memory, encryption })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     ///
     /// # Errors
     /// When the system does not say.

@@ -79,7 +79,7 @@ pub enum BufferError {
         "the snapshot is on {device}, and cannot be copied in one step: copy what `Snapshot::to_host` gives"
     )]
     OnDevice {
-        /// Where the tensors are.
+        /// The device of the tensors.
         device: Box<str>,
     },
     /// The buffers are not all on one device.

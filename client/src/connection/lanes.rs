@@ -186,7 +186,7 @@ impl Lanes {
         }
     }
 
-    /// How many there are.
+    /// The number of lanes.
     pub(crate) fn len(&self) -> u32 {
         self.live.len() as u32
     }

@@ -13,9 +13,9 @@ pub enum SubscriptionError {
         "no topic {topic} appeared within {timeout_ms} ms: check its name against `tensor-relay list`, or wait longer"
     )]
     NotFound {
-        /// Which topic.
+        /// The topic.
         topic: Topic,
-        /// How long it was waited for.
+        /// The time waited.
         timeout_ms: u128,
     },
     /// The server gave up the first version that it sent, and no other followed in time.
@@ -24,7 +24,7 @@ pub enum SubscriptionError {
          the server's log says more"
     )]
     GivenUp {
-        /// Which version.
+        /// The version.
         id: VersionId,
         /// Why.
         reason: AbortReason,
@@ -34,7 +34,7 @@ pub enum SubscriptionError {
     /// The server ended the subscription.
     #[error("the server ended the subscription to {topic}: {reason}")]
     Ended {
-        /// Which topic.
+        /// The topic.
         topic: Topic,
         /// Why.
         reason: EndReason,
@@ -49,7 +49,7 @@ pub enum SubscriptionError {
          waited {timeout_ms} ms", held.len(), join(held)
     )]
     HoldingTooMany {
-        /// Which topic.
+        /// The topic.
         topic: Topic,
         /// Which versions are held, in the order in which they were taken.
         held: Vec<Version>,
@@ -61,23 +61,23 @@ pub enum SubscriptionError {
     /// The session is gone.
     #[error("the subscription to {topic} ended with its connection: {source}")]
     Disconnected {
-        /// Which topic.
+        /// The topic.
         topic: Topic,
-        /// What ended it.
+        /// The cause.
         source: Arc<ClientError>,
     },
     /// The bytes that came are not the ones that were published.
     #[error("{id} arrived damaged and was thrown away: {detail}")]
     Corrupt {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// What did not match.
+        /// The mismatch.
         detail: String,
     },
     /// There is no memory of the host for a version.
     #[error("{id} does not fit: {detail}; raise the memory budget or drop older snapshots")]
     OverBudget {
-        /// Which version.
+        /// The version.
         id: VersionId,
         /// The numbers.
         detail: String,
@@ -85,9 +85,9 @@ pub enum SubscriptionError {
     /// There is no room for a version on the device that versions land on.
     #[error("{id} does not fit: {detail}; raise the device's memory budget or drop older snapshots")]
     NoRoomOnDevice {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// Which device.
+        /// The device.
         device: Box<str>,
         /// The numbers.
         detail: String,
@@ -96,9 +96,9 @@ pub enum SubscriptionError {
     /// device may take later versions: they are tried.
     #[error("{id} did not get to {device}, a device of this machine: {detail}")]
     Device {
-        /// Which version.
+        /// The version.
         id: VersionId,
-        /// Which device.
+        /// The device.
         device: Box<str>,
         /// What happened, and what to do.
         detail: String,
@@ -108,7 +108,7 @@ pub enum SubscriptionError {
     /// A version that was begun did not go on.
     #[error("{id} stalled: no byte of it came for {timeout_ms} ms: the server is overloaded, stuck or gone")]
     Stalled {
-        /// Which version.
+        /// The version.
         id: VersionId,
         /// How long nothing came.
         timeout_ms: u128,

@@ -28,7 +28,7 @@ pub enum FilesError {
     Index {
         /// The index.
         name: FileName,
-        /// What is wrong with it.
+        /// The reason.
         source: IndexError,
     },
     /// Two indexes, which could contradict each other.
@@ -45,7 +45,7 @@ pub enum FilesError {
     /// A tensor that NumPy cannot hold.
     #[error("tensor {name:?} does not fit: {source}")]
     Npy {
-        /// Which tensor.
+        /// The tensor.
         name: TensorName,
         /// Why.
         source: NpyError,

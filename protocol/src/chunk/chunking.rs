@@ -71,7 +71,7 @@ impl Chunking {
         Some(Self { starts, payload_bytes })
     }
 
-    /// How many chunks there are. None for a payload without bytes.
+    /// The number of chunks. None for a payload without bytes.
     pub fn count(&self) -> u32 {
         self.starts.len() as u32
     }

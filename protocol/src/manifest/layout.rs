@@ -50,9 +50,9 @@ pub enum LayoutError {
     /// A tensor whose size overflows.
     #[error("tensor {name:?} is too large")]
     Shape {
-        /// Which tensor.
+        /// The tensor.
         name: TensorName,
-        /// What is wrong with it.
+        /// The reason.
         source: ShapeError,
     },
     /// More of something than receivers accept.

@@ -21,9 +21,9 @@ pub enum ManifestError {
     /// A shape that breaks a rule.
     #[error("tensor {name:?} of the manifest has no valid shape: {source}")]
     Shape {
-        /// Which tensor.
+        /// The tensor.
         name: TensorName,
-        /// What is wrong with it.
+        /// The reason.
         source: ShapeError,
     },
     /// A dtype of a later revision.
@@ -31,7 +31,7 @@ pub enum ManifestError {
         "tensor {name:?} has a dtype with code {code} that this build does not know: update tensor-relay here"
     )]
     UnknownDtype {
-        /// Which tensor.
+        /// The tensor.
         name: TensorName,
         /// The received code.
         code: u32,

@@ -34,7 +34,7 @@ pub(crate) enum Exported {
 }
 
 impl Exported {
-    /// How many.
+    /// The number of tensors.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Host(bytes) => bytes.len(),

@@ -10,7 +10,7 @@ pub(crate) struct Footprint {
     gpu: Option<usize>,
     start: usize,
     piece_bytes: usize,
-    /// How many pieces there are along each dimension, and how many bytes apart, the closest last.
+    /// The number of pieces along each dimension, and how many bytes apart, the closest last.
     outer: Vec<(u64, usize)>,
 }
 

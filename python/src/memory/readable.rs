@@ -113,7 +113,7 @@ impl Readable {
         Self { reading: Arc::clone(reading), range }
     }
 
-    /// How many.
+    /// The count.
     pub(crate) fn len(&self) -> usize {
         (self.range.end - self.range.start) as usize
     }

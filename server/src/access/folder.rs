@@ -34,7 +34,7 @@ pub enum AccessStoreError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What is invalid.
+        /// The invalid part.
         why: String,
     },
 }

@@ -20,7 +20,7 @@ pub enum FileError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -28,7 +28,7 @@ pub enum FileError {
     /// Not a regular file: a pipe, a device or a folder.
     #[error("{} is not a regular file: serve a model from a file that can be read by position", path.display())]
     NotAFile {
-        /// What was given.
+        /// The given text.
         path: PathBuf,
     },
     /// A link in a folder to something outside of it.
@@ -46,7 +46,7 @@ pub enum FileError {
          served: convert it to safetensors first", path.display()
     )]
     OtherFormat {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The extension of its name.
         extension: String,
@@ -54,35 +54,35 @@ pub enum FileError {
     /// Not a safetensors file.
     #[error("{} is not a valid safetensors file: {source}", path.display())]
     Format {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: SafetensorsError,
     },
     /// Not a NumPy array that can be served.
     #[error("{} cannot be served as an array: {source}", path.display())]
     Npy {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: NpyError,
     },
     /// Not an archive that can be read.
     #[error("{} is not a readable .npz archive: {source}", path.display())]
     Archive {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: io::Error,
     },
     /// An archive of which one entry is not an array that can be served.
     #[error("the entry {entry:?} of {} cannot be served: {source}", path.display())]
     Entry {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which entry.
+        /// The entry.
         entry: String,
-        /// What is wrong with it.
+        /// The reason.
         source: NpyError,
     },
     /// An entry whose name leads out of the folder into which the archive is unpacked.
@@ -91,17 +91,17 @@ pub enum FileError {
          write such archives: save the array under another name", path.display()
     )]
     EntryName {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which entry.
+        /// The entry.
         entry: String,
     },
     /// An invalid tensor name.
     #[error("{} has an invalid tensor name: {source}", path.display())]
     Name {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with the name.
+        /// The reason.
         source: NameError,
     },
     /// A reserved name, which means something else to receivers.
@@ -109,7 +109,7 @@ pub enum FileError {
         "{} uses the name {name:?}, and names that begin with `tensor-relay.` are reserved: rename it", path.display()
     )]
     ReservedName {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The tensor or the metadata key.
         name: String,
@@ -117,7 +117,7 @@ pub enum FileError {
     /// A folder without a model.
     #[error("{} has no .safetensors file directly in it: name the folder that has one, or a file", path.display())]
     NoWeights {
-        /// Which folder.
+        /// The folder.
         path: PathBuf,
     },
     /// A folder with several models.
@@ -125,7 +125,7 @@ pub enum FileError {
         "{} has two indexes, {first} and {second}: serve each model from a folder of its own", path.display()
     )]
     TwoIndexes {
-        /// Which folder.
+        /// The folder.
         path: PathBuf,
         /// One of them.
         first: FileName,
@@ -135,9 +135,9 @@ pub enum FileError {
     /// An index that cannot be read.
     #[error("{} is not a usable index of weights: {source}", path.display())]
     Index {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: IndexError,
     },
     /// An index that names a missing file.
@@ -181,7 +181,7 @@ pub enum FileError {
     /// The file changed while it was read.
     #[error("{} changed while it was read; write new content under another name and rename it into place", path.display())]
     Changed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
     /// An array in Fortran order, which cannot be sent in place.
@@ -190,7 +190,7 @@ pub enum FileError {
          numpy.ascontiguousarray", path.display()
     )]
     FortranOrder {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
@@ -201,7 +201,7 @@ pub enum FileError {
          numpy.savez instead of savez_compressed", path.display()
     )]
     Compressed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
@@ -209,7 +209,7 @@ pub enum FileError {
     /// The tensors cannot be staged or borrowed.
     #[error("cannot publish the tensors of {}: {source}", path.display())]
     Stage {
-        /// Which file or folder.
+        /// The file or folder.
         path: PathBuf,
         /// Why.
         source: Box<StageError>,

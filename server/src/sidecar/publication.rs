@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the state of {id} is unknown: {why}")]
 pub struct ConnectionLost {
-    /// Which version.
+    /// The version.
     pub id: Box<VersionId>,
     /// Why the connection ended.
     pub why: Arc<str>,
@@ -34,7 +34,7 @@ pub struct Publication {
 }
 
 impl Publication {
-    /// Which version.
+    /// The version.
     pub fn id(&self) -> &VersionId {
         &self.id
     }
@@ -54,7 +54,7 @@ impl Publication {
         self.payload_bytes
     }
 
-    /// How many bytes were copied to publish it. Copied tensors may be written again.
+    /// The number of bytes copied to publish it. Copied tensors may be written again.
     pub fn copied_bytes(&self) -> u64 {
         self.copied_bytes
     }

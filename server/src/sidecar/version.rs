@@ -46,7 +46,7 @@ pub enum SealError<E: std::error::Error + 'static> {
         "tensor {name} takes {expected_bytes} bytes by its dtype and shape, but {given_bytes} were written"
     )]
     WrongSize {
-        /// Which tensor.
+        /// The tensor.
         name: Box<str>,
         /// Its size by dtype and shape.
         expected_bytes: u64,
@@ -95,7 +95,7 @@ impl SealedVersion {
         &self.manifest
     }
 
-    /// How many bytes were copied for it.
+    /// The number of bytes copied for it.
     pub fn copied_bytes(&self) -> u64 {
         self.copied_bytes
     }

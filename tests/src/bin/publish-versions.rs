@@ -15,7 +15,7 @@ use tensor_relay_server::{
 };
 use tensor_relay_tests::tensors;
 
-/// How many versions are retained: a few more than a reader's window, so that readers wait for the producer and the
+/// The number of versions retained: a few more than a reader's window, so that readers wait for the producer and the
 /// producer for readers.
 const KEEP: u32 = 16;
 

@@ -77,7 +77,7 @@ pub enum ConnectError {
     Broken {
         /// Where.
         path: PathBuf,
-        /// What happened.
+        /// The cause.
         why: String,
     },
 }

@@ -137,7 +137,7 @@ pub(crate) struct Published {
 /// Everything that was seen, and what was asked for meanwhile.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct History {
-    /// How long a place is kept.
+    /// The time for which a place is kept.
     pub(crate) linger_ms: u64,
     /// When the server ended, and forgot all places.
     pub(crate) stops_ms: Vec<u64>,

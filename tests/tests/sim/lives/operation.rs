@@ -3,10 +3,10 @@
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// How many clients there are. The last of them proves itself with a key, the others with tickets.
+/// The number of clients. The last of them proves itself with a key, the others with tickets.
 pub(crate) const CLIENTS: u8 = 3;
 
-/// How many topics there are.
+/// The number of topics.
 pub(crate) const TOPICS: usize = 2;
 
 /// What does not change in a life.

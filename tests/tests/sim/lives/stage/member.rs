@@ -248,7 +248,7 @@ pub(super) struct Principals {
     tickets: HashMap<u8, Issued>,
     /// The key of the last client, whose principal is the first.
     key: Arc<Identity>,
-    /// How many there are.
+    /// The number of clients.
     count: usize,
 }
 
