@@ -14,7 +14,7 @@ use tensor_relay_cli::AdminPort;
 
 /// The options of an admin port.
 pub(crate) struct AdminOptions<'a> {
-    /// Where it listens, as `IP:PORT`; `None` for no port.
+    /// The address that it listens on, as `IP:PORT`; `None` without a port.
     pub(crate) address: Option<&'a str>,
     pub(crate) token_file: Option<PathBuf>,
 }

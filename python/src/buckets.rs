@@ -39,7 +39,7 @@ fn in_buckets<'a>(tensors: impl Iterator<Item = &'a Tensor>, bucket_bytes: u64) 
     let (mut bytes, mut name_bytes) = (0, 0);
     for tensor in tensors {
         let name = tensor.name.as_str();
-        // What a message with a selection may have in it.
+        // The maximum size of a message with a selection.
         let fits = |bucket: &Vec<String>| {
             bytes + tensor.byte_len() <= bucket_bytes
                 && name_bytes + name.len() <= SELECTION_MAX_BYTES

@@ -45,7 +45,7 @@ pub(crate) struct Client {
     open: ProcessLocal<Mutex<Option<Open>>>,
     ticket: Ticket,
     gpus: ProcessLocal<Arc<Gpus>>,
-    /// What the admin port shows; without one nothing is recorded.
+    /// The state that the admin port shows; without a port nothing is recorded.
     consumer: Option<Consumer>,
     admin_address: Option<SocketAddr>,
 }
@@ -56,11 +56,10 @@ struct Open {
     admin: Option<AdminPort>,
 }
 
-/// How long the slots of GPUs are: what chunks are, where their server does not say otherwise. Longer chunks are copied once
-/// more.
+/// The length of a GPU's slots: the default size of chunks. Longer chunks are copied twice.
 const CHUNK_BYTES: u32 = 4 << 20;
 
-/// How long saying good-bye may take.
+/// The deadline for closing a connection.
 const GOOD_BYE: Duration = Duration::from_secs(2);
 
 /// Connects to a server. `tensor_relay.connect` says what each option is.
@@ -358,8 +357,8 @@ impl Client {
         py.import("tensor_relay._stream")?.call_method1("stream_async", wanted)
     }
 
-    /// What a version consists of, without its tensors: little more than their names travels. `topic`, `version`, `epoch`
-    /// and `timeout` are as for `get`, and so is what it raises.
+    /// The description of a version, without its tensors: little more than their names travels. `topic`, `version`,
+    /// `epoch`, `timeout` and the exceptions are as for `get`.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, timeout = 60.0))]
     fn describe(
         slf: Bound<'_, Self>,
@@ -414,7 +413,7 @@ impl Client {
         self.ticket.to_string()
     }
 
-    /// What it has done and takes, as numbers by name: `reconnects`; and of this machine's memory `snapshot_bytes`, which
+    /// Counters and gauges of this client by name: `reconnects`; and of this machine's memory `snapshot_bytes`, which
     /// snapshots take that are being received, ready or held; `reusable_bytes`, which are kept for the next ones until
     /// two seconds after the last subscription ends; and `base_bytes`, copies of versions to which deltas are applied.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -445,7 +444,7 @@ impl Client {
         self.admin_address.map(|address| address.to_string())
     }
 
-    /// How often a lost connection was made again.
+    /// The number of reconnections.
     #[getter]
     fn reconnects(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.client(py)?.reconnects())
@@ -461,7 +460,7 @@ impl Client {
             .take();
         if let Some(Open { client, admin }) = open {
             py.detach(|| drop(admin)); // It waits for the thread of the port, which takes a moment.
-            // Where another thread is in the middle of a call, its end is the session's.
+            // If another thread is in the middle of a call, the session closes when that call ends.
             if let Some(client) = Arc::into_inner(client) {
                 wait(py, async { tokio::time::timeout(GOOD_BYE, client.close()).await.ok() })?;
             }
@@ -568,7 +567,7 @@ fn in_python<'py>(
         .call_method1(name, (client, topic, version, epoch, timeout, options))
 }
 
-/// What `Client.get` takes.
+/// The arguments of `Client.get`.
 type Get<'a, 'py> = (
     Option<&'a str>,
     Option<u64>,

@@ -9,7 +9,7 @@ pub(crate) struct Closable<T> {
     /// `None` once it is closed and the last turn has ended.
     value: Arc<Mutex<Option<T>>>,
     state: watch::Sender<State>,
-    /// What becomes of the value.
+    /// The state of the value.
     last: sync::Mutex<Option<Last<T>>>,
 }
 
@@ -53,7 +53,7 @@ impl<T> Closable<T> {
         (self.state() == State::Open).then_some(turn)
     }
 
-    /// What `work` gives; `None` when the value is closed first, and `work` is dropped.
+    /// The result of `work`; `None` if the value is closed first, which drops `work`.
     pub(crate) async fn unless_closed<F: Future>(&self, work: F) -> Option<F::Output> {
         let mut state = self.state.subscribe();
         tokio::select! {

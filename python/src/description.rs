@@ -19,7 +19,7 @@ use tensor_relay_client::{
 /// would travel for nothing, and harm nobody.
 const NOTHING: &str = "tensor-relay.describe/nothing";
 
-/// What a version consists of: its metadata, and each tensor's name, dtype and shape.
+/// The description of a version: its metadata, and each tensor's name, dtype and shape.
 #[pyclass(frozen, module = "tensor_relay")]
 pub(crate) struct Description {
     id: VersionId,
@@ -27,7 +27,7 @@ pub(crate) struct Description {
     manifest: Arc<Manifest>,
 }
 
-/// What a tensor of a version is.
+/// The description of a tensor.
 #[pyclass(frozen, module = "tensor_relay")]
 pub(crate) struct TensorInfo {
     dtype: Dtype,
@@ -35,7 +35,7 @@ pub(crate) struct TensorInfo {
     nbytes: u64,
 }
 
-/// Which version is to be described: the newest, or that of a number.
+/// The version to describe: the newest, or one by its number.
 pub(crate) struct VersionSelector {
     pub(crate) topic: Topic,
     pub(crate) version: Option<(Option<Epoch>, Version)>,
@@ -133,13 +133,13 @@ impl Description {
         self.id.version.0
     }
 
-    /// Which life of the topic it belongs to: 16 hexadecimal digits.
+    /// The epoch of the topic: 16 hexadecimal digits.
     #[getter]
     fn epoch(&self) -> String {
         self.id.epoch.to_string()
     }
 
-    /// What the publisher said of this version, as `Snapshot.metadata`.
+    /// The metadata of this version, as `Snapshot.metadata`.
     ///
     /// Raises DamagedError for what cannot be read.
     #[getter]
@@ -147,7 +147,7 @@ impl Description {
         metadata::to_user(py, &self.metadata)
     }
 
-    /// What all versions with these tensors share, as `Snapshot.manifest_metadata`.
+    /// The metadata shared by all versions with these tensors, as `Snapshot.manifest_metadata`.
     #[getter]
     fn manifest_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let by_key = PyDict::new(py);
@@ -171,7 +171,7 @@ impl Description {
         self.manifest.payload_bytes()
     }
 
-    /// What each tensor is, by its name, in the order in which they were published.
+    /// The tensors by name, in the order in which they were published.
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let by_name = PyDict::new(py);

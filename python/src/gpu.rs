@@ -15,14 +15,14 @@ use tensor_relay_device::{
     cuda::{self, CudaEngine, CudaError, CudaOptions},
 };
 
-/// How GPUs are used.
+/// The settings for GPUs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GpuOptions {
     /// The most memory of each that versions may take.
     pub(crate) memory_bytes: Option<u64>,
-    /// How much page-locked memory of this machine chunks pass through, for each.
+    /// The page-locked host memory of each GPU, which chunks pass through.
     pub(crate) pinned_bytes: u64,
-    /// How long chunks are.
+    /// The length of chunks.
     pub(crate) chunk_bytes: u32,
 }
 
@@ -55,8 +55,8 @@ const PAGE_BYTES: u64 = 4096;
 /// The fewest slots that let anything overlap: one is copied while the other is sent or received.
 const SLOTS_MIN: u64 = 2;
 
-/// How long the end of the interpreter waits for GPUs to be given back. A copy takes milliseconds, and what a program
-/// still holds of them is the driver's to clean up.
+/// The time that the exit of the interpreter waits for GPUs to be released. A copy takes milliseconds, and the driver frees
+/// the remaining memory of the process.
 const LAST_COPIES: Duration = Duration::from_millis(200);
 
 impl Gpus {

@@ -28,7 +28,7 @@ struct Inbox {
 
 static INBOX: OnceLock<Option<Inbox>> = OnceLock::new();
 
-/// How long the end of the interpreter waits for what is left to do.
+/// The time that the exit of the interpreter waits for remaining work.
 const FINISH: Duration = Duration::from_secs(1);
 
 /// Lets the interpreter do `errand` soon, in order.

@@ -21,8 +21,8 @@ const LOGGER: &str = "tensor_relay";
 /// The prefix of this package's targets.
 const PACKAGE: &str = env!("CARGO_CRATE_NAME");
 
-/// How many messages may wait for the interpreter; more are dropped, and counted. A thousand is what a minute of trouble
-/// has, and takes less than a megabyte.
+/// The maximum number of messages queued for the interpreter; further ones are dropped and
+/// counted. A minute of failures logs about a thousand, which take less than a megabyte.
 const WAITING_MAX: usize = 1_000;
 
 /// Forwards `tracing` events to the logger `tensor_relay`: level `info` and above, and `debug` if the logger is set to

@@ -60,7 +60,7 @@ pub(crate) fn of_user(given: &Bound<'_, PyAny>) -> PyResult<Metadata> {
     Ok(metadata)
 }
 
-/// What a user gets of a version's metadata: all but the entries of its tensors.
+/// The part of a version's metadata that users see: all but the entries of its tensors.
 ///
 /// # Errors
 /// `DamagedError` for what is said to be JSON and is none: the publisher is to blame.

@@ -79,7 +79,7 @@ impl Out {
         }
     }
 
-    /// What to subscribe to, so that little travels but these tensors: everything, where the version must have no others.
+    /// The selection to subscribe to, so that little else travels: everything, if the version must match exactly.
     ///
     /// # Errors
     /// `TargetError` for tensors that nothing can be received into.
@@ -114,7 +114,7 @@ impl Out {
             None => self.begin(py, inner)?,
         };
         let waited = wait(py, at_most(timeout, pending.received.as_mut()));
-        // Where it is still on its way, it is written at any time.
+        // While its copy is in flight, it can be written at any time.
         if !matches!(&waited, Ok(Some(received)) if !may_have_written(received)) {
             tell_written(py, &pending.values)?;
         }

@@ -32,7 +32,7 @@ pub(crate) struct Producer {
     path: PathBuf,
     timeout: Duration,
     gpus: ProcessLocal<Gpus>,
-    /// Who must listen there.
+    /// The user that must own the server.
     server_uid: Option<u32>,
     /// The topics that were ended here, and whether they were withdrawn: doing so again is no mistake.
     ended: Mutex<HashMap<Topic, bool>>,
@@ -54,12 +54,12 @@ pub(crate) fn publish_to(
     Ok(Producer { open, path, timeout, gpus, server_uid, ended: Mutex::default() })
 }
 
-/// How tensors on GPUs come to the host: through 16 slots of 4 MiB, several times what is on its way at once.
+/// The slots through which GPU tensors reach the host: 16 of 4 MiB, several times the bytes in flight.
 const GPUS: GpuOptions = GpuOptions { memory_bytes: None, pinned_bytes: 64 << 20, chunk_bytes: 4 << 20 };
 
 #[pymethods]
 impl Producer {
-    /// Where the server's socket is.
+    /// The path of the server's socket.
     #[getter]
     fn path(&self) -> PathBuf {
         self.path.clone()

@@ -21,7 +21,7 @@ pub(crate) struct Publication {
     copied_bytes: u64,
 }
 
-/// Where its server runs.
+/// A publication through a server in this process, or in another one.
 #[derive(Clone)]
 enum Handle {
     ProcessLocal(server::Publication),
@@ -99,7 +99,7 @@ impl Publication {
         Ok(self.publication.get(py)?.id().version.0)
     }
 
-    /// Which life of the topic it belongs to: 16 hexadecimal digits, others after a restart.
+    /// The epoch of the topic: 16 hexadecimal digits, different after a restart.
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.publication.get(py)?.id().epoch.to_string())
@@ -111,14 +111,15 @@ impl Publication {
         self.payload_bytes
     }
 
-    /// How many bytes were copied to publish it: all with `hold="stage"`, and by a `Producer` unless `path` is "cuda_ipc"; with `hold="borrow"` those of
-    /// tensors whose elements do not lie side by side. What a framework copies by itself, to cast for one, is not in it.
+    /// The number of bytes copied to publish it: all with `hold="stage"`, and by a `Producer` unless `path` is
+    /// "cuda_ipc"; with `hold="borrow"` those of tensors that are not contiguous. Copies made by a framework itself, e.g.
+    /// to cast, are not counted.
     #[getter]
     fn copied_bytes(&self) -> u64 {
         self.copied_bytes
     }
 
-    /// How many subscribers have received it so far, whole and verified.
+    /// The number of subscribers that have received it completely and verified.
     #[getter]
     fn committed(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.publication.get(py)?.committed_count())

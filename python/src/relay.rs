@@ -68,7 +68,7 @@ struct Open {
 /// ending one that never was is a mistake in its name.
 enum TopicState {
     Open(SharedPublisher),
-    /// What is retained is still on offer.
+    /// Retained versions can still be subscribed to.
     Ended,
     Withdrawn,
 }
@@ -87,8 +87,8 @@ impl Relay {
         self.admin_address.map(|address| address.to_string())
     }
 
-    /// What lets a consumer connect: `tensor_relay.connect` and `tensor-relay subscribe` take it. A secret, to whom the
-    /// tensors are one. Stays valid while `state_dir` is kept.
+    /// The ticket with which consumers connect: `tensor_relay.connect` and `tensor-relay subscribe` take it. Treat it as a
+    /// secret if the tensors are. It stays valid while `state_dir` is kept.
     #[getter]
     fn ticket(&self) -> String {
         self.tickets.own(self.tickets.bare.clone())
@@ -258,7 +258,7 @@ impl Relay {
         Ok(())
     }
 
-    /// What it has done and is doing, as numbers by name: open `sessions`; `transfers` under way; versions that subscribers
+    /// Counters and gauges of this relay by name: open `sessions`; `transfers` under way; versions that subscribers
     /// `committed`, and subscribers that were `evicted`; what versions take of this machine's memory: `staged_bytes`, which
     /// staged ones do, `base_bytes` of these to make deltas against when they were replaced, `reusable_bytes`, which are kept
     /// for the next ones until two seconds after their topics end, and `encoded_bytes`, encodings for further subscribers; `read_bytes`, the
@@ -330,7 +330,7 @@ impl Relay {
     }
 }
 
-/// How long transfers may take to finish when a `with` block ends.
+/// The time for transfers to finish when a `with` block ends.
 const GRACE: Duration = Duration::from_secs(8);
 
 impl Relay {

@@ -12,7 +12,7 @@ pub(crate) struct Select {
     is_checked: AtomicBool,
 }
 
-/// How many names of tensors a message gives as examples.
+/// The number of tensor names that a message gives as examples.
 const EXAMPLES: usize = 3;
 
 impl Select {

@@ -91,7 +91,7 @@ pub(crate) fn serve(
     Ok(Relay::new((server, admin), address, Tickets { bare: ticket, access, store }, gpus, device))
 }
 
-/// How long finding the addresses of a name may take.
+/// The deadline for resolving a name.
 const LOOKUP: Duration = Duration::from_secs(10);
 
 /// Listens on the first address of those that `listen` names that can be listened on.

@@ -46,13 +46,13 @@ pub(crate) struct Receipt {
     wire_bytes: u64,
     /// The chunks that were verified.
     chunks: u32,
-    /// How often it went on over another connection.
+    /// The number of times that it continued over another connection.
     resumed: u32,
-    /// What it came over: "tcp" or "quic".
+    /// Its transport: "tcp" or "quic".
     transport: &'static str,
     /// Why over that.
     transport_reason: &'static str,
-    /// What came in which codec, by its name; "sparse" are deltas against an earlier version.
+    /// The counters of each codec by name; "sparse" are deltas against an earlier version.
     codecs: Py<PyDict>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct CodecCount {
     raw_bytes: u64,
     /// The bytes that came over the network for them.
     wire_bytes: u64,
-    /// How long it took to decode them, in seconds of all workers together.
+    /// The decoding time in seconds, summed over all workers.
     decode_s: f64,
 }
 
@@ -205,13 +205,13 @@ impl Snapshot {
         self.id.version.0
     }
 
-    /// Which life of the topic it belongs to: 16 hexadecimal digits, others after the publisher was started anew.
+    /// The epoch of the topic: 16 hexadecimal digits, different after a restart of the publisher.
     #[getter]
     fn epoch(&self) -> String {
         self.id.epoch.to_string()
     }
 
-    /// What the publisher said of this version: what Python published as it was, and all else as text.
+    /// The metadata of this version: values published from Python unchanged, all others as text.
     ///
     /// Raises DamagedError for what cannot be read.
     #[getter]
@@ -219,7 +219,7 @@ impl Snapshot {
         metadata::to_user(py, &self.metadata)
     }
 
-    /// What all versions with these tensors share, e.g. the metadata of a safetensors file.
+    /// The metadata shared by all versions with these tensors, e.g. that of a safetensors file.
     #[getter]
     fn manifest_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         of_pairs(py, self.manifest_metadata.iter())
@@ -252,7 +252,7 @@ impl Snapshot {
         self.gap.as_deref()
     }
 
-    /// What it took to receive it.
+    /// The statistics of its transfer.
     #[getter]
     fn receipt(&self, py: Python<'_>) -> PyResult<Receipt> {
         let client::Receipt {
@@ -319,7 +319,7 @@ impl Snapshot {
     /// Writes the tensors to `path` as a safetensors file, in one step and durably: whoever reads it sees the old file or
     /// the new one. Folders that are missing on the way are made.
     ///
-    /// What lies on a GPU is copied to the host first.
+    /// Tensors on a GPU are copied to the host first.
     ///
     /// Raises TensorRelayError when the system refuses, or when the tensors were received into `out`.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {

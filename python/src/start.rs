@@ -16,7 +16,7 @@ pub(crate) fn epoch_called(py: Python<'_>, digits: &str) -> PyResult<Epoch> {
     number.map(Epoch).ok_or_else(|| Kind::Request.raise(py, message()))
 }
 
-/// What a user gave.
+/// The value given by the user.
 ///
 /// # Errors
 /// `RequestError` for what is no beginning.

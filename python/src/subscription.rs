@@ -36,7 +36,7 @@ pub(crate) struct Subscription {
     progress: Box<dyn Fn() -> client::Progress + Send + Sync>,
 }
 
-/// What calls and coroutines share.
+/// The state that calls and coroutines share.
 pub(crate) struct Inner {
     pub(crate) open: Arc<Closable<Open>>,
     on_gap: OnGap,
@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     followed: Mutex<Option<FollowedTopic>>,
 }
 
-/// What there is until it is closed. Whoever waits for the next version has the turn.
+/// The open subscription, until it is closed. A caller that waits for the next version holds the turn.
 pub(crate) struct Open {
     pub(crate) subscription: client::Subscription,
     /// A version that was taken, and that nobody got: its coroutine was cancelled, or the tensors of `out` failed.
@@ -102,7 +102,7 @@ pub(crate) enum NotArrived {
     TimedOut,
 }
 
-/// Where a version is when a call returns.
+/// The device of a version when a call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Landing {
     /// In memory of its own.
@@ -111,7 +111,7 @@ enum Landing {
     Out,
 }
 
-/// What is done about missing versions.
+/// The reaction to missing versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnGap {
     Raise,
@@ -131,14 +131,14 @@ impl OnGap {
     }
 }
 
-/// How far the version that is being received has come.
+/// The progress of the version that is being received.
 #[pyclass(frozen, get_all, module = "tensor_relay")]
 pub(crate) struct Progress {
     /// The version's number; 0 before the first.
     version: u64,
     /// The size of what is received of it, in bytes; 0 until that is known.
     payload_bytes: u64,
-    /// How much of that is verified and in place.
+    /// The verified bytes in place.
     verified_bytes: u64,
     /// The bytes that came over the network for it, as encoded.
     wire_bytes: u64,
@@ -307,7 +307,7 @@ impl Subscription {
         }
     }
 
-    /// How far the version that is being received has come.
+    /// The progress of the version that is being received.
     fn progress(&self) -> Progress {
         let client::Progress { version, payload_bytes, verified_bytes, wire_bytes, .. } = (self.progress)();
         Progress { version, payload_bytes, verified_bytes, wire_bytes }
@@ -491,7 +491,7 @@ impl Subscription {
     }
 }
 
-/// What a coroutine gives in the end.
+/// The result of a coroutine.
 fn claim_next(
     py: Python<'_>,
     next: Result<Taken, NotArrived>,

@@ -131,7 +131,7 @@ impl Tensor {
         }
     }
 
-    /// Where it lies, as DLPack says it: `(1, 0)`, the host, or `(2, N)`, `cuda:N`.
+    /// Its device in DLPack's terms: `(1, 0)`, the host, or `(2, N)`, `cuda:N`.
     fn __dlpack_device__(&self) -> (i32, i32) {
         self.bytes.device()
     }

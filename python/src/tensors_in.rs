@@ -19,7 +19,7 @@ use tensor_relay_device::{
 };
 use tensor_relay_server::{Dtype, Metadata, Shape, TensorName, TensorSpec};
 
-/// What somebody wants to publish, taken from Python. Its memory is lent to us meanwhile.
+/// The tensors to publish, taken from Python. Their memory is lent until this is dropped.
 pub(crate) struct TensorsIn {
     specs: Vec<TensorSpec>,
     /// One for each spec; none for an alias.
@@ -92,11 +92,11 @@ impl TensorsIn {
         Ok(())
     }
 
-    /// The tensors as they are published, those of GPUs lent to these: each with its memory, and none for an alias; and
-    /// how many bytes were copied for that. Needs no GIL.
+    /// The tensors as they are published, those of GPUs lent to their engines: each with its memory, and none for an alias; and
+    /// the number of bytes copied. Needs no GIL.
     ///
     /// # Errors
-    /// What the engine of a GPU says.
+    /// The error of a GPU's engine.
     pub(crate) fn settle(self) -> Result<ReadableTensors, CudaError> {
         let mut fences = Fences::default();
         let mut settle = |memory: Lent| {
@@ -116,13 +116,13 @@ impl TensorsIn {
     }
 }
 
-/// The tensors of a mapping so far, by which others are found to be the same ones.
+/// The tensors of a mapping so far, to detect aliases.
 #[derive(Default)]
 struct Known {
-    /// Which of the version's tensors lies there.
+    /// The indices of tensors in the version.
     places: HashMap<Identity, usize>,
-    /// What tensors that were cast lent before. It stays lent, for else its library may give the same address to another
-    /// tensor, which would be taken for the first.
+    /// The memory of cast tensors before the cast. It stays lent, because its library could otherwise reuse the
+    /// address for another tensor, which would be mistaken for the first.
     uncast: Vec<Lent>,
 }
 
@@ -132,8 +132,8 @@ pub(crate) enum Memory {
     Gpu(DeviceBuffer),
 }
 
-/// One fence for each GPU: passed when all is done there that the libraries of its tensors made its engine wait for. Made
-/// after all of them were asked for their memory.
+/// One fence for each GPU. It passes when the work that produces the tensors, by their libraries' streams, is done. Recorded
+/// after all libraries exported their memory.
 pub(crate) struct Fences {
     passed: BTreeMap<usize, Fence>,
     back: ToReturn,
@@ -148,7 +148,7 @@ impl Default for Fences {
 }
 
 impl Fences {
-    /// Where the tensors come back that were lent. No other is lent after that.
+    /// Receives the lent tensors back. No tensor is lent afterwards.
     pub(crate) fn returning(self) -> Returning {
         self.returning
     }
@@ -156,7 +156,7 @@ impl Fences {
     /// Lends a tensor to its GPU. Needs no GIL.
     ///
     /// # Errors
-    /// What the engine of the GPU says.
+    /// The error of the GPU's engine.
     pub(crate) fn lend(&mut self, tensor: OnGpu) -> Result<DeviceBuffer, CudaError> {
         let fence = self.of(tensor.device())?;
         Ok(tensor.into_buffer(fence, self.back.clone()))
@@ -191,7 +191,7 @@ fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
 }
 
-/// What is peculiar to frameworks, in Python.
+/// The parts specific to a framework, in Python.
 pub(crate) fn frameworks(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     py.import("tensor_relay._frameworks")
 }
@@ -288,7 +288,7 @@ fn blame(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     name_it(value.py(), &format!("{name} ({kind})"), error)
 }
 
-/// How deep the example of a name goes.
+/// The maximum depth of a name given as an example.
 const NESTED_TOLD: usize = 3;
 
 /// The first keys of nested dictionaries, as a flat name ends.

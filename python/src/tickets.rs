@@ -4,14 +4,14 @@ use crate::{errors::Kind, range::positive_seconds};
 use pyo3::prelude::*;
 use tensor_relay_server::{Access, AccessStore, Grant, Ticket, Verbs};
 
-/// What lets consumers in.
+/// The tickets of a relay.
 #[derive(Debug)]
 pub(crate) struct Tickets {
-    /// Where the server is, and its key.
+    /// The server's addresses and key.
     pub(crate) bare: Ticket,
-    /// Who is let in.
+    /// The access rules.
     pub(crate) access: Access,
-    /// Where tickets that are made by hand are listed; none where nothing is kept, or everybody is let in.
+    /// The list of separately made tickets; `None` for an ephemeral or open relay.
     pub(crate) store: Option<AccessStore>,
 }
 

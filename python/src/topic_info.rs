@@ -10,13 +10,13 @@ pub(crate) struct TopicInfo {
     topic: String,
     /// The number of its newest version.
     version: u64,
-    /// Which life of the topic that belongs to.
+    /// The epoch of that version.
     epoch: String,
-    /// How many tensors that has.
+    /// The number of tensors of that version.
     tensors: u64,
-    /// How many bytes those have, with the padding between them.
+    /// The size of those tensors in bytes, including padding.
     payload_bytes: u64,
-    /// How many subscriptions follow the topic.
+    /// The number of subscriptions to the topic.
     subscribers: u64,
 }
 

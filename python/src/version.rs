@@ -25,7 +25,7 @@ pub(crate) struct ReadableTensors {
     pub(crate) memory: Vec<Option<Memory>>,
     /// The number of bytes copied for it.
     pub(crate) copied_bytes: u64,
-    /// Where those of GPUs come back.
+    /// Receives lent GPU tensors back.
     pub(crate) returning: Returning,
 }
 
@@ -42,11 +42,11 @@ pub(crate) struct OnGpu {
     pub(crate) tensors: Vec<(TensorSpec, DeviceBuffer)>,
     /// The number of bytes copied for it.
     pub(crate) copied_bytes: u64,
-    /// Where they come back.
+    /// Receives them back.
     pub(crate) returning: Returning,
 }
 
-/// Where all tensors of a version lie.
+/// The device of all tensors of a version.
 enum Place {
     Host,
     Gpu(Device),
@@ -267,7 +267,7 @@ enum Unsealed {
     Copy(#[from] CopyFailed),
 }
 
-/// How much of a GPU's tensor is on the host at once, on its way to memory that is to be sealed.
+/// The part of a GPU tensor that is on the host at once, on its way to memory that will be sealed.
 const PIECE_BYTES: u64 = 64 << 20;
 
 async fn write_from_gpu(buffer: &DeviceBuffer, out: &mut TensorWriter<'_>) -> Result<(), Unsealed> {

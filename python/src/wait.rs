@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long Ctrl-C may have to wait. Results wait for nothing: this is how often somebody looks for signals meanwhile.
+/// The maximum delay of Ctrl-C: the interval at which signals are checked. It does not delay results.
 const SIGNALS: Duration = Duration::from_millis(50);
 
 /// The longest deadline that is one: longer ones would overflow the clock.
@@ -17,7 +17,7 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 /// meanwhile.
 ///
 /// # Errors
-/// What a signal handler raises, `KeyboardInterrupt` before all: `future` is dropped then. And as [`runtime::handle`].
+/// An exception of a signal handler, e.g. `KeyboardInterrupt`, which drops `future`; or as [`runtime::handle`].
 pub(crate) fn wait<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
 where
     F: Future + Send,

@@ -26,7 +26,7 @@ pub struct FailureCount {
     pub at: FailedAt,
     /// Why, as an identifier for programs.
     pub reason: &'static str,
-    /// The count.
+    /// The number of occurrences.
     pub count: u64,
 }
 

@@ -10,11 +10,11 @@ use tensor_relay_device::{
 };
 use tokio::time::timeout;
 
-/// How many run at once: one on its way, one that is put into its place, one to spare.
+/// The maximum number of concurrent copies: one in flight, one being completed, one in reserve.
 const COPIES_AT_ONCE: usize = 3;
 
-/// How long one may take. A copy that an engine lets wait for a caller's stream, and then takes too long, is the engine's to
-/// tell of, which knows why it is late; and one may have to wait for another such copy, whose slot it needs.
+/// The deadline of one copy. It exceeds the engine's own deadlines, whose errors give the reason, and includes the wait
+/// for the slot of another copy.
 fn copy_timeout() -> Duration {
     let CudaOptions { fence_timeout, copy_timeout, .. } = CudaOptions::default();
     2 * (fence_timeout + copy_timeout) + MARGIN

@@ -28,7 +28,7 @@ const DEVICES: &[(i32, &str)] = &[
     (18, "Trainium"),
 ];
 
-/// What a kind of device is called.
+/// The name of a kind of device.
 pub(crate) fn device_name(kind: i32) -> &'static str {
     let found = DEVICES.iter().find(|(number, _)| *number == kind);
     found.map_or("a kind that is not known here", |(_, name)| name)

@@ -20,7 +20,7 @@ pub(crate) struct Export {
     pub(crate) dtype: DataType,
     /// Its dimensions, in elements of `dtype`.
     pub(crate) shape: Vec<i64>,
-    /// How far apart they are, likewise.
+    /// The strides, likewise.
     pub(crate) strides: Vec<i64>,
     /// Whether nobody else has these bytes.
     pub(crate) is_copy: bool,
@@ -34,7 +34,7 @@ pub(crate) enum Exported {
 }
 
 impl Exported {
-    /// The number of tensors.
+    /// The number of bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Host(bytes) => bytes.len(),
@@ -42,7 +42,7 @@ impl Exported {
         }
     }
 
-    /// Where they lie, as DLPack says it.
+    /// Their device in DLPack's terms.
     pub(crate) fn device(&self) -> (i32, i32) {
         match self {
             Self::Host(_) => (DEVICE_CPU, 0),

@@ -27,8 +27,8 @@ pub(crate) struct Foreign {
     pub(super) keep: Option<Keep>,
 }
 
-/// What is copied at once on the way to a writer. Measured with 512 MiB written to shared memory (AMD EPYC, 1 MiB of L2): 104
-/// ms by way of a buffer of this size, 95 ms without one.
+/// The size of one copy on the way to a writer. Measured with 512 MiB written to shared memory (AMD EPYC, 1 MiB of L2):
+/// 104 ms through a buffer of this size, 95 ms without one.
 const WRITE_BYTES: usize = 256 << 10;
 
 /// Keeps the memory alive. Dropped with the GIL held.
@@ -39,7 +39,7 @@ pub(super) enum Keep {
     Buffer(PyUntypedBuffer),
 }
 
-/// What two tensors share that are one: tied weights.
+/// The identity of memory that tied weights share.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     address: usize,
@@ -62,12 +62,12 @@ impl Foreign {
         &self.shape
     }
 
-    /// How many bytes its elements have.
+    /// The size of its elements in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Where they begin, whoever can reach that.
+    /// Their address, on the host or on a device.
     pub(super) fn address(&self) -> usize {
         self.start.as_ptr().addr()
     }
@@ -81,7 +81,7 @@ impl Foreign {
         self.is_writable
     }
 
-    /// Which bytes it occupies, on this GPU or on the host; none without memory.
+    /// The addresses that it occupies, on this GPU or on the host; `None` without memory.
     pub(super) fn footprint(&self, gpu: Option<usize>) -> Option<Footprint> {
         (self.len > 0).then(|| Footprint::new(gpu, self.address(), &self.runs))
     }
@@ -92,7 +92,7 @@ impl Foreign {
         self
     }
 
-    /// What it shares with other names for the same memory; none without memory.
+    /// The identity that other names of the same memory share; `None` without memory.
     pub(crate) fn identity(&self) -> Option<Identity> {
         (self.len > 0).then(|| Identity {
             address: self.start.as_ptr().addr(),

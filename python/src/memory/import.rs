@@ -22,7 +22,7 @@ use tensor_relay_client::Dtype;
 /// A tensor of another library, wherever its memory is.
 #[derive(Debug)]
 pub(crate) enum Lent {
-    /// Where the processor reads and writes it.
+    /// The address at which the processor reads and writes it.
     Host(Foreign),
     Gpu(OnGpu),
 }
@@ -69,7 +69,7 @@ impl Lent {
         }
     }
 
-    /// How many bytes its elements have.
+    /// The size of its elements in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Host(tensor) => tensor.len(),
@@ -84,7 +84,7 @@ impl Lent {
         }
     }
 
-    /// Which bytes it occupies; none without memory.
+    /// The addresses that it occupies; `None` without memory.
     pub(crate) fn footprint(&self) -> Option<Footprint> {
         match self {
             Self::Host(tensor) => tensor.footprint(None),
@@ -92,7 +92,7 @@ impl Lent {
         }
     }
 
-    /// What it shares with other names for the same memory; none without memory.
+    /// The identity that other names of the same memory share; `None` without memory.
     pub(crate) fn identity(&self) -> Option<Identity> {
         match self {
             Self::Host(tensor) => tensor.identity(),
@@ -292,7 +292,7 @@ unsafe fn dimensions(tensor: &dlpack::Tensor) -> PyResult<(Vec<u64>, Option<Vec<
     Ok((shape, strides))
 }
 
-/// What was in a capsule. Its library's deleter runs when this is dropped; some need the GIL for that.
+/// The content of a capsule. Its library's deleter runs when this is dropped; some need the GIL for that.
 pub(super) enum Capsule {
     Versioned(NonNull<VersionedTensor>),
     Legacy(NonNull<LegacyTensor>),

@@ -41,7 +41,7 @@ impl OnGpu {
         self.tensor.shape()
     }
 
-    /// How many bytes its elements have.
+    /// The size of its elements in bytes.
     pub(crate) fn len(&self) -> usize {
         self.tensor.len()
     }

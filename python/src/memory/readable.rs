@@ -21,7 +21,7 @@ use tensor_relay_device::{Device, DeviceBuffer, VolatileBytes, cuda::CudaMemory}
 #[derive(Debug)]
 pub(crate) struct Reading {
     buffer: DeviceBuffer,
-    /// What counts as held while it lives.
+    /// Keeps the snapshot counted as held.
     snapshot: Option<client::Snapshot>,
     /// Each once. Programs have few streams.
     streams: Mutex<Vec<Stream>>,
@@ -113,7 +113,7 @@ impl Readable {
         Self { reading: Arc::clone(reading), range }
     }
 
-    /// The count.
+    /// The number of bytes.
     pub(crate) fn len(&self) -> usize {
         (self.range.end - self.range.start) as usize
     }
@@ -122,7 +122,7 @@ impl Readable {
         self.reading.device()
     }
 
-    /// Where they begin, on the device.
+    /// The address of the first byte on the device.
     pub(super) fn address(&self) -> usize {
         let start = self.reading.memory().map_or(0, |memory| memory.address());
         (start + self.range.start) as usize

@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where tensors come back that were lent for one call, so that the call gives them back itself: when it returns, JAX may
-/// donate them, and PyTorch may resize them. Where nobody waits here, each goes back by an errand, a little later.
+/// Receives the tensors that were lent for one call, so that they are released before the call returns: then JAX may
+/// donate them, and PyTorch may resize them. Without a receiver, each is released by an errand, a little later.
 #[derive(Debug)]
 pub(crate) struct Returning(Mutex<Receiver<Foreign>>);
 
-/// How long the last of them may take once all copies have ended: the engine lets go of a copy's memory right after it has
-/// told of its end. Late ones go back by an errand.
+/// The time for the last of them to return once all copies have ended: the engine releases a copy's memory
+/// right after reporting its end. Late ones are released by an errand.
 const LAST: Duration = Duration::from_secs(5);
 
 impl Returning {
@@ -71,7 +71,7 @@ pub(super) struct LentTensor {
 
 impl Drop for LentTensor {
     fn drop(&mut self) {
-        // Where nobody waits it comes out again, and is dropped here.
+        // Without a receiver it is handed back and dropped here.
         let _ = self.tensor.take().map(|tensor| self.to.0.send(tensor));
     }
 }

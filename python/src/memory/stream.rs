@@ -23,10 +23,10 @@ pub(crate) struct Stream {
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
-/// Where frameworks have the handle of a stream: PyTorch, CuPy, Numba.
+/// The attributes that hold a stream's handle: PyTorch, CuPy, Numba.
 const ATTRIBUTES: [&str; 3] = ["cuda_stream", "ptr", "handle"];
 
-/// Where frameworks have the number of a stream's GPU: PyTorch, CuPy.
+/// The attributes that hold the number of a stream's GPU: PyTorch, CuPy.
 const DEVICES: [&str; 2] = ["device_index", "device_id"];
 
 impl Stream {

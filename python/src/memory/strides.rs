@@ -5,7 +5,7 @@
 pub(crate) struct ContiguousRuns {
     /// The length of each.
     pub(crate) bytes: usize,
-    /// How many there are along each outer dimension, and how many bytes apart.
+    /// The length of each outer dimension, and its stride in bytes.
     outer: Vec<(u64, isize)>,
 }
 
@@ -51,7 +51,7 @@ impl ContiguousRuns {
         &self.outer
     }
 
-    /// How many bytes from the first element each begins, in order.
+    /// The offset of each from the first element in bytes, in order.
     pub(crate) fn offsets(&self) -> impl Iterator<Item = isize> {
         let count: u64 = self.outer.iter().map(|(len, _)| len).product();
         (0..count).map(|mut index| {

@@ -95,7 +95,7 @@ fn write(
     Ok(interrupted)
 }
 
-/// How often a copy is begun again that Ctrl-C ended.
+/// The number of times that a copy ended by Ctrl-C is retried.
 const INTERRUPTS_MAX: u32 = 8;
 
 /// Calls what copies a tensor, as often as it takes: Ctrl-C raises in the middle of it, wherever that is, and a copy that
@@ -152,7 +152,7 @@ fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Ta
         };
         thread::scope(|scope| {
             for _ in 1..threads {
-                // Where there is no thread to be had, this one does it all.
+                // If no thread can be started, this one does all the work.
                 let _ = thread::Builder::new().name("relay-copy".into()).spawn_scoped(scope, copy);
             }
             copy();
@@ -161,10 +161,10 @@ fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Ta
     targets.into_iter().for_each(|target| target.memory.give_back(py));
 }
 
-/// What copies within GPUs, and the tensors for which there is no such.
+/// The copies within GPUs, and the tensors that cannot be copied so.
 type Copiers<'py> = (Vec<Bound<'py, PyAny>>, Vec<Target<OnGpu>>);
 
-/// What copies to those tensors whose own framework can do it on the GPU where the version has landed; and the others.
+/// The copies by the tensors' own framework on the GPU where the version has landed; and the other tensors.
 fn copiers<'py>(py: Python<'py>, snapshot: &Snapshot, targets: Vec<Target<OnGpu>>) -> PyResult<Copiers<'py>> {
     let (mut copiers, mut others) = (vec![], vec![]);
     let copier = frameworks(py)?.getattr("copier")?;
