@@ -15,14 +15,14 @@ use measure::{Job, Subject, measure};
 use std::path::{Path, PathBuf};
 use tensor_relay_protocol::Dtype;
 
-/// What is measured, and how.
+/// The options of `codecs`.
 #[derive(Debug, clap::Args)]
 pub struct CodecsArgs {
     /// The tensors: safetensors files, NumPy arrays (`.npy`), or with --dtype files of nothing but elements. They are read
     /// into memory whole.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// What the elements of files are that do not say it themselves.
+    /// The dtype of files that do not record it.
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
     /// A file with the same tensors of another version, for codecs that make deltas.
@@ -31,8 +31,8 @@ pub struct CodecsArgs {
     /// The size of a chunk, as a server cuts it.
     #[arg(long, default_value = "4MiB", value_parser = size::parse, value_name = "SIZE")]
     chunk_size: u64,
-    /// How often each codec goes through each file, in turn with the others. Of each chunk the fastest time counts: what
-    /// else the machine does makes the others slower.
+    /// The number of passes of each codec through each file, in turn with the others. Of each chunk the fastest time
+    /// counts: other work on the machine only makes passes slower.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Also measures each path of `bitplanes` that this processor has.
@@ -84,7 +84,7 @@ pub fn run(args: &CodecsArgs) -> Result<()> {
     }
 }
 
-/// Who is measured: all codecs, the one that only copies first, since the others are compared with it.
+/// The measured codecs: `raw`, the reference, comes first.
 fn subjects(paths: bool) -> Vec<Subject> {
     let mut subjects = Subject::codecs();
     if paths {

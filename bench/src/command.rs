@@ -22,15 +22,15 @@ use tokio::signal::unix::{SignalKind, signal};
 /// All of them, and what holds for each.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
-    /// How long to do it.
+    /// The lifetime of the process.
     #[command(flatten)]
     pub lifetime: Lifetime,
 }
 
-/// What the harness can do, and the roles that it starts itself for.
+/// The commands of the harness, and the roles in which it starts itself.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Moves the same bytes through tensor-relay and through others, side by side, and compares.
@@ -71,16 +71,16 @@ pub enum Command {
 pub enum Relay {
     /// Holds bytes and sends them.
     Serve {
-        /// What every serving side is told.
+        /// The options of every server.
         #[command(flatten)]
         args: ServeArgs,
-        /// What it holds.
+        /// The bytes that it holds.
         #[command(flatten)]
         goods: relay::Goods,
     },
     /// Receives them, several times.
     Receive {
-        /// What every receiving side is told.
+        /// The options of every receiver.
         #[command(flatten)]
         args: ReceiveArgs,
         /// Over how many lanes.
@@ -89,16 +89,16 @@ pub enum Relay {
     },
     /// Publishes one version after the other.
     Publish {
-        /// What every serving side is told.
+        /// The options of every server.
         #[command(flatten)]
         args: ServeArgs,
-        /// What the versions are.
+        /// The versions to publish.
         #[command(flatten)]
         steps: StepsArgs,
     },
     /// Receives all of them.
     Follow {
-        /// What every receiving side is told.
+        /// The options of every receiver.
         #[command(flatten)]
         args: ReceiveArgs,
         /// Keeps no copy, so that versions come whole.
@@ -112,7 +112,7 @@ pub enum Relay {
 pub enum StockQuinn {
     /// Holds bytes and sends them.
     Serve {
-        /// What every serving side is told.
+        /// The options of every server.
         #[command(flatten)]
         args: ServeArgs,
         /// The congestion controller, which is the sender's to choose.
@@ -128,7 +128,7 @@ pub enum StockQuinn {
 pub enum Tcp {
     /// Holds bytes and sends them.
     Serve {
-        /// What every serving side is told.
+        /// The options of every server.
         #[command(flatten)]
         args: ServeArgs,
         /// Plain or not.
@@ -137,7 +137,7 @@ pub enum Tcp {
     },
     /// Receives them, several times.
     Receive {
-        /// What every receiving side is told.
+        /// The options of every receiver.
         #[command(flatten)]
         args: ReceiveArgs,
         /// Plain or not; the same as the serving side's.
@@ -149,7 +149,7 @@ pub enum Tcp {
 /// Does what `args` say. `this` is the program that runs, to be started again for the sides.
 ///
 /// # Errors
-/// What the command fails with, and when it is interrupted.
+/// The error of the command, or an interrupt.
 pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     args.lifetime.begin();
     match args.command {
@@ -177,7 +177,7 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
 /// Does `work` until a signal says to stop, so that what the harness started is dropped and thereby ended.
 ///
 /// # Errors
-/// What `work` fails with, and when it is interrupted.
+/// The error of `work`, or an interrupt.
 pub async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let context = "cannot listen for signals";
     let mut interrupt = signal(SignalKind::interrupt()).context(context)?;

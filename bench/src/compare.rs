@@ -28,33 +28,33 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use turns::{Turn, turns};
 
-/// What is compared, and how often.
+/// The options of `compare`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CompareArgs {
-    /// Who is compared: the first with each of the others. `all` are tensor-relay, stock-quinn, tcp, tcp-tls and all
-    /// peers; there are also `10000-tensors`, which is tensor-relay with the bytes cut small, `2-lanes`, `4-lanes`,
-    /// `8-lanes`, `raw`, `bitplanes`, `planes` and `zstd`, which is tensor-relay with that codec instead of a choice; `borrowed`,
-    /// which lends its tensors for each round and hashes them as they are sent; and `other-build`.
+    /// The contenders: the first is compared with each of the others. `all` are tensor-relay, stock-quinn, tcp,
+    /// tcp-tls and all peers. Variants of tensor-relay: `10000-tensors`, with the bytes cut small; `2-lanes`, `4-lanes`,
+    /// `8-lanes`; `raw`, `bitplanes`, `planes` and `zstd`, with a fixed codec; `borrowed`, which lends its tensors for
+    /// each round and hashes them as they are sent; and `other-build`.
     #[arg(value_name = "NAME", default_values = [roster::RELAY, roster::STOCK_QUINN])]
     pub names: Vec<String>,
-    /// How much each round moves.
+    /// The size of a round.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     pub size: u64,
-    /// How many rounds each run counts; one more comes first, to warm up.
+    /// The number of counted rounds of each run; one more comes first, to warm up.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
-    /// How many runs of each; the first runs once beside each of the others. From six on, there are intervals, which
-    /// reach 95 %.
+    /// The number of runs of each; the first runs once beside each of the others. Six or more give
+    /// intervals of 95 %.
     #[arg(long, default_value_t = 5)]
     pub pairs: u32,
-    /// How many messages of 4 KiB each run sends before that, to measure their latency.
+    /// The number of 4 KiB messages that each run sends before that, to measure their latency.
     #[arg(long, default_value_t = 0)]
     pub small: u32,
-    /// What the bytes are that tensor-relay moves. It makes no difference to the others, which change nothing in them.
+    /// The content that tensor-relay moves. Contenders without encoding do not depend on it.
     #[arg(long, value_enum, default_value_t)]
     pub data: Data,
-    /// What lies between the sides.
+    /// The network between both ends.
     #[command(flatten)]
     pub network: NetworkArgs,
     /// Another build of tensor-relay-bench, whose tensor-relay is then the contender `other-build`.
@@ -85,7 +85,7 @@ Examples:
   compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
-/// What the file says beside the tables.
+/// The content of the file beside the tables.
 #[derive(Serialize)]
 pub(crate) struct Details<'a, Asked> {
     network: &'a NetworkArgs,
@@ -96,7 +96,7 @@ pub(crate) struct Details<'a, Asked> {
 }
 
 impl<'a, Asked> Details<'a, Asked> {
-    /// What was `asked` for, and the `runs` that came of it.
+    /// The options, and the resulting `runs`.
     pub(crate) fn new(network: &'a NetworkArgs, asked: Asked, runs: Runs) -> Self {
         Self { network, asked, runs }
     }
@@ -105,7 +105,7 @@ impl<'a, Asked> Details<'a, Asked> {
 #[derive(Serialize)]
 struct Asked {
     size_bytes: u64,
-    /// What the bytes of tensor-relay were.
+    /// The content that tensor-relay moved.
     data: Data,
 }
 

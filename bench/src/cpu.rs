@@ -15,13 +15,13 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What has been used up to now.
+    /// The processor time used so far.
     pub fn now() -> Self {
         let usage = getrusage(UsageWho::RUSAGE_SELF).expect("asking for one's own usage cannot fail");
         Self { user_s: seconds(usage.user_time()), system_s: seconds(usage.system_time()) }
     }
 
-    /// What has been used since `earlier`.
+    /// The processor time used since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self { user_s: self.user_s - earlier.user_s, system_s: self.system_s - earlier.system_s }
     }

@@ -24,17 +24,17 @@ use ends::VERSION_MAX;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What is published, and how often.
+/// The options of `deltas`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct DeltasArgs {
-    /// What the versions are.
+    /// The versions.
     #[command(flatten)]
     pub steps: StepsArgs,
-    /// How often both ways are measured, one beside the other. From six pairs on there is an interval.
+    /// The number of pairs of measurements, one beside the other. From six pairs on there is an interval.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
-    /// What lies between the two ends.
+    /// The network between both ends.
     #[command(flatten)]
     pub network: NetworkArgs,
     /// Also writes everything that was measured to this file.
@@ -53,13 +53,13 @@ What is asked of it, with --steps of a real fine-tuning at 1 Gbit/s: a version c
 learning rate of 1e-6, as at most 1/20 at 1e-5, and is committed at least 20 times sooner than whole. Both ends keep as many
 bases as they are asked to: no budget of memory is measured here.";
 
-/// What the file says of the versions.
+/// The description of the versions in the file.
 #[derive(Serialize)]
 struct Asked<'a> {
     steps: &'a StepsArgs,
 }
 
-/// How many versions come whole, before the subscriber has a copy of one.
+/// The number of versions that travel whole, before the subscriber has a base.
 const WHOLE_VERSIONS: u32 = 2;
 
 /// The two ways.

@@ -35,10 +35,10 @@ use std::{
 };
 use tensor_relay_device::cuda;
 
-/// What to measure, and where to write it down.
+/// The options of `gpu`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct GpuArgs {
-    /// Which device: `cuda:0`, `cuda:1`, … or `host`, which is no GPU and shows that the suite runs.
+    /// The device: `cuda:0`, `cuda:1`, … or `host`, which is no GPU and shows that the suite runs.
     #[arg(long, default_value = "cuda:0")]
     pub device: Place,
     /// The folder for the documents.
@@ -72,7 +72,7 @@ pub async fn run(args: GpuArgs) -> Result<()> {
 /// Runs one part in this process, which the suite started for it.
 ///
 /// # Errors
-/// What the part fails with.
+/// The error of the part.
 pub async fn run_part(part: Part, job: Job) -> Result<()> {
     let room = Room::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
     let done = room.run(part.run(job)).await?;
@@ -223,7 +223,7 @@ const QUICK_BYTES: u64 = 4 << 20;
 /// With less time than this a part is not begun.
 const PART_MIN: Duration = Duration::from_secs(5);
 
-/// What was measured. Only one of them is a result.
+/// The kind of measurement. Only one of them is a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Gpu,
@@ -273,7 +273,7 @@ fn slug(name: &str) -> String {
     if slug.is_empty() { "unknown".into() } else { slug }
 }
 
-/// Where the documents are.
+/// The folder of the documents.
 #[derive(Debug, Default)]
 struct Files {
     json: PathBuf,

@@ -1,4 +1,4 @@
-//! What the kernel tells of the machine, in its small files.
+//! The machine as described by the kernel's files.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ pub(crate) fn cpu() -> Option<String> {
     field(&fs::read_to_string("/proc/cpuinfo").ok()?, "model name")
 }
 
-/// How many processors this process may use.
+/// The number of processors that this process may use.
 pub(crate) fn cores() -> Option<usize> {
     std::thread::available_parallelism().ok().map(usize::from)
 }
@@ -32,7 +32,7 @@ pub(crate) fn line(path: &str) -> Option<String> {
     (!line.is_empty()).then(|| line.to_owned())
 }
 
-/// What stands behind `name` and a colon, in the first line that begins so.
+/// The value after `name` and a colon, in the first line that begins so.
 fn field(text: &str, name: &str) -> Option<String> {
     let value = |line: &str| {
         line.strip_prefix(name)?

@@ -12,7 +12,7 @@ use tensor_relay_bench::{
     program::Program,
 };
 
-/// What `tensor-relay` has; its rivals have it as well here.
+/// The allocator of `tensor-relay`; the rivals here use it too.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -26,7 +26,7 @@ struct Cli {
     lifetime: Lifetime,
 }
 
-/// What `tensor-relay bench` has too, and what only this program has, because it looks behind the scenes.
+/// The commands of `tensor-relay bench`, and those of this program only, which use internals.
 #[derive(Subcommand)]
 enum Command {
     #[command(flatten)]

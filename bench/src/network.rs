@@ -1,4 +1,4 @@
-//! What lies between the two sides.
+//! The network between both ends.
 
 pub mod delay;
 mod link;
@@ -29,7 +29,7 @@ pub struct NetworkArgs {
     /// The UDP payload of a full packet: the link's MTU minus 28.
     #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE), help_heading = "Network")]
     pub mtu: u16,
-    /// How fast the cable is, e.g. 1Gbit or 10Gbit; without it, as fast as the machine. Needs `tc`.
+    /// The rate of the cable, e.g. 1Gbit or 10Gbit; by default unlimited. Needs `tc`.
     #[arg(long, requires = "namespaces", help_heading = "Network")]
     #[serde(rename = "rate_bits_per_s", default)]
     pub rate: Option<Rate>,
@@ -38,18 +38,18 @@ pub struct NetworkArgs {
     #[arg(long, requires = "namespaces", help_heading = "Network")]
     #[serde(default)]
     pub segments: bool,
-    /// How many of 100 packets (without --segments, of 100 batches) with data are lost, e.g. 0.1. Needs `nft`.
+    /// The percentage of data packets (without --segments, of batches) that are lost, e.g. 0.1. Needs `nft`.
     #[arg(long, value_name = "PERCENT", requires = "namespaces", help_heading = "Network")]
     #[serde(rename = "loss_percent", default)]
     pub loss: Option<Loss>,
-    /// How many milliseconds a packet takes, either way: half of the round trip. It is carried by a process of this
+    /// The one-way delay in milliseconds: half of the round trip. It is carried by a process of this
     /// program then, which takes part of the machine. Needs /dev/net/tun.
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000), requires = "namespaces", help_heading = "Network")]
     #[serde(default)]
     pub delay_ms: u32,
 }
 
-/// Which end of the network a process is at. Bytes go from the serving to the receiving end.
+/// The end of the network that a process is at. Bytes go from the serving to the receiving end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Serving,
@@ -59,7 +59,7 @@ pub(crate) enum End {
 /// The way from the serving to the receiving end. Dropping it removes what was made for it. Only a harness that is
 /// killed by SIGKILL leaves namespaces behind, for `ip netns delete`.
 pub(crate) struct Network {
-    /// What carries packets when they are to take their time. Dropped before the namespaces that it is in.
+    /// The bridge that delays packets. Dropped before its namespaces.
     _bridge: Option<Process>,
     /// None on loopback, whose MTU is 65,536.
     namespaces: Option<Namespaces>,
@@ -87,7 +87,7 @@ impl Network {
         Ok(Self { _bridge: bridge, namespaces: Some(namespaces) })
     }
 
-    /// Where what is at the serving end listens.
+    /// The address of servers at the serving end.
     pub(crate) fn server_ip(&self) -> Ipv4Addr {
         match self.namespaces {
             None => Ipv4Addr::LOCALHOST,

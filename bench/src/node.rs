@@ -38,16 +38,16 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Where a node waits, and for whom.
+/// The options of a node.
 #[derive(Debug, Clone, clap::Args)]
 pub struct NodeArgs {
-    /// Where to wait for a driver. A producer serves its tensors on the same address, by UDP.
+    /// The address to listen on for a driver. A producer serves its tensors on the same address, by UDP.
     #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)))]
     pub listen: SocketAddr,
     /// The UDP port that a producer serves on; 0 lets the system choose. Give one where ports have to be published.
     #[arg(long, default_value_t = 0)]
     pub data_port: u16,
-    /// What a driver must know, of 8 characters or more. By default a random one is made and printed.
+    /// The token that a driver must present, of 8 characters or more. By default a random one is made and printed.
     #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub token: Option<Token>,
 }
@@ -55,17 +55,17 @@ pub struct NodeArgs {
 /// The port that a node waits on, if nothing else is said.
 pub const PORT: u16 = 4748;
 
-/// Where `node` and `run` look for the token, if no flag has it. A command line is shown to all users of a machine.
+/// The environment variable of the token, if no flag has it. All users of a machine can read command lines.
 pub const TOKEN_VARIABLE: &str = "TENSOR_RELAY_BENCH_TOKEN";
 
-/// How many connections a node has at a time, workers included. One more is closed at once.
+/// The maximum number of connections of a node, workers included. Further ones are closed at once.
 const CONNECTIONS_MAX: usize = 64;
 
-/// How soon a driver whose machine is gone is noticed: after this much silence it is asked, and so often again.
+/// The TCP keep-alive time and interval, by which a lost driver is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// How long to wait after the system could not accept a connection, for lack of something that comes back.
+/// The pause after the system could not accept a connection for lack of a resource.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Waits for drivers and lets workers work for them, until a signal ends it.
@@ -111,7 +111,7 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
     }
 }
 
-/// What every connection needs.
+/// The state shared by all connections.
 #[derive(Clone)]
 struct PublishSocket {
     token: Token,

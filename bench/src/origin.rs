@@ -1,4 +1,4 @@
-//! Where numbers come from: what a result's file says of the day, the machine and the build.
+//! The origin of numbers: date, machine and build of a result file.
 
 use crate::{date, machine};
 use serde::{Deserialize, Serialize};
@@ -13,9 +13,9 @@ pub struct Origin {
     pub kernel: String,
     /// The name of the processor.
     pub cpu: String,
-    /// How many processors could be used.
+    /// The number of usable processors.
     pub cores: usize,
-    /// What was built: `TENSOR_RELAY_COMMIT`, as it was set then, or as it is set now.
+    /// The commit: `TENSOR_RELAY_COMMIT` at build time, or now.
     pub commit: String,
 }
 

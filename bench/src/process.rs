@@ -45,10 +45,10 @@ impl Process {
         Ok(Self { name, child, lines: Some(Lines::new(stdout, LINE_MAX_BYTES)), last_words })
     }
 
-    /// Where it is spoken to, and what it prints, for who does both at once.
+    /// Its standard input and output, to use both at once.
     ///
     /// # Errors
-    /// When somebody has them already.
+    /// When they are already taken.
     pub(crate) fn split(&mut self) -> Result<(ChildStdin, Lines<ChildStdout>)> {
         let both = self.child.stdin.take().zip(self.lines.take());
         both.with_context(|| format!("somebody speaks to {} already", self.name))
@@ -69,7 +69,7 @@ impl Process {
         }
     }
 
-    /// What is known of the end of a process that prints nothing more.
+    /// The error for a process whose output has ended.
     pub(crate) async fn obituary(&mut self) -> String {
         match self.wait().await {
             Some(status) => format!("ended early, with {status}{}", self.last_words().await),
@@ -109,7 +109,7 @@ impl Process {
     }
 }
 
-/// How long a process may live.
+/// The maximum lifetime of a process.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Lifetime {
     /// Ends when standard input closes: how the harness's processes end with it.
@@ -150,10 +150,10 @@ async fn pass_on(name: String, stderr: ChildStderr) -> String {
     Vec::from(last).join(" | ")
 }
 
-/// How long a process may take to end by itself.
+/// The deadline for a process to exit by itself.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// How much of what it complains is kept for a table.
+/// The length of standard error kept for a table.
 const LAST_LINES: usize = 6;
 const LAST_LINE_CHARS: usize = 300;
 

@@ -32,7 +32,7 @@ impl Program {
         Self { executable: executable.into(), lead: lead.iter().map(Into::into).collect() }
     }
 
-    /// What `words` start, the executable first; none without words.
+    /// The program that `words` start, the executable first; `None` without words.
     pub fn of(words: &[OsString]) -> Option<Self> {
         let (executable, lead) = words.split_first()?;
         Some(Self { executable: executable.into(), lead: lead.to_vec() })

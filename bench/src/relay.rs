@@ -23,27 +23,27 @@ use tensor_relay_client::{Client, Connector, Lanes, Ticket, Tuning};
 use tensor_relay_server::{Access, CodecChoice, CodecId, Config, Identity, Listener, Server};
 use ticket_file::TicketFile;
 
-/// How long a round may take before the serving side takes its receiver for dead.
+/// The deadline of a round, after which the server gives up its receiver.
 const ROUND_MAX: Duration = Duration::from_secs(600);
 
-/// What the serving side holds, and how it sends it.
+/// The options of the server.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Goods {
-    /// How many tensors the bytes are.
+    /// The number of tensors.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub tensors: u32,
-    /// What the bytes are.
+    /// The content.
     #[arg(long, value_enum, default_value_t)]
     pub data: Data,
-    /// How chunks are encoded.
+    /// The codec of chunks.
     #[arg(long, default_value = "auto", value_parser = parse_codec)]
     pub codec: CodecChoice,
-    /// What is done for each round.
+    /// The work of each round.
     #[arg(long, value_enum, default_value_t)]
     pub hold: Hold,
 }
 
-/// What a producer does for each version.
+/// The work of a producer for each version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Hold {
     /// Nothing: the bytes were staged and hashed before the first.

@@ -13,17 +13,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is reported, and where to.
+/// The options of `report`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ReportArgs {
     /// Files that `compare`, `deltas` and `run` wrote with --json.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Where to write the page.
+    /// The file of the HTML page.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Where to write the tables in Markdown. Without either they are printed.
+    /// The file of the Markdown tables. Without either, tables are printed.
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
 }
@@ -68,7 +68,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What every result file has.
+/// The fields of every result file.
 #[derive(Deserialize)]
 struct Head {
     version: u32,

@@ -1,4 +1,4 @@
-//! What a command measured: what it prints, the file that `--json` writes, and what `report` reads.
+//! Results of a command: printed, written by `--json`, and read by `report`.
 
 use crate::{origin::Origin, table::Table};
 use anyhow::{Context, Result};
@@ -8,19 +8,19 @@ use std::{fmt, path::Path};
 /// Tables, what they are of, and in `details` what only the command itself knows: every round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Results<Details> {
-    /// Which command it was.
+    /// The command.
     pub(crate) kind: String,
     /// [`VERSION`].
     version: u32,
-    /// Where the numbers come from.
+    /// The origin of the numbers.
     #[serde(flatten)]
     pub(crate) origin: Origin,
-    /// What was done, and over what.
+    /// The measurement and its network.
     pub(crate) title: String,
-    /// How the numbers are to be read.
+    /// The explanation of the numbers.
     pub(crate) about: String,
     pub(crate) tables: Vec<Table>,
-    /// What a reader must know beside the numbers.
+    /// Remarks on the numbers.
     pub(crate) notes: Vec<String>,
     #[serde(flatten)]
     pub(crate) details: Details,

@@ -1,4 +1,4 @@
-//! What users do with tensor-relay, measured: `bench run`, on one machine or across several.
+//! `bench run`: workloads of users, on one machine or across several.
 //!
 //! This process is the driver. It moves no tensors: a producer and its consumers are processes of their own, started here,
 //! or by [nodes](crate::node) on other machines. Every round is prepared, then all begin together, and every byte that
@@ -30,22 +30,22 @@ use driver::{Driver, Terms};
 use peer::Peer;
 use std::{path::PathBuf, time::Duration};
 
-/// What is measured, where, and how often.
+/// The options of `run`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RunArgs {
-    /// What is measured.
+    /// The workload.
     #[command(flatten)]
     pub workload: WorkloadArgs,
     /// The number of consumers on this machine. Default: 1; 4 for `fan-out`, 2 for `slow-reader`.
     #[arg(long, conflicts_with = "consumer", value_parser = clap::value_parser!(u16).range(1..=CONSUMERS_MAX))]
     pub consumers: Option<u16>,
-    /// How many rounds count. One more of each kind comes first, to warm up.
+    /// The number of counted rounds. One more of each kind comes first, to warm up.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=ROUNDS_MAX))]
     pub rounds: u32,
     /// Over how many lanes each consumer receives: more use more cores.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=LANES_MAX))]
     pub lanes: u32,
-    /// Where the tensors are while they are published.
+    /// The memory of the tensors while they are published.
     #[arg(long, value_enum, default_value_t)]
     pub hold: Hold,
     /// The network on this machine.
@@ -57,13 +57,13 @@ pub struct RunArgs {
     /// The nodes that subscribe; one that is named twice has two consumers.
     #[arg(long, value_name = "NODE", num_args = 1.., requires = "producer")]
     pub consumer: Vec<NodeAddress>,
-    /// How consumers reach the producer, if not by the name that --producer has.
+    /// The producer's address for consumers, if not that of --producer.
     #[arg(long, value_name = "HOST", requires = "producer")]
     pub serve_at: Option<NodeAddress>,
     /// The token of the nodes: what `bench node` printed, or was given.
     #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub token: Option<Token>,
-    /// How long any step may take, in seconds. Default: ten minutes to
+    /// The deadline of each step, in seconds. Default: ten minutes to
     /// prepare a round; a minute to move it, and what a very slow network needs for the size.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: Option<u64>,
@@ -72,7 +72,7 @@ pub struct RunArgs {
     pub json: Option<PathBuf>,
 }
 
-/// What the command's help ends with.
+/// The end of the command's help.
 pub const EXAMPLES: &str = "\
 Examples:
   run --workload state-dict --model gpt2           a model on this machine's loopback

@@ -31,7 +31,7 @@ impl std::fmt::Display for Summary {
     }
 }
 
-/// How much larger A is than B, when each was measured beside the other.
+/// The ratio of A to B, measured in pairs.
 ///
 /// Pairs share the minute in which they were measured, so what disturbs a machine for longer than that cancels out. The
 /// interval is made of order statistics: the median lies between the k-th smallest and the k-th largest ratio with a
@@ -41,9 +41,9 @@ impl std::fmt::Display for Summary {
 pub struct PairedRatio {
     /// The median of A / B.
     pub median: f64,
-    /// Where the interval begins.
+    /// The lower bound of the interval.
     pub low: f64,
-    /// Where it ends.
+    /// The upper bound.
     pub high: f64,
     /// The probability that the interval holds the true median, e.g. 0.9375 for five pairs.
     pub confidence: f64,
@@ -66,7 +66,7 @@ impl PairedRatio {
         })
     }
 
-    /// Where the interval begins and ends; nothing where the pairs are too few for one.
+    /// The bounds of the interval; `None` if there are too few pairs.
     pub(crate) fn interval(&self) -> Option<(f64, f64)> {
         (self.confidence >= CONFIDENCE).then_some((self.low, self.high))
     }
@@ -127,7 +127,7 @@ pub(crate) fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// What an interval is meant to reach.
+/// The confidence that an interval should have.
 const CONFIDENCE: f64 = 0.95;
 
 #[cfg(test)]

@@ -19,13 +19,13 @@ pub(crate) struct Table {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) setting: Cells<String>,
-    /// How often it was measured.
+    /// The number of samples.
     pub(crate) samples: usize,
     /// Of the values below.
     pub(crate) measured: Cells<Summary>,
     /// Each value in the order of measuring, so that others can summarise otherwise.
     values: Cells<Vec<f64>>,
-    /// How some of the values compare with those of another row, measured beside this one.
+    /// The ratios of some values to those of another row, measured in pairs.
     #[serde(default)]
     pub(crate) ratios: Cells<PairedRatio>,
     #[serde(default)]
@@ -58,7 +58,7 @@ impl Table {
         self.rows[at].add(measured);
     }
 
-    /// What stands in it, the head first. All rows have the same columns, and none is empty.
+    /// The cells, the head first. All rows have the same columns, and none is empty.
     pub(crate) fn cells(&self) -> Vec<Vec<String>> {
         let settings = names(self.rows.iter().map(|row| &row.setting));
         let measured = names(self.rows.iter().map(|row| &row.measured));

@@ -64,10 +64,10 @@ pub async fn receive(args: ReceiveArgs, encryption: Encryption) -> Result<()> {
     receiving.await?
 }
 
-/// How much is given to the system, or asked of it, at a time. From 256 KiB on there was no difference on most paths.
+/// The size of one read or write. From 256 KiB on there was no difference on most paths.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// What a client says, a byte each.
+/// The requests of a client, a byte each.
 mod word {
     /// Send everything.
     pub(super) const ALL: u8 = b'a';

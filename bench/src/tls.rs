@@ -12,7 +12,7 @@ use rustls::{
 };
 use std::sync::Arc;
 
-/// What the server's certificate says, and the client asks for.
+/// The server name of the certificate.
 pub(crate) const SERVER_NAME: &str = "localhost";
 
 /// A server with a certificate made on the spot.

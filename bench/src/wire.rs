@@ -11,13 +11,13 @@ pub(crate) const LINE_MAX_BYTES: usize = 256 << 10;
 /// The longest line of somebody who has not shown that it knows the token.
 pub(crate) const GREETING_MAX_BYTES: usize = 1 << 10;
 
-/// How much of a line that makes no sense is shown.
+/// The length to which an invalid line is cut in messages.
 const SHOWN_MAX_CHARS: usize = 80;
 
-/// How much is read at once.
+/// The size of one read.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// What is wrong with what the other end sends.
+/// The errors of the other end's messages.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     #[error(
@@ -36,9 +36,9 @@ pub(crate) enum WireError {
 pub(crate) struct Lines<R> {
     from: R,
     max_bytes: usize,
-    /// What was read and not yet taken: less than a line and a piece.
+    /// Bytes read and not yet parsed: less than a line and one read.
     buffer: Vec<u8>,
-    /// How much of that is known to hold no end of a line.
+    /// The length of its prefix without a line end.
     searched: usize,
 }
 

@@ -76,7 +76,7 @@ impl StateDict {
         }
     }
 
-    /// What the tensor at `index` holds, once `length` bytes at `offset` are known to be inside of it.
+    /// The content of the tensor at `index`, if `length` bytes at `offset` are inside of it.
     fn content(&self, index: usize, offset: u64, length: usize) -> Content {
         let spec = &self.tensors[index];
         let end = offset.checked_add(length as u64);
@@ -95,11 +95,11 @@ impl StateDict {
 pub struct Difference {
     /// In which tensor.
     pub tensor: TensorName,
-    /// Where in that tensor.
+    /// The offset in that tensor.
     pub offset: u64,
-    /// What the byte should be.
+    /// The expected byte.
     pub expected: u8,
-    /// What it is.
+    /// The found byte.
     pub found: u8,
 }
 

@@ -1,4 +1,4 @@
-//! What `auto` chooses for the chunks of a file, at each level of effort.
+//! The choices of `auto` for the chunks of a file, at each level of effort.
 
 use super::measure::Job;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use std::{
 };
 use tensor_relay_protocol::{Codec, CodecId, CodecSet, Effort, SMALL_BYTES, SizeEstimate, Sparse};
 
-/// What is chosen for the chunks of one dtype, and what it takes to look at them.
+/// The choices for the chunks of one dtype, and the cost of choosing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Choice {
     /// The time of a look, the shortest of all rounds, in the mean over the chunks that are looked at; nothing where all
@@ -18,11 +18,11 @@ pub(super) struct Choice {
     pub(super) efforts: Vec<EffortChoice>,
 }
 
-/// What is chosen at one level of effort.
+/// The choices at one level of effort.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct EffortChoice {
     pub(super) effort: &'static str,
-    /// How many chunks each codec gets.
+    /// The number of chunks of each codec.
     pub(super) chunks: BTreeMap<&'static str, usize>,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Job<'a> {
     bases: Option<Vec<&'a [u8]>>,
 }
 
-/// What is measured.
+/// A codec to be measured.
 pub(super) struct Subject {
     name: String,
     codec: Box<dyn Codec>,
@@ -24,7 +24,7 @@ pub(super) struct Subject {
 /// Long enough that a codec's tables are small beside it.
 const EASIEST_BYTES: usize = 4096;
 
-/// What a codec did with all chunks of a job.
+/// The result of a codec for all chunks of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct CodecResult {
     pub(super) codec: String,
@@ -66,7 +66,7 @@ impl<'a> Job<'a> {
         self.chunks[chunk]
     }
 
-    /// What one chunk is coded by.
+    /// The dtype and the base with which `chunk` is encoded.
     pub(super) fn context(&self, chunk: usize) -> Context<'_> {
         Context { dtype: self.dtype, base: self.bases.as_ref().map(|bases| bases[chunk]) }
     }
@@ -136,7 +136,7 @@ pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Resul
 struct Bench {
     /// An encoding of each chunk.
     encoded: Vec<Vec<u8>>,
-    /// What comes back.
+    /// The decoded bytes.
     decoded: Vec<u8>,
 }
 
@@ -174,7 +174,7 @@ impl Bench {
     }
 }
 
-/// What an encoding may take.
+/// The maximum size of an encoding.
 fn room(id: CodecId, raw_bytes: usize) -> usize {
     match id {
         CodecId::Raw => raw_bytes,
@@ -182,12 +182,12 @@ fn room(id: CodecId, raw_bytes: usize) -> usize {
     }
 }
 
-/// What one codec has done so far.
+/// The results of one codec so far.
 struct Laps {
     chunks: Vec<Lap>,
 }
 
-/// What it has done with one chunk.
+/// The result of one chunk.
 #[derive(Debug, Clone, Copy, Default)]
 struct Lap {
     encode: Best,

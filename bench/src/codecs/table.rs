@@ -26,12 +26,12 @@ fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| NOTHING.into(), |value| format!("{value:.digits$}"))
 }
 
-/// How many chunks a codec left raw, if it could have done otherwise.
+/// The number of chunks left raw, for codecs that encode.
 fn chunks_raw(codec: &CodecResult) -> String {
     codec.ratio.map_or_else(|| NOTHING.into(), |_| codec.chunks_raw.to_string())
 }
 
-/// What stands where there is no number.
+/// The cell of a missing number.
 const NOTHING: &str = "–";
 
 #[cfg(test)]

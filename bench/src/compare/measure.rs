@@ -12,25 +12,25 @@ use crate::{
 use anyhow::{Result, ensure};
 use std::{ffi::OsString, fmt::Display, time::Duration};
 
-/// What each run does.
+/// The settings of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
-    /// How much each round moves; nothing, if each says so itself.
+    /// The size of a round; `None` if each round reports its own.
     pub(crate) bytes: Option<u64>,
     pub(crate) mtu: u16,
     pub(crate) data: Data,
-    /// How many rounds come before those that count.
+    /// The number of warm-up rounds.
     pub(crate) warm_up: u32,
-    /// How many rounds count.
+    /// The number of counted rounds.
     pub(crate) rounds: u32,
-    /// How many small messages come before.
+    /// The number of small messages before them.
     pub(crate) small: u32,
-    /// How long one round, or all small messages, may take.
+    /// The deadline of one round, or of all small messages.
     pub(crate) patience: Duration,
 }
 
 impl Load {
-    /// What `args` ask for.
+    /// The settings that `args` ask for.
     pub(super) fn new(args: &CompareArgs) -> Self {
         Self {
             bytes: Some(args.size),
@@ -44,7 +44,7 @@ impl Load {
     }
 }
 
-/// What `bytes` and so many small messages take on `network` itself, and what a busy machine may add.
+/// The time of `bytes` and the small messages on `network`, with a margin for a busy machine.
 fn patience(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
     let bits = bytes as f64 * 8.0;
     let on_the_line_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
@@ -133,7 +133,7 @@ fn start(
     Process::start(format!("{} {side}", contender.name), command)
 }
 
-/// What a side finds in its environment, beside what is there: all others are made as fast as they can be, on either side,
+/// Environment variables added for both ends: rivals are made as fast as they can be,
 /// while tensor-relay runs as its users run it.
 fn environment(contender: &Contender) -> Vec<(&'static str, &'static str)> {
     let copies = (!contender.is_ours).then_some(COPIES);
@@ -167,7 +167,7 @@ const COPIES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_thresho
 /// doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they allocate with mimalloc.
 const MEMORY: (&str, &str) = ("MALLOC_TRIM_THRESHOLD_", "67108864");
 
-/// How long a serving side may take to fill its memory and listen; some peers load a gigabyte of libraries first.
+/// The deadline for a server to fill its memory and listen; some peers load a gigabyte of libraries first.
 const READY_DEADLINE: Duration = Duration::from_secs(90);
 
 /// How long one round, or all small messages, may take beyond what the network asks for: 1 GiB at a hundredth of the usual
@@ -177,7 +177,7 @@ const ROUND_SLACK: Duration = Duration::from_secs(120);
 /// How much longer bytes may take than the line's rate says: they have headers, and are sent again where they are lost.
 const LINE_SHARE: f64 = 2.0;
 
-/// How many round trips a small message may take: peers ask, prepare, send and thank.
+/// The maximum number of round trips of a small message: peers request, prepare, send and acknowledge.
 const SMALL_ROUND_TRIPS: u32 = 4;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What was measured: the runs, and what follows from them.
+//! The results: runs, and the statistics of them.
 
 use super::roster::Contender;
 use crate::{
@@ -18,18 +18,18 @@ pub(crate) struct Runs {
     contenders: Vec<Contender>,
     /// In the order of measuring.
     pub(crate) runs: Vec<Run>,
-    /// Who was left out from then on, and why.
+    /// The contenders that were excluded after a failure, and the reasons.
     pub(crate) failures: Cells<String>,
 }
 
-/// What one pair of processes did.
+/// The result of one pair of processes.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Run {
-    /// Who they belonged to.
+    /// The contender.
     pub(crate) contender: String,
     /// The number of its pair, from 0.
     pub(super) pair: u32,
-    /// Who ran right before or after it, to be compared with it.
+    /// The contender that ran right before or after it, for comparison.
     pub(super) beside: Option<String>,
     /// Its small messages, if there were any.
     pub(super) small: Option<Small>,
@@ -86,7 +86,7 @@ impl Runs {
         Table::new("All runs", self.contenders.iter().map(row))
     }
 
-    /// What a reader should know of the contenders, and who failed.
+    /// Remarks on the contenders, and failures.
     pub(super) fn notes(&self) -> Vec<String> {
         let noted = self.contenders.iter().filter(|contender| !contender.note.is_empty());
         let noted = noted.map(|contender| format!("{}: {}", contender.name, contender.note));

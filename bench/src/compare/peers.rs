@@ -1,4 +1,4 @@
-//! What users would pick instead: programs of others, started by commands that a file lists.
+//! Peers: programs of other projects, started by commands that a file lists.
 
 use super::roster::{Contender, Role};
 use crate::program::Program;

@@ -1,4 +1,4 @@
-//! Who can be compared.
+//! The contenders.
 
 use crate::program::Program;
 use anyhow::{Result, bail, ensure};
@@ -11,7 +11,7 @@ use std::{
 #[derive(Debug, Clone)]
 pub(crate) struct Contender {
     pub(super) name: String,
-    /// Where its processes run, if not where this one does.
+    /// The working directory of its processes, if not the current one.
     pub(super) folder: Option<PathBuf>,
     pub(super) serve: Role,
     pub(super) receive: Role,
@@ -19,7 +19,7 @@ pub(crate) struct Contender {
     pub(super) encrypted: bool,
     /// Whether the receiving side uses its memory again.
     pub(super) receives_into: String,
-    /// What a reader of its numbers should know.
+    /// Remarks on its numbers.
     pub(super) note: String,
     /// Whether it can be asked for small messages.
     pub(super) has_small: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Contender {
     pub(super) is_peer: bool,
 }
 
-/// What plays one side: a program, and what to say to it before the options of [`contender`](crate::contender).
+/// The program of one end, and its arguments before the options of [`contender`](crate::contender).
 #[derive(Debug, Clone)]
 pub(super) struct Role {
     pub(super) program: Program,

@@ -1,4 +1,4 @@
-//! Who runs when.
+//! The order of runs.
 
 use super::roster::Contender;
 

@@ -16,7 +16,7 @@ const TOPIC: &str = "deltas";
 /// When a version was published, in its metadata.
 const PUBLISHED_NS: &str = "published_ns";
 
-/// How long a version may take to be committed.
+/// The deadline of a commit.
 pub(super) const VERSION_MAX: Duration = Duration::from_secs(600);
 
 /// Publishes each version when the one before was committed.

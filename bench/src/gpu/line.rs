@@ -71,7 +71,7 @@ impl Printer {
         self.line(&Line::Fact(Fact { name: name.to_owned(), value: value.into() }));
     }
 
-    /// Where nobody reads any more, there is nobody to tell.
+    /// If the reader is gone, the line is dropped.
     fn line(self, line: &Line) {
         use std::io::Write;
         let text = serde_json::to_string(line).expect("names and numbers have a JSON form");

@@ -12,14 +12,14 @@ use tensor_relay_server::{
 };
 use tokio::time::{Instant, timeout};
 
-/// How the service is set up; the rest is as by default.
+/// The settings of the service that differ from the defaults.
 #[derive(Debug, Clone)]
 pub(super) struct Setup {
-    /// How large chunks are.
+    /// The size of chunks.
     pub(super) chunk_bytes: u64,
-    /// How many chunks the server reads or writes, and the client lets come, at one time.
+    /// The number of chunks in flight, at the server and by the client's credit.
     pub(super) chunks_in_flight: usize,
-    /// Where snapshots land; in host memory if nowhere else.
+    /// The device of snapshots; host memory by default.
     pub(super) landing: Option<Device>,
 }
 
@@ -75,7 +75,7 @@ impl Serving {
         Ok(published?)
     }
 
-    /// What the server counted.
+    /// The counters of the server.
     pub(super) fn stats(&self) -> ServerStats {
         self.server.stats()
     }
@@ -148,7 +148,7 @@ pub(super) struct Loopback {
     pub(super) readers: Vec<Receiving>,
 }
 
-/// What one round took, from the publish until the last reader has the whole version.
+/// The time of one round, from the publish until the last reader has the whole version.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Round {
     pub(super) seconds: f64,
@@ -189,8 +189,8 @@ impl Loopback {
     }
 }
 
-/// How long a version may take. The slowest part of the suite takes less than a second for one.
+/// The deadline of a version. The slowest part of the suite takes less than a second for one.
 const ROUND_MAX: Duration = Duration::from_secs(20);
 
-/// After how long without a byte either end gives up: short, so that a device that failed is heard of.
+/// The stall timeout of both ends: short, so that a device failure is reported soon.
 const STALL: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! What the numbers depend on: the machine, as far as it tells.
+//! The machine that the numbers depend on.
 
 use super::line::Cells;
 use crate::machine::{cores, cpu, kernel, line, memory_bytes};
@@ -18,7 +18,7 @@ pub(super) fn facts() -> Cells<String> {
         .and("UDP send buffer allowed", bytes("/proc/sys/net/core/wmem_max"))
 }
 
-/// How much memory can still be taken.
+/// The available memory.
 pub(super) fn available_bytes() -> Option<u64> {
     memory_bytes("MemAvailable")
 }

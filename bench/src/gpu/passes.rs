@@ -1,4 +1,4 @@
-//! How often something is measured: as often as there is time for.
+//! The number of passes: as many as fit the time.
 
 use std::time::{Duration, Instant};
 

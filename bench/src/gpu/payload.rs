@@ -1,4 +1,4 @@
-//! What is moved: payloads on a device or on the host, laid out as a server would.
+//! Payloads on a device or on the host, in the layout of a server.
 
 use super::place::Engine;
 use crate::noise;
@@ -26,7 +26,7 @@ pub(super) fn manifest(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Arc<M
     Ok(Arc::new(Manifest::layout(specs, vec![], chunk_bytes, &Limits::default())?))
 }
 
-/// How a payload lies on a device: in one allocation, or each tensor in one of its own.
+/// The layout of a payload on a device: one allocation, or one for each tensor.
 #[derive(Debug, Clone)]
 pub(super) struct OnDevice {
     len_bytes: u64,

@@ -1,4 +1,4 @@
-//! Where the tensors of a measurement live.
+//! The device of a measurement's tensors.
 
 use anyhow::{Context, Result, bail};
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};

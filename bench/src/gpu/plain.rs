@@ -4,7 +4,7 @@ use super::place::Place;
 use anyhow::Result;
 use tensor_relay_device::cuda::measure::{Pages, PlainCopies, plain_copies};
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     ToHost,
@@ -22,7 +22,7 @@ impl Direction {
     }
 }
 
-/// What plain copies reach, in 10^9 bytes per second.
+/// The rate of plain copies, in 10^9 bytes per second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plain {
     to_host: Rates,

@@ -17,7 +17,7 @@ use tensor_relay_transport::{
 };
 use tokio::{sync::Semaphore, task::JoinSet};
 
-/// How deep the stages are.
+/// The depth of the stages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Depth {
     /// Chunks that are read, hashed or handed over at one time: a server's chunks in flight.
@@ -35,7 +35,7 @@ impl Depth {
     }
 }
 
-/// What happens to a chunk at the end.
+/// The last stage of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// It is written to the sink.
@@ -95,7 +95,7 @@ async fn move_chunks(stream: Arc<Stream>) -> Result<()> {
         }
         let hash = encoded.hash;
         drop((encoded, sending));
-        // Which chunks came is for no assembly to know here: the movers end when all have.
+        // No assembly tracks chunks here: the movers end when all have arrived.
         let _verified = hasher.verify(chunk, hash)?;
         if stream.end == End::Written {
             stream.sink.write(target).await?;

@@ -20,14 +20,14 @@ use std::{
 use tokio::task::spawn_blocking;
 use tun_rs::{DeviceBuilder, SyncDevice};
 
-/// What the bridge is told.
+/// The options of the bridge.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DelayArgs {
-    /// What the first device is called.
+    /// The name of the first device.
     pub near: String,
-    /// What the second device is called.
+    /// The name of the second device.
     pub far: String,
-    /// How long each packet takes.
+    /// The delay of each packet.
     #[arg(long)]
     pub delay_ms: u32,
 }
@@ -35,7 +35,7 @@ pub struct DelayArgs {
 /// The subcommand of the bridge.
 pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";
 
-/// How the bridge is started.
+/// The command that starts the bridge.
 pub(super) fn words(near: &str, far: &str, delay_ms: u32) -> [OsString; 4] {
     [DELAY_BRIDGE.into(), near.into(), far.into(), format!("--delay-ms={delay_ms}").into()]
 }
@@ -90,7 +90,7 @@ fn forward(
         move || send_when_due(&due, &held, send)
     });
     let error = receive_all(&mut receive, &packets, &held, delay);
-    // What is on its way still arrives.
+    // Packets in flight still arrive.
     drop(packets);
     let _ = sender.join();
     Err(error).context("cannot read packets from a device")
@@ -134,7 +134,7 @@ fn send_when_due(due: &Receiver<Packet>, held: &Held, mut send: impl FnMut(&[u8]
     }
 }
 
-/// How many bytes are on their way in one direction: the bound of its queue.
+/// The bytes in flight in one direction: the bound of its queue.
 #[derive(Debug, Default)]
 struct Held(AtomicUsize);
 
@@ -160,7 +160,7 @@ const PACKET_BYTES_MAX: usize = 1 << 17;
 /// 25 Gbit/s for 85 ms: more than a machine that has to do this as well can send, over the delays that matter.
 const HELD_BYTES_MAX: usize = 256 << 20;
 
-/// What a packet takes beside its bytes, at most.
+/// The maximum overhead of a queued packet beside its bytes.
 const PACKET_EXTRA_BYTES: usize = 64;
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::{
 use anyhow::Result;
 use std::{net::Ipv4Addr, time::Duration};
 
-/// What the device is called, at either end.
+/// The name of the device, at either end.
 const DEVICE: &str = "relay0";
 
 /// The address of `end`.
@@ -51,7 +51,7 @@ pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> 
     for end in [End::Serving, End::Receiving] {
         namespaces.ip(end, &format!("addr add {}/24 dev {DEVICE}", address(end)))?;
         if args.segments {
-            // What may not be sent as a batch is cut just before it is sent.
+            // Batches that the device may not send are segmented just before they are sent.
             namespaces.ip(end, &format!("link set {DEVICE} gso_max_segs 1"))?;
         }
         namespaces.ip(end, &format!("link set {DEVICE} mtu {mtu} up"))?;
@@ -65,10 +65,10 @@ pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> 
     }
 }
 
-/// What holds packets back to the rate of the line, if it has one.
+/// The queueing discipline that limits the rate, if the link has one.
 ///
-/// A batch that the bucket cannot hold is cut by it. When batches shall cross whole, the bucket holds them; when they
-/// shall be cut, it is small on slow lines, so that packets come apart from each other. It is never so small that a
+/// The token bucket segments batches that exceed it. To let batches pass whole, the bucket is as large as they are; to
+/// segment them, it is small on slow links, so that packets leave one by one. It is never so small that a
 /// timer which is late costs part of the line.
 fn token_bucket(args: &NetworkArgs) -> Option<String> {
     let rate = args.rate?;
@@ -92,16 +92,16 @@ fn losing(args: &NetworkArgs) -> Option<String> {
     ))
 }
 
-/// What IPv4 and UDP add to a payload.
+/// The headers of IPv4 and UDP.
 const HEADER_BYTES: u32 = 28;
 
 /// More than any batch, whose payload is at most 64 KiB, takes with the headers of its packets.
 const BATCH_BYTES: u64 = 128 << 10;
 
-/// How late a timer may be on a busy machine.
+/// The maximum delay of a timer on a busy machine.
 const TIMER_US: u64 = 400;
 
-/// How long the bridge may take to make two devices.
+/// The deadline for the bridge to make two devices.
 const BRIDGE_DEADLINE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How much of what is sent never arrives.
+//! The loss rate of a link.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -9,7 +9,7 @@ use std::{fmt, str::FromStr};
 pub struct Loss(f64);
 
 impl Loss {
-    /// How many of a million are lost.
+    /// The lost packets per million.
     pub(super) fn of_million(self) -> u32 {
         (self.0 * 1e4).round() as u32
     }

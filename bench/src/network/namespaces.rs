@@ -31,7 +31,7 @@ impl Namespaces {
         Ok(namespaces)
     }
 
-    /// What the namespace at `end` is called.
+    /// The name of the namespace at `end`.
     pub(super) fn name(&self, end: End) -> &str {
         match end {
             End::Serving => &self.serving,

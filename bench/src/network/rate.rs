@@ -1,4 +1,4 @@
-//! How fast a line is.
+//! The rate of a link.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};

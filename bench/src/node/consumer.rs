@@ -19,7 +19,7 @@ use tensor_relay_client::{
     Client, Config, Connector, LaneStats, Lanes, Request, Snapshot, Subscription, Ticket, Topic, Tuning,
 };
 
-/// How long it waits for a topic: as long as preparing may take. The driver gives up earlier.
+/// The deadline for a topic to appear: that of preparing. The driver gives up earlier.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// A slow reader's time: nine parts in ten it does nothing at all, not even take what the network brings.
@@ -66,7 +66,7 @@ pub(super) async fn run(job: Consumption, desk: &mut Desk) -> Result<()> {
 struct Consumer {
     client: Client,
     topic: Topic,
-    /// What a stream's versions must be.
+    /// The expected versions of a stream.
     windows: Option<Windows>,
     every: bool,
     slow: bool,
@@ -80,7 +80,7 @@ struct Waiting {
     traffic: Traffic,
 }
 
-/// What was received, before it is looked at.
+/// Received versions, before they are compared.
 struct Got {
     versions: u64,
     missed: u64,
@@ -221,7 +221,7 @@ async fn doze() -> Infallible {
     }
 }
 
-/// What all `lanes` carried so far. Of a lane that ended nobody knows.
+/// The bytes of all `lanes` so far, without ended lanes.
 fn traffic_of(lanes: &[LaneStats]) -> Traffic {
     lanes
         .iter()

@@ -9,11 +9,11 @@ use tokio::{
     time::{interval, timeout},
 };
 
-/// How long a worker waits for an order. A driver whose other workers are busy may take long; one whose machine is gone
+/// The deadline for the next order. A driver whose other workers are busy may take long; one whose machine is gone
 /// is noticed earlier, where the connection is watched.
 const ORDER_MAX: Duration = Duration::from_secs(3_600);
 
-/// How often a worker tells how far it is.
+/// The interval of a worker's progress reports.
 const TELL: Duration = Duration::from_millis(500);
 
 /// Orders, from standard input: a pipe of the driver's, or its connection.
@@ -43,7 +43,7 @@ impl Desk {
     /// Does `work` until it is done, and tells now and then how far it is; `None` when the driver says to stop before.
     ///
     /// # Errors
-    /// What `work` fails with, and when the driver goes away or says anything else.
+    /// The error of `work`, or a driver that disconnects or violates the protocol.
     pub(super) async fn until_stopped<T>(
         &mut self,
         work: impl Future<Output = Result<T>>,

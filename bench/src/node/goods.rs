@@ -1,4 +1,4 @@
-//! What a producer publishes, as its bytes are made.
+//! The versions of a producer, and their generation.
 
 use super::{
     load::Opened,
@@ -21,7 +21,7 @@ pub(super) enum Goods {
 }
 
 impl Goods {
-    /// What `work` asks for.
+    /// The versions that `work` asks for.
     ///
     /// # Errors
     /// When its file cannot be read, or its numbers make no sense.

@@ -8,11 +8,11 @@ use tokio::{
     time::{Duration, timeout},
 };
 
-/// Which version of these lines and all that follow this build speaks. Another one is refused: both ends of a benchmark
+/// The version of this protocol. Another one is refused: both ends of a benchmark
 /// should be the same build.
 const REVISION: u32 = 1;
 
-/// How long the whole greeting may take.
+/// The deadline of the whole greeting.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 
 /// The node's first line.
@@ -122,7 +122,7 @@ mod tests {
         (judged, asked.map(drop))
     }
 
-    /// What a node thinks of somebody who says `words` and leaves.
+    /// The node's error for a peer that sends `words` and disconnects.
     async fn judge_words(words: &[u8]) -> String {
         let (here, mut there) = duplex(64 << 10);
         there.write_all(words).await.unwrap();

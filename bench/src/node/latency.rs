@@ -1,4 +1,4 @@
-//! How long things took, as a histogram.
+//! A histogram of latencies.
 
 use crate::cells::Cells;
 use hdrhistogram::Histogram;
@@ -45,7 +45,7 @@ impl Latencies {
         )
     }
 
-    /// What they come down to; `None` when there are none.
+    /// The percentiles; `None` without values.
     pub(crate) fn summary(&self) -> Option<Cells<f64>> {
         let us = |ns: u64| ns as f64 / 1e3;
         let at = |share| us(self.0.value_at_quantile(share));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     proptest! {
-        /// What was sent over as buckets is what was recorded, and no liar makes it panic.
+        /// Buckets survive the wire, and hostile ones cannot cause a panic.
         #[test]
         fn buckets_hold_everything(values in prop::collection::vec(any::<u64>(), 0..200), lies in any::<Vec<(u64, u64)>>()) {
             let mut latencies = Latencies::new();

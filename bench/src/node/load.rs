@@ -1,4 +1,4 @@
-//! What a version holds: which tensors, and which bytes are in them.
+//! The content of a version: its tensors and their bytes.
 
 mod file;
 mod models;
@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 
-/// What a producer is to publish, in words that fit a line.
+/// The description of a producer's versions, as sent in an order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
     pub(crate) form: Form,
     pub(crate) content: Content,
 }
 
-/// Which tensors there are.
+/// The tensors of a version.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Form {
@@ -35,7 +35,7 @@ pub(crate) enum Form {
     File { path: PathBuf },
 }
 
-/// Which bytes are in generated tensors. Each round has other ones.
+/// The content of generated tensors, different in each round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Content {

@@ -1,4 +1,4 @@
-//! How much memory a process has used at most.
+//! The peak memory of a process.
 
 /// The most memory of this process that was resident at once, in bytes (`VmHWM`); `None` when the kernel does not tell.
 pub(crate) fn peak_resident_bytes() -> Option<u64> {

@@ -1,4 +1,4 @@
-//! What a driver and its workers say to each other, one JSON object a line.
+//! The messages between a driver and its workers, one JSON object a line.
 //!
 //! ```text
 //! driver                        worker
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use tensor_relay_client::LaneStats;
 use tensor_relay_server::TrafficStats;
 
-/// What a driver says.
+/// The messages of a driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Order {
@@ -66,7 +66,7 @@ pub(crate) struct Consumption {
     pub(crate) slow: bool,
 }
 
-/// What is published in a round.
+/// The versions of a round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Work {
@@ -86,7 +86,7 @@ pub(crate) enum Pace {
     AfterCommit,
 }
 
-/// Where the tensors are while they are published.
+/// The memory of the tensors while they are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hold {
@@ -102,13 +102,13 @@ pub enum Hold {
 pub(crate) struct Round {
     /// Its number, from 1. It decides the bytes.
     pub(crate) number: u32,
-    /// How many consumers have to commit a version before the producer counts it as done.
+    /// The number of commits that complete a version.
     pub(crate) readers: u32,
-    /// How many versions a stream has.
+    /// The number of versions of a stream.
     pub(crate) versions: u64,
 }
 
-/// What a worker says.
+/// The messages of a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
@@ -122,7 +122,7 @@ pub(crate) enum Report {
     Prepared(Prepared),
     /// A consumer has subscribed.
     Waiting { round: u32 },
-    /// How far a consumer is in the round.
+    /// The progress of a consumer in the round.
     Moving { bytes: u64 },
     /// The producer is done.
     Sent(Sent),
@@ -144,14 +144,14 @@ pub(crate) struct Introduction {
     pub(crate) clock: Option<String>,
 }
 
-/// What is to be published in the round.
+/// The versions to publish in the round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Prepared {
     pub(crate) round: u32,
     pub(crate) tensors: u64,
     /// The size of one version as it travels, with the padding between its tensors; of a stream without any.
     pub(crate) payload_bytes: u64,
-    /// What consumers must find; of a stream they know it already.
+    /// The expected content; for a stream consumers know it already.
     pub(crate) proof: Option<Proof>,
 }
 
@@ -164,7 +164,7 @@ pub(crate) struct Sent {
     pub(crate) seconds: f64,
     pub(crate) cpu_s: f64,
     pub(crate) traffic: Traffic,
-    /// How many chunks were hashed or encoded in the round.
+    /// The number of chunks hashed or encoded in the round.
     pub(crate) chunks_hashed: u64,
     /// From publish until all commits were told, where each version waited for the one before.
     pub(crate) round_trips: Buckets,
@@ -190,7 +190,7 @@ pub(crate) struct Received {
     pub(crate) one_way: Buckets,
 }
 
-/// What a worker's lanes carried in the round.
+/// The bytes that a worker's lanes carried in the round.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Traffic {
     pub(crate) sent_packets: u64,
@@ -201,7 +201,7 @@ pub(crate) struct Traffic {
     pub(crate) received_bytes: u64,
 }
 
-/// What a consumer's first lane found out of its path.
+/// The path statistics of a consumer's first lane.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Path {
     /// The UDP payload in use.
@@ -222,7 +222,7 @@ impl Traffic {
         }
     }
 
-    /// What came on top since `earlier`. A connection that was made again counts from zero.
+    /// The difference to `earlier`. A new connection counts from zero.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             sent_packets: self.sent_packets.saturating_sub(earlier.sent_packets),
@@ -263,7 +263,7 @@ impl Path {
 }
 
 impl Report {
-    /// What it is, in a word.
+    /// Its name.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Here(_) => "here",

@@ -20,19 +20,19 @@ use tensor_relay_server::{
     Staging, TensorSpec, Ticket, Topic, TopicOptions, Tuning, WhenFull,
 };
 
-/// What all rounds publish to.
+/// The topic of all rounds.
 const TOPIC: &str = "bench";
 
-/// How many versions of a stream are kept for readers in mode `every`.
+/// The number of retained versions of a stream, for readers in mode `every`.
 const KEEP_VERSIONS: u32 = 64;
 
 /// How long the bytes of the last round may take to be free for the next, once nobody is sent any of them.
 const FREE_MAX: Duration = Duration::from_secs(10);
 
-/// How often that is looked at.
+/// The interval at which that is checked.
 const FREE_LOOK: Duration = Duration::from_millis(5);
 
-/// How long the server may take to end.
+/// The deadline for the server's shutdown.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Serves `job` at `listen`, round by round.
@@ -154,7 +154,7 @@ impl Producer {
     }
 }
 
-/// What is counted at the beginning and at the end of a round.
+/// The counters at the beginning and at the end of a round.
 struct Books {
     usage: Usage,
     traffic: Traffic,

@@ -1,4 +1,4 @@
-//! What a snapshot was, in one word: so that the driver can tell whether what arrived is what was published.
+//! A digest of a snapshot, with which the driver compares received and published bytes.
 
 use serde::{Deserialize, Serialize};
 use tensor_relay_protocol::{Dtype, Shape, TensorName};

@@ -35,7 +35,7 @@ impl Token {
         &self.0
     }
 
-    /// What somebody who knows it says to `challenge`.
+    /// The answer to `challenge` by a holder of the token.
     pub(crate) fn answer(&self, challenge: &str) -> String {
         self.keyed(challenge).to_hex().to_string()
     }

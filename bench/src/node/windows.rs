@@ -3,10 +3,10 @@
 use crate::noise;
 use anyhow::{Result, ensure};
 
-/// What a producer writes into the first bytes of a version.
+/// The header that a producer writes into the first bytes of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {
-    /// Which version of the round it is, from 0.
+    /// The number of the version in the round, from 0.
     pub(crate) index: u64,
     /// When its publishing began, by the producer's [monotonic clock](crate::clock::monotonic_ns).
     pub(crate) published_ns: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Windows {
 /// Smaller tensors have no room for a stamp.
 pub(crate) const STAMP_BYTES: usize = 16;
 
-/// How far the window slides from one version to the next, and how often before it begins again.
+/// The step of the window from one version to the next, and the number of steps before it begins again.
 const STEP_BYTES: usize = 64;
 const STEPS: u64 = 4096;
 

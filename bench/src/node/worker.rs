@@ -13,7 +13,7 @@ use crate::{clock, origin::Origin};
 use anyhow::{Result, bail};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Where a worker's server listens, if its driver does not say.
+/// The default address of a worker's server.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct WorkerArgs {
     /// The address of this machine.

@@ -1,4 +1,4 @@
-//! What is sent: bytes that no codec makes smaller, or values as models have them.
+//! The content of a comparison: incompressible bytes, or values with the statistics of models.
 
 use crate::{noise, workload};
 use anyhow::{Result, ensure};
@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tensor_relay_server::{Dtype, Shape, TensorName, TensorSpec};
 
-/// What the bytes of a comparison are.
+/// The kinds of content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Data {

@@ -21,7 +21,7 @@ use tokio::{
 const TOPIC: &str = "small";
 const TENSOR: &str = "message";
 
-/// How long one version may take.
+/// The deadline of one version.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Publishes versions of its topic when somebody asks.
@@ -71,7 +71,7 @@ impl SmallPublisher {
     }
 }
 
-/// Where a server at `server` is asked for small tensors.
+/// The address for requests of small tensors, beside `server`.
 fn asked_at(server: SocketAddr) -> SocketAddr {
     SocketAddr::new(server.ip(), server.port().checked_add(1).unwrap_or(u16::MAX - 1))
 }

@@ -1,4 +1,4 @@
-//! What is sent in each round: bytes that are in memory once, as a version that nobody has seen.
+//! The versions of each round: bytes that are in memory once, published as a new version.
 
 use super::{Goods, Hold};
 use anyhow::Result;
@@ -89,7 +89,7 @@ impl Offer {
     }
 }
 
-/// What is subscribed to in this round.
+/// The topic of this round.
 ///
 /// # Errors
 /// None: the name is one that topics may have.

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 /// One measure of several, side by side.
 pub(super) struct Chart {
-    /// What is measured, its unit, and whether more is better.
+    /// The title, the unit, and whether more is better.
     title: &'static str,
     bars: Vec<Bar>,
 }
@@ -19,7 +19,7 @@ struct Bar {
     value: Summary,
 }
 
-/// What is drawn of `tables`: each number from the first that has it, the best first.
+/// The bars drawn from `tables`: each number from the first table that has it, the best first.
 pub(super) fn charts(tables: &[Table]) -> Vec<Chart> {
     let chart = |(number, title): (&str, &'static str)| {
         let bars = |table: &Table| {
@@ -100,7 +100,7 @@ pub(super) fn class(kind: Kind) -> &'static str {
     }
 }
 
-/// How wide a value is.
+/// The width of a value.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     most: f64,

@@ -1,4 +1,4 @@
-//! Where a node is.
+//! The address of a node.
 
 use crate::node::PORT;
 use std::{fmt, net::Ipv6Addr, str::FromStr};

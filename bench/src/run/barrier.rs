@@ -1,4 +1,4 @@
-//! Where all have to arrive before any goes on.
+//! A barrier that all workers must reach before any proceeds.
 
 /// Waits for one thing from each of some workers, which are named by their numbers. Pure: it is told what arrives.
 #[derive(Debug)]
@@ -31,12 +31,12 @@ impl<T> Barrier<T> {
         }
     }
 
-    /// Who is still waited for.
+    /// The workers that have not arrived.
     pub(crate) fn missing(&self) -> impl Iterator<Item = usize> {
         self.places.iter().filter(|(_, what)| what.is_none()).map(|(worker, _)| *worker)
     }
 
-    /// What was brought, in the order of the workers; or the barrier again, while somebody is missing.
+    /// The values in the order of the workers; or the barrier again, while a worker is missing.
     pub(crate) fn open(self) -> Result<Vec<T>, Self> {
         if self.missing().next().is_some() {
             return Err(self);

@@ -1,8 +1,8 @@
-//! What is told while a run is under way: a line a second.
+//! The progress of a run: a line a second.
 
 use std::time::Duration;
 
-/// How far the consumers are, between one line and the next. Pure: it is told the time.
+/// The progress of the consumers since the last line. Pure: the time is an argument.
 #[derive(Debug, Default)]
 pub(crate) struct Board {
     title: String,
@@ -15,7 +15,7 @@ struct Row {
     worker: usize,
     name: String,
     bytes: u64,
-    /// What the last line said.
+    /// The content of the last line.
     told: u64,
 }
 

@@ -13,22 +13,22 @@ use tokio::{
     time::{Instant, Interval, interval, sleep_until, timeout_at},
 };
 
-/// How many reports may wait for the driver. Workers that say more than it reads wait for it.
+/// The bound of the queue of reports. Workers that report faster than the driver reads wait for it.
 const REPORTS_MAX: usize = 64;
 
-/// How often the user hears how far it is.
+/// The interval of progress lines.
 const TELL: Duration = Duration::from_secs(1);
 
-/// How long the reason why a worker takes no orders may take to arrive.
+/// The deadline for a worker's reason for refusing orders.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
-/// How much of what a worker gives as its reason is passed on.
+/// The length to which a worker's reason is cut.
 const REASON_MAX_CHARS: usize = 2_000;
 
 /// The workers, by number, and what comes from them. Whoever fails, lies, or is late is named.
 pub(crate) struct Crew {
     peers: Vec<Peer>,
-    /// Who has said its last words: that it is silent then is no news.
+    /// The workers that have reported their end, whose disconnection is no error.
     done: HashSet<usize>,
     heard: mpsc::Receiver<Heard>,
     board: Board,
@@ -37,7 +37,7 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    /// Where workers report, and where the crew hears them.
+    /// Both ends of the queue of reports.
     pub(crate) fn reports() -> (mpsc::Sender<Heard>, mpsc::Receiver<Heard>) {
         mpsc::channel(REPORTS_MAX)
     }
@@ -87,7 +87,7 @@ impl Crew {
         Ok(())
     }
 
-    /// What has gone wrong, if a worker has said it and nobody has listened yet.
+    /// The first unread failure that a worker reported.
     async fn last_words(&mut self) -> Option<anyhow::Error> {
         let until = Instant::now() + LAST_WORDS_MAX;
         while let Ok(Some((worker, said))) = timeout_at(until, self.heard.recv()).await {
@@ -133,7 +133,7 @@ impl Crew {
         }
     }
 
-    /// What `worker` said, if it is not only how far it is.
+    /// The report of `worker`, unless it is progress only.
     async fn report(&mut self, worker: usize, said: Result<Report, Silence>) -> Result<Option<Report>> {
         match said {
             Ok(Report::Moving { bytes }) => {

@@ -1,4 +1,4 @@
-//! What the result file says beside the tables; `bench/README.md` says what each number means.
+//! The content of the result file beside the tables; `bench/README.md` explains each number.
 
 use super::results::Sample;
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 use serde::Serialize;
 use std::fmt;
 
-/// Where and how it was measured, and every round.
+/// The machines, the settings and every round.
 #[derive(Debug, Serialize)]
 pub(super) struct Details {
     pub(super) network: NetworkFacts,
@@ -23,7 +23,7 @@ pub(super) struct Details {
     pub(super) copies_per_byte: Copies,
 }
 
-/// What lies between producer and consumers.
+/// The network between producer and consumers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum NetworkFacts {
@@ -33,23 +33,23 @@ pub(super) enum NetworkFacts {
     Nodes { consumers: usize },
 }
 
-/// What was asked for.
+/// The requested settings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct WorkloadFacts {
     pub(super) name: &'static str,
-    /// Which tensors or versions, and what is in them.
+    /// The tensors or versions, and their content.
     pub(super) work: Work,
     pub(super) versions_per_round: u64,
     pub(super) mode: &'static str,
     pub(super) hold: Hold,
-    /// How many each consumer asked for.
+    /// The number of lanes that each consumer requested.
     pub(super) lanes: u32,
     pub(super) rounds: u32,
     /// Rounds of each scene that came first and do not count.
     pub(super) warm_up_rounds: u32,
 }
 
-/// Where a worker ran.
+/// The machine of a worker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Machine {
     pub(super) worker: String,
@@ -59,7 +59,7 @@ pub(super) struct Machine {
     pub(super) clock_of_producer: bool,
 }
 
-/// How often the programs copy a byte on its way, by their design; kernel and network card not counted.
+/// The copies of each byte by the programs' design; kernel and network card not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Copies {
     /// From where it is published into a packet.
@@ -82,7 +82,7 @@ impl fmt::Display for NetworkFacts {
 }
 
 impl Machine {
-    /// What `worker` said of its machine, which may be the producer's.
+    /// The machine of `worker`, which may be the producer's.
     pub(super) fn new(worker: &str, here: &Introduction, producer: &Introduction) -> Self {
         Self {
             worker: worker.into(),

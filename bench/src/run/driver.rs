@@ -1,4 +1,4 @@
-//! Who leads the workers through the rounds.
+//! The driver, which leads the workers through the rounds.
 
 use super::{
     address::NodeAddress,
@@ -24,7 +24,7 @@ use anyhow::{Context, Result};
 use std::time::Duration;
 use tensor_relay_client::Ticket;
 
-/// What the driver was told.
+/// The settings of the driver.
 pub(super) struct Terms {
     pub(super) name: &'static str,
     pub(super) plan: Plan,
@@ -33,19 +33,19 @@ pub(super) struct Terms {
     pub(super) udp_payload_max: u16,
     /// Over how many lanes each consumer receives.
     pub(super) lanes: u32,
-    /// Where consumers find the producer, if that is not what its ticket says.
+    /// The producer's address for consumers, if not that of its ticket.
     pub(super) serve_at: Option<NodeAddress>,
-    /// How long any step may take, if the user said so.
+    /// The deadline of each step, if the user set it.
     pub(super) deadline: Option<Duration>,
 }
 
-/// How long starting, connecting and ending may take.
+/// The deadline for starting, connecting and ending.
 const STEP_MAX: Duration = Duration::from_secs(60);
 
-/// How long making a version's bytes may take. A producer that died is noticed at once.
+/// The deadline for generating a version. A producer that died is noticed at once.
 const PREPARE_MAX: Duration = Duration::from_secs(600);
 
-/// How long a round may take beyond what its size and timetable need.
+/// The time of a round beyond that of its size and timetable.
 const ROUND_MAX: Duration = Duration::from_secs(60);
 
 /// The slowest network that is waited for.
@@ -63,7 +63,7 @@ pub(super) struct Driver {
     begun: u32,
 }
 
-/// What the workers said of their machines.
+/// The machines of the workers.
 type Introductions = Vec<Introduction>;
 
 impl Driver {
@@ -199,7 +199,7 @@ impl Driver {
         Ok(prepared)
     }
 
-    /// What the producer and the readers say at the end of a round, in whatever order they do.
+    /// The reports of producer and readers at the end of a round, in any order.
     async fn outcome(&mut self, readers: &[usize], patience: Duration) -> Result<(Sent, Vec<Received>)> {
         enum Done {
             Sent(Sent),
@@ -314,7 +314,7 @@ impl Driver {
         self.terms.deadline.unwrap_or(STEP_MAX)
     }
 
-    /// How long the round may take, now that its size is known.
+    /// The deadline of the round, whose size is now known.
     fn patience(&self, prepared: &Prepared, round: Round) -> Duration {
         self.terms.deadline.unwrap_or_else(|| {
             let bytes = prepared.payload_bytes.saturating_mul(round.versions);

@@ -19,10 +19,10 @@ use tokio::{
     time::timeout,
 };
 
-/// How long finding a node and connecting to it may take.
+/// The deadline for resolving a node's name and connecting to it.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// How long a worker may take to take an order in.
+/// The deadline for writing an order to a worker.
 const TELL_MAX: Duration = Duration::from_secs(10);
 
 /// A worker, here or behind a node. Dropping it ends its work: a process here is killed, and one on another machine ends
@@ -34,7 +34,7 @@ pub(crate) struct Peer {
     process: Option<Process>,
 }
 
-/// What comes from workers: whose it is, and what it said, or how it ended.
+/// An event of a worker: a message, or its end.
 pub(crate) type Heard = (usize, Result<Report, Silence>);
 
 /// Why nothing more comes from a worker.
@@ -104,7 +104,7 @@ impl Peer {
         }
     }
 
-    /// What is known of the end of a worker from which nothing more comes.
+    /// The error for a worker whose connection has ended.
     pub(crate) async fn obituary(&mut self) -> String {
         match &mut self.process {
             Some(process) => format!("it {}", process.obituary().await),

@@ -1,4 +1,4 @@
-//! What the rounds of a scene come down to.
+//! The statistics of the rounds of a scene.
 
 use crate::{
     cells::Cells,
@@ -57,7 +57,7 @@ impl Sample {
         self.received.iter().map(|received| received.bytes).sum()
     }
 
-    /// What all readers together got, from the first publish until the producer knew of the last commit.
+    /// The rate of all readers together, from the first publish until the producer received the last commit.
     pub(super) fn gb_per_s(&self) -> f64 {
         self.bytes() as f64 / self.sent.seconds / 1e9
     }

@@ -1,4 +1,4 @@
-//! What is measured: words become a plan.
+//! Workloads: options become a plan.
 
 use crate::node::{
     Model,
@@ -29,7 +29,7 @@ pub enum Workload {
     SlowReader,
 }
 
-/// What the tensors hold.
+/// The content of the tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContentArg {
     /// Noise.
@@ -43,15 +43,15 @@ pub enum ContentArg {
 /// The words that say what is measured.
 #[derive(Debug, Clone, clap::Args)]
 pub struct WorkloadArgs {
-    /// What is measured.
+    /// The workload.
     #[arg(long, value_enum, default_value_t = Workload::Bulk)]
     pub workload: Workload,
     /// The size of a version, or each tensor of `many-small`, e.g. 256MiB. Default: 1GiB; 4KiB for `many-small` and
     /// `latency`, 64KiB for `versions`.
     #[arg(long, value_parser = crate::size::parse)]
     pub size: Option<u64>,
-    /// What the tensors hold: `random`, `weights`, or a safetensors FILE of the producer's machine. Default: `weights`
-    /// for `state-dict`, else `random`.
+    /// The content of the tensors: `random`, `weights`, or a safetensors FILE of the producer's machine. Default:
+    /// `weights` for `state-dict`, else `random`.
     #[arg(long, value_name = "random|weights|FILE")]
     pub content: Option<ContentArg>,
     /// For `state-dict`: a known model's names and shapes, instead of those of a transformer made up to --size.
@@ -60,7 +60,7 @@ pub struct WorkloadArgs {
     /// For --model: how many rows its tensors have, as a share of the real ones.
     #[arg(long, requires = "model")]
     pub scale: Option<f64>,
-    /// How many tensors `many-small` has, or how many versions `latency`. Default 10000.
+    /// The number of tensors of `many-small`, or of versions of `latency`. Default 10000.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub count: Option<u32>,
     /// For `versions`: how many are published a second. Default 1000.
@@ -74,18 +74,18 @@ pub struct WorkloadArgs {
     pub every: bool,
 }
 
-/// What a run is to do.
+/// The plan of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) work: Work,
-    /// How many versions a round has.
+    /// The number of versions of a round.
     pub(crate) versions: u64,
     pub(crate) every: bool,
-    /// What is done in turn, in each round.
+    /// The scenes of each round, in turn.
     pub(crate) scenes: Vec<Scene>,
 }
 
-/// Who takes part in a round. Consumers are counted from 0.
+/// The participants of a round. Consumers are numbered from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Scene {
     pub(crate) name: String,
@@ -102,7 +102,7 @@ const COUNT: u32 = 10_000;
 const RATE: u32 = 1_000;
 const SECONDS: u32 = 5;
 
-/// What a warm-up has of a stream.
+/// The share of a stream that a warm-up has.
 const WARM_UP_SHARE: u64 = 10;
 
 /// More versions than a round can have an end.
@@ -151,7 +151,7 @@ impl Workload {
 }
 
 impl WorkloadArgs {
-    /// What this means for so many consumers.
+    /// The plan for this number of consumers.
     ///
     /// # Errors
     /// When the words do not go together.
@@ -227,12 +227,12 @@ impl WorkloadArgs {
 }
 
 impl Plan {
-    /// How many versions the round has that comes before those that count.
+    /// The number of versions of the warm-up round.
     pub(crate) fn warm_up_versions(&self) -> u64 {
         (self.versions / WARM_UP_SHARE).max(1)
     }
 
-    /// How long a round's timetable is, where it has one.
+    /// The duration of a round's timetable, if it has one.
     pub(crate) fn timetable_s(&self) -> u64 {
         match self.work {
             Work::Stream { pace: Pace::PerSecond(rate), .. } => {

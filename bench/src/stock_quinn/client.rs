@@ -120,7 +120,7 @@ async fn read(mut stream: RecvStream, mut chunk: Box<[u8]>) -> Result<Box<[u8]>>
     Ok(chunk)
 }
 
-/// What can be asked for.
+/// The requests.
 pub(super) struct Question;
 
 impl Question {
@@ -132,5 +132,5 @@ impl Question {
     pub(super) const MAX_BYTES: usize = 5;
 }
 
-/// How many packets are taken at a time: fewer wake-ups and locks than one by one.
+/// The number of packets received at a time: fewer wake-ups and locks than one by one.
 const PIECES: usize = 64;

@@ -107,5 +107,5 @@ async fn finish_one(streams: &mut JoinSet<Result<()>>) -> Result<()> {
     streams.join_next().await.transpose()?.unwrap_or(Ok(()))
 }
 
-/// How much is handed to quinn at a time.
+/// The size of one write to quinn.
 const WRITE_BYTES: usize = 1 << 20;

@@ -10,14 +10,14 @@ use quinn::{
 };
 use std::{net::SocketAddr, sync::Arc};
 
-/// How bare quinn is set up, alike on both ends.
+/// The settings of bare quinn, the same at both ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settings {
     mtu: u16,
     congestion: Congestion,
 }
 
-/// How a sender decides what the network can take.
+/// The congestion control of a sender.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Congestion {
     /// Halves at a loss; as good as any on a clean link, and quinn's default.

@@ -59,7 +59,7 @@ impl Client {
         Ok(latencies.summary())
     }
 
-    /// What the last round received.
+    /// The bytes of the last round.
     #[cfg(test)]
     pub(super) fn memory(&self) -> &[u8] {
         &self.memory

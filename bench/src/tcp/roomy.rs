@@ -36,7 +36,7 @@ impl Write for RoomySocket {
     }
 }
 
-/// How much one system call may bring.
+/// The maximum size of one read.
 const ROOM_BYTES: usize = 256 << 10;
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ impl Server {
     }
 }
 
-/// What the client says next; nothing, if it has gone.
+/// The next request of the client; `None` if it has disconnected.
 fn next_word(stream: &mut Stream) -> Result<Option<u8>> {
     let mut word = [0];
     match stream.read_exact(&mut word) {

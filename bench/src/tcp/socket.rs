@@ -63,5 +63,5 @@ fn prepare(stream: &TcpStream) -> Result<()> {
 const BACKLOG: i32 = 16;
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// How long nothing may move before the other end is taken for dead.
+/// The time without progress after which the peer counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(120);

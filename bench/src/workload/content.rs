@@ -1,4 +1,4 @@
-//! What a tensor holds.
+//! The content of a tensor.
 
 use super::normal::WEIGHTS;
 use crate::noise;
@@ -81,5 +81,5 @@ fn one_counter(noise: u64) -> u64 {
 
 const WORD_BYTES: usize = 8;
 
-/// How much is generated at a time for comparison: it stays in the first-level cache.
+/// The bytes generated at a time for comparison: they stay in the first-level cache.
 const BLOCK_BYTES: usize = 4096;

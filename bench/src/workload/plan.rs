@@ -1,4 +1,4 @@
-//! Which tensors a model of a given size has.
+//! The tensors of a model of a given size.
 
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 
@@ -48,7 +48,7 @@ impl Transformer {
     }
 }
 
-/// How wide a model of `parameters` is: real ones have about a tenth of the width cubed (8 x 10^9 for 4096).
+/// The width of a model with `parameters`: real models have about a tenth of the width cubed (8 x 10^9 for 4096).
 fn hidden_size(parameters: u64) -> u64 {
     let fits = |hidden: &u64| u128::from(*hidden).pow(3) <= 10 * u128::from(parameters);
     let sizes = (1..).map(|n| n * HIDDEN_STEP);

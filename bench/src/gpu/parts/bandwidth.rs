@@ -1,4 +1,4 @@
-//! How fast the engine copies, by chunk size, copies in flight and engines, beside plain copies.
+//! The engine's copy rate, by chunk size, copies in flight and engines, beside plain copies.
 
 use super::{Job, rate};
 use crate::{
@@ -53,7 +53,7 @@ fn chunks(job: &Job) -> Vec<u64> {
     job.choose(&usual, &[256 << 10, 1 << 20])
 }
 
-/// What the bus gives, if somebody can be asked.
+/// The rate of the bus, if it can be queried.
 fn measure_plain(job: &Job) -> Result<Option<Plain>> {
     let Some(plain) = plain::measure(job.device, job.bytes)? else { return Ok(None) };
     for direction in Direction::BOTH {
@@ -67,7 +67,7 @@ fn measure_plain(job: &Job) -> Result<Option<Plain>> {
     Ok(Some(plain))
 }
 
-/// How one engine is used.
+/// The use of one engine.
 #[derive(Clone, Copy)]
 struct Lane {
     chunk_bytes: u64,
@@ -106,7 +106,7 @@ async fn measure(job: &Job, engines: &[(OnDevice, Engine)], lane: Lane, plain: O
     Ok(())
 }
 
-/// What is read or written.
+/// The memory to read or write.
 enum End {
     Source(Arc<dyn Source>),
     Sink(Arc<dyn Sink>),

@@ -44,7 +44,7 @@ fn outcome(place: Place, case: Case) -> Result<String, String> {
 /// The slowest takes a second.
 const CASE_MAX: Duration = Duration::from_secs(20);
 
-/// What a panic said.
+/// The message of a panic.
 fn said(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));

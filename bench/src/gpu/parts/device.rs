@@ -1,4 +1,4 @@
-//! What the device is.
+//! The description of the device.
 
 use super::Job;
 use crate::{
@@ -52,7 +52,7 @@ fn is_fake(name: &str) -> bool {
     name.to_ascii_lowercase().contains("fake") || std::env::var_os("TENSOR_RELAY_FAKE_CUDA").is_some()
 }
 
-/// What the kernel says of the driver and of the device's place. Containers often hide some of it.
+/// The kernel's view of the driver and of the device's bus. Containers often hide parts of it.
 fn describe_bus(printer: Printer, pci_bus_id: &str) {
     let of_device = |file: &str| line(&format!("/sys/bus/pci/devices/{pci_bus_id}/{file}"));
     let driver = line("/proc/driver/nvidia/version");

@@ -49,7 +49,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     }
 }
 
-/// What goes wrong, and where.
+/// The fault, and its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(in crate::gpu) enum Scenario {
     ResetAtServer,
@@ -205,7 +205,7 @@ fn says_so(next: Result<Snapshot>, broken: Instant) -> Result<Struck, String> {
 /// Small, so that many are under way.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// What a fault came to.
+/// The outcome of a fault.
 enum Struck {
     /// It was noticed, as told.
     After(String),
@@ -242,7 +242,7 @@ async fn wait_for_the_middle(progress: Box<dyn Fn() -> Progress + Send>) -> Resu
 
 const MIDDLE_MAX: Duration = Duration::from_secs(10);
 
-/// What the engine says now, and that it says anything.
+/// Checks that the engine answers within a deadline, and prints the answer.
 async fn ask_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
     let name = format!("{}: the engine answers", scenario.name());
     let begun = Instant::now();

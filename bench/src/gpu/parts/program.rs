@@ -35,7 +35,7 @@ fn beside_this() -> Result<Option<PathBuf>> {
     Ok(program.is_file().then_some(program))
 }
 
-/// What the program says in the end, when it ends well in time; or all that it says.
+/// The last output of the program, if it succeeds in time; otherwise all output.
 async fn told(program: &PathBuf, arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);

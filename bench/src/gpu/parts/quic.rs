@@ -41,7 +41,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// How many rounds a service does after it was warmed up.
+/// The number of rounds of a service after the warm-up.
 const ROUNDS: u32 = 2;
 
 /// The service from GPU to GPU, and the same from host to host.

@@ -42,14 +42,14 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// Who serves.
+/// The assignment of sessions to servers.
 #[derive(Debug, Clone, Copy)]
 enum Servers {
     Own,
     One,
 }
 
-/// What all sessions share: slots for each, in one pool per end.
+/// The pools that all sessions share, one per end, with slots for each session.
 struct Ends {
     source: Arc<dyn Source>,
     landing: Device,

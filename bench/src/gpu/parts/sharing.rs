@@ -174,7 +174,7 @@ async fn compare(job: &Job, engine: &Arc<CudaEngine>, exported: Exported) -> Res
 const CAPACITY: Capacity = Capacity { slots: 4, slot_bytes: 4 << 20 };
 const RETURN_MAX: Duration = Duration::from_secs(5);
 
-/// What another process is told of memory, but for the descriptor.
+/// The description of memory for another process, without the descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gpu) enum Shared {
     Ipc(IpcMemory),

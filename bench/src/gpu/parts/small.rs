@@ -38,7 +38,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// How the bytes lie.
+/// The layout of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     OwnAllocations,

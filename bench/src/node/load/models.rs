@@ -75,13 +75,13 @@ impl List {
         self.f32(format!("{name}.bias"), &[outputs]);
     }
 
-    /// What a normalisation layer has: a gain and a bias.
+    /// The tensors of a normalisation layer: a gain and a bias.
     fn layer_norm(&mut self, name: &str, width: u64) {
         self.f32(format!("{name}.weight"), &[width]);
         self.f32(format!("{name}.bias"), &[width]);
     }
 
-    /// What a batch normalisation has besides: its statistics, and how many batches they are of.
+    /// The further tensors of a batch normalisation: its statistics and their number of batches.
     fn batch_norm(&mut self, name: &str, width: u64) {
         self.layer_norm(name, width);
         self.f32(format!("{name}.running_mean"), &[width]);
