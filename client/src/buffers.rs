@@ -116,8 +116,8 @@ impl<B> Buffers<B> {
         self.by_name.is_empty()
     }
 
-    /// What to [select](crate::Request::select) so that little travels but the tensors that have a buffer: their names,
-    /// as globs. Nothing, which selects everything, where there are more names than a selection holds (64, of 8,192
+    /// The [selection](crate::Request::select) of the tensors that have a buffer, so that little else travels: their
+    /// names, as globs. Nothing, which selects everything, where there are more names than a selection holds (64, of 8,192
     /// bytes together): write globs by hand then.
     ///
     /// A name that contains `*` or `?` selects itself, and others that it happens to match. They travel for nothing, and

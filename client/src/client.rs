@@ -26,7 +26,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// How long a probe may take: somewhat longer than a server lets it.
+/// The deadline of a probe: somewhat longer than the server's.
 const PROBE_MAX: Duration = Duration::from_secs(12);
 
 /// A session with one server. Dropping it ends its subscriptions and the connection.

@@ -29,7 +29,7 @@ use tensor_relay_transport::{
 };
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
-/// How long completely received chunks may take to be decoded after the connection is lost.
+/// The deadline for decoding completely received chunks after the connection is lost.
 const FINISH: Duration = Duration::from_secs(1);
 
 /// A connection whose `Hello` was answered.
@@ -117,7 +117,7 @@ impl Connection {
         Self { control, sender, receiver, lanes, instance: welcome.instance, tasks: JoinSet::new() }
     }
 
-    /// What decides on the transport of the session.
+    /// Decides on the transport of the session.
     pub(crate) fn path(&self) -> Path {
         self.lanes.path(self.control.peer(), self.instance)
     }

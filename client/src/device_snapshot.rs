@@ -142,7 +142,7 @@ impl DeviceTensor {
         &self.buffer
     }
 
-    /// Where in the memory it lies. It starts at a multiple of 256 bytes of it.
+    /// Its range in the memory, which starts at a multiple of 256 bytes.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }

@@ -43,9 +43,9 @@ pub enum ClientError {
          are allowed: write fewer that match more"
     )]
     SelectionTooLarge {
-        /// How many globs.
+        /// The number of globs.
         globs: usize,
-        /// How long they are together.
+        /// Their total length.
         bytes: usize,
     },
     /// Mode `latest` cannot begin at a version that it may have to skip.
@@ -59,7 +59,7 @@ pub enum ClientError {
         "this client watches {max} globs, as many as a session may: drop a watch, or connect another client"
     )]
     TooManyWatches {
-        /// How many there may be.
+        /// The maximum.
         max: usize,
     },
     /// The server refuses this ticket.
@@ -81,7 +81,7 @@ pub enum ClientError {
     NotReconnected {
         /// Why it was lost.
         lost: Arc<Self>,
-        /// How long reconnecting was tried.
+        /// The time for which reconnecting was tried.
         timeout_ms: u128,
     },
     /// The session had ended before, for this reason.
@@ -139,7 +139,7 @@ impl ClientError {
         }
     }
 
-    /// Who has to act.
+    /// The party that has to act.
     pub fn blame(&self) -> Blame {
         match self {
             Self::Connect(

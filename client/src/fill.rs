@@ -92,7 +92,7 @@ impl Subscription {
     /// [`FillError::torn`] says so, and of which version. Keep whoever reads the buffers away from them meanwhile, and use
     /// [`Snapshot::copy_into`] where the old version must survive a failure.
     ///
-    /// What is selected and has no buffer is received and thrown away, so select what there are buffers for
+    /// Selected tensors without a buffer are received and discarded, so select only those with buffers
     /// ([`Buffers::selection`]). Tensors that share their bytes (tied weights) have one buffer, under either name.
     ///
     /// The session does not wait for buffers. A version that began to arrive before they were given, or does not fit them,
@@ -257,12 +257,12 @@ impl<B> Filled<B> {
         self.facts.id()
     }
 
-    /// What the version holds, received or not.
+    /// The content of the version, received or not.
     pub fn manifest(&self) -> &Arc<Manifest> {
         self.facts.manifest()
     }
 
-    /// What the publisher said of this version.
+    /// The publisher's metadata of this version.
     pub fn metadata(&self) -> &[(String, String)] {
         self.facts.metadata()
     }
@@ -282,7 +282,7 @@ impl<B> Filled<B> {
         self.facts.is_new_epoch()
     }
 
-    /// What it took to receive it.
+    /// The statistics of its transfer.
     pub fn receipt(&self) -> Receipt {
         self.facts.receipt()
     }

@@ -4,7 +4,7 @@ use tensor_relay_protocol::{ClientMessage, LaneId, ProbeBytes, ProbeHeader};
 use tensor_relay_transport::{LaneError, ProbeResult};
 use tokio::sync::oneshot;
 
-/// What the user of a probe gets; the sender is dropped with the connection.
+/// The result of a probe for its caller; the sender is dropped with the connection.
 pub(crate) type ProbeReply = oneshot::Sender<Result<ProbeResult, LaneError>>;
 
 /// The flow-control window of a probe: what a path of 100 ms needs for 2.7 Gbit/s.

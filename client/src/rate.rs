@@ -9,7 +9,7 @@ const MEASURE: Duration = Duration::from_secs(1);
 /// The unmeasured time for a connection to get up to speed.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// What arrived by one moment.
+/// The bytes that had arrived at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
     /// The number of the period with a large version, if it is in one.
@@ -20,7 +20,7 @@ pub(crate) struct Sample {
     pub(crate) verified_bytes: u64,
 }
 
-/// What arrived between two samples of one period.
+/// The bytes that arrived between two samples of one period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) passed: Duration,

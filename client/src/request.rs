@@ -75,8 +75,8 @@ impl Request {
         }
     }
 
-    /// Where to begin. Mode `latest` knows [`Start::Newest`] and [`Start::Next`] alone: it skips what is older, so any other
-    /// beginning is refused ([`ClientError::StartNeedsEvery`]).
+    /// The first version. Mode `latest` accepts [`Start::Newest`] and [`Start::Next`] alone: it skips older versions, so
+    /// any other start is refused ([`ClientError::StartNeedsEvery`]).
     pub fn from(self, start: Start) -> Self {
         Self { start, ..self }
     }

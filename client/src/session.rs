@@ -49,7 +49,7 @@ pub(crate) struct Session {
     /// The credit of each subscription: that of one lane for each lane that there was on this connection.
     credit: u32,
     allocators: Allocators,
-    /// Where the bases of all subscriptions lie; `None` where there are to be none.
+    /// The memory for the bases of all subscriptions; `None` without bases.
     bases: Option<HostMemory>,
     ingress: Ingress,
     next_id: u32,

@@ -33,11 +33,11 @@ pub struct Receipt {
     pub wire_bytes: u64,
     /// The chunks that were verified.
     pub chunks: u32,
-    /// How often it was continued on another connection after one was lost.
+    /// The number of times that it continued on another connection after one was lost.
     pub resumed: u32,
-    /// What it came over, or the rest of it after a lost connection.
+    /// Its transport, or that of its remainder after a lost connection.
     pub transport: LaneKind,
-    /// Why over that.
+    /// The reason for that transport.
     pub transport_reason: KindReason,
     /// What came in which codec, and how long decoding took; [`deltas`](CodecStats::deltas) is what of it came
     /// against an earlier version. Chunks that had to come again after a lost connection count again.
@@ -50,12 +50,12 @@ impl Snapshot {
         &self.id
     }
 
-    /// What the version holds, selected or not, and the metadata that all versions of this manifest share.
+    /// The content of the version, selected or not, and the metadata that all versions of this manifest share.
     pub fn manifest(&self) -> &Arc<Manifest> {
         self.selection.manifest()
     }
 
-    /// What the publisher said of this version.
+    /// The publisher's metadata of this version.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata
     }
@@ -77,12 +77,12 @@ impl Snapshot {
         self.new_epoch
     }
 
-    /// How many bytes of payload it holds.
+    /// The payload bytes that it holds.
     pub fn payload_bytes(&self) -> u64 {
         self.payload.len_bytes()
     }
 
-    /// What it took to receive it.
+    /// The statistics of its transfer.
     pub fn receipt(&self) -> Receipt {
         self.receipt
     }
@@ -101,7 +101,7 @@ impl Snapshot {
         self.payload.volatile(self.selection.tensor_range(index)?)
     }
 
-    /// What is known of every selected tensor that the snapshot has, in the order in which they were published.
+    /// The descriptions of the selected tensors, in the order in which they were published.
     pub fn described(&self) -> impl Iterator<Item = &Tensor> {
         let all = self.manifest().tensors();
         self.selection.tensors().iter().filter_map(move |index| all.get(index as usize))

@@ -111,7 +111,7 @@ impl Subscription {
         })
     }
 
-    /// How far the version that is being received has come.
+    /// The progress of the version that is being received.
     pub fn progress(&self) -> Progress {
         self.counters.get()
     }

@@ -15,7 +15,7 @@ use tempfile::Builder;
 /// The prefix and suffix of their names.
 pub(crate) const NAME: (&str, &str) = (".tensor-relay.", ".part");
 
-/// How often creation is retried when others delete the file before it is locked.
+/// The number of retries when other processes delete the file before it is locked.
 const TRIES: usize = 16;
 
 /// The prefix of names given by processes since this boot of this kernel. Without a boot id, the common one.

@@ -11,7 +11,7 @@ const WORTH: f64 = 1.1;
 /// The fraction of its usual rate below which a path counts as changed.
 const COLLAPSED: f64 = 0.5;
 
-/// How many measurements in a row must be below it.
+/// The number of consecutive measurements that must be below it.
 const COLLAPSED_TIMES: u32 = 2;
 
 /// The time with large versions before TCP is tried on a path on which the race took QUIC: a long one, which may be clean.
@@ -50,7 +50,7 @@ enum Stage {
     Steady {
         /// The highest recent rate in bytes per second.
         usual: f64,
-        /// How many measurements in a row were far below it.
+        /// The number of consecutive measurements far below it.
         collapsed: u32,
     },
     /// The other transport is measured.
@@ -110,7 +110,7 @@ impl TransportTrial {
         self.measurement = Measurement::at_speed();
         match self.stage {
             Stage::Steady { usual, collapsed } => {
-                // Where nothing arrives the path is away, for either transport.
+                // Without any bytes the path itself is interrupted, for either transport.
                 let has_collapsed = rate > 0.0 && rate < usual * COLLAPSED;
                 let collapsed = if has_collapsed { collapsed + 1 } else { 0 };
                 self.stage = Stage::Steady { usual: usual.max(rate), collapsed };

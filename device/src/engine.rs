@@ -172,7 +172,7 @@ pub enum CopyError {
     TimedOut {
         /// The engine.
         device: String,
-        /// How long the engine waited.
+        /// The time that the engine waited.
         waited: Duration,
     },
     /// The caller's stream, which the copy waits for, takes too long. Nothing was written, and the slot is back in its
@@ -184,7 +184,7 @@ pub enum CopyError {
     FenceTimedOut {
         /// The engine.
         device: String,
-        /// How long the engine waited.
+        /// The time that the engine waited.
         waited: Duration,
     },
     /// The driver refused the copy. Another one may succeed. The content of the destination is unspecified.

@@ -56,7 +56,7 @@ impl HostBytes {
     /// Appends a copy of those in `range` to `out`, which has room for them.
     ///
     /// # Panics
-    /// Where there are no such bytes.
+    /// When the range is out of bounds.
     fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), TryReserveError> {
         match self {
             Self::Stable(bytes) => out.extend_from_slice(&bytes[range]),

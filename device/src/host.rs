@@ -57,7 +57,7 @@ impl HostEngine {
         let (done, copying) = Copying::pair();
         let job = Job { direction, slot, stretches, done };
         match &self.jobs {
-            // Where the thread is gone the job comes back and is dropped here, which reports `EngineStopped`.
+            // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
             Some(jobs) => drop(jobs.send(job)),
             None => job.run(),
         }

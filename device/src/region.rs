@@ -93,7 +93,7 @@ impl Region {
         Bytes::from_owner(self)
     }
 
-    /// Where it begins.
+    /// Its address.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -164,7 +164,7 @@ pub(crate) unsafe trait Keeper: Send + Sync + 'static {
     fn len(&self) -> usize;
 }
 
-/// Where empty regions point: no memory, yet aligned as any other region.
+/// The address of empty regions: no memory, yet aligned as any other region.
 const EMPTY_ADDRESS: NonZeroUsize = NonZeroUsize::new(PAGE_BYTES).expect("a page has bytes");
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ impl Slot {
     ///
     /// # Panics
     ///
-    /// Where the slot is shorter than `len`.
+    /// When the slot is shorter than `len`.
     pub fn freeze(self, len: usize) -> Bytes {
         Bytes::from_owner(self).slice(..len)
     }

@@ -83,7 +83,7 @@ pub enum SourceError {
     TimedOut {
         /// The requested length.
         asked_bytes: u64,
-        /// How long the reader waited.
+        /// The time that the reader waited.
         waited_ms: u64,
     },
     /// The file was changed since it was published.

@@ -49,8 +49,8 @@ impl VolatileBytes {
         self.len == 0
     }
 
-    /// Where they begin. Bytes of a [`Region`] may be written there for as long as this or a clone lives, unless
-    /// somebody reads or will read them as [`Bytes`] ([`Region::freeze_volatile`]); otherwise the owner decides.
+    /// Their address. Bytes of a [`Region`] may be written there for as long as this or a clone lives, unless
+    /// another owner reads or will read them as [`Bytes`] ([`Region::freeze_volatile`]); otherwise the owner decides.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
     }
@@ -73,7 +73,7 @@ impl VolatileBytes {
     ///
     /// # Panics
     ///
-    /// Where `out` has another length.
+    /// When `out` has another length.
     pub fn copy_to(&self, out: &mut [u8]) {
         assert_eq!(out.len(), self.len, "as long as the bytes");
         // SAFETY: `owner` keeps `len` readable bytes at `start`. `out` is exclusive, so they do not overlap.

@@ -194,7 +194,7 @@ pub enum DecodeError {
     Malformed {
         /// The codec.
         codec: &'static str,
-        /// What its decoder said.
+        /// The error of its decoder.
         detail: String,
     },
     /// A valid encoding of the wrong number of bytes.

@@ -7,7 +7,7 @@
 use crate::{ChunkIndex, Epoch, GlobError, LaneId, NameError, SubscriptionId, Version, WatchId};
 use std::fmt;
 
-/// Who has to act on an error.
+/// The party that has to act on an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
     /// This end: its configuration, its files, its memory.
@@ -31,7 +31,7 @@ pub enum MessageError {
     /// A field of fixed size with another size.
     #[error("the peer sent {found} bytes of {field:?} where {expected} are expected")]
     WrongLength {
-        /// Which field.
+        /// The field.
         field: &'static str,
         /// The expected size.
         expected: usize,
@@ -43,7 +43,7 @@ pub enum MessageError {
         "the peer sent {field} = {value}, which this build does not know: the two ends are of different versions"
     )]
     UnknownValue {
-        /// Which field.
+        /// The field.
         field: &'static str,
         /// The received value.
         value: u32,
@@ -51,7 +51,7 @@ pub enum MessageError {
     /// More bytes than a message may have.
     #[error("the peer sent {bytes} bytes of {what}, and at most {max} are allowed")]
     TooLarge {
-        /// Of which field or message.
+        /// The field or message.
         what: &'static str,
         /// The received size.
         bytes: usize,
@@ -61,7 +61,7 @@ pub enum MessageError {
     /// A list that is too long.
     #[error("the peer listed {found} {what}, and at most {max} are allowed")]
     TooMany {
-        /// Of which list.
+        /// The list.
         what: &'static str,
         /// The received length.
         found: usize,

@@ -98,7 +98,7 @@ impl Manifest {
         self.tensor_index(name).map(|index| &self.tensors[index])
     }
 
-    /// Where in [`tensors`](Self::tensors) the one called `name` is.
+    /// The index in [`tensors`](Self::tensors) of the tensor called `name`.
     pub fn tensor_index(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }

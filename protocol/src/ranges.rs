@@ -77,7 +77,7 @@ impl RangeSet {
         self.ranges.get(at).is_some_and(|r| r.contains(&number))
     }
 
-    /// How many numbers are in the set.
+    /// The number of elements.
     pub fn len(&self) -> u32 {
         self.ranges.iter().map(|r| r.end - r.start).sum()
     }
@@ -203,7 +203,7 @@ mod tests {
             }
         }
 
-        /// What two sets give together, against the obvious sets.
+        /// Operations on two sets, compared with a `BTreeSet`.
         #[test]
         fn two_sets_together(a in any_model(), b in any_model()) {
             let (one, other) = (of(&a), of(&b));

@@ -37,7 +37,7 @@ pub struct Header {
 pub struct FileTensor {
     /// Its name, dtype and shape.
     pub spec: TensorSpec,
-    /// Where its bytes lie in the file.
+    /// The range of its bytes in the file.
     pub range: Range<u64>,
 }
 

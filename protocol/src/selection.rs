@@ -83,14 +83,14 @@ impl Selection {
         self.payload_bytes
     }
 
-    /// Where the raw bytes of `chunk` go in that memory; `None` when it is not selected.
+    /// The range of the raw bytes of `chunk` in that memory; `None` if it is not selected.
     pub fn place(&self, chunk: ChunkIndex) -> Option<Range<u64>> {
         let left_out = self.left_out_before(chunk.0)?;
         let bytes = self.manifest.chunking().range(chunk)?;
         Some(bytes.start - left_out..bytes.end - left_out)
     }
 
-    /// Where the bytes of the tensor with this index lie in that memory; `None` when it is not selected.
+    /// The range of the tensor with this index in that memory; `None` if it is not selected.
     pub fn tensor_range(&self, index: usize) -> Option<Range<u64>> {
         let number = u32::try_from(index).ok().filter(|number| self.tensors.contains(*number))?;
         let Some(chunks) = chunks_of(&self.manifest, number as usize) else {

@@ -3,7 +3,7 @@
 use crate::{ChunkIndex, Credit, LaneId, RangeSet};
 use std::{collections::BTreeMap, iter::Peekable};
 
-/// What the driver of a [`SendPlan`] is to do next.
+/// The next action for the driver of a [`SendPlan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendAction {
     /// Send the manifest, ahead of every chunk.

@@ -103,7 +103,7 @@ pub enum TicketError {
     /// A topic that is none.
     #[error("the ticket's topic {name:?} is none: {why}")]
     BadTopic {
-        /// What stands there.
+        /// The found text.
         name: String,
         /// The reason.
         why: &'static str,

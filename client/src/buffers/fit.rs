@@ -16,7 +16,7 @@ pub(crate) struct Expected {
     pub(super) names: NameMatch,
 }
 
-/// How strictly the names of buffers and tensors must match.
+/// The strictness with which the names of buffers and tensors must match.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NameMatch {
     /// Every buffer must have its tensor. Tensors without a buffer are not received.

@@ -127,7 +127,7 @@ impl<B> ReturnPath<B> {
     }
 }
 
-/// How long a device may take to end its copies to lent buffers, before these are withheld. Engines have shorter
+/// The deadline for a device to end its copies to lent buffers, before these are withheld. Engines have shorter
 /// deadlines of their own.
 const COPIES_END: Duration = Duration::from_secs(30);
 

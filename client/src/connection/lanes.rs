@@ -58,7 +58,7 @@ pub(crate) struct Lanes {
     has_settled: Arc<AtomicBool>,
 }
 
-/// What is measured of the path of a connection.
+/// The path statistics of a connection.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(super) peer: SocketAddr,
@@ -169,12 +169,12 @@ impl Lanes {
         }
     }
 
-    /// Where bytes are counted that were received and verified.
+    /// The counter of received and verified bytes.
     pub(super) fn verified_bytes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.verified_bytes)
     }
 
-    /// What is measured of the path to `peer`, the server's instance `instance`.
+    /// The path statistics to `peer`, the server's instance `instance`.
     pub(super) fn path(&self, peer: SocketAddr, instance: InstanceId) -> Path {
         Path {
             peer,

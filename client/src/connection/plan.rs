@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// The speed-up that doubling the lanes must bring, or it is undone: less may be chance, and each lane costs a thread.
 const WORTH: f64 = 1.1;
 
-/// How long to wait for lanes to join, before the existing ones must do.
+/// The time to wait for lanes to join, after which the existing ones must suffice.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Seeks the number of lanes for one link: begins with one, doubles it as long as that makes transfers at least a tenth

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use tensor_relay_device::{BoxFuture, CopyError, EngineSink, PartsError, Sink, SinkError, Target};
 use tokio::time::timeout;
 
-/// How long a chunk may take to be copied before its version is given up. Less than both ends wait for a byte to move,
+/// The deadline for copying a chunk, after which its version is given up. Shorter than the stall timeout of both ends,
 /// 30 s, so that the device is blamed and not this client. More than a GPU's engine lets a copy wait for a caller's stream,
 /// 20 s by default, which begins later than this: then the engine says first that the stream was late.
 const COPY_TIMEOUT: Duration = Duration::from_secs(25);

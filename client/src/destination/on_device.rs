@@ -24,7 +24,7 @@ pub(crate) struct OnDevice {
 impl OnDevice {
     /// Allocates one piece of `len_bytes`.
     pub(crate) fn allocate(device: &Device, len_bytes: u64, memory: &HostMemory) -> Result<Self, AllocError> {
-        // What no address can hold is refused by the device.
+        // Lengths beyond the address space are refused by the device.
         let buffer = device.allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX))?;
         let pieces = BTreeMap::from([(0, Arc::new(LentBuffer::new(buffer, None)))]);
         Ok(Self { device: device.clone(), pieces, writing: None, memory: memory.clone() })

@@ -28,7 +28,7 @@ pub enum SubscriptionError {
         id: VersionId,
         /// Why.
         reason: AbortReason,
-        /// How long another one was waited for.
+        /// The time waited for another one.
         timeout_ms: u128,
     },
     /// The server ended the subscription.
@@ -51,11 +51,11 @@ pub enum SubscriptionError {
     HoldingTooMany {
         /// The topic.
         topic: Topic,
-        /// Which versions are held, in the order in which they were taken.
+        /// The held versions, in the order in which they were taken.
         held: Vec<Version>,
-        /// How many may be.
+        /// The maximum.
         max: usize,
-        /// How long it was waited for one to be dropped.
+        /// The time waited for one to be dropped.
         timeout_ms: u128,
     },
     /// The session is gone.
@@ -100,7 +100,7 @@ pub enum SubscriptionError {
         id: VersionId,
         /// The device.
         device: Box<str>,
-        /// What happened, and what to do.
+        /// The cause, and what to do.
         detail: String,
         /// Whether the device takes nothing any more.
         is_final: bool,
@@ -110,7 +110,7 @@ pub enum SubscriptionError {
     Stalled {
         /// The version.
         id: VersionId,
-        /// How long nothing came.
+        /// The time without a byte.
         timeout_ms: u128,
     },
 }

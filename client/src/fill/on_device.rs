@@ -148,7 +148,7 @@ impl Snapshot {
 struct Piece {
     /// The tensor's index in the manifest.
     tensor: usize,
-    /// Where the tensor begins, and where the piece lies, among what is selected.
+    /// The start of the tensor, and the range of the piece, in the selected bytes.
     tensor_start: u64,
     range: Range<u64>,
 }

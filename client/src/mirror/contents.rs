@@ -63,7 +63,7 @@ pub(super) enum Contents {
     Folder(Vec<(FileName, Body)>),
 }
 
-/// What one file holds. The tensors' bytes are shared with the snapshot.
+/// The content of one file. The tensors' bytes are shared with the snapshot.
 #[derive(Debug)]
 pub(crate) enum Body {
     /// These parts one after the other.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 /// The interval of samples.
 const TICK: Duration = Duration::from_millis(100);
 
-/// What a session did on a simulated path.
+/// The decisions of a session on a simulated path.
 #[derive(Debug)]
 struct Run {
     /// The transports in turn, with the seconds at which it moved to them.

@@ -22,7 +22,7 @@ pub(super) struct Copies {
     /// In the order in which they came. Each owns a slot, which bounds them.
     waiting: Vec<Waiting>,
     flights: Flights<InFlight>,
-    /// Which directions have signalled since the last poll.
+    /// The directions that have signalled since the last poll.
     rung: [bool; 2],
     /// Callers' streams that are to wait for copies. Their threads block until that is arranged, which bounds them.
     orders: Vec<Order>,

@@ -132,7 +132,7 @@ impl CudaEngine {
         }
         let (done, copying) = Copying::pair();
         let done = self.waiters.add(done);
-        // Where the thread is gone the job comes back and is dropped here, which reports `EngineStopped`.
+        // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
         drop(self.inbox.tell(Command::Copy(Job { direction, slot, stretches, done })));
         copying
     }

@@ -74,7 +74,7 @@ pub enum CudaError {
     NoAnswer {
         /// The engine's device.
         device: String,
-        /// How long the caller waited.
+        /// The time that the caller waited.
         waited: Duration,
     },
     /// The engine has ended.
@@ -91,7 +91,7 @@ pub enum CudaError {
     Hangs {
         /// The engine's device.
         device: String,
-        /// How long the engine waited.
+        /// The time that the engine waited.
         waited: Duration,
     },
     /// The caller's stream is capturing a graph, where an event does not tell when work is done.

@@ -267,7 +267,7 @@ impl Gpu {
     }
 }
 
-/// How long the shutdown of an engine waits for the last callbacks.
+/// The time that the shutdown of an engine waits for the last callbacks.
 const LAST_RINGS_MS: u32 = 1000;
 
 /// Retains the device's primary context and makes it current on this thread.

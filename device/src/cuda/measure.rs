@@ -32,7 +32,7 @@ pub enum Pages {
     Pageable,
 }
 
-/// How long plain copies took, in seconds, warm-up not counted: the fastest of several.
+/// The time of plain copies in seconds, after a warm-up: the fastest of several.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlainCopies {
     /// From the device to the host.
@@ -116,7 +116,7 @@ fn fastest<E>(mut copy: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
 
 const TRIES: usize = 5;
 
-/// How to break a context.
+/// The fault that breaks a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Break {
     /// A device reset, as by a library that believes to be alone in the process.

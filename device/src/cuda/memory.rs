@@ -84,7 +84,7 @@ impl CudaMemory {
     /// a graph, the memory is leaked.
     pub fn give_up(self: Arc<Self>, streams: Vec<StreamHandle>) {
         let inbox = self.inbox.clone();
-        // Where the thread is gone, nobody reuses the memory.
+        // If the thread is gone, the memory is not reused.
         let _ = inbox.tell(Command::GiveUp(self, streams));
     }
 

@@ -27,7 +27,7 @@ pub(super) struct State {
     pub(super) linger: Linger,
 }
 
-/// How much memory is cached, within the budget.
+/// The limit of cached memory, within the budget.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) enum Keep {
     #[default]

@@ -12,7 +12,7 @@ use super::{
     populated::Populated,
 };
 
-/// How long: enough for a program that takes successive versions with a subscription for each.
+/// The time: enough for a program that receives successive versions with a subscription for each.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// The end of the linger time of a cache without leases.

@@ -27,7 +27,7 @@ enum Cost {
     Known(Duration),
 }
 
-/// How many times the cost of small pages huge ones may have, for their advantages in use and in unmapping.
+/// The factor by which huge pages may cost more than small ones, for their advantages in use and in unmapping.
 const HUGE_MAY_COST: u32 = 2;
 
 /// The process-wide instance: all memory comes from the same kernel.

@@ -56,7 +56,7 @@ impl FromStr for Verb {
 pub struct Verbs(u32);
 
 impl Verbs {
-    /// What a consumer needs: `list` and `subscribe`.
+    /// The verbs of a consumer: `list` and `subscribe`.
     pub const CONSUME: Self = Self(1 | 2);
 
     /// The set of these verbs.

@@ -19,10 +19,10 @@ const CLAIMS_AT: usize = 1 + SECRET_ID_BYTES + SEAL_BYTES;
 /// The most grants in a token.
 const GRANTS_MAX: usize = 64;
 
-/// How long a part of a token is that errors do not show. What is shorter gives 66 bits of a seal of 256 away at most.
+/// The length from which errors hide a part of a token. Shorter parts reveal at most 66 of the 256 bits of its tag.
 const HIDDEN_MIN: usize = 12;
 
-/// How long the name of a holder may be.
+/// The maximum length of a holder's name.
 const HOLDER_MAX_BYTES: usize = 255;
 
 /// Identifies a ticket in lists, logs and revocations. Reveals nothing about the token.

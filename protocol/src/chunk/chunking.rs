@@ -13,7 +13,7 @@ impl fmt::Display for ChunkIndex {
     }
 }
 
-/// How a payload is cut. Both ends compute it from the manifest, so it never travels.
+/// The division of a payload into chunks. Both ends compute it from the manifest, so it never travels.
 ///
 /// A tensor of a chunk or more starts a chunk of its own and is cut every `chunk_bytes`; smaller tensors of one dtype
 /// share chunks. So ten thousand small tensors travel in a few chunks, a chunk never mixes dtypes (codecs rely on it),

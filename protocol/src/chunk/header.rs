@@ -44,7 +44,7 @@ pub struct ChunkHeader {
     pub version: Version,
     /// Its number within the version.
     pub chunk: ChunkIndex,
-    /// How it is encoded.
+    /// Its codec.
     pub codec: CodecId,
     /// Its decoded size.
     pub raw_bytes: u32,

@@ -1,8 +1,8 @@
-//! Which codec a chunk gets when that is left open.
+//! The choice of a codec for each chunk.
 
 use super::{CodecId, CodecSet, SizeEstimate};
 
-/// How the chunks of a topic or subscription are encoded.
+/// The codec of a topic's or a subscription's chunks, or the choice of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum CodecChoice {
     /// Each chunk by a sample of its bytes, with the effort that measurements of this subscription favour.
@@ -22,7 +22,7 @@ impl From<CodecId> for CodecChoice {
 /// a worker to wake.
 pub const SMALL_BYTES: usize = 16 << 10;
 
-/// How much processor time may be spent to make chunks smaller.
+/// The level of effort: the processor time that may be spent to make chunks smaller.
 ///
 /// Three levels and not rates of codecs and links: a rate of a codec is a constant of one processor, and a rate of a link
 /// that is shared with encoding says nothing. Which level is fastest is measured where it runs. What is encoded for one
@@ -31,7 +31,7 @@ pub const SMALL_BYTES: usize = 16 << 10;
 pub enum Effort {
     /// Everything travels raw.
     None,
-    /// What one core encodes at several GB/s: bit planes, and zstd where hardly anything is left.
+    /// Codecs that one core encodes at several GB/s: bit planes, and zstd for chunks that shrink to almost nothing.
     #[default]
     Light,
     /// Whatever makes a chunk smallest.
@@ -82,7 +82,7 @@ mod tests {
     const BIT_PLANES: CodecId = CodecId::BitPlanes;
     const PLANES: CodecId = CodecId::Planes;
 
-    /// What is chosen at each level of effort.
+    /// The choice at each level of effort.
     fn at_each_effort(shares: &[(CodecId, f32)]) -> [CodecId; 3] {
         let estimate = SizeEstimate::with(shares);
         Effort::ALL.map(|effort| estimate.choose(CodecSet::all(), effort))

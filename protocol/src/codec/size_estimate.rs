@@ -4,7 +4,7 @@ use super::{BitPlanes, CodecId, Context, codec};
 use crate::Dtype;
 use std::cell::RefCell;
 
-/// How small each codec would make a chunk, estimated from a sample.
+/// The encoded size of a chunk under each codec, estimated from a sample.
 ///
 /// The sample is encoded with every candidate codec, so the estimate agrees with the codecs. It costs 30 to 60
 /// microseconds whatever the size of the chunk: an encoding of 4 MiB takes ten times as long, a hash twice.
@@ -55,7 +55,7 @@ impl SizeEstimate {
         SCRATCH.with_borrow_mut(|scratch| scratch.look(dtype, raw))
     }
 
-    /// How many bytes `raw_bytes` would become under `codec`; `None` where it is not worth it.
+    /// The encoded size of `raw_bytes` under `codec`; `None` if it saves too little.
     pub fn encoded_bytes(&self, codec: CodecId, raw_bytes: usize) -> Option<usize> {
         match codec {
             CodecId::Raw => Some(raw_bytes),
@@ -63,7 +63,7 @@ impl SizeEstimate {
         }
     }
 
-    /// How many bytes one raw byte becomes under `codec`; `None` where it is not worth it.
+    /// The encoded size of one raw byte under `codec`; `None` if it saves too little.
     pub(super) fn share(&self, codec: CodecId) -> Option<f32> {
         match codec {
             CodecId::Raw => Some(1.0),

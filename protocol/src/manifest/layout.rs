@@ -284,7 +284,7 @@ mod tests {
             }
         }
 
-        /// What is laid out is accepted by every receiver, and means the same there.
+        /// Every receiver accepts each layout made here, and decodes it to the same tensors.
         #[test]
         fn what_is_published_can_be_read(specs in any_specs(), chunk_bytes in (1u32..16).prop_map(|n| n * 256)) {
             let sent = Manifest::layout(specs, vec![("k".into(), "v".into())], chunk_bytes, &Limits::default()).unwrap();

@@ -20,7 +20,7 @@ pub enum ClientMessage {
     Credit {
         /// For which subscription.
         subscription: SubscriptionId,
-        /// How many more chunks.
+        /// The number of further chunks.
         chunks: u32,
     },
     /// Reports a version as whole, verified and visible to the user.

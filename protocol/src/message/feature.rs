@@ -48,10 +48,10 @@ features! {
 pub struct FeatureSet(u32);
 
 impl FeatureSet {
-    /// What a client of this build offers.
+    /// The features that a client of this build offers.
     pub const OF_CLIENT: Self = Self(Self::bit(Feature::Drain));
 
-    /// What a server of this build offers.
+    /// The features that a server of this build offers.
     pub const OF_SERVER: Self = Self(Self::bit(Feature::Probe));
 
     /// The features with these numbers. Unknown numbers are ignored.

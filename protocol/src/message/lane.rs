@@ -72,7 +72,7 @@ impl fmt::Debug for LaneGrant {
 /// A server's offer of further lanes to a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneOffer {
-    /// How many lanes the session may have at once, the first included.
+    /// The maximum number of lanes of the session, the first included.
     pub lanes_max: u32,
     /// The grant that a further lane presents.
     pub grant: LaneGrant,

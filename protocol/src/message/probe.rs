@@ -28,7 +28,7 @@ pub const PROBE_REPORT_BYTES: usize = 16;
 pub struct ProbeReport {
     /// The sender's clock, in microseconds.
     pub clock_us: u32,
-    /// How long the sender's process has computed, whatever for, in microseconds.
+    /// The processor time of the sender's process, in microseconds.
     pub processor_us: u32,
     /// The packets that the lane sent; over TCP the segments that the sender's network namespace did.
     pub sent_packets: u32,
@@ -53,7 +53,7 @@ impl ProbeReport {
         Self { clock_us: field(0), processor_us: field(4), sent_packets: field(8), lost_packets: field(12) }
     }
 
-    /// What happened since an earlier report, which is less than 71 minutes old.
+    /// The difference to an earlier report, which must be less than 71 minutes old.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             clock_us: self.clock_us.wrapping_sub(earlier.clock_us),
@@ -63,7 +63,7 @@ impl ProbeReport {
         }
     }
 
-    /// How much of one processor the sender's process used, of the time between two reports of which this is the difference.
+    /// The load of the sender's process between two reports, as a fraction of one processor; of their difference.
     pub fn processors(&self) -> f64 {
         f64::from(self.processor_us) / f64::from(self.clock_us.max(1))
     }

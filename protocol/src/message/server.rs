@@ -127,7 +127,7 @@ pub struct Announce {
     /// The digest of its manifest. The manifest itself comes on a stream of its own, unless it is that of this
     /// subscription's last version.
     pub manifest: ManifestDigest,
-    /// How many versions this subscription missed since its last one, in mode `latest`.
+    /// The number of versions that this subscription missed since its last one, in mode `latest`.
     pub skipped: u64,
     /// The publisher's metadata of this version.
     pub metadata: Metadata,

@@ -26,9 +26,9 @@ pub struct Subscribe {
     pub subscription: SubscriptionId,
     /// The topic. It need not exist yet.
     pub topic: Topic,
-    /// Which versions are delivered.
+    /// The versions to deliver.
     pub mode: Mode,
-    /// How many chunks may be sent before the first `Credit`.
+    /// The number of chunks that may be sent before the first `Credit`.
     pub credit: u32,
     /// The newest version the client already holds: only later ones are wanted.
     pub have: Option<Have>,
@@ -84,7 +84,7 @@ impl Subscribe {
     }
 }
 
-/// Which versions a subscription delivers.
+/// The versions that a subscription delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
@@ -94,7 +94,7 @@ pub enum Mode {
     Every,
 }
 
-/// Where a subscription begins.
+/// The first version of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Start {

@@ -6,7 +6,7 @@ use super::{Gap, StreamToken};
 use crate::{AbortReason, Announce, ChunkHeader, ClientMessage, Dtype, Selection, VersionDigest, VersionId};
 use std::{ops::Range, sync::Arc, time::Duration};
 
-/// What the driver of a [`Subscriber`] is to do next.
+/// The next action for the driver of a [`Subscriber`].
 #[derive(Debug, Clone)]
 pub enum Action {
     /// Send this message.

@@ -22,7 +22,7 @@ pub(super) struct Arrivals {
     early: Vec<EarlyStream>,
     /// The streams whose chunks are being received.
     receiving: HashMap<StreamToken, (ChunkIndex, LaneId)>,
-    /// How many more chunks the server may begin.
+    /// The number of further chunks that the server may begin.
     credit: u32,
     /// Retired lanes without a `Fetch` since.
     retired: BTreeSet<LaneId>,
@@ -33,7 +33,7 @@ impl Arrivals {
         Self { early: vec![], receiving: HashMap::new(), credit, retired: BTreeSet::new() }
     }
 
-    /// How many more chunks the server may begin.
+    /// The number of further chunks that the server may begin.
     pub(super) fn credit(&self) -> u32 {
         self.credit
     }

@@ -173,7 +173,7 @@ impl Assembly {
         range.end - range.start
     }
 
-    /// How many chunks are verified.
+    /// The number of verified chunks.
     pub fn verified_chunks(&self) -> u32 {
         self.selection.chunks().len() - self.missing
     }

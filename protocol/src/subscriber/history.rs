@@ -27,7 +27,7 @@ pub(super) struct History {
     acknowledged: Option<(Epoch, Version)>,
     /// Committed but unacknowledged versions, in mode `every`: the window bounds them.
     waiting: VecDeque<(Epoch, Version)>,
-    /// How many of those came over earlier connections. A restarted server does not know them.
+    /// The number of those that came over earlier connections. A restarted server does not count them.
     carried: usize,
 }
 

@@ -7,7 +7,7 @@ use super::{
 use crate::{ChunkIndex, CodecId, ManifestDigest, Mode, Topic};
 use std::ops::Range;
 
-/// How much credit the subscription has.
+/// The credit of the subscription.
 const CREDIT: u32 = 3;
 const CHUNKS: u32 = 4;
 const STALL: Duration = Duration::from_secs(30);

@@ -5,8 +5,8 @@
 pub(super) struct Manifests {
     /// Whether a manifest is arriving. There is never a second one, so hostile ones cannot pile up.
     pub(super) arriving: bool,
-    /// How many manifests may still be out of place after a version was given up: its manifest stream may outlive the
-    /// `Abort`, and the server may send the next version's though it is known. Used only for what would be misbehaviour
+    /// The number of manifests that may still arrive after their version was given up: its manifest stream may outlive
+    /// the `Abort`, and the server may send the next version's though it is known. Used only for what would be misbehaviour
     /// otherwise.
     pub(super) stale: u32,
 }

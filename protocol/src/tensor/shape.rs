@@ -37,12 +37,12 @@ impl Shape {
         &self.dimensions
     }
 
-    /// How many elements a tensor of this shape has.
+    /// The number of elements.
     pub fn elements(&self) -> u64 {
         self.elements
     }
 
-    /// How many bytes a dense tensor of this shape takes; sub-byte elements are packed, the last byte filled up.
+    /// The size of a dense tensor of this shape in bytes; sub-byte elements are packed, the last byte filled up.
     ///
     /// # Errors
     /// [`ShapeError::TooLarge`] when the size does not fit 63 bits, so that offsets can be added without overflow.
@@ -105,7 +105,7 @@ pub enum ShapeError {
         local: Shape,
         /// The shape of the whole.
         global: Shape,
-        /// Where the part begins.
+        /// The start of the part.
         start: Box<[u64]>,
     },
 }

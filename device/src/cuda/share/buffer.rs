@@ -25,7 +25,7 @@ pub struct SharedBuffer {
     pub(super) fd: OwnedFd,
     pub(super) engine: Id,
     pub(super) inbox: Inbox,
-    /// How long filling it may take, waits included.
+    /// The deadline for filling it, waits included.
     pub(super) patience: Duration,
 }
 

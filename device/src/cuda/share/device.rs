@@ -40,8 +40,8 @@ impl Device {
     /// Imports another process's memory: each of `places` in it as a buffer, and a handle that reports when all of it
     /// was returned.
     ///
-    /// What the other says of it is checked, but not that it keeps it and leaves it alone
-    /// ([`CudaEngine::import`]): take memory of peers alone that this process trusts as it trusts itself on that device.
+    /// The peer's description is checked, but not that the peer keeps the memory and does not write it
+    /// ([`CudaEngine::import`]): import only from peers that this process trusts fully on that device.
     pub fn import(
         &self,
         exported: Exported,

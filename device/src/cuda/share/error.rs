@@ -84,7 +84,7 @@ pub enum ShareError {
     FenceTimedOut {
         /// The engine.
         device: String,
-        /// How long the engine waited.
+        /// The time that the engine waited.
         waited: Duration,
     },
     /// The driver refused a copy into a shared buffer.
@@ -103,7 +103,7 @@ pub enum ShareError {
     CopyTimedOut {
         /// The engine.
         device: String,
-        /// How long the engine waited.
+        /// The time that the engine waited.
         waited: Duration,
     },
     /// The memory is on a device that this engine does not have.

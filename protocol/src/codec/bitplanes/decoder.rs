@@ -24,7 +24,7 @@ struct Level<'a> {
     escapes: usize,
 }
 
-/// What is wrong with an encoding.
+/// The errors of an encoding.
 pub(super) type DecodeFault = &'static str;
 
 impl<'a> Decoder<'a> {

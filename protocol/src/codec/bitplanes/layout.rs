@@ -2,7 +2,7 @@
 
 use crate::Dtype;
 
-/// How the elements of a dtype are split into symbol, low bits and rest (PROTOCOL.md §8.4, table).
+/// The split of a dtype's elements into symbol, low bits and rest (PROTOCOL.md §8.4, table).
 ///
 /// Each element, rotated left by one bit so that the sign is at the bottom, is its *symbol*, the topmost bits, which
 /// hold the exponent; below it up to four *low bits* in the same byte; and the bytes below that, the *rest*.

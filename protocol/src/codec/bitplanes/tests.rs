@@ -36,7 +36,7 @@ fn encode(dtype: Dtype, raw: &[u8], room: usize) -> Option<Vec<u8>> {
     portable
 }
 
-/// What `encoded` decodes to, on which all paths must agree. `None` for an error.
+/// The bytes that `encoded` decodes to, the same on all paths. `None` for an error.
 fn decode(dtype: Dtype, encoded: &[u8], bytes: usize) -> Option<Vec<u8>> {
     let of_path = |path| {
         let mut raw = vec![0x55; bytes];

@@ -106,7 +106,7 @@ fn what_changed_everywhere_is_given_up() {
     );
 }
 
-/// Where only the sample is unchanged, the search ends when it has found too much.
+/// If only the sample is unchanged, the search ends when it has found too many changes.
 #[test]
 fn a_sample_that_misleads_costs_bounded_memory() {
     let base = noise(1 << 20);
