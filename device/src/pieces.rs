@@ -6,10 +6,10 @@ use std::{
 
 use crate::{parts::Parts, region::Region, sink::SinkError};
 
-/// The memory of a sink in host memory, which lends pieces and knows when all are returned.
+/// The memory of a host sink, lent in pieces, until all pieces are returned.
 ///
-/// A piece is cut out of the memory and put back when it is dropped. So no two writers have the same byte, and nothing
-/// is returned that is still being written.
+/// A piece is cut out of the memory and put back when it is dropped. Therefore no two writers share a byte, and memory
+/// is never returned while it is being written.
 pub(crate) struct Home {
     parts: Parts<()>,
     state: Mutex<State>,

@@ -1,20 +1,20 @@
 //! Sharing device memory with another process on the same host, without a copy through the host.
 //!
-//! A training process *exports* its tensors, and a server beside it *imports* them and serves them as its own
-//! ([`Device::import`](crate::Device::import), then `Borrowed::from_device`). Only the 64 bytes of a handle or one file
-//! descriptor travel between them. There are three ways, and [`export`] says which it used and why:
+//! A training process *exports* its tensors; a server on the same host *imports* and serves them
+//! ([`Device::import`](crate::Device::import), then `Borrowed::from_device`). Only a handle of 64 bytes or one file
+//! descriptor travels between them. [`export`] tries these methods in order, and reports its choice with the reason:
 //!
-//! 1. **In place**: the memory itself, by a handle of CUDA IPC ([`CudaEngine::name_memory`]). It costs one call for each
-//!    allocation, and nothing for each byte. CUDA offers it for plain allocations alone (`cudaMalloc`), not for memory pools
-//!    (`cudaMallocAsync`) nor for virtual memory (PyTorch's expandable segments); and only to processes that see each
-//!    other: containers must share a PID namespace.
-//! 2. **Copied**: a buffer of the engine's own that can be shared as a file descriptor ([`SharedBuffer`]), filled by a copy
-//!    within the device, at the rate of its memory. It takes as much of the device again, and works between containers
-//!    that share nothing but a Unix socket, since the descriptor is permission enough.
-//! 3. Neither: then both errors say why, and the caller sends the bytes through host memory.
+//! 1. **In place**: the memory itself, by a CUDA IPC handle ([`CudaEngine::name_memory`]). It costs one call for each
+//!    allocation, independent of its size. CUDA supports plain allocations only (`cudaMalloc`), not memory pools
+//!    (`cudaMallocAsync`) or virtual memory (PyTorch's expandable segments), and only processes of one PID namespace,
+//!    which containers must share.
+//! 2. **Copied**: a buffer of the engine that can be shared as a file descriptor ([`SharedBuffer`]), filled by a copy
+//!    within the device, at the rate of its memory. It needs the same amount of device memory again, and works between
+//!    containers that share only a Unix socket, since the descriptor carries the permission.
+//! 3. Neither: both errors give the reason, and the caller sends the bytes through host memory.
 //!
-//! Failure is normal here, for the importer too, which finds out only when it tries. Have it report to the exporter,
-//! which then uses the next way.
+//! An import can fail although the export succeeded. The importer should then report to the exporter, which tries the
+//! next method.
 //!
 //! ```no_run
 //! # fn send(_: tensor_relay_device::cuda::share::IpcMemory) {}
@@ -32,34 +32,35 @@
 //!             Place::Nowhere { copy, .. } => eprintln!("Through the host. {copy}"),
 //!         }
 //!     }
-//!     // `export` and the tensors are kept until the server says that it has let go.
+//!     // Keep `export` and the tensors until the server reports that it has released them.
 //!     Ok(())
 //! }
 //!
 //! /// In the server.
 //! fn take(device: &Device, came: Exported, len: u64) -> Result<Vec<DeviceBuffer>, share::ShareError> {
 //!     let (tensors, returned) = device.import(came, &[0..len])?;
-//!     // Once `returned` tells so, the training process is told that this one has let go.
+//!     // When `returned` completes, report the release to the training process.
 //!     Ok(tensors)
 //! }
 //! ```
 //!
 //! # Order
 //!
-//! Only messages order two processes. So an export returns when all writers of the memory have finished: the fences with
-//! which it was lent, and the copies into a buffer. The importer may read at once. The exporter's calling thread is blocked
-//! until its stream is done, for at most [`CudaOptions::fence_timeout`]; a caller that must not block awaits
-//! [`Fence::passed`] first. A handle of an event (`cuIpcGetEventHandle`) would let the importer's stream wait instead.
+//! Streams of two processes are not ordered. Therefore an export returns only when all writers of the memory have
+//! finished: the fences with which it was lent, and the copies into a buffer. The importer may read at once. The calling
+//! thread blocks until its stream is done, for at most [`CudaOptions::fence_timeout`]; a caller that must not block awaits
+//! [`Fence::passed`] first. An event handle (`cuIpcGetEventHandle`) would let the importer's stream wait instead.
 //!
-//! # Who keeps what
+//! # Ownership
 //!
 //! Memory that is shared in place belongs to the exporter: it keeps the [`CudaMemory`] until the importer reports that
-//! [`Imported::returned`] has completed, which is after the memory was dropped and closed. CUDA leaves undefined what an
-//! importer reads after that, also when the exporter has died: an importer stops using the memory when its peer is gone. A
-//! buffer's memory lasts as long as a handle of it, or its descriptor. What was imported is given back on the engine's thread, when nobody holds it and no copy uses it.
+//! [`Imported::returned`] has completed, which is after the memory was dropped and closed. Reads after that, or after the
+//! exporter died, are undefined in CUDA: an importer stops using the memory when its peer is gone. The memory of a buffer
+//! lives as long as a handle of it, or its descriptor. Imported memory is released on the engine's thread, when it is no
+//! longer held and no copy uses it.
 //!
-//! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block: the importer
-//! must be trusted with that. It reads what it was told to, and no byte beyond the allocation.
+//! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block, so the
+//! importer must be trusted with it. The importer reads only the described ranges, and no byte beyond the allocation.
 
 use std::{os::fd::OwnedFd, sync::Arc};
 

@@ -1,6 +1,6 @@
 //! Probes (PROTOCOL.md §3.17).
 
-/// The size of a probe, bounded so that one message keeps nobody busy for long.
+/// The size of a probe, bounded so that one request cannot occupy the server for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeBytes(u32);
 
@@ -22,22 +22,22 @@ impl ProbeBytes {
 /// The size of a [`ProbeReport`].
 pub const PROBE_REPORT_BYTES: usize = 16;
 
-/// The counters of the sender of a probe when it had sent it: the end of the probe's stream. They count from moments that do
-/// not matter and wrap; what a probe cost is the difference of two reports.
+/// The counters of a probe's sender after the last byte: the end of the probe's stream. They have arbitrary origins and
+/// wrap; the cost of a probe is the difference of two reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbeReport {
     /// The sender's clock, in microseconds.
     pub clock_us: u32,
     /// The processor time of the sender's process, in microseconds.
     pub processor_us: u32,
-    /// The packets that the lane sent; over TCP the segments that the sender's network namespace did.
+    /// The packets that the lane sent; over TCP the segments that the sender's network namespace sent.
     pub sent_packets: u32,
     /// The packets of the lane that were found to be lost; over TCP the segments that its namespace sent again.
     pub lost_packets: u32,
 }
 
 impl ProbeReport {
-    /// Writes it as it goes on the wire.
+    /// Encodes it.
     pub fn encode(&self) -> [u8; PROBE_REPORT_BYTES] {
         let mut out = [0; PROBE_REPORT_BYTES];
         let fields = [self.clock_us, self.processor_us, self.sent_packets, self.lost_packets];
@@ -47,7 +47,7 @@ impl ProbeReport {
         out
     }
 
-    /// Reads it: any bytes are one.
+    /// Decodes it; all byte strings of this length are valid.
     pub fn decode(bytes: &[u8; PROBE_REPORT_BYTES]) -> Self {
         let field = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Self { clock_us: field(0), processor_us: field(4), sent_packets: field(8), lost_packets: field(12) }
