@@ -28,7 +28,7 @@ use std::{
 use tensor_relay_protocol::{TicketId, Topic, Verb};
 use tokio::{sync::watch, time::Instant};
 
-/// How often a session with temporary rights reads the clock: the bound on its delay when the clock is set.
+/// The interval at which a session with temporary rights reads the clock: the bound on its delay when the clock is set.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The access control of a server. Cheap to clone; all clones follow the same rules.

@@ -20,7 +20,7 @@ const CLIENTS_WITH_ALL: u64 = 4;
 /// One bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bound {
-    /// What is bounded.
+    /// The bounded quantity.
     pub name: &'static str,
     /// The limit.
     pub most: Amount,

@@ -18,7 +18,7 @@ use tensor_relay_protocol::{EndReason, Topic, TopicEntry};
 use tensor_relay_transport::CodecStats;
 use tokio::sync::{broadcast, watch};
 
-/// How many names of new topics are queued for a slow watch. A watch that missed some scans all topics again.
+/// The number of new topics queued for a slow watch. A watch that missed some scans all topics again.
 const APPEARANCES: usize = 1024;
 
 /// All topics of a server.

@@ -22,12 +22,12 @@ pub struct Config {
     /// The maximum number of subscriptions of one session. Default 1,024. Each costs a task and the chunks that its
     /// credit allows in flight.
     pub subscriptions_max: u32,
-    /// How many chunks of one subscription are read, encoded or written at the same time. Default 8: two at each stage,
-    /// since chunks take unequal times, and two to spare. QUIC needs two in flight to keep a lane busy.
+    /// The number of chunks of one subscription that are read, encoded or written at the same time. Default 8:
+    /// two at each stage, since chunks take unequal times, and two to spare. QUIC needs two in flight to keep a lane busy.
     pub chunks_in_flight: usize,
     /// The size of chunks. Default 4 MiB: a GPU's copy engine is saturated from 1 MiB on, and a resume repeats little.
     pub chunk_bytes: u32,
-    /// How chunks are encoded, for subscribers that can decode the codec. Default: chosen for each chunk by its content
+    /// The codec of chunks, for subscribers that can decode it. Default: chosen for each chunk by its content
     /// and the speed of the link. A topic ([`TopicOptions::codec`](crate::TopicOptions::codec)) or a subscriber may
     /// override it.
     pub codec: CodecChoice,
@@ -37,7 +37,7 @@ pub struct Config {
     /// The maximum number of unauthenticated connections. Default 1,024: a login takes milliseconds, and an unfinished
     /// handshake up to 150 KiB.
     pub logins_max: usize,
-    /// How many bytes read from each device are cached for further subscribers, so that each chunk is read once for all
+    /// The bytes read from each device that are cached for further subscribers, so that each chunk is read once for all
     /// of them. A chunk counts at least as much as a slot. Default: what half of the device's slots hold. Subscribers
     /// further apart than that read the device again. With a larger number, chunks that slots cannot hold are copied to
     /// ordinary memory: then nearly every byte is copied even for a single subscriber.
@@ -50,8 +50,8 @@ pub struct Config {
     pub base_bytes: u64,
     /// The time without progress after which a subscriber is evicted during a transfer. Default 30 s.
     pub stall_timeout: Duration,
-    /// How long a named reader in mode `every` keeps its place after its connection is lost, so that it misses nothing.
-    /// Default 30 s: longer than a client takes to notice and to reconnect.
+    /// The time for which a named reader in mode `every` keeps its place after its connection is lost, so that it
+    /// misses nothing. Default 30 s: longer than a client takes to notice and to reconnect.
     pub reader_linger: Duration,
     /// The limits on published payloads, so that no receiver has to refuse them.
     pub limits: Limits,

@@ -261,7 +261,7 @@ impl Every {
         }
     }
 
-    /// How many versions before `seq` the client may still acknowledge.
+    /// The number of versions before `seq` that the client may still acknowledge.
     fn unacknowledged(&mut self, seq: Seq) -> usize {
         let unacknowledged = self.reader.unacknowledged(seq, &self.given_up);
         if unacknowledged == 0 {

@@ -40,7 +40,7 @@ struct Candidate {
     effort: Effort,
     /// The number of blocks assigned to it.
     assigned: u32,
-    /// How many measured blocks count for it, and the sum of the logarithms of their rates.
+    /// The number of measured blocks that count for it, and the sum of the logarithms of their rates.
     blocks: u32,
     log_rates: f64,
 }
@@ -71,7 +71,7 @@ struct Measurement {
 struct Standing {
     /// The rate of the chosen level, in bytes per second.
     bytes_per_s: f64,
-    /// How many blocks in a row had a very different rate.
+    /// The number of consecutive blocks with a very different rate.
     strayed: u32,
     /// The number of blocks sent since the last trial.
     age: u32,
@@ -96,14 +96,14 @@ const MEASURED_MIN_BYTES: u64 = 8 << 20;
 /// The percentage of a block that a level must encode alike for the block to count for it.
 const ALIKE_MIN_PER_CENT: u64 = 95;
 
-/// How much slower than the best a level must be to be dropped, after the first, second, … round. A single round may be
-/// disturbed by a third; after the last, the remaining levels count as equally fast.
+/// The factor by which a level must be slower than the best to be dropped, after the first, second, … round. A single
+/// round may be disturbed by a third; after the last, the remaining levels count as equally fast.
 const DROPPED_FROM: [f64; 6] = [1.35, 1.2, 1.15, 1.1, 1.07, 1.05];
 
 /// Of levels whose final rates differ less than this, the cheapest is chosen.
 const ADVANTAGE_MIN: f64 = 1.03;
 
-/// By what factor, up or down, the rate must change to start another trial, and for how many blocks in a row.
+/// The factor, up or down, by which the rate must change to start another trial, and for how many consecutive blocks.
 const STRAYED: f64 = 1.5;
 const STRAYED_BLOCKS: u32 = 3;
 

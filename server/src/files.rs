@@ -79,7 +79,7 @@ struct Piece {
     place: Location,
 }
 
-/// Where the bytes of a tensor are.
+/// The location of a tensor's bytes.
 #[derive(Debug)]
 enum Location {
     /// In the file at this offset, in transfer order.
@@ -284,7 +284,7 @@ impl TensorFiles {
         }
     }
 
-    /// Where a tensor can be read in transfer order.
+    /// The origin from which a tensor is read in transfer order.
     fn lend(&self, index: usize) -> Result<Origin, FileError> {
         let Piece { file, place } = &self.pieces[index];
         let path = || self.files[*file].path.clone();

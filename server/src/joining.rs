@@ -20,8 +20,8 @@ use tensor_relay_transport::{
 };
 use tokio::time::{MissedTickBehavior, interval};
 
-/// How often a lane is checked. One that is [silent](Silence) in two checks is retired: two to three seconds after its
-/// last packet, while QUIC's idle timeout takes ten. Longer than any round trip. The connection of the control stream
+/// The interval at which a lane is checked. One that is [silent](Silence) in two checks is retired: two to three
+/// seconds after its last packet, while QUIC's idle timeout takes ten. Longer than any round trip. The connection of the control stream
 /// is not checked: if that is silent, the client could not be informed.
 const LOOK: Duration = Duration::from_secs(1);
 

@@ -60,7 +60,7 @@ pub enum PublishError {
         "the metadata of a version has {bytes} bytes, and at most {max} fit its announcement: publish it as a tensor"
     )]
     TooMuchMetadata {
-        /// How much there is.
+        /// The size of the metadata.
         bytes: usize,
         /// The limit.
         max: usize,
@@ -313,7 +313,7 @@ impl Publication {
         &self.id
     }
 
-    /// How many subscribers have committed it so far.
+    /// The number of subscribers that have committed it so far.
     pub fn committed_count(&self) -> u64 {
         *self.committed.borrow()
     }

@@ -11,7 +11,7 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// How long further refusals of one network for one reason are counted but not logged.
+/// The time for which further refusals of one network for one reason are counted but not logged.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// The maximum number of networks and reasons counted separately. Further ones are counted together.

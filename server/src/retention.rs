@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-/// How much a topic retains. Its newest version always stays.
+/// The limits of a topic's retention. Its newest version always stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keep {
     /// The maximum number of versions, the newest included. Default 1; 0 means 1.

@@ -59,7 +59,7 @@ pub(crate) struct Sender {
 /// The result of a send. An error means that the version cannot be read.
 pub(crate) type Sent = Result<SentKind, Arc<SourceError>>;
 
-/// What kind of send ended, whatever its result.
+/// The kind of a send that ended, whatever its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SentKind {
     Manifest,

@@ -112,7 +112,7 @@ impl AdmittedClient {
     }
 }
 
-/// What client and server agreed on.
+/// The negotiated settings of client and server.
 struct Negotiated {
     codecs: CodecSet,
     features: FeatureSet,

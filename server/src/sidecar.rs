@@ -59,16 +59,17 @@ use tokio::{
 };
 use topics::Topics;
 
-/// How many rejected producers are sent the reason concurrently. The others only see the connection closed.
+/// The maximum number of rejected producers that are sent the reason concurrently. The connections of others are closed
+/// without it.
 const REFUSED_MAX: usize = 8;
 
-/// How long a rejected producer may take to read the reason.
+/// The deadline for a rejected producer to read the reason.
 const TURNING_AWAY: Duration = Duration::from_secs(1);
 
 /// The minimum time between two warnings about rejected producers.
 const WARNING: Duration = Duration::from_secs(1);
 
-/// How long accepting pauses when the system has no descriptors left.
+/// The pause of accepting when the system has no descriptors left.
 const REST: Duration = Duration::from_millis(200);
 
 /// A version published by a producer on the same machine.

@@ -47,7 +47,7 @@ pub enum StageError<E: std::error::Error + 'static = Infallible> {
         "the tensors laid out take {payload_bytes} bytes, but the source to borrow them from has {source_bytes}"
     )]
     Source {
-        /// What the layout takes.
+        /// The size of the layout.
         payload_bytes: u64,
         /// The length of the source.
         source_bytes: u64,

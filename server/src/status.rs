@@ -68,11 +68,11 @@ pub struct TopicStatus {
     pub tensors: u64,
     /// The size of its payload.
     pub payload_bytes: u64,
-    /// How long ago it was published.
+    /// The time since it was published.
     pub age: Duration,
     /// The number of retained versions.
     pub retained: u64,
-    /// How many were published by this server.
+    /// The number of versions that this server published.
     pub published: u64,
     /// The number of its subscriptions.
     pub subscribers: u64,
@@ -118,7 +118,7 @@ pub struct TransferStatus {
     pub version: VersionId,
     /// Its payload. A selection gets less.
     pub payload_bytes: u64,
-    /// How much of it was sent.
+    /// The sent bytes of it.
     pub sent_bytes: u64,
     /// The time since it began.
     pub since: Duration,

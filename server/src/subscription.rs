@@ -83,7 +83,7 @@ impl From<Misbehaved> for Ended {
     }
 }
 
-/// How a transfer continues after an event.
+/// The continuation of a transfer after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Continue,

@@ -30,9 +30,9 @@ pub(crate) struct Retained {
     pub(crate) id: VersionId,
     pub(crate) payload: Payload,
     pub(crate) metadata: Metadata,
-    /// How many subscribers committed it. The publisher's `Publication` watches it.
+    /// The number of subscribers that committed it. The publisher's `Publication` watches it.
     pub(crate) committed: watch::Sender<u64>,
-    /// How long transfers of it may take to finish once it left retention.
+    /// The time for transfers of it to finish once it left retention.
     pub(crate) release_timeout: Duration,
     /// When remaining transfers are aborted: set once it left retention.
     pub(crate) cut_at: watch::Sender<Option<Instant>>,
@@ -68,7 +68,7 @@ impl Retained {
 #[derive(Debug)]
 pub(crate) struct TopicState {
     name: Topic,
-    /// How long a named reader keeps its place after its connection is lost.
+    /// The time for which a named reader keeps its place after its connection is lost.
     linger: Duration,
     /// The bases of all topics, and this topic's number there.
     bases: Arc<Bases>,

@@ -18,11 +18,11 @@ use tokio::{
 /// that reads nothing within the write deadline is disconnected.
 const QUEUE_MAX: usize = 64;
 
-/// How long to wait for the close of a peer that stopped its control stream: one or two round trips if the close is
+/// The time to wait for the close of a peer that stopped its control stream: one or two round trips if the close is
 /// lost at first.
 const GOOD_BYE: Duration = Duration::from_secs(1);
 
-/// How long closing a lane waits for queued messages to be written.
+/// The time that closing a lane waits for queued messages to be written.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// A message of the control stream.

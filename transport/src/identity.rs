@@ -118,9 +118,9 @@ pub enum IdentityError {
     Unsafe {
         /// The file.
         path: PathBuf,
-        /// Which permission allows it.
+        /// The permission that allows it.
         why: String,
-        /// How to fix it.
+        /// The command that fixes it.
         fix: String,
     },
     /// No key could be generated.

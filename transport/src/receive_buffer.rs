@@ -7,7 +7,7 @@ use tensor_relay_protocol::ChunkHasher;
 /// Called with the size of each received piece by the task that reads the lane, so it must be fast.
 pub type Progress = Arc<dyn Fn(u64) + Send + Sync>;
 
-/// How much is copied before it is hashed: it stays in the L1 cache. Longer copies, as of jumbo pieces, are slower
+/// The bytes copied before they are hashed: they stay in the L1 cache. Longer copies, as of jumbo pieces, are slower
 /// where the C library uses `rep movsb` (on AMD processors).
 pub(crate) const COPY_BYTES: usize = 4 << 10;
 

@@ -11,7 +11,7 @@ pub struct Principal {
     expires_s: Option<u64>,
 }
 
-/// How it was authenticated.
+/// An authenticated identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Identity {
     /// Not authenticated: the server admits everybody.

@@ -9,11 +9,11 @@ use std::{
 use tensor_relay_protocol::TicketId;
 use tokio::sync::watch;
 
-/// How often a running server checks the files.
+/// The interval at which a running server checks the files.
 pub(super) const LOOK: Duration = Duration::from_secs(2);
 
-/// How long a check may take until it is reported. The next check starts only after it ends, so that a hung file system
-/// blocks a single thread.
+/// The duration after which a check is reported as late. The next check starts only after it ends, so that a hung
+/// file system blocks a single thread.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// When each ticket was last used, in seconds since 1970.

@@ -16,8 +16,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Which files of a folder are served beyond those of a model. By default none: every admitted client gets all served
-/// files.
+/// The files of a folder that are served beyond those of a model. By default none: every admitted client can receive
+/// all served files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FolderRules {
     /// Serves every file directly in the folder that is not hidden, whether models need it or not.
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use std::{fs, os::unix::fs::symlink};
 
-    /// Where the links of a folder may lead, by name.
+    /// The permitted targets of a folder's links, by name.
     fn reached(folder: &Folder) -> Vec<(String, bool)> {
         let names = folder.names().unwrap();
         let look = |name: OsString| {

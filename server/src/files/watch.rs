@@ -142,7 +142,7 @@ struct ChangeDetector<S> {
     last: Option<S>,
     /// The new state that is not yet reported.
     waiting: Option<S>,
-    /// How often an unreported state was replaced.
+    /// The number of times that an unreported state was replaced.
     missed: u64,
 }
 

@@ -20,7 +20,7 @@ use tokio::net::UnixListener;
 /// The maximum number of producers waiting to be accepted.
 const BACKLOG: i32 = 64;
 
-/// How long another server may lock the folder while it creates a socket, which takes a few system calls.
+/// The time for which another server may lock the folder while it creates a socket, which takes a few system calls.
 const TURN: Duration = Duration::from_secs(5);
 
 /// The default of [`overflow_uid`], if the system does not report it.

@@ -19,7 +19,7 @@ type Place = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 /// The maximum number of open topics of producers: a training job has a few, and each stays open until the server ends.
 pub(super) const TOPICS_MAX: usize = 4096;
 
-/// How long a publish waits for earlier ones into the same topic, which may wait for its readers.
+/// The time that a publish waits for earlier ones into the same topic, which may wait for its readers.
 const TURN: Duration = Duration::from_secs(60);
 
 /// Publishers by topic, kept across connections, so that version numbers continue when a producer reconnects.

@@ -7,13 +7,13 @@ use tensor_relay_protocol::CodecChoice;
 /// The options of a topic: retention, readers, bases, codec. Each publisher sets its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicOptions {
-    /// How much is retained for late subscribers and for readers in mode `every`. Default: the newest version.
+    /// The limits of retention for late subscribers and for readers in mode `every`. Default: the newest version.
     pub keep: Keep,
     /// The policy when retention is full of versions that a reader in mode `every` has not acknowledged.
     pub when_full: WhenFull,
-    /// How long `publish` waits for readers before [`WhenFull`] decides. Default 10 s.
+    /// The time that `publish` waits for readers before [`WhenFull`] decides. Default 10 s.
     pub publish_timeout: Duration,
-    /// How long transfers of a version may continue after it left retention; then they are aborted. Default: ten
+    /// The time for transfers of a version to finish after it left retention; then they are aborted. Default: ten
     /// minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
     pub release_timeout: Option<Duration>,
     /// The maximum number of bases that left retention. They stay while subscribers hold copies of them, and later
@@ -23,14 +23,14 @@ pub struct TopicOptions {
     /// [`Config::reader_linger`](crate::Config::reader_linger). With 0, every version is sent whole: for topics of one
     /// version.
     pub bases: u32,
-    /// How its chunks are encoded, unless a subscriber chooses otherwise. Default:
+    /// The codec of its chunks, unless a subscriber chooses another. Default:
     /// [`Config::codec`](crate::Config::codec).
     pub codec: Option<CodecChoice>,
     /// The time without a publish after which the topic expires. Default: never.
     pub expire_after: Option<Duration>,
 }
 
-/// What `publish` does after it has waited for readers for `publish_timeout`.
+/// The action of `publish` after it has waited for readers for `publish_timeout`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenFull {
     /// Evicts the blocking readers, informs them, and counts them.

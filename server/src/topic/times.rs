@@ -56,7 +56,7 @@ impl PublishTimes {
 
 /// The status for operators.
 impl TopicState {
-    /// How many versions were ever published.
+    /// The number of versions ever published.
     pub(crate) fn published_count(&self) -> u64 {
         self.state().times.count()
     }

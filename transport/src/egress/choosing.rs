@@ -24,7 +24,7 @@ pub enum CodecRequest {
     Auto {
         /// The codecs that the subscriber can decode.
         offered: CodecSet,
-        /// How much work encoding may cost.
+        /// The level of effort of encoding.
         effort: Effort,
     },
     /// This codec, if it gains something.

@@ -49,7 +49,7 @@ pub enum LaneError {
     Unheard {
         /// The peer's address.
         peer: SocketAddr,
-        /// What happened to the control stream.
+        /// The failure of the control stream.
         detail: &'static str,
     },
     /// The connection failed: QUIC or TLS refused received data, or the peer broke the rules of the connection.

@@ -32,7 +32,7 @@ const SETTLE_ROUND_TRIPS: u32 = 6;
 /// The minimum of that time: another thread sends the packets, and may wait longer for a processor than for the path.
 const SETTLE_MIN: Duration = Duration::from_millis(20);
 
-/// How often a closed lane polls for the peer's answer, which quinn reports only in a counter.
+/// The interval at which a closed lane polls for the peer's answer, which quinn reports only in a counter.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
 /// One QUIC connection. Cheap to clone.

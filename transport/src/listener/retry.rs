@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// How many of `count` clients, arriving `apart` from one another, have to prove their address.
+    /// The number of `count` clients, arriving `apart` from one another, that have to prove their address.
     fn retried(policy: &mut RetryPolicy, now: &mut Instant, count: u32, apart: Duration) -> u32 {
         let arrivals = (0..count).map(|_| {
             *now += apart;

@@ -236,7 +236,7 @@ fn is_worth_holding(transmit: &Transmit<'_>, bounds: Bounds) -> bool {
         && batch_segments(segment, bounds.kernel) > bounds.burst
 }
 
-/// How many segments of this size quinn should send at once to fill a system call; `None` if it makes no difference.
+/// The number of segments of this size that fill a system call of quinn; `None` if it makes no difference.
 /// Seven jumbo segments are one call, ten are two of five.
 pub(super) fn burst_of(segment: usize) -> Option<usize> {
     let fits = BATCH_MAX_BYTES / segment.max(1);

@@ -95,8 +95,8 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// How many datagrams of `payload_max` have room for any batch that the kernel coalesces: 64 KiB, and one more for a
-/// short last segment.
+/// The number of datagrams of `payload_max` with room for any batch that the kernel coalesces: 64 KiB, and one more for
+/// a short last segment.
 fn segments_received(payload_max: u16) -> usize {
     usize::from(u16::MAX).div_ceil(payload_max.into()) + 1
 }

@@ -24,10 +24,10 @@ use super::{
     stream::StreamIn,
 };
 
-/// How long a closed connection waits for the peer to read the reason.
+/// The time that a closed connection waits for the peer to read the reason.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// How long to read the peer's last bytes after writing has failed.
+/// The time to read the peer's last bytes after writing has failed.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The size of reads whose bytes are discarded.

@@ -32,7 +32,7 @@ pub(crate) struct Secured<S> {
     pub(super) opener: Opener,
     is_ours: bool,
     peer_certificate: Option<ClientCertificate>,
-    /// How long the peer took to answer the handshake.
+    /// The time in which the peer answered the handshake.
     answer_time: Duration,
 }
 

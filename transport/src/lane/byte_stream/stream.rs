@@ -31,7 +31,7 @@ struct State {
     is_discarded: bool,
 }
 
-/// How a data stream ended.
+/// The end of a data stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamEnd {
     Whole,
