@@ -167,7 +167,7 @@ impl ClientError {
     }
 }
 
-/// Advice after a refusal. The server does not say why, so that nobody learns from it.
+/// Advice after a refusal. The server does not give the reason, because it would help an attacker.
 fn why_refused(with_token: bool) -> &'static str {
     match with_token {
         false => {

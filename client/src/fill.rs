@@ -89,7 +89,7 @@ impl Subscription {
     /// **It is not atomic.** Bytes are written as they arrive, before anybody knows that they are the right ones and that
     /// all will follow. After success the buffers hold the version, whole and verified as a snapshot would be. After a
     /// failure they may hold some bytes of it, verified or not, beside some of what was there before:
-    /// [`FillError::torn`] says so, and of which version. Keep whoever reads the buffers away from them meanwhile, and use
+    /// [`FillError::torn`] says so, and of which version. Keep readers away from the buffers meanwhile, and use
     /// [`Snapshot::copy_into`] where the old version must survive a failure.
     ///
     /// Selected tensors without a buffer are received and discarded, so select only those with buffers

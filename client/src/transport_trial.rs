@@ -81,7 +81,7 @@ impl TransportTrial {
         }
     }
 
-    /// Takes note of a new connection of the session, whoever asked for it.
+    /// Records a new connection of the session, whatever its cause.
     pub(crate) fn handle_connected(&mut self, kind: LaneKind) {
         match self.stage {
             Stage::Trying { kind: tried, .. } if tried == kind => {}

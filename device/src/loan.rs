@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use crate::volatile::VolatileBytes;
 
-/// A loan of bytes, which reports to their owner when nobody holds any of them any more.
+/// A loan of bytes, which reports to their owner when the last reference to them is dropped.
 ///
 /// Why: the lender of a version's tensors may write to them again only when the last reader is done, and QUIC keeps
 /// slices until they are acknowledged. The loan ends when it and every clone and slice of all lent bytes are dropped:

@@ -58,7 +58,7 @@ impl SlotPool {
         self.shared.hand_out()
     }
 
-    /// Takes a slot if one is free and nobody waits for it.
+    /// Takes a slot if one is free and no caller waits for one.
     pub fn try_acquire(&self) -> Option<Slot> {
         self.shared.permits.try_acquire().ok()?.forget();
         Some(self.shared.hand_out())

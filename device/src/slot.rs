@@ -41,7 +41,7 @@ impl Slot {
     }
 
     /// Leaks the slot's memory, since a failed device may still access it, and refills its place in the pool with
-    /// ordinary memory. So nobody waits for ever for a slot, and its next holder learns that the engine refuses copies.
+    /// ordinary memory. So no caller waits forever for a slot, and its next holder learns that the engine refuses copies.
     /// The copy's destination stays marked. Without memory, the place is lost. Returns the number of leaked bytes, and
     /// reads none of them.
     pub(crate) fn forfeit(mut self) -> usize {

@@ -81,7 +81,7 @@ impl Ticket {
     }
 }
 
-/// Why a text is not a ticket. A ticket is copied whole or not at all; whoever passed it on is to blame.
+/// Why a text is not a ticket. Usually the ticket was not copied completely.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TicketError {

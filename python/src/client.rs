@@ -407,7 +407,7 @@ impl Client {
         py.import("tensor_relay._coroutines")?.call_method1("awaited", (begin,))
     }
 
-    /// The ticket that it was connected with. A secret, to whom the tensors are one.
+    /// The ticket that it was connected with. Treat it as a secret if the tensors are.
     #[getter]
     fn ticket(&self) -> String {
         self.ticket.to_string()

@@ -37,7 +37,7 @@ impl<T> Closable<T> {
         Self { value, state: watch::Sender::new(State::Open), last: sync::Mutex::default() }
     }
 
-    /// Waits until nobody else uses the value. `None` once it is closed.
+    /// Waits until no other caller uses the value. `None` once it is closed.
     pub(crate) async fn turn(self: Arc<Self>) -> Option<ExclusiveUse<T>> {
         // Made first, so that a wait that is cancelled after the lock was granted ends as a turn does.
         let mut turn = ExclusiveUse { guard: None, of: self };
@@ -63,7 +63,7 @@ impl<T> Closable<T> {
         }
     }
 
-    /// Stops whoever uses the value, and drops it. Closing again does nothing.
+    /// Cancels the current use of the value, and drops it. Closing again does nothing.
     pub(crate) fn close(&self) {
         self.set(State::Closed);
     }

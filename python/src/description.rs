@@ -16,7 +16,7 @@ use tensor_relay_client::{
 };
 
 /// Selects no tensor: of a version of which nothing is selected, the manifest alone travels. A tensor of this very name
-/// would travel for nothing, and harm nobody.
+/// would be transferred needlessly, and do no harm.
 const NOTHING: &str = "tensor-relay.describe/nothing";
 
 /// The description of a version: its metadata, and each tensor's name, dtype and shape.

@@ -149,7 +149,7 @@ pub(crate) fn ordinal_called(py: Python<'_>, name: &str) -> PyResult<Option<usiz
     }
 }
 
-/// Waits a moment until GPUs that were opened are given back. Nobody is told where one is not: logging has ended by then.
+/// Waits briefly until opened GPUs are released. A timeout is not logged: logging has ended by then.
 pub(crate) fn close_all() {
     let _ = cuda::all_closed(LAST_COPIES);
 }

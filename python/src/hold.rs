@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 pub(crate) enum HoldUntil {
     /// At once: they are copied.
     Stage,
-    /// When nobody reads them any more.
+    /// Completes when they are no longer read.
     Borrow,
 }
 

@@ -76,7 +76,7 @@ impl Subscriber for Logger {
         interpreter::later(move |py| {
             backlog.waiting.fetch_sub(1, Ordering::Relaxed);
             let dropped = backlog.dropped.swap(0, Ordering::Relaxed);
-            // A handler that fails has told so on stderr; there is nobody else to tell.
+            // A handler that fails has reported that on stderr.
             let _ = log(py, level, &text);
             if dropped > 0 {
                 let _ = log(

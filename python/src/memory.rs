@@ -1,6 +1,6 @@
 //! Tensors passed without a copy, in both directions: by DLPack, and by Python's buffer protocol.
 //!
-//! All `unsafe` of this crate is here. [`Lent`] is memory that somebody else owns, on the host ([`Foreign`]) or on a GPU
+//! All `unsafe` of this crate is here. [`Lent`] is memory of another owner, on the host ([`Foreign`]) or on a GPU
 //! ([`OnGpu`]); [`Tensor`](crate::tensor::Tensor) gives out what is ours: bytes on the host, and [`Readable`] ones on a GPU.
 
 mod buffer;

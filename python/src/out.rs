@@ -31,7 +31,7 @@ pub(crate) struct Out {
     /// Whether the version must have the same tensors.
     is_strict: bool,
     gpus: Arc<Gpus>,
-    /// A version that is received right into the tensors, when nobody waits for it any more: after a timeout, or Ctrl-C.
+    /// A version that is received directly into the tensors, without a waiting caller: after a timeout, or Ctrl-C.
     /// The tensors stay lent until then.
     pending: Arc<Mutex<Option<Pending>>>,
 }

@@ -231,7 +231,7 @@ impl Publication {
             let lost = publication.released(Duration::MAX).await.err();
             interpreter::later(move |py| {
                 let lost = lost.map(|lost| lost.to_string());
-                // It fails where there is no memory, and then there is nobody to tell.
+                // It fails only without memory, and then the error cannot be reported either.
                 let _ = due.call1(py, (lost,));
             });
         });

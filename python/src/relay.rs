@@ -360,7 +360,7 @@ impl Relay {
         gpus.device(py, ordinal).map(Some).map_err(|error| error.raise(py))
     }
 
-    /// What is open. Others may wait for it with the GIL given away, so that whoever has it may use Python.
+    /// The open relay. Waiters release the GIL, so that its holder can use Python.
     fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Open>>> {
         Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
     }

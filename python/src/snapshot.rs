@@ -316,7 +316,7 @@ impl Snapshot {
         self.all(py, |tensor| tensor.call_method0("jax"))
     }
 
-    /// Writes the tensors to `path` as a safetensors file, in one step and durably: whoever reads it sees the old file or
+    /// Writes the tensors to `path` as a safetensors file, atomically and durably: readers see the old file or
     /// the new one. Folders that are missing on the way are made.
     ///
     /// Tensors on a GPU are copied to the host first.
@@ -367,7 +367,7 @@ impl Snapshot {
         Py::new(py, facts.with(copied))
     }
 
-    /// Says that `stream` reads the tensors. It may do so at once, since they are there: nobody waits. On a GPU their
+    /// Declares that `stream` reads the tensors. It may do so at once, without waiting. On a GPU their
     /// memory is used again only after the stream is past what is on it by the time that nobody has any of them any more.
     ///
     /// stream: a stream of PyTorch, CuPy or Numba, anything with `__cuda_stream__`, or the number of a stream, which must

@@ -49,7 +49,7 @@ pub(crate) struct Inner {
 /// The open subscription, until it is closed. A caller that waits for the next version holds the turn.
 pub(crate) struct Open {
     pub(crate) subscription: client::Subscription,
-    /// A version that was taken, and that nobody got: its coroutine was cancelled, or the tensors of `out` failed.
+    /// A version that was taken and not delivered: its coroutine was cancelled, or the tensors of `out` failed.
     undelivered: Option<Arrived>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Arrived {
     pub(crate) gap: Option<Box<Gap>>,
 }
 
-/// A version that is taken, until its user has it. Others wait for theirs meanwhile, and if nobody gets it, the next of
+/// A version that is taken, until its caller has it. Other callers wait meanwhile, and if it is not delivered, the next of
 /// them does.
 struct Taken {
     /// `None` once it was given.
@@ -261,7 +261,7 @@ impl Subscription {
     }
 
     /// Waits for the next version as `next` does, and leaves the tensors of `out` as they are: they may be in use until
-    /// `activate`. A version is received whether or not anybody waits for it, so `prefetch(0)` tells whether there is one.
+    /// `activate`. A version is received also without a waiting caller, so `prefetch(0)` tells whether there is one.
     ///
     /// Raises what `next` does, and RequestError with `atomic=False`.
     #[pyo3(signature = (timeout = None))]
@@ -461,7 +461,7 @@ impl Subscription {
         py.import("tensor_relay._coroutines")?.call_method1("next_async", (begin,))
     }
 
-    /// A future of what gives the next version when it is called. Where nobody calls that, no version is lost.
+    /// A future of what gives the next version when it is called. If it is never called, no version is lost.
     fn receive_async<'py>(
         &self,
         py: Python<'py>,

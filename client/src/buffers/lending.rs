@@ -108,7 +108,7 @@ enum ReturnPath<B> {
 }
 
 impl<B> ReturnPath<B> {
-    /// Mostly it is there already, and many that are shall not make anybody wait for their turns.
+    /// Usually it is ready at once, and many ready ones should not yield to other tasks in between.
     fn try_take(&mut self) -> Option<B> {
         match self {
             Self::Host(owner) => owner.try_take(),

@@ -105,7 +105,7 @@ fn write_temporary(parent: &Path, files: &[(FileName, Body)]) -> io::Result<(tem
         let temporary = temporary::builder().permissions(permissions).tempdir_in(parent)?;
         let path = list_of(temporary.path());
         let list = match File::create_new(&path) {
-            // Somebody deleted it while it was empty.
+            // Another process deleted it while it was empty.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             list => list?,
         };
@@ -140,7 +140,7 @@ fn exchange_by_renames(new: &Path, path: &Path) -> io::Result<PathBuf> {
     let mut aside = OsString::from(new.as_os_str());
     aside.push(".old");
     aside.push(temporary::NAME.1);
-    // Nobody deletes it while it may have to go back.
+    // It is kept while the step may have to be undone.
     let list = File::options().read(true).write(true).open(list_of(path));
     let _locked = list.inspect(|list| drop(list.try_lock()));
     fs::rename(path, &aside)?;

@@ -61,7 +61,7 @@ fn to_lock(path: &Path) -> io::Result<File> {
 }
 
 /// Whether the writer of what `lock` belongs to is gone: the lock is free on a file system with locks, or it is old. It
-/// stays locked, so that nobody starts to write.
+/// stays locked, so that no writer starts.
 fn is_left(name: &str, lock: &File, metadata: &Metadata) -> bool {
     match lock.try_lock() {
         Ok(()) => temporary::is_of_this_kernel(name) || is_old(metadata),

@@ -108,7 +108,7 @@ impl Found {
         is_kind.then(|| Self { path: entry.path(), kind, version, epoch, modified })
     }
 
-    /// A folder goes under another name first: nobody sees half of one under a version's name.
+    /// A folder is renamed first, so that no incomplete one has a version's name.
     fn delete(&self) -> io::Result<()> {
         if self.kind != FileKind::Directory {
             return fs::remove_file(&self.path);

@@ -304,7 +304,7 @@ impl InFlight {
         Ok(())
     }
 
-    /// Releases slot and memory, once the device no longer uses them. Memory is released first, so that whoever sees
+    /// Releases slot and memory, once the device no longer uses them. Memory is released first, so that a caller that sees
     /// the copy ended knows that it holds nothing.
     fn ended(self, setting: &Setting) {
         let CopyResources { slot, stretches } = ManuallyDrop::into_inner(self.held);

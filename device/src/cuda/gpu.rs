@@ -42,7 +42,7 @@ struct Lane {
     bell: Arc<CompletionCallback>,
 }
 
-/// The argument of a callback: what to signal, and to whom.
+/// The argument of a callback: the signal and its receiver.
 struct CompletionCallback {
     direction: Direction,
     inbox: Inbox,

@@ -242,7 +242,7 @@ fn free_block(block: Block, gpu: &Gpu, setting: &Setting) {
     // SAFETY: it was on the shelf: its last owner is gone, with it all copies, each of which is an owner, and every stream
     // that was named as using it is past that (`look`).
     if unsafe { gpu.driver().free(block.address) }.is_err() {
-        // It is not tried again: whether it is freed nobody knows, and its address may be somebody else's by then.
+        // It is not retried: it may have been freed, and its address reused by then.
         setting.counters.kept_bytes.add(block.len_bytes);
     }
 }

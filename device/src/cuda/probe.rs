@@ -84,7 +84,7 @@ fn why_no_library() -> String {
     }
 }
 
-/// Runs a driver query on a thread of its own, so that a driver that never answers blocks nobody.
+/// Runs a driver query on a thread of its own, so that a driver that never answers does not block the caller.
 pub(super) fn ask_aside<T: Send + 'static>(
     whom: &str,
     question: impl FnOnce() -> Result<T, CudaError> + Send + 'static,

@@ -26,7 +26,7 @@ impl Mapped {
         let driver = gpu.driver();
         let physical = driver.create_physical(gpu.device(), len)?;
         let made = driver.export_physical(physical).and_then(|fd| {
-            // Children that somebody starts are not to keep the memory.
+            // Child processes must not inherit the descriptor and keep the memory.
             let _ = fcntl_setfd(&fd, FdFlags::CLOEXEC); // A descriptor that is open takes flags.
             Ok((Self::map(gpu, physical, len, setting)?, fd))
         });

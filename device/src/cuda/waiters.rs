@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The waiters for an engine's copies, with a last deadline for when a driver call blocks the engine's thread, which
-/// can then notify nobody.
+/// then has no waiter to notify.
 ///
 /// A thread of its own watches it. It sleeps until the deadline, so a copy costs it nothing.
 #[derive(Debug)]

@@ -56,7 +56,7 @@ impl FromStr for TicketId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SecretId(pub u32);
 
-/// The key with which a server seals tokens. Whoever has it can make tickets; it never leaves the server.
+/// The key with which a server authenticates tokens. Any holder can make tickets; it never leaves the server.
 ///
 /// In text, as in the file that stores it: the number in 8 and the key in 64 hexadecimal digits.
 #[derive(Clone, PartialEq, Eq)]

@@ -26,7 +26,7 @@ mod portable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path(Kind);
 
-/// The instructions of a path, as plain information: unlike [`Path`], anybody may make this value.
+/// The instructions of a path, as plain information: unlike [`Path`], any code may create this value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Instructions {
     Avx512,

@@ -77,7 +77,7 @@ impl Arrivals {
         self.receiving.contains_key(&stream)
     }
 
-    /// Retires a lane. Returns its early streams, which nobody will read.
+    /// Retires a lane. Returns its early streams, which will not be read.
     pub(super) fn retire(&mut self, lane: LaneId) -> Vec<StreamToken> {
         self.retired.insert(lane);
         let lost = self.early.extract_if(.., |early| early.lane == lane);

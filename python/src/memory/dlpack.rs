@@ -37,7 +37,7 @@ pub(crate) fn device_name(kind: i32) -> &'static str {
 /// The version that we speak. Those of the same major number are laid out alike.
 pub(crate) const VERSION: Version = Version { major: 1, minor: 1 };
 
-/// In `VersionedTensor::flags`: nobody may write there.
+/// In `VersionedTensor::flags`: the memory is read-only.
 pub(crate) const READ_ONLY: u64 = 1;
 /// In `VersionedTensor::flags`: it was copied for this consumer.
 pub(crate) const IS_COPIED: u64 = 2;

@@ -22,7 +22,7 @@ pub(crate) struct Export {
     pub(crate) shape: Vec<i64>,
     /// The strides, likewise.
     pub(crate) strides: Vec<i64>,
-    /// Whether nobody else has these bytes.
+    /// Whether the bytes are a copy of their own.
     pub(crate) is_copy: bool,
 }
 

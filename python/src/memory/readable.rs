@@ -16,7 +16,7 @@ use tensor_relay_device::{Device, DeviceBuffer, VolatileBytes, cuda::CudaMemory}
 
 /// Memory of a GPU that tensors of ours lie in, for as long as anything refers to it.
 ///
-/// Every copy to it has ended, so it may be read at once on any stream: nobody waits for anything. When the last reference
+/// Every copy to it has ended, so it may be read at once on any stream, without waiting. When the last reference
 /// goes, the memory is used again only after the streams on which it was read are past what is on them by then.
 #[derive(Debug)]
 pub(crate) struct Reading {

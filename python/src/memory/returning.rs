@@ -26,7 +26,7 @@ impl Returning {
         (ToReturn(sender), Self(Mutex::new(receiver)))
     }
 
-    /// Gives all of them back. To be called when whoever had them is done with them.
+    /// Releases all of them. To be called when their user has finished with them.
     pub(crate) fn give_back(self, py: Python<'_>) {
         let returned = py.detach(|| self.all());
         returned.into_iter().for_each(|tensor| tensor.give_back(py));

@@ -28,7 +28,7 @@ struct Line {
 pub enum Decision {
     /// The line with this number and this text allows it.
     Allowed(usize, String),
-    /// No line names users, so every user whom the publish socket admits may publish.
+    /// No line names users, so every user that the publish socket admits may publish.
     Unrestricted,
     /// No line allows it.
     Denied,

@@ -2,7 +2,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `secrets` | the secrets that seal tickets, one per line; the first seals new ones. Whoever reads it can make tickets |
+//! | `secrets` | the secrets that seal tickets, one per line; the first seals new ones. Any reader of it can make tickets |
 //! | `issued` | the issued tickets, one per line |
 //! | `revoked` | the revoked tickets, one per line |
 //! | `used` | when each ticket was last used |
