@@ -243,19 +243,19 @@ impl Client {
         Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, select, out))
     }
 
-    /// One version of a topic, once: what `subscribe` gives first, without a subscription that goes on.
+    /// Receives one version of a topic: the first that `subscribe` would deliver, without a lasting subscription.
     ///
-    /// topic: its name; without one, that which the ticket names.
-    /// version: the number of the version; None is the newest. One that is not published yet is waited for; one that is not
-    /// kept any more is refused, and nothing is received in its place.
-    /// epoch: beside `version`, the life of the topic that it belongs to, as `Snapshot.epoch` says it: a publisher that was
-    /// started anew begins to count again.
+    /// topic: its name; by default the topic that the ticket names.
+    /// version: the number of the version; None is the newest. A version that is not yet published is waited for; one that
+    /// is no longer retained is an error.
+    /// epoch: with `version`, the epoch of the topic, as in `Snapshot.epoch`: after a restart a publisher counts versions
+    /// from 1 again, in a new epoch.
     /// select, out, atomic, strict: as for `subscribe`.
-    /// timeout: how long all of it may take, in seconds; None waits for as long as it takes. A topic that does not exist is
-    /// waited for as long as the client's `topic_timeout` at most.
+    /// timeout: the deadline for the whole call in seconds; None waits without limit. A topic that does not exist is
+    /// waited for at most for the client's `topic_timeout`.
     ///
-    /// Raises VersionNotFoundError, TopicNotFoundError, RelayTimeoutError, TopicEndedError and what else
-    /// `Subscription.next` does. With `atomic=False`, a timeout after the first byte came is TornError.
+    /// Raises VersionNotFoundError, TopicNotFoundError, RelayTimeoutError, TopicEndedError, and the other exceptions of
+    /// `Subscription.next`. With `atomic=False`, a timeout after the first byte is a TornError.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, out = None, atomic = true,
                         strict = true, timeout = 60.0))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
@@ -293,11 +293,11 @@ impl Client {
         in_python(slf, "get_async", wanted)
     }
 
-    /// Copies a snapshot to the tensors of `out`, all of them or none, as `subscribe(out=…)` does when a version is whole: it
-    /// is received while they are in use (`get`), and installed in a pause that is as long as one copy. `strict` is as
-    /// there. Returns what is known of the version.
+    /// Copies a snapshot to the tensors of `out`, all or none, as `subscribe(out=…)` does with a complete version: it can
+    /// be received while the tensors are in use (`get`), and is installed in a pause of one copy. `strict` is as
+    /// there. Returns the description of the version.
     ///
-    /// Raises TargetError where the version does not fit, with nothing written; TornError where a GPU fails in the middle.
+    /// Raises TargetError if the version does not fit, with nothing written; TornError if a GPU fails during the copy.
     #[pyo3(signature = (snapshot, out, *, strict = true))]
     pub(crate) fn install(
         &self,
@@ -310,17 +310,19 @@ impl Client {
         out.copy(py, &snapshot.arrived(py)?)?.map_err(|failed| failed.raise(py))
     }
 
-    /// The tensors of one version, each with its name, in the order in which they were published: received in parts, so that
-    /// no end has memory for all of them. A part comes while the one before is in use; it is given out when it is whole and
-    /// verified, and the last one only when all are, of one version. What is made of the tensors counts when the iteration
-    /// has ended without an error, and not before: collect them where nobody uses them yet.
+    /// Iterates over the tensors of one version with their names, in published order. They are received in parts, so that
+    /// a version larger than this machine's memory can be read. The next part is received while the current one is in
+    /// use. A part is delivered once it is complete and verified, the last one only if all parts are of one version. The
+    /// version is complete only when the iteration has ended without an error: do not use its tensors before.
     ///
     /// topic, version, epoch, select: as for `get`. The publisher's next version waits as for a reader in mode "every".
-    /// bucket_bytes: how large a part may be, beside what shares a chunk with it; a larger tensor is one by itself. Three parts are in memory at a time: the one
-    /// that the last tensor is of, the one that is given out, and the next one. Keep no tensor longer.
-    /// timeout: how long each part is waited for, in seconds; None waits for as long as it takes.
+    /// bucket_bytes: the maximum size of a part, not counting tensors that share a chunk with it; a larger tensor is a
+    /// part by itself. Three parts are in memory at a time: that of the previous tensor, the current one and the next one.
+    /// Do not keep tensors longer.
+    /// timeout: the deadline for each part in seconds; None waits without limit.
     ///
-    /// Raises what `get` does, and TornError where it fails after the first tensor: what was given out is no version.
+    /// Raises the exceptions of `get`, and TornError after a failure behind the first tensor: the delivered tensors are
+    /// not a version.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, bucket_bytes = 134_217_728,
                         timeout = 60.0))]
     fn stream<'py>(
@@ -338,8 +340,8 @@ impl Client {
         py.import("tensor_relay._stream")?.call_method1("stream", wanted)
     }
 
-    /// The same as an asynchronous generator, for `async for`: it begins with the first tensor that is asked for. Who leaves it
-    /// early closes it (`contextlib.aclosing`); when it is cancelled, nothing is left.
+    /// The same as an asynchronous generator, for `async for`: it starts when the first tensor is requested. To
+    /// leave it early, close it (`contextlib.aclosing`); cancellation releases everything.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, bucket_bytes = 134_217_728,
                         timeout = 60.0))]
     fn stream_async<'py>(

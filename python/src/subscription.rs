@@ -63,7 +63,7 @@ pub(crate) struct Arrived {
 }
 
 /// A version that is taken, until its caller has it. Other callers wait meanwhile, and if it is not delivered, the next of
-/// them does.
+/// them receives it.
 struct Taken {
     /// `None` once it was given.
     arrived: Option<Arrived>,
