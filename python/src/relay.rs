@@ -53,8 +53,8 @@ pub(crate) struct Relay {
 /// A topic's publisher, shared by concurrent publishes.
 type SharedPublisher = Arc<Closable<Publisher>>;
 
-/// The number of topics when the names of those that were withdrawn are forgotten: a program that makes topics without
-/// end takes no memory without end, and who withdraws one twice has done so long before.
+/// The number of topics from which the names of withdrawn ones are forgotten, so that a program that creates topics
+/// without end needs bounded memory.
 const REMEMBERED_MAX: usize = 4_096;
 
 /// The state until it is closed.
@@ -64,8 +64,8 @@ struct Open {
     _admin: Option<AdminPort>,
 }
 
-/// A topic that was published or opened here. One that ended is remembered by its name: ending it again is allowed, while
-/// ending one that never was is a mistake in its name.
+/// A topic that was published or opened here. Ended topics are remembered: ending one again is allowed, while ending
+/// an unknown name is an error.
 enum TopicState {
     Open(SharedPublisher),
     /// Retained versions can still be subscribed to.
@@ -94,12 +94,12 @@ impl Relay {
         self.tickets.own(self.tickets.bare.clone())
     }
 
-    /// A ticket for one topic alone.
+    /// A ticket for one topic only.
     ///
-    /// With `expires`, one that is valid for so many seconds; with `holder`, one that `tensor-relay tickets list` shows as made
-    /// for them. Either is a ticket of its own, which can be revoked alone.
+    /// With `expires` it is valid for that many seconds; with `holder`, `tensor-relay tickets list` shows that name. Either
+    /// makes a separate ticket, which can be revoked alone.
     ///
-    /// Raises RequestError for what is no topic's name, and for a server that is open or ephemeral, which lists no such tickets.
+    /// Raises RequestError for an invalid topic name, and for a server that is open or ephemeral, which has no such tickets.
     #[pyo3(signature = (topic, *, expires=None, holder=None))]
     fn ticket_for(
         &self,
@@ -115,15 +115,15 @@ impl Relay {
         }
     }
 
-    /// Opens a topic with options of its own; `publish` opens it with those that stand here.
+    /// Opens a topic with its own options; without it, the first `publish` opens the topic with these defaults.
     ///
-    /// The last `keep_versions` versions are kept for late subscribers and for readers in mode `every`, of at most
-    /// `keep_bytes` bytes together. While such a reader has not taken what would have to go, `publish` waits for
-    /// `publish_timeout` seconds; then the reader is evicted, or with `when_full="block"` waited for on. Versions that
-    /// were replaced may be read for `release_timeout` seconds more (None: ten minutes, ten seconds where borrowed).
-    /// After `expire_after` seconds without a publish the topic ends by itself.
+    /// The last `keep_versions` versions, of at most `keep_bytes` bytes together, are retained for late subscribers and for
+    /// readers in mode `every`. While such a reader still needs the oldest of them, `publish` waits for `publish_timeout`
+    /// seconds; then the reader is evicted, or with `when_full="block"` the wait continues. Transfers of replaced versions
+    /// may take `release_timeout` seconds more (None: ten minutes, or ten seconds if borrowed). After `expire_after` seconds
+    /// without a publish the topic ends.
     ///
-    /// Raises PublishError when the topic is open.
+    /// Raises PublishError if the topic is open.
     #[pyo3(signature = (topic, *, keep_versions = 1, keep_bytes = None, when_full = "evict", publish_timeout = 10.0,
                         release_timeout = None, expire_after = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
@@ -153,27 +153,27 @@ impl Relay {
         open.open(py, topic, options).map(drop)
     }
 
-    /// Publishes tensors as the next version of `topic`: visible to all subscribers at once, or not at all.
+    /// Publishes tensors as the next version of `topic`, atomically for all subscribers.
     ///
-    /// `tensors` maps names to tensors, or is a model, whose `state_dict()` is taken, or a list, whose tensors are named "0",
-    /// "1", and so on. They lie in host memory or on CUDA's
-    /// GPUs, and are of PyTorch, NumPy (with ml_dtypes), JAX, CuPy, or anything else with `__dlpack__` or the buffer
-    /// protocol. Values that are text, numbers, truth values or None travel as the version's `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever pickled.
+    /// `tensors` maps names to tensors, or is a model, whose `state_dict()` is used, or a list, whose tensors are named "0",
+    /// "1", and so on. Tensors may be in host memory or on CUDA GPUs, and of PyTorch, NumPy (with ml_dtypes), JAX, CuPy, or
+    /// any type with `__dlpack__` or the buffer protocol. Strings, numbers, booleans and None travel as the version's
+    /// `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever pickled.
     ///
     /// With `hold="stage"` all tensors are copied, and may be written again when this returns. With `hold="borrow"`
-    /// tensors whose elements lie side by side stay where they are: each chunk is copied when it is sent, and they must not be
-    /// written before the publication is `released`; all lie on the host then, or all on one GPU. `dtype`, e.g. "bf16",
-    /// casts floating-point tensors first; the names and the dtype objects of PyTorch, NumPy, JAX and safetensors do as well.
+    /// contiguous tensors are not copied as a whole: each chunk is copied when it is sent, and they must not be written
+    /// before the publication is `released`; they must be all on the host, or all on one GPU. `dtype`, e.g. "bf16", casts
+    /// floating-point tensors first; it accepts names, and the dtype objects of PyTorch, NumPy, JAX and safetensors.
     ///
-    /// What is read of a GPU comes after all work that was put on its framework's current stream before, which is waited
-    /// for without keeping that stream, or any other, waiting.
+    /// GPU tensors are read after the work that is already queued on their framework's current stream. Waiting for that
+    /// work does not block this or any other stream.
     ///
-    /// `metadata` travels with the version: text, numbers, truth values, None, and lists and dictionaries of these. What is
-    /// no text travels as JSON, which other readers than Python see. `timeout` bounds, in seconds, how long readers in mode
-    /// `every` are waited for, beside what `open` says.
+    /// `metadata` travels with the version: strings, numbers, booleans, None, and lists and dictionaries of these. Values
+    /// other than strings travel as JSON, which is what readers outside of Python see. `timeout` limits, in seconds, the wait
+    /// for readers in mode `every`, in addition to the options of `open`.
     ///
-    /// Raises UnsupportedTensorError for a value that cannot travel, by its name; PublishError; NoRoomError beyond
-    /// `staged_bytes`; RelayTimeoutError after `timeout`. Nothing was published then.
+    /// Raises UnsupportedTensorError for a value that cannot be published, by its name; PublishError; NoRoomError beyond
+    /// `staged_bytes`; RelayTimeoutError after `timeout`. In these cases nothing was published.
     #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn publish(
@@ -205,11 +205,11 @@ impl Relay {
     }
 
     /// Publishes files as the next version of `topic`, as `tensor-relay serve` does: a safetensors file, a NumPy array or
-    /// archive, or the folder of a model. Subscribers get tensors; `tensor_relay.pull` and the command line write the same
-    /// files again. All bytes are read and copied before this returns. `metadata` and `timeout` are as for `publish`.
+    /// archive, or the folder of a model. Subscribers receive tensors; `tensor_relay.pull` and the command line write the
+    /// same files again. All bytes are read and copied before this returns. `metadata` and `timeout` are as for `publish`.
     ///
-    /// Raises PublishError, which names the file that cannot be served; RelayTimeoutError after `timeout`. Nothing was
-    /// published then.
+    /// Raises PublishError, which names the file that cannot be served; RelayTimeoutError after `timeout`. In these cases
+    /// nothing was published.
     #[pyo3(signature = (topic, path, *, metadata = None, timeout = None))]
     fn publish_files(
         &self,
@@ -232,11 +232,12 @@ impl Relay {
         Ok(Publication::new(publication, bytes, bytes))
     }
 
-    /// Says that nothing will follow in `topic`: subscriptions end once they have what they asked for. What is retained
-    /// stays on offer. Another `publish` begins it anew, in another epoch. A topic that was ended or withdrawn stays so. Does
-    /// not wait for a `publish` in another thread, which is finished first.
+    /// Ends `topic`: no version follows, and subscriptions end once they have received what they requested. Retained
+    /// versions can still be subscribed to. Another `publish` starts the topic anew, in another epoch. Ending a topic that
+    /// has ended or was withdrawn has no effect. A concurrent `publish` in another thread completes first; this call does
+    /// not wait for it.
     ///
-    /// Raises PublishError when it was never published or opened.
+    /// Raises PublishError if the topic was never published or opened.
     fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
         if let TopicState::Open(publisher) = self.leave(py, &topic_called(py, topic)?, TopicState::Ended)? {
             publisher.end_with(Publisher::end);
@@ -244,10 +245,10 @@ impl Relay {
         Ok(())
     }
 
-    /// Takes the whole `topic` back: subscriptions end, and what is retained is let go, also of a topic that was ended. One
-    /// that was withdrawn stays so. A `publish` that waits in another thread ends with PublishError.
+    /// Withdraws `topic`: subscriptions end, and retained versions are dropped, also if the topic had ended. Withdrawing a
+    /// topic again has no effect. A `publish` that waits in another thread ends with PublishError.
     ///
-    /// Raises PublishError when it was never published or opened.
+    /// Raises PublishError if the topic was never published or opened.
     fn withdraw(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
         let topic = topic_called(py, topic)?;
         match self.leave(py, &topic, TopicState::Withdrawn)? {
@@ -258,12 +259,12 @@ impl Relay {
         Ok(())
     }
 
-    /// Counters and gauges of this relay by name: open `sessions`; `transfers` under way; versions that subscribers
-    /// `committed`, and subscribers that were `evicted`; what versions take of this machine's memory: `staged_bytes`, which
-    /// staged ones do, `base_bytes` of these to make deltas against when they were replaced, `reusable_bytes`, which are kept
-    /// for the next ones until two seconds after their topics end, and `encoded_bytes`, encodings for further subscribers; `read_bytes`, the
-    /// bytes of chunks that were read to be sent, and `copied_bytes`, those that were copied for that or to publish; and
-    /// what the network carried. With `hold="borrow"` tensors on the host are copied chunk by chunk, whenever they are sent.
+    /// Counters and gauges of this relay by name: open `sessions`; active `transfers`; versions `committed` by subscribers;
+    /// `evicted` subscribers; host memory: `staged_bytes` of versions, of which `base_bytes` of replaced ones are kept for
+    /// deltas, `reusable_bytes`, kept for the next versions until two seconds after their topics end, and `encoded_bytes`,
+    /// encodings for further subscribers; `read_bytes`, the bytes of chunks read for sending, and `copied_bytes`, those
+    /// copied for that or for publishing; and the counters of the network. With `hold="borrow"` host tensors are copied
+    /// chunk by chunk, each time they are sent.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.state(py)?.as_ref().ok_or_else(|| closed(py))?.server.stats();
         let by_name = PyDict::new(py);
@@ -288,12 +289,13 @@ impl Relay {
         Ok(by_name)
     }
 
-    /// Ends in order, within `grace` seconds: there are no new sessions, transfers under way finish, subscribers of topics
-    /// that ended take what they asked for, and everybody is told. Returns whether all finished. Closing again does nothing.
+    /// Shuts down within `grace` seconds: new sessions are refused, active transfers finish, subscribers of ended topics
+    /// receive what they requested, and all clients are notified. Returns whether everything finished. Closing again has
+    /// no effect.
     ///
     /// All topics end first, as by `end`, and with them the loops of their subscribers. With `end=False` they do not: their
-    /// subscribers wait, for their `reconnect_timeout`, for another relay at this address, with the same `state_dir`. A
-    /// `with` block ends topics where it ends by itself, and not where an exception ends it.
+    /// subscribers wait, for their `reconnect_timeout`, for another relay at this address with the same `state_dir`. A
+    /// `with` block ends topics when it completes, but not when an exception leaves it.
     #[pyo3(signature = (grace = 8.0, *, end = true))]
     fn close(&self, py: Python<'_>, grace: f64, end: bool) -> PyResult<bool> {
         let grace = finite_seconds("grace", grace)?;
@@ -365,7 +367,7 @@ impl Relay {
         Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The publisher of a topic, which is opened if it is not, and where its versions are staged.
+    /// The publisher of a topic, opened if necessary, and the device on which its versions are staged.
     fn publisher(&self, py: Python<'_>, topic: &Topic) -> PyResult<(SharedPublisher, Staging)> {
         let _in_runtime = runtime::handle(py)?.enter();
         let mut open = self.state(py)?;
@@ -373,7 +375,7 @@ impl Relay {
         Ok((open.publisher(py, topic)?, open.server.staging()))
     }
 
-    /// Notes that a topic ended or is withdrawn, and says what it was before.
+    /// Records that a topic ended or is withdrawn, and returns its previous state.
     fn leave(&self, py: Python<'_>, topic: &Topic, now: TopicState) -> PyResult<TopicState> {
         let mut open = self.state(py)?;
         let open = open.as_mut().ok_or_else(|| closed(py))?;
@@ -383,7 +385,7 @@ impl Relay {
         }
     }
 
-    /// A publisher for a topic that was ended and is not used again, to take back what is retained of it.
+    /// A publisher for a topic that has ended, to drop its retained versions.
     fn publisher_of_ended(&self, py: Python<'_>, topic: Topic) -> PyResult<Publisher> {
         let _in_runtime = runtime::handle(py)?.enter();
         let open = self.state(py)?;
@@ -393,7 +395,7 @@ impl Relay {
 }
 
 impl Open {
-    /// Says of every topic that nothing follows, but of those that another thread publishes into now: it is not done.
+    /// Ends every topic, except those with a concurrent publish in another thread.
     fn end_topics(&self) {
         for publisher in publishers(&self.topics) {
             if let Some(_turn) = publisher.try_turn() {
@@ -410,7 +412,7 @@ impl Open {
         finished
     }
 
-    /// The publisher of a topic, which is opened if it is not. In the runtime.
+    /// The publisher of a topic, opened if necessary. Runs in the runtime.
     fn publisher(&mut self, py: Python<'_>, topic: &Topic) -> PyResult<SharedPublisher> {
         match self.topics.get(topic) {
             Some(TopicState::Open(publisher)) => Ok(Arc::clone(publisher)),
@@ -432,7 +434,7 @@ impl Open {
     }
 }
 
-/// Publishes what is held, once readers in mode `every` let it.
+/// Publishes a version, once readers in mode `every` permit it.
 fn announce(
     py: Python<'_>,
     topic: &Topic,
@@ -455,7 +457,7 @@ fn announce(
     published.map_err(Kind::Publish.because(py))
 }
 
-/// Those of the topics that are open.
+/// The open topics.
 fn publishers(topics: &HashMap<Topic, TopicState>) -> impl Iterator<Item = &SharedPublisher> {
     topics.values().filter_map(|topic| match topic {
         TopicState::Open(publisher) => Some(publisher),
