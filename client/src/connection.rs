@@ -178,7 +178,8 @@ impl Connection {
         let ingress = ingress.clone().counting(&place.tally);
         let (lane, verified_bytes) = (stream.lane().clone(), self.lanes.verified_bytes());
         let alive = lane.clone(); // The thread of a lane lives as long as a clone of it.
-        lane.spawn_in(&mut self.tasks, async move {
+        // Boxed: spawning moves a future several times, and this one has kilobytes.
+        let receive = Box::pin(async move {
             let counters = Arc::clone(&place.counters);
             let progress: Progress = Arc::new(move |bytes| counters.add_wire(bytes));
             let range = place.range.clone();
@@ -191,7 +192,8 @@ impl Connection {
             }
             drop(alive);
             Event::Chunk(header.subscription, token, received)
-        })
+        });
+        lane.spawn_in(&mut self.tasks, receive)
     }
 
     /// Gives up a lost connection, and waits for completely received chunks. Nothing touches the memory of a version

@@ -86,7 +86,8 @@ impl Sender {
             SendAction::Chunk(chunk, lane) => {
                 let load = outgoing.lanes.load(lane, outgoing.raw_bytes(chunk));
                 let span = tracing::trace_span!("chunk", %chunk);
-                let send = async move { outgoing.send_chunk(chunk, load).await };
+                // Boxed: spawning moves a future several times, and this one has kilobytes.
+                let send = Box::pin(async move { outgoing.send_chunk(chunk, load).await });
                 self.running.spawn(send.instrument(span))
             }
             SendAction::Complete => self.running.spawn(async move { outgoing.send_complete().await }),

@@ -11,7 +11,9 @@ use crate::{
 use anyhow::{Context, Result};
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 use tensor_relay_client::{Client, Topic};
-use tensor_relay_server::{Dtype, Publisher, Server, Shape, Staged, Staging, TensorName, TensorSpec};
+use tensor_relay_server::{
+    Dtype, Publication, Publisher, Server, Shape, Staged, Staging, TensorName, TensorSpec,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -52,13 +54,18 @@ impl SmallPublisher {
         loop {
             let (mut asking, _) = self.listener.accept().await?;
             asking.set_nodelay(true)?;
+            let mut last: Option<Publication> = None;
             while let Ok(_word) = asking.read_u8().await {
-                self.publish().await?;
+                // One at a time: the acknowledgement of a message is not part of the next one's time.
+                if let Some(mut last) = last.take() {
+                    last.committed(1, DEADLINE).await;
+                }
+                last = Some(self.publish().await?);
             }
         }
     }
 
-    async fn publish(&mut self) -> Result<()> {
+    async fn publish(&mut self) -> Result<Publication> {
         let shape = Shape::new(&[latency::MESSAGE_BYTES as u64])?;
         let spec = TensorSpec::new(TensorName::new(TENSOR)?, Dtype::U8, shape);
         let begun = Stamp::now();
@@ -66,8 +73,7 @@ impl SmallPublisher {
             begun.write(out);
             Ok(())
         })?;
-        self.publisher.publish(staged, vec![]).await?;
-        Ok(())
+        Ok(self.publisher.publish(staged, vec![]).await?)
     }
 }
 

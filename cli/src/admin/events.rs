@@ -3,12 +3,12 @@
 use serde_json::{Map, Value, json};
 use std::{
     collections::VecDeque,
-    fmt::Debug,
+    fmt::{Debug, Write},
     sync::{Mutex, PoisonError},
     time::SystemTime,
 };
 use tracing::{
-    Event, Level, Subscriber,
+    Level, Subscriber,
     field::{Field, Visit},
 };
 use tracing_subscriber::{Layer, filter::filter_fn, layer::Context, registry::LookupSpan};
@@ -20,7 +20,15 @@ const EVENTS_MAX: usize = 64;
 const TEXT_MAX: usize = 300;
 
 /// The most recent events of this process, oldest first. A static, because a process has one log.
-static RECENT: Mutex<VecDeque<Value>> = Mutex::new(VecDeque::new());
+static RECENT: Mutex<VecDeque<Event>> = Mutex::new(VecDeque::new());
+
+/// A log event. It becomes JSON when it is asked for: recording happens while a version is published.
+struct Event {
+    at: SystemTime,
+    level: Level,
+    message: String,
+    fields: Vec<(&'static str, String)>,
+}
 
 /// A tracing layer that retains this program's events of level `info` and above: a few for each session and version,
 /// none for a chunk.
@@ -38,48 +46,56 @@ pub(super) fn recent() -> Vec<Value> {
         .unwrap_or_else(PoisonError::into_inner)
         .iter()
         .rev()
-        .cloned()
+        .map(Event::to_json)
         .collect()
+}
+
+impl Event {
+    fn to_json(&self) -> Value {
+        let at = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let fields = self
+            .fields
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), text.as_str().into()));
+        json!({
+            "unix_s": at.as_secs_f64(),
+            "level": self.level.as_str().to_ascii_lowercase(),
+            "message": self.message,
+            "fields": fields.collect::<Map<_, _>>(),
+        })
+    }
 }
 
 struct Recorder;
 
 impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Recorder {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut fields = Fields::default();
-        event.record(&mut fields);
-        let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let event = json!({
-            "unix_s": at.as_secs_f64(),
-            "level": event.metadata().level().as_str().to_ascii_lowercase(),
-            "message": fields.message,
-            "fields": fields.others,
-        });
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let (at, level) = (SystemTime::now(), *event.metadata().level());
+        let mut recorded = Event { at, level, message: String::new(), fields: vec![] };
+        event.record(&mut recorded);
         let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
         if recent.len() == EVENTS_MAX {
             recent.pop_front();
         }
-        recent.push_back(event);
+        recent.push_back(recorded);
     }
 }
 
-#[derive(Default)]
-struct Fields {
-    message: String,
-    others: Map<String, Value>,
-}
-
-impl Visit for Fields {
+impl Visit for Event {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.record_str(field, &format!("{value:?}"));
+        let mut text = String::new();
+        let _ = write!(text, "{value:?}"); // Writing to a string cannot fail.
+        if let Some((end, _)) = text.char_indices().nth(TEXT_MAX) {
+            text.truncate(end);
+        }
+        match field.name() {
+            "message" => self.message = text,
+            name => self.fields.push((name, text)),
+        }
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        let text: String = value.chars().take(TEXT_MAX).collect();
-        match field.name() {
-            "message" => self.message = text,
-            name => drop(self.others.insert(name.to_owned(), text.into())),
-        }
+        self.record_debug(field, &format_args!("{value}"));
     }
 }
 
