@@ -9,8 +9,8 @@
 //!   two commands have the same name and different meanings; a test checks it.
 //! - Its key in the file is the flag's name. A positional argument is configurable only with `env`; its key is the
 //!   field's name.
-//! - `value_delimiter` lets a variable hold several values. In the file, a repeatable option takes an array, and one
-//!   whose value name is `NAME=…` also a table, also under its plural.
+//! - `value_delimiter` lets a variable hold several values. In the file, a repeatable option accepts an array. If its
+//!   value name is `NAME=…`, it also accepts a table, also under the plural of its name.
 //! - `hide_env_values = true` marks a secret, which is never printed.
 //! - Each switch can be turned off by `--no-` and its name, without further code.
 //!

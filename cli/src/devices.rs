@@ -25,7 +25,8 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Why no GPU can be used. A container with the driver's tools but without the driver has an error, and GPUs in NVML.
+/// Why no GPU can be used. In a container with the driver's tools but without the driver, CUDA fails although NVML
+/// lists GPUs.
 fn reason(survey: &Survey) -> Option<String> {
     let error = survey.gpus.as_ref().err()?;
     Some(match (error, &survey.known_to_nvml) {

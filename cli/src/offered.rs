@@ -16,13 +16,13 @@ pub(crate) fn lines(files: &TensorFiles) -> Vec<String> {
 
 /// The served files. Several weight files are only counted, because there may be hundreds.
 fn offered(files: &TensorFiles) -> String {
-    let (weights, others): (Vec<_>, Vec<_>) =
+    let (weights, other_files): (Vec<_>, Vec<_>) =
         files.names().into_iter().partition(|name| name.ends_with(".safetensors"));
     let weights = match &weights[..] {
         [name] => name.clone(),
         names => units::count(names.len(), "weight file"),
     };
-    let all: Vec<_> = [weights].into_iter().chain(others).collect();
+    let all: Vec<_> = [weights].into_iter().chain(other_files).collect();
     format!("serves {}", all.join(", "))
 }
 

@@ -1,4 +1,4 @@
-//! Checks of GPUs: whether this process can use those of the machine, and their free memory.
+//! Checks of GPUs: whether this process can use the machine's GPUs, and their free memory.
 
 use super::finding::{Finding, Fix, State};
 use crate::units;

@@ -12,7 +12,7 @@ use std::{
 use tensor_relay_client::VersionId;
 use tokio::process::Command;
 
-/// The time between SIGTERM and SIGKILL. Container engines give the whole program ten seconds.
+/// The time between SIGTERM and SIGKILL. Container engines wait ten seconds before they kill the whole program.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The interval of checks whether a process group is empty.
@@ -82,7 +82,8 @@ fn signal_all(groups: &[Pid], signal: Signal) {
 
 /// Whether `group` has a process.
 fn exists(group: Pid) -> bool {
-    // Zombies count until they are reaped, and as the first process of a container only this one can reap them.
+    // A zombie counts as a process until it is reaped. If this process is the first one of a container, only it can
+    // reap zombies.
     while let Ok(Some(_)) = waitpgid(group, WaitOptions::NOHANG) {}
     test_kill_process_group(group).is_ok()
 }
