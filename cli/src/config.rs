@@ -1,9 +1,9 @@
 //! The configuration: every option as a flag, an environment variable and a key of one file, in this order of
 //! precedence.
 //!
-//! Options are defined in `args.rs` alone. From the clap [`Command`] derived there, [`variable`] gives each option its
-//! variable, [`setting`] selects the options that the file may set, [`mod@file`] reads the file, and [`layers`] applies
-//! all of it below the flags. A new option in `args.rs` therefore has all three layers:
+//! Options are defined in `args.rs` alone. From the clap [`Command`] derived there, [`variable`] assigns each option
+//! its variable, [`setting`] selects the options that the file may set, [`mod@file`] reads the file, and [`layers`]
+//! applies all of it below the flags. A new option in `args.rs` therefore has all three layers:
 //!
 //! - Its variable is `TENSOR_RELAY_` and the flag's name, unless `env = "…"` sets another. That is required if flags of
 //!   two commands have the same name and different meanings; a test checks it.

@@ -79,7 +79,7 @@ struct PublishedLine {
     /// From files: their names.
     #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<Vec<String>>,
-    /// From files: the number of generations of them that were seen before this version and never published.
+    /// From files: the number of their generations that were detected before this version but never published.
     #[serde(skip_serializing_if = "Option::is_none")]
     missed_generations: Option<u64>,
     /// Through the socket: the kind of memory that was lent.
@@ -330,8 +330,8 @@ fn refuse_no_source(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
-    let mut seen = HashSet::new();
-    match args.topics.iter().find(|(topic, _)| !seen.insert(topic)) {
+    let mut topics = HashSet::new();
+    match args.topics.iter().find(|(topic, _)| !topics.insert(topic)) {
         Some((topic, _)) => bail!(UsageError(format!("--topic {topic}=… is given twice"))),
         None => Ok(()),
     }

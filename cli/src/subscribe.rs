@@ -205,7 +205,7 @@ async fn receive_all(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Gl
     }
 }
 
-/// The topics that are followed concurrently. A failure of one does not end the others.
+/// The topics that are followed concurrently. A failure of one topic does not end the other topics.
 struct Following<'a> {
     args: &'a Arc<SubscribeArgs>,
     client: Connected<'a>,

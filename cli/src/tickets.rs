@@ -92,7 +92,7 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     let is_own = own_key.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
     let claims = ticket.token().map(|token| token.read_unproven()).transpose()?;
     let standing = match (ticket.token(), is_own) {
-        (None, _) => "without a token: it gives access only to a server with --open".into(),
+        (None, _) => "without a token: valid only for a server with --open".into(),
         (Some(_), false) => {
             "issued by a server other than that of this state directory, so its validity is unknown".into()
         }

@@ -31,8 +31,8 @@ fn counter(line: &str) -> Option<&str> {
 /// The parts of a metadata line such as `# TYPE name gauge`: name, keyword and value.
 fn metadata(line: &str) -> Option<(&str, &str, &str)> {
     let line = line.strip_prefix("# ")?;
-    let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-    let (name, value) = rest.split_once(' ').unwrap_or((rest, ""));
+    let (word, tail) = line.split_once(' ').unwrap_or((line, ""));
+    let (name, value) = tail.split_once(' ').unwrap_or((tail, ""));
     Some((name, word, value))
 }
 

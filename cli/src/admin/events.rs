@@ -53,7 +53,7 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Recorder {
             "unix_s": at.as_secs_f64(),
             "level": event.metadata().level().as_str().to_ascii_lowercase(),
             "message": fields.message,
-            "fields": fields.others,
+            "fields": fields.other_fields,
         });
         let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
         if recent.len() == EVENTS_MAX {
@@ -66,7 +66,7 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Recorder {
 #[derive(Default)]
 struct Fields {
     message: String,
-    others: Map<String, Value>,
+    other_fields: Map<String, Value>,
 }
 
 impl Visit for Fields {
@@ -78,7 +78,7 @@ impl Visit for Fields {
         let text: String = value.chars().take(TEXT_MAX).collect();
         match field.name() {
             "message" => self.message = text,
-            name => drop(self.others.insert(name.to_owned(), text.into())),
+            name => drop(self.other_fields.insert(name.to_owned(), text.into())),
         }
     }
 }

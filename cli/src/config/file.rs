@@ -166,10 +166,10 @@ impl<'a> Reader<'a> {
     }
 
     fn unknown_table(&self, name: &str) -> String {
-        let known = self.tables();
-        match nearest(name, &known) {
+        let tables = self.tables();
+        match nearest(name, &tables) {
             Some(near) => format!("there is no table [{name}]; do you mean [{near}]?"),
-            None => format!("there is no table [{name}]; there are [{}]", known.join("], [")),
+            None => format!("there is no table [{name}]; there are [{}]", tables.join("], [")),
         }
     }
 
@@ -189,15 +189,15 @@ impl<'a> Reader<'a> {
             let commands = elsewhere.iter().map(|setting| format!("[{}]", setting.command()));
             return format!("[{table}] has no option {key}; it belongs to {}", joined(commands, " and "));
         }
-        let mut known: Vec<&str> = vec![];
+        let mut keys: Vec<&str> = vec![];
         for setting in self.settings.iter().filter(|s| table == DEFAULT || s.command() == table) {
-            if !known.contains(&setting.key()) {
-                known.push(setting.key());
+            if !keys.contains(&setting.key()) {
+                keys.push(setting.key());
             }
         }
-        match nearest(&key.replace('_', "-"), &known) {
+        match nearest(&key.replace('_', "-"), &keys) {
             Some(near) => format!("[{table}] has no option {key}; do you mean {near}?"),
-            None => format!("[{table}] has no option {key}; its options are {}", known.join(", ")),
+            None => format!("[{table}] has no option {key}; its options are {}", keys.join(", ")),
         }
     }
 
@@ -243,8 +243,8 @@ fn expected_value(setting: &Setting) -> &'static str {
     }
 }
 
-fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
-    let scored = known
+fn nearest<'k>(name: &str, candidates: &[&'k str]) -> Option<&'k str> {
+    let scored = candidates
         .iter()
         .map(|candidate| (strsim::jaro_winkler(name, candidate), *candidate));
     let best = scored.max_by(|(a, _), (b, _)| a.total_cmp(b));

@@ -19,8 +19,8 @@ impl Cgroup {
         Self::at(Path::new("/sys/fs/cgroup"), &listing)
     }
 
-    /// The cgroup that `listing`, the content of `/proc/self/cgroup`, names below `root`; `root` itself if that folder
-    /// does not exist.
+    /// The cgroup below `root` that is named in `listing`, the content of `/proc/self/cgroup`; `root` itself if that
+    /// folder does not exist.
     fn at(root: &Path, listing: &str) -> Self {
         let path = listing.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
         let own = root.join(path.trim_start_matches('/'));

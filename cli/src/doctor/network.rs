@@ -42,8 +42,8 @@ fn no_socket(error: &io::Error) -> Finding {
     Finding::fail("UDP buffers", format!("cannot open a UDP socket: {error}"), "UDP sockets", fix)
 }
 
-/// The size of the receive buffer that the system grants when `wanted` bytes are requested in the same way as by
-/// servers and consumers.
+/// The receive buffer that the system grants, in bytes, for a request of `wanted` bytes like that of servers and
+/// consumers.
 fn buffers(wanted: usize) -> io::Result<usize> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     // `RcvBufForce` may exceed the system's limit, but requires CAP_NET_ADMIN.

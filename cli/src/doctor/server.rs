@@ -140,7 +140,7 @@ fn rights(ticket: &Ticket, now_s: u64) -> Finding {
         kubernetes: "the same in the server's pod; then put the ticket into the consumers' Secret",
     };
     let Some(token) = ticket.token() else {
-        return Finding::ok("ticket", "no token: it gives access only to a server with --open", wanted);
+        return Finding::ok("ticket", "no token: valid only for a server with --open", wanted);
     };
     match token.read_unproven() {
         Err(error) => Finding::fail("ticket", error.to_string(), wanted, fix),

@@ -79,8 +79,7 @@ impl Ledger {
             Err(TryLockError::Error(error)) => {
                 tracing::warn!(
                     "Cannot lock the state directory {}: {error}. Topics begin new epochs, and subscribers receive \
-                     them again after each start. Choose with --state-dir a directory on a file system that supports \
-                     locks.",
+                     them again after each start. Set --state-dir to a directory on a file system that supports locks.",
                     state_dir.display()
                 );
                 return Ok(Self { storage: None, content: Content::default() });

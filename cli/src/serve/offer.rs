@@ -57,7 +57,7 @@ pub(crate) struct Published {
     pub(crate) payload_bytes: u64,
     /// The names of its files.
     pub(crate) files: Vec<String>,
-    /// The number of generations of the files that were seen before this version and never published.
+    /// The number of generations of the files that were detected before this version but never published.
     pub(crate) missed: u64,
 }
 

@@ -49,7 +49,8 @@ pub(crate) async fn run(command: &str, id: &VersionId, path: Option<&Path>) -> R
     }
 }
 
-/// Waits for the end of the shell and returns its exit status. Background processes that it leaves are not waited for.
+/// Waits for the end of the shell and returns its exit status. It does not wait for background processes that the shell
+/// started.
 async fn status(mut shell: Command) -> io::Result<ExitStatus> {
     let mut shell = shell.spawn()?;
     let group = shell.id().and_then(|id| Pid::from_raw(id.cast_signed()));
