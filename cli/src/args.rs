@@ -35,36 +35,36 @@ pub(crate) struct Args {
     #[arg(short, long, global = true, action = ArgAction::Count, help_heading = FOR_ALL)]
     pub(crate) verbose: u8,
 
-    /// The format of stderr: text, or JSON with one object a line.
+    /// The format of messages on stderr: text, or one JSON object per line.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, help_heading = FOR_ALL)]
     pub(crate) log_format: LogFormat,
 }
 
-/// The help heading of the options of every command.
+/// The help heading of the options that every command has.
 pub(crate) const FOR_ALL: &str = "For every command";
 
 const EXAMPLES: &str = "\
 Examples:
-  tensor-relay demo                                        see it work on this machine
+  tensor-relay demo                                        try it on this machine
   tensor-relay serve --topic policy=policy.safetensors     on the producer; prints a ticket
   tensor-relay subscribe 'relay://…' --out models          on each consumer, with that ticket
   tensor-relay publish /run/relay.sock policy new.safetensors
                                                            beside a server with --publish-socket
-  tensor-relay devices                                     the GPUs that --device may name
-  tensor-relay doctor                                      diagnose problems, and how to fix them
-  tensor-relay config                                      the value of every option, and its source
+  tensor-relay devices                                     list the GPUs for --device
+  tensor-relay doctor                                      diagnose problems and suggest fixes
+  tensor-relay config                                      show every option's value and its source
 
-Every option is also an environment variable, which the command's help names, and a key of the
+Every option can also be set by an environment variable, which the command's help names, and in the
 configuration file: see `tensor-relay config --help`.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reached or timed out,
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unreachable or timed out,
             4 wrong key or access refused, 5 topic not found, 6 damaged data,
             7 versions were missed, 8 the command of --exec failed (with --once),
             129, 130 and 143 ended by a signal";
 
 const CONFIG: &str = "\
-The configuration file is TOML. It has a table for each command, whose keys are named like flags,
-and [default] for options that several commands share:
+The configuration file is TOML. It has a table for each command, with the names of its flags as keys,
+and a table [default] for options that several commands share:
 
   [default]
   connect-timeout = 5
@@ -76,8 +76,9 @@ and [default] for options that several commands share:
   [serve.topics]
   policy = \"/models/policy.safetensors\"
 
-A flag overrides a variable, a variable the file, and a command's own table [default].
-A switch --NAME that a variable or the file turns on is turned off by --no-NAME.
+A flag overrides a variable, and a variable overrides the file. In the file, a command's own table
+overrides [default]. A switch --NAME that a variable or the file turns on is
+turned off by --no-NAME.
 
 Examples:
   tensor-relay config serve
@@ -85,10 +86,10 @@ Examples:
 
 const DEVICES: &str = "\
 A machine without a GPU or a working driver is not an error: the exit code is 0, the JSON object
-has an empty list and the reason, and without --json the reason is printed on stderr.
+contains an empty list and the reason, and without --json the reason is printed on stderr.
 
 The processes that use a GPU, and its free memory, are reported by NVML, NVIDIA's management
-library. Process ids are those of the host, which mean nothing inside a container.";
+library. Process ids are those of the host and differ from those in a container.";
 
 const COMPLETIONS: &str = "\
 Examples:
@@ -98,9 +99,9 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve files of tensors as topics, and print a ticket for each.
+    /// Serve files of tensors as topics, and create a ticket for each.
     Serve(ServeArgs),
-    /// Publish a version into a server that runs on this machine with `serve --publish-socket`.
+    /// Publish a version through a server on this machine that was started with `serve --publish-socket`.
     Publish(PublishArgs),
     /// Receive the versions of a topic, or of all matching topics.
     Subscribe(SubscribeArgs),
@@ -113,15 +114,15 @@ pub(crate) enum Command {
     Devices(DevicesArgs),
     /// Diagnose this machine, this container and, with a ticket, the path to its server.
     Doctor(DoctorArgs),
-    /// Measure how fast tensors move, also compared with other tools.
+    /// Measure transfer rates, also in comparison with other tools.
     Bench(BenchArgs),
     /// Show the value of every option, and whether it comes from a variable, the configuration file or its default.
     #[command(after_help = CONFIG)]
     Config(ConfigArgs),
-    /// Show or make the server's key, which tickets contain, and manage the known keys of clients.
+    /// Show or create the key of a server or client, and manage the client keys that a server trusts.
     #[command(subcommand)]
     Keys(KeysCommand),
-    /// Create, show, list and revoke tickets, which give clients access.
+    /// Create, show, list and revoke tickets, which grant clients access.
     #[command(subcommand)]
     Tickets(TicketsCommand),
     /// Query the access control list.
@@ -144,12 +145,13 @@ pub(crate) struct TicketArgs {
     #[arg(value_name = "TICKET", env = "TENSOR_RELAY_TICKET", hide_env_values = true)]
     pub(crate) ticket: String,
 
-    /// The file with the private key of this client, where the server knows it by `keys trust`: it needs no token then.
-    /// `tensor-relay keys create --state-dir DIR` makes one, as DIR/identity.key.
+    /// The file with this client's private key. If the server trusts the key (`keys trust`), the ticket needs no token.
+    /// `tensor-relay keys create --state-dir DIR` creates the file DIR/identity.key.
     #[arg(long, value_name = "FILE", help_heading = "Connection")]
     pub(crate) identity: Option<PathBuf>,
 
-    /// The certificate of that key in PEM, followed by its chain to the authority that the server trusts.
+    /// A PEM file with the certificate of the --identity key, followed by the chain to an authority that the server
+    /// trusts.
     #[arg(long, value_name = "FILE", requires = "identity", help_heading = "Connection")]
     pub(crate) certificate: Option<PathBuf>,
 
@@ -157,14 +159,14 @@ pub(crate) struct TicketArgs {
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) connect_timeout: Duration,
 
-    /// The transport of the session. `auto` takes TCP with TLS on short paths, QUIC on long ones, and TCP if UDP is not
-    /// answered.
+    /// The transport of the session. `auto` chooses TCP with TLS on paths with short round trips or where UDP is
+    /// blocked, else QUIC.
     #[arg(long, value_name = "auto|quic|tcp", default_value = "auto", help_heading = "Connection")]
     pub(crate) transport: Transport,
 }
 
 impl TicketArgs {
-    /// The client's key, if one is given.
+    /// The client's key, if `--identity` is given.
     pub(crate) fn identity(&self) -> anyhow::Result<Option<Arc<Identity>>> {
         let Some(key) = &self.identity else { return Ok(None) };
         Ok(Some(Arc::new(Identity::from_files(key, self.certificate.as_deref())?)))
@@ -173,11 +175,13 @@ impl TicketArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
-    /// The ticket that `serve` printed, a file that holds it, or `-` for stdin: then its server is tried too.
+    /// The ticket that `serve` printed, a file that holds it, or `-` for stdin. With a ticket, the path to its server
+    /// is diagnosed too.
     #[arg(value_name = "TICKET", env = "TENSOR_RELAY_TICKET", hide_env_values = true)]
     pub(crate) ticket: Option<String>,
 
-    /// Where the server's key is or will be kept. Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
+    /// The server's state directory, which need not exist yet. Default: $XDG_STATE_HOME/tensor-relay or
+    /// ~/.local/state/tensor-relay.
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 
@@ -198,15 +202,15 @@ pub(crate) struct ListArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
-    /// How large the generated model is, from 1MiB.
+    /// The size of the generated model, at least 1MiB.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = units::parse_bytes, help_heading = "Workload")]
     pub(crate) size: u64,
 
-    /// How many versions of it are published.
+    /// The number of versions of the model to publish.
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u64).range(1..=1000), help_heading = "Workload")]
     pub(crate) versions: u64,
 
-    /// How many small versions are published to measure latency.
+    /// The number of small versions to publish, for measuring latency.
     #[arg(long, value_name = "N", default_value = "300", value_parser = clap::value_parser!(u64).range(1..=100_000), help_heading = "Workload")]
     pub(crate) small: u64,
 
@@ -231,7 +235,7 @@ pub(crate) struct DevicesArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConfigArgs {
-    /// Only this command's options.
+    /// Show only this command's options.
     pub(crate) command: Option<String>,
 
     /// Print a sample configuration file: every option, commented out, with its help.
@@ -245,21 +249,21 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
-    /// Show the fingerprint of the key in a state directory, and where it is kept.
+    /// Show the fingerprint and the file of the key in a state directory.
     Show(KeysArgs),
-    /// Make the server's key before its first start, or a client's own. Refuses if there is one.
+    /// Create a key: the server's before its first start, or a client's. Fails if a key exists.
     Create(KeysArgs),
-    /// Give access to clients that hold a key, with the rights in the access control list: see `acl`.
+    /// Trust a client's key. The access control list grants its rights: see `acl`.
     Trust(TrustKeyArgs),
-    /// Revoke a client's key. A running server cuts its sessions within ten seconds.
+    /// Revoke a client's key. A running server closes its sessions within ten seconds.
     Revoke(RevokeKeyArgs),
-    /// List the known keys of clients.
+    /// List the trusted keys of clients.
     List(KeysArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeysArgs {
-    /// The directory of the server's key and access rules. Default: $XDG_STATE_HOME/tensor-relay or
+    /// The directory that holds the key and, for a server, the access rules. Default: $XDG_STATE_HOME/tensor-relay or
     /// ~/.local/state/tensor-relay.
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
@@ -271,13 +275,13 @@ pub(crate) struct KeysArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell.
+    /// The shell to generate the script for.
     pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManArgs {
-    /// Write the page of every command into this folder, as tensor-relay-serve.1 and so on.
+    /// Write one page per command into this folder: tensor-relay-serve.1 and so on.
     #[arg(long, value_name = "DIR", env = "TENSOR_RELAY_MAN_OUT")]
     pub(crate) out: Option<PathBuf>,
 }
@@ -309,25 +313,26 @@ pub(crate) struct DemoConsumerArgs {
     pub(crate) device: DeviceArgs,
 }
 
-/// A codec, as a word.
+/// The values of `--codec`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Codec {
-    /// Each chunk by a sample of its bytes, with as much effort as is measured to pay.
+    /// The best codec for each chunk, estimated from a sample and from measured throughput.
     Auto,
-    /// Bytes as they are.
+    /// No encoding.
     Raw,
     /// zstd level 1: for bytes that are not floats.
     Zstd,
-    /// The exponents of floats in bit planes: a third less at the speed of memory.
+    /// Exponents of floats as bit planes: a third smaller for bf16, at memory speed.
     Bitplanes,
-    /// Byte planes, each with a Huffman code: much smaller for f32 that holds f16 or bf16, several times slower.
+    /// Byte planes, each Huffman-coded: much smaller for f32 values converted from f16 or bf16, but several times
+    /// slower.
     Planes,
-    /// Deltas: what changed since a version that the subscriber holds.
+    /// Deltas: only the changes since a version that the subscriber holds.
     Sparse,
 }
 
 impl Codec {
-    /// The codec, unless it is `auto`.
+    /// The codec; `None` for `auto`.
     pub(crate) fn fixed(self) -> Option<CodecId> {
         match self {
             Self::Auto => None,
@@ -362,7 +367,7 @@ mod tests {
             let word = codec.to_possible_value().unwrap();
             assert_eq!(word.get_name(), codec.word());
         }
-        assert_eq!(Codec::value_variants().len(), CodecId::ALL.len() + 1, "every codec, and auto");
+        assert_eq!(Codec::value_variants().len(), CodecId::ALL.len() + 1, "every codec and `auto`");
     }
 
     #[test]

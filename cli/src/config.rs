@@ -1,16 +1,16 @@
 //! The configuration: every option as a flag, an environment variable and a key of one file, in this order of
 //! precedence.
 //!
-//! Options are defined in `args.rs` alone. From the clap [`Command`] derived there, [`variable`] gives each option its
-//! variable, [`setting`] selects the options that the file may set, [`mod@file`] reads the file, and [`layers`] applies
-//! all of it below the flags. A new option in `args.rs` therefore has all three layers:
+//! Options are defined in `args.rs` alone. From the clap [`Command`] derived there, [`variable`] assigns each option
+//! its variable, [`setting`] selects the options that the file may set, [`mod@file`] reads the file, and [`layers`]
+//! applies all of it below the flags. A new option in `args.rs` therefore has all three layers:
 //!
 //! - Its variable is `TENSOR_RELAY_` and the flag's name, unless `env = "…"` sets another. That is required if flags of
 //!   two commands have the same name and different meanings; a test checks it.
 //! - Its key in the file is the flag's name. A positional argument is configurable only with `env`; its key is the
 //!   field's name.
-//! - `value_delimiter` lets a variable hold several values. In the file, a repeatable option takes an array, and one
-//!   whose value name is `NAME=…` also a table, also under its plural.
+//! - `value_delimiter` lets a variable hold several values. In the file, a repeatable option accepts an array. If its
+//!   value name is `NAME=…`, it also accepts a table, also under the plural of its name.
 //! - `hide_env_values = true` marks a secret, which is never printed.
 //! - Each switch can be turned off by `--no-` and its name, without further code.
 //!

@@ -65,13 +65,13 @@ fn producer_args(args: &DemoArgs, state_dir: &std::path::Path) -> Vec<String> {
         "--codec",
         args.codec.word(),
     ];
-    arguments.map(Into::into).into_iter().chain(args.device.words()).collect()
+    arguments.map(Into::into).into_iter().chain(args.device.arguments()).collect()
 }
 
 fn consumer_args(args: &DemoArgs, ticket: &str) -> Vec<String> {
     let (size, versions, small) = (args.size.to_string(), args.versions.to_string(), args.small.to_string());
     let arguments = ["demo-consumer", ticket, "--size", &size, "--versions", &versions, "--small", &small];
-    arguments.map(Into::into).into_iter().chain(args.device.words()).collect()
+    arguments.map(Into::into).into_iter().chain(args.device.arguments()).collect()
 }
 
 /// The deadline of one step: a minute, and time in proportion to the size for slow machines.

@@ -18,7 +18,7 @@ const FILES: u64 = 12;
 const ADMIN: u64 = 8;
 
 /// The highest limit that is requested. The maximum of a container may be a billion, but programs run by `--exec`
-/// inherit the limit, and some of them close every number below it one by one.
+/// inherit the limit, and some programs close every descriptor below it one by one.
 const LIMIT_MAX: u64 = 65_536;
 
 /// Raises the limit as far as the system allows, up to [`LIMIT_MAX`].

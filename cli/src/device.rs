@@ -55,7 +55,7 @@ pub(crate) async fn failure(device: Option<&Device>) -> anyhow::Error {
 }
 
 /// Waits at the end of the program until all opened GPUs are released, with their memory and contexts. After
-/// [`CLOSE_TIMEOUT`], e.g. with a hanging copy, the driver releases the rest.
+/// [`CLOSE_TIMEOUT`], e.g. with a hanging copy, it returns, and the driver releases the remaining GPUs.
 pub(crate) fn close_all() {
     if !cuda::all_closed(CLOSE_TIMEOUT) {
         tracing::info!("A GPU was still in use when the program ended.");

@@ -25,15 +25,16 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Why no GPU can be used. A container with the driver's tools but without the driver has an error, and GPUs in NVML.
+/// Why no GPU can be used. In a container with the driver's tools but without the driver, CUDA fails although NVML
+/// lists GPUs.
 fn reason(survey: &Survey) -> Option<String> {
     let error = survey.gpus.as_ref().err()?;
     Some(match (error, &survey.known_to_nvml) {
-        (CudaError::NoLibrary { .. }, Ok(known)) if !known.is_empty() => format!(
+        (CudaError::NoLibrary { .. }, Ok(gpus)) if !gpus.is_empty() => format!(
             "{error} NVML, NVIDIA's management library, lists {} here ({}): the container lacks the driver capability \
              `compute`.",
-            units::count(known.len(), "GPU"),
-            known.join(", "),
+            units::count(gpus.len(), "GPU"),
+            gpus.join(", "),
         ),
         _ => error.to_string(),
     })

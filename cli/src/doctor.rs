@@ -64,7 +64,7 @@ fn as_json(findings: &[Finding]) -> String {
     answer.to_string()
 }
 
-/// The lines of one finding: the measured value, and unless it is good, the expected value and the fixes.
+/// The lines of one finding: the measured value and, unless the state is `Ok`, the expected value and the fixes.
 fn as_text(finding: &Finding) -> Vec<String> {
     let Finding { name, state, measured, wanted, fix } = finding;
     let mut lines = vec![format!("{:4}  {name:20}  {measured}", state.name())];

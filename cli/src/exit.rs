@@ -4,7 +4,8 @@ use std::fmt;
 use tensor_relay_client::{ClientError, ConnectError, EndReason, SubscriptionError, TicketError};
 use tensor_relay_server::sidecar::{self, Refusal};
 
-/// An exit code of `tensor-relay`. clap uses 2 for wrong usage too; a signal is 128 plus its number.
+/// An exit code of `tensor-relay`. clap also exits with 2 for wrong usage; the code after a signal is 128 plus the
+/// signal's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {

@@ -1,4 +1,4 @@
-//! `tensor-relay keys`: the server's key, and the known keys of clients.
+//! `tensor-relay keys`: the key of a server or client, and the client keys that a server trusts.
 
 use crate::{
     args::{KeysArgs, KeysCommand, RevokeKeyArgs, TrustKeyArgs},
@@ -43,7 +43,7 @@ fn create(args: &KeysArgs) -> anyhow::Result<Exit> {
     if has_key(&dir)? {
         let fingerprint = Identity::load_or_create(&dir)?.fingerprint();
         bail!(
-            "{} holds a key already, {fingerprint}: nothing was changed, because a new key would invalidate the \
+            "{} already holds a key, {fingerprint}: nothing was changed, because a new key would invalidate the \
              tickets that name this one",
             dir.join(KEY_FILE).display()
         );
@@ -72,7 +72,7 @@ fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
         }
         false => {
             bail!(
-                "no known key has the name or fingerprint {:?}: `keys list` lists all known keys",
+                "no trusted key has the name or fingerprint {:?}: `keys list` lists all trusted keys",
                 args.name
             )
         }

@@ -42,7 +42,7 @@ use tensor_relay_bench::program::Program;
 
 /// Runs a command line, whose first word is the program's name, and returns the exit code.
 ///
-/// It requires a process of its own: commands handle signals, write to stdout and stderr, and may end the process if
+/// Requires a process of its own: commands handle signals, write to stdout and stderr, and may end the process if
 /// stdout cannot be written. `program` is the command that starts this program again, for the child processes of `demo`
 /// and `bench`; with `None`, the executable of this process is started.
 pub fn run(argv: &[OsString], program: Option<&[OsString]>) -> u8 {
@@ -52,8 +52,8 @@ pub fn run(argv: &[OsString], program: Option<&[OsString]>) -> u8 {
         run_command(args.command, &layers, program)
     });
     let code = result.map_or_else(report, |exit| exit as u8);
-    // A program flushes stdout at its end; a library does not. An error is ignored: the reader may have closed the
-    // pipe.
+    // Rust flushes stdout when a Rust `main` returns, but a Python process has none. An error is ignored: the reader
+    // may have closed the pipe.
     let _ = std::io::stdout().flush();
     code
 }
@@ -81,8 +81,8 @@ fn child_program(argv: Option<&[OsString]>) -> anyhow::Result<Program> {
     }
 }
 
-/// Runs a command on a runtime with one thread for the network: a lane is one task, and a second thread costs more in
-/// hand-overs than it saves. CPU-bound work and disk waits run on the runtime's blocking threads.
+/// Runs a command on a runtime with one thread for the network: a lane is one task, and handing it over between two
+/// threads costs more than a second thread saves. CPU-bound work and disk waits run on the runtime's blocking threads.
 fn run_command(command: Command, layers: &Layers, program: Option<&[OsString]>) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {

@@ -54,7 +54,8 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
 /// The deadline for connecting over the other transport, after one has succeeded.
 const CONNECT_TIMEOUT_MS: u32 = 1_000;
 
-/// The kind other than `kind` if it is allowed and does not reach the server. `kind` does reach it.
+/// The transport other than `kind`, if it is allowed and does not reach the server. `kind` is known to reach the
+/// server.
 async fn unreachable_kind(ticket: &Ticket, allowed: Transport, kind: LaneKind) -> Option<LaneKind> {
     if allowed != Transport::Auto {
         return None;

@@ -25,7 +25,7 @@ const LOG: &str = "TENSOR_RELAY_LOG";
 /// The format of stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Lines of text.
     Text,
     /// One JSON object per line, with `timestamp`, `level`, `target` and `message`.
     Json,
@@ -42,7 +42,7 @@ macro_rules! message {
 pub(crate) use message;
 
 /// Starts logging to stderr: warnings by default, `info` with `-v`, `debug` with `-vv`. `TENSOR_RELAY_LOG` overrides
-/// them.
+/// this level.
 pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError> {
     IS_JSON.store(format == LogFormat::Json, Ordering::Relaxed);
     let default = match verbose {

@@ -1,11 +1,12 @@
-//! `tensor-relay`: streams tensors between containers over QUIC. The implementation is in `lib.rs`.
+//! `tensor-relay`: streams tensors between containers over QUIC or TCP. The implementation is in `lib.rs`.
 
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
-/// mimalloc, because QUIC allocates 64 KiB for each received batch and frees them a moment later. glibc's allocator
-/// returns such memory to the system and faults it in again, which took a tenth of all CPU time in measurements.
+/// mimalloc, because QUIC allocates 64 KiB for each received batch and frees it a moment later. glibc's allocator
+/// returns such memory to the system each time; the page faults of the next allocation took a tenth of all CPU time in
+/// measurements.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,4 +1,4 @@
-//! Messages about the files of a folder that are served, and those that are not.
+//! Messages about which files of a folder are served and which are not.
 
 use crate::units;
 use tensor_relay_server::{FileKind, LeftOut, LeftOutReason, TensorFiles};
@@ -16,13 +16,13 @@ pub(crate) fn lines(files: &TensorFiles) -> Vec<String> {
 
 /// The served files. Several weight files are only counted, because there may be hundreds.
 fn offered(files: &TensorFiles) -> String {
-    let (weights, others): (Vec<_>, Vec<_>) =
+    let (weights, other_files): (Vec<_>, Vec<_>) =
         files.names().into_iter().partition(|name| name.ends_with(".safetensors"));
     let weights = match &weights[..] {
         [name] => name.clone(),
         names => units::count(names.len(), "weight file"),
     };
-    let all: Vec<_> = [weights].into_iter().chain(others).collect();
+    let all: Vec<_> = [weights].into_iter().chain(other_files).collect();
     format!("serves {}", all.join(", "))
 }
 
@@ -30,7 +30,7 @@ fn listed(left_out: &[LeftOut]) -> String {
     left_out.iter().map(LeftOut::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The options with which some of these files would be served.
+/// The options that would include some of these files.
 fn hint(left_out: &[LeftOut]) -> String {
     let options = [
         (LeftOutReason::NotOfModel, "--all-files serves files of other names"),

@@ -98,7 +98,7 @@ async fn wait_committed(
     let (found, version) = (publication.committed_count(), publication.id().to_string());
     if !reached && publication.is_over() {
         anyhow::bail!(
-            "{found} of {wanted} subscribers have {version}, and no others can receive it: it was replaced or withdrawn"
+            "{found} of {wanted} subscribers have {version}, and no further one can receive it: the version was replaced or withdrawn"
         );
     }
     if !reached {

@@ -79,7 +79,7 @@ struct PublishedLine {
     /// From files: their names.
     #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<Vec<String>>,
-    /// From files: the number of generations of them that were seen before this version and never published.
+    /// From files: the number of their generations that were detected before this version but never published.
     #[serde(skip_serializing_if = "Option::is_none")]
     missed_generations: Option<u64>,
     /// Through the socket: the kind of memory that was lent.
@@ -214,8 +214,8 @@ fn maintain(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Of
     maintaining
 }
 
-/// Waits until every topic has ended because its files are lost, and returns the error with which the server ends: it
-/// has nothing left to serve.
+/// Waits until every topic has ended because its files are lost, and returns the error with which the server ends,
+/// because nothing is left to serve.
 async fn all_lost(maintaining: &mut JoinSet<Offer>) -> anyhow::Error {
     let mut lost = vec![]; // Keeps ended topics open until the last one, so that new subscribers receive their errors.
     while let Some(offer) = maintaining.join_next().await {
@@ -330,8 +330,8 @@ fn refuse_no_source(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
-    let mut seen = HashSet::new();
-    match args.topics.iter().find(|(topic, _)| !seen.insert(topic)) {
+    let mut topics = HashSet::new();
+    match args.topics.iter().find(|(topic, _)| !topics.insert(topic)) {
         Some((topic, _)) => bail!(UsageError(format!("--topic {topic}=… is given twice"))),
         None => Ok(()),
     }
@@ -352,7 +352,7 @@ fn refuse_special_ticket_file(args: &ServeArgs) -> anyhow::Result<()> {
     const REMEDY: &str = "without --ticket-file, the tickets are written to a file in the state directory";
     let Some(path) = &args.ticket_file else { return Ok(()) };
     if path == Path::new("-") {
-        bail!(UsageError(format!("--ticket-file takes the name of a file, not `-`; {REMEDY}")));
+        bail!(UsageError(format!("--ticket-file requires the name of a file, not `-`; {REMEDY}")));
     }
     match must_be_replaceable(path) {
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
@@ -458,7 +458,7 @@ fn report(
                 units::bytes(memory_bytes_max)
             );
             if let Some(admin) = admin {
-                crate::log::message!("for its status, open {}", page_url(admin));
+                crate::log::message!("status page: {}", page_url(admin));
             }
             // If stdout is not a terminal, it may be a log that others can read.
             match tickets.are_secret && !out.is_terminal() {

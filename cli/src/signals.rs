@@ -9,12 +9,12 @@ pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Option<Signal>,
-    /// Handled so that a write beyond `ulimit -f` is an error instead of killing the process.
-    _too_large: Signal,
+    /// SIGXFSZ is handled so that such a write returns an error instead of killing the process.
+    _file_too_large: Signal,
 }
 
-/// SIGXFSZ.
-const TOO_LARGE: std::ffi::c_int = 25;
+/// The number of SIGXFSZ, which a write beyond `ulimit -f` raises.
+const SIGXFSZ: std::ffi::c_int = 25;
 
 impl Signals {
     /// Handles SIGINT and SIGTERM from now on.
@@ -23,7 +23,7 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hangup: None,
-            _too_large: signal(SignalKind::from_raw(TOO_LARGE))?,
+            _file_too_large: signal(SignalKind::from_raw(SIGXFSZ))?,
         })
     }
 
@@ -58,7 +58,7 @@ fn is_hangup_ignored() -> bool {
     ignored_signals(&status) & 1 << (SignalKind::hangup().as_raw_value() - 1) != 0
 }
 
-/// The ignored signals of a process, a bit for each, from its `status` in /proc.
+/// The ignored signals of a process, one bit per signal, from its `status` in /proc.
 fn ignored_signals(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

@@ -30,11 +30,11 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     refuse_start(&args)?;
-    // Before signals are handled, so that Ctrl-C ends the process while it reads a ticket from stdin.
-    let named = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
+    // The ticket is read before signals are handled, so that Ctrl-C ends a process that waits for it on stdin.
+    let topic = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
     let ticket = match &args.topic {
-        Some(_) if named.is_none() => ticket::read_any(&args.ticket.ticket)?,
-        _ => ticket::read(&args.ticket.ticket, named.as_ref())?,
+        Some(_) if topic.is_none() => ticket::read_any(&args.ticket.ticket)?,
+        _ => ticket::read(&args.ticket.ticket, topic.as_ref())?,
     };
     let mut signals = Signals::listen()?.with_hangup()?;
     let target = SubscribeTarget::new(&args, &ticket)?;
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     let bound = Bound::new(&args.admin, false)?;
     let admin_port = bound.map(|bound| bound.serve(consumer.clone())).transpose()?;
     if let Some(admin_port) = &admin_port {
-        crate::log::message!("for its status, open {}", page_url(admin_port.address()));
+        crate::log::message!("status page: {}", page_url(admin_port.address()));
     }
     let client = tokio::select! {
         client = open_client(&args, &ticket, &consumer) => client?,
@@ -205,7 +205,7 @@ async fn receive_all(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Gl
     }
 }
 
-/// The topics that are followed concurrently. A failure of one does not end the others.
+/// The topics that are followed concurrently. A failure of one topic does not end the other topics.
 struct Following<'a> {
     args: &'a Arc<SubscribeArgs>,
     client: Connected<'a>,

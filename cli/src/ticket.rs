@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn no_error_shows_a_token() {
         let token = "AQAAAAFvT3Bk9xqYw-LrZ0c8bN2mH_sJd7uVeXiPg5tKaWfQyR1C4";
-        let whole = format!("{}&token={token}", ticket("t"));
-        for damaged in [&whole[1..], &whole[whole.len() - 30..], token, &format!("http{}", &whole[5..])] {
+        let valid = format!("{}&token={token}", ticket("t"));
+        for damaged in [&valid[1..], &valid[valid.len() - 30..], token, &format!("http{}", &valid[5..])] {
             let error = read(damaged, None).unwrap_err();
             let message = format!("{error:#} {error:?}");
             let parts: Vec<_> = (0..=token.len() - 12).map(|at| &token[at..at + 12]).collect();

@@ -92,9 +92,9 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     let is_own = own_key.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
     let claims = ticket.token().map(|token| token.read_unproven()).transpose()?;
     let standing = match (ticket.token(), is_own) {
-        (None, _) => "without a token: it gives access only to a server with --open".into(),
+        (None, _) => "without a token: valid only for a server with --open".into(),
         (Some(_), false) => {
-            "of a server other than that of this state directory, so its validity is unknown".into()
+            "issued by a server other than that of this state directory, so its validity is unknown".into()
         }
         (Some(token), true) => {
             let credentials = Credentials { token: Some(token.clone()), certificate: None };
@@ -184,7 +184,7 @@ pub(crate) fn describe(claims: &Claims) -> String {
     let until = claims.expires_s.map_or_else(String::new, |expires_s| {
         match expires_s.saturating_sub(seconds_now()) {
             0 => ", expired".into(),
-            left => format!(", for {} more", units::long_time(Duration::from_secs(left))),
+            left => format!(", expires in {}", units::long_time(Duration::from_secs(left))),
         }
     });
     let holder = match claims.holder.is_empty() {

@@ -39,8 +39,8 @@ impl AdminArgs {
 /// The readiness condition of a consumer.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ReadyArgs {
-    /// With --admin: /readyz reports not ready when the newest version came longer ago than this, in seconds. Default:
-    /// no bound.
+    /// With --admin: /readyz reports not ready when the newest version was received longer ago than this, in seconds.
+    /// Default: no limit.
     #[arg(long, value_name = "SECONDS", value_parser = units::parse_positive_seconds, help_heading = "Admin port")]
     pub(crate) ready_within: Option<Duration>,
 }

@@ -10,8 +10,8 @@ pub(super) fn from_open_metrics(text: &str) -> String {
     for line in text.lines() {
         match metadata(line) {
             Some((_, "EOF" | "UNIT", _)) => continue,
-            Some((name, word, rest)) if counters.contains(name) => {
-                classic += &format!("# {word} {name}_total {rest}\n");
+            Some((name, word, value)) if counters.contains(name) => {
+                classic += &format!("# {word} {name}_total {value}\n");
             }
             _ => {
                 classic += line;
@@ -28,12 +28,12 @@ fn counter(line: &str) -> Option<&str> {
     (word == "TYPE" && kind == "counter").then_some(name)
 }
 
-/// The parts of a metadata line such as `# TYPE name gauge`: name, keyword and rest.
+/// The parts of a metadata line such as `# TYPE name gauge`: name, keyword and value.
 fn metadata(line: &str) -> Option<(&str, &str, &str)> {
     let line = line.strip_prefix("# ")?;
-    let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-    let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
-    Some((name, word, rest))
+    let (word, tail) = line.split_once(' ').unwrap_or((line, ""));
+    let (name, value) = tail.split_once(' ').unwrap_or((tail, ""));
+    Some((name, word, value))
 }
 
 #[cfg(test)]

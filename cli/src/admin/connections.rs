@@ -13,8 +13,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// The maximum number of connections: a scraper, a prober, and some browsers. A further connection evicts the oldest
-/// one of the network that has most, so that no client can block the probes of others.
+/// The maximum number of connections: a scraper, a prober, and a few browsers. A further connection evicts the oldest
+/// connection of the network with the most connections, so that no client can block the probes of other clients.
 const CONNECTIONS_MAX: usize = 32;
 
 /// The deadline for the head of a request, which also bounds how long a connection may be silent.

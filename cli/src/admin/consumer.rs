@@ -14,9 +14,9 @@ use std::{
 use tensor_relay_client::{ClientStatus, Receipt, StatusReader, Topic, VersionId};
 use tensor_relay_device::Device;
 
-/// The maximum number of topics whose metrics are retained after their last follower left. Beyond it, the topic whose
-/// version is oldest is removed.
-const LEFT_MAX: usize = 1_000;
+/// The maximum number of topics whose metrics are retained after their last follower left. Beyond it, the topic with
+/// the oldest version is removed.
+const UNFOLLOWED_MAX: usize = 1_000;
 
 /// The state of a consumer, as its admin port shows it. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -31,7 +31,7 @@ struct Inner {
     began: OnceLock<Instant>,
 }
 
-/// The followed topics, bounded by the number of subscriptions, and at most [`LEFT_MAX`] formerly followed ones.
+/// The followed topics, bounded by the number of subscriptions, and at most [`UNFOLLOWED_MAX`] formerly followed ones.
 type Topics = BTreeMap<Topic, TopicState>;
 
 /// A topic that is or was followed.
@@ -39,7 +39,7 @@ type Topics = BTreeMap<Topic, TopicState>;
 struct TopicState {
     /// The number of subscriptions to this topic.
     followers: usize,
-    held: Option<TopicMetrics>,
+    metrics: Option<TopicMetrics>,
 }
 
 /// The newest received version of a topic, and counters over all its versions.
@@ -109,41 +109,41 @@ impl FollowedTopic {
     pub fn committed(&self, id: &VersionId, payload_bytes: u64, skipped: u64, receipt: &Receipt) {
         let mut topics = self.consumer.topics();
         let state = topics.entry(self.topic.clone()).or_default();
-        let before = state.held.take();
+        let before = state.metrics.take();
         let sum = |of: fn(&TopicMetrics) -> u64, more: u64| before.as_ref().map_or(0, of) + more;
-        state.held = Some(TopicMetrics {
+        state.metrics = Some(TopicMetrics {
             version: id.version.0,
             epoch: id.epoch.to_string(),
             payload_bytes,
             at: Instant::now(),
             took: receipt.duration,
-            committed: sum(|held| held.committed, 1),
-            skipped: sum(|held| held.skipped, skipped),
-            resumed: sum(|held| held.resumed, u64::from(receipt.resumed > 0)),
-            received_payload_bytes: sum(|held| held.received_payload_bytes, payload_bytes),
-            received_wire_bytes: sum(|held| held.received_wire_bytes, receipt.wire_bytes),
+            committed: sum(|metrics| metrics.committed, 1),
+            skipped: sum(|metrics| metrics.skipped, skipped),
+            resumed: sum(|metrics| metrics.resumed, u64::from(receipt.resumed > 0)),
+            received_payload_bytes: sum(|metrics| metrics.received_payload_bytes, payload_bytes),
+            received_wire_bytes: sum(|metrics| metrics.received_wire_bytes, receipt.wire_bytes),
         });
     }
 }
 
 impl Drop for FollowedTopic {
     fn drop(&mut self) {
-        leave(&mut self.consumer.topics(), &self.topic, LEFT_MAX);
+        leave(&mut self.consumer.topics(), &self.topic, UNFOLLOWED_MAX);
     }
 }
 
-/// Removes one follower of `topic`. The metrics of up to `left_max` topics without followers are retained.
-fn leave(topics: &mut Topics, topic: &Topic, left_max: usize) {
+/// Removes one follower of `topic`. The metrics of up to `unfollowed_max` topics without followers are retained.
+fn leave(topics: &mut Topics, topic: &Topic, unfollowed_max: usize) {
     let Some(state) = topics.get_mut(topic) else { return };
     state.followers -= 1;
-    if state.followers == 0 && state.held.is_none() {
+    if state.followers == 0 && state.metrics.is_none() {
         topics.remove(topic);
     }
-    let left = topics.iter().filter(|(_, state)| state.followers == 0);
-    let ages: Vec<_> = left
-        .filter_map(|(topic, state)| Some((state.held.as_ref()?.at, topic)))
+    let unfollowed = topics.iter().filter(|(_, state)| state.followers == 0);
+    let ages: Vec<_> = unfollowed
+        .filter_map(|(topic, state)| Some((state.metrics.as_ref()?.at, topic)))
         .collect();
-    if ages.len() > left_max
+    if ages.len() > unfollowed_max
         && let Some((_, oldest)) = ages.into_iter().min()
     {
         let oldest = oldest.clone();
@@ -159,13 +159,17 @@ fn readiness(topics: &Topics, within: Option<Duration>, now: Instant) -> Result<
     }
     let is_any_followed = topics.values().any(|state| state.followers > 0);
     for (topic, state) in topics.iter().filter(|(_, state)| !is_any_followed || state.followers > 0) {
-        let held = state
-            .held
+        let metrics = state
+            .metrics
             .as_ref()
             .ok_or_else(|| format!("no version of topic {topic} was received yet"))?;
-        let age = now.duration_since(held.at);
+        let age = now.duration_since(metrics.at);
         if within.is_some_and(|within| age > within) {
-            return Err(format!("version {} of topic {topic} came {} s ago", held.version, age.as_secs()));
+            return Err(format!(
+                "version {} of topic {topic} was received {} s ago",
+                metrics.version,
+                age.as_secs()
+            ));
         }
     }
     Ok(())
@@ -217,22 +221,22 @@ impl Subject for Consumer {
 
 fn topic(name: &Topic, state: &TopicState) -> Value {
     let is_followed = state.followers > 0;
-    let Some(held) = &state.held else {
+    let Some(metrics) = &state.metrics else {
         return json!({ "topic": name.as_str(), "followed": is_followed, "version": null });
     };
     json!({
         "topic": name.as_str(),
         "followed": is_followed,
-        "version": held.version,
-        "epoch": held.epoch,
-        "payload_bytes": held.payload_bytes,
-        "age_s": held.at.elapsed().as_secs_f64(),
-        "took_s": held.took.as_secs_f64(),
-        "committed": held.committed,
-        "skipped": held.skipped,
-        "resumed": held.resumed,
-        "received_payload_bytes": held.received_payload_bytes,
-        "received_wire_bytes": held.received_wire_bytes,
+        "version": metrics.version,
+        "epoch": metrics.epoch,
+        "payload_bytes": metrics.payload_bytes,
+        "age_s": metrics.at.elapsed().as_secs_f64(),
+        "took_s": metrics.took.as_secs_f64(),
+        "committed": metrics.committed,
+        "skipped": metrics.skipped,
+        "resumed": metrics.resumed,
+        "received_payload_bytes": metrics.received_payload_bytes,
+        "received_wire_bytes": metrics.received_wire_bytes,
     })
 }
 
@@ -254,48 +258,53 @@ fn lanes(client: &ClientStatus) -> Vec<Value> {
 /// The families with a label for each topic, for at most as many topics as a server labels.
 fn of_topics(topics: &Topics) -> Vec<Family> {
     let followed = topics.values().filter(|state| state.followers > 0).count();
-    let held = topics.iter().filter_map(|(topic, state)| Some((topic, state.held.as_ref()?)));
-    let held: Vec<_> = held.take(super::server_families::LABELLED_MAX).collect();
+    let metrics = topics
+        .iter()
+        .filter_map(|(topic, state)| Some((topic, state.metrics.as_ref()?)));
+    let metrics: Vec<_> = metrics.take(super::server_families::LABELLED_MAX).collect();
     let each = |value: fn(&TopicMetrics) -> f64| {
         let label = |topic: &Topic| -> Labels { vec![("topic", topic.to_string())] };
-        held.iter().map(|(topic, held)| (label(topic), value(held))).collect::<Vec<_>>()
+        metrics
+            .iter()
+            .map(|(topic, metrics)| (label(topic), value(metrics)))
+            .collect::<Vec<_>>()
     };
     vec![
         Family::gauge("followed_topics", "Topics that are followed", followed as f64),
         Family::gauges(
             "held_version",
             "The number of the newest received version",
-            each(|held| held.version as f64),
+            each(|metrics| metrics.version as f64),
         ),
         Family::gauges(
             "held_age",
             "Time since that version was received",
-            each(|held| held.at.elapsed().as_secs_f64()),
+            each(|metrics| metrics.at.elapsed().as_secs_f64()),
         )
         .in_seconds(),
-        Family::gauges("transfer", "Duration of its transfer", each(|held| held.took.as_secs_f64()))
+        Family::gauges("transfer", "Duration of its transfer", each(|metrics| metrics.took.as_secs_f64()))
             .in_seconds(),
-        Family::counters("received_versions", "Versions received", each(|held| held.committed as f64)),
+        Family::counters("received_versions", "Versions received", each(|metrics| metrics.committed as f64)),
         Family::counters(
             "skipped_versions",
             "Versions skipped for newer ones",
-            each(|held| held.skipped as f64),
+            each(|metrics| metrics.skipped as f64),
         ),
         Family::counters(
             "resumed_versions",
             "Versions whose transfer was resumed after a lost connection",
-            each(|held| held.resumed as f64),
+            each(|metrics| metrics.resumed as f64),
         ),
         Family::counters(
             "received_payload",
             "Payload of the received versions",
-            each(|held| held.received_payload_bytes as f64),
+            each(|metrics| metrics.received_payload_bytes as f64),
         )
         .in_bytes(),
         Family::counters(
             "received_wire",
             "The same payload as encoded",
-            each(|held| held.received_wire_bytes as f64),
+            each(|metrics| metrics.received_wire_bytes as f64),
         )
         .in_bytes(),
     ]
@@ -327,7 +336,7 @@ fn of_client(client: &ClientStatus) -> Vec<Family> {
 mod tests {
     use super::*;
 
-    fn held(version: u64, at: Instant) -> TopicMetrics {
+    fn metrics(version: u64, at: Instant) -> TopicMetrics {
         TopicMetrics {
             version,
             epoch: "0".into(),
@@ -342,8 +351,8 @@ mod tests {
         }
     }
 
-    fn state(followers: usize, held: Option<TopicMetrics>) -> TopicState {
-        TopicState { followers, held }
+    fn state(followers: usize, metrics: Option<TopicMetrics>) -> TopicState {
+        TopicState { followers, metrics }
     }
 
     #[test]
@@ -351,7 +360,7 @@ mod tests {
         let (name, other, now) = (Topic::new("a").unwrap(), Topic::new("b").unwrap(), Instant::now());
         let mut topics = Topics::new();
         assert!(readiness(&topics, None, now).is_err());
-        topics.insert(name.clone(), state(1, Some(held(3, now))));
+        topics.insert(name.clone(), state(1, Some(metrics(3, now))));
         assert_eq!(readiness(&topics, None, now), Ok(()));
         topics.insert(other.clone(), state(1, None));
         assert!(readiness(&topics, None, now).unwrap_err().contains("topic b"));
@@ -363,7 +372,7 @@ mod tests {
         // A formerly followed topic counts only if no topic is followed.
         leave(&mut topics, &name, 1);
         assert!(readiness(&topics, Some(within), later).unwrap_err().contains("version 3"));
-        topics.insert(other, state(1, Some(held(1, later))));
+        topics.insert(other, state(1, Some(metrics(1, later))));
         assert_eq!(readiness(&topics, Some(within), later), Ok(()));
     }
 
@@ -372,12 +381,13 @@ mod tests {
         let (now, mut topics) = (Instant::now(), Topics::new());
         for age in 0..5_u64 {
             let topic = Topic::new(&format!("topic-{age}")).unwrap();
-            topics.insert(topic.clone(), state(2, Some(held(age, now - Duration::from_secs(age)))));
+            topics.insert(topic.clone(), state(2, Some(metrics(age, now - Duration::from_secs(age)))));
             leave(&mut topics, &topic, 2);
             leave(&mut topics, &topic, 2);
         }
-        let kept: Vec<u64> = topics.values().map(|state| state.held.as_ref().unwrap().version).collect();
-        assert_eq!(kept, [0, 1]);
+        let versions: Vec<u64> =
+            topics.values().map(|state| state.metrics.as_ref().unwrap().version).collect();
+        assert_eq!(versions, [0, 1]);
         let unseen = Topic::new("unseen").unwrap();
         topics.insert(unseen.clone(), state(1, None));
         leave(&mut topics, &unseen, 2);

@@ -13,7 +13,7 @@ const OTHER: &str = "other";
 
 /// All families. None is labelled with the addresses of clients, whose number is unbounded.
 pub(super) fn families(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Vec<Family> {
-    let mut families = whole(status);
+    let mut families = of_server(status);
     families.extend(by_topic(status));
     families.extend(by_codec(status));
     families.extend(by_transport(status));
@@ -35,7 +35,7 @@ fn label(name: &'static str, value: &str) -> Labels {
 }
 
 /// Families of the server as a whole.
-fn whole(status: &ServerStatus) -> Vec<Family> {
+fn of_server(status: &ServerStatus) -> Vec<Family> {
     let stats = &status.stats;
     let under_way = |limit: Limit| {
         let transfers = status.subscribers.iter().filter_map(|subscriber| subscriber.under_way.as_ref());
@@ -172,9 +172,9 @@ fn labelled_topics(topics: &[TopicStatus], subscribers: &[SubscriberStatus]) -> 
         all.push((topic.newest.topic.to_string(), totals));
     }
     if !others.is_empty() {
-        let mut rest = TopicTotals::default();
-        others.iter().for_each(|topic| rest.add(topic, subscribers));
-        all.push((OTHER.into(), rest));
+        let mut totals = TopicTotals::default();
+        others.iter().for_each(|topic| totals.add(topic, subscribers));
+        all.push((OTHER.into(), totals));
     }
     all
 }

@@ -13,39 +13,39 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TicketsCommand {
-    /// Create a ticket for topics of the server with this state directory, which need not be running.
+    /// Create a ticket for topics of the server that uses this state directory. The server need not be running.
     #[command(after_help = CREATE)]
     Create(CreateTicketArgs),
-    /// Show the rights of a ticket, and whether the server of this state directory accepts it.
+    /// Show what a ticket grants, and whether the server that uses this state directory accepts it.
     Show(ShowTicketArgs),
     /// List the tickets created with `tickets create`: their holders, expiry and last use.
     List(KeysArgs),
     /// Revoke a ticket. A running server closes its sessions within ten seconds.
     Revoke(RevokeTicketArgs),
-    /// Make new tickets with a new secret from now on. Those made with the previous secret stay valid until the next
-    /// rotation.
+    /// Replace the secret that new tickets are made with. Tickets made with the previous secret stay valid until the
+    /// next rotation.
     Rotate(KeysArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateTicketArgs {
-    /// The topics that the ticket is for: a name or a glob, as in 'policy/**'; repeat it for several.
+    /// The topics of the ticket: a name or a glob, e.g. 'policy/**'; repeat the option for several.
     #[arg(long = "topic", value_name = "GLOB", required = true, value_parser = parse_glob, env = "TENSOR_RELAY_CREATE_TOPIC")]
     pub(crate) topics: Vec<Glob>,
 
-    /// The permitted actions: `list`, `subscribe`, or both with `,` between them.
+    /// The permitted actions: `list`, `subscribe`, or both, separated by `,`.
     #[arg(long, value_name = "VERBS", default_value = "list,subscribe")]
     pub(crate) verbs: Verbs,
 
-    /// How long it is valid, as in 12h or 30d. Default: until it is revoked.
+    /// The validity period, e.g. 12h or 30d. Default: until the ticket is revoked.
     #[arg(long, value_name = "TIME", value_parser = units::parse_long_time)]
     pub(crate) expires: Option<Duration>,
 
-    /// For whom it is, in your own words: for lists and logs.
+    /// The ticket's holder, as free text that lists and logs show.
     #[arg(long = "for", value_name = "NAME", default_value = "")]
     pub(crate) holder: String,
 
-    /// Where the server is reached; repeat it for several. Default: where it was last started.
+    /// The server's address for clients; repeat the option for several. Default: the addresses of its last start.
     #[arg(long = "address", value_name = "HOST[:PORT]")]
     pub(crate) addresses: Vec<Advertised>,
 
@@ -69,7 +69,7 @@ pub(crate) struct ShowTicketArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RevokeTicketArgs {
-    /// The ticket's identity, as `tickets list`, `tickets show` and the server's log have it.
+    /// The ticket's ID, which `tickets list`, `tickets show` and the server's log print.
     #[arg(value_name = "ID")]
     pub(crate) id: String,
 
@@ -79,7 +79,8 @@ pub(crate) struct RevokeTicketArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrustKeyArgs {
-    /// The fingerprint of the client's key, as `tensor-relay keys show` prints it on the client: sha256: and 64 digits.
+    /// The fingerprint of the client's key, as printed by `tensor-relay keys show` on the client: `sha256:` and 64
+    /// hexadecimal digits.
     #[arg(value_name = "FINGERPRINT")]
     pub(crate) key: Fingerprint,
 
@@ -110,15 +111,15 @@ pub(crate) enum AclCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckAclArgs {
-    /// Who: key:NAME, dns:NAME, uri:URI, uid:NUMBER or ticket:ID.
+    /// The principal: key:NAME, dns:NAME, uri:URI, uid:NUMBER or ticket:ID.
     #[arg(value_name = "PRINCIPAL")]
     pub(crate) principal: String,
 
-    /// With which topic.
+    /// The topic.
     #[arg(value_name = "TOPIC", value_parser = parse_topic)]
     pub(crate) topic: Topic,
 
-    /// Does what: list, subscribe or publish.
+    /// The action: list, subscribe or publish.
     #[arg(value_name = "VERB")]
     pub(crate) verb: Verb,
 
@@ -127,8 +128,8 @@ pub(crate) struct CheckAclArgs {
 }
 
 fn parse_key_name(text: &str) -> Result<String, String> {
-    let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    match (1..=64).contains(&text.len()) && text.chars().all(is_good) {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    match (1..=64).contains(&text.len()) && text.chars().all(is_allowed) {
         true => Ok(text.into()),
         false => Err("a name has 1 to 64 letters, digits, `-`, `_` and `.`".into()),
     }

@@ -5,43 +5,43 @@ use std::{fmt, str::FromStr};
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct DeviceArgs {
-    /// Where tensors are held: `cpu` is this machine's memory, `cuda:N` the memory of GPU N, as `tensor-relay devices`
-    /// counts them.
+    /// The memory for tensors: `cpu` is this machine's memory, `cuda:N` the memory of GPU N in `tensor-relay devices`.
     #[arg(long, value_name = "cpu|cuda:N", default_value = "cpu", help_heading = "Device")]
     pub(crate) device: DeviceName,
 
-    /// With a GPU: how much of its memory versions may take; what does not fit is refused. Default: no bound but the
-    /// GPU's.
+    /// With a GPU: the maximum GPU memory for versions; a version that does not fit is refused. Default: the GPU's
+    /// memory.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Device")]
     pub(crate) gpu_mem_limit: Option<u64>,
 
-    /// With a GPU: how much page-locked memory of this machine chunks pass through. A chunk that is sent stays there
-    /// until it is acknowledged, and half of it keeps chunks for further subscribers. It is taken once, at the start.
+    /// With a GPU: the size of the page-locked host memory through which chunks are copied, allocated once at the
+    /// start. A chunk that is sent stays in it until the receiver acknowledges the chunk. Half of the memory caches
+    /// chunks for further subscribers.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::parse_bytes, help_heading = "Device")]
     pub(crate) pinned_mem: u64,
 }
 
 impl DeviceArgs {
-    /// A hint for errors about GPU memory: this option, if it is set.
+    /// A hint for errors about GPU memory: the value of `--gpu-mem-limit`, if it is set.
     pub(crate) fn limit_hint(&self) -> String {
         let hint = |bytes| format!(" (--gpu-mem-limit is {bytes} bytes)");
         self.gpu_mem_limit.map_or_else(String::new, hint)
     }
 
-    /// The same as command line words, for another process of this program.
-    pub(crate) fn words(&self) -> Vec<String> {
+    /// These options as command line arguments, for a child process.
+    pub(crate) fn arguments(&self) -> Vec<String> {
         let limit = self.gpu_mem_limit.map(|bytes| format!("--gpu-mem-limit={bytes}"));
-        let words = [format!("--device={}", self.device), format!("--pinned-mem={}", self.pinned_mem)];
-        words.into_iter().chain(limit).collect()
+        let arguments = [format!("--device={}", self.device), format!("--pinned-mem={}", self.pinned_mem)];
+        arguments.into_iter().chain(limit).collect()
     }
 }
 
-/// A device name.
+/// A value of `--device`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceName {
     /// This machine's memory.
     Cpu,
-    /// A GPU, as the CUDA driver counts them.
+    /// A GPU, with its number in the CUDA driver.
     Cuda(usize),
 }
 
@@ -73,7 +73,7 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn a_device_is_read_as_it_is_written() {
+    fn device_names_parse_and_print_alike() {
         for word in ["cpu", "cuda:0", "cuda:12"] {
             assert_eq!(word.parse::<DeviceName>().map(|name| name.to_string()), Ok(word.into()));
         }
@@ -94,16 +94,16 @@ mod tests {
     }
 
     #[test]
-    fn another_process_is_told_the_same() {
+    fn a_child_process_parses_the_same_options() {
         #[derive(Debug, Parser)]
-        struct Words {
+        struct Parsed {
             #[command(flatten)]
             device: DeviceArgs,
         }
         for words in [&["x"][..], &["x", "--device=cuda:1", "--gpu-mem-limit=1.5GiB", "--pinned-mem=64MiB"]] {
-            let said = Words::parse_from(words).device;
-            let again = Words::parse_from([vec!["x".into()], said.words()].concat()).device;
-            assert_eq!(format!("{again:?}"), format!("{said:?}"));
+            let parsed = Parsed::parse_from(words).device;
+            let reparsed = Parsed::parse_from([vec!["x".into()], parsed.arguments()].concat()).device;
+            assert_eq!(format!("{reparsed:?}"), format!("{parsed:?}"));
         }
     }
 }

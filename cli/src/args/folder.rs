@@ -1,16 +1,16 @@
-//! The options for served folders.
+//! The options for served and published folders.
 
 use tensor_relay_server::FolderRules;
 
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct FolderArgs {
-    /// Of a folder, serve every file that lies directly in it and is not hidden, and not only what models consist of:
-    /// weights, index, configuration, tokenizer, chat template, code, README and licence.
+    /// Serve all files directly in a folder that are not hidden. Without this option, only the files of a model are
+    /// served: weights, index, configuration, tokenizer, chat template, code, README and licence.
     #[arg(long, help_heading = "Topics")]
     pub(crate) all_files: bool,
 
-    /// In a folder, follow links wherever they lead, and not only within the folder and to the blobs of Hugging Face's
-    /// cache. A link that is itself given as the path is always followed.
+    /// Follow all symbolic links in a folder. Without this option, only links within the folder and to blobs of the
+    /// Hugging Face cache are followed. If the path of the folder is a link, it is always followed.
     #[arg(long, help_heading = "Topics")]
     pub(crate) follow_links: bool,
 }

@@ -7,7 +7,7 @@ use tensor_relay_server::{RESERVED_PREFIX, Topic, is_reserved};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PublishArgs {
-    /// The socket of the server, as `serve --publish-socket` was given it.
+    /// The socket of the server: the path given to `serve --publish-socket`.
     #[arg(value_name = "SOCKET")]
     pub(crate) socket: PathBuf,
 
@@ -15,35 +15,35 @@ pub(crate) struct PublishArgs {
     #[arg(value_name = "TOPIC", value_parser = parse_topic)]
     pub(crate) topic: Topic,
 
-    /// What is published: a .safetensors, .npy or .npz file, or a folder of a model (Hugging Face).
+    /// The .safetensors, .npy or .npz file to publish, or the folder of a Hugging Face model.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 
     #[command(flatten)]
     pub(crate) folder: FolderArgs,
 
-    /// Metadata that is sent with this version, e.g. `step=1200`; repeat it for more.
+    /// Metadata of this version, e.g. `step=1200`; repeat the option for several entries.
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_entry, help_heading = "Version")]
     pub(crate) metadata: Vec<(String, String)>,
 
-    /// Wait until N subscribers have the version, whole and verified.
+    /// Wait until N subscribers have received and verified the whole version.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Waiting")]
     pub(crate) wait_committed: Option<u64>,
 
-    /// Wait until the version was replaced or withdrawn, and the server has released its memory.
+    /// Wait until the version is replaced or withdrawn and the server has released its memory.
     #[arg(long, help_heading = "Waiting")]
     pub(crate) wait_released: bool,
 
-    /// How long publishing, and then each wait, may take, in seconds.
+    /// The timeout for publishing, and for each wait after it, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = units::parse_seconds, help_heading = "Waiting")]
     pub(crate) timeout: Duration,
 
-    /// How long to retry connecting to the server, in seconds, because it may start later.
+    /// How long to retry connecting to a server that may start later, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) connect_timeout: Duration,
 
-    /// The user that the server must run as, by number: for a socket in a folder where others may create files.
-    /// Default: any.
+    /// The user ID that the server must run as: for sockets in a folder where other users may create files. Default:
+    /// any.
     #[arg(long, value_name = "UID", help_heading = "Connection")]
     pub(crate) server_uid: Option<u32>,
 
@@ -59,18 +59,18 @@ fn parse_topic(text: &str) -> Result<Topic, String> {
 fn parse_entry(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, e.g. step=1200")?;
     match () {
-        () if key.is_empty() => Err("there is no key before the `=`".into()),
+        () if key.is_empty() => Err("the key before the `=` is missing".into()),
         () if is_reserved(key) => {
-            Err(format!("keys that begin with {RESERVED_PREFIX:?} are tensor-relay's own"))
+            Err(format!("keys that begin with {RESERVED_PREFIX:?} are reserved for tensor-relay"))
         }
-        () if key.starts_with(PYTHON_PREFIX) => {
-            Err(format!("keys that begin with {PYTHON_PREFIX:?} are those of tensor-relay's Python package"))
-        }
+        () if key.starts_with(PYTHON_PREFIX) => Err(format!(
+            "keys that begin with {PYTHON_PREFIX:?} are reserved for tensor-relay's Python package"
+        )),
         () => Ok((key.into(), value.into())),
     }
 }
 
-/// The prefix of metadata keys with which the Python package describes other metadata.
+/// The prefix of the metadata keys that the Python package reserves for itself.
 const PYTHON_PREFIX: &str = "tensor_relay.";
 
 #[cfg(test)]

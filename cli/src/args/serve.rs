@@ -8,8 +8,8 @@ use tensor_relay_server::{Advertised, Keep, Topic, TopicOptions, Transport, When
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// A topic and what it offers: a .safetensors, .npy or .npz file, or a folder of a model (Hugging Face); repeat it
-    /// or write `;` between them for several topics.
+    /// A topic and its content: a .safetensors, .npy or .npz file, or the folder of a Hugging Face model. Repeat the
+    /// option for several topics, or separate them by `;`.
     #[arg(
         long = "topic",
         value_name = "NAME=PATH",
@@ -23,41 +23,42 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) folder: FolderArgs,
 
-    /// Let processes on this machine publish through a Unix socket that is made here: `tensor-relay publish`, or
-    /// `tensor_relay.publish_to` in Python. Their topics appear as they are published, in host memory.
+    /// Create a Unix socket through which processes on this machine can publish, with `tensor-relay publish` or with
+    /// `tensor_relay.publish_to` in Python. A topic appears with its first version.
     #[arg(long, value_name = "PATH", help_heading = "Topics")]
     pub(crate) publish_socket: Option<PathBuf>,
 
-    /// With --publish-socket: a further user whose processes may publish, by number; repeat it or write `,` between
-    /// them for several. Default: the server's own, and root. 65534 is refused: it stands for every user
-    /// without a number in this container.
+    /// With --publish-socket: the ID of a further user whose processes may publish; repeat the option for several, or
+    /// separate them by `,`. The server's own user and root always may. 65534 is refused: it stands for every user that
+    /// has no ID in this container.
     #[arg(long, value_name = "UID", value_delimiter = ',', help_heading = "Topics")]
     pub(crate) publish_uid: Vec<u32>,
 
-    /// With --publish-socket: how long a topic published through it may be without a new version before it ends, in
-    /// seconds. At most 4096 such topics may be open. Default: no limit.
+    /// With --publish-socket: end a topic of the socket after this time without a new version, in seconds. At most 4096
+    /// such topics may be open. Default: never.
     #[arg(long, value_name = "SECONDS", value_parser = units::parse_seconds, help_heading = "Topics")]
     pub(crate) expire_after: Option<Duration>,
 
-    /// Whether tensors are copied to memory first, or read from their files each time they are sent.
+    /// Whether tensors are copied to memory once, or read from their files each time they are sent.
     #[arg(long, value_enum, default_value_t = HoldArg::Stage, help_heading = "Topics")]
     pub(crate) hold: HoldArg,
 
-    /// Publish a new version whenever a file is replaced. Write the new one under another name and rename it into
+    /// Publish a new version whenever a file is replaced. Write the new file under another name and rename it into
     /// place.
     #[arg(long, help_heading = "Topics")]
     pub(crate) watch: bool,
 
-    /// The interval at which files are checked, in seconds, more than 0. A file that is the same in two checks is
-    /// published: if a program overwrites it in place with longer pauses than this, a half-written file is published.
+    /// The interval at which files are checked, in seconds, more than 0. A file that is unchanged between two checks is
+    /// published: if a program overwrites it in place with longer pauses than this interval, a half-written file is
+    /// published.
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = units::parse_positive_seconds, help_heading = "Topics")]
     pub(crate) watch_interval: Duration,
 
-    /// How many versions of each topic are retained, the newest included: for subscribers in mode `every`.
+    /// The number of versions retained for each topic, including the newest: for subscribers in mode `every`.
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Versions")]
     pub(crate) keep_versions: u32,
 
-    /// The maximum size of the versions retained for each topic; the newest is always retained. Default: no bound.
+    /// The maximum size of the versions retained for each topic; the newest is always retained. Default: no limit.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Versions")]
     pub(crate) keep_bytes: Option<u64>,
 
@@ -65,11 +66,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value_t = WhenFullArg::Evict, help_heading = "Versions")]
     pub(crate) when_full: WhenFullArg,
 
-    /// How long a new version waits for such subscribers before they are evicted, in seconds.
+    /// With --when-full evict: how long a new version waits for acknowledgements before it evicts subscribers, in
+    /// seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Versions")]
     pub(crate) publish_timeout: Duration,
 
-    /// How long subscribers may finish a version that left retention, in seconds.
+    /// How long subscribers may take to finish a version that left retention, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = units::parse_seconds, help_heading = "Versions")]
     pub(crate) release_timeout: Duration,
 
@@ -89,71 +91,69 @@ pub(crate) struct ServeArgs {
     #[arg(long, conflicts_with = "transport", help_heading = "Network")]
     pub(crate) no_tcp: bool,
 
-    /// The address that tickets name, if it is not this machine's own: HOST or HOST:PORT; repeat it or write `,`
-    /// between them for several.
+    /// An address that tickets name instead of this machine's own: HOST or HOST:PORT. Repeat the option for several, or
+    /// separate them by `,`.
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',', help_heading = "Network")]
     pub(crate) advertise: Vec<Advertised>,
 
-    /// How many clients may be connected at once.
+    /// The maximum number of connected clients.
     #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Network")]
     pub(crate) sessions: u32,
 
-    /// How many lanes one client may have at once: connections that share the work of its transfers. With 1, one each.
+    /// The maximum number of lanes of each client: connections that share its transfers.
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Network")]
     pub(crate) lanes_max: u32,
 
-    /// How long a subscriber in mid-transfer may take no byte before it is evicted, in seconds; more than 0.
+    /// How long a subscriber may accept no bytes during a transfer before it is evicted, in seconds; more than 0.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_positive_seconds, help_heading = "Network")]
     pub(crate) stall_timeout: Duration,
 
-    /// The directory of the server's key and the secrets of its tickets, so that they stay valid after a restart, and
-    /// of the numbers of its last versions. Only one `serve --watch` at a time can use it. Default:
-    /// $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
+    /// The directory of the server's key, the secrets of its tickets and its last version numbers, which all outlive a
+    /// restart. Only one `serve --watch` at a time can use it. Default: $XDG_STATE_HOME/tensor-relay or
+    /// ~/.local/state/tensor-relay.
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 
-    /// Where the tickets are written, readable by its owner alone. It is replaced in one step; a device, a FIFO or a
-    /// socket is refused, and of a symbolic link the link is replaced. Default: `tickets` in the state directory.
+    /// The file to write the tickets to, readable by its owner alone. It is replaced atomically: a symbolic link is
+    /// itself replaced; a device, a FIFO or a socket is refused. Default: `tickets` in the state directory.
     #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
     pub(crate) ticket_file: Option<PathBuf>,
 
-    /// Give everybody who can reach this server access to every topic; tickets then contain no token. For networks on
-    /// which everybody is trusted.
+    /// Grant access to every topic to everybody who can reach this server; tickets then contain no token. Only for
+    /// networks on which everybody is trusted.
     #[arg(long, help_heading = "Key and tickets")]
     pub(crate) open: bool,
 
-    /// How chunks are encoded for subscribers that choose no codec themselves. Chunks that would shrink by less than 3
+    /// The encoding of chunks for subscribers that choose no codec themselves. Chunks that would shrink by less than 3
     /// % are sent raw.
     #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
-    /// How large chunks are: a multiple of 256 bytes up to 64MiB.
+    /// The size of chunks: a multiple of 256 bytes, up to 64MiB.
     #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_chunk_size, help_heading = "Encoding")]
     pub(crate) chunk_size: u32,
 
-    /// How many chunks are read, encoded or sent to one subscriber at the same time: two at each stage, since chunks
-    /// do not take equally long, and two to spare. A longer path needs more. With a GPU, each holds a page-locked slot
-    /// until it is acknowledged.
+    /// The maximum number of chunks in progress for one subscriber on each lane: being read, encoded or sent. The
+    /// default keeps each of these stages busy; paths with long round trips need more. With a GPU, each chunk occupies
+    /// page-locked memory until it is acknowledged.
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Encoding")]
     pub(crate) chunks_in_flight: u32,
 
-    /// How much memory staged versions may take; what does not fit is refused. Default: no bound but the machine's.
+    /// The maximum memory for staged versions; a version that does not fit is refused. Default: no limit.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) staged_mem: Option<u64>,
 
-    /// How much memory encoded chunks may take: those that are being sent, and up to half of it for those kept for
-    /// further subscribers. Beyond it chunks are sent raw. Default: 512MiB, or an eighth of the container's memory
-    /// limit.
+    /// The maximum memory for encoded chunks. Up to half of it caches chunks for further subscribers, and when it is
+    /// full, chunks are sent raw. Default: 512MiB, or an eighth of the container's memory limit.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) encoded_mem: Option<u64>,
 
-    /// With --watch or --publish-socket: how many versions of each topic that left retention are kept, while
-    /// subscribers hold copies of them, so that new ones can be sent to these as deltas. With 0, every version is sent
-    /// whole.
+    /// With --watch or --publish-socket: the number of versions of each topic that are kept as bases of deltas after
+    /// they left retention, while subscribers hold copies of them. With 0, every version is sent whole.
     #[arg(long, value_name = "N", default_value = "2", help_heading = "Memory")]
     pub(crate) bases: u32,
 
-    /// How much memory such versions may take, over all topics.
+    /// The maximum memory for bases of deltas, over all topics.
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes_or_zero, help_heading = "Memory")]
     pub(crate) base_mem: u64,
 
@@ -163,7 +163,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) admin: AdminArgs,
 
-    /// After a signal to end, how long transfers under way may take to finish, in seconds.
+    /// How long transfers in progress may take to finish after a signal to end, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = units::parse_seconds, help_heading = "Network")]
     pub(crate) grace: Duration,
 
@@ -172,26 +172,26 @@ pub(crate) struct ServeArgs {
     pub(crate) json: bool,
 }
 
-/// How a version is held, as a word.
+/// The values of `--hold`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum HoldArg {
-    /// Copied to memory: nobody can change it, and files may be overwritten.
+    /// Copied to memory; files may be overwritten.
     Stage,
-    /// Read from its files when it is sent: costs no memory; files must not be overwritten in place.
+    /// Read from files when sent: needs no memory, but files must not be overwritten in place.
     Borrow,
 }
 
-/// What happens when retention is full, as a word.
+/// The values of `--when-full`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WhenFullArg {
-    /// They are evicted when the new version has waited for them.
+    /// The subscriber is evicted after --publish-timeout.
     Evict,
-    /// The new version waits on.
+    /// The new version waits without a time limit.
     Block,
 }
 
 impl ServeArgs {
-    /// How each topic treats its versions and its readers.
+    /// The options of each topic.
     pub(crate) fn topic_options(&self) -> TopicOptions {
         TopicOptions {
             keep: Keep { versions: self.keep_versions, bytes: self.keep_bytes.unwrap_or(u64::MAX) },
@@ -201,7 +201,7 @@ impl ServeArgs {
             },
             publish_timeout: self.publish_timeout,
             release_timeout: Some(self.release_timeout),
-            // Of files that are not watched there is one version.
+            // Files that are not watched have only one version.
             bases: if self.watch { self.bases } else { 0 },
             expire_after: None,
             codec: None,
@@ -209,11 +209,11 @@ impl ServeArgs {
     }
 }
 
-/// The chunk sizes that every receiver accepts with its default limits.
+/// Parses a chunk size that every receiver accepts with its default limits.
 fn parse_chunk_size(text: &str) -> Result<u32, String> {
     match units::parse_bytes(text)? {
         bytes if bytes.is_multiple_of(256) && bytes <= 64 << 20 => Ok(bytes as u32),
-        _ => Err("chunks are a multiple of 256 bytes, up to 64MiB".into()),
+        _ => Err("write a multiple of 256 bytes, up to 64MiB".into()),
     }
 }
 

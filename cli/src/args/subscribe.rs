@@ -14,29 +14,30 @@ pub(crate) struct SubscribeArgs {
     #[command(flatten)]
     pub(crate) ticket: TicketArgs,
 
-    /// Another topic than the ticket's, or all that match: `*` is any name without `/`, `**` any at all, `?` one
-    /// character. Topics that appear later are received too.
+    /// A topic other than the ticket's, or a glob: `*` matches any text without `/`, `**` any text, `?` one character.
+    /// Matching topics that appear later are received too.
     #[arg(long, value_name = "NAME|GLOB", help_heading = "What to receive")]
     pub(crate) topic: Option<Glob>,
 
-    /// Which versions: always the newest, or every one in order.
+    /// The versions to receive: always the newest, or every version in order.
     #[arg(long, value_enum, default_value_t = Follow::Latest, help_heading = "What to receive")]
     pub(crate) mode: Follow,
 
-    /// Where to begin: `newest`, `next`, or in mode `every` also `oldest`, a version, or EPOCH:VERSION.
-    /// Default: the newest in mode `latest`, the oldest retained in mode `every`.
+    /// The first version to receive: `newest`, `next`, or in mode `every` also `oldest`, a version number, or
+    /// EPOCH:VERSION. Default: `newest` in mode `latest`, `oldest` (the oldest retained) in mode `every`.
     #[arg(long, value_name = "START", value_parser = parse_start, help_heading = "What to receive")]
     pub(crate) from: Option<Start>,
 
-    /// Receive only tensors whose names match, e.g. `model.layers.*`; repeat it or write `,` between them for several.
+    /// Receive only tensors whose names match, e.g. `model.layers.*`; repeat the option for several globs, or separate
+    /// them by `,`.
     #[arg(long, value_name = "GLOB", value_delimiter = ',', help_heading = "What to receive")]
     pub(crate) select: Vec<Glob>,
 
-    /// In mode `every`: the name under which the server keeps this subscriber's place for a while when it goes away.
+    /// In mode `every`: a name under which the server keeps this subscriber's place for a while after it disconnects.
     #[arg(long, value_name = "NAME", help_heading = "What to receive")]
     pub(crate) reader: Option<ReaderName>,
 
-    /// In mode `every`: how many versions are received ahead, including the one being processed.
+    /// In mode `every`: the number of versions to receive ahead, including the one being processed.
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "What to receive")]
     pub(crate) window: u32,
 
@@ -48,12 +49,12 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, help_heading = "What to receive")]
     pub(crate) preempt: bool,
 
-    /// End after the first version; with a glob, after the first of each topic that is there.
+    /// End after the first version; with a glob, after the first version of each existing topic.
     #[arg(long, help_heading = "What to receive")]
     pub(crate) once: bool,
 
-    /// How long to wait for a topic that does not exist yet, in seconds; or for another first version, if the server
-    /// gave one up.
+    /// How long to wait for the first version, in seconds, if the topic does not exist yet or the server aborts the
+    /// first version midway.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "What to receive")]
     pub(crate) wait: Duration,
 
@@ -61,19 +62,18 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) reconnect: Duration,
 
-    /// How many lanes there are, each a connection with a socket and a thread of its own: `auto` adds some to large
-    /// transfers while that makes them faster, up to half as many as there are processors; `auto:N` does so up to N; or
-    /// 1 to 16.
+    /// The number of lanes, 1 to 16. Each lane is a connection with its own socket and thread. `auto` adds lanes while
+    /// that makes large transfers faster, up to half the number of processors; `auto:N` adds up to N.
     #[arg(long, value_name = "auto|auto:N|N", default_value = "auto", value_parser = parse_lanes, help_heading = "Connection")]
     pub(crate) lanes: Lanes,
 
-    /// The local addresses that lanes use, in turn: one for each network card to use; repeat it or write `,` between
-    /// them. Default: the system chooses.
+    /// A local address for lanes, one for each network card to use; repeat the option for several, or separate them by
+    /// `,`. Lanes use the addresses in turn. Default: chosen by the system.
     #[arg(long, value_name = "IP", value_delimiter = ',', help_heading = "Connection")]
     pub(crate) lane_address: Vec<IpAddr>,
 
-    /// Write each version below DIR in its original form: DIR/TOPIC.safetensors, .npy, .npz or a folder DIR/TOPIC,
-    /// replacing the previous version in one step.
+    /// Write each version below DIR in its original form: DIR/TOPIC.safetensors, .npy or .npz, or a folder DIR/TOPIC.
+    /// It replaces the previous version atomically.
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub(crate) out: Option<PathBuf>,
 
@@ -82,27 +82,27 @@ pub(crate) struct SubscribeArgs {
     pub(crate) keep: Option<u32>,
 
     /// Run this shell command after each version, with TENSOR_RELAY_TOPIC, _VERSION, _EPOCH and _PATH set. The next
-    /// version is taken when the command has ended. A failure of the command is a warning, and with --once exit code 8.
-    /// It runs in a process group of its own: if `subscribe` ends first, the group gets SIGTERM, and SIGKILL 5 seconds
-    /// later.
+    /// version waits until the command has ended. If the command fails, a warning is printed, and with --once the exit
+    /// code is 8. The command runs in a process group of its own: if `subscribe` ends first, the group receives
+    /// SIGTERM, and SIGKILL 5 seconds later.
     #[arg(long, value_name = "CMD", help_heading = "Output")]
     pub(crate) exec: Option<String>,
 
-    /// How chunks are encoded; with `auto`, the server decides. Chunks that would shrink by less than 3 % are sent raw.
+    /// The encoding of chunks; with `auto`, the server decides. Chunks that would shrink by less than 3 % are sent raw.
     #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
-    /// How many chunks of a version may be in flight on each lane: two keep the network busy, the rest hide the time
-    /// for encoding, decoding and credit to reach the server. With a GPU, each holds a page-locked slot.
+    /// The maximum number of chunks in flight on each lane, which hides the time for encoding, for decoding and for a
+    /// round trip. With a GPU, each chunk occupies page-locked memory.
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Memory")]
     pub(crate) chunks_in_flight: u32,
 
-    /// How much memory versions may take; one that does not fit is an error. Default: no bound but the machine's.
+    /// The maximum memory for versions; a version that does not fit is an error. Default: no limit.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) mem: Option<u64>,
 
-    /// How much memory copies of versions may take, over all topics, so that new versions can be received as deltas.
-    /// Without memory for a copy, a topic's versions are received whole. With 0, no copies are made.
+    /// The maximum memory for copies of versions, over all topics. With a copy, the next version of a topic can be
+    /// received as deltas, without a copy only whole. With 0, no copies are made.
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes_or_zero, help_heading = "Memory")]
     pub(crate) base_mem: u64,
 
@@ -124,21 +124,21 @@ pub(crate) struct SubscribeArgs {
     pub(crate) quiet: bool,
 }
 
-/// A mode's name.
+/// The values of `--mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Follow {
-    /// Always the newest; what is stale is skipped and counted.
+    /// Always the newest version; older ones are skipped and counted.
     Latest,
-    /// Every one, in order.
+    /// Every version, in order.
     Every,
 }
 
-/// What to do about a gap, as a word.
+/// The values of `--on-gap`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnGap {
     /// End with exit code 7.
     Fail,
-    /// Say so and go on.
+    /// Report the gap and continue.
     Continue,
 }
 
@@ -158,7 +158,7 @@ fn parse_lanes(text: &str) -> Result<Lanes, &'static str> {
     };
     match (text, text.strip_prefix("auto:")) {
         ("auto", _) => Ok(Lanes::Auto),
-        (_, Some(most)) => number(most).map(Lanes::UpTo),
+        (_, Some(max)) => number(max).map(Lanes::UpTo),
         (lanes, None) => number(lanes).map(Lanes::Fixed),
     }
 }
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_are_a_number_or_sought() {
+    fn lanes_are_auto_or_a_number() {
         assert_eq!((parse_lanes("auto"), parse_lanes("16")), (Ok(Lanes::Auto), Ok(Lanes::Fixed(16))));
         assert_eq!(parse_lanes("auto:4"), Ok(Lanes::UpTo(4)));
         for wrong in ["", "0", "17", "-1", "two", "Auto", "auto:", "auto:0", "auto:17", "auto:auto"] {

@@ -1,5 +1,5 @@
-//! The bounds of `serve` as `tensor-relay config` shows them: the limits on what clients can make a server retain or
-//! do, with reasons.
+//! The bounds of `serve` as `tensor-relay config` shows them: the limits on memory and work that clients can cause,
+//! with reasons.
 
 use super::Layers;
 use crate::{
@@ -51,7 +51,7 @@ impl ServeBounds {
         json!({ "memory_bytes_max": self.memory_bytes_max, "bounds": bounds })
     }
 
-    /// Prints a table, and the total of memory.
+    /// Prints a table, and the total memory.
     pub(super) fn print(&self) {
         let title = ["BOUND OF SERVE", "AT MOST", "MEMORY"].map(String::from);
         let rows: Vec<[String; 3]> = self.bounds.iter().map(row).collect();

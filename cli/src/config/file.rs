@@ -133,7 +133,7 @@ impl<'a> Reader<'a> {
                 let kind = item.get_ref().type_str();
                 self.error(
                     &item.span(),
-                    format!("{key} takes {}, not a value of type {kind}", expected_value(setting)),
+                    format!("{key} requires {}, not a value of type {kind}", expected_value(setting)),
                 )
             })?;
             let argument = format!("{prefix}{scalar}");
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
             DeValue::Array(items) if setting.is_repeatable() => {
                 items.iter().map(|item| argument(item, "")).collect()
             }
-            DeValue::Table(pairs) if setting.takes_pairs() => {
+            DeValue::Table(pairs) if setting.accepts_pairs() => {
                 let pairs = in_order(pairs).into_iter();
                 pairs
                     .map(|(name, item)| argument(item, &format!("{}=", name.get_ref())))
@@ -166,10 +166,10 @@ impl<'a> Reader<'a> {
     }
 
     fn unknown_table(&self, name: &str) -> String {
-        let known = self.tables();
-        match nearest(name, &known) {
+        let tables = self.tables();
+        match nearest(name, &tables) {
             Some(near) => format!("there is no table [{name}]; do you mean [{near}]?"),
-            None => format!("there is no table [{name}]; there are [{}]", known.join("], [")),
+            None => format!("there is no table [{name}]; there are [{}]", tables.join("], [")),
         }
     }
 
@@ -189,15 +189,15 @@ impl<'a> Reader<'a> {
             let commands = elsewhere.iter().map(|setting| format!("[{}]", setting.command()));
             return format!("[{table}] has no option {key}; it belongs to {}", joined(commands, " and "));
         }
-        let mut known: Vec<&str> = vec![];
+        let mut keys: Vec<&str> = vec![];
         for setting in self.settings.iter().filter(|s| table == DEFAULT || s.command() == table) {
-            if !known.contains(&setting.key()) {
-                known.push(setting.key());
+            if !keys.contains(&setting.key()) {
+                keys.push(setting.key());
             }
         }
-        match nearest(&key.replace('_', "-"), &known) {
+        match nearest(&key.replace('_', "-"), &keys) {
             Some(near) => format!("[{table}] has no option {key}; do you mean {near}?"),
-            None => format!("[{table}] has no option {key}; its options are {}", known.join(", ")),
+            None => format!("[{table}] has no option {key}; its options are {}", keys.join(", ")),
         }
     }
 
@@ -236,15 +236,15 @@ fn decimal(number: &DeInteger<'_>) -> Option<String> {
 }
 
 fn expected_value(setting: &Setting) -> &'static str {
-    match (setting.takes_pairs(), setting.is_repeatable()) {
+    match (setting.accepts_pairs(), setting.is_repeatable()) {
         (true, _) => "NAME=VALUE strings or a table of them",
         (false, true) => "one value or an array",
         (false, false) => "one value",
     }
 }
 
-fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
-    let scored = known
+fn nearest<'k>(name: &str, candidates: &[&'k str]) -> Option<&'k str> {
+    let scored = candidates
         .iter()
         .map(|candidate| (strsim::jaro_winkler(name, candidate), *candidate));
     let best = scored.max_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -318,11 +318,14 @@ mod tests {
                 "[default]\ncodec = 'lz4'",
                 "c.toml:2: codec cannot be \"lz4\": write auto, raw, zstd, bitplanes, planes or sparse",
             ),
-            ("[serve]\nlisten = ['a', 'b']", "c.toml:2: listen takes one value, not a value of type array"),
-            ("[serve.listen]\nip = 'b'", "listen takes one value, not a value of type table"),
+            (
+                "[serve]\nlisten = ['a', 'b']",
+                "c.toml:2: listen requires one value, not a value of type array",
+            ),
+            ("[serve.listen]\nip = 'b'", "listen requires one value, not a value of type table"),
             ("[serve]\ntopic = [\n'a=b',\n'../c=d']", "c.toml:4: topic cannot be"),
             ("[serve.topics]\na = ''", "c.toml:2: topics cannot be \"a=\": no file is given"),
-            ("[serve]\ngrace = 1979-05-27", "grace takes one value, not a value of type datetime"),
+            ("[serve]\ngrace = 1979-05-27", "grace requires one value, not a value of type datetime"),
             ("[serve]\nstate-dir='a'\nstate_dir='b'", "c.toml:3: state_dir is already given in line 2"),
             ("[serve]\ngrace =\n", "c.toml:2: "),
             ("[serve]\ngrace = 1\ngrace = 2\n", "c.toml:3: duplicate key"),

@@ -235,7 +235,7 @@ mod tests {
         let layers = layers(
             "[default]\nconnect-timeout = 3\n[serve]\ntopic = ['a=b', 'c=d']\njson = true\n[list]\nticket = 't'",
         );
-        let mut seen = 0;
+        let mut set_count = 0;
         for setting in layers.settings() {
             let effective = layers.effective(setting).unwrap();
             if effective.origin == Origin::Default {
@@ -248,9 +248,9 @@ mod tests {
             };
             let defaults: Vec<_> = arg.get_default_values().iter().map(|v| v.to_str().unwrap()).collect();
             assert_eq!(defaults, effective.values, "{} {}", setting.command(), setting.key());
-            seen += usize::from(effective.origin != Origin::Default);
+            set_count += usize::from(effective.origin != Origin::Default);
         }
-        assert_eq!(seen, 6, "connect-timeout three times, topic, json, ticket");
+        assert_eq!(set_count, 6, "connect-timeout three times, topic, json, ticket");
     }
 
     #[test]

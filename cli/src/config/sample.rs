@@ -57,7 +57,7 @@ fn write_table(text: &mut String, name: &str, options: &[&Setting], all: &[&Sett
             if choices.len() > 1 { format!(" One of {}.", choices.join(", ")) } else { String::new() };
         write_comment(text, &format!("{}{one_of}{used_by} {}", sentence(setting.help()), setting.variable()));
         text.push_str(&format!("#{} = {}\n", setting.key(), value(setting)));
-        if setting.takes_pairs() {
+        if setting.accepts_pairs() {
             write_comment(
                 text,
                 &format!("Or as a table: [{name}.{}s], and a line NAME = \"…\" for each.", setting.key()),

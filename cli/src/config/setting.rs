@@ -121,15 +121,15 @@ impl Setting {
         matches!(self.arg.get_action(), ArgAction::Append)
     }
 
-    /// Whether the setting takes any number of `NAME=…`, which may be a table in the file.
-    pub(crate) fn takes_pairs(&self) -> bool {
+    /// Whether the setting accepts any number of `NAME=…`, which may be a table in the file.
+    pub(crate) fn accepts_pairs(&self) -> bool {
         self.is_repeatable() && self.value_name().contains('=')
     }
 
     /// Whether `key` names this setting, with dashes or underscores; for a table of pairs also as a plural.
     pub(crate) fn is_called(&self, key: &str) -> bool {
         let key = key.replace('_', "-");
-        key == self.key || (self.takes_pairs() && key.strip_suffix('s') == Some(&self.key))
+        key == self.key || (self.accepts_pairs() && key.strip_suffix('s') == Some(&self.key))
     }
 
     /// Whether the value of `other` applies to this setting too.
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(setting("serve", "state_dir").name(), "--state-dir");
         assert_eq!(setting("subscribe", "ticket").name(), "TICKET");
         assert_eq!(setting("keys", "state-dir").variable(), "TENSOR_RELAY_STATE_DIR");
-        assert!(setting("serve", "topics").takes_pairs());
+        assert!(setting("serve", "topics").accepts_pairs());
         assert!(!setting("subscribe", "topic").is_called("topics"));
         assert!(setting("list", "ticket").is_secret());
     }

@@ -44,11 +44,11 @@ fn select<'s>(command: Option<&str>, settings: &'s [Setting]) -> Result<Vec<&'s 
     let selected: Vec<&Setting> = settings.iter().filter(is_selected).collect();
     match command {
         Some(command) if selected.is_empty() => {
-            let mut known: Vec<&str> = settings.iter().map(Setting::command).collect();
-            known.dedup();
+            let mut commands: Vec<&str> = settings.iter().map(Setting::command).collect();
+            commands.dedup();
             Err(UsageError(format!(
                 "there is no configurable command {command}; the configurable ones are {}",
-                known.join(", ")
+                commands.join(", ")
             )))
         }
         _ => Ok(selected),

@@ -1,4 +1,4 @@
-//! The negation of switches on the command line, for those that the file or a variable turns on.
+//! Hidden flags `--no-NAME`, which turn off switches that the file or a variable turns on.
 
 use clap::{Arg, ArgAction, Command};
 

@@ -18,7 +18,7 @@ use tensor_relay_client::{Client, Config, Snapshot, Subscription, Ticket, Topic}
 /// The interval of progress events.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The deadline for the producer's topics to appear. The demo itself gives up earlier.
+/// The deadline for the producer's topics to appear. The parent process times out earlier.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<Exit> {

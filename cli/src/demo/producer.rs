@@ -21,10 +21,10 @@ pub(super) const WEIGHTS: &str = "weights";
 /// The topic of the small tensor whose latency is measured.
 pub(super) const SMALL: &str = "small";
 
-/// The size of that tensor.
+/// The size of the small tensor.
 pub(super) const SMALL_BYTES: u64 = 4 << 10;
 
-/// The metadata key of the time of publishing, in nanoseconds since 1970: one machine, one clock.
+/// The metadata key of the time of publishing, in nanoseconds since 1970. Both processes use the clock of this machine.
 pub(super) const PUBLISHED_NS: &str = "published_unix_ns";
 
 /// The metadata key of the seed of a version's bytes.

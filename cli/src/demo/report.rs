@@ -125,7 +125,7 @@ impl DemoReport {
             "  memory    the first version needs new memory, which the system clears; later versions reuse it. Since"
         );
         println!(
-            "            every byte changes, no copy is kept as a base of deltas, as `subscribe` does by default"
+            "            every byte changes, no copy is kept as a base of deltas; `subscribe` keeps one by default"
         );
         println!(
             "\nNext: on two hosts, `tensor-relay serve --topic NAME=FILE.safetensors` and, with the ticket"

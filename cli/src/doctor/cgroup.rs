@@ -19,8 +19,8 @@ impl Cgroup {
         Self::at(Path::new("/sys/fs/cgroup"), &listing)
     }
 
-    /// The cgroup that `listing`, the content of `/proc/self/cgroup`, names below `root`; or the root if it is not
-    /// there.
+    /// The cgroup below `root` that is named in `listing`, the content of `/proc/self/cgroup`; `root` itself if that
+    /// folder does not exist.
     fn at(root: &Path, listing: &str) -> Self {
         let path = listing.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
         let own = root.join(path.trim_start_matches('/'));
@@ -47,7 +47,7 @@ impl Cgroup {
         quotas.into_iter().min_by(f64::total_cmp)
     }
 
-    /// The results of `read` for the content of `file` in this cgroup and its parents. It returns `None` for `max`,
+    /// The results of `read` for the content of `file` in this cgroup and its parents. `read` returns `None` for `max`,
     /// which means no limit.
     fn all<T>(&self, file: &str, read: impl Fn(&str, &Path) -> Option<T>) -> Vec<T> {
         let folders = self.own.ancestors().take_while(|folder| folder.starts_with(&self.root));

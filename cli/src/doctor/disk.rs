@@ -23,7 +23,7 @@ pub(super) fn check(state_dir: Option<&Path>) -> Vec<Finding> {
 }
 
 const STATE: Fix = Fix {
-    host: "choose with --state-dir a folder that this user may write to, on a disk with free space",
+    host: "set --state-dir to a folder that this user may write to, on a disk with free space",
     docker: "-v relay-state:/state and --state-dir /state; the root file system may then stay read-only",
     kubernetes: "mount a volume (a persistentVolumeClaim, so that tickets stay valid), and set --state-dir to it",
 };
@@ -31,14 +31,14 @@ const STATE: Fix = Fix {
 /// Checks that `serve` can store its key; other commands do not write there.
 fn state_folder(folder: &Path) -> Finding {
     const NAME: &str = "state folder";
-    let wanted = "a folder that can be written to, because `serve` stores its key there";
+    let wanted = "a writable folder, because `serve` stores its key there";
     let shown = folder.display();
     match try_folder(folder) {
         Ok(free) => {
-            let measured = format!("{shown} can be written to, {} free", units::bytes(free));
+            let measured = format!("{shown} is writable, {} free", units::bytes(free));
             Finding::judge(NAME, (free >= FREE_MIN, State::Fail), measured, wanted, STATE)
         }
-        Err(error) => Finding::fail(NAME, format!("{shown} cannot be written to: {error}"), wanted, STATE),
+        Err(error) => Finding::fail(NAME, format!("{shown} is not writable: {error}"), wanted, STATE),
     }
 }
 

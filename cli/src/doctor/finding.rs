@@ -20,9 +20,9 @@ pub(crate) struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Ok,
-    /// It works, but could be faster or safer.
+    /// The checked feature works, but could be faster or safer.
     Warn,
-    /// Something does not work.
+    /// The checked feature does not work.
     Fail,
 }
 

@@ -1,4 +1,4 @@
-//! Checks of GPUs: whether this process can use those of the machine, and their free memory.
+//! Checks of GPUs: whether this process can use the machine's GPUs, and their free memory.
 
 use super::finding::{Finding, Fix, State};
 use crate::units;
@@ -35,7 +35,7 @@ fn device_nodes() -> Vec<String> {
 
 /// Judges the survey: a machine without a GPU is ok, one with a GPU that cannot be used fails.
 fn judge(survey: &Survey, nodes: &[String], visible: Option<&str>) -> Vec<Finding> {
-    let wanted = "a GPU that can be used, or none; --device cpu works everywhere";
+    let wanted = "a usable GPU, or none; --device cpu works everywhere";
     let hidden = visible.filter(|visible| matches!(*visible, "void" | "none" | ""));
     match &survey.gpus {
         Ok(gpus) if !gpus.is_empty() => gpus.iter().map(free_memory).collect(),

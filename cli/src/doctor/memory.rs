@@ -18,7 +18,8 @@ pub(super) fn check(cgroup: &Cgroup) -> Vec<Finding> {
     vec![free(cgroup.memory(), available()), locked()]
 }
 
-/// Judges the free memory, which is the smaller of that within the container's `limit` and that of the machine.
+/// Judges the free memory: the minimum of the free memory within the container's `limit` and the `available` memory of
+/// the machine.
 fn free(limit: Option<(u64, u64)>, available: Option<u64>) -> Finding {
     const NAME: &str = "memory";
     const FIX: Fix = Fix {
@@ -48,18 +49,15 @@ fn available() -> Option<u64> {
     Some(kib << 10)
 }
 
-/// The limit on locked memory. A low one never fails: on most systems, memory that a GPU driver locks does not count.
+/// The limit on locked memory. A low limit is no failure: on most systems, memory locked by a GPU driver is exempt from
+/// it.
 fn locked() -> Finding {
     let limit = getrlimit(Resource::Memlock).current;
     let measured = limit.map_or_else(
         || "any amount may be locked".into(),
         |bytes| format!("{} may be locked", units::bytes(bytes)),
     );
-    Finding::ok(
-        "locked memory",
-        measured,
-        "any: memory that a GPU driver locks does not count on most systems",
-    )
+    Finding::ok("locked memory", measured, "any: on most systems, memory locked by a GPU driver is exempt")
 }
 
 #[cfg(test)]

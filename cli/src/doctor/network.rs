@@ -9,7 +9,7 @@ use tensor_relay_client::Tuning;
 /// The packet size, which any network carries.
 const SEGMENT: usize = 1_200;
 
-/// The number of packets in the batch.
+/// The number of packets in the test batch.
 const SEGMENTS: usize = 8;
 
 /// The deadline for packets over loopback.
@@ -42,10 +42,11 @@ fn no_socket(error: &io::Error) -> Finding {
     Finding::fail("UDP buffers", format!("cannot open a UDP socket: {error}"), "UDP sockets", fix)
 }
 
-/// The size of a receive buffer that the system grants when `wanted` is requested as servers and consumers do.
+/// The receive buffer that the system grants, in bytes, for a request of `wanted` bytes like that of servers and
+/// consumers.
 fn buffers(wanted: usize) -> io::Result<usize> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
-    // This exceeds the system's limit, and requires CAP_NET_ADMIN.
+    // `RcvBufForce` may exceed the system's limit, but requires CAP_NET_ADMIN.
     let forced = setsockopt(&socket, sockopt::RcvBufForce, &wanted);
     forced.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &wanted))?;
     // The kernel reports twice the granted size, which includes its bookkeeping.

@@ -19,10 +19,10 @@ const GROWTH: u32 = 4;
 /// the rate falls meanwhile.
 const DURATION_MIN: Duration = Duration::from_millis(400);
 
-/// The use of a processor, as a fraction, from which on it counts as the bottleneck.
+/// The fraction of use from which a processor counts as the bottleneck.
 const BUSY: f64 = 0.8;
 
-/// The fraction of lost packets from which on loss counts as the bottleneck of QUIC.
+/// The fraction of lost packets from which loss counts as the bottleneck of QUIC.
 const LOSSY: f64 = 0.001;
 
 /// The flow-control window of a probe.
@@ -34,7 +34,7 @@ pub(super) struct Rate {
     bytes: u64,
     elapsed: Duration,
     round_trip: Duration,
-    /// Whether both ends are on this machine, without a line between them.
+    /// Whether both ends are on this machine, without a network between them.
     is_local: bool,
     /// The CPU time of this process during the probe.
     cpu_time: Duration,
@@ -55,7 +55,7 @@ enum Limit {
 }
 
 /// Measures the rate at which the server sends to `client`. `None` if the server does not answer probes: it is too old,
-/// answers too many others, or the client's ticket does not permit it.
+/// answers too many other probes, or the client's ticket permits none.
 pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Option<Rate>, ClientError> {
     let count = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
     let processors = Cgroup::own().processors().map_or(count, |quota| quota.min(count));

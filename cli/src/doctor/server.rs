@@ -108,7 +108,7 @@ fn packet_size(client: &Client) -> Option<Finding> {
 /// The headers of IPv4 and UDP.
 const HEADERS_BYTES: u16 = 28;
 
-/// The largest MTU of Ethernet, and the largest that is probed for. That of loopback is larger.
+/// The largest MTU of Ethernet, and the largest that is probed for. Loopback has a larger MTU.
 const JUMBO_BYTES: u16 = 9_000;
 
 fn judge_packet_size(used: u16, route: u16) -> Finding {
@@ -123,7 +123,7 @@ fn judge_packet_size(used: u16, route: u16) -> Finding {
     };
     let measured = format!("packets of {used} bytes; this host's route allows {allowed}");
     let wanted = "packets as large as the route allows: smaller ones cost processor time";
-    // 5 % are tolerated, since an encapsulation takes about that.
+    // 5 % are tolerated: about the size of the headers of an encapsulation.
     let is_good = u32::from(used) * 20 >= u32::from(possible) * 19;
     Finding::judge("packet size", (is_good, State::Warn), measured, wanted, fix)
 }
@@ -140,7 +140,7 @@ fn rights(ticket: &Ticket, now_s: u64) -> Finding {
         kubernetes: "the same in the server's pod; then put the ticket into the consumers' Secret",
     };
     let Some(token) = ticket.token() else {
-        return Finding::ok("ticket", "no token: it gives access only to a server with --open", wanted);
+        return Finding::ok("ticket", "no token: valid only for a server with --open", wanted);
     };
     match token.read_unproven() {
         Err(error) => Finding::fail("ticket", error.to_string(), wanted, fix),
@@ -167,12 +167,12 @@ const TCP: Fix = Fix {
     kubernetes: "add a port with protocol: TCP to the one for UDP, in the Service and in every NetworkPolicy",
 };
 
-/// Judges one transport. Its failure is a warning if the other transport works, because that one may be slower.
+/// Judges one transport. Its failure is a warning if the other transport works, which may be slower.
 fn judge(name: &'static str, check: &TransportCheck, is_any_connected: bool, fix: Fix) -> Finding {
     let wanted = "an answer over UDP and over TCP: each is faster than the other on some paths";
     match check {
         TransportCheck::Connected { round_trip, .. } => {
-            Finding::ok(name, format!("it answers within {}", units::time(*round_trip)), wanted)
+            Finding::ok(name, format!("answers within {}", units::time(*round_trip)), wanted)
         }
         TransportCheck::Failed(error) if is_any_connected => {
             Finding::warn(name, error.to_string(), wanted, fix)

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// The descriptors of a server with 1024 clients of one lane each, and of their files.
+/// The descriptors of a server with 1024 clients of one lane each, including its files.
 const ENOUGH: u64 = 4_096;
 
 /// The tolerated difference by which the clock may be behind the program's file: archives may contain dates of other

@@ -12,7 +12,7 @@ use tensor_relay_server::{Access, AccessStore, Fingerprint, Ticket, Topic};
 /// The default name of the ticket file, in the state directory.
 pub(crate) const TICKETS_FILE: &str = "tickets";
 
-/// The access rules: tickets and keys of this server, or with `--open` everybody. Must be called within the runtime.
+/// The access rules of this server; with `--open`, everybody has access. Must be called within the runtime.
 pub(super) fn access(args: &ServeArgs, state_dir: &Path) -> anyhow::Result<Access> {
     if args.open {
         crate::log::message!(

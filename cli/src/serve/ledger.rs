@@ -16,8 +16,8 @@ use tensor_relay_server::{Epoch, Topic, Version, VersionDigest, VersionId};
 
 /// The newest version of each topic that was served from watched files.
 ///
-/// Only one process at a time may number versions by it. Two would give the same number to different content, and a
-/// subscriber that holds one of these versions would not receive the other.
+/// Only one process at a time may use a ledger. Two would give the same number to different content, and a subscriber
+/// that holds one of these versions would not receive the other.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     /// The file and its lock. `None` where locking is not possible; then each start begins new epochs, so that no
@@ -35,8 +35,8 @@ struct Storage {
 }
 
 impl Storage {
-    /// Whether the lock file is still the one at its path. If it was deleted, perhaps with its folder, another process
-    /// could lock a new one.
+    /// Whether the locked file is still at its path. If it was deleted, perhaps with its folder, another process could
+    /// create and lock a new file.
     fn is_locked(&self) -> bool {
         let inode = |metadata: Metadata| (metadata.dev(), metadata.ino());
         let current = fs::metadata(&self.lock_path);
@@ -79,8 +79,7 @@ impl Ledger {
             Err(TryLockError::Error(error)) => {
                 tracing::warn!(
                     "Cannot lock the state directory {}: {error}. Topics begin new epochs, and subscribers receive \
-                     them again after each start. Choose with --state-dir a directory on a file system that supports \
-                     locks.",
+                     them again after each start. Set --state-dir to a directory on a file system that supports locks.",
                     state_dir.display()
                 );
                 return Ok(Self { storage: None, content: Content::default() });
@@ -105,8 +104,9 @@ impl Ledger {
         Some((epoch, if is_same { version } else { version.next() }))
     }
 
-    /// Records a version before it is published, so that its number is never reused for other content, whenever this
-    /// process dies. If the file cannot be written, it is removed, and topics begin new epochs after a restart.
+    /// Records a version before it is published, so that its number is never reused for other content, even if this
+    /// process dies in between. If the file cannot be written, it is removed, and topics begin new epochs after a
+    /// restart.
     ///
     /// # Errors
     /// When the file cannot be removed either, or the lock is lost. The version must not be published then.
@@ -135,7 +135,8 @@ impl Ledger {
     }
 }
 
-/// Locks a file, which is created if it is missing. Not the folder: NFS locks only what is open for writing.
+/// Locks the file at `path`, which is created if it is missing. The folder itself is not locked, because NFS locks only
+/// files that are open for writing.
 fn lock(path: &Path) -> Result<File, TryLockError> {
     let file = File::options().create(true).truncate(false).write(true).open(path);
     let file = file.map_err(TryLockError::Error)?;

@@ -41,7 +41,7 @@ struct Watch {
     topic: Topic,
     path: PathBuf,
     files: Arc<Mutex<FileWatch>>,
-    /// Whether the files are missing, which was logged.
+    /// Whether the files are missing, so that this is logged once.
     is_missing: bool,
     /// The last logged error of publishing the files.
     last_error: Option<String>,
@@ -57,7 +57,7 @@ pub(crate) struct Published {
     pub(crate) payload_bytes: u64,
     /// The names of its files.
     pub(crate) files: Vec<String>,
-    /// The number of generations of the files that were seen before this version and never published.
+    /// The number of generations of the files that were detected before this version but never published.
     pub(crate) missed: u64,
 }
 
@@ -65,7 +65,8 @@ impl Offer {
     /// Publishes the first version of `topic` from the files at `path`.
     ///
     /// Without a ledger, the epoch is derived from the content, so that a server restarted with the same files offers
-    /// the same version. With one (`--watch`), an epoch has several versions, and the ledger supplies epoch and number.
+    /// the same version. With a ledger (`--watch`), an epoch has several versions, and the ledger supplies epoch and
+    /// number.
     pub(crate) async fn begin(
         server: &Server,
         args: &ServeArgs,
@@ -73,7 +74,7 @@ impl Offer {
         (topic, path): (&Topic, &Path),
         ledger: Option<&Arc<Mutex<Ledger>>>,
     ) -> anyhow::Result<(Self, Published)> {
-        // Created before the files are opened, so that no change between the two is missed.
+        // The watch is created before the files are opened, so that no change in between is missed.
         let watch = match ledger {
             Some(_) => Some(Watch::begin(topic, path, loader.rules).await?),
             None => None,
@@ -101,8 +102,8 @@ impl Offer {
     }
 
     /// Waits until borrowed files cannot be read any more, and ends the topic, because without `--watch` no version can
-    /// follow. Until the offer is dropped, new subscribers receive that error. Never returns for staged files: these
-    /// are lost only with their GPU, which ends the server.
+    /// follow. Until the offer is dropped, new subscribers receive the error of the lost files. Never returns for
+    /// staged files: these are lost only with their GPU, which ends the server.
     pub(crate) async fn end_when_lost(&self) {
         let Source { publisher, path, loader, .. } = &self.source;
         if loader.hold != HoldArg::Borrow {
@@ -245,8 +246,8 @@ impl Watch {
         self.with_files(move |files| files.told(missed)).await;
     }
 
-    /// Makes the files count as new again, so that the next poll tries again, and logs the error if it is not the last
-    /// one.
+    /// Makes the files count as new again, so that the next poll tries again, and logs the error unless it equals the
+    /// last logged one.
     async fn handle_failure(&mut self, error: &str, is_lost: bool) {
         self.with_files(FileWatch::forget).await;
         if self.last_error.replace(error.to_owned()).is_none_or(|last| last != error) {

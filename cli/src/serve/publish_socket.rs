@@ -25,7 +25,7 @@ pub(super) fn open(
 ) -> anyhow::Result<Option<Open>> {
     let Some(path) = &args.publish_socket else { return Ok(None) };
     let socket = PublishSocket::open(path, &args.publish_uid).context("cannot open the publish socket")?;
-    // Unlike topics from files, these have several versions even without `--watch`.
+    // Topics of the socket have several versions even without `--watch`, unlike topics from files.
     let options = TopicOptions { bases: args.bases, expire_after: args.expire_after, ..args.topic_options() };
     let reports = spawn_reporter(args.json, io::stderr, io::stdout)?;
     Ok(Some(server.publish_from(socket, options, device.cloned(), move |published| {

@@ -1,4 +1,4 @@
-//! [`Follow`]: receives the versions of one topic, and saves and reports each, and runs the command of `--exec`.
+//! [`Follow`]: receives, saves and reports the versions of one topic, and runs the command of `--exec` after each.
 
 use super::{
     NothingSelected, hook,
@@ -40,7 +40,7 @@ impl Follow {
         is_alone: bool,
     ) -> Result<Self, ClientError> {
         let followed = consumer.follow(&topic);
-        let lanes = LaneReport::new(client); // Before the first byte is received.
+        let lanes = LaneReport::new(client); // Counts from before the first byte is received.
         let subscription = client.subscribe_to(request(args, topic)).await?;
         let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
         let bar = Bar::new(is_alone && !args.quiet && !args.json);
@@ -98,7 +98,7 @@ impl Follow {
             tokio::time::sleep(MESSAGE_AFTER).await;
             if progress().version == 0 {
                 crate::log::message!(
-                    "waiting for topic {topic}: it does not exist yet, or has no version as requested"
+                    "waiting for topic {topic}: it does not exist yet, or has no version that matches --from"
                 );
             }
             std::future::pending().await

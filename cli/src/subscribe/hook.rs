@@ -12,7 +12,7 @@ use std::{
 use tensor_relay_client::VersionId;
 use tokio::process::Command;
 
-/// The time between SIGTERM and SIGKILL. Container engines give the whole program ten seconds.
+/// The time between SIGTERM and SIGKILL. Container engines wait ten seconds before they kill the whole program.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The interval of checks whether a process group is empty.
@@ -49,7 +49,8 @@ pub(crate) async fn run(command: &str, id: &VersionId, path: Option<&Path>) -> R
     }
 }
 
-/// Waits for the end of the shell and returns its exit status. Background processes that it leaves are not waited for.
+/// Waits for the end of the shell and returns its exit status. It does not wait for background processes that the shell
+/// started.
 async fn status(mut shell: Command) -> io::Result<ExitStatus> {
     let mut shell = shell.spawn()?;
     let group = shell.id().and_then(|id| Pid::from_raw(id.cast_signed()));
@@ -82,7 +83,8 @@ fn signal_all(groups: &[Pid], signal: Signal) {
 
 /// Whether `group` has a process.
 fn exists(group: Pid) -> bool {
-    // Zombies count until they are reaped, and as the first process of a container only this one can reap them.
+    // A zombie counts as a process until it is reaped. If this process is the first one of a container, only it can
+    // reap zombies.
     while let Ok(Some(_)) = waitpgid(group, WaitOptions::NOHANG) {}
     test_kill_process_group(group).is_ok()
 }

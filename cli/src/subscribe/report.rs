@@ -7,7 +7,8 @@ use std::path::Path;
 use tensor_relay_client::{Client, CodecCount, Gap, LaneStats, Snapshot, Topic};
 use tensor_relay_device::Device;
 
-/// The bytes that a lane without chunks receives per version at most: a few packets, and occasional MTU probes.
+/// The maximum number of bytes that a lane without chunks receives per version: a few packets, and occasional MTU
+/// probes.
 const IDLE_BYTES: u64 = 64 << 10;
 
 /// Computes the bytes that each lane of the session received for a version.
@@ -22,7 +23,7 @@ impl LaneReport {
         Self { before: reader(), reader: Box::new(reader) }
     }
 
-    /// The counters of each lane since the last call. They include the other topics, which share the lanes.
+    /// The counters of each lane since the last call. They include the traffic of other topics, which share the lanes.
     pub(crate) fn read(&mut self) -> Vec<Value> {
         let lanes = (self.reader)();
         let before = std::mem::replace(&mut self.before, lanes);

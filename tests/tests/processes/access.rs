@@ -274,7 +274,7 @@ fn tickets_are_listed_and_shown() {
     let listed = home.run(&["tickets", "list"]).with(0).out;
     let lines: Vec<&str> = listed.lines().collect();
     assert!(lines[0].starts_with(&format!("{}  valid, used ", one.id)), "{listed}");
-    assert!(lines[0].ends_with("list,subscribe w, for 29d more, for Paris"), "{listed}");
+    assert!(lines[0].ends_with("list,subscribe w, expires in 29d, for Paris"), "{listed}");
     assert_eq!(lines[1], format!("{}  revoked, never used: list a/*; list b", two.id));
     let shown = home.run(&["tickets", "show", &one.file]).with(0).out;
     assert!(shown.contains("&token=(hidden)") && shown.ends_with("valid\n"), "{shown}");

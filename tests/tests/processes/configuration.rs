@@ -194,7 +194,7 @@ fn keys_are_made_once_and_shown() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let key = made["key"].as_str().unwrap();
     home.run(&["keys", "create"])
-        .failed(1, &["holds a key already", key, "nothing was changed"]);
+        .failed(1, &["already holds a key", key, "nothing was changed"]);
     let shown = home.run(&["keys", "show"]).with(0);
     assert_eq!(shown.out, format!("{key}  {}\n", path.display()));
     let server = home.serve(&["--topic=w=w"]);

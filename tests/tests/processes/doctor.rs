@@ -97,7 +97,7 @@ fn a_state_folder_that_is_none_is_found() {
     fs::write(home.path("file"), "").unwrap();
     let ended = home.run(&["doctor", "--json", "--state-dir=file"]).with(1);
     let found = check(&ended, "state folder", "fail");
-    assert!(found["measured"].as_str().unwrap().starts_with("file cannot be written to"), "{found}");
+    assert!(found["measured"].as_str().unwrap().starts_with("file is not writable"), "{found}");
     let cured = home.run(&["doctor", "--json", "--state-dir=keys"]).with(0);
     check(&cured, "state folder", "ok");
     assert!(!home.path("keys").exists(), "doctor creates no folder");
