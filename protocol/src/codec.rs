@@ -1,7 +1,7 @@
 //! Codecs: how the raw bytes of a chunk become the bytes on the wire, and back (PROTOCOL.md §8).
 //!
-//! All codecs are lossless. A receiver offers the codecs that it can decode; the sender chooses one of them per chunk and
-//! names it in the chunk's header. Codecs are CPU-bound: call them on a worker thread, never on an async executor.
+//! All codecs are lossless. A receiver offers the codecs that it can decode; the sender chooses one of them per chunk
+//! and names it in the chunk's header. Codecs are CPU-bound: call them on a worker thread, never on an async executor.
 
 mod bitplanes;
 mod choice;
@@ -159,8 +159,8 @@ impl CodecSet {
     /// The codecs with these numbers. Unknown numbers are ignored: a newer client may offer codecs that an older server
     /// lacks.
     pub fn from_codes(codes: &[u32]) -> Self {
-        let known = codes.iter().filter_map(|code| CodecId::from_code(u8::try_from(*code).ok()?));
-        known.fold(Self::only_raw(), |set, id| Self(set.0 | Self::bit(id)))
+        let codecs = codes.iter().filter_map(|code| CodecId::from_code(u8::try_from(*code).ok()?));
+        codecs.fold(Self::only_raw(), |set, id| Self(set.0 | Self::bit(id)))
     }
 
     /// Whether `id` is in the set.
@@ -224,8 +224,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Encodes `raw` with every codec, against a base that differs in one byte, and passes each encoding that fits `room`
-    /// bytes to `each`.
+    /// Encodes `raw` with every codec, against a base that differs in one byte, and passes each encoding that fits
+    /// `room` bytes to `each`.
     fn encodings(dtype: Dtype, raw: &[u8], room: usize, each: impl Fn(&dyn Codec, Context<'_>, &[u8])) {
         let mut base = raw.to_vec();
         base.first_mut().into_iter().for_each(|byte| *byte ^= 1);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every codec, any bytes, every dtype: decoding reverses encoding, and an output of another length is an error.
+        /// Every codec, any bytes, every dtype: decoding reverses encoding, and refuses another output length.
         #[test]
         fn round_trip(raw in prop::collection::vec(0u8..4, 0..3000), room in 0usize..3500, dtype in 0..Dtype::ALL.len()) {
             encodings(Dtype::ALL[dtype], &raw, room, |codec, context, encoded| {

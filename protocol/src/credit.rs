@@ -5,7 +5,7 @@ use crate::Misbehaved;
 /// The credit of one subscription: how many more chunks the sender may begin on it.
 ///
 /// The receiver grants credit for memory that it has; the sender spends one credit per chunk. A receiver grants no more
-/// than its connection window can hold unread, so a stalled subscription blocks neither another one nor the control stream.
+/// than its connection window can hold unread, so a stalled subscription blocks no other one and no control stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Credit {
     available: u32,

@@ -88,7 +88,7 @@ impl FileForm {
         Self { kind, weights: FileName(WEIGHTS_DEFAULT.into()) }
     }
 
-    /// Reads the form from the metadata of a manifest. Without a kind, or of an unknown kind, it is one safetensors file.
+    /// Reads the form from the metadata of a manifest. If the kind is absent or unknown, it is one safetensors file.
     ///
     /// # Errors
     /// [`FileNameError`] when the metadata contains an invalid file name.

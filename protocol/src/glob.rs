@@ -98,8 +98,8 @@ impl std::str::FromStr for Glob {
 /// The pattern as a nondeterministic automaton. A set of states is a bit mask, so all of its states advance together,
 /// without backtracking.
 ///
-/// In state `n`, the first `n` characters of the pattern, not counting stars, have matched. A star at that position of the
-/// pattern is a transition from the state to itself.
+/// In state `n`, the first `n` characters of the pattern, not counting stars, have matched. A star at that position of
+/// the pattern is a transition from the state to itself.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Automaton {
     /// The states with a transition to themselves on any character: those at a `**`.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_that_users_write() {
+    fn usual_globs() {
         assert!(matches("policy", "policy"));
         assert!(!matches("policy", "policy2"));
         assert!(matches("kv/*", "kv/req-17"));

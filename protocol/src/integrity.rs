@@ -69,7 +69,7 @@ impl Verified {
         self.chunk
     }
 
-    /// Its hash.
+    /// The chunk's hash.
     pub fn hash(&self) -> ChunkHash {
         self.hash
     }

@@ -3,10 +3,10 @@
 /// The limits of one end for manifests and chunks from its peer. They come from configuration, never from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The largest encoded manifest accepted, in bytes. Default 32 MiB: a hundred thousand tensors with names of 80 bytes
-    /// take 10 MiB.
+    /// The largest encoded manifest accepted, in bytes. Default 32 MiB: a hundred thousand tensors with names of 80
+    /// bytes take 10 MiB.
     pub manifest_bytes: u32,
-    /// The most tensors in one snapshot. Default 262,144. Bounds the memory that a small hostile manifest can expand to.
+    /// The most tensors in one snapshot. Default 262,144. Limits the memory for a small hostile manifest.
     pub tensors: usize,
     /// The largest payload accepted, in bytes. Default 1 TiB, far more than memory budgets usually allow.
     pub payload_bytes: u64,

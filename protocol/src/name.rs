@@ -69,8 +69,8 @@ const READER_NAME_MAX_BYTES: usize = 64;
 
 /// The name under which a server keeps the place of one reader of a topic, e.g. `indexer-3`.
 ///
-/// 1 to 64 characters of `A-Z a-z 0-9 . _ -`. A new subscription under the same name takes over the place, so concurrent
-/// readers need different names.
+/// 1 to 64 characters of `A-Z a-z 0-9 . _ -`. A new subscription under the same name takes over the place, so
+/// concurrent readers need different names.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReaderName(Box<str>);
 

@@ -1,8 +1,8 @@
 //! The NumPy array format (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>), without I/O.
 //!
-//! A file consists of a magic number, a version, the length of a header, the header (the text of a Python dictionary), and
-//! the elements. Callers read and write files; this module parses and makes headers. An `.npz` file is a ZIP archive of
-//! such files.
+//! A file consists of a magic number, a version, the length of a header, the header (the text of a Python dictionary),
+//! and the elements. Callers read and write files; this module parses and makes headers. An `.npz` file is a ZIP
+//! archive of such files.
 
 use crate::{Dtype, Shape, ShapeError};
 

@@ -5,7 +5,7 @@ use std::{iter::Flatten, ops::Range, vec};
 /// A set of numbers below `u32::MAX`, efficient if it has long runs: the chunks that a receiver holds, or lacks.
 ///
 /// Ranges are sorted, disjoint, non-empty and not adjacent, so equal sets are equal values. Insertion is linear in the
-/// number of ranges, which is small because chunks arrive nearly in order; behind the last range it is logarithmic.
+/// number of ranges, about as many as there are concurrent streams; behind the last range it is logarithmic.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
     ranges: Vec<Range<u32>>,
@@ -204,13 +204,13 @@ mod tests {
 
         /// Operations on two sets, compared with a `BTreeSet`.
         #[test]
-        fn two_sets_together(a in any_model(), b in any_model()) {
-            let (one, other) = (of(&a), of(&b));
-            prop_assert_eq!(Vec::from_iter(one.iter()), Vec::from_iter(a.iter().copied()));
-            prop_assert_eq!(Vec::from_iter(one.clone()), Vec::from_iter(a.iter().copied()));
-            prop_assert_eq!(one.union(&other), of(&(&a | &b)));
-            prop_assert_eq!(one.difference(&other), of(&(&a - &b)));
-            prop_assert_eq!(one.intersection(&other), of(&(&a & &b)));
+        fn operations_on_two_sets(a in any_model(), b in any_model()) {
+            let (set_a, set_b) = (of(&a), of(&b));
+            prop_assert_eq!(Vec::from_iter(set_a.iter()), Vec::from_iter(a.iter().copied()));
+            prop_assert_eq!(Vec::from_iter(set_a.clone()), Vec::from_iter(a.iter().copied()));
+            prop_assert_eq!(set_a.union(&set_b), of(&(&a | &b)));
+            prop_assert_eq!(set_a.difference(&set_b), of(&(&a - &b)));
+            prop_assert_eq!(set_a.intersection(&set_b), of(&(&a & &b)));
         }
 
         /// Ranges in any order collect to the set of all their numbers.

@@ -154,12 +154,12 @@ pub struct FileLayout {
 }
 
 /// Plans a file with `tensors` and `metadata` in the given order, so that a copied file of the reference writer equals
-/// the original in every byte. If a tensor would not be aligned to its element size in that order, the tensors are sorted
-/// like the reference writer does: wider elements first. Tied weights are written once for each name.
+/// the original in every byte. If a tensor would not be aligned to its element size in that order, the tensors are
+/// sorted like the reference writer does: wider elements first. Tied weights are written once for each name.
 ///
 /// # Errors
-/// [`SafetensorsError`] for tensors that the format does not support: an unknown dtype, sub-byte tensors that end within
-/// a byte, or a tensor called `__metadata__`.
+/// [`SafetensorsError`] for tensors that the format does not support: an unknown dtype, sub-byte tensors that end
+/// within a byte, or a tensor called `__metadata__`.
 pub fn plan_tensors(
     tensors: &[&Tensor],
     metadata: Vec<(String, String)>,

@@ -3,12 +3,12 @@
 use crate::{ChunkIndex, Chunking, Glob, Manifest, RangeSet};
 use std::{collections::HashSet, ops::Range, sync::Arc};
 
-/// The tensors of a manifest that match a list of globs, the chunks that contain them, and the layout of those chunks in
-/// the receiver's memory.
+/// The tensors of a manifest that match a list of globs, the chunks that contain them, and the layout of those chunks
+/// in the receiver's memory.
 ///
 /// Both ends compute a selection from the manifest and the globs, so it is never sent. The receiver lays the selected
-/// chunks end to end. Their sizes are multiples of 256 bytes, so tensors stay aligned; all chunks of a selected tensor are
-/// selected, so its bytes stay contiguous. With all tensors selected, the layout is that of the payload.
+/// chunks end to end. Their sizes are multiples of 256 bytes, so tensors stay aligned; all chunks of a selected tensor
+/// are selected, so its bytes stay contiguous. With all tensors selected, the layout is that of the payload.
 ///
 /// Needs memory for each run of selected tensors and each run of selected chunks.
 #[derive(Debug, Clone)]
@@ -249,9 +249,9 @@ mod tests {
     }
 
     proptest! {
-        /// For any tensors and globs: the selected tensors are those that match and their aliases; the selected chunks are
-        /// those with a byte of a selected tensor; chunks lie end to end in order, aligned; and each selected tensor has
-        /// the same bytes as in the payload.
+        /// For any tensors and globs: the selected tensors are those that match and their aliases; the selected chunks
+        /// are those with a byte of a selected tensor; chunks lie end to end in order, aligned; and each selected
+        /// tensor has the same bytes as in the payload.
         #[test]
         fn selected_tensors_have_their_bytes(manifest in any_manifest(), globs in any_globs()) {
             let selection = Selection::new(manifest.clone(), &globs);

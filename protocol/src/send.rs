@@ -18,8 +18,8 @@ pub enum SendAction {
 /// complete.
 ///
 /// Pure: the driver polls it until it returns `None`, executes the actions, and reports their results. A chunk is begun
-/// once, and again each time that the receiver fetches it after its lane was retired. So repeated `Fetch` messages for the
-/// same chunk cause no further sends.
+/// once, and again each time that the receiver fetches it after its lane was retired. So repeated `Fetch` messages for
+/// the same chunk cause no further sends.
 #[derive(Debug)]
 pub struct SendPlan {
     /// Whether the manifest has to be sent.
@@ -37,7 +37,7 @@ pub struct SendPlan {
 }
 
 impl SendPlan {
-    /// A plan for the chunks `wanted`, which the receiver selected and does not hold, and for the manifest if `manifest`.
+    /// A plan for the chunks `wanted`, which the receiver selected and lacks, and for the manifest if `manifest`.
     pub fn new(wanted: RangeSet, manifest: bool) -> Self {
         Self {
             manifest,
@@ -50,8 +50,8 @@ impl SendPlan {
         }
     }
 
-    /// The next action; `None` until the next event. `lane` is the lane for the next chunk; without one, no chunk is begun.
-    /// Spends `credit` for a chunk that is begun for the first time.
+    /// The next action; `None` until the next event. `lane` is the lane for the next chunk; without one, no chunk is
+    /// begun. Spends `credit` for a chunk that is begun for the first time.
     pub fn poll(&mut self, credit: &mut Credit, lane: Option<LaneId>) -> Option<SendAction> {
         if self.given_up {
             return None;
@@ -71,14 +71,14 @@ impl SendPlan {
         is_complete.then_some(SendAction::Complete)
     }
 
-    /// Handles the end of a chunk's send. The chunk was passed to the transport completely, or was lost with its lane and
-    /// will be fetched by the receiver.
+    /// Handles the end of a chunk's send. The chunk was passed to the transport completely, or was lost with its lane
+    /// and will be fetched by the receiver.
     pub fn handle_ended(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Handles the receiver's `Fetch` of `chunks`, which may be any numbers. Chunks that were last begun on a retired lane
-    /// are queued again; others are ignored. Returns whether a chunk was queued.
+    /// Handles the receiver's `Fetch` of `chunks`, which may be any numbers. Chunks that were last begun on a retired
+    /// lane are queued again; others are ignored. Returns whether a chunk was queued.
     pub fn handle_fetch(&mut self, chunks: &RangeSet, is_retired: impl Fn(LaneId) -> bool) -> bool {
         let mut is_any_lost = false;
         for (_, begun) in self.begun.iter_mut().filter(|(lane, _)| is_retired(**lane)) {
@@ -360,9 +360,10 @@ mod tests {
     }
 
     proptest! {
-        /// For any order of grants, polls, ended sends, retirements and fetches, also of chunks that do not exist: every
-        /// wanted chunk is begun, in order, within the credit, and again only after a fetch that followed the retirement
-        /// of its lane; `Complete` is returned once, when no chunk waits or is in flight; after `give_up` there is no action.
+        /// For any order of grants, polls, ended sends, retirements and fetches, also of chunks that do not exist:
+        /// every wanted chunk is begun, in order, within the credit, and again only after a fetch that followed the
+        /// retirement of its lane; `Complete` is returned once, when no chunk waits or is in flight; after `give_up`
+        /// there is no action.
         #[test]
         fn behaves_like_the_model(wanted in prop::collection::btree_set(0u32..80, 0..50), steps in any_steps()) {
             let mut driver = Driver::new(&wanted);

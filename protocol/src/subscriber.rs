@@ -113,8 +113,8 @@ impl Subscriber {
         }
     }
 
-    /// Handles the loss of the connection: partly received chunks are missing again, verified chunks stay. `allowance` is
-    /// the subscription's credit on the next connection. The caller must have stopped all writers to the current
+    /// Handles the loss of the connection: partly received chunks are missing again, verified chunks stay. `allowance`
+    /// is the subscription's credit on the next connection. The caller must have stopped all writers to the current
     /// version's memory.
     pub fn handle_detached(&mut self, allowance: u32) {
         self.actions.clear();
@@ -223,8 +223,8 @@ impl Subscriber {
         self.phase = Phase::Placing(Box::new(incoming));
     }
 
-    /// Handles the allocation of memory for the current version, whose chunks may be encoded against `base`. Receives the
-    /// chunks that arrived early.
+    /// Handles the allocation of memory for the current version, whose chunks may be encoded against `base`. Receives
+    /// the chunks that arrived early.
     ///
     /// # Errors
     /// [`Misbehaved`] when an early chunk breaks a rule.
@@ -261,8 +261,8 @@ impl Subscriber {
         self.manifests.arriving = false;
     }
 
-    /// Handles a manifest, which may arrive before its announcement. The manifest of the current version is ignored if it
-    /// arrives again.
+    /// Handles a manifest, which may arrive before its announcement. The manifest of the current version is ignored if
+    /// it arrives again.
     ///
     /// # Errors
     /// [`Misbehaved`] when it is not the announced manifest, or arrives while chunks of another are being received.
@@ -354,8 +354,8 @@ impl Subscriber {
         self.fetch_if_due();
     }
 
-    /// Handles `Retired`: the server begins no more chunks on `lane`. Chunks lost with the lane are fetched once no chunk
-    /// that began on it is still being received.
+    /// Handles `Retired`: the server begins no more chunks on `lane`. Chunks lost with the lane are fetched once no
+    /// chunk that began on it is still being received.
     pub fn handle_retired(&mut self, lane: LaneId) {
         let lost = self.arrivals.retire(lane);
         self.actions.extend(lost.into_iter().map(Action::Discard));

@@ -6,8 +6,8 @@ use std::fmt;
 /// The epoch of a version: one life of a topic.
 ///
 /// Random per publisher start, so that versions of a restarted publisher, which begin again at 1, are not mistaken for
-/// earlier ones. For topics served from files, the epoch is derived from their content or stored beside the server's key,
-/// so that it outlives a restart.
+/// earlier ones. For topics served from files, the epoch is derived from their content or stored beside the server's
+/// key, so that it outlives a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Epoch(pub u64);
 

@@ -1,8 +1,8 @@
 //! `tensor_relay.proto`, `sidecar.proto` and the Rust messages define the same fields.
 //!
-//! Method: compile the files with a protobuf compiler, decode messages that Rust encoded with the compiled description, and
-//! assert that the description knows every field, that the samples use every field of the description, and that encoding
-//! again results in the same bytes.
+//! Method: compile the files with a protobuf compiler, decode messages that Rust encoded with the compiled description,
+//! and assert that the description knows every field, that the samples use every field of the description, and that
+//! encoding again results in the same bytes.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 

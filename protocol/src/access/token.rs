@@ -199,8 +199,8 @@ impl Token {
         &self.0
     }
 
-    /// `text` for an error or a log: each run of twelve or more token characters, which may be a part of a token, becomes
-    /// `(hidden)`. Keys and long names are hidden as well; that harms less than a token in a log.
+    /// `text` for an error or a log: each run of twelve or more token characters, which may be a part of a token,
+    /// becomes `(hidden)`. Keys and long names are hidden as well; that harms less than a token in a log.
     pub fn hide(text: &str) -> String {
         let mut shown = String::new();
         let mut rest = text;
@@ -215,7 +215,7 @@ impl Token {
         shown
     }
 
-    /// The claims, if one of `secrets` sealed them. They are parsed only after the MAC has been verified, in constant time.
+    /// The claims, if one of `secrets` sealed them. They are parsed after the MAC was verified in constant time.
     ///
     /// # Errors
     /// [`TokenError`] when verification fails. The reason is for the log and must not be sent to the peer.

@@ -42,11 +42,11 @@ pub struct ChunkHeader {
     pub epoch: Epoch,
     /// The version that the chunk belongs to.
     pub version: Version,
-    /// Its number within the version.
+    /// The chunk's number within the version.
     pub chunk: ChunkIndex,
-    /// Its codec.
+    /// The codec of the encoded bytes.
     pub codec: CodecId,
-    /// Its decoded size.
+    /// The decoded size.
     pub raw_bytes: u32,
     /// The number of encoded bytes that follow.
     pub encoded_bytes: u32,

@@ -18,9 +18,9 @@ use std::cell::RefCell;
 /// (PROTOCOL.md §8.4).
 ///
 /// Trained weights, gradients, activations and caches use a dozen exponents, and three of these occur in three elements
-/// of four. Two bits name one of the three; their fourth value is an escape: the exponent is named by a later level. Vector
-/// instructions compare, gather and scatter 64 symbols at a time by masks, so this codec is much faster than entropy
-/// coders.
+/// of four. Two bits name one of the three; their fourth value is an escape: the exponent is named by a later level.
+/// Vector instructions compare, gather and scatter 64 symbols at a time by masks, so this codec is much faster than
+/// entropy coders.
 ///
 /// bf16 weights become 1.44 to 1.49 times smaller. Each thread that has used the codec keeps 50 KiB.
 #[derive(Debug, Clone, Copy)]

@@ -18,15 +18,15 @@ impl From<CodecId> for CodecChoice {
     }
 }
 
-/// Chunks below this size are sent raw with [`CodecChoice::Auto`]: on usual links encoding saves less time than waking a
-/// worker takes.
+/// Chunks below this size are sent raw with [`CodecChoice::Auto`]: on usual links encoding saves less time than waking
+/// a worker takes.
 pub const SMALL_BYTES: usize = 16 << 10;
 
 /// The level of effort: the processor time that may be spent to make chunks smaller.
 ///
-/// The fastest level is found by measuring it at run time. Predictions from codec and link rates would fail: codec rates
-/// differ between processors, and the rate of a link depends on the processor time that encoding leaves. Subscribers with
-/// the same level share encoded chunks.
+/// The fastest level is found by measuring it at run time. Predictions from codec and link rates would fail: codec
+/// rates differ between processors, and the rate of a link depends on the processor time that encoding leaves.
+/// Subscribers with the same level share encoded chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Effort {
     /// Every chunk is sent raw.
@@ -43,8 +43,8 @@ impl Effort {
     pub const ALL: [Self; 3] = [Self::None, Self::Light, Self::Full];
 }
 
-/// An encoded share of a chunk below this means that zstd found mostly repeats, which it encodes several times as fast as
-/// other bytes.
+/// An encoded share of a chunk below this means that zstd found mostly repeats, which it encodes several times as fast
+/// as other bytes.
 const REPEATS_SHARE: f32 = 0.1;
 
 /// If the encodings of two codecs differ by less than this factor, the cheaper codec is chosen.
@@ -104,8 +104,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any estimate: only an offered codec that shrinks the chunk is chosen, and with full effort no offered codec
-        /// would make it smaller by more than 3 %.
+        /// For any estimate: only an offered codec that shrinks the chunk is chosen, and with full effort no offered
+        /// codec would make it smaller by more than 3 %.
         #[test]
         fn nothing_offered_is_much_smaller(
             shares in prop::collection::vec(prop::option::of(0.0f32..0.97), CodecId::ALL.len()),

@@ -16,8 +16,8 @@ use crate::Dtype;
 /// (PROTOCOL.md §8.6).
 ///
 /// Of this crate's codecs, the best ratio for bf16 (1.45 to 1.55) and for floats of reduced precision: some f32 tensors
-/// were converted from bf16, and half of their bytes are 0. For links slower than its speed: 1.5 GB/s encoding, 2.5 GB/s
-/// decoding. Planes that look random are copied. Each worker thread keeps scratch memory of the size of the largest chunk.
+/// were converted from bf16, and half of their bytes are 0. For links slower than its speed: 1.5 GB/s encoding, 2.5
+/// GB/s decoding. Planes that look random are copied. Each worker thread keeps scratch memory for the largest chunk.
 #[derive(Debug, Clone, Copy)]
 pub struct Planes;
 
@@ -54,8 +54,8 @@ impl Codec for Planes {
     }
 }
 
-/// Whether the elements are rotated: floats of two bytes or more. Rotating one-byte elements would gain nothing: Huffman
-/// coding ignores the order of bits.
+/// Whether the elements are rotated: floats of two bytes or more. Rotating one-byte elements would gain nothing:
+/// Huffman coding ignores the order of bits.
 fn is_float(dtype: Dtype) -> bool {
     use Dtype::{Bf16, C32, C64, C128, F16, F32, F64};
     matches!(dtype, F16 | Bf16 | F32 | F64 | C32 | C64 | C128)

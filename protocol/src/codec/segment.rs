@@ -109,8 +109,8 @@ fn compress(plain: &[u8], out: &mut [u8]) -> Option<usize> {
 }
 
 /// A zstd context that is a Huffman coder with one table for each 128 KiB: the lowest level finds hardly any matches,
-/// and compression of literals, off by default at that level, is enabled. On the exponents of floats it encodes 1.5 to 2
-/// GB/s, three times as fast as level 1, and to fewer bytes: there, matches cost more than they save.
+/// and compression of literals, off by default at that level, is enabled. On the exponents of floats it encodes 1.5 to
+/// 2 GB/s, three times as fast as level 1, and to fewer bytes: there, matches cost more than they save.
 fn huffman_coder() -> io::Result<Compressor<'static>> {
     let mut compressor = Compressor::new(*::zstd::compression_level_range().start())?;
     compressor.set_parameter(CParameter::LiteralCompressionMode(ParamSwitch::Enable))?;
@@ -192,8 +192,8 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `work` with `bytes` bytes of this thread's scratch memory, with arbitrary content. The memory keeps the largest
-/// size ever requested, so `bytes` must be checked first if a peer claims it.
+/// Calls `work` with `bytes` bytes of this thread's scratch memory, with arbitrary content. The memory keeps the
+/// largest size ever requested, so `bytes` must be checked first if a peer claims it.
 pub(super) fn with_scratch<T>(bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
     SCRATCH.with_borrow_mut(|scratch| {
         if scratch.len() < bytes {

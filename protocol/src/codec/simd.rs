@@ -1,8 +1,9 @@
 //! Instruction paths: the same codec steps with different instructions. All `unsafe` of this crate is here.
 //!
-//! A [`Path`] value proves that the processor has the path's instructions: only [`Path::all`] and [`Path::fastest`] make
-//! one, after CPU feature detection. Functions compiled for these instructions are called through a `Path` alone. Within
-//! them, only loads and stores need `unsafe`: their operands are references to arrays, whose lengths the compiler checks.
+//! A [`Path`] value proves that the processor has the path's instructions: only [`Path::all`] and [`Path::fastest`]
+//! make one, after CPU feature detection. Functions compiled for these instructions are called through a `Path` alone.
+//! Within them, only loads and stores need `unsafe`: their operands are references to arrays, whose lengths the
+//! compiler checks.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -114,10 +115,12 @@ macro_rules! steps {
                 match self.0 {
                     Kind::Portable => portable::$step($($name),*),
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: `Path::all` made this value after `has_avx2` detected every feature that the function needs.
+                    // SAFETY: `Path::all` made this value after `has_avx2` detected the features that the function
+                    // needs.
                     Kind::Avx2 => unsafe { avx2::$step($($name),*) },
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: `Path::all` made this value after `has_avx512` detected every feature that the function needs.
+                    // SAFETY: `Path::all` made this value after `has_avx512` detected the features that the function
+                    // needs.
                     Kind::Avx512 => unsafe { avx512::$step($($name),*) },
                 }
             })*

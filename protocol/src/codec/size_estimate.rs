@@ -13,8 +13,8 @@ use std::cell::RefCell;
 /// misses repeats over longer distances: zstd may encode to less than estimated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SizeEstimate {
-    /// For each codec of [`CodecId::ALL`], the encoded size over the raw size; `None` if the codec gains too little or is
-    /// not a candidate for the dtype.
+    /// For each codec of [`CodecId::ALL`], the encoded size over the raw size; `None` if the codec gains too little or
+    /// is not a candidate for the dtype.
     shares: [Option<f32>; CodecId::ALL.len()],
 }
 
@@ -49,7 +49,7 @@ impl SizeEstimate {
     /// The estimate that no codec gains enough.
     pub const NOTHING: Self = Self { shares: [None; CodecId::ALL.len()] };
 
-    /// Estimates `raw`, a chunk of `dtype`. Delta codecs are left out: the sender tries them before it makes an estimate.
+    /// Estimates `raw`, a chunk of `dtype`. Delta codecs are left out: the sender tries them first.
     pub fn at(dtype: Dtype, raw: &[u8]) -> Self {
         SCRATCH.with_borrow_mut(|scratch| scratch.estimate(dtype, raw))
     }
@@ -70,8 +70,8 @@ impl SizeEstimate {
         }
     }
 
-    /// Whether an actual encoding of `raw_bytes` is far from the estimate. `encoded_bytes` is `None` if the encoding did
-    /// not fit. False if there is no estimate for `codec`.
+    /// Whether an actual encoding of `raw_bytes` is far from the estimate. `encoded_bytes` is `None` if the encoding
+    /// did not fit. False if there is no estimate for `codec`.
     pub fn is_refuted_by(&self, codec: CodecId, raw_bytes: usize, encoded_bytes: Option<usize>) -> bool {
         let found = encoded_bytes.map_or(1.0, |bytes| bytes as f32 / raw_bytes.max(1) as f32);
         self.share(codec).is_some_and(|share| (found - share).abs() > ERROR_MAX)
@@ -87,8 +87,8 @@ impl SizeEstimate {
     }
 }
 
-/// The error, as a share of the raw bytes, above which an estimate counts as outdated. A fresh estimate was within 0.03 of
-/// its own chunk on all measured data.
+/// The error, as a share of the raw bytes, above which an estimate counts as outdated. A fresh estimate was within 0.03
+/// of its own chunk on all measured data.
 const ERROR_MAX: f32 = 0.06;
 
 fn index_of(codec: CodecId) -> Option<usize> {
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!([0, 33, 34, 100, 4 << 20].map(worthwhile_bytes), [0, 33, 33, 97, 4_068_475]);
     }
 
-    /// Sixteen slices, one from each part of the chunk, at different offsets in the parts. Small chunks are copied whole.
+    /// Sixteen slices, one from each part of the chunk, at different offsets. Small chunks are copied whole.
     #[test]
     fn slices_are_spread_and_begin_with_elements() {
         const ELEMENTS: usize = 100_003;

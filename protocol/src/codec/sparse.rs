@@ -48,8 +48,8 @@ struct Search {
 }
 
 impl Sparse {
-    /// The encoding of a chunk of `dtype` that is known to equal its base: three empty segments, and the bytes beyond the
-    /// last whole element.
+    /// The encoding of a chunk of `dtype` that is known to equal its base: three empty segments, and the bytes beyond
+    /// the last whole element.
     pub fn unchanged(dtype: Dtype, raw: &[u8]) -> Vec<u8> {
         let tail = &raw[raw.len() / width(dtype) * width(dtype)..];
         let mut out = vec![0; 3 * HEAD_BYTES + tail.len()];
@@ -61,14 +61,15 @@ impl Sparse {
         out
     }
 
-    /// Applies the delta `encoded` to `base` in place, for a receiver that turns its base into the new version. `done` is
-    /// called with the new bytes of the chunk, in order, in pieces of at most 16 KiB, for hashing or copying them while
-    /// they are in the cache.
+    /// Applies the delta `encoded` to `base` in place, for a receiver that turns its base into the new version. `done`
+    /// is called with the new bytes of the chunk, in order, in pieces of at most 16 KiB, for hashing or copying them
+    /// while they are in the cache.
     ///
     /// Costs one pass over the base, and a few nanoseconds for each change. No input causes a panic.
     ///
     /// # Errors
-    /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` is partly changed and must be discarded.
+    /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` is partly changed and must be
+    /// discarded.
     pub fn apply(
         dtype: Dtype,
         encoded: &[u8],

@@ -35,8 +35,8 @@ impl Codec for Zstd {
         })
     }
 
-    /// Decodes into `raw` directly. The size in the frame's header is never used to allocate (a forged terabyte would abort
-    /// the process), and may be absent.
+    /// Decodes into `raw` directly. The size in the frame's header is never used to allocate (a forged terabyte would
+    /// abort the process), and may be absent.
     fn decode(&self, _: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
         let found = decompress(encoded, raw);
         let found = found.map_err(|error| DecodeError::malformed(CodecId::Zstd, error))?;

@@ -100,8 +100,8 @@ fn check_at_most(what: &'static str, found: u64, max: u64) -> Result<(), LayoutE
     if found > max { Err(LayoutError::TooMuch { what, found, max }) } else { Ok(()) }
 }
 
-/// Computes every tensor's offset. Tensors are ordered by dtype, within a dtype large ones first, then as in `specs`. So
-/// small tensors are adjacent and can share chunks, and no chunk mixes dtypes.
+/// Computes every tensor's offset. Tensors are ordered by dtype, within a dtype large ones first, then as in `specs`.
+/// So small tensors are adjacent and can share chunks, and no chunk mixes dtypes.
 fn place(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Vec<Tensor>, LayoutError> {
     let sizes = sizes(&specs)?;
     check_names(&specs)?;

@@ -29,7 +29,7 @@ macro_rules! features {
 }
 
 features! {
-    /// Requests for one version by its number, or for a manifest alone: `Subscribe.once`, `Subscribe.describe`, `start` 5.
+    /// One version by its number, or manifests alone: `Subscribe.once`, `Subscribe.describe` and `start` 5.
     Get = 1, "get";
     /// Chunks in another order than that of the payload: `Subscribe.order`.
     Order = 2, "order";
@@ -56,8 +56,8 @@ impl FeatureSet {
 
     /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {
-        let known = Feature::ALL.iter().filter(|feature| codes.contains(&feature.code()));
-        known.fold(Self::default(), |set, feature| Self(set.0 | Self::bit(*feature)))
+        let features = Feature::ALL.iter().filter(|feature| codes.contains(&feature.code()));
+        features.fold(Self::default(), |set, feature| Self(set.0 | Self::bit(*feature)))
     }
 
     /// Whether `feature` is in the set.

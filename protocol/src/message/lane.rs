@@ -4,8 +4,8 @@ use super::field::{Field, bytes, exactly};
 use crate::MessageError;
 use std::fmt;
 
-/// Identifies a server process by 16 random bytes made at its start. A lane compares it with its session's, since a load
-/// balancer may connect lanes of one session to different processes.
+/// Identifies a server process by 16 random bytes made at its start. A lane compares it with its session's, since a
+/// load balancer may connect lanes of one session to different processes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InstanceId(pub [u8; 16]);
 

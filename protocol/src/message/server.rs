@@ -161,13 +161,13 @@ reasons! {
     /// The session has reached its limit of subscriptions.
     TooManySubscriptions = 3, "this session has reached the server's limit of subscriptions";
     /// In mode `every`: the publisher stopped waiting for this reader.
-    TooSlow = 4, "this reader was too slow: it was evicted because the publisher's retention stayed full until its timeout; \
-                  read faster, or let the publisher keep more versions";
+    TooSlow = 4, "this reader was too slow: it was evicted because the publisher's retention stayed full until its \
+                  timeout; read faster, or let the publisher keep more versions";
     /// Nothing was published within the topic's time to live.
     Expired = 5, "nothing was published within the topic's time to live";
     /// The publisher withdrew the topic, or its server cannot read it any more.
-    Withdrawn = 6, "the topic was withdrawn, by its publisher or because the server cannot read it any more; the reason is \
-                    in the server's log";
+    Withdrawn = 6, "the topic was withdrawn, by its publisher or because the server cannot read it any more; the \
+                    reason is in the server's log";
     /// Another subscription took over this reader name.
     Replaced = 7, "another subscription has the same reader name";
     /// The single requested version was received.
@@ -175,8 +175,8 @@ reasons! {
     /// The single requested version does not exist.
     NotFound = 9, "the server does not have the requested version";
     /// The client may not subscribe to this topic, whether it exists or not.
-    Forbidden = 10, "the ticket, or the client's key, does not allow to subscribe to this topic; the server's operator can \
-                    tell which topics it allows";
+    Forbidden = 10, "the ticket, or the client's key, does not allow to subscribe to this topic; the server's \
+                     operator can tell which topics it allows";
 }
 
 /// An entry in the list of topics.

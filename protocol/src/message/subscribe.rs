@@ -103,8 +103,8 @@ pub enum Start {
     Next,
     /// The oldest retained version.
     Oldest,
-    /// This version or, if it is no longer retained, the oldest retained version after it. Without an epoch, it is of the
-    /// topic's current epoch.
+    /// This version or, if it is no longer retained, the oldest retained version after it. Without an epoch, it is of
+    /// the topic's current epoch.
     At(Option<Epoch>, Version),
     /// This version or, if it is not retained, none. Needs [`Feature::Get`](super::Feature::Get).
     Exactly(Option<Epoch>, Version),
@@ -116,8 +116,8 @@ pub enum Start {
 pub enum Order {
     /// In the order of the payload.
     Layout,
-    /// By layer. A layer consists of the tensors that match its glob and no earlier glob. Without globs, each tensor is a
-    /// layer, in the order of the manifest.
+    /// By layer. A layer consists of the tensors that match its glob and no earlier glob. Without globs, each tensor is
+    /// a layer, in the order of the manifest.
     Layers(Vec<Glob>),
 }
 

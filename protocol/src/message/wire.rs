@@ -1,5 +1,5 @@
-//! Control messages as protobuf. `tensor_relay.proto` defines the same messages for other languages; the test `proto_file`
-//! compares the two field by field.
+//! Control messages as protobuf. `tensor_relay.proto` defines the same messages for other languages; the test
+//! `proto_file` compares the two field by field.
 
 use prost::{Message, Oneof};
 

@@ -9,7 +9,7 @@ use std::{fmt, ops::Range};
 
 /// A range of a payload, with the lent memory that contains its bytes.
 ///
-/// A producer sends a version's ranges one by one before it publishes the version. With GPU memory there may be thousands.
+/// A producer sends a version's ranges one by one before `Publish`. With GPU memory there may be thousands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lend {
     /// The range of the payload.

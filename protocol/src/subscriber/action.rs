@@ -61,8 +61,8 @@ pub struct Commit {
     pub resumed: u32,
     /// In mode `every`: the missing versions right before this one.
     pub gap: Option<Gap>,
-    /// Whether this version does not continue the previous one: its epoch differs, or it is other content under the same
-    /// number.
+    /// Whether this version does not continue the previous one: its epoch differs, or it is other content under the
+    /// same number.
     pub new_epoch: bool,
 }
 

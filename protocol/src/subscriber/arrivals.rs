@@ -15,7 +15,8 @@ pub(super) struct EarlyStream {
     pub(super) header: ChunkHeader,
 }
 
-/// The open chunk streams of one subscription. A chunk costs one credit from its header until it is verified or lost.
+/// The open chunk streams of one subscription. A chunk occupies one credit from its header until it is verified or
+/// lost.
 #[derive(Debug)]
 pub(super) struct Arrivals {
     /// The streams that wait; credit limits their number.

@@ -65,8 +65,8 @@ impl Assembly {
         &self.selection
     }
 
-    /// Sets the version that later chunks may be encoded against, which must have the same epoch and manifest. Initially,
-    /// and after the connection is lost, there is none.
+    /// Sets the version that later chunks may be encoded against, which must have the same epoch and manifest.
+    /// Initially, and after the connection is lost, there is none.
     pub fn set_base(&mut self, base: Option<Version>) {
         self.base = base;
     }
@@ -74,8 +74,8 @@ impl Assembly {
     /// Handles the header of a chunk and returns its range in the receiver's memory ([`Selection::place`]).
     ///
     /// # Errors
-    /// [`Misbehaved`] when the manifest has no such chunk or another size for it, or the chunk is not selected, has a base
-    /// that is not allowed, or is already verified or arriving.
+    /// [`Misbehaved`] when the manifest has no such chunk or another size for it, or the chunk is not selected, has a
+    /// base that is not allowed, or is already verified or arriving.
     pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, Misbehaved> {
         let chunk = header.chunk;
         let count = self.manifest().chunking().count();
@@ -138,8 +138,8 @@ impl Assembly {
         self.base = None;
     }
 
-    /// Discards all verified chunks except the first `ranges` runs, to limit the size of `Subscribe.partial`. Returns the
-    /// discarded chunks, which are missing again.
+    /// Discards all verified chunks except the first `ranges` runs, to limit the size of `Subscribe.partial`. Returns
+    /// the discarded chunks, which are missing again.
     pub fn forget_beyond(&mut self, ranges: usize) -> RangeSet {
         let held = self.held();
         let discarded: RangeSet = held.ranges().iter().skip(ranges).cloned().collect();
@@ -303,8 +303,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any selection and order of events: the version is committed exactly when every selected chunk was verified,
-        /// on any connections, and the sender sent its digest on the current connection.
+        /// For any selection and order of events: the version is committed exactly when every selected chunk was
+        /// verified, on any connections, and the sender sent its digest on the current connection.
         #[test]
         fn commit_only_when_whole(
             wanted in prop::collection::btree_set(0u32..6, 0..7),
@@ -348,8 +348,8 @@ mod tests {
             }
         }
 
-        /// A version received over two connections, the second of which sends only the chunks missing after the first, is
-        /// complete, and no chunk is sent twice.
+        /// A version received over two connections, the second of which sends only the chunks missing after the first,
+        /// is complete, and no chunk is sent twice.
         #[test]
         fn a_resume_sends_missing_chunks_only(
             wanted in prop::collection::vec(0u32..12, 0..12),

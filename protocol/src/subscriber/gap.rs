@@ -27,8 +27,8 @@ impl fmt::Display for Gap {
         match (after, self.missing()) {
             (Some(after), Some(missing)) => write!(
                 f,
-                "{missing} {} missing of {}: {} was expected, {} was received; the publisher did not retain the missing \
-                 ones long enough for this reader",
+                "{missing} {} missing of {}: {} was expected, {} was received; the publisher did not retain the \
+                 missing versions long enough for this reader",
                 verb(missing),
                 found.topic,
                 after.version.next(),
@@ -36,8 +36,8 @@ impl fmt::Display for Gap {
             ),
             _ => write!(
                 f,
-                "{} has begun a new epoch, {}, whose first version here is {}: its publisher was restarted, and the last \
-                 versions before that may be missing",
+                "{} has begun a new epoch, {}, whose first version here is {}: its publisher was restarted, and its \
+                 last versions before that may be missing",
                 found.topic, found.epoch, found.version
             ),
         }

@@ -6,8 +6,8 @@ use super::Gap;
 use crate::{Epoch, Have, Misbehaved, Mode, Start, Subscribe, Version, VersionDigest, VersionId};
 use std::collections::VecDeque;
 
-/// The number of ended epochs remembered per connection. Late chunks arrive within seconds, while each new epoch requires
-/// a restart of the publisher.
+/// The number of ended epochs remembered per connection. Late chunks arrive within seconds, while each new epoch
+/// requires a restart of the publisher.
 const EPOCHS_MAX: usize = 16;
 
 /// The past versions of one subscription.
@@ -18,8 +18,8 @@ pub(super) struct History {
     window: u32,
     /// The version that last ended on this connection, committed or given up.
     last: Option<(Epoch, Version)>,
-    /// The last version of each earlier epoch on this connection, of which late chunks may arrive over a slow lane. At most
-    /// [`EPOCHS_MAX`], so that a server cannot make it grow without limit.
+    /// The last version of each earlier epoch on this connection, of which late chunks may arrive over a slow lane. At
+    /// most [`EPOCHS_MAX`], so that a server cannot make it grow without limit.
     epochs: VecDeque<(Epoch, Version)>,
     /// The last committed version and its digest.
     committed: Option<(VersionId, VersionDigest)>,
@@ -74,12 +74,13 @@ impl History {
         self.last == Some(version)
     }
 
-    /// Checks that `id` may be announced now. `part` is the version partly received over an earlier connection; `afresh`
-    /// says that the server's content differs from the version that `have` or `partial` named.
+    /// Checks that `id` may be announced now. `part` is the version partly received over an earlier connection;
+    /// `afresh` says that the server's content differs from the version that `have` or `partial` named.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the version does not rise, is announced afresh without having been named, or exceeds twice the
-    /// window. Twice, because the server may still receive acknowledgements of an earlier subscription of the same reader.
+    /// [`Misbehaved`] when the version does not rise, is announced afresh without having been named, or exceeds twice
+    /// the window. Twice, because the server may still receive acknowledgements of an earlier subscription of the same
+    /// reader.
     pub(super) fn check_announced(
         &self,
         id: &VersionId,
@@ -138,8 +139,8 @@ impl History {
         }
     }
 
-    /// Records the loss of the connection. On the next one no version has ended: a version that was given up may be sent
-    /// again, and chunks of the last committed version may arrive before its `afresh` announcement.
+    /// Records the loss of the connection. On the next one no version has ended: a version that was given up may be
+    /// sent again, and chunks of the last committed version may arrive before its `afresh` announcement.
     pub(super) fn handle_detached(&mut self) {
         self.carried = self.unacknowledged.len();
         self.epochs.clear();

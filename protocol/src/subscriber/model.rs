@@ -388,8 +388,9 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// For any selection and order of events: a version is committed exactly when it is complete, no chunk has two writers
-    /// at once or is received twice, credit is neither exceeded nor lost, and a later version can still be committed.
+    /// For any selection and order of events: a version is committed exactly when it is complete, no chunk has two
+    /// writers at once or is received twice, credit is neither exceeded nor lost, and a later version can still be
+    /// committed.
     #[test]
     fn versions_are_complete_after_any_events(
         wanted in prop::collection::btree_set(0u32..CHUNKS, 0..8),

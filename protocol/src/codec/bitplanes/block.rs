@@ -50,8 +50,8 @@ pub(super) fn groups(symbols: usize) -> usize {
     symbols.div_ceil(64)
 }
 
-/// Symbols of a block, or escapes of one of its levels. The array has room for two more groups, since groups are read and
-/// written whole at any offset.
+/// Symbols of a block, or escapes of one of its levels. The array has room for two more groups, since groups are read
+/// and written whole at any offset.
 pub(super) type Symbols = [u8; BLOCK_WORDS + 128];
 
 /// Scratch memory of one thread, reused from block to block and from chunk to chunk.

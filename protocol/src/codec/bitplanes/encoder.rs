@@ -26,7 +26,7 @@ impl<'a> Encoder<'a> {
         Self { layout, path, scratch, last_table: None }
     }
 
-    /// Encodes whole words to the front of `room`, and removes the written bytes from `room`. `None` if they do not fit.
+    /// Encodes whole words to the front of `room`, and removes the written bytes from it. `None` if they do not fit.
     pub(super) fn encode(&mut self, words: &[u8], room: &mut &mut [u8]) -> Option<()> {
         let block_bytes = BLOCK_WORDS * self.layout.word_bytes();
         for blocks in words.chunks(BLOCKS_PER_SAMPLE * block_bytes) {

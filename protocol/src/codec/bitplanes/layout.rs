@@ -4,9 +4,9 @@ use crate::Dtype;
 
 /// The split of a dtype's elements into symbol, low bits and rest (PROTOCOL.md §8.4, table).
 ///
-/// An element is rotated left by one bit, so that the sign is its lowest bit. The upper bits of its uppermost byte, which
-/// hold the exponent, are the *symbol*; the other bits of that byte, up to four, are the *low bits*; the lower bytes are
-/// the *rest*.
+/// An element is rotated left by one bit, so that the sign is its lowest bit. The upper bits of its uppermost byte,
+/// which hold the exponent, are the *symbol*; the other bits of that byte, up to four, are the *low bits*; the lower
+/// bytes are the *rest*.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) struct Layout {
     /// The size and signedness of a word.

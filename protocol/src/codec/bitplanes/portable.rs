@@ -37,8 +37,8 @@ pub(in crate::codec) fn encode_level(
     count
 }
 
-/// The inverse of [`encode_level`]. Returns the number of escapes in the masks, which the caller compares with the number
-/// that was sent. `escapes` is at least 128 longer than `plain`.
+/// The inverse of [`encode_level`]. Returns the number of escapes in the masks, which the caller compares with the
+/// number that was sent. `escapes` is at least 128 longer than `plain`.
 pub(in crate::codec) fn decode_level(
     symbols: [u8; 3],
     masks: &[[u8; 16]],
@@ -132,8 +132,8 @@ pub(in crate::codec) fn merge_nibbles(low: &[u8], upper: &mut [[u8; 64]]) {
     }
 }
 
-/// Splits words: uppermost bytes to `upper`, the lower bytes to `rest`, which is up to three planes, the more significant
-/// bytes first: one, two and four bytes of each word. The vector paths inline this, compiled with their own instructions.
+/// Splits words: uppermost bytes to `upper`, the lower bytes to `rest`. `rest` is up to three planes, the more
+/// significant bytes first: one, two and four bytes of each word. Inlined and compiled again for each vector path.
 #[inline(always)]
 pub(in crate::codec) fn split_words(words: Words, raw: &[u8], upper: &mut [u8], rest: &mut [u8]) {
     let count = upper.len();
@@ -247,7 +247,7 @@ fn broadcast(byte: u8) -> u64 {
     u64::from_ne_bytes([byte; 8])
 }
 
-/// Compares eight bytes: the uppermost bit of each result byte is set if the bytes differ; the other bits are undefined.
+/// Compares eight bytes: the uppermost bit of each result byte is set if the bytes differ; other bits are undefined.
 fn differs(a: u64, b: u64) -> u64 {
     let difference = a ^ b;
     // Adding 127 to the lower seven bits carries into the eighth bit unless all are 0, and never into the next byte.

@@ -153,7 +153,7 @@ fn a_table_is_sent_once() {
 
 /// Encoded sizes are near the entropy, and noise costs one more byte per block.
 #[test]
-fn sizes() {
+fn encoded_sizes() {
     let words = 8 * BLOCK_WORDS;
     let weights_of = |spread| weights(Dtype::Bf16, words, spread, 5);
     // An exponent at distance n occurs once in 2^(n+1): most exponents need two bits, most of the others four.
@@ -166,7 +166,7 @@ fn sizes() {
 }
 
 proptest! {
-    /// Any dtype, any length, on every path: decoding reverses encoding; a truncated encoding or another length is an error.
+    /// Any dtype, any length, every path: decoding reverses encoding, and refuses truncation and other lengths.
     #[test]
     fn round_trip(
         dtype in 0..floats().len(), words in 0usize..2000, odd in 0usize..8, spread in 0u32..=24, seed: u64,

@@ -11,12 +11,12 @@ pub(super) trait Element {
     /// `planes` is as long as `raw`.
     fn split<const ROTATION: u32>(raw: &[u8], planes: &mut [u8]);
 
-    /// The inverse of [`split`](Self::split): each of the [`BYTES`](Self::BYTES) `planes` has one byte per element of `raw`.
+    /// The inverse of [`split`](Self::split). Each of the [`BYTES`](Self::BYTES) `planes` has a byte per element.
     fn merge<const ROTATION: u32>(planes: &[&[u8]], raw: &mut [u8]);
 }
 
-/// One implementation for every width. The lengths of all planes are fixed before a loop begins, so that compilers remove
-/// bounds checks and vectorise.
+/// One implementation for every width. The lengths of all planes are fixed before a loop begins, so that compilers
+/// remove bounds checks and vectorise.
 macro_rules! element {
     ($number:ty, $bytes:literal) => {
         impl Element for $number {

@@ -40,8 +40,8 @@ impl Changes {
         self.gaps.len() + self.differences.len() + self.values.len()
     }
 
-    /// Appends the changes from `base` to `raw`, strings of equal length and of whole elements of `W` bytes. `None`, with
-    /// an incomplete result, once the changes exceed `bytes_max`.
+    /// Appends the changes from `base` to `raw`, strings of equal length and of whole elements of `W` bytes. `None`,
+    /// with an incomplete result, once the changes exceed `bytes_max`.
     pub(super) fn find<const W: usize>(
         &mut self,
         differing: &mut Differing,
@@ -142,8 +142,8 @@ impl<'a, const W: usize> Pending<'a, W> {
         incomplete.is_empty().then_some(pending)
     }
 
-    /// Applies the changes within `tile`, whose first element has the index `first`. The caller passes adjacent tiles in
-    /// order. `None`, with the tile partly changed, when the strings contradict each other.
+    /// Applies the changes within `tile`, whose first element has the index `first`. The caller passes adjacent tiles
+    /// in order. `None`, with the tile partly changed, when the strings contradict each other.
     pub(super) fn apply_to(&mut self, first: usize, tile: &mut [[u8; W]]) -> Option<()> {
         while let Some((at, difference)) = self.next
             && let Some(element) = tile.get_mut(at - first)

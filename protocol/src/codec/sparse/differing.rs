@@ -13,8 +13,8 @@ const UNROLLED: usize = 4;
 
 /// Finds the differing elements of a tile: first the groups that contain any, then the elements.
 ///
-/// Candidate indexes are written unconditionally: a mispredicted branch would cost more. The size is 35 KiB, so keep one
-/// per thread.
+/// Candidate indexes are written unconditionally: a mispredicted branch would cost more. The size is 35 KiB, so keep
+/// one per thread.
 pub(super) struct Differing {
     masks: [u32; TILE_BYTES / GROUP],
     groups: [u16; TILE_BYTES / GROUP],
