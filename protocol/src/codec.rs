@@ -1,7 +1,7 @@
 //! Codecs: how the raw bytes of a chunk become the bytes on the wire, and back (PROTOCOL.md §8).
 //!
-//! All codecs are lossless. A receiver says which it can decode; the sender chooses one per chunk and names it in the
-//! chunk's header. Codecs are synchronous and burn CPU: call them on a worker thread, never on an async executor.
+//! All codecs are lossless. A receiver offers the codecs that it can decode; the sender chooses one of them per chunk
+//! and names it in the chunk's header. Codecs are CPU-bound: call them on a worker thread, never on an async executor.
 
 mod bitplanes;
 mod choice;
@@ -11,7 +11,7 @@ mod raw;
 mod segment;
 #[cfg_attr(
     target_arch = "x86_64",
-    expect(unsafe_code, reason = "vector instructions: up to six times as fast as without")
+    expect(unsafe_code, reason = "vector instructions: up to six times the speed of portable code")
 )]
 mod simd;
 mod size_estimate;
@@ -41,27 +41,27 @@ pub struct Context<'a> {
     pub base: Option<&'a [u8]>,
 }
 
-/// One way of encoding a chunk.
+/// An encoding of chunks.
 ///
-/// Both directions write into memory of a known length that the caller owns, so no input can make a codec allocate in
-/// proportion to what a peer claims.
+/// Both directions write into memory of a known length that the caller owns, so no size that a peer claims can make a
+/// codec allocate.
 pub trait Codec: Send + Sync {
     /// The codec's number on the wire.
     fn id(&self) -> CodecId;
 
-    /// Encodes `raw` into the front of `out` and returns the encoded length, or `None` when it does not fit. The caller
-    /// makes `out` only as long as an encoding may be to be worth it, and sends the chunk raw otherwise.
+    /// Encodes `raw` into the front of `out` and returns the encoded length, or `None` when the encoding does not fit.
+    /// The caller limits `out` to the largest encoding that is worth sending; a chunk that does not fit is sent raw.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize>;
 
-    /// Decodes `encoded` into `raw`, which it fills to the last byte.
+    /// Decodes `encoded` into all of `raw`. No input causes a panic.
     ///
     /// # Errors
-    /// [`DecodeError`] when `encoded` is no encoding of exactly `raw.len()` bytes. The content of `raw` is then
-    /// unspecified. Any input is survived.
+    /// [`DecodeError`] when `encoded` is not an encoding of exactly `raw.len()` bytes. The content of `raw` is then
+    /// unspecified.
     fn decode(&self, context: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError>;
 }
 
-/// The codec called `id`.
+/// The implementation of the codec `id`.
 pub fn codec(id: CodecId) -> &'static dyn Codec {
     match id {
         CodecId::Raw => &Raw,
@@ -72,8 +72,8 @@ pub fn codec(id: CodecId) -> &'static dyn Codec {
     }
 }
 
-/// The size in bytes of the numbers in a chunk of `dtype`: of its elements, or of the halves of complex ones. One where
-/// several elements share a byte.
+/// The size in bytes of the numbers in a chunk of `dtype`: of its elements, or of the two parts of a complex element. 1
+/// if several elements share a byte.
 fn width(dtype: Dtype) -> usize {
     match dtype {
         Dtype::C32 => 2,
@@ -119,7 +119,7 @@ impl CodecId {
         Self::ALL.iter().copied().find(|id| id.code() == code)
     }
 
-    /// Whether it encodes deltas and so needs the same chunk of a base version.
+    /// Whether the codec encodes deltas and so needs the same chunk of a base version.
     pub fn needs_base(self) -> bool {
         match self {
             Self::Sparse => true,
@@ -156,11 +156,11 @@ impl CodecSet {
         Self(Self::bit(CodecId::Raw))
     }
 
-    /// The codecs with these numbers. Unknown numbers are ignored: a newer client may offer more than an older server
-    /// can encode.
+    /// The codecs with these numbers. Unknown numbers are ignored: a newer client may offer codecs that an older server
+    /// lacks.
     pub fn from_codes(codes: &[u32]) -> Self {
-        let known = codes.iter().filter_map(|code| CodecId::from_code(u8::try_from(*code).ok()?));
-        known.fold(Self::only_raw(), |set, id| Self(set.0 | Self::bit(id)))
+        let codecs = codes.iter().filter_map(|code| CodecId::from_code(u8::try_from(*code).ok()?));
+        codecs.fold(Self::only_raw(), |set, id| Self(set.0 | Self::bit(id)))
     }
 
     /// Whether `id` is in the set.
@@ -185,12 +185,12 @@ impl CodecSet {
     }
 }
 
-/// Why bytes could not be decoded. The sender is to blame, since TLS rules out the network.
+/// Why bytes could not be decoded. The fault is the sender's: TLS detects changes on the network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
     /// The codec's own format is broken.
-    #[error("the encoded bytes are no valid {codec} data: {detail}")]
+    #[error("the encoded bytes are not valid {codec} data: {detail}")]
     Malformed {
         /// The codec.
         codec: &'static str,
@@ -206,7 +206,7 @@ pub enum DecodeError {
         found: usize,
     },
     /// The chunk needs a base of its own length, and the receiver has none.
-    #[error("the chunk is coded against a base of {expected} bytes, which is not here")]
+    #[error("the chunk is coded against a base of {expected} bytes, which this end does not hold")]
     NoBase {
         /// The size of the chunk.
         expected: usize,
@@ -224,8 +224,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every codec on `raw`, with a base that differs in one byte: the codec, its context and the encoding that fits
-    /// `room` bytes.
+    /// Encodes `raw` with every codec, against a base that differs in one byte, and passes each encoding that fits
+    /// `room` bytes to `each`.
     fn encodings(dtype: Dtype, raw: &[u8], room: usize, each: impl Fn(&dyn Codec, Context<'_>, &[u8])) {
         let mut base = raw.to_vec();
         base.first_mut().into_iter().for_each(|byte| *byte ^= 1);
@@ -239,27 +239,27 @@ mod tests {
     }
 
     #[test]
-    fn sets_hold_raw_and_pass_over_the_unknown() {
+    fn sets_contain_raw_and_ignore_unknown_numbers() {
         assert_eq!(CodecSet::from_codes(&[]).iter().collect::<Vec<_>>(), [CodecId::Raw]);
-        let some = CodecSet::from_codes(&[1, 77, u32::MAX]);
-        assert_eq!(some.iter().collect::<Vec<_>>(), [CodecId::Raw, CodecId::Zstd]);
-        let alone = CodecSet::all().without_bases();
+        let zstd = CodecSet::from_codes(&[1, 77, u32::MAX]);
+        assert_eq!(zstd.iter().collect::<Vec<_>>(), [CodecId::Raw, CodecId::Zstd]);
+        let baseless = CodecSet::all().without_bases();
         assert!(
-            alone
+            baseless
                 .iter()
                 .eq(CodecId::ALL.iter().copied().filter(|id| *id != CodecId::Sparse))
         );
     }
 
     #[test]
-    fn every_codec_knows_its_number() {
+    fn codec_numbers_never_change() {
         assert!(CodecId::ALL.iter().all(|id| codec(*id).id() == *id));
-        assert!(CodecId::ALL.iter().map(|id| id.code()).eq(0..5), "they never change");
+        assert!(CodecId::ALL.iter().map(|id| id.code()).eq(0..5));
     }
 
-    /// PROTOCOL.md §8.6 and §8.7: both ends cut chunks into the same numbers.
+    /// PROTOCOL.md §8.6 and §8.7: both ends divide a chunk into numbers of this width.
     #[test]
-    fn complex_elements_are_cut_into_their_halves() {
+    fn a_complex_element_is_two_numbers() {
         use Dtype::{Bf16, C32, C64, C128, F32, F64, I4, I64, U8};
         for (dtype, bytes) in
             [(I4, 1), (U8, 1), (Bf16, 2), (C32, 2), (F32, 4), (C64, 4), (I64, 8), (F64, 8), (C128, 8)]
@@ -269,7 +269,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every codec, any bytes, every dtype: what is encoded comes back; what does not fit is refused, not cut.
+        /// Every codec, any bytes, every dtype: decoding reverses encoding, and refuses another output length.
         #[test]
         fn round_trip(raw in prop::collection::vec(0u8..4, 0..3000), room in 0usize..3500, dtype in 0..Dtype::ALL.len()) {
             encodings(Dtype::ALL[dtype], &raw, room, |codec, context, encoded| {

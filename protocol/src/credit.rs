@@ -2,18 +2,17 @@
 
 use crate::Misbehaved;
 
-/// The credit of one subscription: how many more chunks it may be sent.
+/// The credit of one subscription: how many more chunks the sender may begin on it.
 ///
-/// The receiver gives credit for memory that it has; the sender spends one per chunk. Because a receiver gives no more
-/// than its connection window can hold unread, a subscription that stalls never blocks another one or the control stream.
+/// The receiver grants credit for memory that it has; the sender spends one credit per chunk. A receiver grants no more
+/// than its connection window can hold unread, so a stalled subscription blocks no other one and no control stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Credit {
     available: u32,
 }
 
 impl Credit {
-    /// The most chunks a receiver can allow at once. More would mean gigabytes of unread data per subscription; a peer
-    /// that grants it is broken.
+    /// The most credit that a subscription can have. More would mean gigabytes of unread data per subscription.
     pub const MAX: u32 = 4096;
 
     /// Starts with the credit of a `Subscribe`.
@@ -40,11 +39,11 @@ impl Credit {
         }
     }
 
-    /// Spends credit for one chunk; false if there is none.
+    /// Spends credit for one chunk; false if none is available.
     pub fn spend(&mut self) -> bool {
-        let some = self.available > 0;
-        self.available -= u32::from(some);
-        some
+        let is_available = self.available > 0;
+        self.available -= u32::from(is_available);
+        is_available
     }
 
     /// The remaining credit.
@@ -59,7 +58,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Any list of grants and spends: never more spent than granted, never more available than the maximum.
+        /// For any grants and spends, no more is spent than granted, and no more than the maximum is available.
         #[test]
         fn never_more_than_granted(steps in prop::collection::vec(prop::option::of(0u32..3000), 0..200)) {
             let mut credit = Credit::new(0).unwrap();

@@ -1,8 +1,8 @@
-//! Errors of the protocol, by blame, and the close codes that carry them to the other end.
+//! Errors of the protocol, by the party at fault, and the close codes that report them to the peer.
 //!
-//! Three questions decide which type an error has. Could the bytes not be read? [`MessageError`]. Were they readable but
-//! against the rules? [`Misbehaved`]. Did the network change them? [`CorruptChunk`](crate::CorruptChunk). What is wrong
-//! on this side is reported where it happens and never sent in detail to the peer.
+//! Bytes that cannot be parsed are a [`MessageError`], parsed messages that break a rule are [`Misbehaved`], and chunks
+//! that changed on the way are a [`CorruptChunk`](crate::CorruptChunk). A local error is reported where it occurs; the
+//! peer receives no details of it.
 
 use crate::{ChunkIndex, Epoch, GlobError, LaneId, NameError, SubscriptionId, Version, WatchId};
 use std::fmt;
@@ -12,9 +12,9 @@ use std::fmt;
 pub enum Blame {
     /// This end: its configuration, its files, its memory.
     Local,
-    /// The other end: it broke the protocol, or it is of another version.
+    /// The other end: it broke the protocol, or has an incompatible version.
     Peer,
-    /// The path between: no UDP, a lost host.
+    /// The network between the ends: UDP is blocked, or a host cannot be reached.
     Network,
 }
 
@@ -22,13 +22,13 @@ pub enum Blame {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// Not protobuf.
+    /// Bytes that are not valid protobuf.
     #[error("the peer sent a malformed message: {0}")]
     Malformed(String),
     /// A message without a mandatory field.
     #[error("the peer sent a message without its field {0:?}")]
     MissingField(&'static str),
-    /// A field of fixed size with another size.
+    /// A field with another size than its fixed one.
     #[error("the peer sent {found} bytes of {field:?} where {expected} are expected")]
     WrongLength {
         /// The field.
@@ -38,7 +38,7 @@ pub enum MessageError {
         /// The received size.
         found: usize,
     },
-    /// An unknown value, of a later revision, where none can be accepted.
+    /// A value of a later revision, in a field that accepts no unknown values.
     #[error(
         "the peer sent {field} = {value}, which this build does not know: the two ends are of different versions"
     )]
@@ -48,7 +48,7 @@ pub enum MessageError {
         /// The received value.
         value: u32,
     },
-    /// More bytes than a message may have.
+    /// A message or field with too many bytes.
     #[error("the peer sent {bytes} bytes of {what}, and at most {max} are allowed")]
     TooLarge {
         /// The field or message.
@@ -77,10 +77,10 @@ pub enum MessageError {
     /// A data stream of an unknown kind.
     #[error("the peer opened a data stream of kind {0}, which this build does not know")]
     UnknownStreamKind(u8),
-    /// A codec that was not offered.
+    /// A codec that this build does not know, and so did not offer.
     #[error("the peer used codec {0}, which this build does not know and never offered")]
     UnknownCodec(u8),
-    /// Reserved bytes with a meaning that this build does not know.
+    /// Reserved bytes that are not zero: a later revision may use them.
     #[error("the peer set reserved bytes of a stream header: the two ends are of different versions")]
     ReservedNotZero,
 }
@@ -91,7 +91,7 @@ impl MessageError {
     }
 }
 
-/// A readable message that breaks a rule. The peer has a bug or is hostile; the session cannot go on.
+/// A message that is valid by itself but breaks a rule. The peer has a bug or is hostile, so the session ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misbehaved {
@@ -114,7 +114,7 @@ pub enum Misbehaved {
     /// A subscription id that does not exist.
     #[error("the peer named subscription {0}, which does not exist")]
     UnknownSubscription(SubscriptionId),
-    /// A subscription id used twice, or one that leaves a gap behind too many others.
+    /// A subscription id used twice, or one that would leave too many gaps between used ids.
     #[error("the peer used subscription id {0} twice, or ids with too many gaps between them")]
     DuplicateSubscription(SubscriptionId),
     /// A watch id that does not exist, or has ended.
@@ -124,20 +124,20 @@ pub enum Misbehaved {
     #[error("the peer used watch id {} twice", .0.0)]
     DuplicateWatch(WatchId),
     /// A lane number beyond the session's limit.
-    #[error("the peer named lane {0}, which is beyond the numbers of lanes")]
+    #[error("the peer named lane {0}, which is above the largest lane number")]
     LaneOutOfRange(LaneId),
     /// More watches than a session may have.
-    #[error("the peer asked for more than {0} watches")]
+    #[error("the peer requested more than {0} watches")]
     TooManyWatches(usize),
     /// A version other than the one being sent.
-    #[error("the peer spoke of version {version} of epoch {epoch}, which is not being sent")]
+    #[error("the peer named version {version} of epoch {epoch}, which is not being sent")]
     WrongVersion {
-        /// The epoch it named.
+        /// The named epoch.
         epoch: Epoch,
-        /// The version it named.
+        /// The named version.
         version: Version,
     },
-    /// A chunk that the manifest does not have.
+    /// A chunk number beyond those of the manifest.
     #[error("the peer sent chunk {chunk} of a version that has {count}")]
     NoSuchChunk {
         /// The chunk.
@@ -145,27 +145,27 @@ pub enum Misbehaved {
         /// The number of chunks.
         count: u32,
     },
-    /// A chunk that the manifest has and the subscription did not select.
-    #[error("the peer sent chunk {0}, which holds nothing that was selected")]
+    /// A chunk without a selected tensor.
+    #[error("the peer sent chunk {0}, which contains no selected tensor")]
     NotSelected(ChunkIndex),
-    /// A chunk whose size is not what the manifest says.
+    /// A chunk whose raw size differs from the manifest.
     #[error("the peer sent chunk {chunk} with {found} raw bytes where the manifest says {expected}")]
     WrongChunkSize {
         /// The chunk.
         chunk: ChunkIndex,
-        /// Its size by the manifest.
+        /// The size by the manifest.
         expected: u64,
-        /// Its size by its header.
+        /// The size by the chunk's header.
         found: u32,
     },
-    /// An encoding larger than what it encodes.
+    /// An encoding larger than its raw chunk.
     #[error("the peer sent chunk {chunk} encoded in {encoded} bytes, more than its {raw} raw ones")]
     Inflated {
         /// The chunk.
         chunk: ChunkIndex,
-        /// Its size as sent.
+        /// The encoded size.
         encoded: u32,
-        /// Its size in the payload.
+        /// The size in the payload.
         raw: u32,
     },
     /// A chunk that was already received or is being received.
@@ -176,7 +176,7 @@ pub enum Misbehaved {
     UnknownBase {
         /// The chunk.
         chunk: ChunkIndex,
-        /// The base it named.
+        /// The named base.
         base: Version,
     },
     /// A delta codec without a base, or a base with another codec.
@@ -184,13 +184,13 @@ pub enum Misbehaved {
     CodecAndBase {
         /// The chunk.
         chunk: ChunkIndex,
-        /// Its codec.
+        /// The codec.
         codec: &'static str,
     },
-    /// A codec that this end knows and did not offer.
-    #[error("the peer used codec {0}, which was not offered to it")]
+    /// A codec that this end knows but did not offer.
+    #[error("the peer used codec {0}, which was not offered")]
     CodecNotOffered(&'static str),
-    /// An endless list of topics.
+    /// A list of topics beyond the limit.
     #[error("the peer listed more than {0} topics")]
     TooManyTopics(usize),
     /// A second manifest while one is still arriving.
@@ -199,17 +199,17 @@ pub enum Misbehaved {
     /// More chunks than were granted.
     #[error("the peer sent more chunks than it had credit for")]
     OverCredit,
-    /// More versions in mode `every` than the window allows.
-    #[error("the peer announced versions far beyond the window of {0} that are not acknowledged")]
+    /// In mode `every`, more unacknowledged versions than the window allows.
+    #[error("the peer announced many more unacknowledged versions than the window of {0} allows")]
     OverWindow(u32),
     /// More credit than the protocol allows.
     #[error("the peer granted more credit than {0} chunks")]
     CreditOverflow(u32),
-    /// A manifest with another digest than was announced.
+    /// A manifest with another digest than the announced one.
     #[error("the peer sent a manifest that is not the one it announced")]
     WrongManifest,
-    /// A version marked `afresh` that this end never named.
-    #[error("the peer announced version {0} afresh, of which this end named no other content")]
+    /// A version marked `afresh` that this end had not named in `have` or `partial`.
+    #[error("the peer announced version {0} afresh, but this end had named no content of it")]
     NothingAfresh(Version),
     /// A version number that does not rise.
     #[error("the peer announced version {found} after version {after} of the same epoch")]
@@ -224,10 +224,10 @@ pub enum Misbehaved {
 /// Defines every close code once: number, name, meaning.
 macro_rules! close_codes {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $meaning:literal;)*) => {
-        /// Why a connection was closed, as a number that the other end understands (PROTOCOL.md §9).
+        /// Why a connection was closed, as a number (PROTOCOL.md §9).
         ///
-        /// Sent as the QUIC application error code. The text beside it is for people and contains nothing that the peer
-        /// must not know.
+        /// Sent as the QUIC application error code. The text beside it is for people and contains no confidential
+        /// details.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum CloseCode { $($(#[$doc])* $variant,)* }
@@ -255,9 +255,9 @@ macro_rules! close_codes {
 }
 
 close_codes! {
-    /// Normal end.
+    /// The connection ended normally.
     Done = 0, "done";
-    /// An internal failure of this code's sender, whose log says more.
+    /// An internal failure of the end that closed the connection.
     Internal = 1, "the other end failed; its log says why";
     /// The server is shutting down.
     ShuttingDown = 2, "the server is shutting down";
@@ -274,7 +274,7 @@ close_codes! {
     /// The limit of connections or sessions is reached.
     TooBusy = 34, "the server has as many sessions as it may";
     /// A lane reached another server process than its session's.
-    WrongInstance = 35, "this is another server process than the session's";
+    WrongInstance = 35, "the lane reached another server process than its session's";
 }
 
 impl fmt::Display for CloseCode {

@@ -1,7 +1,7 @@
-//! Files as tensors (FILES.md §13): their entries in a manifest, and which file names are allowed.
+//! Files as tensors (FILES.md §13): the manifest entries that describe files, and the rules of file names.
 //!
-//! A snapshot of files is a snapshot like any other. A few manifest entries under reserved names turn it back into
-//! files. They come from a peer, so every name among them is checked before a path is made of it.
+//! A snapshot of files is an ordinary snapshot. Manifest entries under reserved names describe how to turn it back into
+//! files. They come from a peer, so every file name in them is checked before it becomes part of a path.
 
 use crate::{Dtype, Epoch, NameError, Shape, Tensor, TensorName, TensorSpec, VersionDigest};
 use std::fmt;
@@ -9,20 +9,20 @@ use std::fmt;
 /// The prefix of metadata keys and tensor names that belong to tensor-relay.
 pub const RESERVED_PREFIX: &str = "tensor-relay.";
 
-/// The name of the one tensor that an `.npy` file is.
+/// The name of the only tensor in an `.npy` file.
 pub const NPY_TENSOR: &str = "array";
 
-/// The default file for weights that no index places.
+/// The default file for weights that no index assigns to a file.
 pub const WEIGHTS_DEFAULT: &str = "model.safetensors";
 
-/// The extension of files of weights.
+/// The extension of weights files.
 pub const WEIGHTS_EXTENSION: &str = ".safetensors";
 
-/// The extension of the index, which maps tensors to files of weights.
+/// The extension of the index, which maps tensors to weights files.
 pub const INDEX_EXTENSION: &str = ".safetensors.index.json";
 
-/// The metadata key for the number of generations of watched files that were seen but not published since the previous
-/// version.
+/// The metadata key for the number of generations of watched files that were detected but not published since the
+/// previous version.
 pub const MISSED_GENERATIONS_KEY: &str = "tensor-relay.missed-generations";
 
 const KIND_KEY: &str = "tensor-relay.kind";
@@ -46,7 +46,7 @@ pub enum FileKind {
 impl FileKind {
     const ALL: [Self; 4] = [Self::Safetensors, Self::Directory, Self::Npy, Self::Npz];
 
-    /// Its name in manifests and messages.
+    /// The kind's name in manifests and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Safetensors => "safetensors",
@@ -78,23 +78,22 @@ impl fmt::Display for FileKind {
 pub struct FileForm {
     /// The kind of files.
     pub kind: FileKind,
-    /// In a folder, the file for tensors that no index places.
+    /// In a folder, the file for tensors that no index assigns to a file.
     pub weights: FileName,
 }
 
 impl FileForm {
-    /// Files of `kind`, with the usual names.
+    /// Files of `kind`, with default names.
     pub fn new(kind: FileKind) -> Self {
         Self { kind, weights: FileName(WEIGHTS_DEFAULT.into()) }
     }
 
-    /// Reads the form from the metadata of a manifest. Tensors that did not come from files, or are of an unknown kind,
-    /// are written as one safetensors file.
+    /// Reads the form from the metadata of a manifest. If the kind is absent or unknown, it is one safetensors file.
     ///
     /// # Errors
-    /// [`FileNameError`] when it contains an invalid file name.
+    /// [`FileNameError`] when the metadata contains an invalid file name.
     pub fn of(metadata: &[(String, String)]) -> Result<Self, FileNameError> {
-        let value = |key| metadata.iter().find(|(found, _)| found == key).map(|(_, value)| value.as_str());
+        let value = |key| metadata.iter().find(|(entry, _)| entry == key).map(|(_, value)| value.as_str());
         let kind = FileKind::ALL.into_iter().find(|kind| Some(kind.name()) == value(KIND_KEY));
         let form = Self::new(kind.unwrap_or(FileKind::Safetensors));
         match value(WEIGHTS_KEY) {
@@ -114,10 +113,10 @@ impl FileForm {
         metadata
     }
 
-    /// The name of the file that `tensor` carries; `None` for a tensor of the model.
+    /// The name of the side file whose bytes `tensor` holds; `None` for a tensor of the model.
     ///
     /// # Errors
-    /// [`FileNameError`] when the file name is invalid, or the tensor is not a row of bytes.
+    /// [`FileNameError`] when the file name is invalid, or the tensor is not a one-dimensional `u8` tensor.
     pub fn side_file(&self, tensor: &Tensor) -> Result<Option<FileName>, FileNameError> {
         let name = tensor.name.as_str().strip_prefix(SIDE_FILE_PREFIX);
         let Some(name) = name.filter(|_| self.kind == FileKind::Directory) else {
@@ -125,31 +124,31 @@ impl FileForm {
         };
         let refuse = |why| FileNameError { name: name.into(), why };
         if tensor.dtype != Dtype::U8 || tensor.shape.dimensions().len() != 1 {
-            return Err(refuse("it is not one row of bytes"));
+            return Err(refuse("it is not a one-dimensional u8 tensor"));
         }
         let name = FileName::new(name)?;
         match name.is_weights() {
-            true => Err(refuse("weights do not travel as bytes")),
+            true => Err(refuse("a side file must not be a weights file")),
             false => Ok(Some(name)),
         }
     }
 }
 
-/// The tensor that carries a side file.
+/// The tensor that holds the bytes of a side file.
 ///
 /// # Errors
-/// [`NameError::TooLong`] when its name is too long with its prefix; at most 237 bytes work.
+/// [`NameError::TooLong`] when `name` is longer than 237 bytes: the tensor's name has a prefix of 18.
 pub fn side_file_spec(name: &FileName, bytes: u64) -> Result<TensorSpec, NameError> {
     let name = TensorName::new(&format!("{SIDE_FILE_PREFIX}{name}"))?;
     let shape = Shape::new(&[bytes]).expect("one dimension cannot overflow");
     Ok(TensorSpec::new(name, Dtype::U8, shape))
 }
 
-/// The epoch of a topic whose first version has this digest: the same files give the same epoch after a restart, and
-/// clients that hold them receive nothing again.
+/// The epoch of a topic whose first version has this digest: the same files have the same epoch after a restart, and
+/// clients that hold them do not receive them again.
 ///
-/// Good for one content only. If version 2 of the epoch is other content, and the files are what they were first when
-/// the server starts again, a client that holds version 2 would take version 1 for old.
+/// Only for topics whose content never changes. Otherwise a server that restarts with its original files would publish
+/// them as version 1 of the same epoch, and a client that holds version 2 would ignore that as older.
 pub fn epoch_of(digest: VersionDigest) -> Epoch {
     let [a, b, c, d, e, f, g, h, ..] = digest.0;
     Epoch(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
@@ -160,23 +159,24 @@ pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED_PREFIX)
 }
 
-/// Whether an array of this name may be an entry of a written archive: unpacking it must not escape the folder.
+/// Whether an array of this name may be an entry of an archive: unpacking it must not write outside its folder.
 pub fn is_entry_name(name: &str) -> bool {
     !name.split('/').any(|segment| matches!(segment, "" | "." | ".."))
 }
 
 /// The number of unpublished generations of watched files before a version, from its metadata; 0 if it has none.
 pub fn missed_generations(metadata: &[(String, String)]) -> u64 {
-    let said = metadata.iter().find(|(key, _)| key == MISSED_GENERATIONS_KEY);
-    said.and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
+    let entry = metadata.iter().find(|(key, _)| key == MISSED_GENERATIONS_KEY);
+    entry.and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
 }
 
-/// The metadata of a manifest without tensor-relay's own entries: what is written into a file.
+/// The metadata of a manifest without tensor-relay's own entries, which files do not contain.
 pub fn without_reserved(metadata: &[(String, String)]) -> Vec<(String, String)> {
     metadata.iter().filter(|(key, _)| !is_reserved(key)).cloned().collect()
 }
 
-/// The name of one file in a folder: it cannot escape the folder, be hidden, or corrupt a terminal.
+/// The name of one file in a folder. The file cannot lie outside the folder or be hidden, and printing the name cannot
+/// send control sequences to a terminal.
 ///
 /// One path segment of 1 to 255 bytes without control characters that does not begin with a dot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -196,30 +196,30 @@ impl FileName {
     /// Parses `name`.
     ///
     /// # Errors
-    /// [`FileNameError`] says which rule it breaks.
+    /// [`FileNameError`] names the rule that `name` breaks.
     pub fn new(name: &str) -> Result<Self, FileNameError> {
         let refuse = |why| Err(FileNameError { name: name.into(), why });
         match name {
             "" => refuse("it has no name"),
             _ if name.len() > 255 => refuse("its name is longer than 255 bytes"),
             _ if name.starts_with('.') => refuse("its name begins with a dot"),
-            _ if name.contains('/') => refuse("its name leads into another folder"),
+            _ if name.contains('/') => refuse("its name contains a slash"),
             _ if name.contains(char::is_control) => refuse("its name has control characters"),
             _ => Ok(Self(name.into())),
         }
     }
 
-    /// Parses the name of a file of weights.
+    /// Parses the name of a weights file.
     ///
     /// # Errors
-    /// [`FileNameError`] also when it does not end with `.safetensors`.
+    /// Also [`FileNameError`] when `name` does not end with `.safetensors`.
     pub fn of_weights(name: &str) -> Result<Self, FileNameError> {
         let parsed = Self::new(name)?;
         match parsed.is_weights() {
             true => Ok(parsed),
             false => Err(FileNameError {
                 name: name.into(),
-                why: "weights are in files that end with .safetensors",
+                why: "the name of a weights file ends with .safetensors",
             }),
         }
     }
@@ -229,12 +229,12 @@ impl FileName {
         &self.0
     }
 
-    /// Whether it names a file of weights.
+    /// Whether this is the name of a weights file.
     pub fn is_weights(&self) -> bool {
         self.0.ends_with(WEIGHTS_EXTENSION)
     }
 
-    /// Whether it names an index of weights.
+    /// Whether this is the name of an index of weights.
     pub fn is_index(&self) -> bool {
         self.0.ends_with(INDEX_EXTENSION)
     }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_survives_the_way_through_metadata() {
+    fn a_form_is_read_back_from_its_metadata() {
         for kind in FileKind::ALL {
             assert_eq!(FileForm::of(&FileForm::new(kind).metadata()), Ok(FileForm::new(kind)));
         }
@@ -280,14 +280,14 @@ mod tests {
     }
 
     #[test]
-    fn only_the_user_s_own_metadata_belongs_into_a_file() {
+    fn reserved_metadata_is_not_written_into_files() {
         let mut metadata = FileForm::new(FileKind::Npz).metadata();
         metadata.push(("format".into(), "pt".into()));
         assert_eq!(without_reserved(&metadata), [("format".into(), "pt".into())]);
     }
 
     #[test]
-    fn side_files_are_rows_of_bytes_in_folders() {
+    fn side_files_are_u8_tensors_in_folders() {
         let folder = FileForm::new(FileKind::Directory);
         let spec = side_file_spec(&FileName::new("config.json").unwrap(), 3).unwrap();
         let config = tensor(spec.name.as_str(), spec.dtype, spec.shape.dimensions());
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_stay_in_their_folder() {
+    fn archive_entries_stay_in_their_folder() {
         for name in ["w", "a/b", "..a", "a..", ".a", "a.npy"] {
             assert!(is_entry_name(name), "{name}");
         }
@@ -319,13 +319,13 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_is_the_beginning_of_a_digest() {
+    fn an_epoch_is_the_first_eight_bytes_of_a_digest() {
         let digest = VersionDigest(std::array::from_fn(|i| i as u8));
         assert_eq!(epoch_of(digest), Epoch(0x0706_0504_0302_0100));
     }
 
     proptest! {
-        /// Joined to a folder, a name is a file directly in it.
+        /// A folder joined with any file name is the path of a file directly in that folder.
         #[test]
         fn a_file_stays_in_its_folder(name in "[a-z./\\\\\0-]{0,8}") {
             if let Ok(name) = FileName::new(&name) {

@@ -7,11 +7,11 @@ const WILDCARDS: [char; 2] = ['*', '?'];
 
 /// A pattern over topics or tensor names, e.g. `kv/*` or `model.layers.1?.**`.
 ///
-/// `*` stands for any run of characters but `/`, `**` for any run at all, `?` for one character but `/`; every other
-/// character stands for itself, and there is no escape. A pattern is held against the whole name. It has 1 to 255 bytes
-/// and no control characters.
+/// `*` matches any run of characters except `/`, `**` any run of characters, `?` one character except `/`; every other
+/// character matches itself, and none can be escaped. A pattern must match the whole name. It has 1 to 255 bytes and no
+/// control characters.
 ///
-/// Costs up to 10 KiB, about 1 KiB as people write them.
+/// A glob needs up to 10 KiB of memory; usual ones need about 1 KiB.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Glob {
     text: Box<str>,
@@ -24,7 +24,7 @@ impl Glob {
     /// Parses `pattern`.
     ///
     /// # Errors
-    /// [`GlobError`] says which rule the pattern breaks.
+    /// [`GlobError`] names the rule that the pattern breaks.
     pub fn new(pattern: &str) -> Result<Self, GlobError> {
         match pattern.len() {
             0 => return Err(GlobError::Empty),
@@ -59,14 +59,14 @@ impl Glob {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GlobError {
-    /// Nothing was given.
+    /// An empty pattern.
     #[error("a glob must not be empty: write `**` for every name")]
     Empty,
-    /// More than 255 bytes were given.
+    /// A pattern of more than 255 bytes.
     #[error("a glob has at most {NAME_MAX_BYTES} bytes, this one has {0}")]
     TooLong(usize),
-    /// A control character, which no name has.
-    #[error("the glob {glob:?} contains {found:?}: names have no control characters, so nothing could match")]
+    /// A pattern with a control character.
+    #[error("the glob {glob:?} contains {found:?}: names have no control characters, so it could match none")]
     ControlChar {
         /// The whole pattern.
         glob: Box<str>,
@@ -95,33 +95,34 @@ impl std::str::FromStr for Glob {
     }
 }
 
-/// The pattern as a nondeterministic automaton whose states are bits: all matches advance at once, without
-/// backtracking.
+/// The pattern as a nondeterministic automaton. A set of states is a bit mask, so all of its states advance together,
+/// without backtracking.
 ///
-/// In state `n`, `n` characters of the pattern, stars not counted, are matched. A star lets its state stay.
+/// In state `n`, the first `n` characters of the pattern, not counting stars, have matched. A star at that position of
+/// the pattern is a transition from the state to itself.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Automaton {
-    /// The states in which a `**` takes any character and stays.
+    /// The states with a transition to themselves on any character: those at a `**`.
     any: States,
-    /// The states in which a `*` takes any character but `/` and stays.
+    /// The states with a transition to themselves on any character except `/`: those at a `*` or `**`.
     segment: States,
-    /// The states that a `?` leaves.
+    /// The states with a transition to the next state on any character except `/`: those at a `?`.
     one: States,
-    /// The states that each character of the pattern leaves, in order of character.
+    /// For each literal character of the pattern the states with a transition to the next state, sorted by character.
     letters: Box<[(char, States)]>,
     /// The final state.
     end: u8,
 }
 
 impl Automaton {
-    /// Expects at most 255 characters, so that every state has its bit.
+    /// `pattern` has at most 255 characters, so that every state has a bit.
     fn new(pattern: &str) -> Self {
         let (mut any, mut segment, mut one) = (States::NONE, States::NONE, States::NONE);
         let mut letters = std::collections::BTreeMap::new();
         let mut state = 0;
         for character in pattern.chars() {
             match character {
-                // The second star of `**`, or a third one, which adds nothing.
+                // The second star of `**`, or a further one, which is redundant.
                 '*' if segment.contains(state) => any.insert(state),
                 '*' => segment.insert(state),
                 '?' => one.insert(state),
@@ -136,8 +137,8 @@ impl Automaton {
         let mut states = States::NONE;
         states.insert(0);
         for character in name.chars() {
-            let (leave, stay) = self.moves(character);
-            states = (states & leave).next() | (states & stay);
+            let (advancing, staying) = self.transitions(character);
+            states = (states & advancing).next() | (states & staying);
             if states == States::NONE {
                 return false;
             }
@@ -145,8 +146,8 @@ impl Automaton {
         states.contains(self.end)
     }
 
-    /// The states that `character` advances, and those in which it may stay.
-    fn moves(&self, character: char) -> (States, States) {
+    /// The states with a transition on `character` to the next state, and those with one to themselves.
+    fn transitions(&self, character: char) -> (States, States) {
         let letter = match self.letters.binary_search_by_key(&character, |(letter, _)| *letter) {
             Ok(at) => self.letters[at].1,
             Err(_) => States::NONE,
@@ -173,7 +174,7 @@ impl States {
         self.0[usize::from(state / 64)] & (1 << (state % 64)) != 0
     }
 
-    /// Every number of the set plus one. No pattern leaves state 255.
+    /// Every number of the set plus one. State 255 can only be the final state, so there is no overflow.
     fn next(self) -> Self {
         let [a, b, c, d] = self.0;
         Self([a << 1, b << 1 | a >> 63, c << 1 | b >> 63, d << 1 | c >> 63])
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_that_users_write() {
+    fn usual_globs() {
         assert!(matches("policy", "policy"));
         assert!(!matches("policy", "policy2"));
         assert!(matches("kv/*", "kv/req-17"));
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!("kv/*".parse::<Glob>().unwrap().to_string(), "kv/*");
     }
 
-    /// The longest patterns use every state there is.
+    /// The longest patterns use all 256 states.
     #[test]
     fn patterns_of_255_characters() {
         assert!(matches(&"a".repeat(255), &"a".repeat(255)));
@@ -244,13 +245,13 @@ mod tests {
 
     /// The reference implementation of PROTOCOL.md §4.4, of exponential cost.
     fn reference(pattern: &[char], name: &[char]) -> bool {
-        let some_rest = |rest: &[char], runs: fn(&[char]) -> bool| {
-            (0..=name.len()).any(|n| runs(&name[..n]) && reference(rest, &name[n..]))
+        let after_a_run = |rest: &[char], allows: fn(&[char]) -> bool| {
+            (0..=name.len()).any(|n| allows(&name[..n]) && reference(rest, &name[n..]))
         };
         match pattern {
             [] => name.is_empty(),
-            ['*', '*', rest @ ..] => some_rest(rest, |_| true),
-            ['*', rest @ ..] => some_rest(rest, |run| !run.contains(&'/')),
+            ['*', '*', rest @ ..] => after_a_run(rest, |_| true),
+            ['*', rest @ ..] => after_a_run(rest, |run| !run.contains(&'/')),
             ['?', rest @ ..] => name.first().is_some_and(|c| *c != '/') && reference(rest, &name[1..]),
             [letter, rest @ ..] => name.first() == Some(letter) && reference(rest, &name[1..]),
         }
@@ -260,7 +261,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
         #[test]
-        fn means_what_the_page_says(pattern in "[ab/*?é]{1,7}", name in "[ab/é]{0,8}") {
+        fn matches_like_the_reference(pattern in "[ab/*?é]{1,7}", name in "[ab/é]{0,8}") {
             let chars = |text: &str| text.chars().collect::<Vec<char>>();
             prop_assert_eq!(matches(&pattern, &name), reference(&chars(&pattern), &chars(&name)));
         }

@@ -1,9 +1,9 @@
-//! Hashes: of a chunk, of a version, of a manifest.
+//! Hashes of chunks, versions and manifests.
 //!
-//! Chunk hashes guard against accidents on the way (the network itself is authenticated by TLS) and are made for speed:
-//! XXH3 with 128 bits, seed 0 (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>). They are of the *raw*
-//! bytes, so that any encoding of a chunk, and any mixture of encodings after a resume, is checked against one number.
-//! Manifest and version digests are identities that outlive a connection and are BLAKE3.
+//! Chunk hashes detect accidental changes (TLS authenticates the network) and are chosen for speed: XXH3 with 128 bits,
+//! seed 0 (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>). They are hashes of the *raw* bytes, so a
+//! chunk has the same hash in every encoding, and after a resume in another encoding. Manifest and version digests are
+//! identities that outlive a connection: BLAKE3.
 
 use crate::ChunkIndex;
 use std::fmt;
@@ -20,12 +20,12 @@ impl ChunkHash {
     }
 }
 
-/// Hashes a chunk while its bytes arrive, so that they are read from cache and not once more from memory.
+/// Hashes a chunk while its bytes arrive and are still in the cache.
 pub struct ChunkHasher(XxHash3_128);
 
 impl ChunkHasher {
-    /// Starts a chunk.
-    #[expect(clippy::new_without_default, reason = "a hasher is begun on purpose, never filled in")]
+    /// A hasher for one chunk.
+    #[expect(clippy::new_without_default, reason = "a chunk's hasher is always made explicitly")]
     pub fn new() -> Self {
         Self(XxHash3_128::new())
     }
@@ -35,10 +35,10 @@ impl ChunkHasher {
         self.0.write(raw);
     }
 
-    /// Ends the chunk and compares its hash with the one in its header.
+    /// Ends the chunk and compares its hash with `expected`, the hash in its header.
     ///
     /// # Errors
-    /// [`CorruptChunk`] when the bytes are not those that were hashed by the sender.
+    /// [`CorruptChunk`] when the hashes differ.
     pub fn verify(self, chunk: ChunkIndex, expected: ChunkHash) -> Result<Verified, CorruptChunk> {
         let found = ChunkHash(self.0.finish_128().to_le_bytes());
         match found == expected {
@@ -54,10 +54,10 @@ impl fmt::Debug for ChunkHasher {
     }
 }
 
-/// Proof that a chunk's bytes hashed to what its header promised. Only [`ChunkHasher::verify`] makes one, and an
-/// [`Assembly`](crate::Assembly) takes nothing else: unverified bytes cannot enter a snapshot.
+/// Proof that a chunk's bytes have the hash in its header. Only [`ChunkHasher::verify`] makes this value, and
+/// [`Assembly`](crate::Assembly) requires one for each chunk: unverified bytes cannot enter a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a verified chunk counts only once the assembly was told"]
+#[must_use = "a verified chunk counts only once it is passed to the assembly"]
 pub struct Verified {
     chunk: ChunkIndex,
     hash: ChunkHash,
@@ -69,13 +69,13 @@ impl Verified {
         self.chunk
     }
 
-    /// Its hash.
+    /// The chunk's hash.
     pub fn hash(&self) -> ChunkHash {
         self.hash
     }
 }
 
-/// A chunk whose bytes do not have the hash that its sender computed.
+/// A chunk whose bytes do not have the hash in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("chunk {chunk} arrived corrupt: its bytes hash to {found}, its header says {expected}")]
 pub struct CorruptChunk {
@@ -87,7 +87,7 @@ pub struct CorruptChunk {
     pub found: ChunkHash,
 }
 
-/// BLAKE3 of an encoded manifest: its identity. A manifest that a client already holds is not sent again.
+/// BLAKE3 of an encoded manifest: its identity, by which a manifest that a client already holds is not sent again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ManifestDigest(pub [u8; 32]);
 
@@ -111,7 +111,7 @@ impl ChunkDigest {
 
 /// BLAKE3 of a manifest digest followed by the hashes of all chunks in order: the identity of a version's content.
 ///
-/// The sender states it when all chunks are sent; a receiver commits only if its own chunks give the same.
+/// The sender sends it after all chunks; a receiver commits only if the digest of its own chunks is equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VersionDigest(pub [u8; 32]);
 
@@ -131,7 +131,7 @@ fn write_hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().try_for_each(|b| write!(f, "{b:02x}"))
 }
 
-/// Gives a hash type the same hexadecimal form in messages, logs and debug output.
+/// Implements `Display` and `Debug` of a hash type as hexadecimal digits.
 macro_rules! shown_as_hex {
     ($($hash:ty),*) => {$(
         impl fmt::Display for $hash {
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// PROTOCOL.md §7.1: the published XXH3-128 of nothing with seed 0 is 99aa06d3014798d8_6001c324468d497f.
+    /// PROTOCOL.md §7.1: the published XXH3-128 of the empty string with seed 0 is 99aa06d3014798d8_6001c324468d497f.
     #[test]
     fn golden_hashes() {
         assert_eq!(ChunkHash::of(b"").to_string(), "7f498d4624c30160d8984701d306aa99");
@@ -168,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_hash_like_the_whole(raw in prop::collection::vec(any::<u8>(), 0..5000), cut in 0usize..5000) {
+        fn pieces_have_the_hash_of_the_chunk(raw in prop::collection::vec(any::<u8>(), 0..5000), cut in 0usize..5000) {
             let cut = cut.min(raw.len());
             let mut hasher = ChunkHasher::new();
             hasher.update(&raw[..cut]);
@@ -177,7 +177,7 @@ mod tests {
         }
 
         #[test]
-        fn one_flipped_bit_is_noticed(mut raw in prop::collection::vec(any::<u8>(), 1..2000), at: prop::sample::Index, bit in 0u32..8) {
+        fn one_flipped_bit_is_detected(mut raw in prop::collection::vec(any::<u8>(), 1..2000), at: prop::sample::Index, bit in 0u32..8) {
             let hash = ChunkHash::of(&raw);
             let at = at.index(raw.len());
             raw[at] ^= 1u8 << bit;

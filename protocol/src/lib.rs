@@ -1,12 +1,12 @@
 //! The tensor-relay protocol: the meaning of every byte on the wire.
 //!
-//! This crate is pure: it takes bytes, numbers and facts, and gives back bytes, numbers and decisions. It knows no
-//! socket, no thread, no clock and no file, so that every rule of the protocol can be tested without any of them.
-//! `PROTOCOL.md` beside this crate is the same meaning in prose, clause by clause; tests cite its clauses.
+//! This crate is pure: its inputs are bytes, numbers and facts, its outputs bytes, numbers and decisions. It uses no
+//! socket, thread, clock or file, so every rule of the protocol can be tested without them. `PROTOCOL.md` beside this
+//! crate specifies the same protocol in prose; tests cite its clauses.
 //!
-//! Input is parsed once, on arrival: a [`Topic`], a [`Manifest`] or a [`ClientMessage`] that exists is valid, and
-//! nothing further inside checks it again. Hostile bytes give errors that say who is to blame ([`error`](mod@error)),
-//! never a panic, and never an allocation beyond [`Limits`].
+//! Input is parsed once, on arrival: every [`Topic`], [`Manifest`] and [`ClientMessage`] value is valid, and no inner
+//! code checks it again. Hostile bytes cause errors that name the party to blame ([`error`](mod@error)), never a panic,
+//! and never an allocation beyond [`Limits`].
 
 #![deny(unsafe_code)]
 
@@ -70,9 +70,9 @@ pub use tensor::{Dtype, Shape, ShapeError, Shard};
 pub use ticket::{Ticket, TicketError};
 pub use version::{Epoch, Version, VersionId};
 
-/// The application protocol that both ends name in the TLS handshake (ALPN). An end that speaks another major
-/// protocol is refused there, before it can misread a byte.
+/// The application protocol that both ends name in the TLS handshake (ALPN). With a peer of another major protocol the
+/// handshake fails, before either end misreads a byte.
 pub const ALPN: &[u8] = b"tensor-relay/1";
 
-/// The protocol revisions this build speaks, oldest first. Revisions N and N-1 interoperate.
+/// The protocol revisions that this build supports, oldest first. Revisions N and N-1 interoperate.
 pub const PROTOCOL_REVISIONS: std::ops::RangeInclusive<u32> = 1..=1;

@@ -1,14 +1,14 @@
-//! Limits: what one end accepts from the other.
+//! Limits on what one end accepts from the other.
 
-/// The bounds that one end puts on what its peer may send. They come from configuration, never from the peer.
+/// The limits of one end for manifests and chunks from its peer. They come from configuration, never from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The largest manifest accepted, in bytes as encoded. Default 32 MiB: a hundred thousand tensors with names of 80
+    /// The largest encoded manifest accepted, in bytes. Default 32 MiB: a hundred thousand tensors with names of 80
     /// bytes take 10 MiB.
     pub manifest_bytes: u32,
-    /// The most tensors in one snapshot. Default 262,144; it bounds what a small hostile manifest can expand to.
+    /// The most tensors in one snapshot. Default 262,144. Limits the memory for a small hostile manifest.
     pub tensors: usize,
-    /// The largest payload accepted, in bytes. Default 1 TiB: memory budgets, not this, decide what is really received.
+    /// The largest payload accepted, in bytes. Default 1 TiB, far more than memory budgets usually allow.
     pub payload_bytes: u64,
     /// The largest chunk accepted, in bytes. Default 64 MiB.
     pub chunk_bytes: u32,

@@ -12,9 +12,9 @@ pub use wire::ManifestError;
 
 /// The tensors of a snapshot, their places in the payload, and the chunks that the payload is cut into.
 ///
-/// It rarely changes between versions, so it is identified by digest and sent once. A manifest that exists is valid:
-/// names are unique, every tensor lies inside the payload, none overlap except exact aliases, and the chunks are known.
-/// Costs about 150 bytes a tensor.
+/// A manifest rarely changes between versions, so it is identified by its digest and sent once. Every value is valid:
+/// names are unique, every tensor lies inside the payload, and tensors do not overlap except exact aliases. Needs about
+/// 150 bytes of memory per tensor.
 #[derive(Debug, Clone)]
 pub struct Manifest {
     tensors: Vec<Tensor>,
@@ -30,13 +30,13 @@ pub struct Manifest {
 /// One tensor of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its name, unique within the manifest.
+    /// The tensor's name, unique within the manifest.
     pub name: TensorName,
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: Dtype,
-    /// Its dimensions.
+    /// The dimensions.
     pub shape: Shape,
-    /// Its place in a larger tensor that several ranks hold together.
+    /// The tensor's position in a larger tensor that several ranks hold together.
     pub shard: Option<Shard>,
     offset: u64,
     bytes: u64,
@@ -58,8 +58,8 @@ impl Manifest {
     /// Lays `specs` out in a payload and cuts it into chunks of at most `chunk_bytes`.
     ///
     /// # Errors
-    /// [`LayoutError`] when a name occurs twice, an alias points nowhere, `chunk_bytes` is not a multiple of 256, or a
-    /// bound of `limits` would be broken: what no receiver would accept is refused before it is published.
+    /// [`LayoutError`] when a name occurs twice, an alias is invalid, `chunk_bytes` is not a multiple of 256, or the
+    /// snapshot exceeds `limits`: receivers would refuse it.
     pub fn layout(
         specs: Vec<TensorSpec>,
         metadata: Vec<(String, String)>,
@@ -69,21 +69,21 @@ impl Manifest {
         layout::layout(specs, metadata, chunk_bytes, limits)
     }
 
-    /// Reads a manifest that a peer sent.
+    /// Parses a manifest that a peer sent.
     ///
     /// # Errors
-    /// [`ManifestError`] when the bytes are no manifest, break a rule of PROTOCOL.md §5, or exceed `limits`. Memory
-    /// spent before the refusal is bounded by a small multiple of `encoded.len()`.
+    /// [`ManifestError`] when the bytes are not a manifest, break a rule of PROTOCOL.md §5, or exceed `limits`. Until
+    /// then, a small multiple of `encoded.len()` is allocated at most.
     pub fn decode(encoded: Bytes, limits: &Limits) -> Result<Self, ManifestError> {
         wire::decode(encoded, limits)
     }
 
-    /// The manifest as it goes on the wire.
+    /// The manifest's bytes on the wire.
     pub fn encoded(&self) -> &Bytes {
         &self.encoded
     }
 
-    /// Its identity: the digest of [`encoded`](Self::encoded).
+    /// The manifest's identity: the digest of [`encoded`](Self::encoded).
     pub fn digest(&self) -> ManifestDigest {
         self.digest
     }
@@ -103,7 +103,7 @@ impl Manifest {
         self.by_name.get(name).copied()
     }
 
-    /// The publisher's metadata beyond the tensors, e.g. that of a safetensors file.
+    /// The publisher's metadata, e.g. that of a safetensors file.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata
     }
@@ -113,23 +113,23 @@ impl Manifest {
         self.payload_bytes
     }
 
-    /// The size at which large tensors are cut.
+    /// The size of the chunks into which large tensors are cut.
     pub fn chunk_bytes(&self) -> u32 {
         self.chunk_bytes
     }
 
-    /// The chunks.
+    /// The payload's division into chunks.
     pub fn chunking(&self) -> &Chunking {
         &self.chunking
     }
 
-    /// The bytes and dtype of `chunk`, for indices that came from [`chunking`](Self::chunking) itself.
+    /// The payload range and dtype of `chunk`, for an index that [`chunking`](Self::chunking) returned.
     ///
     /// # Panics
     /// When there is no such chunk.
     pub fn chunk(&self, chunk: ChunkIndex) -> (Range<u64>, Dtype) {
-        let found = self.chunking.range(chunk).zip(self.chunking.dtype(chunk));
-        found.unwrap_or_else(|| panic!("chunk {chunk} of {}", self.chunking.count()))
+        let range_and_dtype = self.chunking.range(chunk).zip(self.chunking.dtype(chunk));
+        range_and_dtype.unwrap_or_else(|| panic!("chunk {chunk} of {}", self.chunking.count()))
     }
 }
 

@@ -1,7 +1,7 @@
-//! Control messages: the messages of both ends beside the data (PROTOCOL.md §3).
+//! Control messages of both ends (PROTOCOL.md §3).
 //!
-//! [`wire`] holds the protobuf types; the typed messages here are what the rest of the code uses. The conversion checks
-//! everything that a peer sends.
+//! [`wire`] contains the protobuf types; all other code uses the typed messages defined here. The conversion validates
+//! every field that a peer sends.
 
 mod address;
 mod client;
@@ -48,19 +48,18 @@ pub struct WatchId(pub u32);
 /// The most watches of a session at once.
 pub const WATCHES_MAX: usize = 16;
 
-/// The publisher's metadata of one version, e.g. `step = 1200`. Sent with every `Announce`, so keys and values
-/// together, with 16 bytes for each entry, stay below 32 KiB; what does not change between versions belongs into the
-/// manifest.
+/// The publisher's metadata of one version, e.g. `step = 1200`. Sent with every `Announce`, so keys and values, plus 16
+/// bytes for each entry, are limited to 32 KiB; metadata that does not change between versions belongs in the manifest.
 pub type Metadata = Vec<(String, String)>;
 
 /// The most bytes of metadata in an `Announce`, so that the message stays within its frame.
 pub(crate) const METADATA_MAX_BYTES: usize = 32 << 10;
 
-/// The overhead counted per entry: more than protobuf's tags and lengths take, so that the bound on metadata bounds the
-/// message too.
+/// The overhead counted per entry: at least the size of protobuf's tags and lengths, so that the limit on metadata also
+/// limits the message.
 const METADATA_ENTRY_BYTES: usize = 16;
 
-/// Defines an enum of reasons: number and meaning.
+/// Defines an enum of reasons, each with its number and meaning.
 macro_rules! reasons {
     ($(#[$doc:meta])* $Reason:ident: $($(#[$each:meta])* $Variant:ident = $code:literal, $meaning:literal;)*) => {
         $(#[$doc])*
@@ -88,7 +87,7 @@ macro_rules! reasons {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 match self {
                     $(Self::$Variant => f.write_str($meaning),)*
-                    Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
+                    Self::Other(code) => write!(f, "reason {code}, which this build does not know"),
                 }
             }
         }
@@ -98,28 +97,28 @@ macro_rules! reasons {
 pub(crate) use reasons;
 
 reasons! {
-    /// Why one end gave up a version of a subscription.
+    /// Why one end aborted a version of a subscription.
     AbortReason:
-    /// The bytes did not verify at the receiver.
-    Corrupt = 1, "its bytes did not verify";
+    /// Verification at the receiver failed.
+    Corrupt = 1, "its bytes do not have the sender's hash";
     /// The source could not be read any more.
     SourceLost = 2, "its source could not be read any more";
-    /// No byte moved within the deadline.
-    Stalled = 3, "no byte of it moved within the deadline";
+    /// No byte was transferred within the deadline.
+    Stalled = 3, "no byte of it was transferred within the deadline";
     /// The receiver has no memory for it.
     OverBudget = 4, "the receiver has no memory for it";
-    /// The publisher withdrew it, or it left retention and the time to finish passed.
-    Withdrawn = 5, "its publisher takes it back";
-    /// A newer version is there, and the subscriber asked not to wait for older ones.
-    Superseded = 6, "a newer version took its place";
-    /// The receiver's device could not take it.
-    DeviceFailed = 7, "the receiver's device could not take it";
+    /// The publisher withdrew it, or its time to finish after leaving retention has passed.
+    Withdrawn = 5, "its publisher withdrew it";
+    /// A newer version is available, and the subscription has `preempt` set.
+    Superseded = 6, "a newer version replaced it";
+    /// Copying it to the receiver's device failed.
+    DeviceFailed = 7, "it could not be copied to the receiver's device";
 }
 
 /// Checks that `metadata` fits an `Announce`.
 ///
 /// # Errors
-/// [`MessageError::TooLarge`] with the numbers.
+/// [`MessageError::TooLarge`] otherwise.
 pub fn check_metadata(metadata: &Metadata) -> Result<(), MessageError> {
     let bytes: usize = metadata.iter().map(|(k, v)| k.len() + v.len() + METADATA_ENTRY_BYTES).sum();
     match bytes > METADATA_MAX_BYTES {

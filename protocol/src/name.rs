@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// The longest topic or tensor name, in bytes. Names travel in control messages and file names.
+/// The longest topic or tensor name, in bytes.
 pub(crate) const NAME_MAX_BYTES: usize = 255;
 
 /// The name of a stream of versions, e.g. `policy` or `kv/req-17`.
 ///
 /// One or more segments joined by `/`, each of `A-Z a-z 0-9 . _ -` and neither `.` nor `..`, at most 255 bytes in all.
-/// The alphabet is small on purpose: a topic is also part of a URL (the ticket) and of a path (where `subscribe --out`
-/// writes), and must be unable to escape either.
+/// The alphabet is small because a topic is also part of a URL (the ticket) and of a path (where `subscribe --out`
+/// writes), and must not change the meaning of either.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Topic(Box<str>);
 
@@ -17,7 +17,7 @@ impl Topic {
     /// Parses `name`.
     ///
     /// # Errors
-    /// [`NameError`] says which rule the name breaks.
+    /// [`NameError`] names the rule that `name` breaks.
     pub fn new(name: &str) -> Result<Self, NameError> {
         check_length(name)?;
         for segment in name.split('/') {
@@ -41,7 +41,7 @@ impl Topic {
 
 /// The name of one tensor in a snapshot, e.g. `model.layers.0.mlp.up_proj.weight`.
 ///
-/// Any UTF-8 text of 1 to 255 bytes without control characters: frameworks choose these names, so little is forbidden.
+/// Any UTF-8 text of 1 to 255 bytes without control characters: frameworks choose these names.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorName(Box<str>);
 
@@ -49,7 +49,7 @@ impl TensorName {
     /// Parses `name`.
     ///
     /// # Errors
-    /// [`NameError`] says which rule the name breaks.
+    /// [`NameError`] names the rule that `name` breaks.
     pub fn new(name: &str) -> Result<Self, NameError> {
         check_length(name)?;
         match name.chars().find(|c| c.is_control()) {
@@ -69,8 +69,8 @@ const READER_NAME_MAX_BYTES: usize = 64;
 
 /// The name under which a server keeps the place of one reader of a topic, e.g. `indexer-3`.
 ///
-/// 1 to 64 of `A-Z a-z 0-9 . _ -`. A subscription under the same name takes the place over, so concurrent readers need
-/// different names.
+/// 1 to 64 characters of `A-Z a-z 0-9 . _ -`. A new subscription under the same name takes over the place, so
+/// concurrent readers need different names.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReaderName(Box<str>);
 
@@ -78,7 +78,7 @@ impl ReaderName {
     /// Parses `name`.
     ///
     /// # Errors
-    /// [`NameError`] says which rule the name breaks.
+    /// [`NameError`] names the rule that `name` breaks.
     pub fn new(name: &str) -> Result<Self, NameError> {
         match name.len() {
             0 => return Err(NameError::Empty),
@@ -104,7 +104,7 @@ pub enum NameError {
     /// An empty name.
     #[error("a name must not be empty")]
     Empty,
-    /// A name longer than 255 bytes; for a reader, than 64.
+    /// A name longer than 255 bytes, or a reader's name longer than 64.
     #[error(
         "a name has at most {NAME_MAX_BYTES} bytes, the name of a reader {READER_NAME_MAX_BYTES}; this one has {0}"
     )]
@@ -113,7 +113,7 @@ pub enum NameError {
     #[error("topic {0:?} has an empty segment: write `a/b`, with no slash at either end and none doubled")]
     EmptySegment(Box<str>),
     /// A segment with a meaning in file systems.
-    #[error("topic {0:?} has a segment `.` or `..`, which would name a place outside its folder")]
+    #[error("topic {0:?} has a segment `.` or `..`, which could name a path outside its folder")]
     DotSegment(Box<str>),
     /// A character outside the alphabet of this kind of name.
     #[error(
@@ -203,14 +203,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn topics_that_users_write() {
+    fn usual_topics_are_valid() {
         for name in ["policy", "kv/req-17", "meta-llama/Llama-3.1-8B", "a.b_c", "..."] {
             assert_eq!(Topic::new(name).unwrap().as_str(), name);
         }
     }
 
     #[test]
-    fn topics_that_could_escape_a_folder_or_a_url() {
+    fn topics_that_could_change_a_path_or_a_url_are_invalid() {
         for name in [
             "", "/", "a/", "/a", "a//b", ".", "a/../b", "..", "a b", "a?b", "a\\b", "a\0b", "ä", "a:b", "a%b",
         ] {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     proptest! {
-        /// A topic joined to a folder always stays below that folder.
+        /// As a path, a topic is relative and never leads upwards.
         #[test]
         fn a_topic_stays_in_its_folder(name in "[a-z./_-]{1,12}") {
             if let Ok(topic) = Topic::new(&name) {
@@ -232,7 +232,7 @@ mod tests {
         }
 
         #[test]
-        fn tensor_names_hold_no_control_characters(name in any::<String>()) {
+        fn tensor_names_have_no_control_characters(name in any::<String>()) {
             if let Ok(parsed) = TensorName::new(&name) {
                 prop_assert_eq!(parsed.as_str(), &name);
                 prop_assert!(!name.chars().any(char::is_control));

@@ -1,15 +1,15 @@
 //! The NumPy array format (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>), without I/O.
 //!
-//! A file is a magic number, a version, the length of a header, the header as text of a Python dictionary, and the
-//! elements. Callers read and write files; this module parses and makes headers. An `.npz` file is a ZIP archive of
-//! such files.
+//! A file consists of a magic number, a version, the length of a header, the header (the text of a Python dictionary),
+//! and the elements. Callers read and write files; this module parses and makes headers. An `.npz` file is a ZIP
+//! archive of such files.
 
 use crate::{Dtype, Shape, ShapeError};
 
-/// The bytes in front of the longest kind of header: magic, version and length.
+/// The bytes in front of a header, in the versions with the longest length field: magic, version and length.
 pub const PREFIX_BYTES: usize = 12;
 
-/// The longest header accepted. NumPy itself reads 10,000 bytes unless it is told otherwise.
+/// The longest header accepted. NumPy's default limit is 10,000 bytes.
 const HEADER_MAX_BYTES: u64 = 64 << 10;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
@@ -17,19 +17,19 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// NumPy aligns the elements to this many bytes.
 const DATA_ALIGNMENT: usize = 64;
 
-/// NumPy leaves room for this many digits in the first dimension, so that an array can grow in place.
+/// NumPy reserves room for this many digits in the first dimension, so that a file can be appended to.
 const GROWTH_DIGITS: usize = 21;
 
 /// The parsed header of an array file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: Dtype,
-    /// Its dimensions.
+    /// The dimensions.
     pub shape: Shape,
-    /// Whether the first dimension varies fastest. Never set where that makes no difference.
+    /// Whether the first dimension varies fastest. False if both orders are the same.
     pub fortran_order: bool,
-    /// The position of the first element in the file. The elements reach to its end.
+    /// The position of the first element in the file. The elements extend to the end of the file.
     pub data_start: u64,
 }
 
@@ -37,11 +37,11 @@ pub struct Header {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NpyError {
-    /// Another kind of file, or one that was cut off.
-    #[error("it does not begin as a NumPy array file does")]
+    /// Another kind of file, or a truncated one.
+    #[error("it does not begin like a NumPy array file")]
     Magic,
     /// An unknown format version.
-    #[error("it has version {major}.{minor} of the NumPy format, and 1.0 to 3.0 are known")]
+    #[error("it has version {major}.{minor} of the NumPy format, and 1.0 to 3.0 are supported")]
     Version {
         /// The major version.
         major: u8,
@@ -49,28 +49,28 @@ pub enum NpyError {
         minor: u8,
     },
     /// An impossible header length.
-    #[error("it says its header has {header_bytes} bytes, which does not fit a file of {file_bytes} bytes")]
+    #[error("it claims a header of {header_bytes} bytes, which a file of {file_bytes} bytes cannot have")]
     HeaderLength {
         /// The length in the prefix.
         header_bytes: u64,
         /// The size of the file.
         file_bytes: u64,
     },
-    /// A header that is not a dictionary of the three keys.
+    /// A header that is not a dictionary of `descr`, `fortran_order` and `shape`.
     #[error("its header is not valid: {0}")]
     Header(&'static str),
     /// Elements that tensor-relay does not support.
     #[error("its elements have dtype {descr:?}: {why}")]
     Dtype {
-        /// NumPy's name of it, cut to a readable length.
+        /// NumPy's name of the dtype, cut to a readable length.
         descr: String,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         why: &'static str,
     },
     /// An unsupported shape.
     #[error("it has no usable shape: {0}")]
     Shape(#[from] ShapeError),
-    /// Elements that end before or after the file does.
+    /// Another number of bytes after the header than the header describes.
     #[error(
         "its header describes {described_bytes} bytes of elements, but {found_bytes} follow it: was the file cut off, or several arrays written into one?"
     )]
@@ -80,15 +80,15 @@ pub enum NpyError {
         /// The actual size.
         found_bytes: u64,
     },
-    /// A dtype that NumPy does not have.
+    /// A dtype that NumPy lacks.
     #[error("NumPy has no dtype {0}: save the tensor as safetensors")]
     Unwritable(Dtype),
 }
 
-/// The end of the header, from the first bytes of a file of `file_bytes`.
+/// The position of the header's end, from `prefix`, the first bytes of a file of `file_bytes`.
 ///
 /// # Errors
-/// [`NpyError`] when this is not an array file, or the header's length is impossible.
+/// [`NpyError`] when the file is not an array file, or the header's length is impossible.
 pub fn header_end(prefix: &[u8], file_bytes: u64) -> Result<usize, NpyError> {
     let start = header_start(prefix)?;
     let length = prefix.get(8..start).ok_or(NpyError::Magic)?;
@@ -109,11 +109,11 @@ fn header_start(prefix: &[u8]) -> Result<usize, NpyError> {
     }
 }
 
-/// Reads the header of a file of `file_bytes`; `head` is the file up to its [`header_end`].
+/// Parses the header of a file of `file_bytes`; `head` is the file up to its [`header_end`].
 ///
 /// # Errors
-/// [`NpyError`] when the header is invalid, names unsupported elements, or describes more or fewer bytes than the file
-/// has.
+/// [`NpyError`] when the header is invalid, the dtype is unsupported, or the file has another size than the header
+/// describes.
 pub fn parse_header(head: &[u8], file_bytes: u64) -> Result<Header, NpyError> {
     let text = head.get(header_start(head)?..).ok_or(NpyError::Magic)?;
     let text = std::str::from_utf8(text).map_err(|_| NpyError::Header("it is not text"))?;
@@ -129,14 +129,14 @@ pub fn parse_header(head: &[u8], file_bytes: u64) -> Result<Header, NpyError> {
     Ok(Header { dtype, shape, fortran_order: fortran_order && order_matters, data_start: head.len() as u64 })
 }
 
-/// The head of a file that holds a tensor, byte for byte as NumPy writes it; the elements follow in C order.
+/// The head of the file of a tensor, equal to NumPy's output; the elements follow in C order.
 ///
 /// # Errors
-/// [`NpyError::Unwritable`] for a dtype that NumPy does not have.
+/// [`NpyError::Unwritable`] for a dtype that NumPy lacks.
 pub fn file_head(dtype: Dtype, shape: &Shape) -> Result<Vec<u8>, NpyError> {
     let descr = DTYPES
         .iter()
-        .find(|(_, ours)| *ours == dtype)
+        .find(|(_, numpy_dtype)| *numpy_dtype == dtype)
         .ok_or(NpyError::Unwritable(dtype))?
         .0;
     let first_digits = shape.dimensions().first().map(|d| d.to_string().len());
@@ -146,7 +146,7 @@ pub fn file_head(dtype: Dtype, shape: &Shape) -> Result<Vec<u8>, NpyError> {
     let unpadded = MAGIC.len() + 4 + text.len() + 1;
     text.extend(std::iter::repeat_n(' ', DATA_ALIGNMENT - unpadded % DATA_ALIGNMENT));
     text.push('\n');
-    // At most 16 dimensions of 20 digits: far below what two bytes count.
+    // At most 16 dimensions of 20 digits, so the length fits two bytes.
     let length = (text.len() as u16).to_le_bytes();
     Ok([&MAGIC[..], &[1, 0], &length, text.as_bytes()].concat())
 }
@@ -173,24 +173,24 @@ pub fn to_c_order(from: &[u8], to: &mut [u8], dtype: Dtype, shape: &Shape) {
     for axis in 1..dimensions.len() {
         strides[axis] = strides[axis - 1] * dimensions[axis - 1] as usize;
     }
-    let mut at = vec![0u64; dimensions.len()];
+    let mut index = vec![0u64; dimensions.len()];
     let mut offset = 0;
     for element in to.chunks_exact_mut(width) {
         element.copy_from_slice(&from[offset..offset + width]);
-        // Counts like an odometer: the last dimension turns fastest.
+        // Counts like an odometer: the last dimension advances fastest.
         for axis in (0..dimensions.len()).rev() {
-            at[axis] += 1;
+            index[axis] += 1;
             offset += strides[axis];
-            if at[axis] < dimensions[axis] {
+            if index[axis] < dimensions[axis] {
                 break;
             }
-            offset -= strides[axis] * at[axis] as usize;
-            at[axis] = 0;
+            offset -= strides[axis] * index[axis] as usize;
+            index[axis] = 0;
         }
     }
 }
 
-/// NumPy's dtypes and ours.
+/// NumPy's names of dtypes.
 const DTYPES: &[(&str, Dtype)] = &[
     ("|b1", Dtype::Bool),
     ("|i1", Dtype::I8),
@@ -222,15 +222,15 @@ fn refusal(descr: &str) -> &'static str {
             "structured arrays are several tensors in one; save each field as an array of its own"
         }
         (_, Some('O')) => "objects are pickled Python values, which are never read here; save numbers",
-        (_, Some('S' | 'U' | 'a')) => "text is no tensor; save it as a file beside the tensors",
-        (_, Some('M' | 'm')) => "times are no tensor; save them as integers",
+        (_, Some('S' | 'U' | 'a')) => "text is not a tensor; save it as a file beside the tensors",
+        (_, Some('M' | 'm')) => "dates and times are not supported; save them as integers",
         (_, Some('V')) => {
-            "raw bytes say not what they mean; bfloat16 and float8 arrays are saved like this, so save them as safetensors"
+            "void elements have no known dtype; NumPy saves bfloat16 and float8 arrays as such, so save them as safetensors"
         }
         (Some('>'), _) => {
-            "big-endian elements are not carried; convert the array to little-endian with astype"
+            "big-endian elements are not supported; convert the array to little-endian with astype"
         }
-        _ => "tensor-relay does not carry it",
+        _ => "tensor-relay does not support it",
     }
 }
 
@@ -246,7 +246,7 @@ impl<'a> Fields<'a> {
     fn parse(text: &'a str) -> Result<Self, NpyError> {
         let mut text = Literal { rest: text };
         let (mut descr, mut fortran_order, mut dimensions) = (None, None, None);
-        text.expect("{", "it is no dictionary")?;
+        text.expect("{", "it is not a dictionary")?;
         while !text.eat("}") {
             let key = text.string()?;
             text.expect(":", "a key has no value")?;
@@ -257,12 +257,12 @@ impl<'a> Fields<'a> {
                 _ => return Err(NpyError::Header("it has a key that is not descr, fortran_order or shape")),
             }
             if !text.eat(",") {
-                text.expect("}", "an entry does not end")?;
+                text.expect("}", "an entry has no end")?;
                 break;
             }
         }
         if !text.rest.trim_start().is_empty() {
-            return Err(NpyError::Header("something follows the dictionary"));
+            return Err(NpyError::Header("the dictionary is followed by other text"));
         }
         let fields = descr.zip(fortran_order).zip(dimensions);
         let ((descr, fortran_order), dimensions) =
@@ -278,25 +278,24 @@ struct Literal<'a> {
 
 impl<'a> Literal<'a> {
     fn eat(&mut self, token: &str) -> bool {
-        let found = self.rest.trim_start().strip_prefix(token);
-        self.rest = found.unwrap_or(self.rest);
-        found.is_some()
+        let after = self.rest.trim_start().strip_prefix(token);
+        self.rest = after.unwrap_or(self.rest);
+        after.is_some()
     }
 
-    fn expect(&mut self, token: &str, otherwise: &'static str) -> Result<(), NpyError> {
-        self.eat(token).then_some(()).ok_or(NpyError::Header(otherwise))
+    fn expect(&mut self, token: &str, error: &'static str) -> Result<(), NpyError> {
+        self.eat(token).then_some(()).ok_or(NpyError::Header(error))
     }
 
     fn string(&mut self) -> Result<&'a str, NpyError> {
         let quote = ["'", "\""].into_iter().find(|quote| self.eat(quote));
         let split = quote.and_then(|quote| self.rest.split_once(quote));
-        let (text, rest) = split.ok_or(NpyError::Header("a text in quotes was expected"))?;
+        let (text, rest) = split.ok_or(NpyError::Header("a string in quotes was expected"))?;
         self.rest = rest;
         Ok(text)
     }
 
-    /// Parses a dtype's name. The list that describes a structured dtype is returned as it is, to be named in the
-    /// error.
+    /// Parses a dtype's name. For the list of a structured dtype, the error quotes the list.
     fn descr(&mut self) -> Result<&'a str, NpyError> {
         match self.rest.trim_start() {
             list if list.starts_with('[') => {
@@ -316,11 +315,11 @@ impl<'a> Literal<'a> {
 
     fn dimensions(&mut self) -> Result<Vec<u64>, NpyError> {
         let mut dimensions = vec![];
-        self.expect("(", "the shape is no tuple")?;
+        self.expect("(", "the shape is not a tuple")?;
         while !self.eat(")") {
             dimensions.push(self.number()?);
             if !self.eat(",") {
-                self.expect(")", "the shape does not end")?;
+                self.expect(")", "the shape has no end")?;
                 break;
             }
         }
@@ -330,9 +329,11 @@ impl<'a> Literal<'a> {
     fn number(&mut self) -> Result<u64, NpyError> {
         let text = self.rest.trim_start();
         let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let number = text[..end].parse().map_err(|_| NpyError::Header("a dimension is no number"))?;
+        let number = text[..end]
+            .parse()
+            .map_err(|_| NpyError::Header("a dimension is not a number"))?;
         self.rest = &text[end..];
-        // Python 2 wrote long integers like this.
+        // Python 2 wrote long integers with this suffix.
         self.eat("L");
         Ok(number)
     }
@@ -355,7 +356,7 @@ mod tests {
 
     /// `numpy.save` of `zeros((3, 4), '<f4')`, by NumPy 2.
     #[test]
-    fn heads_are_those_of_numpy() {
+    fn heads_equal_those_of_numpy() {
         let head = file_head(Dtype::F32, &Shape::new(&[3, 4]).unwrap()).unwrap();
         let text = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }";
         let spaces = " ".repeat(128 - 10 - text.len() - 1);
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_write_a_header_is_read() {
+    fn all_header_styles_and_versions_are_parsed() {
         for header in [
             "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n",
             "{'shape': (2,3), 'fortran_order': False, 'descr': '<f4'}",
@@ -390,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_makes_no_difference_is_none() {
+    fn fortran_order_is_false_if_both_orders_are_equal() {
         for (shape, bytes, expected) in
             [("(3,)", 3, false), ("(1, 3, 1)", 3, false), ("(2, 2)", 4, true), ("(2, 0)", 0, false)]
         {
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_carried_is_refused_by_name() {
+    fn unsupported_dtypes_are_refused_with_a_reason() {
         for (descr, word) in [
             ("'>f4'", "big-endian"),
             ("'|O'", "pickled"),
@@ -408,8 +409,8 @@ mod tests {
             ("'<U5'", "text"),
             ("'<M8[ns]'", "times"),
             ("'<V2'", "bfloat16"),
-            ("'<f16'", "does not carry"),
-            ("''", "does not carry"),
+            ("'<f16'", "does not support"),
+            ("''", "does not support"),
         ] {
             let header = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (0,)}}");
             let error = parse(&file(&header, 0)).unwrap_err();
@@ -446,17 +447,17 @@ mod tests {
     }
 
     #[test]
-    fn fortran_order_is_turned() {
+    fn fortran_order_becomes_c_order() {
         let shape = Shape::new(&[2, 3]).unwrap();
-        let mut turned = [0; 12];
+        let mut c_order = [0; 12];
         // Columns (1, 4), (2, 5), (3, 6) of a matrix with the rows 1 2 3 and 4 5 6.
-        to_c_order(&[1, 0, 4, 0, 2, 0, 5, 0, 3, 0, 6, 0], &mut turned, Dtype::U16, &shape);
-        assert_eq!(turned, [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0]);
+        to_c_order(&[1, 0, 4, 0, 2, 0, 5, 0, 3, 0, 6, 0], &mut c_order, Dtype::U16, &shape);
+        assert_eq!(c_order, [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0]);
     }
 
     proptest! {
         #[test]
-        fn written_heads_read_back(dtype in 0..DTYPES.len(), dimensions in prop::collection::vec(0u64..5, 0..6)) {
+        fn written_heads_are_parsed_back(dtype in 0..DTYPES.len(), dimensions in prop::collection::vec(0u64..5, 0..6)) {
             let (dtype, shape) = (DTYPES[dtype].1, Shape::new(&dimensions).unwrap());
             let mut bytes = file_head(dtype, &shape).unwrap();
             prop_assert_eq!(bytes.len() % DATA_ALIGNMENT, 0);
@@ -465,7 +466,7 @@ mod tests {
             prop_assert_eq!(parse(&bytes).unwrap(), Header { dtype, shape, fortran_order: false, data_start });
         }
 
-        /// Turning reversed dimensions back and forth: each element keeps its index.
+        /// Each element of the result is found at the C-order position of its Fortran-order index.
         #[test]
         fn every_element_keeps_its_index(dimensions in prop::collection::vec(1u64..5, 0..5)) {
             let shape = Shape::new(&dimensions).unwrap();

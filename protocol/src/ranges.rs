@@ -1,11 +1,11 @@
-//! Sets of chunk numbers, kept as ranges.
+//! Sets of chunk numbers, stored as ranges.
 
 use std::{iter::Flatten, ops::Range, vec};
 
-/// A set of numbers below `u32::MAX` that tends to have long runs: the chunks that a receiver holds, or still misses.
+/// A set of numbers below `u32::MAX`, efficient if it has long runs: the chunks that a receiver holds, or lacks.
 ///
 /// Ranges are sorted, disjoint, non-empty and not adjacent, so equal sets are equal values. Insertion is linear in the
-/// number of ranges, which concurrent streams keep small; at the end of the set it is logarithmic.
+/// number of ranges, about as many as there are concurrent streams; behind the last range it is logarithmic.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
     ranges: Vec<Range<u32>>,
@@ -22,19 +22,19 @@ impl RangeSet {
         Self::from_iter([range])
     }
 
-    /// Reads ranges from a peer: `None` unless they are as [`ranges`](Self::ranges) returns them, ascending, non-empty,
-    /// and with a gap between each and the next.
+    /// The set with these ranges, from a peer. `None` unless they have the form that [`ranges`](Self::ranges) returns:
+    /// ascending, non-empty and not adjacent.
     pub fn from_ranges(ranges: impl IntoIterator<Item = Range<u32>>) -> Option<Self> {
         let mut end = None;
         let checked = ranges.into_iter().map(|range| {
-            let apart = end.is_none_or(|end| end < range.start) && range.start < range.end;
+            let is_valid = end.is_none_or(|end| end < range.start) && range.start < range.end;
             end = Some(range.end);
-            apart.then_some(range)
+            is_valid.then_some(range)
         });
         Some(Self { ranges: checked.collect::<Option<_>>()? })
     }
 
-    /// Adds `number`; returns false when it was already there.
+    /// Adds `number`; returns false when the set already contained it.
     pub fn insert(&mut self, number: u32) -> bool {
         let at = self.ranges.partition_point(|r| r.end < number);
         let Some(range) = self.ranges.get_mut(at).filter(|r| r.start <= number.saturating_add(1)) else {
@@ -53,19 +53,19 @@ impl RangeSet {
         true
     }
 
-    /// Removes `number`; returns false when it was not there.
+    /// Removes `number`; returns false when the set did not contain it.
     pub fn remove(&mut self, number: u32) -> bool {
         let at = self.ranges.partition_point(|r| r.end <= number);
         let Some(range) = self.ranges.get_mut(at).filter(|r| r.contains(&number)) else {
             return false;
         };
-        let rest = number + 1..range.end;
+        let upper = number + 1..range.end;
         range.end = number;
-        let empty = range.start == range.end;
-        if rest.start < rest.end {
-            self.ranges.insert(at + 1, rest);
+        let is_empty = range.start == range.end;
+        if upper.start < upper.end {
+            self.ranges.insert(at + 1, upper);
         }
-        if empty {
+        if is_empty {
             self.ranges.remove(at);
         }
         true
@@ -103,14 +103,13 @@ impl RangeSet {
         self.ranges.iter().chain(&other.ranges).cloned().collect()
     }
 
-    /// The intersection. Logarithmic in the ranges of this set for each range of `other`, so a small `other` costs
-    /// little.
+    /// The intersection. Each range of `other` costs a binary search in this set.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let common = other.ranges.iter().flat_map(|wanted| {
             let first = self.ranges.partition_point(|range| range.end <= wanted.start);
-            let met = self.ranges[first..].iter().take_while(|range| range.start < wanted.end);
-            met.map(|range| range.start.max(wanted.start)..range.end.min(wanted.end))
+            let overlapping = self.ranges[first..].iter().take_while(|range| range.start < wanted.end);
+            overlapping.map(|range| range.start.max(wanted.start)..range.end.min(wanted.end))
         });
         Self { ranges: common.collect() }
     }
@@ -144,28 +143,28 @@ impl RangeSet {
     }
 }
 
-/// Takes ranges in any order, overlapping or empty. Linear when they ascend.
+/// Collects ranges in any order, which may overlap or be empty. Linear if they ascend.
 impl FromIterator<Range<u32>> for RangeSet {
     fn from_iter<I: IntoIterator<Item = Range<u32>>>(ranges: I) -> Self {
-        let mut joined: Vec<Range<u32>> = Vec::new();
+        let mut merged: Vec<Range<u32>> = Vec::new();
         for range in ranges.into_iter().filter(|range| !range.is_empty()) {
-            match joined.last_mut() {
-                Some(last) if meet(last, &range) => last.end = last.end.max(range.end),
-                _ => joined.push(range),
+            match merged.last_mut() {
+                Some(last) if can_merge(last, &range) => last.end = last.end.max(range.end),
+                _ => merged.push(range),
             }
         }
-        joined.sort_unstable_by_key(|range| range.start);
-        joined.dedup_by(|next, range| {
-            let meet = meet(range, next);
-            range.end = if meet { range.end.max(next.end) } else { range.end };
-            meet
+        merged.sort_unstable_by_key(|range| range.start);
+        merged.dedup_by(|next, range| {
+            let can_merge = can_merge(range, next);
+            range.end = if can_merge { range.end.max(next.end) } else { range.end };
+            can_merge
         });
-        Self { ranges: joined }
+        Self { ranges: merged }
     }
 }
 
-/// Whether `next`, which does not start before `range`, overlaps or continues it.
-fn meet(range: &Range<u32>, next: &Range<u32>) -> bool {
+/// Whether `next` starts in `range` or right behind it.
+fn can_merge(range: &Range<u32>, next: &Range<u32>) -> bool {
     range.start <= next.start && next.start <= range.end
 }
 
@@ -186,7 +185,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// A list of operations against the obvious set.
+        /// Any operations, compared with a `BTreeSet`.
         #[test]
         fn behaves_like_a_set(steps in prop::collection::vec((any::<bool>(), 0u32..40), 0..200)) {
             let (mut set, mut model) = (RangeSet::new(), BTreeSet::new());
@@ -205,16 +204,16 @@ mod tests {
 
         /// Operations on two sets, compared with a `BTreeSet`.
         #[test]
-        fn two_sets_together(a in any_model(), b in any_model()) {
-            let (one, other) = (of(&a), of(&b));
-            prop_assert_eq!(Vec::from_iter(one.iter()), Vec::from_iter(a.iter().copied()));
-            prop_assert_eq!(Vec::from_iter(one.clone()), Vec::from_iter(a.iter().copied()));
-            prop_assert_eq!(one.union(&other), of(&(&a | &b)));
-            prop_assert_eq!(one.difference(&other), of(&(&a - &b)));
-            prop_assert_eq!(one.intersection(&other), of(&(&a & &b)));
+        fn operations_on_two_sets(a in any_model(), b in any_model()) {
+            let (set_a, set_b) = (of(&a), of(&b));
+            prop_assert_eq!(Vec::from_iter(set_a.iter()), Vec::from_iter(a.iter().copied()));
+            prop_assert_eq!(Vec::from_iter(set_a.clone()), Vec::from_iter(a.iter().copied()));
+            prop_assert_eq!(set_a.union(&set_b), of(&(&a | &b)));
+            prop_assert_eq!(set_a.difference(&set_b), of(&(&a - &b)));
+            prop_assert_eq!(set_a.intersection(&set_b), of(&(&a & &b)));
         }
 
-        /// Any ranges, in any order: together they are the set of all their numbers.
+        /// Ranges in any order collect to the set of all their numbers.
         #[test]
         fn ranges_in_any_order(ranges in prop::collection::vec((0u32..40, 0u32..8), 0..12)) {
             let ranges: Vec<_> = ranges.into_iter().map(|(start, len)| start..start + len).collect();
@@ -222,19 +221,19 @@ mod tests {
             prop_assert_eq!(RangeSet::from_iter(ranges), of(&model));
         }
 
-        /// From a peer, only the one right way to write a set is taken.
+        /// From a peer, ranges are accepted only in the form that `ranges` returns.
         #[test]
         fn ranges_of_a_peer(ranges in prop::collection::vec((0u32..30, 0u32..30), 0..4)) {
             let ranges: Vec<_> = ranges.into_iter().map(|(start, end)| start..end).collect();
             let set = RangeSet::from_iter(ranges.iter().cloned());
-            let right = set.ranges() == ranges;
-            prop_assert_eq!(RangeSet::from_ranges(ranges), right.then_some(set.clone()));
+            let is_canonical = set.ranges() == ranges;
+            prop_assert_eq!(RangeSet::from_ranges(ranges), is_canonical.then_some(set.clone()));
             prop_assert_eq!(RangeSet::from_ranges(set.ranges().to_vec()), Some(set));
         }
     }
 
     #[test]
-    fn ranges_that_are_no_set() {
+    fn ranges_in_another_form_are_refused() {
         let read = |ends: &[(u32, u32)]| RangeSet::from_ranges(ends.iter().map(|(start, end)| *start..*end));
         let hostile: [&[(u32, u32)]; 5] =
             [&[(3, 3)], &[(5, 3)], &[(0, 2), (2, 3)], &[(0, 2), (1, 3)], &[(4, 5), (0, 1)]];

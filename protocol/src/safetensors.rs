@@ -1,7 +1,7 @@
 //! The safetensors file format (<https://github.com/huggingface/safetensors#format>), without I/O.
 //!
-//! A file is eight bytes of header length, a JSON header, and the tensors without gaps. Callers read and write files;
-//! this module parses and makes headers, on top of the `safetensors` crate, the reference implementation.
+//! A file consists of eight bytes of header length, a JSON header, and the tensors without gaps. Callers read and write
+//! files; this module parses and makes headers, with the `safetensors` crate, the reference implementation.
 
 mod index;
 mod order;
@@ -14,19 +14,19 @@ use std::ops::Range;
 
 pub use index::{INDEX_MAX_BYTES, IndexError, WeightIndex};
 
-/// The bytes in front of the header: its length, little-endian.
+/// The size of the header's length field, a little-endian `u64` at the beginning of the file.
 pub const PREFIX_BYTES: usize = 8;
 
-/// The largest header accepted, the same bound that the reference implementation has.
+/// The largest header accepted, as in the reference implementation.
 pub const HEADER_MAX_BYTES: u64 = 100_000_000;
 
-/// The header key that does not name a tensor.
+/// The header key of the file's metadata.
 const METADATA_KEY: &str = "__metadata__";
 
 /// The parsed header of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// The tensors, in the order of their bytes; empty ones in the order of their names.
+    /// The tensors, in the order of their bytes in the file; empty tensors at one position in the order of the header.
     pub tensors: Vec<FileTensor>,
     /// The file's own metadata, in the file's order.
     pub metadata: Vec<(String, String)>,
@@ -35,9 +35,9 @@ pub struct Header {
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileTensor {
-    /// Its name, dtype and shape.
+    /// The tensor's name, dtype and shape.
     pub spec: TensorSpec,
-    /// The range of its bytes in the file.
+    /// The range of the tensor's bytes in the file.
     pub range: Range<u64>,
 }
 
@@ -46,7 +46,7 @@ pub struct FileTensor {
 #[non_exhaustive]
 pub enum SafetensorsError {
     /// A file that is too short, or an impossible header length.
-    #[error("it says its header has {header_bytes} bytes, which does not fit a file of {file_bytes} bytes")]
+    #[error("it claims a header of {header_bytes} bytes, which a file of {file_bytes} bytes cannot have")]
     HeaderLength {
         /// The length in the prefix.
         header_bytes: u64,
@@ -56,7 +56,7 @@ pub enum SafetensorsError {
     /// An invalid header.
     #[error("its header is not valid: {0}")]
     Header(#[from] serde_json::Error),
-    /// Tensors that end before or after the file does.
+    /// Another number of bytes after the header than the header describes.
     #[error(
         "its header describes {described_bytes} bytes of tensors, but {found_bytes} follow it: was the file cut off?"
     )]
@@ -67,7 +67,7 @@ pub enum SafetensorsError {
         found_bytes: u64,
     },
     /// A tensor name that tensor-relay does not support.
-    #[error("it names a tensor badly: {0}")]
+    #[error("it contains an invalid tensor name: {0}")]
     Name(#[from] NameError),
     /// A shape that tensor-relay does not support.
     #[error("tensor {name:?} has no usable shape: {source}")]
@@ -77,12 +77,12 @@ pub enum SafetensorsError {
         /// The reason.
         source: ShapeError,
     },
-    /// A dtype that either side lacks.
-    #[error("tensor {name:?} has dtype {dtype}, which tensor-relay and safetensors do not both know")]
+    /// A dtype that tensor-relay or safetensors lacks.
+    #[error("tensor {name:?} has dtype {dtype}, which tensor-relay and safetensors do not both support")]
     Dtype {
         /// The tensor.
         name: TensorName,
-        /// Its dtype.
+        /// The tensor's dtype.
         dtype: String,
     },
     /// A tensor name with another meaning in this format.
@@ -90,12 +90,12 @@ pub enum SafetensorsError {
         "a tensor named `{METADATA_KEY}` cannot be written: safetensors files keep their metadata under that name"
     )]
     ReservedName,
-    /// A tensor that the format cannot hold.
-    #[error("the tensors do not fit the safetensors format: {0}")]
+    /// Tensors that the format does not support.
+    #[error("the safetensors format does not support these tensors: {0}")]
     Unwritable(String),
 }
 
-/// Reads the length of the header from the first bytes of a file of `file_bytes`.
+/// The length of the header, from the first bytes of a file of `file_bytes`.
 ///
 /// # Errors
 /// [`SafetensorsError::HeaderLength`] when the length is impossible.
@@ -108,11 +108,11 @@ pub fn header_length(prefix: [u8; PREFIX_BYTES], file_bytes: u64) -> Result<usiz
     }
 }
 
-/// Reads the header of a file of `file_bytes`; `json` is what lies between the prefix and the tensors.
+/// Parses `json`, the header of a file of `file_bytes`.
 ///
 /// # Errors
 /// [`SafetensorsError`] when the header breaks a rule of the format (offsets that leave gaps or overlap, sizes that do
-/// not match shapes) or describes more or fewer bytes than the file has.
+/// not match shapes) or the file has another size than the header describes.
 pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsError> {
     let header: Metadata = serde_json::from_slice(json)?;
     let data_start = (PREFIX_BYTES + json.len()) as u64;
@@ -126,9 +126,9 @@ pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsE
     for (name, info) in header.tensors() {
         tensors.push(file_tensor(&name, info, data_start)?);
     }
-    tensors.sort_by_key(|t| (t.range.start, t.range.end, order.tensors.place(t.spec.name.as_str())));
+    tensors.sort_by_key(|t| (t.range.start, t.range.end, order.tensors.position(t.spec.name.as_str())));
     let mut metadata: Vec<_> = header.metadata().clone().unwrap_or_default().into_iter().collect();
-    metadata.sort_by_key(|(key, _)| order.metadata.place(key));
+    metadata.sort_by_key(|(key, _)| order.metadata.position(key));
     Ok(Header { tensors, metadata })
 }
 
@@ -144,22 +144,22 @@ fn file_tensor(name: &str, info: &TensorInfo, data_start: u64) -> Result<FileTen
     Ok(FileTensor { spec: TensorSpec::new(name, dtype, shape), range })
 }
 
-/// The planned head of a file with a manifest's tensors, and the order of the tensors' bytes.
+/// The planned head of a file, and the order of the tensors' bytes behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileLayout {
     /// The prefix and the header, padded to eight bytes.
     pub head: Vec<u8>,
-    /// The indices of the tensors in the order in which their bytes follow.
+    /// The indices of the tensors, in the order of their bytes.
     pub order: Vec<usize>,
 }
 
-/// Plans a file with `tensors` and `metadata`, both in this order: a copy of a file by the reference writer is then
-/// equal, byte by byte. Only where a tensor would not be aligned to its element, they are sorted as that writer does:
-/// wider elements first. Tied weights are written once for each name.
+/// Plans a file with `tensors` and `metadata` in the given order, so that a copied file of the reference writer equals
+/// the original in every byte. If a tensor would not be aligned to its element size in that order, the tensors are
+/// sorted like the reference writer does: wider elements first. Tied weights are written once for each name.
 ///
 /// # Errors
-/// [`SafetensorsError`] for what the format cannot hold: a dtype it does not know, sub-byte tensors that end within a
-/// byte, or a tensor called `__metadata__`.
+/// [`SafetensorsError`] for tensors that the format does not support: an unknown dtype, sub-byte tensors that end
+/// within a byte, or a tensor called `__metadata__`.
 pub fn plan_tensors(
     tensors: &[&Tensor],
     metadata: Vec<(String, String)>,
@@ -184,7 +184,7 @@ pub fn plan_tensors(
         infos.push((tensor.name.as_str().to_owned(), info));
     }
     let header = OrderedHeader { metadata, infos };
-    // Validates; its own output has metadata in random order.
+    // Only validates: `Metadata` would serialise the file's metadata in random order.
     Metadata::new(None, header.infos.clone()).map_err(|e| SafetensorsError::Unwritable(e.to_string()))?;
     Ok(FileLayout { head: head(&header)?, order })
 }
@@ -197,7 +197,7 @@ fn file_dtype(tensor: &Tensor) -> Result<FileDtype, SafetensorsError> {
     }
 }
 
-/// Whether each tensor begins at a multiple of its element's size when they follow one another.
+/// Whether each tensor begins at a multiple of its element size if the tensors lie end to end in this order.
 fn are_aligned(tensors: &[&Tensor]) -> bool {
     let mut start = 0;
     tensors.iter().all(|tensor| {
@@ -207,7 +207,7 @@ fn are_aligned(tensors: &[&Tensor]) -> bool {
     })
 }
 
-/// A header as the reference writer writes it, but with ordered metadata.
+/// A header that serialises like the reference writer's, with `metadata` in its order.
 struct OrderedHeader {
     metadata: Vec<(String, String)>,
     infos: Vec<(String, TensorInfo)>,
@@ -243,7 +243,7 @@ fn head(header: &OrderedHeader) -> Result<Vec<u8>, SafetensorsError> {
 }
 
 /// Pairs of equal dtypes.
-const SAME: &[(FileDtype, Dtype)] = &[
+const DTYPES: &[(FileDtype, Dtype)] = &[
     (FileDtype::BOOL, Dtype::Bool),
     (FileDtype::F4, Dtype::F4E2M1),
     (FileDtype::F6_E2M3, Dtype::F6E2M3),
@@ -269,11 +269,11 @@ const SAME: &[(FileDtype, Dtype)] = &[
 ];
 
 fn from_file(dtype: FileDtype) -> Option<Dtype> {
-    SAME.iter().find(|(file, _)| *file == dtype).map(|(_, ours)| *ours)
+    DTYPES.iter().find(|(file, _)| *file == dtype).map(|(_, relay)| *relay)
 }
 
 fn to_file(dtype: Dtype) -> Option<FileDtype> {
-    SAME.iter().find(|(_, ours)| *ours == dtype).map(|(file, _)| *file)
+    DTYPES.iter().find(|(_, relay)| *relay == dtype).map(|(file, _)| *file)
 }
 
 #[cfg(test)]
@@ -283,9 +283,9 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn widths_agree() {
-        for (file, ours) in SAME {
-            assert_eq!(file.bitsize() as u32, ours.bits(), "{ours}");
+    fn paired_dtypes_have_equal_sizes() {
+        for (file, relay) in DTYPES {
+            assert_eq!(file.bitsize() as u32, relay.bits(), "{relay}");
         }
     }
 
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_format_cannot_hold_is_refused() {
+    fn unsupported_tensors_are_refused() {
         let plan = |name: &str, dtype, elements| {
             let shape = Shape::new(&[elements]).unwrap();
             let specs = vec![TensorSpec::new(TensorName::new(name).unwrap(), dtype, shape)];
@@ -337,7 +337,7 @@ mod tests {
         assert!(matches!(plan("a", Dtype::F4E2M1, 3), Err(SafetensorsError::Unwritable(_))));
     }
 
-    /// The header of a file becomes a manifest, and that the same header again.
+    /// Parses a header into a manifest and asserts that the file planned from it has the same header.
     fn assert_copied(json: &str, data_bytes: u64) {
         let Header { tensors, metadata } = parse(json, data_bytes).unwrap();
         let specs = tensors.into_iter().map(|tensor| tensor.spec).collect();
@@ -347,12 +347,12 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_names_things_in_the_same_order() {
+    fn a_copy_has_the_same_order() {
         assert_copied(
             r#"{"__metadata__":{"z":"1","a":"2","m":"\"\n"},"w":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}"#,
             16,
         );
-        // Several without bytes, at one place.
+        // Several empty tensors at one position.
         assert_copied(
             r#"{"z":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"b":{"dtype":"F32","shape":[0,3],"data_offsets":[0,0]},"c":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#,
             1,
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_be_aligned_is_sorted() {
+    fn tensors_that_would_not_be_aligned_are_sorted() {
         let json = r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"F32","shape":[1],"data_offsets":[3,7]}}"#;
         let specs = parse(json, 7).unwrap().tensors.into_iter().map(|tensor| tensor.spec).collect();
         let manifest = Manifest::layout(specs, vec![], 4096, &Limits::default()).unwrap();
@@ -368,13 +368,13 @@ mod tests {
     }
 
     proptest! {
-        /// Any tensors that the format can hold: the planned file reads back as the same tensors and metadata.
+        /// For any supported tensors, the planned head is parsed to the same tensors and metadata.
         #[test]
-        fn planned_files_read_back(sizes in prop::collection::vec((0..SAME.len(), 0u64..40), 0..20), key in "[a-z]{0,4}") {
+        fn planned_heads_are_parsed_back(sizes in prop::collection::vec((0..DTYPES.len(), 0u64..40), 0..20), key in "[a-z]{0,4}") {
             let numbered = sizes.into_iter().enumerate();
             let specs: Vec<_> = numbered.map(|(i, (dtype, n))| {
                 let shape = Shape::new(&[n * 8]).unwrap();
-                TensorSpec::new(TensorName::new(&format!("t{i}")).unwrap(), SAME[dtype].1, shape)
+                TensorSpec::new(TensorName::new(&format!("t{i}")).unwrap(), DTYPES[dtype].1, shape)
             }).collect();
             let manifest = Manifest::layout(specs, vec![(key, "v".into())], 4096, &Limits::default()).unwrap();
             let layout = plan_file(&manifest).unwrap();
@@ -385,8 +385,7 @@ mod tests {
             let header = parse_header(&layout.head[8..], file_bytes).unwrap();
             prop_assert_eq!(&header.metadata[..], manifest.metadata());
             let mut at = layout.head.len() as u64;
-            for (file, index) in header.tensors.iter().zip(&layout.order) {
-                let _ = index;
+            for file in &header.tensors {
                 prop_assert_eq!(file.range.start, at);
                 let tensor = manifest.tensor(file.spec.name.as_str()).unwrap();
                 prop_assert_eq!((tensor.dtype, &tensor.shape), (file.spec.dtype, &file.spec.shape));

@@ -1,23 +1,23 @@
-//! Selections: which tensors of a snapshot are wanted, and which chunks they need (PROTOCOL.md §5.4).
+//! Selections: the tensors of a snapshot that a subscription requests, and their chunks (PROTOCOL.md §5.4).
 
 use crate::{ChunkIndex, Chunking, Glob, Manifest, RangeSet};
 use std::{collections::HashSet, ops::Range, sync::Arc};
 
-/// The tensors of a manifest that match a list of globs, the chunks that carry them, and the layout of those chunks at
-/// a receiver.
+/// The tensors of a manifest that match a list of globs, the chunks that contain them, and the layout of those chunks
+/// in the receiver's memory.
 ///
-/// Both ends compute it from the manifest and the globs, so it never travels. A selected chunk goes where the chunks
-/// before it end: they all have sizes of multiples of 256 bytes, so alignment is kept, and a tensor stays in one piece
-/// because all of its chunks are selected. For a selection of everything each place is the one in the payload.
+/// Both ends compute a selection from the manifest and the globs, so it is never sent. The receiver lays the selected
+/// chunks end to end. Their sizes are multiples of 256 bytes, so tensors stay aligned; all chunks of a selected tensor
+/// are selected, so its bytes stay contiguous. With all tensors selected, the layout is that of the payload.
 ///
-/// Costs memory for each run of selected tensors and of selected chunks; a single run for a selection of everything.
+/// Needs memory for each run of selected tensors and each run of selected chunks.
 #[derive(Debug, Clone)]
 pub struct Selection {
     manifest: Arc<Manifest>,
     tensors: RangeSet,
     chunks: RangeSet,
     /// For each run of chunks, the unselected payload bytes before it.
-    left_out: Box<[u64]>,
+    skipped_bytes: Box<[u64]>,
     payload_bytes: u64,
 }
 
@@ -26,41 +26,41 @@ impl Selection {
     pub fn all(manifest: Arc<Manifest>) -> Self {
         let tensors = RangeSet::from_range(0..manifest.tensors().len() as u32);
         let chunks = RangeSet::from_range(0..manifest.chunking().count());
-        Self::placed(manifest, tensors, chunks)
+        Self::laid_out(manifest, tensors, chunks)
     }
 
     /// Selects the tensors whose name matches one of `globs`, and their aliases (tied weights are one tensor with
-    /// several names). No globs select every tensor, as in `Subscribe`.
+    /// several names). Without globs, every tensor is selected, as in `Subscribe`.
     ///
-    /// Costs one match for every tensor and glob: for a hundred thousand tensors up to a tenth of a second a glob, so
-    /// keep it while the manifest stays the same.
+    /// Matches every tensor against every glob: for a hundred thousand tensors up to a tenth of a second per glob, so
+    /// keep the selection while the manifest stays the same.
     pub fn new(manifest: Arc<Manifest>, globs: &[Glob]) -> Self {
         if globs.is_empty() {
             return Self::all(manifest);
         }
-        let tensors = with_aliases(&manifest, named(&manifest, globs));
+        let tensors = with_aliases(&manifest, matching(&manifest, globs));
         let chunks = tensors
             .iter()
             .filter_map(|index| chunks_of(&manifest, index as usize))
             .collect();
-        Self::placed(manifest, tensors, chunks)
+        Self::laid_out(manifest, tensors, chunks)
     }
 
-    fn placed(manifest: Arc<Manifest>, tensors: RangeSet, chunks: RangeSet) -> Self {
+    fn laid_out(manifest: Arc<Manifest>, tensors: RangeSet, chunks: RangeSet) -> Self {
         let mut payload_bytes = 0;
-        let mut left_out = Vec::with_capacity(chunks.ranges().len());
+        let mut skipped_bytes = Vec::with_capacity(chunks.ranges().len());
         for run in chunks.ranges() {
             let bytes = run_bytes(manifest.chunking(), run);
-            left_out.push(bytes.start - payload_bytes);
+            skipped_bytes.push(bytes.start - payload_bytes);
             payload_bytes += bytes.end - bytes.start;
         }
-        Self { manifest, tensors, chunks, left_out: left_out.into(), payload_bytes }
+        Self { manifest, tensors, chunks, skipped_bytes: skipped_bytes.into(), payload_bytes }
     }
 
-    /// The same chunks and places, with only those tensors whose index `keep` accepts.
+    /// A selection with the same chunks and layout, but only the tensors for whose index `keep` returns true.
     pub fn retain(&self, keep: impl Fn(usize) -> bool) -> Self {
-        let kept = self.tensors.iter().filter(|index| keep(*index as usize));
-        Self { tensors: kept.map(|index| index..index + 1).collect(), ..self.clone() }
+        let retained = self.tensors.iter().filter(|index| keep(*index as usize));
+        Self { tensors: retained.map(|index| index..index + 1).collect(), ..self.clone() }
     }
 
     /// The manifest.
@@ -73,74 +73,74 @@ impl Selection {
         &self.tensors
     }
 
-    /// The chunks that hold a byte of a selected tensor. They may include small tensors that were not selected.
+    /// The chunks that contain a byte of a selected tensor. They may also contain unselected small tensors.
     pub fn chunks(&self) -> &RangeSet {
         &self.chunks
     }
 
-    /// The memory that a receiver of the selected chunks needs.
+    /// The size of the memory that a receiver needs for the selected chunks.
     pub fn payload_bytes(&self) -> u64 {
         self.payload_bytes
     }
 
-    /// The range of the raw bytes of `chunk` in that memory; `None` if it is not selected.
+    /// The range of the raw bytes of `chunk` in the receiver's memory; `None` if the chunk is not selected.
     pub fn place(&self, chunk: ChunkIndex) -> Option<Range<u64>> {
-        let left_out = self.left_out_before(chunk.0)?;
+        let skipped = self.skipped_before(chunk.0)?;
         let bytes = self.manifest.chunking().range(chunk)?;
-        Some(bytes.start - left_out..bytes.end - left_out)
+        Some(bytes.start - skipped..bytes.end - skipped)
     }
 
-    /// The range of the tensor with this index in that memory; `None` if it is not selected.
+    /// The range of the tensor with this index in the receiver's memory; `None` if the tensor is not selected.
     pub fn tensor_range(&self, index: usize) -> Option<Range<u64>> {
         let number = u32::try_from(index).ok().filter(|number| self.tensors.contains(*number))?;
         let Some(chunks) = chunks_of(&self.manifest, number as usize) else {
             return Some(0..0);
         };
-        let left_out = self.left_out_before(chunks.start)?;
+        let skipped = self.skipped_before(chunks.start)?;
         let bytes = self.manifest.tensors()[index].range();
-        Some(bytes.start - left_out..bytes.end - left_out)
+        Some(bytes.start - skipped..bytes.end - skipped)
     }
 
-    /// The unselected payload bytes before `chunk`; `None` when `chunk` is not selected.
-    fn left_out_before(&self, chunk: u32) -> Option<u64> {
+    /// The number of unselected payload bytes before `chunk`; `None` if `chunk` is not selected.
+    fn skipped_before(&self, chunk: u32) -> Option<u64> {
         let runs = self.chunks.ranges();
         let at = runs.partition_point(|run| run.end <= chunk);
-        runs.get(at).filter(|run| run.contains(&chunk)).map(|_| self.left_out[at])
+        runs.get(at).filter(|run| run.contains(&chunk)).map(|_| self.skipped_bytes[at])
     }
 }
 
-/// The tensors whose own name matches.
-fn named(manifest: &Manifest, globs: &[Glob]) -> RangeSet {
+/// The tensors whose own name matches one of `globs`.
+fn matching(manifest: &Manifest, globs: &[Glob]) -> RangeSet {
     let matches = |name: &str| globs.iter().any(|glob| glob.matches(name));
     indexes(manifest, |index| matches(manifest.tensors()[index].name.as_str()))
 }
 
-/// Adds the aliases of `tensors`: those that share their bytes, always all of them or none.
+/// Adds the aliases of `tensors`, which are the tensors with equal byte ranges.
 fn with_aliases(manifest: &Manifest, tensors: RangeSet) -> RangeSet {
     let range = |index: usize| manifest.tensors()[index].range();
-    let taken: HashSet<Range<u64>> = tensors
+    let selected: HashSet<Range<u64>> = tensors
         .iter()
         .map(|index| range(index as usize))
         .filter(|range| !range.is_empty())
         .collect();
-    indexes(manifest, |index| tensors.contains(index as u32) || taken.contains(&range(index)))
+    indexes(manifest, |index| tensors.contains(index as u32) || selected.contains(&range(index)))
 }
 
-fn indexes(manifest: &Manifest, mut takes: impl FnMut(usize) -> bool) -> RangeSet {
+fn indexes(manifest: &Manifest, mut is_selected: impl FnMut(usize) -> bool) -> RangeSet {
     let all = 0..manifest.tensors().len();
-    all.filter(|index| takes(*index))
+    all.filter(|index| is_selected(*index))
         .map(|index| index as u32..index as u32 + 1)
         .collect()
 }
 
-/// The chunks that hold the tensor with this index; `None` for an empty tensor.
+/// The chunks that contain the tensor with this index; `None` for an empty tensor.
 fn chunks_of(manifest: &Manifest, index: usize) -> Option<Range<u32>> {
     let bytes = manifest.tensors()[index].range();
     let last = bytes.end.checked_sub(1).filter(|last| *last >= bytes.start)?;
     Some(chunk_at(manifest.chunking(), bytes.start)..chunk_at(manifest.chunking(), last) + 1)
 }
 
-/// The chunk that holds a byte of the payload.
+/// The chunk that contains the payload byte at offset `byte`.
 fn chunk_at(chunking: &Chunking, byte: u64) -> u32 {
     let (mut low, mut high) = (0, chunking.count());
     while low < high {
@@ -153,7 +153,7 @@ fn chunk_at(chunking: &Chunking, byte: u64) -> u32 {
     low
 }
 
-/// The payload bytes of a run of chunks, which lie end to end.
+/// The payload range of a run of adjacent chunks.
 fn run_bytes(chunking: &Chunking, run: &Range<u32>) -> Range<u64> {
     let first = chunking.range(ChunkIndex(run.start));
     let last = chunking.range(ChunkIndex(run.end - 1));
@@ -174,15 +174,15 @@ mod tests {
         TensorSpec::new(TensorName::new(name).unwrap(), dtype, Shape::new(&[elements]).unwrap())
     }
 
-    fn lay(specs: Vec<TensorSpec>, chunk_bytes: u32) -> Arc<Manifest> {
+    fn manifest_of(specs: Vec<TensorSpec>, chunk_bytes: u32) -> Arc<Manifest> {
         Arc::new(Manifest::layout(specs, vec![], chunk_bytes, &Limits::default()).unwrap())
     }
 
     /// PROTOCOL.md §5.4, the example.
     #[test]
-    fn a_small_neighbour_comes_along_and_a_large_one_does_not() {
+    fn small_tensors_of_a_selected_chunk_are_included() {
         let tensors = vec![spec("a", Dtype::F32, 10), spec("big", Dtype::F32, 700), spec("b", Dtype::F32, 3)];
-        let selection = Selection::new(lay(tensors, 1024), &[glob("?")]);
+        let selection = Selection::new(manifest_of(tensors, 1024), &[glob("?")]);
         assert_eq!(selection.chunks(), &RangeSet::from_range(3..4));
         assert_eq!(selection.payload_bytes(), 512);
         assert_eq!(selection.place(ChunkIndex(3)), Some(0..512));
@@ -194,10 +194,11 @@ mod tests {
     }
 
     #[test]
-    fn tied_weights_are_taken_together() {
+    fn aliases_are_selected_together() {
         let mut tied = spec("lm_head", Dtype::Bf16, 64);
         tied.alias_of = Some(0);
-        let manifest = lay(vec![spec("embed", Dtype::Bf16, 64), tied, spec("none", Dtype::Bf16, 0)], 1024);
+        let manifest =
+            manifest_of(vec![spec("embed", Dtype::Bf16, 64), tied, spec("none", Dtype::Bf16, 0)], 1024);
         for pattern in ["lm_*", "embed"] {
             let selection = Selection::new(manifest.clone(), &[glob(pattern)]);
             assert_eq!(selection.tensors(), &RangeSet::from_range(0..2));
@@ -207,19 +208,19 @@ mod tests {
 
     #[test]
     fn a_selection_may_be_empty() {
-        let manifest = lay(vec![spec("w", Dtype::U8, 10), spec("empty", Dtype::U8, 0)], 1024);
-        let nothing = Selection::new(manifest.clone(), &[glob("x")]);
-        assert!(nothing.tensors().is_empty() && nothing.chunks().is_empty());
-        let without_bytes = Selection::new(manifest, &[glob("empty")]);
-        assert_eq!(without_bytes.tensor_range(1), Some(0..0));
-        assert_eq!((without_bytes.payload_bytes(), without_bytes.chunks().len()), (0, 0));
+        let manifest = manifest_of(vec![spec("w", Dtype::U8, 10), spec("empty", Dtype::U8, 0)], 1024);
+        let no_tensor = Selection::new(manifest.clone(), &[glob("x")]);
+        assert!(no_tensor.tensors().is_empty() && no_tensor.chunks().is_empty());
+        let empty_tensor = Selection::new(manifest, &[glob("empty")]);
+        assert_eq!(empty_tensor.tensor_range(1), Some(0..0));
+        assert_eq!((empty_tensor.payload_bytes(), empty_tensor.chunks().len()), (0, 0));
     }
 
-    /// Tensors of several dtypes; now and then one without bytes, or an alias of an earlier one.
+    /// Tensors of several dtypes, some of them empty and some of them aliases of earlier ones.
     fn any_specs() -> impl Strategy<Value = Vec<TensorSpec>> {
         let size = prop_oneof![1 => Just(0u64), 4 => 1u64..300, 4 => 1u64..3000];
-        let one = (0..3usize, size, prop::option::weighted(0.2, any::<prop::sample::Index>()));
-        prop::collection::vec(one, 0..30).prop_map(|tensors| {
+        let tensor = (0..3usize, size, prop::option::weighted(0.2, any::<prop::sample::Index>()));
+        prop::collection::vec(tensor, 0..30).prop_map(|tensors| {
             let mut specs: Vec<TensorSpec> = vec![];
             for (index, (dtype, elements, alias)) in tensors.into_iter().enumerate() {
                 let name = format!("t{index}");
@@ -239,7 +240,8 @@ mod tests {
     }
 
     fn any_manifest() -> impl Strategy<Value = Arc<Manifest>> {
-        (any_specs(), (1u32..9).prop_map(|n| n * 256)).prop_map(|(specs, chunk)| lay(specs, chunk))
+        (any_specs(), (1u32..9).prop_map(|n| n * 256))
+            .prop_map(|(specs, chunk_bytes)| manifest_of(specs, chunk_bytes))
     }
 
     fn any_globs() -> impl Strategy<Value = Vec<Glob>> {
@@ -247,25 +249,25 @@ mod tests {
     }
 
     proptest! {
-        /// Any tensors, any globs: the tensors are those that match, with their aliases; the chunks are those that hold
-        /// a byte of them and no others; their places lie end to end in order, aligned; and each selected tensor reads
-        /// there as it does in the whole payload.
+        /// For any tensors and globs: the selected tensors are those that match and their aliases; the selected chunks
+        /// are those with a byte of a selected tensor; chunks lie end to end in order, aligned; and each selected
+        /// tensor has the same bytes as in the payload.
         #[test]
-        fn selected_tensors_read_as_in_the_whole_payload(manifest in any_manifest(), globs in any_globs()) {
+        fn selected_tensors_have_their_bytes(manifest in any_manifest(), globs in any_globs()) {
             let selection = Selection::new(manifest.clone(), &globs);
             let tensors = manifest.tensors();
             let matches = |t: &crate::Tensor| globs.iter().any(|glob| glob.matches(t.name.as_str()));
-            let taken = |t: &crate::Tensor| {
+            let is_selected = |t: &crate::Tensor| {
                 matches(t) || t.byte_len() > 0 && tensors.iter().any(|o| o.range() == t.range() && matches(o))
             };
             for (index, tensor) in tensors.iter().enumerate() {
-                prop_assert_eq!(selection.tensors().contains(index as u32), taken(tensor));
+                prop_assert_eq!(selection.tensors().contains(index as u32), is_selected(tensor));
             }
             let payload: Vec<u8> = (0..manifest.payload_bytes()).map(|at| (at * 31 % 251) as u8).collect();
             let mut compact = vec![];
             for (chunk, range) in manifest.chunking().iter() {
-                let holds = |t: &crate::Tensor| t.range().start < range.end && range.start < t.range().end;
-                let wanted = tensors.iter().any(|t| taken(t) && t.byte_len() > 0 && holds(t));
+                let overlaps = |t: &crate::Tensor| t.range().start < range.end && range.start < t.range().end;
+                let wanted = tensors.iter().any(|t| is_selected(t) && t.byte_len() > 0 && overlaps(t));
                 prop_assert_eq!(selection.chunks().contains(chunk.0), wanted);
                 let end = compact.len() as u64;
                 let place = end..end + range.end - range.start;
@@ -278,18 +280,18 @@ mod tests {
             prop_assert_eq!(compact.len() as u64, selection.payload_bytes());
             for (index, tensor) in tensors.iter().enumerate() {
                 let slice = |range: Range<u64>| range.start as usize..range.end as usize;
-                let found = selection.tensor_range(index);
-                prop_assert_eq!(found.is_some(), taken(tensor));
-                if let Some(found) = found {
-                    prop_assert!(found.start.is_multiple_of(PAYLOAD_ALIGNMENT));
-                    prop_assert_eq!(&compact[slice(found)], &payload[slice(tensor.range())]);
+                let range = selection.tensor_range(index);
+                prop_assert_eq!(range.is_some(), is_selected(tensor));
+                if let Some(range) = range {
+                    prop_assert!(range.start.is_multiple_of(PAYLOAD_ALIGNMENT));
+                    prop_assert_eq!(&compact[slice(range)], &payload[slice(tensor.range())]);
                 }
             }
         }
 
-        /// Everything: each chunk and each tensor lies where the manifest says, in one run, however it was asked for.
+        /// With all tensors selected, by no glob or by `**`, the layout is that of the manifest, in one run.
         #[test]
-        fn everything_lies_where_the_manifest_says(manifest in any_manifest()) {
+        fn a_selection_of_all_tensors_has_the_layout_of_the_payload(manifest in any_manifest()) {
             for globs in [vec![], vec![glob("**")]] {
                 let selection = Selection::new(manifest.clone(), &globs);
                 prop_assert!(selection.chunks().ranges().len() <= 1 && selection.tensors().ranges().len() <= 1);

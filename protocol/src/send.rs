@@ -1,4 +1,4 @@
-//! The sender's plan of one version on one subscription: what to send next, and on which lane (PROTOCOL.md §6.3, §6.8).
+//! The sender's state machine of one version on one subscription: the next chunk to send (PROTOCOL.md §6.3, §6.8).
 
 use crate::{ChunkIndex, Credit, LaneId, RangeSet};
 use std::{collections::BTreeMap, iter::Peekable};
@@ -6,36 +6,38 @@ use std::{collections::BTreeMap, iter::Peekable};
 /// The next action for the driver of a [`SendPlan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendAction {
-    /// Send the manifest, ahead of every chunk.
+    /// Send the manifest, before all chunks.
     Manifest,
-    /// Send this chunk on this lane; its credit is spent. Report the end with [`SendPlan::handle_ended`].
+    /// Send this chunk on this lane, then call [`SendPlan::handle_ended`]. The chunk's credit is already spent.
     Chunk(ChunkIndex, LaneId),
     /// Send `Complete`: all chunks were sent.
     Complete,
 }
 
-/// The send state of one version: decides the order of chunks, what is sent again, and when the version is complete.
+/// The send state of one version: decides the order of chunks, which chunks are sent again, and when the version is
+/// complete.
 ///
-/// Pure: it waits for nothing and sends nothing. The driver polls it until it returns `None`, does what it says, and
-/// reports what happened. A chunk is begun once, and once more each time that the receiver fetches it after the lane on
-/// which it was begun was retired. So a receiver that repeats itself causes no work.
+/// Pure: the driver polls it until it returns `None`, executes the actions, and reports their results. A chunk is begun
+/// once, and again each time that the receiver fetches it after its lane was retired. So repeated `Fetch` messages for
+/// the same chunk cause no further sends.
 #[derive(Debug)]
 pub struct SendPlan {
+    /// Whether the manifest has to be sent.
     manifest: bool,
     /// Chunks that were never begun, ascending.
     waiting: Peekable<<RangeSet as IntoIterator>::IntoIter>,
-    /// Chunks that were lost with their lanes and fetched: they are sent again without credit.
+    /// Chunks that were lost with their lanes and fetched by the receiver. They are sent again without credit.
     fetched: RangeSet,
-    /// The begun chunks, by the lane of their latest send.
+    /// The begun chunks, by the lane on which they were begun last.
     begun: BTreeMap<LaneId, RangeSet>,
     in_flight: u32,
+    /// Whether [`SendAction::Complete`] was returned.
     complete: bool,
     given_up: bool,
 }
 
 impl SendPlan {
-    /// A plan for the chunks `wanted`, which the receiver selected and does not hold; `manifest` says whether it needs
-    /// the manifest.
+    /// A plan for the chunks `wanted`, which the receiver selected and lacks, and for the manifest if `manifest`.
     pub fn new(wanted: RangeSet, manifest: bool) -> Self {
         Self {
             manifest,
@@ -48,8 +50,8 @@ impl SendPlan {
         }
     }
 
-    /// The next action, for a chunk on `lane`, the lane that should take the next one; `None` until something changes.
-    /// Without a lane chunks wait. Spends `credit` for a chunk that is begun for the first time.
+    /// The next action; `None` until the next event. `lane` is the lane for the next chunk; without one, no chunk is
+    /// begun. Spends `credit` for a chunk that is begun for the first time.
     pub fn poll(&mut self, credit: &mut Credit, lane: Option<LaneId>) -> Option<SendAction> {
         if self.given_up {
             return None;
@@ -69,35 +71,34 @@ impl SendPlan {
         is_complete.then_some(SendAction::Complete)
     }
 
-    /// Records the end of a chunk's send: it was handed to the network whole, or lost with its lane, in which case the
-    /// receiver fetches it.
+    /// Handles the end of a chunk's send. The chunk was passed to the transport completely, or was lost with its lane
+    /// and will be fetched by the receiver.
     pub fn handle_ended(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Handles the receiver's `Fetch` of `chunks`, any numbers. Those last begun on a retired lane are queued again;
-    /// the others are in flight, not begun yet or not wanted, and are ignored. Returns whether there was one to begin
-    /// again.
+    /// Handles the receiver's `Fetch` of `chunks`, which may be any numbers. Chunks that were last begun on a retired
+    /// lane are queued again; others are ignored. Returns whether a chunk was queued.
     pub fn handle_fetch(&mut self, chunks: &RangeSet, is_retired: impl Fn(LaneId) -> bool) -> bool {
-        let mut any = false;
+        let mut is_any_lost = false;
         for (_, begun) in self.begun.iter_mut().filter(|(lane, _)| is_retired(**lane)) {
             let lost = begun.intersection(chunks);
             if !lost.is_empty() {
                 *begun = begun.difference(&lost);
                 self.fetched = self.fetched.union(&lost);
-                any = true;
+                is_any_lost = true;
             }
         }
         self.begun.retain(|_, begun| !begun.is_empty());
-        any && !self.given_up
+        is_any_lost && !self.given_up
     }
 
-    /// Stops beginning anything. The driver cancels what is in flight.
+    /// Ends the plan: [`poll`](Self::poll) returns no more actions. The driver cancels chunks in flight.
     pub fn give_up(&mut self) {
         self.given_up = true;
     }
 
-    /// Whether the version was given up.
+    /// Whether [`give_up`](Self::give_up) was called.
     pub fn is_given_up(&self) -> bool {
         self.given_up
     }
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manifest_goes_first_and_costs_no_credit() {
+    fn the_manifest_is_first_and_needs_no_credit() {
         let mut credit = Credit::new(0).unwrap();
         let mut plan = SendPlan::new(all_of(1), true);
         assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Manifest));
@@ -153,11 +154,11 @@ mod tests {
     fn an_empty_version_is_complete_at_once() {
         let mut credit = Credit::new(0).unwrap();
         let mut plan = SendPlan::new(RangeSet::new(), false);
-        assert_eq!(plan.poll(&mut credit, None), Some(SendAction::Complete), "it needs no lane");
+        assert_eq!(plan.poll(&mut credit, None), Some(SendAction::Complete), "`Complete` needs no lane");
     }
 
     #[test]
-    fn without_a_lane_chunks_wait_and_spend_nothing() {
+    fn without_a_lane_no_credit_is_spent() {
         let mut credit = Credit::new(2).unwrap();
         let mut plan = SendPlan::new(all_of(2), true);
         assert_eq!(plan.poll(&mut credit, None), Some(SendAction::Manifest));
@@ -174,11 +175,11 @@ mod tests {
         assert_eq!(plan.poll(&mut credit, LANE), chunk(1, 0));
         assert!(!plan.handle_fetch(&all_of(2), |_| false), "no lane is retired");
         let is_retired = |lane| lane == LaneId(1);
-        assert!(!plan.handle_fetch(&RangeSet::from_range(1..u32::MAX), is_retired), "chunk 1 is on its way");
+        assert!(!plan.handle_fetch(&RangeSet::from_range(1..u32::MAX), is_retired), "lane 0 is not retired");
         assert!(plan.handle_fetch(&all_of(u32::MAX), is_retired));
-        assert!(!plan.handle_fetch(&all_of(u32::MAX), is_retired), "it was fetched already");
+        assert!(!plan.handle_fetch(&all_of(u32::MAX), is_retired), "chunk 0 was fetched already");
         assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0), "without credit");
-        assert!(!plan.handle_fetch(&all_of(u32::MAX), is_retired), "it was begun since");
+        assert!(!plan.handle_fetch(&all_of(u32::MAX), is_retired), "chunk 0 was begun on lane 0");
         (0..3).for_each(|_| plan.handle_ended());
         assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
     }
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_begins_nothing() {
+    fn a_version_that_was_given_up_sends_nothing() {
         let mut credit = Credit::new(2).unwrap();
         let mut plan = SendPlan::new(all_of(2), true);
         assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Manifest));
@@ -214,7 +215,7 @@ mod tests {
         assert!(!plan.is_complete());
     }
 
-    /// An event of a running version.
+    /// An event during the transfer of a version.
     #[derive(Debug, Clone)]
     enum Step {
         Grant(u32),
@@ -256,8 +257,8 @@ mod tests {
         Begun(u32),
     }
 
-    /// A driver that checks each action against what is allowed.
-    struct Checked {
+    /// A driver that checks each action against the model.
+    struct Driver {
         plan: SendPlan,
         credit: Credit,
         model: BTreeMap<u32, Model>,
@@ -269,7 +270,7 @@ mod tests {
         given_up: bool,
     }
 
-    impl Checked {
+    impl Driver {
         fn new(wanted: &BTreeSet<u32>) -> Self {
             Self {
                 plan: SendPlan::new(wanted.iter().map(|n| *n..n + 1).collect(), false),
@@ -311,10 +312,10 @@ mod tests {
             match self.plan.poll(&mut self.credit, lane.map(LaneId)) {
                 Some(SendAction::Chunk(chunk, on)) => {
                     assert!(!self.given_up);
-                    assert_eq!(Some(on.0), lane, "on the lane that it was given");
+                    assert_eq!(Some(on.0), lane);
                     let first_waiting =
                         self.model.iter().find(|(_, state)| **state == Model::Waiting).map(|(n, _)| *n);
-                    let state = self.model.get_mut(&chunk.0).expect("it is wanted");
+                    let state = self.model.get_mut(&chunk.0).expect("the chunk is wanted");
                     match state {
                         Model::Waiting => {
                             assert_eq!(first_waiting, Some(chunk.0), "in order");
@@ -325,58 +326,59 @@ mod tests {
                     }
                     *state = Model::Begun(on.0);
                     self.in_flight += 1;
-                    let left = self.granted - self.begun_first;
-                    assert_eq!(self.credit.available(), left, "a chunk costs one, the first time");
+                    let unspent = self.granted - self.begun_first;
+                    assert_eq!(self.credit.available(), unspent, "only a chunk's first send costs credit");
                 }
                 Some(SendAction::Complete) => {
                     assert!(!self.given_up && due == 0 && self.in_flight == 0);
                     self.completes += 1;
                 }
-                Some(SendAction::Manifest) => panic!("not asked for"),
+                Some(SendAction::Manifest) => panic!("the receiver has the manifest"),
                 None => {
                     let has_fetched = self.model.values().any(|state| *state == Model::Fetched);
                     let can_begin = lane.is_some() && due > 0 && (has_fetched || self.credit.available() > 0);
                     let can_complete = due == 0 && self.in_flight == 0 && self.completes == 0;
-                    assert!(self.given_up || !(can_begin || can_complete), "it waits for nothing");
+                    assert!(self.given_up || !(can_begin || can_complete), "an action was possible");
                 }
             }
         }
 
         fn fetch(&mut self, chunks: RangeSet) {
-            let mut any = false;
+            let mut is_any_lost = false;
             for (_, state) in self.model.iter_mut().filter(|(n, _)| chunks.contains(**n)) {
                 if let Model::Begun(lane) = state
                     && self.retired.contains(lane)
                 {
                     *state = Model::Fetched;
-                    any = true;
+                    is_any_lost = true;
                 }
             }
             let retired = self.retired.clone();
-            let found = self.plan.handle_fetch(&chunks, |lane| retired.contains(&lane.0));
-            assert_eq!(found, any && !self.given_up);
+            let is_queued = self.plan.handle_fetch(&chunks, |lane| retired.contains(&lane.0));
+            assert_eq!(is_queued, is_any_lost && !self.given_up);
         }
     }
 
     proptest! {
-        /// Any order of grants, lanes, ended sends, retirements and fetches, also of chunks that do not exist: every wanted
-        /// chunk is begun, in order, never beyond credit, and again only after a fetch that followed the retirement of its
-        /// lane; `Complete` once, when nothing waits or is in flight; nothing once it was given up.
+        /// For any order of grants, polls, ended sends, retirements and fetches, also of chunks that do not exist:
+        /// every wanted chunk is begun, in order, within the credit, and again only after a fetch that followed the
+        /// retirement of its lane; `Complete` is returned once, when no chunk waits or is in flight; after `give_up`
+        /// there is no action.
         #[test]
         fn behaves_like_the_model(wanted in prop::collection::btree_set(0u32..80, 0..50), steps in any_steps()) {
-            let mut checked = Checked::new(&wanted);
-            steps.into_iter().for_each(|step| checked.step(step));
+            let mut driver = Driver::new(&wanted);
+            steps.into_iter().for_each(|step| driver.step(step));
             for _ in 0..wanted.len() + 1 {
-                [Step::Grant(4), Step::Poll(Some(9)), Step::End].into_iter().for_each(|step| checked.step(step));
+                [Step::Grant(4), Step::Poll(Some(9)), Step::End].into_iter().for_each(|step| driver.step(step));
             }
-            while checked.in_flight > 0 {
-                checked.step(Step::End);
+            while driver.in_flight > 0 {
+                driver.step(Step::End);
             }
-            checked.step(Step::Poll(None));
-            let all_begun = checked.model.values().all(|state| matches!(state, Model::Begun(_)));
-            prop_assert!(checked.given_up || (all_begun && checked.completes == 1));
-            prop_assert!(checked.completes <= 1);
-            prop_assert_eq!(checked.plan.is_complete(), checked.completes == 1);
+            driver.step(Step::Poll(None));
+            let all_begun = driver.model.values().all(|state| matches!(state, Model::Begun(_)));
+            prop_assert!(driver.given_up || (all_begun && driver.completes == 1));
+            prop_assert!(driver.completes <= 1);
+            prop_assert_eq!(driver.plan.is_complete(), driver.completes == 1);
         }
     }
 }

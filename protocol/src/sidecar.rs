@@ -1,9 +1,9 @@
 //! The sidecar protocol: messages between a producer and a server on the same machine, over a Unix socket (SIDECAR.md
 //! §14).
 //!
-//! A training process hands versions to a `tensor-relay serve` on the same machine: the tensors in shared memory, and
-//! these messages about them. They are framed and checked like control messages: `wire` holds the protobuf types, and
-//! the typed messages here are valid by construction.
+//! A training process publishes versions through a `tensor-relay serve` on the same machine: it lends the tensors in
+//! shared memory and describes them in these messages. They are framed and validated like control messages: `wire`
+//! contains the protobuf types, and every value of the typed messages defined here is valid.
 
 mod memory;
 mod producer;
@@ -17,31 +17,31 @@ pub use server::{Progress, Refusal, ServerMessage, Welcome};
 use crate::{MessageError, message::frame};
 use prost::Message;
 
-/// The supported revisions of the sidecar protocol, numbered apart from the network protocol's.
+/// The supported revisions of the sidecar protocol, which are independent of the network protocol's.
 pub const REVISIONS: std::ops::RangeInclusive<u32> = 1..=1;
 
-/// The most bytes of text for people, such as the reason of a refusal.
+/// The longest text for people, such as the reason of a refusal, in bytes.
 pub const TEXT_MAX_BYTES: usize = 1_024;
 
-/// The most bytes of a manifest in one message. The rest of the frame is for its tags.
+/// The most bytes of a manifest in one message. The remainder of the frame is for protobuf's tags and lengths.
 pub const MANIFEST_PART_MAX_BYTES: usize = 60 << 10;
 
 /// Identifies a publish, or a request to end a topic, within a connection. Chosen by the producer, never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicationId(pub u64);
 
-/// Writes a producer's message with its length in front.
+/// Encodes a producer's message with its length in front.
 pub fn encode_producer(message: ProducerMessage) -> Vec<u8> {
     frame(&wire::FromProducer::from(message))
 }
 
-/// Writes a server's message with its length in front.
+/// Encodes a server's message with its length in front.
 pub fn encode_server(message: ServerMessage) -> Vec<u8> {
     frame(&wire::ToProducer::from(message))
 }
 
 impl ProducerMessage {
-    /// Reads a message from the bytes that follow its length.
+    /// Decodes a message from the bytes that follow its length.
     ///
     /// # Errors
     /// [`MessageError`] when the bytes are not a valid producer message.
@@ -51,7 +51,7 @@ impl ProducerMessage {
 }
 
 impl ServerMessage {
-    /// Reads a message from the bytes that follow its length.
+    /// Decodes a message from the bytes that follow its length.
     ///
     /// # Errors
     /// [`MessageError`] when the bytes are not a valid server message.
@@ -60,13 +60,13 @@ impl ServerMessage {
     }
 }
 
-/// `text` truncated, at a character boundary, to what a message may carry.
+/// `text`, truncated at a character boundary to at most [`TEXT_MAX_BYTES`].
 pub fn text_that_fits(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
     text
 }
 
-/// Checks the length of a text.
+/// Checks the length of `text`.
 fn text(what: &'static str, text: String) -> Result<String, MessageError> {
     match text.len() {
         bytes if bytes > TEXT_MAX_BYTES => Err(MessageError::TooLarge { what, bytes, max: TEXT_MAX_BYTES }),

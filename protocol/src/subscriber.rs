@@ -39,12 +39,12 @@ use std::{
 
 /// The state machine of one subscription. It outlives connections.
 ///
-/// Pure: it holds no payload, never waits and reads no clock. `handle_*` takes an event; [`poll`](Self::poll) returns
-/// the resulting [`Action`]s, one at a time, and is to be called until it returns `None`. Announcements, manifests and
-/// chunks may overtake one another. Chunk streams are tokens held by the caller, so chunks may come from anywhere.
+/// Pure: it holds no payload, never waits and reads no clock. The caller passes events to `handle_*` and then calls
+/// [`poll`](Self::poll), which returns the resulting [`Action`]s one at a time, until it returns `None`. Announcements,
+/// manifests and chunks may overtake one another. The caller owns the chunk streams; here they are tokens.
 #[derive(Debug)]
 pub struct Subscriber {
-    /// The user's request. Fields that change with each connection are filled in when it is sent.
+    /// The user's request. [`subscribe`](Self::subscribe) fills in the fields that change with each connection.
     request: Subscribe,
     /// The codecs that this client offered.
     codecs: CodecSet,
@@ -54,7 +54,7 @@ pub struct Subscriber {
     selection: Option<Arc<Selection>>,
     manifests: Manifests,
     phase: Phase,
-    /// The version that this end last gave up on this connection without unsubscribing.
+    /// The last version that this end gave up on this connection without unsubscribing.
     given_up: Option<(Epoch, Version)>,
     arrivals: Arrivals,
     history: History,
@@ -63,8 +63,8 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// Starts with the user's `request`, whose `credit` is that of one connection. A version without progress for
-    /// `stall_timeout` fails.
+    /// The state machine of the user's `request`, whose `credit` is that of one connection. A version without progress
+    /// for `stall_timeout` fails.
     pub fn new(request: Subscribe, codecs: CodecSet, stall_timeout: Duration, now: Instant) -> Self {
         Self {
             codecs,
@@ -81,7 +81,7 @@ impl Subscriber {
         }
     }
 
-    /// The next action; `None` until something happens.
+    /// The next action; `None` until the next event.
     pub fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
@@ -97,25 +97,25 @@ impl Subscriber {
             _ => None,
         };
         let have = self.history.have();
-        // Unsent messages of the old session are void: the new one does not know this subscription.
+        // The new session does not know this subscription yet, so unsent messages of the old session are dropped.
         self.actions.retain(|action| !matches!(action, Action::Send(_)));
         self.send(ClientMessage::Subscribe(Subscribe {
             have,
-            base: have.filter(|have| base == Some(have.of())), // It is the version that was committed last.
+            base: have.filter(|have| base == Some(have.of())), // A base is the version that was committed last.
             partial,
             manifest: self.selection.as_ref().map(|selection| selection.manifest().digest()),
             credit: self.arrivals.credit(),
             ..self.request.clone()
         }));
         if let Some((epoch, version)) = self.history.acknowledged() {
-            // Repeated on each connection, for it may have been lost with the last one.
+            // Repeated on each connection, because the previous one may have lost it.
             self.send(ClientMessage::Acknowledge { subscription: self.request.subscription, epoch, version });
         }
     }
 
-    /// Handles the loss of the connection: partly received chunks are missing again, verified ones stay. On the next
-    /// connection the subscription has `allowance` of credit. The memory of the current version must not be written to
-    /// any more.
+    /// Handles the loss of the connection: partly received chunks are missing again, verified chunks stay. `allowance`
+    /// is the subscription's credit on the next connection. The caller must have stopped all writers to the current
+    /// version's memory.
     pub fn handle_detached(&mut self, allowance: u32) {
         self.actions.clear();
         self.allowance = allowance;
@@ -133,8 +133,7 @@ impl Subscriber {
         };
     }
 
-    /// Raises the server's credit to `allowance` in all, chunks in flight included. It is never lowered on a
-    /// connection.
+    /// Raises the subscription's credit to `allowance`, chunks in flight included. A lower `allowance` has no effect.
     pub fn set_allowance(&mut self, allowance: u32) {
         let chunks = allowance.saturating_sub(self.allowance);
         if chunks > 0 {
@@ -146,7 +145,7 @@ impl Subscriber {
     /// Handles an `Announce`. `moved_bytes` is the number of bytes received for the subscription so far.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the previous version has not ended, or this one may not come now.
+    /// [`Misbehaved`] when the previous version has not ended, or this version is not allowed now.
     pub fn handle_announce(
         &mut self,
         announce: Announce,
@@ -156,11 +155,11 @@ impl Subscriber {
         if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) {
             return Err(Misbehaved::OutOfTurn {
                 found: "Announce",
-                expected: "the end of the version before",
+                expected: "the end of the previous version",
             });
         }
         if announce.id.topic != self.request.topic {
-            return Err(Misbehaved::OutOfTurn { found: "another topic", expected: "the one subscribed to" });
+            return Err(Misbehaved::OutOfTurn { found: "another topic", expected: "the subscribed topic" });
         }
         let part = match &self.phase {
             Phase::Detached(incoming) => Some(incoming.id()),
@@ -185,7 +184,7 @@ impl Subscriber {
         }
     }
 
-    /// Continues a version that was partly received over another connection.
+    /// Continues a version that was partly received over an earlier connection.
     fn resume(&mut self, incoming: Incoming, announce: Announce) -> Result<(), Misbehaved> {
         if incoming.announce.manifest != announce.manifest {
             return Err(Misbehaved::WrongManifest);
@@ -199,11 +198,12 @@ impl Subscriber {
         self.begin_if_possible();
     }
 
-    /// Requests memory once both the announcement and its manifest are here.
+    /// Requests memory once both the announcement and its manifest have been received.
     fn begin_if_possible(&mut self) {
         let Phase::Announced { announce, complete } = &self.phase else { return };
-        let known = self.selection.as_ref();
-        let Some(selection) = known.filter(|known| known.manifest().digest() == announce.manifest) else {
+        let latest = self.selection.as_ref();
+        let announced = latest.filter(|selection| selection.manifest().digest() == announce.manifest);
+        let Some(selection) = announced else {
             return;
         };
         let mut assembly = Assembly::new(Arc::clone(selection));
@@ -223,11 +223,11 @@ impl Subscriber {
         self.phase = Phase::Placing(Box::new(incoming));
     }
 
-    /// Handles the allocation of memory for the current version; its chunks may be encoded against `base`. Receives the
-    /// chunks that came early.
+    /// Handles the allocation of memory for the current version, whose chunks may be encoded against `base`. Receives
+    /// the chunks that arrived early.
     ///
     /// # Errors
-    /// [`Misbehaved`] when one of the early chunks breaks a rule.
+    /// [`Misbehaved`] when an early chunk breaks a rule.
     pub fn handle_placed(&mut self, base: Option<Version>) -> Result<(), Misbehaved> {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Placing(mut incoming) => {
@@ -240,7 +240,7 @@ impl Subscriber {
             self.begin_chunk(early)?;
         }
         self.fetch_if_due();
-        self.settle();
+        self.finish_if_complete();
         Ok(())
     }
 
@@ -249,22 +249,23 @@ impl Subscriber {
     /// # Errors
     /// [`Misbehaved`] when another manifest is still arriving.
     pub fn handle_manifest_header(&mut self) -> Result<(), Misbehaved> {
-        let second = std::mem::replace(&mut self.manifests.arriving, true);
-        match second && !self.manifests.pass_stale() {
+        let is_second = std::mem::replace(&mut self.manifests.arriving, true);
+        match is_second && !self.manifests.excuse_stale() {
             true => Err(Misbehaved::TwoManifests(self.request.subscription)),
             false => Ok(()),
         }
     }
 
-    /// Handles the loss of a manifest stream, cut off with its version.
+    /// Handles the early end of a manifest stream, whose version was given up.
     pub fn handle_manifest_lost(&mut self) {
         self.manifests.arriving = false;
     }
 
-    /// Handles a manifest, which may come before its announcement. A known one is ignored.
+    /// Handles a manifest, which may arrive before its announcement. The manifest of the current version is ignored if
+    /// it arrives again.
     ///
     /// # Errors
-    /// [`Misbehaved`] when it is not the announced one, or comes while chunks are being received.
+    /// [`Misbehaved`] when it is not the announced manifest, or arrives while chunks of another are being received.
     pub fn handle_manifest(&mut self, manifest: Manifest) -> Result<(), Misbehaved> {
         self.manifests.arriving = false;
         let expected = match &self.phase {
@@ -282,7 +283,7 @@ impl Subscriber {
             Phase::Idle | Phase::Detached(_) | Phase::Announced { .. } => Ok(()),
         };
         match expected {
-            Err(_) if self.manifests.pass_stale() => return Ok(()),
+            Err(_) if self.manifests.excuse_stale() => return Ok(()),
             expected => expected?,
         }
         self.selection = Some(Arc::new(Selection::new(Arc::new(manifest), &self.request.selection)));
@@ -290,11 +291,11 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Handles the header of a chunk on `stream` of `lane`. The chunk is received at once, waits for its manifest or
-    /// announcement, or is discarded if its version ended.
+    /// Handles the header of a chunk on `stream` of `lane`. The chunk is received now, waits for its manifest or
+    /// announcement, or is discarded if its version has ended.
     ///
     /// # Errors
-    /// [`Misbehaved`] when it breaks a rule of PROTOCOL.md §6.5 or exceeds the credit.
+    /// [`Misbehaved`] when the chunk breaks a rule of PROTOCOL.md §6.5 or exceeds the credit.
     pub fn handle_chunk(
         &mut self,
         header: ChunkHeader,
@@ -313,7 +314,7 @@ impl Subscriber {
         match &self.phase {
             Phase::Running(_) => self.begin_chunk(early),
             _ => {
-                self.arrivals.hold(early);
+                self.arrivals.push_early(early);
                 Ok(())
             }
         }
@@ -332,7 +333,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Handles a verified chunk, whose bytes are in their place. Its credit is granted again.
+    /// Handles a verified chunk, whose bytes are in the version's memory. Its credit is granted again.
     pub fn handle_verified(&mut self, stream: StreamToken, verified: Verified) {
         let Some(chunk) = self.arrivals.end(stream) else { return };
         let Phase::Running(incoming) = &mut self.phase else { return };
@@ -340,11 +341,11 @@ impl Subscriber {
         incoming.assembly.handle_verified(verified);
         self.send(ClientMessage::Credit { subscription: self.request.subscription, chunks: 1 });
         self.fetch_if_due();
-        self.settle();
+        self.finish_if_complete();
     }
 
-    /// Handles the early end of a stream, whether its chunk was being received or not: its lane was lost, or the server
-    /// gave the version up. Nothing is written to the chunk's place any more.
+    /// Handles the early end of a stream, because its lane was lost or the server gave the version up. The caller must
+    /// have stopped writing the chunk. A stream whose chunk is not being received is ignored.
     pub fn handle_lost(&mut self, stream: StreamToken) {
         let Some(chunk) = self.arrivals.end(stream) else { return };
         if let Phase::Running(incoming) = &mut self.phase {
@@ -353,15 +354,15 @@ impl Subscriber {
         self.fetch_if_due();
     }
 
-    /// Handles `Retired`: the server begins nothing more on `lane`. Chunks lost with the lane are fetched as soon as
-    /// nothing that came over it is still being received.
+    /// Handles `Retired`: the server begins no more chunks on `lane`. Chunks lost with the lane are fetched once no
+    /// chunk that began on it is still being received.
     pub fn handle_retired(&mut self, lane: LaneId) {
         let lost = self.arrivals.retire(lane);
         self.actions.extend(lost.into_iter().map(Action::Discard));
         match &self.phase {
             Phase::Running(_) => self.fetch_if_due(),
             Phase::Announced { .. } | Phase::Placing(_) => {}
-            // Later versions are begun on other lanes.
+            // Chunks of later versions begin on other lanes.
             Phase::Idle | Phase::Detached(_) => self.arrivals.forget_retired(),
         }
     }
@@ -384,7 +385,7 @@ impl Subscriber {
         }
     }
 
-    /// Handles `Complete`: every chunk of a version is sent.
+    /// Handles `Complete`: the server sent every chunk of a version.
     ///
     /// # Errors
     /// [`Misbehaved`] for a version that is neither current nor given up by this end.
@@ -394,7 +395,7 @@ impl Subscriber {
         digest: VersionDigest,
     ) -> Result<(), Misbehaved> {
         match &mut self.phase {
-            _ if self.given_up == Some(version) => return Ok(()), // The two messages crossed.
+            _ if self.given_up == Some(version) => return Ok(()), // `Complete` crossed this end's `Abort`.
             Phase::Placing(incoming) | Phase::Running(incoming) if incoming.is(version) => {
                 incoming.assembly.handle_complete(digest);
             }
@@ -406,12 +407,12 @@ impl Subscriber {
                 return Err(Misbehaved::WrongVersion { epoch, version });
             }
         }
-        self.settle();
+        self.finish_if_complete();
         Ok(())
     }
 
-    /// Requests the commit once the version is whole.
-    fn settle(&mut self) {
+    /// Requests the commit, or fails the version, once it is complete.
+    fn finish_if_complete(&mut self) {
         let Phase::Running(incoming) = &self.phase else { return };
         let action = match incoming.assembly.poll() {
             None => return,
@@ -430,8 +431,7 @@ impl Subscriber {
         self.actions.push_back(action);
     }
 
-    /// Handles the commit of the current version, now visible; `kept` says whether the client keeps a copy of it for
-    /// deltas.
+    /// Handles the commit of the current version. `kept` says whether the client keeps a copy as a base for deltas.
     pub fn handle_committed(&mut self, kept: bool) {
         let Phase::Running(incoming) = &self.phase else { return };
         let digest = incoming.assembly.held_digest();
@@ -445,44 +445,45 @@ impl Subscriber {
     /// Handles the server's `Abort` of a version.
     ///
     /// # Errors
-    /// [`Misbehaved`] for one that is neither current nor the last one that ended.
+    /// [`Misbehaved`] for a version that is neither the current one nor the last one that ended.
     pub fn handle_abort(&mut self, version: (Epoch, Version), reason: AbortReason) -> Result<(), Misbehaved> {
         if self.history.is_last(version) {
-            return Ok(()); // This end's last word on it was on the way.
+            return Ok(()); // `Abort` crossed this end's `Abort` or `Committed`.
         }
         if self.under_way().map(key) != Some(version) {
             let (epoch, version) = version;
             return Err(Misbehaved::WrongVersion { epoch, version });
         }
         self.abort(reason, Released::ByServer(reason));
-        self.grant_anew();
+        self.grant_allowance();
         Ok(())
     }
 
-    /// Gives up the current version, which this end cannot take. The subscription continues with the next one.
+    /// Gives up the current version. The subscription continues with the next version.
     pub fn give_up(&mut self, reason: AbortReason) {
         self.given_up = self.under_way().map(key);
         self.abort(reason, Released::Here);
-        self.grant_anew();
+        self.grant_allowance();
     }
 
-    /// Ends the subscription, with the current version, which this end cannot take.
+    /// Ends the subscription, and the current version with `reason`.
     pub fn end(&mut self, reason: AbortReason, keep_place: bool) {
         self.abort(reason, Released::Here);
         self.send(ClientMessage::Unsubscribe { subscription: self.request.subscription, keep_place });
     }
 
-    /// Ends the current version, given up by either end. Both ends drop the remaining credit.
+    /// Ends the current version, which either end gave up. Both ends reset the credit.
     fn abort(&mut self, reason: AbortReason, released: Released) {
         let Some(id) = self.end_version() else { return };
-        self.manifests.stale += 2; // The header of a late manifest may come, and its end.
+        self.manifests.stale += 2; // A late manifest causes two events: its header and its end.
         self.discard_all();
         let (subscription, (epoch, version)) = (self.request.subscription, key(&id));
         self.actions.push_back(Action::Release { id, reason: released });
         self.send(ClientMessage::Abort { subscription, epoch, version, reason });
     }
 
-    fn grant_anew(&mut self) {
+    /// Grants the whole credit again, which the end of a version reset.
+    fn grant_allowance(&mut self) {
         let (subscription, chunks) = (self.request.subscription, self.allowance);
         self.send(ClientMessage::Credit { subscription, chunks });
     }
@@ -493,14 +494,15 @@ impl Subscriber {
         self.send(ClientMessage::Acknowledge { subscription: self.request.subscription, epoch, version });
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout).
+    /// The time at which to call [`handle_timeout`](Self::handle_timeout); `None` without a current version.
     pub fn timeout_at(&self) -> Option<Instant> {
-        self.under_way().map(|_| self.stall.look_at())
+        self.under_way().map(|_| self.stall.check_at())
     }
 
-    /// Checks for progress since the last check, by `moved_bytes` in all; fails the version when there was none.
+    /// Fails the current version if no byte was received since the last check. `moved_bytes` is the number of bytes
+    /// received for the subscription so far.
     pub fn handle_timeout(&mut self, now: Instant, moved_bytes: u64) {
-        if self.under_way().is_some() && self.stall.handle_look(now, moved_bytes) {
+        if self.under_way().is_some() && self.stall.handle_check(now, moved_bytes) {
             self.actions
                 .push_back(Action::Fail(VersionFault::Stalled(self.stall.timeout())));
         }
@@ -515,12 +517,12 @@ impl Subscriber {
         }
     }
 
-    /// Whether the current version has memory, so that only the next one can use other memory.
+    /// Whether memory for the current version was requested, so that only the next version can use other memory.
     pub fn is_receiving(&self) -> bool {
         matches!(self.phase, Phase::Placing(_) | Phase::Running(_) | Phase::Detached(_))
     }
 
-    /// Whether the chunk on `stream` is still wanted.
+    /// Whether the chunk on `stream` is still to be received.
     pub fn is_wanted(&self, stream: StreamToken) -> bool {
         self.arrivals.is_receiving(stream)
     }
@@ -530,7 +532,7 @@ impl Subscriber {
         self.selection.as_ref()
     }
 
-    /// The size of the current version's verified chunks.
+    /// The total size of the current version's verified chunks.
     pub fn held_bytes(&self) -> u64 {
         match &self.phase {
             Phase::Idle | Phase::Announced { .. } => 0,

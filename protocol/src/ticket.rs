@@ -1,16 +1,16 @@
-//! The ticket: one string that lets a consumer connect (PROTOCOL.md §2).
+//! The ticket: the text with which a client connects (PROTOCOL.md §2).
 
 use crate::{NameError, Token, TokenError, Topic};
 use std::{fmt, str::FromStr};
 
-/// The addresses, public keys, topic and token with which a consumer connects to a server.
+/// The addresses, public keys, topic and token with which a client connects to a server.
 ///
-/// `relay://10.0.0.5:4747/policy?key=sha256:9f86…` in text. Several addresses are separated by commas and tried side by
-/// side; several keys are accepted while a server's key rotates. The key is the SHA-256 of the server's public key
-/// (its SubjectPublicKeyInfo), so that a ticket needs no certificate authority and cannot be answered by anyone else.
+/// `relay://10.0.0.5:4747/policy?key=sha256:9f86…` in text. Several addresses are separated by commas and tried
+/// concurrently; several keys are accepted during a rotation of the server's key. A key is the SHA-256 of the server's
+/// public key (its SubjectPublicKeyInfo), by which a client authenticates the server without a certificate authority.
 ///
-/// With a `token`, the ticket gives access, so it is a secret: `Debug` hides the token, as [`redacted`](Self::redacted)
-/// does; `Display` is the whole ticket, to be handed on.
+/// A ticket with a `token` gives access and is confidential: `Debug` and [`redacted`](Self::redacted) hide the token;
+/// `Display` writes the complete ticket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
     addresses: Vec<String>,
@@ -20,7 +20,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Makes a ticket.
+    /// A ticket without a token.
     ///
     /// # Errors
     /// [`TicketError`] when there is no address or no key, or an address is not `host:port`.
@@ -46,7 +46,7 @@ impl Ticket {
         &self.addresses
     }
 
-    /// The SHA-256 of each public key that the server may have.
+    /// The SHA-256 of each public key that the client accepts.
     pub fn keys(&self) -> &[[u8; 32]] {
         &self.keys
     }
@@ -56,7 +56,7 @@ impl Ticket {
         self.topic.as_ref()
     }
 
-    /// The token that gives access; `None` for a server without access control.
+    /// The token that gives access, if the ticket has one.
     pub fn token(&self) -> Option<&Token> {
         self.token.as_ref()
     }
@@ -67,7 +67,7 @@ impl Ticket {
         Self { token: Some(token), ..self }
     }
 
-    /// The ticket as text without its token: for logs, and for readers who must not get access.
+    /// The ticket as text with its token hidden, for logs.
     pub fn redacted(&self) -> String {
         Self { token: None, ..self.clone() }.to_string()
             + self.token.as_ref().map_or("", |_| "&token=(hidden)")
@@ -85,7 +85,7 @@ impl Ticket {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TicketError {
-    /// Not a ticket at all.
+    /// A text that does not begin with `relay://`.
     #[error("a ticket begins with `relay://`; copy the whole line that `tensor-relay serve` printed")]
     NotATicket,
     /// No address.
@@ -100,19 +100,19 @@ pub enum TicketError {
     /// An invalid key.
     #[error("the ticket's key {0:?} is not `sha256:` and 64 hexadecimal digits: was the ticket cut off?")]
     BadKey(String),
-    /// A topic that is none.
-    #[error("the ticket's topic {name:?} is none: {why}")]
+    /// An invalid topic.
+    #[error("the ticket's topic {name:?} is not valid: {why}")]
     BadTopic {
-        /// The found text.
+        /// The topic's text.
         name: String,
         /// The reason.
         why: &'static str,
     },
-    /// A token that is none.
-    #[error("the ticket's token is none: {0}")]
+    /// An invalid token.
+    #[error("the ticket's token cannot be read: {0}")]
     BadToken(#[from] TokenError),
     /// More than one token.
-    #[error("the ticket has two tokens: were two tickets run together?")]
+    #[error("the ticket has two tokens: were two tickets joined?")]
     TwoTokens,
     /// An unknown part, which must not be ignored.
     #[error(
@@ -146,8 +146,8 @@ impl FromStr for Ticket {
 
     fn from_str(text: &str) -> Result<Self, TicketError> {
         let rest = text.trim().strip_prefix(SCHEME).ok_or(TicketError::NotATicket)?;
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (hosts, topic) = place.split_once('/').unwrap_or((place, ""));
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (hosts, topic) = path.split_once('/').unwrap_or((path, ""));
         let addresses = hosts.split(',').filter(|a| !a.is_empty()).map(Into::into).collect();
         let (mut keys, mut token) = (vec![], None);
         for part in query.split('&').filter(|part| !part.is_empty()) {
@@ -155,7 +155,7 @@ impl FromStr for Ticket {
                 Some(("key", key)) => keys.push(parse_key(key)?),
                 Some(("token", text)) if token.is_none() => token = Some(Token::new(text)?),
                 Some(("token", _)) => return Err(TicketError::TwoTokens),
-                // The name alone: what follows may be a secret.
+                // The error contains the name alone, since the value may be a secret.
                 _ => {
                     let name = part.split('=').next().unwrap_or(part);
                     return Err(TicketError::UnknownPart(Token::hide(name)));
@@ -193,19 +193,19 @@ fn parse_key(key: &str) -> Result<[u8; 32], TicketError> {
     Ok(bytes)
 }
 
-/// `host:port`, where host is a name, an IPv4 address or an IPv6 address in brackets.
+/// Checks that `address` is `host:port`, where host is a name, an IPv4 address or an IPv6 address in brackets.
 pub(crate) fn check_address(address: &str) -> Result<(), TicketError> {
     let bad = || TicketError::BadAddress(Token::hide(address));
     let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
-    let bracketed = host.starts_with('[') && host.ends_with(']');
-    let host_chars = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    let good_host = match bracketed {
+    let is_bracketed = host.starts_with('[') && host.ends_with(']');
+    let is_host_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let is_valid_host = match is_bracketed {
         true => host[1..host.len() - 1].parse::<std::net::Ipv6Addr>().is_ok(),
-        false => !host.is_empty() && host.chars().all(host_chars),
+        false => !host.is_empty() && host.chars().all(is_host_char),
     };
-    let digits = port.bytes().all(|b| b.is_ascii_digit());
-    let good_port = digits && port.parse::<u16>().is_ok_and(|p| p != 0);
-    if good_host && good_port { Ok(()) } else { Err(bad()) }
+    let is_numeric = port.bytes().all(|b| b.is_ascii_digit());
+    let is_valid_port = is_numeric && port.parse::<u16>().is_ok_and(|p| p != 0);
+    if is_valid_host && is_valid_port { Ok(()) } else { Err(bad()) }
 }
 
 #[cfg(test)]
@@ -214,7 +214,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_ticket_reads_as_documented() {
+    fn a_ticket_is_parsed_and_displayed() {
         let text = format!("relay://10.0.0.5:4747,[fe80::1]:4747/kv/req-17?key=sha256:{}", "9f".repeat(32));
         let ticket: Ticket = text.parse().unwrap();
         assert_eq!(ticket.addresses(), ["10.0.0.5:4747", "[fe80::1]:4747"]);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_shown_only_where_the_ticket_is_handed_on() {
+    fn only_display_shows_the_token() {
         let text = format!("relay://a:1/t?key=sha256:{}&token=c2VjcmV0", "00".repeat(32));
         let ticket: Ticket = text.parse().unwrap();
         assert_eq!(ticket.token(), Some(&Token::new("c2VjcmV0").unwrap()));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ticket() {
+    fn invalid_tickets_are_refused() {
         let key = format!("key=sha256:{}", "00".repeat(32));
         for (text, error) in [
             ("http://a:1".into(), TicketError::NotATicket),
@@ -272,37 +272,37 @@ mod tests {
             }
         }
 
-        /// Goal: whatever becomes of a ticket while it is copied, the error that says so does not show its token.
-        /// Method: cut, repeat and replace parts of a whole ticket, separators and scheme above all.
+        /// Goal: no error about a damaged ticket contains a part of its token.
+        /// Method: cut, repeat and replace parts of a valid ticket, mainly separators and the scheme.
         #[test]
         fn no_error_shows_a_token(
             from in 0_usize..200, to in 0_usize..200, repeated in any::<bool>(),
-            swapped in proptest::collection::vec(("[/?&=:,]", "[/?&=:,. é]"), 0..4),
+            replacements in proptest::collection::vec(("[/?&=:,]", "[/?&=:,. é]"), 0..4),
             scheme in "relay://|relay:/|http://|",
         ) {
             let token = "AQAAAAFvT3Bk9xqYw-LrZ0c8bN2mH_sJd7uVeXiPg5tKaWfQyR1C4";
-            let whole = format!("relay://10.0.0.5:4747/policy?key=sha256:{}&token={token}", "9f".repeat(32));
-            let (from, to) = (from.min(to).min(whole.len()), to.max(from).min(whole.len()));
+            let ticket = format!("relay://10.0.0.5:4747/policy?key=sha256:{}&token={token}", "9f".repeat(32));
+            let (from, to) = (from.min(to).min(ticket.len()), to.max(from).min(ticket.len()));
             let mut text = match repeated {
-                true => format!("{}{}", &whole[..to], &whole[from..]),
-                false => format!("{}{}", &whole[..from], &whole[to..]),
+                true => format!("{}{}", &ticket[..to], &ticket[from..]),
+                false => format!("{}{}", &ticket[..from], &ticket[to..]),
             };
-            for (found, other) in &swapped {
-                text = text.replace(found.as_str(), other);
+            for (old, new) in &replacements {
+                text = text.replace(old.as_str(), new);
             }
-            let bare = text.split_once("//").map_or(&*text, |(_, bare)| bare).to_owned();
-            for text in [text, format!("{scheme}{bare}")] {
+            let schemeless = text.split_once("//").map_or(&*text, |(_, rest)| rest).to_owned();
+            for text in [text, format!("{scheme}{schemeless}")] {
                 if let Err(error) = text.parse::<Ticket>() {
-                    let told = format!("{error} {error:?}");
+                    let message = format!("{error} {error:?}");
                     for at in 0..=token.len() - 12 {
-                        prop_assert!(!told.contains(&token[at..at + 12]), "{text}: {told}");
+                        prop_assert!(!message.contains(&token[at..at + 12]), "{text}: {message}");
                     }
                 }
             }
         }
 
         #[test]
-        fn keys_of_odd_characters_are_survived(key in ".{64}") {
+        fn keys_of_any_characters_are_survived(key in ".{64}") {
             let _ = format!("relay://a:1/t?key=sha256:{key}").parse::<Ticket>();
         }
     }

@@ -3,29 +3,29 @@
 use crate::Topic;
 use std::fmt;
 
-/// The epoch: one life of a topic.
+/// The epoch of a version: one life of a topic.
 ///
-/// Random per publisher start, so that a restarted publisher whose versions begin again at 1 is not mistaken for its
-/// predecessor; for topics served from files it is derived from their content or kept beside the server's key, so that
-/// it survives a restart.
+/// Random per publisher start, so that versions of a restarted publisher, which begin again at 1, are not mistaken for
+/// earlier ones. For topics served from files, the epoch is derived from their content or stored beside the server's
+/// key, so that it outlives a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Epoch(pub u64);
 
-/// The number of one publish within an epoch. The first is 1; numbers only rise.
+/// The number of a version within its epoch. The first is 1; numbers only rise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
 impl Version {
-    /// The number of an epoch's first publish. Zero means "none" on the wire.
+    /// The number of an epoch's first version. Zero means "none" on the wire.
     pub const FIRST: Self = Self(1);
 
-    /// The number after this one.
+    /// The next number.
     pub fn next(self) -> Self {
         Self(self.0 + 1)
     }
 }
 
-/// The identity of one publish, for ever and on every machine.
+/// The globally unique identity of a version.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VersionId {
     /// The topic.

@@ -1,7 +1,8 @@
-//! `tensor_relay.proto`, `sidecar.proto` and the Rust messages say the same.
+//! `tensor_relay.proto`, `sidecar.proto` and the Rust messages define the same fields.
 //!
-//! Method: compile the files with a protobuf compiler, decode what Rust encoded with the compiled description, and demand
-//! that no field is unknown, none of the description is unused over all samples, and the bytes come back equal.
+//! Method: compile the files with a protobuf compiler, decode messages that Rust encoded with the compiled description,
+//! and assert that the description knows every field, that the samples use every field of the description, and that
+//! encoding again results in the same bytes.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -14,43 +15,40 @@ fn proto_file() {
     let root = env!("CARGO_MANIFEST_DIR");
     let files = protox::compile(["tensor_relay.proto", "sidecar.proto"], [root]).unwrap();
     let pool = DescriptorPool::from_file_descriptor_set(files).unwrap();
-    let mut seen = BTreeSet::new();
+    let mut used = BTreeSet::new();
     for hex in include_str!("../vectors/client-messages.hex").lines() {
-        check(&pool, "tensor_relay.v1.FromClient", &unhex(hex)[4..], &mut seen);
+        check(&pool, "tensor_relay.v1.FromClient", &unhex(hex)[4..], &mut used);
     }
     for hex in include_str!("../vectors/server-messages.hex").lines() {
-        check(&pool, "tensor_relay.v1.FromServer", &unhex(hex)[4..], &mut seen);
+        check(&pool, "tensor_relay.v1.FromServer", &unhex(hex)[4..], &mut used);
     }
-    check(&pool, "tensor_relay.v1.Manifest", &manifest(), &mut seen);
+    check(&pool, "tensor_relay.v1.Manifest", &manifest(), &mut used);
     for hex in include_str!("../vectors/sidecar-producer-messages.hex").lines() {
-        check(&pool, "tensor_relay.sidecar.v1.FromProducer", &unhex(hex)[4..], &mut seen);
+        check(&pool, "tensor_relay.sidecar.v1.FromProducer", &unhex(hex)[4..], &mut used);
     }
     for hex in include_str!("../vectors/sidecar-server-messages.hex").lines() {
-        check(&pool, "tensor_relay.sidecar.v1.ToProducer", &unhex(hex)[4..], &mut seen);
+        check(&pool, "tensor_relay.sidecar.v1.ToProducer", &unhex(hex)[4..], &mut used);
     }
     let described: BTreeSet<String> = pool.all_messages().flat_map(|m| field_names(&m)).collect();
-    assert_eq!(
-        seen, described,
-        "fields that a file describes and no sample of the Rust side has, or the reverse"
-    );
+    assert_eq!(used, described, "the samples must use exactly the fields that the files describe");
 }
 
-fn check(pool: &DescriptorPool, message: &str, bytes: &[u8], seen: &mut BTreeSet<String>) {
+fn check(pool: &DescriptorPool, message: &str, bytes: &[u8], used: &mut BTreeSet<String>) {
     let descriptor = pool.get_message_by_name(message).unwrap();
     let decoded = DynamicMessage::decode(descriptor, bytes).unwrap();
-    note_fields(&decoded, seen);
-    let again = prost::Message::encode_to_vec(&decoded);
-    assert_eq!(again, bytes, "{message} changes when it is read and written by another implementation");
+    collect_fields(&decoded, used);
+    let encoded = prost::Message::encode_to_vec(&decoded);
+    assert_eq!(encoded, bytes, "{message} changes when another implementation decodes and encodes it");
 }
 
-fn note_fields(message: &DynamicMessage, seen: &mut BTreeSet<String>) {
+fn collect_fields(message: &DynamicMessage, used: &mut BTreeSet<String>) {
     assert_eq!(message.unknown_fields().count(), 0, "{message:?} has fields that the file does not describe");
     for (field, value) in message.fields() {
-        seen.insert(field.full_name().to_owned());
+        used.insert(field.full_name().to_owned());
         match value {
-            Value::Message(inner) => note_fields(inner, seen),
+            Value::Message(inner) => collect_fields(inner, used),
             Value::List(items) => {
-                items.iter().filter_map(Value::as_message).for_each(|m| note_fields(m, seen))
+                items.iter().filter_map(Value::as_message).for_each(|m| collect_fields(m, used))
             }
             _ => {}
         }

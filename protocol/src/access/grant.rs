@@ -6,7 +6,7 @@ use std::{fmt, str::FromStr};
 /// An operation on a topic that can be granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verb {
-    /// Seeing that it exists: in lists, and by a glob.
+    /// Seeing that the topic exists, in topic lists and in watches.
     List,
     /// Receiving its versions.
     Subscribe,
@@ -46,8 +46,8 @@ impl FromStr for Verb {
     type Err = GrantError;
 
     fn from_str(text: &str) -> Result<Self, GrantError> {
-        let found = Self::ALL.into_iter().find(|verb| verb.name() == text);
-        found.ok_or_else(|| GrantError::Verb(text.into()))
+        let verb = Self::ALL.into_iter().find(|verb| verb.name() == text);
+        verb.ok_or_else(|| GrantError::Verb(text.into()))
     }
 }
 
@@ -69,8 +69,8 @@ impl Verbs {
         self.0 & verb.bit() != 0
     }
 
-    /// The set as a number, one bit per verb. Bits of later revisions are dropped: they grant what this build cannot
-    /// do.
+    /// The set with these bits, one per verb. Bits that later revisions define are dropped: this build lacks their
+    /// operations.
     pub(super) fn from_bits(bits: u32) -> Self {
         Self(bits & Self::of(Verb::ALL).0)
     }
@@ -103,7 +103,7 @@ impl FromStr for Verbs {
     }
 }
 
-/// A grant: verbs allowed on the topics that match a glob. What no grant names is denied.
+/// A grant: verbs allowed on the topics that match a glob. An operation without a grant is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
     /// The topics.
@@ -115,15 +115,15 @@ pub struct Grant {
 impl Grant {
     /// Grants `verbs` over all topics.
     pub fn everywhere(verbs: Verbs) -> Self {
-        Self { topics: Glob::new("**").expect("it is a glob"), verbs }
+        Self { topics: Glob::new("**").expect("`**` is a glob"), verbs }
     }
 
-    /// Grants `verbs` over one topic alone: no character that a topic may have is a wildcard.
+    /// Grants `verbs` over one topic alone: topics cannot contain wildcards.
     pub fn on(topic: &Topic, verbs: Verbs) -> Self {
         Self { topics: Glob::new(topic.as_str()).expect("a topic is a glob"), verbs }
     }
 
-    /// Whether it allows `verb` on `topic`.
+    /// Whether the grant allows `verb` on `topic`.
     pub fn allows(&self, verb: Verb, topic: &Topic) -> bool {
         self.verbs.contains(verb) && self.topics.matches(topic.as_str())
     }
@@ -140,7 +140,7 @@ impl fmt::Display for Grant {
 #[non_exhaustive]
 pub enum GrantError {
     /// An unknown verb.
-    #[error("there is no verb {0:?}: it is `list`, `subscribe` or `publish`, several with `,` between them")]
+    #[error("there is no verb {0:?}: the verbs are `list`, `subscribe` and `publish`, separated by `,`")]
     Verb(String),
     /// The topics are not a valid glob.
     #[error(transparent)]
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_granted_is_denied() {
+    fn operations_without_a_grant_are_denied() {
         let grant =
             Grant { topics: Glob::new("policy/**").unwrap(), verbs: "list,subscribe".parse().unwrap() };
         let (inside, outside) = (Topic::new("policy/a/b").unwrap(), Topic::new("policies").unwrap());
@@ -162,24 +162,24 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_on_a_topic_is_for_that_one() {
+    fn a_grant_on_a_topic_covers_no_other() {
         let topic = |name| Topic::new(name).unwrap();
         let grant = Grant::on(&topic("a.b"), Verbs::CONSUME);
         assert!(grant.topics.is_literal() && grant.allows(Verb::List, &topic("a.b")));
         assert!(!grant.allows(Verb::List, &topic("acb")) && !grant.allows(Verb::List, &topic("a.b/c")));
         assert!(
             ["a*", "a?", "a/**"].iter().all(|name| Topic::new(name).is_err()),
-            "wildcards are in no topic"
+            "no topic contains a wildcard"
         );
     }
 
     #[test]
-    fn verbs_read_as_they_are_written() {
+    fn verbs_are_parsed_as_displayed() {
         for text in ["list", "subscribe", "publish", "list,subscribe,publish"] {
             assert_eq!(text.parse::<Verbs>().unwrap().to_string(), text);
         }
         assert_eq!("read".parse::<Verbs>(), Err(GrantError::Verb("read".into())));
         assert_eq!("".parse::<Verbs>(), Err(GrantError::Verb(String::new())));
-        assert_eq!(Verbs::from_bits(u32::MAX), Verbs::of(Verb::ALL), "later verbs grant nothing here");
+        assert_eq!(Verbs::from_bits(u32::MAX), Verbs::of(Verb::ALL), "bits of later verbs are dropped");
     }
 }

@@ -19,7 +19,7 @@ const CLAIMS_AT: usize = 1 + SECRET_ID_BYTES + SEAL_BYTES;
 /// The most grants in a token.
 const GRANTS_MAX: usize = 64;
 
-/// The length from which errors hide a part of a token. Shorter parts reveal at most 66 of the 256 bits of its tag.
+/// The shortest run of token characters that errors hide. A shorter run reveals at most 66 of a token's 256 MAC bits.
 const HIDDEN_MIN: usize = 12;
 
 /// The maximum length of a holder's name.
@@ -30,10 +30,10 @@ const HOLDER_MAX_BYTES: usize = 255;
 pub struct TicketId(pub [u8; 8]);
 
 impl TicketId {
-    /// An id derived from `from`: for tickets that are made again at each start.
-    pub fn derived(from: &str) -> Self {
+    /// The id that is a hash of `text`, for a ticket that a server makes anew at each start.
+    pub fn derived(text: &str) -> Self {
         let mut id = [0; 8];
-        id.copy_from_slice(&blake3::hash(from.as_bytes()).as_bytes()[..8]);
+        id.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..8]);
         Self(id)
     }
 }
@@ -56,9 +56,10 @@ impl FromStr for TicketId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SecretId(pub u32);
 
-/// The key with which a server authenticates tokens. Any holder can make tickets; it never leaves the server.
+/// The key with which a server authenticates tokens. Anyone who has the key can make tickets, so it never leaves the
+/// server.
 ///
-/// In text, as in the file that stores it: the number in 8 and the key in 64 hexadecimal digits.
+/// In text, as in the file that stores it: the id in 8 hexadecimal digits, a space, and the key in 64.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     id: SecretId,
@@ -93,7 +94,7 @@ impl Secret {
         Ok(Self { id: SecretId(u32::from_be_bytes(id)), key: from_hex(key).ok_or(SecretError)? })
     }
 
-    /// Seals `claims`. The same claims give the same token.
+    /// Seals `claims` with a MAC. Equal claims result in equal tokens.
     pub fn seal(&self, claims: &Claims) -> Token {
         let claims = claims.to_wire().encode_to_vec();
         let mut bytes = vec![FORMAT];
@@ -174,12 +175,12 @@ impl Claims {
 
 /// A ticket's proof of access: text that only a holder of the server's secret can make.
 ///
-/// It is a secret itself, so it is never printed by `Debug`; [`as_str`](Self::as_str) is for the ticket and the wire.
+/// A token is confidential: `Debug` hides it, and [`as_str`](Self::as_str) is only for the ticket and the wire.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// The most bytes that a token may have as text. One with 64 long globs has more; a usual one has about 120.
+    /// The most bytes that a token may have as text. A usual token has about 120; one with 64 long globs is refused.
     pub const BYTES_MAX: usize = 4 << 10;
 
     /// Parses the text of a token, issued by any server.
@@ -187,7 +188,7 @@ impl Token {
     /// # Errors
     /// [`TokenError::Malformed`] when it is empty, too long, or has a character outside the alphabet.
     pub fn new(text: &str) -> Result<Self, TokenError> {
-        match (1..=Self::BYTES_MAX).contains(&text.len()) && text.bytes().all(is_of_token) {
+        match (1..=Self::BYTES_MAX).contains(&text.len()) && text.bytes().all(is_token_byte) {
             true => Ok(Self(text.into())),
             false => Err(TokenError::Malformed),
         }
@@ -198,27 +199,26 @@ impl Token {
         &self.0
     }
 
-    /// `text` for an error or a log, without what may be a part of a token: each run of twelve or more characters that tokens
-    /// have becomes `(hidden)`. A key or a long name is hidden as well, which costs less than a token that is shown.
+    /// `text` for an error or a log: each run of twelve or more token characters, which may be a part of a token,
+    /// becomes `(hidden)`. Keys and long names are hidden as well; that harms less than a token in a log.
     pub fn hide(text: &str) -> String {
         let mut shown = String::new();
         let mut rest = text;
         while !rest.is_empty() {
-            let run = rest.bytes().take_while(|byte| is_of_token(*byte)).count();
+            let run = rest.bytes().take_while(|byte| is_token_byte(*byte)).count();
             shown.push_str(if run < HIDDEN_MIN { &rest[..run] } else { "(hidden)" });
-            let others = rest[run..].find(|c: char| u8::try_from(c).is_ok_and(is_of_token));
-            let next = others.map_or(rest.len(), |others| run + others);
+            let next_run = rest[run..].find(|c: char| u8::try_from(c).is_ok_and(is_token_byte));
+            let next = next_run.map_or(rest.len(), |distance| run + distance);
             shown.push_str(&rest[run..next]);
             rest = &rest[next..];
         }
         shown
     }
 
-    /// What it claims, if one of `secrets` sealed it. Nothing of it is read before that is sure, and comparing takes the
-    /// same time however much of the seal is right.
+    /// The claims, if one of `secrets` sealed them. They are parsed after the MAC was verified in constant time.
     ///
     /// # Errors
-    /// [`TokenError`] says why verification failed; a peer must not be told which.
+    /// [`TokenError`] when verification fails. The reason is for the log and must not be sent to the peer.
     pub fn open(&self, secrets: &[Secret]) -> Result<Claims, TokenError> {
         let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
         let (head, claims) = bytes.split_at_checked(CLAIMS_AT).ok_or(TokenError::Malformed)?;
@@ -233,28 +233,28 @@ impl Token {
         if secret.mac(claims) != blake3::Hash::from_bytes(seal) {
             return Err(TokenError::Forged);
         }
-        read(claims)
+        parse_claims(claims)
     }
 
     /// The claims without verification, for display to the holder. Never use them for a decision.
     ///
     /// # Errors
-    /// [`TokenError::Malformed`] when it is not a token of this format.
+    /// [`TokenError::Malformed`] when the token is not of this format.
     pub fn read_unproven(&self) -> Result<Claims, TokenError> {
         let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
         let (head, claims) = bytes.split_at_checked(CLAIMS_AT).ok_or(TokenError::Malformed)?;
         match head.first() {
-            Some(&FORMAT) => read(claims),
+            Some(&FORMAT) => parse_claims(claims),
             _ => Err(TokenError::Malformed),
         }
     }
 }
 
-fn is_of_token(byte: u8) -> bool {
+fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')
 }
 
-fn read(claims: &[u8]) -> Result<Claims, TokenError> {
+fn parse_claims(claims: &[u8]) -> Result<Claims, TokenError> {
     let claims = wire::Claims::decode(claims).map_err(|_| TokenError::Malformed)?;
     Claims::from_wire(claims).ok_or(TokenError::Malformed)
 }
@@ -277,11 +277,11 @@ impl Field for Token {
     }
 }
 
-/// Why a token was rejected. For the server's log; a client is told only that access was refused.
+/// Why a token was rejected. For the server's log; the client learns only that access was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// Not a token at all.
+    /// The text does not have the format of a token.
     #[error("the token is malformed: was the ticket cut off?")]
     Malformed,
     /// Sealed with a secret that is not valid here: another server's, or one that was rotated out.
@@ -304,7 +304,7 @@ fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The claims as protobuf. Only servers read them, and only their own.
+/// The claims as protobuf. A server accepts only claims that it sealed itself, so this format is its own.
 mod wire {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Claims {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_more_than_it_may_hold_is_none() {
+    fn tokens_beyond_the_limits_do_not_open() {
         let with = |grants: usize, holder_bytes: usize| {
             let grants = vec![claims().grants[0].clone(); grants];
             secret(1).seal(&Claims { grants, holder: "h".repeat(holder_bytes), ..claims() })
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn a_token_is_opened_by_the_secret_that_sealed_it() {
         let token = secret(1).seal(&claims());
-        assert_eq!(token, secret(1).seal(&claims()), "the same each time");
+        assert_eq!(token, secret(1).seal(&claims()), "sealing is deterministic");
         assert_eq!(token.open(&[secret(2), secret(1)]), Ok(claims()));
         assert_eq!(token.open(&[secret(2)]), Err(TokenError::UnknownSecret));
         let namesake = Secret::new(SecretId(1), [9; 32]);
@@ -368,24 +368,24 @@ mod tests {
         assert_eq!(Token::new(token.as_str()), Ok(token));
     }
 
-    /// Goal: tickets that were given out stay valid with a newer build.
-    /// Method: a token that another implementation of BLAKE3 and protobuf made, with the number of its secret under the seal.
+    /// Goal: tickets stay valid after an update of the server.
+    /// Method: a stored token, made by other implementations of BLAKE3 and protobuf. Its MAC covers the secret's id.
     #[test]
-    fn tokens_of_before_are_valid() {
-        let before = "AQAAAAFTuVkDSSRSZgEHGyANZKB71Qp93W3sU9ifPgZ0ogYgVAk4NzY1NDMyMRISaW5mZXJlbmNlIGluIFBhcmlzGICkp9oG\
-                      Ig0KCXBvbGljeS8qKhAD";
-        assert_eq!(Token::new(before).unwrap().open(&[secret(1)]), Ok(claims()));
-        assert_eq!(secret(1).seal(&claims()).as_str(), before);
+    fn tokens_of_earlier_builds_are_valid() {
+        let earlier = "AQAAAAFTuVkDSSRSZgEHGyANZKB71Qp93W3sU9ifPgZ0ogYgVAk4NzY1NDMyMRISaW5mZXJlbmNlIGluIFBhcmlzGICkp9oG\
+                       Ig0KCXBvbGljeS8qKhAD";
+        assert_eq!(Token::new(earlier).unwrap().open(&[secret(1)]), Ok(claims()));
+        assert_eq!(secret(1).seal(&claims()).as_str(), earlier);
     }
 
     #[test]
-    fn claims_are_over_when_they_say() {
+    fn claims_expire_at_their_time() {
         assert!(!claims().is_expired(1_799_999_999) && claims().is_expired(1_800_000_000));
         assert!(!Claims { expires_s: None, ..claims() }.is_expired(u64::MAX));
     }
 
     #[test]
-    fn a_secret_reads_as_it_is_kept_and_is_never_shown() {
+    fn a_secret_is_parsed_as_stored_and_hidden_by_debug() {
         let line = secret(0xab).to_line();
         assert_eq!(Secret::from_line(&line), Ok(secret(0xab)));
         assert_eq!(format!("{:?}", secret(0xab)), "Secret(000000ab)");
@@ -396,14 +396,14 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_reads_as_it_is_written() {
+    fn a_ticket_id_is_parsed_as_displayed() {
         let id = TicketId::derived("serve policy");
         assert_eq!(id.to_string().parse(), Ok(id));
         assert_ne!(id, TicketId::derived("serve other"));
     }
 
     #[test]
-    fn long_words_are_hidden() {
+    fn long_runs_of_token_characters_are_hidden() {
         for (text, shown) in [
             ("", ""),
             ("/srv/a.ticket: né", "/srv/a.ticket: né"),
@@ -417,7 +417,7 @@ mod tests {
     proptest! {
         /// A token with a flipped bit or a missing end is rejected.
         #[test]
-        fn a_changed_token_proves_nothing(at in 0_usize..1_000, bit in 0_u8..8, cut in proptest::bool::ANY) {
+        fn a_changed_token_does_not_open(at in 0_usize..1_000, bit in 0_u8..8, cut in proptest::bool::ANY) {
             let token = secret(1).seal(&claims());
             let mut bytes = BASE64.decode(token.as_str()).unwrap();
             let at = at % bytes.len();
@@ -436,7 +436,7 @@ mod tests {
             }
         }
 
-        /// Decoding is bounded even for what the server itself sealed.
+        /// Any bytes under a valid MAC decode without a panic.
         #[test]
         fn sealed_garbage_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut sealed = vec![FORMAT];

@@ -13,12 +13,12 @@ impl fmt::Display for ChunkIndex {
     }
 }
 
-/// The division of a payload into chunks. Both ends compute it from the manifest, so it never travels.
+/// The division of a payload into chunks. Both ends compute it from the manifest, so it is never sent.
 ///
-/// A tensor of a chunk or more starts a chunk of its own and is cut every `chunk_bytes`; smaller tensors of one dtype
-/// share chunks. So ten thousand small tensors travel in a few chunks, a chunk never mixes dtypes (codecs rely on it),
-/// and a selection by name carries no large neighbour. The chunks lie end to end and cover the payload, padding
-/// included; only the last chunk of a run is shorter than `chunk_bytes`.
+/// A tensor of at least `chunk_bytes` starts a chunk of its own and is cut every `chunk_bytes`; smaller tensors of one
+/// dtype share chunks. So ten thousand small tensors travel in a few chunks, a chunk never mixes dtypes (codecs rely on
+/// this), and a selected small tensor shares no chunk with a large one. The chunks lie end to end and cover the
+/// payload, padding included; only the last chunk of a run is shorter than `chunk_bytes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunking {
     starts: Vec<Start>,
@@ -29,7 +29,7 @@ pub struct Chunking {
 struct Start {
     offset: u64,
     dtype: Dtype,
-    /// The first chunk of the tensor that this chunk belongs to; itself where tensors share it.
+    /// The first chunk of the tensor that this chunk belongs to; the chunk itself if tensors share it.
     first: ChunkIndex,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Extent {
 impl Chunking {
     /// Cuts a payload whose stored, non-empty tensors are `extents`, in order of offset.
     ///
-    /// Returns `None` as soon as more than `chunks_max` chunks would result, before memory is spent on them.
+    /// `None` if more than `chunks_max` chunks would result; no memory is allocated for the chunks beyond.
     pub(crate) fn new(
         extents: impl Iterator<Item = Extent>,
         chunk_bytes: u32,
@@ -71,12 +71,12 @@ impl Chunking {
         Some(Self { starts, payload_bytes })
     }
 
-    /// The number of chunks. None for a payload without bytes.
+    /// The number of chunks: 0 for a payload without bytes.
     pub fn count(&self) -> u32 {
         self.starts.len() as u32
     }
 
-    /// The payload bytes of `chunk`, or `None` when there is no such chunk.
+    /// The byte range of `chunk` in the payload, or `None` if there is no such chunk.
     pub fn range(&self, chunk: ChunkIndex) -> Option<Range<u64>> {
         let index = chunk.0 as usize;
         let start = self.starts.get(index)?.offset;
@@ -89,12 +89,12 @@ impl Chunking {
         self.starts.get(chunk.0 as usize).map(|s| s.dtype)
     }
 
-    /// The first chunk of the tensor that `chunk` belongs to; itself where small tensors share it.
+    /// The first chunk of the tensor that `chunk` belongs to; `chunk` itself if small tensors share it.
     pub fn first_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
         self.starts.get(chunk.0 as usize).map(|s| s.first)
     }
 
-    /// Every chunk in order, with its payload bytes.
+    /// Every chunk in order, with its byte range in the payload.
     pub fn iter(&self) -> impl Iterator<Item = (ChunkIndex, Range<u64>)> + '_ {
         (0..self.count())
             .map(ChunkIndex)

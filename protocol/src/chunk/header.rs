@@ -10,7 +10,7 @@ const KIND_MANIFEST: u8 = 1;
 const KIND_CHUNK: u8 = 2;
 const KIND_PROBE: u8 = 3;
 
-/// The header of a data stream, which says what follows it.
+/// The header of a data stream, with the kind and size of the bytes that follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StreamHeader {
@@ -18,7 +18,7 @@ pub enum StreamHeader {
     Manifest(ManifestHeader),
     /// The encoded bytes of one chunk follow.
     Chunk(ChunkHeader),
-    /// Probe bytes follow, without meaning: the answer to a `Probe`.
+    /// Meaningless bytes follow: the answer to a `Probe`.
     Probe(ProbeHeader),
 }
 
@@ -29,44 +29,44 @@ pub struct ManifestHeader {
     pub subscription: SubscriptionId,
     /// The number of bytes that follow.
     pub bytes: u32,
-    /// The digest that they must have.
+    /// The digest that those bytes must have.
     pub digest: ManifestDigest,
 }
 
 /// The header of a stream that carries one encoded chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// The subscription that it belongs to.
+    /// The subscription that the chunk belongs to.
     pub subscription: SubscriptionId,
     /// The topic's epoch.
     pub epoch: Epoch,
-    /// The version that it belongs to.
+    /// The version that the chunk belongs to.
     pub version: Version,
-    /// Its number within the version.
+    /// The chunk's number within the version.
     pub chunk: ChunkIndex,
-    /// Its codec.
+    /// The codec of the encoded bytes.
     pub codec: CodecId,
-    /// Its decoded size.
+    /// The decoded size.
     pub raw_bytes: u32,
     /// The number of encoded bytes that follow.
     pub encoded_bytes: u32,
     /// The hash that the decoded bytes must have.
     pub hash: ChunkHash,
-    /// The base version that it was encoded against, if the codec needs one.
+    /// The base version that the chunk was encoded against, if the codec needs one.
     pub base: Option<Version>,
 }
 
 /// The header of a stream that carries probe bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeHeader {
-    /// The probe that it answers.
+    /// The number of the probe that this stream answers.
     pub probe: u32,
     /// The number of bytes that follow.
     pub bytes: u32,
 }
 
 impl StreamHeader {
-    /// Writes the header as it goes on the wire.
+    /// The header's bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         match self {
@@ -97,11 +97,11 @@ impl StreamHeader {
         out
     }
 
-    /// Reads a header.
+    /// Parses a header.
     ///
     /// # Errors
-    /// [`MessageError`] for a kind or codec this build does not know, and for reserved bytes that are not zero: a later
-    /// revision may give them a meaning that must not be ignored.
+    /// [`MessageError`] for a kind or codec that this build does not know, and for reserved bytes that are not zero: a
+    /// later revision may define a meaning for them that must not be ignored.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, MessageError> {
         match bytes[0] {
             KIND_MANIFEST => decode_manifest(bytes),

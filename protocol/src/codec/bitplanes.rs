@@ -14,27 +14,25 @@ use super::{Codec, CodecId, Context, DecodeError, simd::Path};
 use crate::Dtype;
 use std::cell::RefCell;
 
-/// Encodes the exponents of floats in two bits or more each, with bit masks alone; signs and mantissas are stored as
-/// they are (PROTOCOL.md §8.4).
+/// Encodes the exponents of floats in two bits or more each, as bit masks; signs and mantissas are stored unchanged
+/// (PROTOCOL.md §8.4).
 ///
-/// Trained weights, gradients, activations and caches use a dozen exponents, three of them for three elements in four.
-/// Two bits name those three; the fourth value says that the symbol is among the few that follow. Comparing, gathering
-/// and scattering by masks is what vector instructions do at 64 symbols a time, so this runs at a share of memcpy where
-/// entropy coders run at a thirtieth.
+/// Trained weights, gradients, activations and caches use a dozen exponents, and three of these occur in three elements
+/// of four. Two bits name one of the three; their fourth value is an escape: the exponent is named by a later level.
+/// Vector instructions compare, gather and scatter 64 symbols at a time by masks, so this codec is much faster than
+/// entropy coders.
 ///
-/// bf16 weights become 1.44 to 1.49 times smaller. Speeds are in one table, in `codec/choice.rs`.
-///
-/// Memory: 50 KiB per thread that has used it.
+/// bf16 weights become 1.44 to 1.49 times smaller. Each thread that has used the codec keeps 50 KiB.
 #[derive(Debug, Clone, Copy)]
 pub struct BitPlanes;
 
-/// [`BitPlanes`] on a given path instead of the fastest: for tests that all paths agree, and for benchmarks.
+/// [`BitPlanes`] on a given path instead of the fastest, for tests that compare the paths and for benchmarks.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct BitPlanesOn(pub Path);
 
 impl BitPlanes {
-    /// Whether elements of `dtype` have an exponent; otherwise there is nothing to encode.
+    /// Whether elements of `dtype` have an exponent; the codec encodes no others.
     pub(super) fn suits(dtype: Dtype) -> bool {
         Layout::of(dtype).is_some()
     }
@@ -52,7 +50,7 @@ impl Codec for BitPlanes {
         CodecId::BitPlanes
     }
 
-    /// Dtypes without an exponent are never encoded.
+    /// Also `None` for dtypes without an exponent.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         BitPlanesOn(Path::fastest()).encode(context, raw, out)
     }
@@ -69,18 +67,18 @@ impl Codec for BitPlanesOn {
 
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         let layout = Layout::of(context.dtype)?;
-        let (words, odd) = raw.split_at(whole_words(layout, raw.len()));
+        let (words, tail) = raw.split_at(whole_words(layout, raw.len()));
         let room_bytes = out.len();
         let mut room = out;
         let length = u32::try_from(raw.len()).ok()?;
         room.split_off_mut(..LENGTH_BYTES)?.copy_from_slice(&length.to_le_bytes());
         with_scratch(|scratch| Encoder::new(layout, self.0, scratch).encode(words, &mut room))?;
-        room.split_off_mut(..odd.len())?.copy_from_slice(odd);
+        room.split_off_mut(..tail.len())?.copy_from_slice(tail);
         Some(room_bytes - room.len())
     }
 
     fn decode(&self, context: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
-        let layout = Layout::of(context.dtype).ok_or_else(|| malformed("its dtype has no exponent"))?;
+        let layout = Layout::of(context.dtype).ok_or_else(|| malformed("the dtype has no exponent"))?;
         let (length, mut blocks) = encoded
             .split_first_chunk::<LENGTH_BYTES>()
             .ok_or_else(|| malformed(decoder::SHORT))?;
@@ -88,18 +86,18 @@ impl Codec for BitPlanesOn {
         if found != raw.len() {
             return Err(DecodeError::WrongLength { expected: raw.len(), found });
         }
-        let (words, odd) = raw.split_at_mut(whole_words(layout, raw.len()));
+        let (words, tail) = raw.split_at_mut(whole_words(layout, raw.len()));
         with_scratch(|scratch| Decoder::new(layout, self.0, scratch).decode(&mut blocks, words))
             .map_err(malformed)?;
-        if blocks.len() != odd.len() {
-            return Err(malformed("it does not end where its last block does"));
+        if blocks.len() != tail.len() {
+            return Err(malformed("the bytes after the blocks are not the remainder of the chunk"));
         }
-        odd.copy_from_slice(blocks);
+        tail.copy_from_slice(blocks);
         Ok(())
     }
 }
 
-/// The length of the whole words in `bytes`. Chunks never split an element, so a remainder is empty or hostile.
+/// The length of the whole words in `bytes`. Chunks never split an element, so only hostile lengths leave a remainder.
 fn whole_words(layout: Layout, bytes: usize) -> usize {
     bytes - bytes % layout.word_bytes()
 }

@@ -2,13 +2,13 @@
 
 use super::{CodecId, CodecSet, SizeEstimate};
 
-/// The codec of a topic's or a subscription's chunks, or the choice of one.
+/// The setting that selects the codec for the chunks of a topic or a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum CodecChoice {
-    /// Each chunk by a sample of its bytes, with the effort that measurements of this subscription favour.
+    /// A codec per chunk, chosen by a sample of its bytes and the effort that measurements on this subscription favour.
     #[default]
     Auto,
-    /// All with this one, where it gains something and the receiver can decode it; otherwise raw.
+    /// This codec for each chunk that it shrinks, if the receiver can decode it; otherwise raw.
     Fixed(CodecId),
 }
 
@@ -18,23 +18,23 @@ impl From<CodecId> for CodecChoice {
     }
 }
 
-/// Chunks below this size travel raw when the choice is free: what encoding saves on any usual link is less than it takes
-/// a worker to wake.
+/// Chunks below this size are sent raw with [`CodecChoice::Auto`]: on usual links encoding saves less time than waking
+/// a worker takes.
 pub const SMALL_BYTES: usize = 16 << 10;
 
 /// The level of effort: the processor time that may be spent to make chunks smaller.
 ///
-/// Three levels and not rates of codecs and links: a rate of a codec is a constant of one processor, and a rate of a link
-/// that is shared with encoding says nothing. Which level is fastest is measured where it runs. What is encoded for one
-/// subscriber is used for all with the same level.
+/// The fastest level is found by measuring it at run time. Predictions from codec and link rates would fail: codec
+/// rates differ between processors, and the rate of a link depends on the processor time that encoding leaves.
+/// Subscribers with the same level share encoded chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Effort {
-    /// Everything travels raw.
+    /// Every chunk is sent raw.
     None,
     /// Codecs that one core encodes at several GB/s: bit planes, and zstd for chunks that shrink to almost nothing.
     #[default]
     Light,
-    /// Whatever makes a chunk smallest.
+    /// The codec that makes a chunk smallest.
     Full,
 }
 
@@ -43,17 +43,18 @@ impl Effort {
     pub const ALL: [Self; 3] = [Self::None, Self::Light, Self::Full];
 }
 
-/// The share of a chunk below which zstd finds mostly repeats, which it encodes several times as fast as other bytes.
+/// An encoded share of a chunk below this means that zstd found mostly repeats, which it encodes several times as fast
+/// as other bytes.
 const REPEATS_SHARE: f32 = 0.1;
 
-/// Of two codecs whose results differ less than this, the one that costs less is taken.
+/// If the encodings of two codecs differ by less than this factor, the cheaper codec is chosen.
 const SMALLER_MIN: f32 = 1.03;
 
 /// The codecs that encode without a base, the cheapest first.
 const BY_COST: [CodecId; 4] = [CodecId::Raw, CodecId::BitPlanes, CodecId::Zstd, CodecId::Planes];
 
 impl SizeEstimate {
-    /// The codec of `offered` that makes such a chunk smallest within `effort`; raw where none of them saves enough.
+    /// The codec of `offered` that makes the estimated chunk smallest within `effort`; raw if none saves enough.
     pub fn choose(&self, offered: CodecSet, effort: Effort) -> CodecId {
         let candidates = || {
             let is_allowed = |codec: &CodecId| offered.contains(*codec) && self.is_within(*codec, effort);
@@ -61,8 +62,8 @@ impl SizeEstimate {
             BY_COST.into_iter().filter(is_allowed).filter_map(share)
         };
         let smallest = candidates().map(|(_, share)| share).fold(1.0, f32::min);
-        let mut good = candidates().filter(|(_, share)| *share <= smallest * SMALLER_MIN);
-        good.next().map_or(CodecId::Raw, |(codec, _)| codec)
+        let mut near_smallest = candidates().filter(|(_, share)| *share <= smallest * SMALLER_MIN);
+        near_smallest.next().map_or(CodecId::Raw, |(codec, _)| codec)
     }
 
     fn is_within(&self, codec: CodecId, effort: Effort) -> bool {
@@ -88,9 +89,9 @@ mod tests {
         Effort::ALL.map(|effort| estimate.choose(CodecSet::all(), effort))
     }
 
-    /// The shares are those measured on real tensors, named in the comments.
+    /// The shares were measured on the models named in the comments.
     #[test]
-    fn each_effort_gets_the_smallest_that_it_allows() {
+    fn each_effort_chooses_its_smallest_codec() {
         let weights: &[_] = &[(BIT_PLANES, 0.671), (PLANES, 0.664)]; // MiniLM, bf16
         assert_eq!(at_each_effort(weights), [CodecId::Raw, BIT_PLANES, BIT_PLANES]);
         let rounded: &[_] = &[(BIT_PLANES, 0.836), (PLANES, 0.616)]; // CREPE, f32 with few bits of mantissa
@@ -103,22 +104,22 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever an estimate says: only what is offered is chosen, only what gains something, and with full effort
-        /// nothing that is offered would be smaller by more than 3 %.
+        /// For any estimate: only an offered codec that shrinks the chunk is chosen, and with full effort no offered
+        /// codec would make it smaller by more than 3 %.
         #[test]
         fn nothing_offered_is_much_smaller(
             shares in prop::collection::vec(prop::option::of(0.0f32..0.97), CodecId::ALL.len()),
             offered in prop::collection::vec(0u32..8, 0..5), effort in 0..Effort::ALL.len(),
         ) {
-            let found = CodecId::ALL.iter().zip(shares).filter_map(|(id, share)| Some((*id, share?)));
-            let found: Vec<_> = found.filter(|(id, _)| !matches!(id, CodecId::Raw | CodecId::Sparse)).collect();
-            let (estimate, offered) = (SizeEstimate::with(&found), CodecSet::from_codes(&offered));
+            let shares = CodecId::ALL.iter().zip(shares).filter_map(|(id, share)| Some((*id, share?)));
+            let shares: Vec<_> = shares.filter(|(id, _)| !matches!(id, CodecId::Raw | CodecId::Sparse)).collect();
+            let (estimate, offered) = (SizeEstimate::with(&shares), CodecSet::from_codes(&offered));
             let chosen = estimate.choose(offered, Effort::ALL[effort]);
             prop_assert!(offered.contains(chosen));
-            let share = estimate.share(chosen).expect("what does not gain is not chosen");
+            let share = estimate.share(chosen).expect("the chosen codec has an estimate");
             let full = estimate.share(estimate.choose(offered, Effort::Full)).unwrap();
             prop_assert!(full <= share * SMALLER_MIN);
-            for (_, other) in found.iter().filter(|(id, _)| offered.contains(*id)) {
+            for (_, other) in shares.iter().filter(|(id, _)| offered.contains(*id)) {
                 prop_assert!(full <= other * SMALLER_MIN * 1.000_001);
             }
         }

@@ -1,13 +1,12 @@
-//! Byte histograms, and the entropy that bounds an order-0 code.
+//! Byte histograms and their order-0 entropy.
 
 /// Counts of byte values.
 pub(super) struct Histogram([u32; 256]);
 
-/// The slices in a sample of a long string, evenly spread: enough to notice that one of several tensors in a chunk is
-/// unlike the others.
+/// The number of slices in a sample of a long string, evenly spread: enough to include each large tensor of a chunk.
 const SLICES: usize = 16;
 
-/// Bytes in a slice. 16 KiB in all predict the entropy of a byte plane within a few hundredths of a bit, in 10 µs.
+/// Bytes in a slice. 16 KiB of a byte plane predict its entropy within a few hundredths of a bit, in 10 µs.
 const SLICE_BYTES: usize = 1024;
 
 impl Histogram {
@@ -18,7 +17,7 @@ impl Histogram {
         histogram
     }
 
-    /// Counts a sample of `bytes`, or all of them when there are few.
+    /// Counts a sample of `bytes`, or all of a short string.
     pub(super) fn sampled(bytes: &[u8]) -> Self {
         if bytes.len() <= SLICES * SLICE_BYTES {
             return Self::of(bytes);
@@ -30,8 +29,7 @@ impl Histogram {
         histogram
     }
 
-    /// The bits that each counted byte carries, if bytes are independent of each other: 0 to 8. A Huffman code takes
-    /// slightly more.
+    /// The order-0 entropy in bits per byte, 0 to 8. A Huffman code needs slightly more.
     pub(super) fn bits_per_byte(&self) -> f64 {
         let total: f64 = self.0.iter().map(|count| f64::from(*count)).sum();
         let shares = self.0.iter().filter(|count| **count > 0).map(|count| f64::from(*count) / total);
@@ -50,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_of_what_is_known() {
+    fn the_entropy_of_simple_distributions() {
         assert_eq!(Histogram::of(&[]).bits_per_byte(), 0.0);
         assert_eq!(Histogram::of(&[7; 100]).bits_per_byte(), 0.0);
         assert_eq!(Histogram::of(&[0, 1, 2, 3]).bits_per_byte(), 2.0);

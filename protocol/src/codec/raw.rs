@@ -1,9 +1,9 @@
-//! The codec that changes nothing.
+//! The codec `raw`, which copies bytes.
 
 use super::{Codec, CodecId, Context, DecodeError};
 
-/// Bytes as they are. The pipelines send raw chunks without calling it, straight from the source; it completes the set,
-/// so that code over codecs needs no special case.
+/// Unchanged bytes. The pipelines send raw chunks from the source without calling this codec; it exists so that code
+/// over all codecs needs no special case.
 #[derive(Debug, Clone, Copy)]
 pub struct Raw;
 

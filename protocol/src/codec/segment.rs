@@ -11,14 +11,14 @@ const RAW: u8 = 0;
 const CONSTANT: u8 = 1;
 const ZSTD: u8 = 2;
 
-/// The form and the number of bytes, in front of every segment.
+/// The size of a segment's head: its form and its unpacked length.
 pub(super) const HEAD_BYTES: usize = 5;
 
-/// The number of bytes of a frame, between the head and the frame.
+/// The size of the frame's length field, between the head and the frame.
 const FRAME_HEAD_BYTES: usize = 4;
 
-/// The entropy from which a segment is stored raw without an attempt to compress it: 4 % at best are not worth six
-/// times the time. Attempts that gain less than 1 % are discarded to save decoding time.
+/// Above this entropy a segment is stored raw without an attempt to compress it: a gain of at most 4 % is not worth six
+/// times the time. Compressed forms that gain less than 1 % are discarded to save decoding time.
 const INCOMPRESSIBLE_BITS: f64 = 7.7;
 
 /// Writes segments one after the other into memory of a fixed size.
@@ -63,14 +63,14 @@ impl<'a> SegmentWriter<'a> {
         self.bytes(plain)
     }
 
-    /// `None`, with nothing written, when it would not be shorter than raw.
+    /// `None`, with nothing written, when the segment would not be shorter than raw.
     fn push_compressed(&mut self, plain: &[u8]) -> Option<()> {
         if Histogram::sampled(plain).bits_per_byte() > INCOMPRESSIBLE_BITS {
             return None;
         }
         let begin = self.at + HEAD_BYTES + FRAME_HEAD_BYTES;
-        let worth = (plain.len() - plain.len() / 100).checked_sub(FRAME_HEAD_BYTES + 1)?;
-        let end = self.out.len().min(begin.checked_add(worth)?);
+        let frame_max = (plain.len() - plain.len() / 100).checked_sub(FRAME_HEAD_BYTES + 1)?;
+        let end = self.out.len().min(begin.checked_add(frame_max)?);
         let frame_bytes = compress(plain, self.out.get_mut(begin..end)?)?;
         self.head(ZSTD, plain.len())?;
         self.bytes(&u32::try_from(frame_bytes).ok()?.to_le_bytes())?;
@@ -80,7 +80,7 @@ impl<'a> SegmentWriter<'a> {
 
     fn head(&mut self, form: u8, bytes: usize) -> Option<()> {
         let bytes = u32::try_from(bytes).ok()?.to_le_bytes();
-        // Whole or not at all: a form that does not fit must leave room for another one.
+        // Written whole or not at all: the caller may try another form in its place.
         (self.out.len() - self.at >= HEAD_BYTES).then_some(())?;
         self.bytes(&[form])?;
         self.bytes(&bytes)
@@ -108,17 +108,16 @@ fn compress(plain: &[u8], out: &mut [u8]) -> Option<usize> {
     })
 }
 
-/// A zstd context that finds hardly any matches (the lowest level steps over 128 KiB at a time) but compresses
-/// literals, which that level would not do by default. So it is a Huffman coder with a table for each 128 KiB: 1.5 to 2
-/// GB/s in on the exponents of floats, three times as fast as level 1, and smaller, since among mixed-up bytes matches
-/// cost more than they save.
+/// A zstd context that is a Huffman coder with one table for each 128 KiB: the lowest level finds hardly any matches,
+/// and compression of literals, off by default at that level, is enabled. On the exponents of floats it encodes 1.5 to
+/// 2 GB/s, three times as fast as level 1, and to fewer bytes: there, matches cost more than they save.
 fn huffman_coder() -> io::Result<Compressor<'static>> {
     let mut compressor = Compressor::new(*::zstd::compression_level_range().start())?;
     compressor.set_parameter(CParameter::LiteralCompressionMode(ParamSwitch::Enable))?;
     Ok(compressor)
 }
 
-/// A segment of an encoding whose head is checked and whose bytes are not yet unpacked.
+/// A segment of an encoding, with its head checked and its bytes not yet unpacked.
 pub(super) struct Segment<'a> {
     codec: CodecId,
     form: Form<'a>,
@@ -132,10 +131,10 @@ enum Form<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// Takes a segment off the front of `rest`, for a decoder of `codec`. Nothing is allocated.
+    /// Splits a segment off the front of `rest`, for a decoder of `codec`. Nothing is allocated.
     pub(super) fn read(codec: CodecId, rest: &mut &'a [u8]) -> Result<Self, DecodeError> {
         Self::take(codec, rest)
-            .ok_or_else(|| DecodeError::malformed(codec, "a segment is cut or of no known form"))
+            .ok_or_else(|| DecodeError::malformed(codec, "a segment is truncated or of an unknown form"))
     }
 
     fn take(codec: CodecId, rest: &mut &'a [u8]) -> Option<Self> {
@@ -153,13 +152,13 @@ impl<'a> Segment<'a> {
         Some(Self { codec, form, bytes })
     }
 
-    /// The claimed unpacked length. Compare it with what is allowed before allocating.
+    /// The claimed unpacked length. Check it against a limit before allocating.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The bytes: as they lie in the encoding, or unpacked into the front of `scratch`, which has room for
-    /// [`len`](Self::len) bytes.
+    /// The plain bytes: a slice of the encoding, or the front of `scratch`, into which they are unpacked. `scratch` has
+    /// room for [`len`](Self::len) bytes.
     pub(super) fn unpack<'b>(&self, scratch: &'b mut [u8]) -> Result<&'b [u8], DecodeError>
     where
         'a: 'b,
@@ -172,7 +171,10 @@ impl<'a> Segment<'a> {
                 let found = zstd::decompress(frame, plain);
                 let found = found.map_err(|error| DecodeError::malformed(self.codec, error))?;
                 if found != plain.len() {
-                    return Err(DecodeError::malformed(self.codec, "a segment has fewer bytes than it says"));
+                    return Err(DecodeError::malformed(
+                        self.codec,
+                        "a segment unpacks to fewer bytes than its head says",
+                    ));
                 }
             }
         }
@@ -190,8 +192,8 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work` with `bytes` bytes of this thread's scratch memory, with arbitrary content. It is kept at the largest
-/// size ever asked for, which therefore must not be a peer's claim.
+/// Calls `work` with `bytes` bytes of this thread's scratch memory, with arbitrary content. The memory keeps the
+/// largest size ever requested, so `bytes` must be checked first if a peer claims it.
 pub(super) fn with_scratch<T>(bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
     SCRATCH.with_borrow_mut(|scratch| {
         if scratch.len() < bytes {
@@ -221,7 +223,7 @@ mod tests {
         Some(out)
     }
 
-    /// Strings of one byte, of little variety, and of much.
+    /// Strings with 1, 4, 190 or 256 different bytes.
     fn plain() -> impl Strategy<Value = Vec<u8>> {
         (0usize..3000, prop_oneof![Just(1u32), Just(4), Just(190), Just(256)], any::<u32>()).prop_map(
             |(len, variety, seed)| {
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn each_string_takes_its_shortest_form() {
+    fn each_string_has_its_shortest_form() {
         let few: Vec<u8> = (0..1000u32).map(|at| (at.wrapping_mul(2_654_435_769) >> 30) as u8).collect();
         let all: Vec<u8> = (0..=255).collect();
         assert_eq!(written(&[], 5), Some(vec![RAW, 0, 0, 0, 0]));
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_of_fewer_bytes_than_it_says_is_refused() {
+    fn a_segment_shorter_than_its_head_says_is_refused() {
         let mut bytes = written(&[1, 2].repeat(500), 1005).unwrap();
         assert_eq!(bytes[..5], [ZSTD, 0xe8, 3, 0, 0]);
         bytes[1] += 1;
@@ -256,9 +258,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is written into whatever room: nothing is longer than raw, and what is there is read again.
+        /// Any bytes into any room: no segment is longer than its raw form, and reading returns the bytes written.
         #[test]
-        fn what_is_written_is_read(plain in plain(), room in 0usize..3100, more in prop::collection::vec(any::<u8>(), 0..9)) {
+        fn reading_reverses_writing(plain in plain(), room in 0usize..3100, more in prop::collection::vec(any::<u8>(), 0..9)) {
             let Some(mut bytes) = written(&plain, room) else {
                 prop_assert!(room < HEAD_BYTES + plain.len());
                 return Ok(());

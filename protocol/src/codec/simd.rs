@@ -1,9 +1,9 @@
 //! Instruction paths: the same codec steps with different instructions. All `unsafe` of this crate is here.
 //!
-//! A [`Path`] that exists may be used: it is made by [`Path::all`] and [`Path::fastest`] alone, which ask the
-//! processor. So functions that need certain instructions are called here alone, and a `Path` value is the proof that
-//! the processor has them. Below that, only loads and stores need `unsafe`: they go through references to arrays, whose
-//! lengths the compiler knows.
+//! A [`Path`] value proves that the processor has the path's instructions: only [`Path::all`] and [`Path::fastest`]
+//! make one, after CPU feature detection. Functions compiled for these instructions are called through a `Path` alone.
+//! Within them, only loads and stores need `unsafe`: their operands are references to arrays, whose lengths the
+//! compiler checks.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -12,7 +12,7 @@ mod avx512;
 
 use super::bitplanes::layout::{LowBits, Words};
 
-/// The steps in plain Rust, which lie beside their codecs.
+/// The steps in portable Rust, defined beside their codecs.
 mod portable {
     pub(super) use super::super::{
         bitplanes::portable::{
@@ -22,7 +22,7 @@ mod portable {
     };
 }
 
-/// An instruction path that this processor supports. The output is the same on all, to the byte.
+/// An instruction path that this processor supports. All paths write the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path(Kind);
 
@@ -34,7 +34,7 @@ pub(crate) enum Instructions {
     Portable,
 }
 
-/// Kept apart from [`Path`] so that no other module can make one.
+/// Private, so that no other module can make a [`Path`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Portable,
@@ -47,22 +47,22 @@ enum Kind {
 impl Path {
     /// Every path that this processor supports, the fastest first.
     pub fn all() -> impl Iterator<Item = Self> {
-        let found = [
+        let paths = [
             #[cfg(target_arch = "x86_64")]
             has_avx512().then_some(Self(Kind::Avx512)),
             #[cfg(target_arch = "x86_64")]
             has_avx2().then_some(Self(Kind::Avx2)),
             Some(Self(Kind::Portable)),
         ];
-        found.into_iter().flatten()
+        paths.into_iter().flatten()
     }
 
-    /// The first of [`all`](Self::all). The processor is asked once; later calls cost a nanosecond.
+    /// The first of [`all`](Self::all). Features are detected once; later calls cost a nanosecond.
     pub fn fastest() -> Self {
         Self::all().next().unwrap_or(Self(Kind::Portable))
     }
 
-    /// The name in reports.
+    /// The path's name in reports.
     pub fn name(self) -> &'static str {
         match self.instructions() {
             Instructions::Portable => "portable",
@@ -71,7 +71,7 @@ impl Path {
         }
     }
 
-    /// The instructions that it uses.
+    /// The instructions that the path uses.
     pub(crate) fn instructions(self) -> Instructions {
         match self.0 {
             Kind::Portable => Instructions::Portable,
@@ -97,7 +97,7 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vbmi2")
 }
 
-/// Both strings as vectors, group by group.
+/// Pairs of vectors of `base` and `raw`.
 #[cfg(target_arch = "x86_64")]
 fn vectors<'a, const VECTOR_BYTES: usize>(
     base: &'a [u8],
@@ -106,7 +106,7 @@ fn vectors<'a, const VECTOR_BYTES: usize>(
     base.as_chunks().0.iter().zip(raw.as_chunks().0)
 }
 
-/// Defines a step once for all paths: a method of [`Path`] that calls the function of that name.
+/// Defines each step as a method of [`Path`] that calls the path's function of the same name.
 macro_rules! steps {
     ($($(#[$doc:meta])* fn $step:ident($($name:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
         impl Path {
@@ -115,10 +115,12 @@ macro_rules! steps {
                 match self.0 {
                     Kind::Portable => portable::$step($($name),*),
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: `Path::all` made this value after `has_avx2` found all that the function needs.
+                    // SAFETY: `Path::all` made this value after `has_avx2` detected the features that the function
+                    // needs.
                     Kind::Avx2 => unsafe { avx2::$step($($name),*) },
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: `Path::all` made this value after `has_avx512` found all that the function needs.
+                    // SAFETY: `Path::all` made this value after `has_avx512` detected the features that the function
+                    // needs.
                     Kind::Avx512 => unsafe { avx512::$step($($name),*) },
                 }
             })*

@@ -1,4 +1,4 @@
-//! Size estimates: how small each codec would make a chunk, judged by a sample.
+//! Size estimates: the encoded size of a chunk under each codec, from a sample.
 
 use super::{BitPlanes, CodecId, Context, codec};
 use crate::Dtype;
@@ -6,35 +6,35 @@ use std::cell::RefCell;
 
 /// The encoded size of a chunk under each codec, estimated from a sample.
 ///
-/// The sample is encoded with every candidate codec, so the estimate agrees with the codecs. It costs 30 to 60
-/// microseconds whatever the size of the chunk: an encoding of 4 MiB takes ten times as long, a hash twice.
+/// The sample is encoded with every candidate codec. This costs 30 to 60 microseconds for chunks of any size; encoding
+/// 4 MiB takes ten times as long, hashing them twice as long.
 ///
-/// The sample is slices spread evenly over the chunk, so it sees each of several tensors that share it. It misses
-/// repeats over longer distances: zstd may do better than estimated.
+/// The sample consists of slices spread evenly over the chunk, so it covers the larger tensors that share the chunk. It
+/// misses repeats over longer distances: zstd may encode to less than estimated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SizeEstimate {
-    /// For each codec of [`CodecId::ALL`], how many bytes one raw byte becomes; `None` where that gains too little, or the
-    /// codec is of no use for the dtype.
+    /// For each codec of [`CodecId::ALL`], the encoded size over the raw size; `None` if the codec gains too little or
+    /// is not a candidate for the dtype.
     shares: [Option<f32>; CodecId::ALL.len()],
 }
 
 /// The size of a sample. Long enough that the tables in front of each encoding weigh less than 1 %.
 const SAMPLE_BYTES: usize = 32 << 10;
 
-/// The slices of a sample. Each is a few cache lines long, so that reading it costs little more than its first byte.
+/// The number of slices of a sample. A slice is long enough for the processor to prefetch most of it.
 const SLICES: usize = 16;
 const SLICE_BYTES: usize = SAMPLE_BYTES / SLICES;
 
-/// An encoding must save this share of the raw bytes, or the chunk travels raw: below that, decoding costs more than the
-/// bytes saved.
+/// An encoding must save this share of the raw bytes, or the chunk is sent raw: decoding would cost more time than the
+/// saved bytes.
 const GAIN_MIN_PER_CENT: usize = 3;
 
-/// The largest encoding of `raw_bytes` that is worth it.
+/// The size of the largest encoding of `raw_bytes` that is worth sending.
 pub fn worthwhile_bytes(raw_bytes: usize) -> usize {
     raw_bytes - raw_bytes * GAIN_MIN_PER_CENT / 100
 }
 
-/// Scratch memory of a thread: estimates are frequent.
+/// Scratch memory of a thread, kept because estimates are frequent.
 #[derive(Debug, Default)]
 struct Scratch {
     raw: Vec<u8>,
@@ -46,16 +46,15 @@ thread_local! {
 }
 
 impl SizeEstimate {
-    /// An estimate that nothing is worth encoding.
+    /// The estimate that no codec gains enough.
     pub const NOTHING: Self = Self { shares: [None; CodecId::ALL.len()] };
 
-    /// Estimates `raw`, a chunk of `dtype`. Delta codecs are left out: comparing the chunk with its base decides about
-    /// them first.
+    /// Estimates `raw`, a chunk of `dtype`. Delta codecs are left out: the sender tries them first.
     pub fn at(dtype: Dtype, raw: &[u8]) -> Self {
-        SCRATCH.with_borrow_mut(|scratch| scratch.look(dtype, raw))
+        SCRATCH.with_borrow_mut(|scratch| scratch.estimate(dtype, raw))
     }
 
-    /// The encoded size of `raw_bytes` under `codec`; `None` if it saves too little.
+    /// The encoded size of `raw_bytes` under `codec`; `None` if the codec saves too little.
     pub fn encoded_bytes(&self, codec: CodecId, raw_bytes: usize) -> Option<usize> {
         match codec {
             CodecId::Raw => Some(raw_bytes),
@@ -63,16 +62,16 @@ impl SizeEstimate {
         }
     }
 
-    /// The encoded size of one raw byte under `codec`; `None` if it saves too little.
+    /// The encoded size over the raw size under `codec`; `None` if the codec saves too little.
     pub(super) fn share(&self, codec: CodecId) -> Option<f32> {
         match codec {
             CodecId::Raw => Some(1.0),
-            codec => self.shares[place(codec)?],
+            codec => self.shares[index_of(codec)?],
         }
     }
 
-    /// Whether an actual encoding of `raw_bytes`, of `encoded_bytes` or too large to fit, is far from the estimate.
-    /// Without an estimate it cannot be.
+    /// Whether an actual encoding of `raw_bytes` is far from the estimate. `encoded_bytes` is `None` if the encoding
+    /// did not fit. False if there is no estimate for `codec`.
     pub fn is_refuted_by(&self, codec: CodecId, raw_bytes: usize, encoded_bytes: Option<usize>) -> bool {
         let found = encoded_bytes.map_or(1.0, |bytes| bytes as f32 / raw_bytes.max(1) as f32);
         self.share(codec).is_some_and(|share| (found - share).abs() > ERROR_MAX)
@@ -80,24 +79,24 @@ impl SizeEstimate {
 
     #[cfg(test)]
     pub(super) fn with(shares: &[(CodecId, f32)]) -> Self {
-        let mut look = Self::NOTHING;
+        let mut estimate = Self::NOTHING;
         for (codec, share) in shares {
-            look.shares[place(*codec).unwrap()] = Some(*share);
+            estimate.shares[index_of(*codec).unwrap()] = Some(*share);
         }
-        look
+        estimate
     }
 }
 
-/// The error of an estimate, in shares of the raw bytes, beyond which it counts as outdated. Estimates of the chunk
-/// itself were within 0.03 on all measured data.
+/// The error, as a share of the raw bytes, above which an estimate counts as outdated. A fresh estimate was within 0.03
+/// of its own chunk on all measured data.
 const ERROR_MAX: f32 = 0.06;
 
-fn place(codec: CodecId) -> Option<usize> {
+fn index_of(codec: CodecId) -> Option<usize> {
     CodecId::ALL.iter().position(|id| *id == codec)
 }
 
 impl Scratch {
-    fn look(&mut self, dtype: Dtype, raw: &[u8]) -> SizeEstimate {
+    fn estimate(&mut self, dtype: Dtype, raw: &[u8]) -> SizeEstimate {
         let Self { raw: sample, encoded } = self;
         gather(dtype, raw, sample);
         let context = Context { dtype, base: None };
@@ -107,14 +106,14 @@ impl Scratch {
             Some(bytes as f32 / sample.len() as f32)
         };
         let mut shares = [None; CodecId::ALL.len()];
-        for (found, id) in shares.iter_mut().zip(CodecId::ALL.iter().map(share)) {
-            *found = id;
+        for (slot, share) in shares.iter_mut().zip(CodecId::ALL.iter().map(share)) {
+            *slot = share;
         }
         SizeEstimate { shares }
     }
 }
 
-/// Whether `id` may be the best codec for `dtype`. On floats zstd gains less than the float codecs, and takes longer.
+/// Whether `id` may be the best codec for `dtype`. On floats zstd gains less than the float codecs, in more time.
 fn is_candidate(id: CodecId, dtype: Dtype) -> bool {
     match id {
         CodecId::Raw | CodecId::Sparse => false,
@@ -124,8 +123,8 @@ fn is_candidate(id: CodecId, dtype: Dtype) -> bool {
     }
 }
 
-/// Fills `sample` with slices of `bytes`, each at the beginning of an element, or with all of them where they are
-/// hardly more.
+/// Fills `sample` with slices of `bytes`, each from the beginning of an element; with all of `bytes` if they are fewer
+/// than two samples.
 fn gather(dtype: Dtype, bytes: &[u8], sample: &mut Vec<u8>) {
     sample.clear();
     if bytes.len() < 2 * SAMPLE_BYTES {
@@ -135,7 +134,7 @@ fn gather(dtype: Dtype, bytes: &[u8], sample: &mut Vec<u8>) {
     let element_bytes = (dtype.bits() as usize).div_ceil(8);
     let step = bytes.len() / SLICES / element_bytes * element_bytes;
     for (index, part) in bytes.chunks_exact(step).take(SLICES).enumerate() {
-        // Not at the same place of each part: rows of a matrix may begin there.
+        // At another offset in each part: at equal offsets all slices might be beginnings of matrix rows.
         let room = part.len() - SLICE_BYTES;
         let start = room * (index * 7 % SLICES) / SLICES / element_bytes * element_bytes;
         sample.extend_from_slice(&part[start..start + SLICE_BYTES]);
@@ -158,7 +157,7 @@ mod tests {
         (0..bytes).map(|_| next()).collect()
     }
 
-    /// Values around zero, as weights are: the mean of eight noises.
+    /// Values around zero, like weights: sums of eight random numbers.
     fn weights(elements: usize) -> Vec<f32> {
         let value = |noise: &[u8]| noise.iter().map(|byte| (f32::from(*byte) - 127.5) / 4_000.0).sum();
         noise(8 * elements).chunks(8).map(value).collect()
@@ -169,27 +168,27 @@ mod tests {
     }
 
     /// Encodes all of `raw` and compares the size with the estimate.
-    fn assert_foreseen(codec_id: CodecId, dtype: Dtype, raw: &[u8]) {
-        let foreseen = SizeEstimate::at(dtype, raw).encoded_bytes(codec_id, raw.len()).unwrap();
+    fn assert_estimate_is_close(codec_id: CodecId, dtype: Dtype, raw: &[u8]) {
+        let estimated = SizeEstimate::at(dtype, raw).encoded_bytes(codec_id, raw.len()).unwrap();
         let mut out = vec![0; worthwhile_bytes(raw.len())];
         let context = Context { dtype, base: None };
-        let found = codec(codec_id).encode(context, raw, &mut out).unwrap();
-        let error = (foreseen as f32 - found as f32) / raw.len() as f32;
-        assert!(error.abs() < 0.015, "{codec_id:?}: {foreseen} bytes were foreseen, there are {found}");
+        let actual = codec(codec_id).encode(context, raw, &mut out).unwrap();
+        let error = (estimated as f32 - actual as f32) / raw.len() as f32;
+        assert!(error.abs() < 0.015, "{codec_id:?}: estimated {estimated} bytes, encoded to {actual}");
     }
 
     #[test]
-    fn a_sample_tells_what_the_whole_becomes() {
+    fn estimates_are_close_to_encodings() {
         let weights = weights(300_000);
         let halves = bf16(&weights);
-        assert_foreseen(CodecId::BitPlanes, Dtype::Bf16, &halves);
-        assert_foreseen(CodecId::Planes, Dtype::Bf16, &halves);
-        let whole: Vec<u8> = weights.iter().flat_map(|value| value.to_le_bytes()).collect();
-        assert_foreseen(CodecId::BitPlanes, Dtype::F32, &whole);
-        assert_foreseen(CodecId::Planes, Dtype::F32, &whole);
+        assert_estimate_is_close(CodecId::BitPlanes, Dtype::Bf16, &halves);
+        assert_estimate_is_close(CodecId::Planes, Dtype::Bf16, &halves);
+        let singles: Vec<u8> = weights.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_estimate_is_close(CodecId::BitPlanes, Dtype::F32, &singles);
+        assert_estimate_is_close(CodecId::Planes, Dtype::F32, &singles);
         let tokens: Vec<u8> = noise(200_000).chunks(2).flat_map(|low| [low, &[0; 6]].concat()).collect();
-        assert_foreseen(CodecId::Planes, Dtype::I64, &tokens);
-        assert_foreseen(CodecId::Zstd, Dtype::I64, &tokens);
+        assert_estimate_is_close(CodecId::Planes, Dtype::I64, &tokens);
+        assert_estimate_is_close(CodecId::Zstd, Dtype::I64, &tokens);
     }
 
     #[test]
@@ -199,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Scales have exponents and nothing else.
+    /// The values of `f8_e8m0fnu`, used as scales, are exponents alone.
     #[test]
     fn every_dtype_with_an_exponent_is_tried_in_bit_planes() {
         let scales: Vec<u8> = noise(100_000)
@@ -210,16 +209,12 @@ mod tests {
             assert!(SizeEstimate::at(dtype, &scales).share(CodecId::BitPlanes).is_some(), "{dtype}");
         }
         assert_eq!(SizeEstimate::at(Dtype::U8, &scales).share(CodecId::BitPlanes), None);
-        assert_eq!(
-            SizeEstimate::at(Dtype::F8E8M0, &scales).share(CodecId::Zstd),
-            None,
-            "it is not even tried"
-        );
+        assert_eq!(SizeEstimate::at(Dtype::F8E8M0, &scales).share(CodecId::Zstd), None, "zstd is not tried");
     }
 
-    /// Half of a chunk is like zeros and half like noise: the sample sees both.
+    /// Half of the chunk is zeros, half is noise.
     #[test]
-    fn what_lies_side_by_side_is_seen() {
+    fn a_sample_covers_unlike_tensors() {
         let mut mixed = vec![0; 500_000];
         mixed.extend(noise(500_000));
         let share = SizeEstimate::at(Dtype::U8, &mixed).share(CodecId::Zstd).unwrap();
@@ -227,41 +222,41 @@ mod tests {
     }
 
     #[test]
-    fn what_came_out_otherwise_refutes_a_look() {
-        let look = SizeEstimate::with(&[(CodecId::Planes, 0.7)]);
-        let refuted = |bytes| look.is_refuted_by(CodecId::Planes, 1000, bytes);
+    fn a_very_different_encoding_refutes_the_estimate() {
+        let estimate = SizeEstimate::with(&[(CodecId::Planes, 0.7)]);
+        let refuted = |bytes| estimate.is_refuted_by(CodecId::Planes, 1000, bytes);
         assert_eq!(
             [refuted(Some(690)), refuted(Some(750)), refuted(Some(800)), refuted(None)],
             [false, false, true, true]
         );
-        assert!(!look.is_refuted_by(CodecId::Zstd, 1000, None), "it said nothing of that");
-        let little = SizeEstimate::with(&[(CodecId::Planes, 0.95)]);
-        assert!(!little.is_refuted_by(CodecId::Planes, 1000, None), "raw is near what was foreseen");
+        assert!(!estimate.is_refuted_by(CodecId::Zstd, 1000, None), "there is no estimate for zstd");
+        let small_gain = SizeEstimate::with(&[(CodecId::Planes, 0.95)]);
+        assert!(!small_gain.is_refuted_by(CodecId::Planes, 1000, None), "the raw size is near the estimate");
         assert_eq!(SizeEstimate::NOTHING.encoded_bytes(CodecId::Raw, 7), Some(7));
     }
 
     #[test]
-    fn three_per_cent_are_worth_it() {
+    fn an_encoding_must_save_three_per_cent() {
         assert_eq!([0, 33, 34, 100, 4 << 20].map(worthwhile_bytes), [0, 33, 33, 97, 4_068_475]);
     }
 
-    /// Sixteen slices, each of another part of the chunk and of another place there; of small chunks all.
+    /// Sixteen slices, one from each part of the chunk, at different offsets. Small chunks are copied whole.
     #[test]
-    fn a_sample_is_spread_and_begins_with_elements() {
+    fn slices_are_spread_and_begin_with_elements() {
         const ELEMENTS: usize = 100_003;
         const PART: usize = ELEMENTS / SLICES;
         let bytes: Vec<u8> = (0..ELEMENTS as u64).flat_map(u64::to_le_bytes).collect();
         let mut sample = vec![];
         gather(Dtype::I64, &bytes, &mut sample);
-        let mut places = vec![];
+        let mut offsets = vec![];
         for (number, slice) in sample.chunks(SLICE_BYTES).enumerate() {
             let start = u64::from_le_bytes(*slice.first_chunk().unwrap()) as usize;
             assert!(slice == &bytes[8 * start..][..SLICE_BYTES] && start / PART == number, "slice {number}");
-            places.push(start % PART);
+            offsets.push(start % PART);
         }
-        places.sort_unstable();
-        places.dedup();
-        assert_eq!((sample.len(), places.len()), (SAMPLE_BYTES, SLICES));
+        offsets.sort_unstable();
+        offsets.dedup();
+        assert_eq!((sample.len(), offsets.len()), (SAMPLE_BYTES, SLICES));
         for (bytes, sampled) in
             [(2 * SAMPLE_BYTES - 1, 2 * SAMPLE_BYTES - 1), (2 * SAMPLE_BYTES, SAMPLE_BYTES)]
         {
@@ -273,16 +268,17 @@ mod tests {
     proptest! {
         /// An estimate of a chunk no longer than a sample is exact.
         #[test]
-        fn small_chunks_are_foreseen_exactly(
+        fn estimates_of_small_chunks_are_exact(
             raw in prop::collection::vec(0u8..6, 0..5_000), dtype in 0..Dtype::ALL.len(),
         ) {
             let dtype = Dtype::ALL[dtype];
-            let (look, context) = (SizeEstimate::at(dtype, &raw), Context { dtype, base: None });
+            let (estimate, context) = (SizeEstimate::at(dtype, &raw), Context { dtype, base: None });
             for id in CodecId::ALL.iter().copied().skip(1) {
-                if let Some(foreseen) = look.encoded_bytes(id, raw.len()) {
+                if let Some(estimated) = estimate.encoded_bytes(id, raw.len()) {
                     let mut out = vec![0; worthwhile_bytes(raw.len())];
-                    let found = codec(id).encode(context, &raw, &mut out);
-                    prop_assert!(found.is_some_and(|found| found.abs_diff(foreseen) <= 1), "{:?}: {:?} {}", id, found, foreseen);
+                    let actual = codec(id).encode(context, &raw, &mut out);
+                    let is_close = actual.is_some_and(|actual| actual.abs_diff(estimated) <= 1);
+                    prop_assert!(is_close, "{:?}: {:?} {}", id, actual, estimated);
                 }
             }
         }

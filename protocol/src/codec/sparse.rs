@@ -1,4 +1,4 @@
-//! Sparse deltas: a chunk as the elements that changed since a version that the receiver holds.
+//! Sparse deltas: a chunk as its changed elements against a base version that the receiver holds.
 
 mod changes;
 pub(super) mod differing;
@@ -18,22 +18,22 @@ use super::{
 use crate::Dtype;
 use std::cell::RefCell;
 
-/// The changed elements of a chunk against the same chunk of a base version: gaps between them, differences, and the
-/// values of those that changed by more than a byte can say (PROTOCOL.md §8.7).
+/// The changed elements of a chunk against the same chunk of a base version: the gaps between them, their differences,
+/// and the new values of elements whose difference does not fit a byte (PROTOCOL.md §8.7).
 ///
 /// Between two versions of bf16 weights under training 0.1 to 5 % of the elements change, most by one unit in the last
-/// place: the delta is 20 to 800 times smaller than the weights. Of f32 weights nearly every element changes, which a
-/// sample of a hundredth of the chunk shows: then there is no delta, and it cost only the sample.
+/// place: the delta is 20 to 800 times smaller than the weights. Of f32 weights nearly every element changes. A sample
+/// of a hundredth of the chunk detects this, and no delta is made.
 ///
-/// Both ends keep memory for each worker thread: a decoder no more than the largest chunk has bytes, an encoder a few
-/// times that if everything changed, and a few hundredths of it otherwise.
+/// Both ends keep memory for each worker thread: a decoder at most the size of the largest chunk; an encoder a few
+/// hundredths of it, or a few times the chunk if all elements changed.
 #[derive(Debug, Clone, Copy)]
 pub struct Sparse;
 
-/// The places of a chunk that are sampled before it is searched.
+/// The number of slices that are sampled before a chunk is searched for changes.
 const SLICES: usize = 16;
 
-/// The bytes sampled at each place.
+/// The bytes in a slice.
 const SLICE_BYTES: usize = 2048;
 
 thread_local! {
@@ -48,28 +48,28 @@ struct Search {
 }
 
 impl Sparse {
-    /// The encoding of a chunk of `dtype` that equals its base: three empty segments, and the bytes beyond the last
-    /// whole element. Compares nothing.
+    /// The encoding of a chunk of `dtype` that is known to equal its base: three empty segments, and the bytes beyond
+    /// the last whole element.
     pub fn unchanged(dtype: Dtype, raw: &[u8]) -> Vec<u8> {
         let tail = &raw[raw.len() / width(dtype) * width(dtype)..];
         let mut out = vec![0; 3 * HEAD_BYTES + tail.len()];
         let mut segments = SegmentWriter::new(&mut out);
-        let written = [&[][..]; 3].iter().try_for_each(|none| segments.push(none));
+        let written = [&[][..]; 3].iter().try_for_each(|empty| segments.push(empty));
         written
             .and_then(|()| segments.bytes(tail))
             .expect("there is room for three heads and the tail");
         out
     }
 
-    /// Applies the delta `encoded` to `base` in place: for a receiver whose base becomes the new version. `done` is
-    /// called with every byte of the chunk once, in order and in pieces of at most 16 KiB, each while it is in the
-    /// cache: hashing and copying are cheapest there.
+    /// Applies the delta `encoded` to `base` in place, for a receiver that turns its base into the new version. `done`
+    /// is called with the new bytes of the chunk, in order, in pieces of at most 16 KiB, for hashing or copying them
+    /// while they are in the cache.
     ///
-    /// Costs one pass over the base, and a few nanoseconds for each change.
+    /// Costs one pass over the base, and a few nanoseconds for each change. No input causes a panic.
     ///
     /// # Errors
-    /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` is partly changed and must be thrown
-    /// away. Any input is survived.
+    /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` is partly changed and must be
+    /// discarded.
     pub fn apply(
         dtype: Dtype,
         encoded: &[u8],
@@ -90,8 +90,8 @@ impl Codec for Sparse {
         CodecId::Sparse
     }
 
-    /// `None` also without a base of the same length, and when the delta would be longer than half of the chunk: such a
-    /// chunk is better encoded by itself.
+    /// Also `None` without a base of the same length, and when the delta would be longer than half of the chunk: such a
+    /// chunk is better encoded without a base.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         let base = context.base.filter(|base| base.len() == raw.len())?;
         match width(context.dtype) {
@@ -119,14 +119,14 @@ fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usi
     let (raw, tail) = raw.split_at(raw.len() / W * W);
     let base = &base[..raw.len()];
     SEARCH.with_borrow_mut(|search| {
-        let worth = out.len().min(raw.len() / 2);
-        if raw.len() > SLICES * SLICE_BYTES && outlook::<W>(search, base, raw) > worth {
+        let bytes_max = out.len().min(raw.len() / 2);
+        if raw.len() > SLICES * SLICE_BYTES && estimated_bytes::<W>(search, base, raw) > bytes_max {
             return None;
         }
         let Search { changes, differing } = search;
         changes.clear();
         changes.find::<W>(differing, base, raw, raw.len())?;
-        let mut segments = SegmentWriter::new(&mut out[..worth]);
+        let mut segments = SegmentWriter::new(&mut out[..bytes_max]);
         segments.push(&changes.gaps)?;
         segments.push(&changes.differences)?;
         segments.push(&changes.values)?;
@@ -136,12 +136,12 @@ fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usi
 }
 
 /// Estimates the length of the delta from a sample.
-fn outlook<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8]) -> usize {
+fn estimated_bytes<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8]) -> usize {
     let Search { changes, differing } = search;
     changes.clear();
     let stride = raw.len() / SLICES / W * W;
     for (base, raw) in base.chunks_exact(stride).zip(raw.chunks_exact(stride)) {
-        // Without a bound: a change takes at most 2 bytes and its value.
+        // No limit is needed: in a slice, a change adds at most two bytes and its value.
         changes.find::<W>(differing, &base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX);
     }
     let entropy = |bytes: &[u8]| bytes.len() as f64 * Histogram::of(bytes).bits_per_byte() / 8.0;
@@ -149,8 +149,7 @@ fn outlook<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8]) -> usiz
     (sample * raw.len() as f64 / (SLICES * SLICE_BYTES) as f64) as usize
 }
 
-/// Decodes into `raw`, tile by tile: each is copied from `base` just before its changes are applied, while it is in the
-/// cache.
+/// Decodes into `raw`, tile by tile: a tile is copied from `base` and its changes are applied while it is in the cache.
 fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
     with_changes::<W>(encoded, raw.len(), |mut pending, tail| {
         let (elements, rest) = raw.as_chunks_mut::<W>();
@@ -188,23 +187,23 @@ const fn tile_elements<const W: usize>() -> usize {
 }
 
 /// Unpacks the changes of a chunk of `raw_bytes` and passes them to `work`, with the bytes beyond the last whole
-/// element. `work` returns `None` where they do not fit the chunk.
+/// element. `work` returns `None` if the changes do not fit the chunk.
 fn with_changes<const W: usize>(
     encoded: &[u8],
     raw_bytes: usize,
     work: impl FnOnce(Pending<'_, W>, &[u8]) -> Option<()>,
 ) -> Result<(), DecodeError> {
-    let broken = |detail| DecodeError::malformed(CodecId::Sparse, detail);
+    let malformed = |detail| DecodeError::malformed(CodecId::Sparse, detail);
     let mut rest = encoded;
     let gaps = Segment::read(CodecId::Sparse, &mut rest)?;
     let differences = Segment::read(CodecId::Sparse, &mut rest)?;
     let values = Segment::read(CodecId::Sparse, &mut rest)?;
     let bytes = gaps.len().saturating_add(differences.len()).saturating_add(values.len());
     if bytes > raw_bytes {
-        return Err(broken("the changes take more bytes than the chunk"));
+        return Err(malformed("the changes have more bytes than the chunk"));
     }
     if rest.len() != raw_bytes % W {
-        return Err(broken("what follows the changes is not the rest of the chunk"));
+        return Err(malformed("the bytes after the changes are not the remainder of the chunk"));
     }
     with_scratch(bytes, |scratch| {
         let (for_gaps, scratch) = scratch.split_at_mut(gaps.len());
@@ -214,6 +213,6 @@ fn with_changes<const W: usize>(
         let values = values.unpack(for_values)?;
         Pending::new(gaps, differences, values)
             .and_then(|pending| work(pending, rest))
-            .ok_or_else(|| broken("the changes do not fit the chunk or each other"))
+            .ok_or_else(|| malformed("the changes do not fit the chunk or each other"))
     })
 }

@@ -6,9 +6,9 @@ use zstd::bulk::{Compressor, Decompressor};
 
 /// One zstd frame per chunk, at level 1.
 ///
-/// bf16 weights become 1.28 times smaller; speeds are in `codec/choice.rs`. Higher levels gain nothing on floats and
-/// cost three times as much; negative levels gain nothing at all. Contexts (about 1 MiB each way) are kept per worker
-/// thread, since making one costs as much as compressing 100 KiB.
+/// bf16 weights become 1.28 times smaller. Higher levels gain nothing on floats and cost three times the time; negative
+/// levels do not shrink floats at all. Each worker thread keeps its contexts (about 1 MiB for each direction), since
+/// making one costs as much as compressing 100 KiB.
 #[derive(Debug, Clone, Copy)]
 pub struct Zstd;
 
@@ -35,8 +35,8 @@ impl Codec for Zstd {
         })
     }
 
-    /// Decodes into `raw` itself: the frame's own claim of its size is never used to allocate (a forged terabyte would
-    /// abort the process), and a frame without one works as well.
+    /// Decodes into `raw` directly. The size in the frame's header is never used to allocate (a forged terabyte would
+    /// abort the process), and may be absent.
     fn decode(&self, _: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
         let found = decompress(encoded, raw);
         let found = found.map_err(|error| DecodeError::malformed(CodecId::Zstd, error))?;
@@ -47,7 +47,7 @@ impl Codec for Zstd {
     }
 }
 
-/// Decompresses zstd frames into the front of `plain` and returns how many bytes came, with this thread's context.
+/// Decompresses zstd frames into the front of `plain`, with this thread's context, and returns the plain length.
 pub(super) fn decompress(frames: &[u8], plain: &mut [u8]) -> io::Result<usize> {
     DECOMPRESSOR.with_borrow_mut(|slot| {
         let decompressor = match slot {
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use crate::Dtype;
 
-    /// 1 TiB claimed in a frame header of 14 bytes: refused without an allocation of that size.
+    /// A frame header of 14 bytes claims 1 TiB: an error, without an allocation of that size.
     #[test]
     fn a_forged_size_is_refused() {
         let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xc0, 0x00];

@@ -4,43 +4,43 @@ use super::{Manifest, Tensor, wire};
 use crate::{Chunking, Dtype, Limits, ManifestDigest, Shape, ShapeError, Shard, TensorName, chunk::Extent};
 use std::collections::{HashMap, HashSet};
 
-/// Every tensor begins at a multiple of this many bytes, so that any framework and any GPU can use it where it lies.
+/// Every tensor begins at a multiple of this many bytes, so that any framework and any GPU can use it without a copy.
 pub const PAYLOAD_ALIGNMENT: u64 = 256;
 
 /// A tensor to be laid out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name, unique within the manifest.
+    /// The tensor's name, unique within the manifest.
     pub name: TensorName,
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: Dtype,
-    /// Its dimensions.
+    /// The dimensions.
     pub shape: Shape,
-    /// Its place in a larger tensor.
+    /// The tensor's position in a larger tensor.
     pub shard: Option<Shard>,
-    /// The index of an earlier spec whose bytes this one shares: tied weights are stored and sent once.
+    /// The index of an earlier spec whose bytes this tensor shares: tied weights are stored and sent once.
     pub alias_of: Option<usize>,
 }
 
 impl TensorSpec {
-    /// A plain tensor.
+    /// A tensor that is neither a shard nor an alias.
     pub fn new(name: TensorName, dtype: Dtype, shape: Shape) -> Self {
         Self { name, dtype, shape, shard: None, alias_of: None }
     }
 }
 
-/// Why tensors cannot be laid out together. The producer is to blame.
+/// Why tensors cannot be laid out together. The fault is the publisher's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
     /// Two tensors with one name.
     #[error("the name {0:?} occurs twice in one snapshot: rename one of the two tensors")]
     DuplicateName(TensorName),
-    /// An alias of something that is not an earlier tensor of the same dtype and size.
+    /// An alias whose target is not an earlier tensor of the same dtype and size.
     #[error("tensor {0:?} is declared an alias, but not of an earlier tensor of the same dtype and size")]
     BadAlias(TensorName),
     /// A chunk size that is not allowed.
-    #[error("a chunk size of {chunk_bytes} bytes does not work: take a multiple of 256 up to {max}")]
+    #[error("a chunk size of {chunk_bytes} bytes is not allowed: choose a multiple of 256 up to {max}")]
     BadChunkSize {
         /// The requested size.
         chunk_bytes: u32,
@@ -55,10 +55,10 @@ pub enum LayoutError {
         /// The reason.
         source: ShapeError,
     },
-    /// More of something than receivers accept.
+    /// More tensors, bytes or chunks than receivers accept.
     #[error("the snapshot has {found} {what}, and receivers accept at most {max}: publish it in parts")]
     TooMuch {
-        /// Of what.
+        /// The counted items or bytes.
         what: &'static str,
         /// The actual number.
         found: u64,
@@ -100,8 +100,8 @@ fn check_at_most(what: &'static str, found: u64, max: u64) -> Result<(), LayoutE
     if found > max { Err(LayoutError::TooMuch { what, found, max }) } else { Ok(()) }
 }
 
-/// Gives every tensor its offset: by dtype, within a dtype the large ones first, then in the order given. So small
-/// neighbours stay together in shared chunks, and no chunk mixes dtypes.
+/// Computes every tensor's offset. Tensors are ordered by dtype, within a dtype large ones first, then as in `specs`.
+/// So small tensors are adjacent and can share chunks, and no chunk mixes dtypes.
 fn place(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Vec<Tensor>, LayoutError> {
     let sizes = sizes(&specs)?;
     check_names(&specs)?;
@@ -145,14 +145,14 @@ fn sizes(specs: &[TensorSpec]) -> Result<Vec<u64>, LayoutError> {
 }
 
 fn check_names(specs: &[TensorSpec]) -> Result<(), LayoutError> {
-    let mut seen = HashSet::with_capacity(specs.len());
-    match specs.iter().find(|spec| !seen.insert(&spec.name)) {
-        Some(twice) => Err(LayoutError::DuplicateName(twice.name.clone())),
+    let mut names = HashSet::with_capacity(specs.len());
+    match specs.iter().find(|spec| !names.insert(&spec.name)) {
+        Some(duplicate) => Err(LayoutError::DuplicateName(duplicate.name.clone())),
         None => Ok(()),
     }
 }
 
-/// An alias names an earlier, stored tensor with as many bytes of the same dtype.
+/// The target of an alias must be an earlier tensor that is not an alias, of the same dtype and size.
 fn check_alias(specs: &[TensorSpec], sizes: &[u64], index: usize, target: usize) -> Result<(), LayoutError> {
     let fits = target < index
         && specs[target].alias_of.is_none()
@@ -161,7 +161,7 @@ fn check_alias(specs: &[TensorSpec], sizes: &[u64], index: usize, target: usize)
     if fits { Ok(()) } else { Err(LayoutError::BadAlias(specs[index].name.clone())) }
 }
 
-/// The places that hold bytes, in order of offset and each once however many tensors alias it, and the payload's size.
+/// The distinct byte ranges of all tensors, in order of offset, and the payload's size. Aliases share one range.
 pub(super) fn stored_extents(tensors: &[Tensor]) -> (Vec<Extent>, u64) {
     let mut extents: Vec<Extent> = tensors
         .iter()
@@ -200,14 +200,14 @@ mod tests {
         TensorSpec::new(TensorName::new(name).unwrap(), dtype, Shape::new(&[elements]).unwrap())
     }
 
-    fn lay(specs: Vec<TensorSpec>, chunk_bytes: u32) -> Manifest {
+    fn manifest_of(specs: Vec<TensorSpec>, chunk_bytes: u32) -> Manifest {
         Manifest::layout(specs, vec![], chunk_bytes, &Limits::default()).unwrap()
     }
 
     #[test]
-    fn small_tensors_share_and_large_ones_stand_alone() {
+    fn small_tensors_share_chunks_and_large_ones_do_not() {
         let specs = vec![spec("a", Dtype::F32, 10), spec("big", Dtype::F32, 700), spec("b", Dtype::F32, 3)];
-        let manifest = lay(specs, 1024);
+        let manifest = manifest_of(specs, 1024);
         let chunks: Vec<_> = manifest.chunking().iter().map(|(_, range)| range).collect();
         assert_eq!(manifest.tensor("big").unwrap().range(), 0..2800);
         assert_eq!(chunks, [0..1024, 1024..2048, 2048..2816, 2816..3328]);
@@ -218,21 +218,22 @@ mod tests {
     fn tied_weights_are_stored_once() {
         let mut tied = spec("lm_head", Dtype::Bf16, 64);
         tied.alias_of = Some(0);
-        let manifest = lay(vec![spec("embed", Dtype::Bf16, 64), tied.clone()], 1024);
+        let manifest = manifest_of(vec![spec("embed", Dtype::Bf16, 64), tied.clone()], 1024);
         assert_eq!(manifest.payload_bytes(), 256);
         assert_eq!(manifest.tensors()[0].range(), manifest.tensors()[1].range());
-        let other = Manifest::layout(vec![spec("x", Dtype::F32, 64), tied], vec![], 1024, &Limits::default());
-        assert!(matches!(other, Err(LayoutError::BadAlias(_))));
+        let other_dtype = vec![spec("x", Dtype::F32, 64), tied];
+        let refused = Manifest::layout(other_dtype, vec![], 1024, &Limits::default());
+        assert!(matches!(refused, Err(LayoutError::BadAlias(_))));
     }
 
     #[test]
-    fn nothing_at_all_is_a_manifest() {
-        assert_eq!(lay(vec![], 1024).chunking().count(), 0);
-        assert_eq!(lay(vec![spec("empty", Dtype::F32, 0)], 1024).payload_bytes(), 0);
+    fn an_empty_snapshot_is_valid() {
+        assert_eq!(manifest_of(vec![], 1024).chunking().count(), 0);
+        assert_eq!(manifest_of(vec![spec("empty", Dtype::F32, 0)], 1024).payload_bytes(), 0);
     }
 
     #[test]
-    fn refusals() {
+    fn invalid_layouts_are_refused() {
         let layout = |specs, chunk| Manifest::layout(specs, vec![], chunk, &Limits::default());
         let twice = vec![spec("a", Dtype::U8, 1), spec("a", Dtype::U8, 1)];
         assert!(matches!(layout(twice, 1024), Err(LayoutError::DuplicateName(_))));
@@ -244,8 +245,8 @@ mod tests {
     }
 
     fn any_specs() -> impl Strategy<Value = Vec<TensorSpec>> {
-        let one = (0..Dtype::ALL.len(), prop_oneof![0u64..50, 0u64..5000]);
-        prop::collection::vec(one, 0..40).prop_map(|tensors| {
+        let tensor = (0..Dtype::ALL.len(), prop_oneof![0u64..50, 0u64..5000]);
+        prop::collection::vec(tensor, 0..40).prop_map(|tensors| {
             let numbered = tensors.into_iter().enumerate();
             numbered
                 .map(|(i, (dtype, n))| spec(&format!("t{i}"), Dtype::ALL[dtype], n))
@@ -255,10 +256,10 @@ mod tests {
 
     proptest! {
         /// PROTOCOL.md §5.2 and §5.3, for any tensors: chunks lie end to end and cover the payload, none is larger than
-        /// asked, none mixes dtypes, large tensors begin a chunk, and every tensor is aligned.
+        /// `chunk_bytes`, none mixes dtypes, large tensors begin a chunk, and every tensor is aligned.
         #[test]
         fn layout_keeps_every_rule(specs in any_specs(), chunk_bytes in (1u32..16).prop_map(|n| n * 256)) {
-            let manifest = lay(specs, chunk_bytes);
+            let manifest = manifest_of(specs, chunk_bytes);
             let mut end = 0;
             for (index, range) in manifest.chunking().iter() {
                 prop_assert_eq!(range.start, end);
@@ -271,22 +272,22 @@ mod tests {
             for tensor in manifest.tensors().iter().filter(|t| t.byte_len() > 0) {
                 let range = tensor.range();
                 prop_assert!(range.start % PAYLOAD_ALIGNMENT == 0 && range.end <= manifest.payload_bytes());
-                let touched: Vec<_> = manifest.chunking().iter()
+                let chunks: Vec<_> = manifest.chunking().iter()
                     .filter(|(_, c)| c.start < range.end && range.start < c.end).collect();
-                for (index, _) in &touched {
+                for (index, _) in &chunks {
                     prop_assert_eq!(manifest.chunking().dtype(*index), Some(tensor.dtype));
                 }
                 if tensor.byte_len() >= u64::from(chunk_bytes) {
-                    prop_assert_eq!(touched[0].1.start, range.start);
+                    prop_assert_eq!(chunks[0].1.start, range.start);
                 } else {
-                    prop_assert_eq!(touched.len(), 1, "a small tensor is never cut");
+                    prop_assert_eq!(chunks.len(), 1, "a small tensor is never cut");
                 }
             }
         }
 
-        /// Every receiver accepts each layout made here, and decodes it to the same tensors.
+        /// With default limits, a receiver decodes each layout to the same tensors.
         #[test]
-        fn what_is_published_can_be_read(specs in any_specs(), chunk_bytes in (1u32..16).prop_map(|n| n * 256)) {
+        fn every_layout_can_be_decoded(specs in any_specs(), chunk_bytes in (1u32..16).prop_map(|n| n * 256)) {
             let sent = Manifest::layout(specs, vec![("k".into(), "v".into())], chunk_bytes, &Limits::default()).unwrap();
             let read = Manifest::decode(sent.encoded().clone(), &Limits::default()).unwrap();
             prop_assert_eq!(sent.tensors(), read.tensors());

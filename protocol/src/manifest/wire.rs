@@ -12,11 +12,11 @@ use prost::{
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// Not protobuf, or another message.
+    /// The bytes are not this protobuf message.
     #[error("the manifest is malformed: {0}")]
     Malformed(String),
     /// A tensor name that breaks a rule.
-    #[error("the manifest names a tensor badly: {0}")]
+    #[error("the manifest contains an invalid tensor name: {0}")]
     Name(#[from] NameError),
     /// A shape that breaks a rule.
     #[error("tensor {name:?} of the manifest has no valid shape: {source}")]
@@ -39,23 +39,23 @@ pub enum ManifestError {
     /// Two tensors with one name.
     #[error("the manifest names {0:?} twice")]
     DuplicateName(TensorName),
-    /// A tensor that is not where the rules of layout put it.
+    /// A tensor whose offset breaks the rules of layout.
     #[error("tensor {0:?} of the manifest overlaps another, lies outside of the payload or is not aligned")]
     Misplaced(TensorName),
     /// A payload or chunk size that contradicts the tensors.
     #[error("the manifest states {stated} bytes of {what} where {computed} follow from its tensors")]
     WrongSize {
-        /// Of what.
+        /// The size in question: `payload` or `chunk`.
         what: &'static str,
         /// The stated value.
         stated: u64,
         /// The correct value.
         computed: u64,
     },
-    /// More of something than this end accepts.
+    /// More tensors, bytes or chunks than this end accepts.
     #[error("the manifest has {found} {what}, and this end accepts at most {max}")]
     TooMuch {
-        /// Of what.
+        /// The counted items or bytes.
         what: &'static str,
         /// The actual number.
         found: u64,
@@ -157,8 +157,8 @@ fn too_many_chunks(payload_bytes: u64, chunk_bytes: u32, limits: &Limits) -> Man
     ManifestError::TooMuch { what: "chunks", found, max: limits.chunks as u64 }
 }
 
-/// A well-placed manifest leaves no choice: distinct extents follow one another with only alignment between them, and
-/// the payload ends where the last one does. So a hostile one cannot hide bytes or make two tensors overlap in part.
+/// Checks that the extents of all tensors lie end to end with only alignment between them, and fill the payload. So a
+/// hostile manifest cannot hide bytes or make two tensors overlap in part.
 fn check_places(tensors: &[Tensor], payload_bytes: u64) -> Result<Vec<crate::chunk::Extent>, ManifestError> {
     let outside = |t: &&Tensor| t.offset.checked_add(t.bytes).is_none_or(|end| end > payload_bytes);
     if let Some(tensor) = tensors.iter().find(outside) {
@@ -168,8 +168,8 @@ fn check_places(tensors: &[Tensor], payload_bytes: u64) -> Result<Vec<crate::chu
     let mut end = 0;
     for extent in &extents {
         if extent.offset != end {
-            let at = tensors.iter().find(|t| t.offset == extent.offset && t.bytes == extent.bytes);
-            return Err(ManifestError::Misplaced(at.unwrap_or(&tensors[0]).name.clone()));
+            let misplaced = tensors.iter().find(|t| t.offset == extent.offset && t.bytes == extent.bytes);
+            return Err(ManifestError::Misplaced(misplaced.unwrap_or(&tensors[0]).name.clone()));
         }
         end += layout::aligned(extent.bytes);
     }
@@ -187,8 +187,8 @@ struct Fields {
     metadata: Vec<(String, String)>,
 }
 
-/// Reads the message field by field and checks each tensor as it comes, instead of letting protobuf build the whole
-/// first: two hostile bytes per empty tensor would otherwise become a hundred bytes of memory each.
+/// Reads the message field by field and checks each tensor before it reads the next. Decoding the whole message first
+/// would allocate a hundred bytes for each empty tensor, which costs a hostile peer two bytes.
 fn read_fields(mut buf: Bytes, limits: &Limits) -> Result<Fields, ManifestError> {
     let mut fields = Fields::default();
     while buf.has_remaining() {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_places_are_refused() {
+    fn hostile_offsets_are_refused() {
         assert!(read(512, 256, vec![tensor("a", 0, 200), tensor("b", 256, 1)]).is_ok());
         let overlap = read(512, 256, vec![tensor("a", 0, 300), tensor("b", 256, 1)]);
         assert!(matches!(overlap, Err(ManifestError::Misplaced(_))), "{overlap:?}");
@@ -295,9 +295,9 @@ mod tests {
         assert!(matches!(twice, Err(ManifestError::DuplicateName(_))), "{twice:?}");
     }
 
-    /// An empty tensor message has no name, so the first of a million is already refused.
+    /// An empty tensor message has no name, so decoding ends at the first of a million.
     #[test]
-    fn empty_tensors_cost_nothing() {
+    fn empty_tensors_allocate_nothing() {
         let bytes = [TAG_TENSOR as u8 * 8 + 2, 0].repeat(1_000_000);
         let limits = Limits::default();
         assert!(matches!(
@@ -323,7 +323,7 @@ mod tests {
             let _ = Manifest::decode(bytes.into(), &Limits::default());
         }
 
-        /// One byte changed in a real manifest: refused, or still a manifest that keeps the rules.
+        /// A valid manifest with one byte changed: an error, or a manifest that keeps the rules.
         #[test]
         fn a_changed_byte_is_survived(at: prop::sample::Index, value: u8) {
             let tensors = vec![tensor("a", 0, 300), tensor("bb", 512, 1)];

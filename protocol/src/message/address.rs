@@ -1,4 +1,4 @@
-//! Addresses of further lanes, and of peers that serve chunks.
+//! Addresses of further lanes, of other servers, and of peers that serve chunks.
 
 use super::{
     Field, LaneGrant,
@@ -7,10 +7,10 @@ use super::{
 };
 use crate::MessageError;
 
-/// The most addresses in one message. Hosts have a few; each is tried for seconds.
+/// The most addresses in one message. Hosts have only a few addresses, and trying one may take seconds.
 pub const ADDRESSES_MAX: usize = 16;
 
-/// The most sources in one message: a client asks a few of them at once, and is sent new ones when they fail.
+/// The most sources in one message. A client uses a few at once, and receives new ones when they fail.
 pub const SOURCES_MAX: usize = 64;
 
 /// The transport of a lane.
@@ -28,20 +28,20 @@ pub enum Transport {
 pub struct LaneAddress {
     /// The transport.
     pub transport: Transport,
-    /// `host:port`; `None` is the address of the control connection.
+    /// `host:port`; `None` for the address of the control connection.
     pub address: Option<String>,
 }
 
 /// A peer that serves chunks of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// The transport to reach it.
+    /// The transport by which the peer is reached.
     pub transport: Transport,
     /// `host:port`.
     pub address: String,
-    /// The SHA-256 of its public key.
+    /// The SHA-256 of the peer's public key.
     pub key: [u8; 32],
-    /// The grant that the client presents to it.
+    /// The grant that the client presents to the peer.
     pub grant: LaneGrant,
 }
 
@@ -59,7 +59,7 @@ impl Transport {
     }
 }
 
-/// Addresses with unknown transports are checked like others, then ignored.
+/// Addresses with unknown transports are validated and then ignored.
 impl Field for Vec<LaneAddress> {
     type Wire = Vec<wire::LaneAddress>;
 
@@ -72,15 +72,15 @@ impl Field for Vec<LaneAddress> {
     }
 
     fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
-        let read = list(field, ADDRESSES_MAX, wire, |wire| {
+        let addresses = list(field, ADDRESSES_MAX, wire, |wire| {
             let address = Some(wire.address).filter(|text| !text.is_empty()).map(address).transpose()?;
             Ok(Transport::from_code(wire.transport).map(|transport| LaneAddress { transport, address }))
         });
-        Ok(read?.into_iter().flatten().collect())
+        Ok(addresses?.into_iter().flatten().collect())
     }
 }
 
-/// Sources with unknown transports are checked like others, then ignored.
+/// Sources with unknown transports are validated and then ignored.
 impl Field for Vec<Source> {
     type Wire = Vec<wire::Source>;
 
@@ -95,7 +95,7 @@ impl Field for Vec<Source> {
     }
 
     fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
-        let read = list(field, SOURCES_MAX, wire, |wire| {
+        let sources = list(field, SOURCES_MAX, wire, |wire| {
             let (address, key) = (address(wire.address)?, exactly("key", &wire.key)?);
             let grant = LaneGrant::from_wire("grant", wire.grant)?;
             Ok(Transport::from_code(wire.transport).map(|transport| Source {
@@ -105,7 +105,7 @@ impl Field for Vec<Source> {
                 grant,
             }))
         });
-        Ok(read?.into_iter().flatten().collect())
+        Ok(sources?.into_iter().flatten().collect())
     }
 }
 

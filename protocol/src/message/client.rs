@@ -10,20 +10,20 @@ use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version};
 /// A control message from a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-#[expect(clippy::large_enum_variant, reason = "few are held at a time, and each for moments")]
+#[expect(clippy::large_enum_variant, reason = "few exist at a time, each briefly")]
 pub enum ClientMessage {
     /// Opens a session.
     Hello(Hello),
     /// Subscribes to the versions of a topic.
     Subscribe(Subscribe),
-    /// Grants more chunks to a subscription.
+    /// Grants credit for further chunks to a subscription.
     Credit {
-        /// For which subscription.
+        /// The subscription.
         subscription: SubscriptionId,
         /// The number of further chunks.
         chunks: u32,
     },
-    /// Reports a version as whole, verified and visible to the user.
+    /// Reports that a version is complete, verified and visible to the user.
     Committed {
         /// The subscription.
         subscription: SubscriptionId,
@@ -34,7 +34,7 @@ pub enum ClientMessage {
         /// Whether the client keeps it as a base for deltas of the next version.
         kept: bool,
     },
-    /// Gives up a version.
+    /// Aborts the transfer of a version.
     Abort {
         /// The subscription.
         subscription: SubscriptionId,
@@ -49,7 +49,7 @@ pub enum ClientMessage {
     Unsubscribe {
         /// The subscription.
         subscription: SubscriptionId,
-        /// Whether a named reader will come back, so that its place in mode `every` is kept for a while.
+        /// Whether the server keeps the place of a named reader for a while, because the reader will subscribe again.
         keep_place: bool,
     },
     /// Requests the list of topics.
@@ -58,7 +58,7 @@ pub enum ClientMessage {
     Join {
         /// The session number from `Welcome`.
         session: u64,
-        /// The lane's id. Never used before in this session.
+        /// The lane's id, not used before in this session.
         lane: LaneId,
         /// The server's grant for further lanes.
         grant: LaneGrant,
@@ -91,10 +91,10 @@ pub enum ClientMessage {
         epoch: Epoch,
         /// The version.
         version: Version,
-        /// The missing chunks. Those not begun on a retired lane are still to come, and are ignored.
+        /// The missing chunks. The server ignores chunks that it did not begin on a retired lane.
         chunks: RangeSet,
     },
-    /// Retires a lane that the client gave up: the server begins nothing more on it.
+    /// Retires a lane that the client has closed or will close: the server begins no more chunks on it.
     Retire(LaneId),
     /// Requests meaningless bytes, to measure the rate of a lane. Needs [`Feature::Probe`](super::Feature::Probe).
     Probe {
@@ -110,17 +110,17 @@ pub enum ClientMessage {
 /// A client's identity and capabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The oldest protocol revision that it supports.
+    /// The oldest protocol revision that the client supports.
     pub revision_min: u32,
-    /// The newest protocol revision that it supports.
+    /// The newest protocol revision that the client supports.
     pub revision_max: u32,
-    /// Its name and version, for logs.
+    /// The client's name and version, for logs.
     pub agent: String,
-    /// The codecs it can decode.
+    /// The codecs that the client can decode.
     pub codecs: CodecSet,
-    /// The token of its ticket, if it has one.
+    /// The token of the client's ticket, if it has one.
     pub token: Option<Token>,
-    /// The features that the server may use towards it.
+    /// The features that the server may use towards the client.
     pub features: FeatureSet,
 }
 

@@ -1,9 +1,9 @@
-//! Features: optional parts of the protocol, offered in an end's greeting (PROTOCOL.md §3.11).
+//! Features: optional parts of the protocol, offered in `Hello` and `Welcome` (PROTOCOL.md §3.11).
 
 use super::{ClientMessage, Field, Order, ServerMessage, Start};
 use crate::{MessageError, Misbehaved};
 
-/// Defines the enum of features: number and name.
+/// Defines the enum of features, each with its number and name.
 macro_rules! features {
     ($($(#[$doc:meta])* $Feature:ident = $code:literal, $name:literal;)*) => {
         /// An optional part of the protocol, used only towards an end that offered it.
@@ -20,7 +20,7 @@ macro_rules! features {
                 match self { $(Self::$Feature => $code,)* }
             }
 
-            /// The name in messages to people.
+            /// The name in error messages.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$Feature => $name,)* }
             }
@@ -29,17 +29,17 @@ macro_rules! features {
 }
 
 features! {
-    /// One version by its number, or a manifest alone: `Subscribe.once`, `Subscribe.describe` and `start` 5.
+    /// One version by its number, or manifests alone: `Subscribe.once`, `Subscribe.describe` and `start` 5.
     Get = 1, "get";
     /// Chunks in another order than that of the payload: `Subscribe.order`.
     Order = 2, "order";
-    /// Versions that several writers make in parts: `Announce.part`.
+    /// Versions of which several writers publish parts: `Announce.part`.
     Parts = 3, "parts";
     /// Chunks from other clients: `Sources` and `Hashes`.
     Peers = 4, "peers";
-    /// A departing server names alternatives: `Drain`.
+    /// Alternatives to a server that will shut down: `Drain`.
     Drain = 5, "drain";
-    /// Tests of a lane's rate: `Probe` and its data streams.
+    /// Measurements of a lane's rate: `Probe` and its data streams.
     Probe = 6, "probe";
 }
 
@@ -56,8 +56,8 @@ impl FeatureSet {
 
     /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {
-        let known = Feature::ALL.iter().filter(|feature| codes.contains(&feature.code()));
-        known.fold(Self::default(), |set, feature| Self(set.0 | Self::bit(*feature)))
+        let features = Feature::ALL.iter().filter(|feature| codes.contains(&feature.code()));
+        features.fold(Self::default(), |set, feature| Self(set.0 | Self::bit(*feature)))
     }
 
     /// Whether `feature` is in the set.
@@ -70,7 +70,7 @@ impl FeatureSet {
         Feature::ALL.iter().copied().filter(move |feature| self.contains(*feature))
     }
 
-    /// Checks that a peer may send `found`, which needs `feature`, to an end that offered this set.
+    /// Checks that this set, which one end offered, allows its peer to send `found`, which needs `feature`.
     ///
     /// # Errors
     /// [`Misbehaved::FeatureNotOffered`] otherwise.
@@ -99,7 +99,7 @@ impl Field for FeatureSet {
 }
 
 impl ClientMessage {
-    /// Checks that the server `offered` what this message needs.
+    /// Checks that the server `offered` the features that this message needs.
     ///
     /// # Errors
     /// [`Misbehaved::FeatureNotOffered`] names the first missing feature.
@@ -122,7 +122,7 @@ impl ClientMessage {
 }
 
 impl ServerMessage {
-    /// Checks that the client `offered` what this message needs.
+    /// Checks that the client `offered` the feature that this message needs.
     ///
     /// # Errors
     /// [`Misbehaved::FeatureNotOffered`] otherwise.
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn sets_pass_over_the_unknown() {
+    fn sets_ignore_unknown_numbers() {
         let set = FeatureSet::from_codes(&[4, 0, 77, u32::MAX, 1, 4]);
         assert_eq!(set.iter().collect::<Vec<_>>(), [Feature::Get, Feature::Peers]);
         assert_eq!(FeatureSet::from_codes(&set.into_wire()), set);
     }
 
     #[test]
-    fn the_text_names_the_feature() {
+    fn the_error_names_the_feature() {
         let drain = ServerMessage::Drain { alternatives: vec![] };
         let error = drain.check_features(FeatureSet::from_codes(&[1, 2, 3, 4, 6])).unwrap_err();
         assert!(

@@ -1,6 +1,6 @@
-//! Protobuf conversion of message fields, once per kind of field.
+//! Conversion of message fields to and from protobuf, implemented once per type of field.
 //!
-//! A message is a list of such fields: [`message_fields`] and [`message_kinds`] make both directions of it.
+//! [`message_fields`] and [`message_kinds`] implement both directions for a message from the conversions of its fields.
 
 use super::{LaneGrant, LaneId, SubscriptionId, WatchId};
 use crate::{
@@ -8,25 +8,25 @@ use crate::{
     VersionDigest, ticket::check_address,
 };
 
-/// A field of a message. Reading it validates the peer's value.
+/// A field of a message. [`from_wire`](Self::from_wire) validates the peer's value.
 pub(crate) trait Field: Sized {
-    /// Its protobuf type.
+    /// The field's protobuf type.
     type Wire;
 
     fn into_wire(self) -> Self::Wire;
 
-    /// Reads the field called `field`.
+    /// Converts a received value. `field` is the field's name, for errors.
     fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError>;
 }
 
-/// The most ranges of chunks in a message. The client's credit bounds the number of holes; beyond this it forgets
-/// chunks instead.
+/// The most ranges of chunks in a message. The client's credit limits the number of gaps; a client with more ranges
+/// discards chunks.
 pub const PARTIAL_RANGES_MAX: usize = 1024;
 
 /// The longest address: a name of 255 bytes, a colon and a port.
 const ADDRESS_MAX_BYTES: usize = 261;
 
-/// Reads a list of at most `max` items.
+/// Converts a list of at most `max` items, each with `item`.
 pub(crate) fn list<W, T>(
     what: &'static str,
     max: usize,
@@ -39,19 +39,19 @@ pub(crate) fn list<W, T>(
     }
 }
 
-/// A field that must be present.
+/// The value of a field that must be present.
 pub(crate) fn required<T>(field: &'static str, value: Option<T>) -> Result<T, MessageError> {
     value.ok_or(MessageError::MissingField(field))
 }
 
-/// A field of exactly `N` bytes.
+/// The value of a field of exactly `N` bytes.
 pub(crate) fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
     bytes
         .try_into()
         .map_err(|_| MessageError::WrongLength { field, expected: N, found: bytes.len() })
 }
 
-/// `host:port`, as in a ticket.
+/// Checks that `text` is `host:port`, as in a ticket.
 pub(crate) fn address(text: String) -> Result<String, MessageError> {
     match text.len() <= ADDRESS_MAX_BYTES && check_address(&text).is_ok() {
         true => Ok(text),
@@ -59,9 +59,8 @@ pub(crate) fn address(text: String) -> Result<String, MessageError> {
     }
 }
 
-/// Implements both directions for a struct with the fields of the protobuf message of the same name, or of `$Wire`. The
-/// pattern on the left takes the struct apart and puts it together. What the fields do not check one by one, `$check`
-/// does.
+/// Implements [`Field`] for a struct whose fields are those of the protobuf message `$Wire`. `$parts` both destructures
+/// and constructs the struct. `$check` validates relations between fields.
 macro_rules! message_fields {
     ($Struct:ident $parts:tt => $Wire:ident { $($field:ident),* $(,)? } $(, $check:path)?) => {
         impl $crate::message::field::Field for $Struct {
@@ -75,16 +74,16 @@ macro_rules! message_fields {
             fn from_wire(_: &'static str, wire: Self::Wire) -> Result<Self, $crate::MessageError> {
                 let $crate::message::wire::$Wire { $($field),* } = wire;
                 $(let $field = $crate::message::field::Field::from_wire(stringify!($field), $field)?;)*
-                let read = $Struct $parts;
-                $($check(&read)?;)?
-                Ok(read)
+                let message = $Struct $parts;
+                $($check(&message)?;)?
+                Ok(message)
             }
         }
     };
 }
 
-/// Implements both directions for an enum of messages: first the kinds with structs of their own, then those whose
-/// fields stand in the enum, each as its pattern and the protobuf message with its fields.
+/// Implements both directions for an enum of messages. Its arguments are first the variants that contain a struct, then
+/// the variants with inline fields, each as a pattern and a protobuf message with its fields.
 macro_rules! message_kinds {
     (
         $Message:ident as $From:ident, $Kind:ident: $($Own:ident)*;
@@ -122,7 +121,7 @@ macro_rules! message_kinds {
 
 pub(crate) use {message_fields, message_kinds};
 
-/// Fields with the same type on the wire.
+/// Implements [`Field`] for types that are also their wire types.
 macro_rules! plain {
     ($($Type:ty)*) => {$(
         impl Field for $Type {
@@ -139,7 +138,7 @@ macro_rules! plain {
     )*};
 }
 
-/// Newtypes of numbers.
+/// Implements [`Field`] for newtypes of numbers.
 macro_rules! numbers {
     ($($Type:ident($number:ty))*) => {$(
         impl Field for $Type {
@@ -156,7 +155,7 @@ macro_rules! numbers {
     )*};
 }
 
-/// Byte arrays.
+/// Implements [`Field`] for newtypes of byte arrays.
 macro_rules! bytes {
     ($($Type:ident)*) => {$(
         impl Field for $Type {
@@ -173,7 +172,7 @@ macro_rules! bytes {
     )*};
 }
 
-/// Validated names.
+/// Implements [`Field`] for validated names.
 macro_rules! names {
     ($($Type:ident)*) => {$(
         impl Field for $Type {

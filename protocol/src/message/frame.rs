@@ -4,7 +4,7 @@ use super::{ClientMessage, METADATA_MAX_BYTES, ServerMessage, wire};
 use crate::{MessageError, TopicEntry};
 use prost::Message;
 
-/// The largest control message, in bytes. Everything larger travels on a stream of its own.
+/// The largest control message, in bytes. Larger data is sent on data streams.
 pub const FRAME_MAX_BYTES: usize = 64 << 10;
 
 /// The largest encoding of one [`TopicEntry`]: a name of 255 bytes, five numbers and their tags.
@@ -13,17 +13,17 @@ const TOPIC_ENTRY_MAX_BYTES: usize = 320;
 const _: () =
     assert!(METADATA_MAX_BYTES * 2 <= FRAME_MAX_BYTES, "an Announce with full metadata fits a frame");
 
-/// Writes a client's message with its length in front.
+/// Encodes a client's message with its length in front.
 pub fn encode_client(message: ClientMessage) -> Vec<u8> {
     frame(&wire::FromClient::from(message))
 }
 
-/// Writes a server's message with its length in front.
+/// Encodes a server's message with its length in front.
 pub fn encode_server(message: ServerMessage) -> Vec<u8> {
     frame(&wire::FromServer::from(message))
 }
 
-/// Writes a message with its length in front.
+/// Encodes a message with its length in front.
 pub(crate) fn frame(message: &impl Message) -> Vec<u8> {
     let bytes = message.encoded_len();
     let mut out = Vec::with_capacity(4 + bytes);
@@ -32,10 +32,10 @@ pub(crate) fn frame(message: &impl Message) -> Vec<u8> {
     out
 }
 
-/// Reads the length in front of a message.
+/// Decodes the length in front of a message.
 ///
 /// # Errors
-/// [`MessageError::TooLarge`] beyond [`FRAME_MAX_BYTES`]: the peer cannot make this end allocate more.
+/// [`MessageError::TooLarge`] beyond [`FRAME_MAX_BYTES`], so that the peer cannot make this end allocate more.
 pub fn decode_frame_length(prefix: [u8; 4]) -> Result<usize, MessageError> {
     match u32::from_le_bytes(prefix) as usize {
         bytes if bytes > FRAME_MAX_BYTES => {
@@ -46,7 +46,7 @@ pub fn decode_frame_length(prefix: [u8; 4]) -> Result<usize, MessageError> {
 }
 
 impl ClientMessage {
-    /// Reads a message from the bytes that follow its length.
+    /// Decodes a message from the bytes that follow its length.
     ///
     /// # Errors
     /// [`MessageError`] when the bytes are not a valid client message.
@@ -56,7 +56,7 @@ impl ClientMessage {
 }
 
 impl ServerMessage {
-    /// Reads a message from the bytes that follow its length.
+    /// Decodes a message from the bytes that follow its length.
     ///
     /// # Errors
     /// [`MessageError`] when the bytes are not a valid server message.
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_back_as_they_went() {
+    fn decoding_reverses_encoding() {
         for message in every_client_message() {
             let frame = encode_client(message.clone());
             assert_eq!(decode_frame_length(frame[..4].try_into().unwrap()), Ok(frame.len() - 4));
@@ -236,12 +236,12 @@ mod tests {
         assert_eq!(server, include_str!("../../vectors/server-messages.hex").lines().collect::<Vec<_>>());
     }
 
-    /// A server that knows nothing of further lanes, as those before them.
+    /// A `Welcome` from a server of a version before further lanes.
     #[test]
     fn a_welcome_without_further_lanes() {
         let bytes = b"\x0a\x27\x08\x01\x12\x06test/1\x19\x07\0\0\0\0\0\0\0\x20\x40\x3a\x10sixteen of these";
         let ServerMessage::Welcome(welcome) = ServerMessage::decode(bytes).unwrap() else {
-            panic!("it is a welcome")
+            panic!("not a welcome")
         };
         assert_eq!((welcome.session, welcome.lanes), (7, None));
         assert_eq!(encode_server(ServerMessage::Welcome(welcome))[4..], bytes[..]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_must_not_say() {
+    fn invalid_messages_are_refused() {
         let hostile = wire::FromClient {
             kind: Some(wire::ClientKind::Subscribe(wire::Subscribe {
                 topic: "../etc/passwd".into(),
@@ -312,9 +312,9 @@ mod tests {
         ServerMessage::decode(&wire::FromServer { kind: Some(kind) }.encode_to_vec())
     }
 
-    /// PROTOCOL.md §3.3: a client that names what it holds adds its digest.
+    /// PROTOCOL.md §3.3: `have`, `base` and `partial` need a digest of 32 bytes.
     #[test]
-    fn what_is_held_comes_with_a_digest() {
+    fn held_versions_need_a_digest() {
         let subscribe = || wire::Subscribe { topic: "t".into(), mode: 1, ..wire::Subscribe::default() };
         for digest in [vec![], vec![1; 31], vec![1; 33]] {
             let have = || Some(wire::Have { epoch: 1, version: 1, digest: digest.clone() });
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_of_lists_and_addresses() {
+    fn limits_of_lists_and_addresses() {
         let too_many = |what, found, max| Err::<(), _>(MessageError::TooMany { what, found, max });
         let address = |text: String| wire::LaneAddress { transport: 1, address: text };
         let lanes = |lane_addresses| {
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(drain(vec!["h:1".into(); 17]), too_many("alternatives", 17, 16));
         assert!(
             matches!(drain(vec!["".into()]), Err(MessageError::Malformed(_))),
-            "an alternative is elsewhere"
+            "an alternative needs an address"
         );
 
         let source =
@@ -397,19 +397,19 @@ mod tests {
         assert!(from_server(wire::ServerKind::Announce(announce(part(2, 2)))).is_err());
     }
 
-    /// A later build may name transports that are unknown here.
+    /// A later build may name transports that this build does not know.
     #[test]
-    fn unknown_transports_are_passed_over() {
-        let known = wire::LaneAddress { transport: 2, address: String::new() };
-        let lane_addresses = vec![wire::LaneAddress { transport: 3, address: "h:1".into() }, known];
+    fn unknown_transports_are_ignored() {
+        let tcp = wire::LaneAddress { transport: 2, address: String::new() };
+        let lane_addresses = vec![wire::LaneAddress { transport: 3, address: "h:1".into() }, tcp];
         let welcome = wire::Welcome { lane_addresses, ..welcome() };
         let Ok(ServerMessage::Welcome(welcome)) = from_server(wire::ServerKind::Welcome(welcome)) else {
-            panic!("it is a welcome")
+            panic!("not a welcome")
         };
         assert_eq!(welcome.lane_addresses, [LaneAddress { transport: Transport::Tcp, address: None }]);
     }
 
-    /// The largest messages of each kind of variable size fit a frame.
+    /// The longest lists of hashes and sources fit a frame.
     #[test]
     fn lists_fit_a_frame() {
         let hashes = ServerMessage::Hashes {

@@ -4,8 +4,8 @@ use super::field::{Field, bytes, exactly};
 use crate::MessageError;
 use std::fmt;
 
-/// Identifies a server process by 16 random bytes made at its start. A load balancer may lead lanes of one session to
-/// several.
+/// Identifies a server process by 16 random bytes made at its start. A lane compares it with its session's, since a
+/// load balancer may connect lanes of one session to different processes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InstanceId(pub [u8; 16]);
 
@@ -35,8 +35,8 @@ impl fmt::Display for LaneId {
 
 /// The secret with which a connection joins a session as a further lane. It is valid as long as the session.
 ///
-/// Comparison takes constant time, so that a grant cannot be guessed byte by byte; and it is never printed, because a
-/// reader of logs must not be able to join.
+/// Comparison takes constant time, so that a grant cannot be guessed byte by byte. `Debug` hides the grant, so that it
+/// does not appear in logs.
 #[derive(Clone, Copy)]
 pub struct LaneGrant([u8; Self::BYTES]);
 
@@ -44,7 +44,7 @@ impl LaneGrant {
     /// The size of a grant.
     pub const BYTES: usize = 32;
 
-    /// A grant from random bytes, used for one session alone.
+    /// A grant of random bytes, for a single session.
     pub fn new(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
@@ -56,7 +56,7 @@ impl LaneGrant {
 
 impl PartialEq for LaneGrant {
     fn eq(&self, other: &Self) -> bool {
-        // blake3 compares hashes in constant time, whatever bytes they are made of.
+        // `blake3::Hash` compares its bytes in constant time.
         blake3::Hash::from_bytes(self.0) == blake3::Hash::from_bytes(other.0)
     }
 }
@@ -84,7 +84,7 @@ mod tests {
     use crate::{FeatureSet, ServerMessage, Welcome};
 
     #[test]
-    fn a_grant_is_equal_to_itself_alone_and_never_printed() {
+    fn grants_are_compared_whole_and_hidden_by_debug() {
         let grant = LaneGrant::new([0x5a; 32]);
         assert_eq!(grant, LaneGrant::new([0x5a; 32]));
         for at in 0..32 {

@@ -1,6 +1,6 @@
-//! Probes (PROTOCOL.md §3.17).
+//! Probes: measurements of a lane's rate (PROTOCOL.md §3.17).
 
-/// The size of a probe, bounded so that one request cannot occupy the server for long.
+/// The size of a probe, limited so that one request cannot occupy the server for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeBytes(u32);
 
@@ -8,7 +8,7 @@ impl ProbeBytes {
     /// The largest probe: a quarter of a second at 34 Gbit/s.
     pub const MAX: u32 = 1 << 30;
 
-    /// `None` beyond [`MAX`](Self::MAX).
+    /// The size of `bytes`, or `None` beyond [`MAX`](Self::MAX).
     pub fn new(bytes: u32) -> Option<Self> {
         (bytes <= Self::MAX).then_some(Self(bytes))
     }
@@ -22,8 +22,8 @@ impl ProbeBytes {
 /// The size of a [`ProbeReport`].
 pub const PROBE_REPORT_BYTES: usize = 16;
 
-/// The counters of a probe's sender after the last byte: the end of the probe's stream. They have arbitrary origins and
-/// wrap; the cost of a probe is the difference of two reports.
+/// The sender's counters after a probe, at the end of the probe's stream. They have arbitrary origins and wrap, so the
+/// costs of a probe are the difference of two reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbeReport {
     /// The sender's clock, in microseconds.
@@ -32,22 +32,22 @@ pub struct ProbeReport {
     pub processor_us: u32,
     /// The packets that the lane sent; over TCP the segments that the sender's network namespace sent.
     pub sent_packets: u32,
-    /// The packets of the lane that were found to be lost; over TCP the segments that its namespace sent again.
+    /// The lane's packets that were detected as lost; over TCP the segments that the network namespace retransmitted.
     pub lost_packets: u32,
 }
 
 impl ProbeReport {
-    /// Encodes it.
+    /// Encodes the report.
     pub fn encode(&self) -> [u8; PROBE_REPORT_BYTES] {
         let mut out = [0; PROBE_REPORT_BYTES];
         let fields = [self.clock_us, self.processor_us, self.sent_packets, self.lost_packets];
-        for (place, field) in out.chunks_exact_mut(4).zip(fields) {
-            place.copy_from_slice(&field.to_le_bytes());
+        for (slot, field) in out.chunks_exact_mut(4).zip(fields) {
+            slot.copy_from_slice(&field.to_le_bytes());
         }
         out
     }
 
-    /// Decodes it; all byte strings of this length are valid.
+    /// Decodes a report; all byte strings of this length are valid.
     pub fn decode(bytes: &[u8; PROBE_REPORT_BYTES]) -> Self {
         let field = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Self { clock_us: field(0), processor_us: field(4), sent_packets: field(8), lost_packets: field(12) }
@@ -63,12 +63,12 @@ impl ProbeReport {
         }
     }
 
-    /// The load of the sender's process between two reports, as a fraction of one processor; of their difference.
+    /// Of a difference of two reports: the mean number of processors that the sender's process used.
     pub fn processors(&self) -> f64 {
         f64::from(self.processor_us) / f64::from(self.clock_us.max(1))
     }
 
-    /// The fraction of packets that were lost.
+    /// Of a difference of two reports: the fraction of packets that were lost.
     pub fn loss(&self) -> f64 {
         f64::from(self.lost_packets) / f64::from(self.sent_packets.max(1))
     }

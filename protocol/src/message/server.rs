@@ -17,9 +17,9 @@ pub const HASHES_MAX: usize = 2000;
 pub enum ServerMessage {
     /// Accepts a client and opens its session.
     Welcome(Welcome),
-    /// Begins a version on a subscription; its chunks follow at once.
+    /// Begins a version on a subscription; its chunks follow without a request.
     Announce(Announce),
-    /// Reports that every chunk of a version is sent, with the digest of the whole.
+    /// Reports that every chunk of a version was sent.
     Complete {
         /// The subscription.
         subscription: SubscriptionId,
@@ -30,7 +30,7 @@ pub enum ServerMessage {
         /// The version's digest.
         digest: VersionDigest,
     },
-    /// Gives up a version.
+    /// Aborts the transfer of a version.
     Abort {
         /// The subscription.
         subscription: SubscriptionId,
@@ -48,14 +48,14 @@ pub enum ServerMessage {
         /// The reason.
         reason: EndReason,
     },
-    /// A part of the answer to `List`; the answer is whole when `more` is false.
+    /// A part of the answer to `List`; `more` is false in the last part.
     Topics {
-        /// Some of the topics.
+        /// The topics in this part.
         topics: Vec<TopicEntry>,
         /// Whether another part follows.
         more: bool,
     },
-    /// Names topics that match a watch and were not named since they appeared.
+    /// Names topics that match a watch and that the server has not yet named on it.
     Found {
         /// The watch.
         watch: WatchId,
@@ -64,13 +64,13 @@ pub enum ServerMessage {
     },
     /// Accepts a further lane.
     Joined,
-    /// Reports a lane as retired, so that nothing more begins on it: the answer to the client's `Retire`, or because
-    /// the server lost the lane. The client requests what it lacks with `Fetch`.
+    /// Reports that a lane is retired and no more chunks begin on it, after the client's `Retire` or because the server
+    /// lost the lane. The client requests missing chunks with `Fetch`.
     Retired(LaneId),
-    /// Asks the client to move to another server: this one finishes running transfers and begins nothing new. Needs
+    /// Asks the client to move to another server: this server finishes running transfers and begins no others. Needs
     /// [`Feature::Drain`](super::Feature::Drain).
     Drain {
-        /// Addresses of servers with the same content and one of the ticket's keys, `host:port`.
+        /// `host:port` of servers that have the same content and one of the ticket's keys.
         alternatives: Vec<String>,
     },
     /// Names peers that serve chunks of a subscription. Needs [`Feature::Peers`](super::Feature::Peers).
@@ -80,7 +80,7 @@ pub enum ServerMessage {
         /// The complete list: earlier sources that are missing here are no longer valid.
         sources: Vec<Source>,
     },
-    /// Gives the digests of a version's chunks, so that they can be fetched from peers. Needs
+    /// Sends the digests of a version's chunks, so that the chunks can be fetched from peers. Needs
     /// [`Feature::Peers`](super::Feature::Peers).
     Hashes {
         /// The subscription.
@@ -91,7 +91,7 @@ pub enum ServerMessage {
         version: Version,
         /// The number of the first chunk.
         first: u32,
-        /// The digests of this chunk and those after it.
+        /// The digests of consecutive chunks, from `first` on.
         hashes: Vec<ChunkDigest>,
     },
 }
@@ -109,9 +109,9 @@ pub struct Welcome {
     pub subscriptions_max: u32,
     /// The offer of further lanes; `None` from a server without them.
     pub lanes: Option<LaneOffer>,
-    /// The server process, so that a lane that reaches another one is recognised.
+    /// The server process, with which further lanes check that they reach the same one.
     pub instance: InstanceId,
-    /// The addresses for further lanes; if empty, that of the control connection.
+    /// The addresses for further lanes; if empty, the address of the control connection.
     pub lane_addresses: Vec<LaneAddress>,
     /// The features that the client may use towards the server.
     pub features: FeatureSet,
@@ -124,23 +124,23 @@ pub struct Announce {
     pub subscription: SubscriptionId,
     /// The version.
     pub id: VersionId,
-    /// The digest of its manifest. The manifest itself comes on a stream of its own, unless it is that of this
-    /// subscription's last version.
+    /// The digest of the version's manifest. The manifest is sent on a data stream, unless it is also that of this
+    /// subscription's previous version.
     pub manifest: ManifestDigest,
-    /// The number of versions that this subscription missed since its last one, in mode `latest`.
+    /// In mode `latest`: the number of versions that this subscription skipped since its previous one.
     pub skipped: u64,
     /// The publisher's metadata of this version.
     pub metadata: Metadata,
     /// Whether later versions may be encoded against this one, so that a copy of it is worth keeping.
     pub may_be_base: bool,
-    /// Whether the client holds other content under this epoch and number, by its `have` or `partial`: it discards that
-    /// and receives this version whole.
+    /// Whether the content that the client named under this epoch and number, in `have` or `partial`, is different. The
+    /// client discards it and receives the whole version.
     pub afresh: bool,
-    /// The part of the version, where several writers make one. Needs [`Feature::Parts`](super::Feature::Parts).
+    /// The part of a version that several writers publish. Needs [`Feature::Parts`](super::Feature::Parts).
     pub part: Option<Part>,
 }
 
-/// One part of a version that several writers make.
+/// One part of a version that several writers publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// The part's number, from 0.
@@ -156,37 +156,37 @@ reasons! {
     EndReason:
     /// The publisher ended the topic.
     TopicEnded = 1, "the publisher ended the topic";
-    /// The subscriber took no byte within the deadline.
-    Evicted = 2, "this subscriber took no byte within the server's deadline and was evicted";
-    /// The session has as many subscriptions as it may.
-    TooManySubscriptions = 3, "this session has as many subscriptions as the server allows";
-    /// In mode `every`: the publisher could not wait for this reader any longer.
-    TooSlow = 4, "this reader did not keep up: the publisher's retention was full for as long as it waits, and the \
-                  reader was evicted; read faster, or let the publisher keep more versions";
+    /// The subscriber received no byte within the deadline.
+    Evicted = 2, "this subscriber received no byte within the server's deadline and was evicted";
+    /// The session has reached its limit of subscriptions.
+    TooManySubscriptions = 3, "this session has reached the server's limit of subscriptions";
+    /// In mode `every`: the publisher stopped waiting for this reader.
+    TooSlow = 4, "this reader was too slow: it was evicted because the publisher's retention stayed full until its \
+                  timeout; read faster, or let the publisher keep more versions";
     /// Nothing was published within the topic's time to live.
-    Expired = 5, "nothing was published for as long as the topic lives without";
+    Expired = 5, "nothing was published within the topic's time to live";
     /// The publisher withdrew the topic, or its server cannot read it any more.
-    Withdrawn = 6, "the topic was taken back, by its publisher or because the server cannot read it any more; the server's \
-                    log says which";
+    Withdrawn = 6, "the topic was withdrawn, by its publisher or because the server cannot read it any more; the \
+                    reason is in the server's log";
     /// Another subscription took over this reader name.
-    Replaced = 7, "another subscription came under the same reader name";
-    /// The one requested version was received.
-    Done = 8, "the one version that was asked for was received";
-    /// The one requested version does not exist.
-    NotFound = 9, "the server does not have the version that was asked for";
+    Replaced = 7, "another subscription has the same reader name";
+    /// The single requested version was received.
+    Done = 8, "the requested version was received";
+    /// The single requested version does not exist.
+    NotFound = 9, "the server does not have the requested version";
     /// The client may not subscribe to this topic, whether it exists or not.
-    Forbidden = 10, "the ticket, or the client's key, does not allow to subscribe to this topic; whoever runs the server \
-                    can say which topics it allows";
+    Forbidden = 10, "the ticket, or the client's key, does not allow to subscribe to this topic; the server's \
+                     operator can tell which topics it allows";
 }
 
 /// An entry in the list of topics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicEntry {
-    /// Its newest version.
+    /// The topic's newest version.
     pub id: VersionId,
-    /// The number of its tensors.
+    /// The number of tensors in that version.
     pub tensors: u64,
-    /// The size of its payload.
+    /// The size of that version's payload.
     pub payload_bytes: u64,
     /// The number of subscriptions to the topic.
     pub subscribers: u64,
@@ -285,7 +285,7 @@ impl Field for Metadata {
     }
 }
 
-/// The frame bounds the number.
+/// The size of a frame limits the number of items.
 impl Field for Vec<TopicEntry> {
     type Wire = Vec<wire::TopicEntry>;
 
@@ -298,7 +298,7 @@ impl Field for Vec<TopicEntry> {
     }
 }
 
-/// The frame bounds the number.
+/// The size of a frame limits the number of items.
 impl Field for Vec<Topic> {
     type Wire = Vec<String>;
 

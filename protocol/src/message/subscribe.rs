@@ -9,14 +9,13 @@ use crate::{
     CodecId, Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version, VersionDigest,
 };
 
-/// The most globs in one selection. A selection is matched against every tensor of every manifest.
+/// The most globs in one selection. They are matched against every tensor of every manifest.
 pub const GLOBS_MAX: usize = 64;
 
-/// The most bytes of all globs of a selection together, so that the message stays within its frame.
+/// The most bytes of all globs of a selection in total, so that the message stays within its frame.
 pub const SELECTION_MAX_BYTES: usize = 8 << 10;
 
-/// The most globs in an order by layers: models have a hundred layers, and some have a few tensors before and behind
-/// them.
+/// The most globs in an order by layers. Models have about a hundred layers, and a few tensors before and behind them.
 pub const LAYERS_MAX: usize = 256;
 
 /// A request for the versions of one topic.
@@ -30,32 +29,32 @@ pub struct Subscribe {
     pub mode: Mode,
     /// The number of chunks that may be sent before the first `Credit`.
     pub credit: u32,
-    /// The newest version the client already holds: only later ones are wanted.
+    /// The newest version that the client holds: the server sends later ones only.
     pub have: Option<Have>,
     /// The selected tensors, by globs over their names; empty for all.
     pub selection: Vec<Glob>,
     /// The first version, for a client that holds nothing.
     pub start: Start,
-    /// In mode `every`: how many versions may be announced beyond the newest one acknowledged; at least 1.
+    /// In mode `every`: how many versions may be announced beyond the newest acknowledged version; at least 1.
     pub window: u32,
     /// In mode `every`: the name under which the server keeps this reader's place when its connection is lost.
     pub reader: Option<ReaderName>,
-    /// In mode `latest`: whether a running version is given up when a newer one appears.
+    /// In mode `latest`: whether the transfer of a version is aborted when a newer version appears.
     pub preempt: bool,
-    /// The part of a version that the client already holds.
+    /// The chunks of an incomplete version that the client holds.
     pub partial: Option<Partial>,
-    /// The digest of the manifest that the client holds, if any: it need not be sent again.
+    /// The digest of the manifest that the client holds, if any, so that it is not sent again.
     pub manifest: Option<ManifestDigest>,
-    /// The version that the client holds as a base: chunks of the next version may be encoded against it. Beside a
-    /// `partial`, it is the base of the rest of that part alone.
+    /// The version that the client holds as a base: chunks of the next version may be encoded against it. With a
+    /// `partial`, it is a base for the missing chunks of that version only.
     pub base: Option<Have>,
-    /// The codec for all chunks, where it gains something; `None` lets the sender choose.
+    /// The codec for all chunks that it shrinks; `None` lets the sender choose.
     pub codec: Option<CodecId>,
-    /// Whether a single version is wanted. Needs [`Feature::Get`](super::Feature::Get).
+    /// Whether the subscription ends after one version. Needs [`Feature::Get`](super::Feature::Get).
     pub once: bool,
-    /// Whether only manifests are wanted, without chunks. Needs [`Feature::Get`](super::Feature::Get).
+    /// Whether the server sends manifests without chunks. Needs [`Feature::Get`](super::Feature::Get).
     pub describe: bool,
-    /// The order of a version's chunks. Any but that of the payload needs [`Feature::Order`](super::Feature::Order).
+    /// The order of a version's chunks. [`Order::Layers`] needs [`Feature::Order`](super::Feature::Order).
     pub order: Order,
 }
 
@@ -88,9 +87,9 @@ impl Subscribe {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// Always the newest; stale ones are skipped and counted.
+    /// The newest version at any time; older versions are skipped and counted.
     Latest,
-    /// All of them, in order; gaps are reported.
+    /// All versions, in order; gaps are reported.
     Every,
 }
 
@@ -98,16 +97,16 @@ pub enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Start {
-    /// With the newest retained version.
+    /// The newest retained version.
     Newest,
-    /// With the first version published after the subscription.
+    /// The first version published after the subscription.
     Next,
-    /// With the oldest version that is retained.
+    /// The oldest retained version.
     Oldest,
-    /// With this version or, if it is no longer retained, the oldest one after it. Without an epoch, of the topic's
-    /// current one.
+    /// This version or, if it is no longer retained, the oldest retained version after it. Without an epoch, it is of
+    /// the topic's current epoch.
     At(Option<Epoch>, Version),
-    /// With this version, or not at all. Needs [`Feature::Get`](super::Feature::Get).
+    /// This version or, if it is not retained, none. Needs [`Feature::Get`](super::Feature::Get).
     Exactly(Option<Epoch>, Version),
 }
 
@@ -117,12 +116,12 @@ pub enum Start {
 pub enum Order {
     /// In the order of the payload.
     Layout,
-    /// By layer. A layer is the tensors that match its glob and none before it; without globs, each tensor is one, in
-    /// the order of the manifest.
+    /// By layer. A layer consists of the tensors that match its glob and no earlier glob. Without globs, each tensor is
+    /// a layer, in the order of the manifest.
     Layers(Vec<Glob>),
 }
 
-/// A version that a client holds whole, with its digest.
+/// A complete version that a client holds, with its digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Have {
     /// The topic's epoch.
@@ -134,13 +133,13 @@ pub struct Have {
 }
 
 impl Have {
-    /// Epoch and version.
+    /// The epoch and the version.
     pub fn of(&self) -> (Epoch, Version) {
         (self.epoch, self.version)
     }
 }
 
-/// The chunks of one version that a client holds, verified.
+/// The verified chunks of one version that a client holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partial {
     /// The topic's epoch.
@@ -199,7 +198,7 @@ impl Field for Subscribe {
             partial: Field::from_wire("partial", wire.partial)?,
             manifest: Field::from_wire("manifest", wire.manifest)?,
             base: Field::from_wire("base", wire.base)?,
-            // An unknown codec of a later client leaves the choice to this end.
+            // For an unknown codec, of a later client, this end chooses.
             codec: wire.codec.and_then(|code| CodecId::from_code(u8::try_from(code).ok()?)),
             once: wire.once,
             describe: wire.describe,
@@ -219,12 +218,16 @@ fn globs_into_wire(globs: Vec<Glob>) -> Vec<String> {
     globs.into_iter().map(Field::into_wire).collect()
 }
 
-/// Checks the number and size of a list of globs.
-fn globs_from_wire(field: &'static str, most: usize, wire: Vec<String>) -> Result<Vec<Glob>, MessageError> {
+/// Converts a list of globs and checks its number and total size.
+fn globs_from_wire(
+    field: &'static str,
+    globs_max: usize,
+    wire: Vec<String>,
+) -> Result<Vec<Glob>, MessageError> {
     let (bytes, max) = (wire.iter().map(String::len).sum(), SELECTION_MAX_BYTES);
     match bytes > max {
         true => Err(MessageError::TooLarge { what: field, bytes, max }),
-        false => list(field, most, wire, |glob| Field::from_wire(field, glob)),
+        false => list(field, globs_max, wire, |glob| Field::from_wire(field, glob)),
     }
 }
 

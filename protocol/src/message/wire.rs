@@ -1,5 +1,5 @@
-//! Control messages as protobuf. `tensor_relay.proto` is the same for other languages; a test compares the two field by
-//! field.
+//! Control messages as protobuf. `tensor_relay.proto` defines the same messages for other languages; the test
+//! `proto_file` compares the two field by field.
 
 use prost::{Message, Oneof};
 
@@ -10,7 +10,7 @@ pub(crate) struct FromClient {
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-#[expect(clippy::large_enum_variant, reason = "one is held at a time, for a moment")]
+#[expect(clippy::large_enum_variant, reason = "one exists at a time, briefly")]
 pub(crate) enum ClientKind {
     #[prost(message, tag = "1")]
     Hello(Hello),

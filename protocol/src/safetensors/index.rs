@@ -1,4 +1,4 @@
-//! The index of a model in several files: maps tensors to files (`model.safetensors.index.json`).
+//! The index of a model in several files, which maps tensors to files (`model.safetensors.index.json`).
 
 use crate::files::{FileName, FileNameError};
 use serde::{Deserialize, Serialize};
@@ -17,23 +17,23 @@ pub struct WeightIndex {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// Larger than any model's.
-    #[error("it has {0} bytes, and at most {INDEX_MAX_BYTES} are read")]
+    /// An index above the size limit.
+    #[error("it has {0} bytes, and at most {INDEX_MAX_BYTES} are allowed")]
     TooLarge(u64),
-    /// Not JSON, or without a `weight_map` from tensors to files.
+    /// A text that is not JSON, or has no `weight_map` from tensors to files.
     #[error("it is not valid: {0}")]
     Json(#[from] serde_json::Error),
-    /// A file that is not in the same folder.
-    #[error("it places tensor {tensor:?} badly: {source}")]
+    /// A file that is not a weights file in the same folder.
+    #[error("its file for tensor {tensor:?} is invalid: {source}")]
     File {
         /// The tensor.
         tensor: Box<str>,
-        /// Why the file's name is invalid.
+        /// The rule that the file's name breaks.
         source: FileNameError,
     },
 }
 
-/// The parts of the file that are read; all others are ignored.
+/// The fields that are read; others are ignored.
 #[derive(Deserialize)]
 struct Json {
     weight_map: BTreeMap<Box<str>, Box<str>>,
@@ -54,37 +54,37 @@ impl WeightIndex {
     /// Parses an index.
     ///
     /// # Errors
-    /// [`IndexError`] when it is invalid, or names a file that is not a file of weights in the same folder.
+    /// [`IndexError`] when the index is invalid, or names a file that is not a weights file in the same folder.
     pub fn parse(bytes: &[u8]) -> Result<Self, IndexError> {
         if bytes.len() as u64 > INDEX_MAX_BYTES {
             return Err(IndexError::TooLarge(bytes.len() as u64));
         }
         let Json { weight_map } = serde_json::from_slice(bytes)?;
-        let place = |(tensor, file): (Box<str>, Box<str>)| match FileName::of_weights(&file) {
+        let checked = |(tensor, file): (Box<str>, Box<str>)| match FileName::of_weights(&file) {
             Ok(file) => Ok((tensor, file)),
             Err(source) => Err(IndexError::File { tensor, source }),
         };
-        Ok(Self { files: weight_map.into_iter().map(place).collect::<Result<_, _>>()? })
+        Ok(Self { files: weight_map.into_iter().map(checked).collect::<Result<_, _>>()? })
     }
 
-    /// Writes an index as the reference tools do. `total_bytes` is the size of all tensors together.
+    /// The index as JSON, formatted like the reference tools. `total_bytes` is the total size of all tensors.
     pub fn to_json(&self, total_bytes: u64) -> Vec<u8> {
         let weight_map = self.files.iter().map(|(tensor, file)| (&**tensor, file.as_str())).collect();
         let out = JsonOut { metadata: Totals { total_size: total_bytes }, weight_map };
-        serde_json::to_vec_pretty(&out).expect("texts and numbers are always valid JSON")
+        serde_json::to_vec_pretty(&out).expect("strings and numbers are always valid JSON")
     }
 
-    /// The file in which `tensor` lies.
+    /// The file that contains `tensor`.
     pub fn file_of(&self, tensor: &str) -> Option<&FileName> {
         self.files.get(tensor)
     }
 
-    /// Every file named in it, once.
+    /// The files that the index names.
     pub fn files(&self) -> BTreeSet<&FileName> {
         self.files.values().collect()
     }
 
-    /// Every tensor in it, with its file.
+    /// Every tensor with its file.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &FileName)> {
         self.files.iter().map(|(tensor, file)| (&**tensor, file))
     }
@@ -102,7 +102,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn an_index_reads_back() {
+    fn a_written_index_is_parsed_back() {
         let text = r#"{"metadata": {"total_size": 8, "other": [1]}, "weight_map":
             {"b": "model-00001-of-00002.safetensors", "a": "model-00002-of-00002.safetensors"}}"#;
         let index = WeightIndex::parse(text.as_bytes()).unwrap();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_leads_elsewhere_is_refused() {
+    fn files_outside_the_folder_are_refused() {
         for file in ["../a.safetensors", "/a.safetensors", ".a.safetensors", "sub/a.safetensors", "a.bin", ""]
         {
             let text = format!(r#"{{"weight_map": {{"t": {file:?}}}}}"#);

@@ -1,4 +1,4 @@
-//! The order of names in a header, which the reference parser drops and byte-identical copies need.
+//! The order of names in a header, which the reference parser discards. Byte-identical copies need it.
 
 use super::METADATA_KEY;
 use serde::{
@@ -7,7 +7,7 @@ use serde::{
 };
 use std::{collections::HashMap, fmt};
 
-/// The position of each tensor and each metadata key in a header. For a duplicate name, the last one.
+/// The position of each tensor and each metadata key in a header. For a duplicate name, that of the last occurrence.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     pub(super) tensors: Keys,
@@ -19,13 +19,13 @@ pub(super) struct Order {
 pub(super) struct Keys(HashMap<String, usize>);
 
 impl Keys {
-    pub(super) fn place(&self, key: &str) -> Option<usize> {
+    pub(super) fn position(&self, key: &str) -> Option<usize> {
         self.0.get(key).copied()
     }
 
     fn push(&mut self, key: String) {
-        let place = self.0.len();
-        self.0.insert(key, place);
+        let position = self.0.len();
+        self.0.insert(key, position);
     }
 }
 
@@ -70,7 +70,7 @@ impl<'de> Visitor<'de> for KeysVisitor {
     type Value = Keys;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of texts")
+        f.write_str("an object of strings")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {

@@ -1,4 +1,4 @@
-//! The kinds of memory that a producer can lend, and how each is described.
+//! The kinds of memory that a producer can lend, and their descriptions in messages.
 
 use super::wire;
 use crate::{
@@ -7,47 +7,47 @@ use crate::{
 };
 use std::{fmt, ops::Range};
 
-/// A range of a payload in memory that the producer lends.
+/// A range of a payload, with the lent memory that contains its bytes.
 ///
-/// The ranges of a version are sent one by one before it is published: a GPU's may be thousands.
+/// A producer sends a version's ranges one by one before `Publish`. With GPU memory there may be thousands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lend {
     /// The range of the payload.
     pub range: Range<u64>,
-    /// The memory that holds it.
+    /// The memory that contains the range's bytes.
     pub memory: Memory,
 }
 
-/// Memory that another process can open, with its handle.
+/// Memory that another process can open, with the handle to open it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Memory {
-    /// A sealed memfd, whose descriptor comes with the message.
+    /// A sealed memfd, whose descriptor accompanies the message.
     Memfd {
         /// The offset of the bytes: a multiple of 4096.
         offset: u64,
     },
     /// A plain GPU allocation, opened by its CUDA IPC handle.
     CudaIpc {
-        /// The GPU, independent of either process's numbering.
+        /// The GPU.
         device: CudaDevice,
         /// The handle from `cuIpcGetMemHandle`.
         handle: Box<IpcHandle>,
         /// The offset of the bytes in the allocation.
         offset: u64,
     },
-    /// A GPU buffer exported as a descriptor, which comes with the message.
+    /// A GPU buffer, exported as a descriptor that accompanies the message.
     CudaFd {
-        /// The GPU, independent of either process's numbering.
+        /// The GPU.
         device: CudaDevice,
-        /// The size of the whole buffer, which an import needs.
+        /// The size of the whole buffer, which the import call requires.
         buffer_bytes: u64,
         /// The offset of the bytes in the buffer.
         offset: u64,
     },
 }
 
-/// A kind of memory: a server names those that it accepts.
+/// A kind of memory. A server names the kinds that it accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -59,7 +59,7 @@ pub enum MemoryKind {
     CudaFd,
 }
 
-/// The UUID of a GPU: the same in every process, whichever devices it sees and however it numbers them.
+/// The UUID of a GPU. Unlike a device number, it is the same in every process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CudaDevice(pub [u8; 16]);
 
@@ -68,7 +68,7 @@ pub struct CudaDevice(pub [u8; 16]);
 pub struct IpcHandle(pub [u8; 64]);
 
 impl Memory {
-    /// Its kind.
+    /// The kind of this memory.
     pub fn kind(&self) -> MemoryKind {
         match self {
             Self::Memfd { .. } => MemoryKind::Memfd,
@@ -100,7 +100,7 @@ impl MemoryKind {
         }
     }
 
-    /// Whether a descriptor comes with the `Lend` message.
+    /// Whether a file descriptor accompanies the `Lend` message.
     pub fn has_descriptor(self) -> bool {
         match self {
             Self::Memfd | Self::CudaFd => true,
@@ -143,7 +143,7 @@ impl TryFrom<wire::Lend> for Lend {
     fn try_from(wire: wire::Lend) -> Result<Self, MessageError> {
         let end = wire.start.checked_add(wire.bytes).filter(|_| wire.bytes > 0);
         let end =
-            end.ok_or_else(|| MessageError::Malformed("lent memory without bytes, or with too many".into()))?;
+            end.ok_or_else(|| MessageError::Malformed("a lent range that is empty or overflows".into()))?;
         let memory = match required("memory", wire.memory)? {
             wire::Memory::Memfd(wire::Memfd { offset }) => Memory::Memfd { offset },
             wire::Memory::CudaIpc(ipc) => Memory::CudaIpc {

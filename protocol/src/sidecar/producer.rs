@@ -13,11 +13,11 @@ use bytes::Bytes;
 pub enum ProducerMessage {
     /// Opens a connection.
     Hello(Hello),
-    /// The next part of the next version's manifest.
+    /// Sends the next part of the next version's manifest.
     Manifest(Bytes),
-    /// Lends memory that holds bytes of the next version.
+    /// Lends memory that contains bytes of the next version.
     Lend(Lend),
-    /// Publishes the version described since the last publish.
+    /// Publishes the version that the messages since the last `Publish` describe.
     Publish(Publish),
     /// Withdraws a version.
     Withdraw(PublicationId),
@@ -39,11 +39,11 @@ pub struct Hello {
     pub revision_min: u32,
     /// The newest supported revision.
     pub revision_max: u32,
-    /// Its name and version, for logs.
+    /// The producer's name and version, for logs.
     pub agent: String,
 }
 
-/// Publishes a version whose manifest and memory are complete.
+/// A request to publish a version, after its manifest and memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publish {
     /// The publication's id.
@@ -52,7 +52,7 @@ pub struct Publish {
     pub topic: Topic,
     /// The producer's metadata of the version.
     pub metadata: Metadata,
-    /// Why this kind of memory was used, for people.
+    /// Why the producer used this kind of memory, for people.
     pub reason: String,
 }
 

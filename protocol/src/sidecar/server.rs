@@ -10,16 +10,16 @@ use std::fmt;
 pub enum ServerMessage {
     /// Accepts a producer.
     Welcome(Welcome),
-    /// Reports a version as published: visible to every subscriber.
+    /// Reports that a version is published, so that every subscriber can receive it.
     Published {
         /// The publication's id.
         publication: PublicationId,
         /// The topic's epoch.
         epoch: Epoch,
-        /// Its number there.
+        /// The version's number within the epoch.
         version: Version,
     },
-    /// Reports that a version was not published, or a topic not ended. Nothing was changed.
+    /// Reports that a version was not published, or a topic not ended. The topic is unchanged.
     Refused {
         /// The publication's id.
         publication: PublicationId,
@@ -30,7 +30,7 @@ pub enum ServerMessage {
     },
     /// Reports changes in a version's state.
     Progress(Progress),
-    /// Reports a topic as ended.
+    /// Reports that a topic has ended.
     Ended {
         /// The request's id.
         request: PublicationId,
@@ -51,7 +51,7 @@ pub struct Welcome {
     pub agent: String,
     /// The chunk size that manifests must have.
     pub chunk_bytes: u32,
-    /// The kinds of memory that the server accepts; unknown ones are ignored.
+    /// The kinds of memory that the server accepts and this build knows.
     pub memories: Vec<MemoryKind>,
 }
 
@@ -60,11 +60,11 @@ pub struct Welcome {
 pub struct Progress {
     /// The publication's id.
     pub publication: PublicationId,
-    /// The number of subscribers that committed it.
+    /// The number of subscribers that committed the version.
     pub committed: u64,
-    /// Whether it left retention, so that no more can commit it.
+    /// Whether the version left retention, so that no more subscribers can commit it.
     pub is_over: bool,
-    /// Whether its memory is no longer used. The last message about a version.
+    /// Whether the server no longer uses the version's memory. No further message about the version follows.
     pub is_released: bool,
 }
 
@@ -74,17 +74,17 @@ pub struct Progress {
 pub enum Refusal {
     /// The server publishes into the topic itself.
     TopicTaken,
-    /// There is no room for it.
+    /// A limit or the server's memory leaves no room for the version.
     NoRoom,
-    /// Its memory does not match its description, or can change.
+    /// The version's memory does not match its description, or can change.
     UnfitMemory,
     /// The server cannot use memory of this kind.
     UnsupportedMemory,
-    /// Its manifest is invalid, or does not match the memory.
+    /// The version's manifest is invalid, or does not match the memory.
     BadManifest,
-    /// Its topic expired or is not open, or the server is shutting down.
+    /// The topic expired or is not open, or the server is shutting down.
     TopicEnded,
-    /// The server's access control list does not allow it.
+    /// The server's access control list does not allow the request.
     Forbidden,
     /// A reason of a later revision.
     Other(u32),
@@ -188,12 +188,12 @@ impl fmt::Display for Refusal {
         match self {
             Self::TopicTaken => f.write_str("the server publishes into the topic itself"),
             Self::NoRoom => f.write_str("there is no room for it"),
-            Self::UnfitMemory => f.write_str("its memory is not what was said of it"),
+            Self::UnfitMemory => f.write_str("its memory does not match its description"),
             Self::UnsupportedMemory => f.write_str("the server cannot use memory of this kind"),
             Self::BadManifest => f.write_str("its manifest is invalid"),
             Self::Forbidden => f.write_str("the server's access control list does not allow it"),
             Self::TopicEnded => f.write_str("its topic has ended"),
-            Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
+            Self::Other(code) => write!(f, "reason {code}, which this build does not know"),
         }
     }
 }

@@ -43,7 +43,7 @@ fn every_server_message() -> Vec<ServerMessage> {
 }
 
 #[test]
-fn messages_come_back_as_they_went() {
+fn decoding_reverses_encoding() {
     for message in every_producer_message() {
         let frame = encode_producer(message.clone());
         assert_eq!(decode_frame_length(frame[..4].try_into().unwrap()), Ok(frame.len() - 4));
@@ -67,7 +67,7 @@ fn golden_messages() {
 }
 
 #[test]
-fn what_a_producer_must_not_say() {
+fn invalid_messages_are_refused() {
     let decode = |kind| ProducerMessage::decode(&wire::FromProducer { kind: Some(kind) }.encode_to_vec());
     let publish = wire::Publish { topic: "../etc".into(), ..wire::Publish::default() };
     let refused = decode(wire::ProducerKind::Publish(publish));
@@ -99,18 +99,18 @@ fn the_largest_messages_fit_a_frame() {
     assert!(encode_producer(part).len() <= FRAME_MAX_BYTES + 4);
     let long = "ä".repeat(TEXT_MAX_BYTES);
     let cut = text_that_fits(format!("x{long}"));
-    assert!(cut.len() < TEXT_MAX_BYTES && cut.ends_with('ä'), "a character is not cut in two");
+    assert!(cut.len() < TEXT_MAX_BYTES && cut.ends_with('ä'), "no character is split");
     assert!(ServerMessage::decode(&encode_server(ServerMessage::Close { text: cut })[4..]).is_ok());
 }
 
 #[test]
-fn kinds_of_later_revisions_are_passed_over() {
+fn kinds_of_later_revisions_are_ignored() {
     let welcome = wire::Welcome { memories: vec![99, 1], ..wire::Welcome::default() };
     let kind = Some(wire::ServerKind::Welcome(welcome));
     let Ok(ServerMessage::Welcome(welcome)) =
         ServerMessage::decode(&wire::ToProducer { kind }.encode_to_vec())
     else {
-        panic!("it is a welcome")
+        panic!("not a welcome")
     };
     assert_eq!(welcome.memories, [MemoryKind::Memfd]);
 }

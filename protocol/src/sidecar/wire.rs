@@ -1,5 +1,5 @@
-//! Sidecar messages as protobuf. `sidecar.proto` is the same for other languages; a test compares the two field by
-//! field.
+//! Sidecar messages as protobuf. `sidecar.proto` defines the same messages for other languages; the test `proto_file`
+//! compares the two field by field.
 
 use crate::message::wire::Entry;
 use prost::{Message, Oneof};

@@ -11,41 +11,40 @@ use std::{ops::Range, sync::Arc, time::Duration};
 pub enum Action {
     /// Send this message.
     Send(ClientMessage),
-    /// Allocate memory for a version, then call [`Subscriber::handle_placed`], or [`give_up`](Subscriber::give_up) or
-    /// [`end`](Subscriber::end) if there is none.
+    /// Allocate memory for a version, then call [`Subscriber::handle_placed`]; if that fails,
+    /// [`give_up`](Subscriber::give_up) or [`end`](Subscriber::end).
     Place {
         /// The version.
         announce: Announce,
         /// The selected tensors.
         selection: Arc<Selection>,
-        /// Whether it continues in its existing memory, since a part of it came over an earlier connection.
+        /// Whether the version continues in its existing memory, which contains chunks from an earlier connection.
         resumes: bool,
     },
     /// Receive the chunk of a stream, then call [`Subscriber::handle_verified`] or
     /// [`handle_lost`](Subscriber::handle_lost).
     Receive {
-        /// Its stream.
+        /// The stream.
         stream: StreamToken,
-        /// Its header.
+        /// The chunk's header.
         header: ChunkHeader,
-        /// Its place in the selection's memory.
+        /// The chunk's range in the selection's memory.
         range: Range<u64>,
-        /// The dtype of its elements.
+        /// The dtype of the chunk's elements.
         dtype: Dtype,
     },
-    /// Drop a stream unread.
+    /// Drop a stream without reading it.
     Discard(StreamToken),
-    /// Make a version visible, then call [`Subscriber::handle_committed`], or [`end`](Subscriber::end) if its memory
-    /// cannot be handed over.
+    /// Make a version visible, then call [`Subscriber::handle_committed`], or [`end`](Subscriber::end) if that fails.
     Commit(Commit),
-    /// Release the memory of a version, and stop every stream that writes to it.
+    /// Stop every stream that writes to a version's memory, and release that memory.
     Release {
         /// The version.
         id: VersionId,
         /// The reason.
         reason: Released,
     },
-    /// Give up the current version with [`give_up`](Subscriber::give_up) or [`end`](Subscriber::end): it failed.
+    /// Call [`give_up`](Subscriber::give_up) or [`end`](Subscriber::end), because the current version failed.
     Fail(VersionFault),
 }
 
@@ -56,37 +55,38 @@ pub struct Commit {
     pub announce: Announce,
     /// The selected tensors.
     pub selection: Arc<Selection>,
-    /// The number of its chunks.
+    /// The number of its selected chunks.
     pub chunks: u32,
     /// The number of reconnections during its transfer.
     pub resumed: u32,
-    /// The versions missing right before it, in mode `every`.
+    /// In mode `every`: the missing versions right before this one.
     pub gap: Option<Gap>,
-    /// Whether its epoch differs from the previous version's.
+    /// Whether this version does not continue the previous one: its epoch differs, or it is other content under the
+    /// same number.
     pub new_epoch: bool,
 }
 
 /// Why the memory of a version is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
-    /// The server gave it up.
+    /// The server gave the version up.
     ByServer(AbortReason),
-    /// This end gave it up.
+    /// This end gave the version up.
     Here,
-    /// The next connection brings another version instead.
+    /// On the next connection, the server announced another version or other content.
     Replaced,
 }
 
 /// Why a version failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VersionFault {
-    /// Its chunks are verified one by one, but the digest of the whole differs from the server's.
+    /// Every chunk is verified, but the version's digest differs from the server's.
     Mismatch {
         /// The server's digest.
         expected: VersionDigest,
         /// The digest of the chunks.
         found: VersionDigest,
     },
-    /// No progress for this long.
+    /// No byte was received for this long.
     Stalled(Duration),
 }

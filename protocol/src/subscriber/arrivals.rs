@@ -3,11 +3,11 @@
 use crate::{ChunkHeader, ChunkIndex, LaneId, Misbehaved};
 use std::collections::{BTreeSet, HashMap};
 
-/// Identifies a chunk's stream, which the caller holds. Never reused.
+/// Identifies a chunk's stream, which the caller owns. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamToken(pub u64);
 
-/// A stream whose chunk cannot be placed yet: its announcement or manifest has not come.
+/// A stream whose chunk arrived before its announcement, its manifest or the version's memory.
 #[derive(Debug)]
 pub(super) struct EarlyStream {
     pub(super) stream: StreamToken,
@@ -15,16 +15,17 @@ pub(super) struct EarlyStream {
     pub(super) header: ChunkHeader,
 }
 
-/// The open chunk streams of one subscription. A chunk costs one credit from its header until it is verified or lost.
+/// The open chunk streams of one subscription. A chunk occupies one credit from its header until it is verified or
+/// lost.
 #[derive(Debug)]
 pub(super) struct Arrivals {
-    /// Credit bounds the number.
+    /// The streams that wait; credit limits their number.
     early: Vec<EarlyStream>,
     /// The streams whose chunks are being received.
     receiving: HashMap<StreamToken, (ChunkIndex, LaneId)>,
     /// The number of further chunks that the server may begin.
     credit: u32,
-    /// Retired lanes without a `Fetch` since.
+    /// The lanes that were retired since the last `Fetch`.
     retired: BTreeSet<LaneId>,
 }
 
@@ -45,14 +46,14 @@ impl Arrivals {
     /// Spends the credit of one chunk.
     ///
     /// # Errors
-    /// [`Misbehaved::OverCredit`] when there is none.
+    /// [`Misbehaved::OverCredit`] when no credit is available.
     pub(super) fn spend(&mut self) -> Result<(), Misbehaved> {
         self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::OverCredit)?;
         Ok(())
     }
 
-    /// Holds a stream until its chunk can be placed. Its credit is already spent.
-    pub(super) fn hold(&mut self, early: EarlyStream) {
+    /// Adds a stream that waits. Its credit is already spent.
+    pub(super) fn push_early(&mut self, early: EarlyStream) {
         self.early.push(early);
     }
 
@@ -60,12 +61,12 @@ impl Arrivals {
         std::mem::take(&mut self.early)
     }
 
-    /// Records that `chunk` is being received from now on. Its credit is already spent.
+    /// Records that the receipt of `chunk` begins. Its credit is already spent.
     pub(super) fn begin(&mut self, stream: StreamToken, chunk: ChunkIndex, lane: LaneId) {
         self.receiving.insert(stream, (chunk, lane));
     }
 
-    /// Ends a stream, frees its credit and returns its chunk. `None` if it is not being received any more.
+    /// Ends a stream, frees its credit and returns its chunk. `None` if the chunk is not being received.
     pub(super) fn end(&mut self, stream: StreamToken) -> Option<ChunkIndex> {
         let (chunk, _) = self.receiving.remove(&stream)?;
         self.credit += 1;
@@ -86,17 +87,17 @@ impl Arrivals {
         lost
     }
 
-    /// Whether a `Fetch` is due: lanes were retired, and nothing from them is still being received.
+    /// Whether a `Fetch` is due: lanes were retired, and no chunk from them is still being received.
     pub(super) fn is_fetch_due(&self) -> bool {
         !self.retired.is_empty() && !self.receiving.values().any(|(_, lane)| self.retired.contains(lane))
     }
 
-    /// Clears the retired lanes: their chunks were fetched, or are not wanted any more.
+    /// Clears the retired lanes, whose chunks were fetched or are no longer wanted.
     pub(super) fn forget_retired(&mut self) {
         self.retired.clear();
     }
 
-    /// Clears every stream and returns the early ones. The server's credit is `credit` from now on.
+    /// Clears every stream, resets the credit to `credit`, and returns the early streams.
     pub(super) fn reset(&mut self, credit: u32) -> Vec<StreamToken> {
         self.end_version();
         self.credit = credit;

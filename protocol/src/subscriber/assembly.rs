@@ -1,4 +1,4 @@
-//! The assembly of one version: what was received, what is missing, and when it may become visible (PROTOCOL.md §6.5).
+//! The assembly of one version: its received and missing chunks, and whether it may be committed (PROTOCOL.md §6.5).
 
 use crate::{
     ChunkHash, ChunkHeader, ChunkIndex, Manifest, Misbehaved, RangeSet, Selection, Verified, Version,
@@ -9,9 +9,9 @@ use std::{ops::Range, sync::Arc};
 /// The result of an assembly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every selected chunk is verified, and the digest of the whole is the sender's: make it visible.
+    /// Every selected chunk is verified, and the version's digest equals the sender's: it may become visible.
     Commit,
-    /// Every selected chunk is verified, but the digest of the whole differs from the sender's.
+    /// Every selected chunk is verified, but the version's digest differs from the sender's.
     Mismatch {
         /// The sender's digest.
         expected: VersionDigest,
@@ -20,24 +20,27 @@ pub enum Outcome {
     },
 }
 
-/// Assembles the selected part of one version from chunks that come in any order, over any lanes and connections.
+/// Assembles the selected part of one version from chunks that arrive in any order, over any lanes and connections.
 ///
-/// Pure: it holds no payload, only what is known about each chunk. It is the one place that decides that a version is
-/// whole, which is what makes "never a torn tensor" a property of one small type.
+/// Pure: it holds no payload, only the state of each chunk. No other code decides that a version is complete, so the
+/// promise that no incomplete version becomes visible depends on this type alone.
 #[derive(Debug)]
 pub struct Assembly {
     selection: Arc<Selection>,
+    /// The hash of each verified chunk.
     hashes: Vec<Option<ChunkHash>>,
     arriving: RangeSet,
+    /// The number of selected chunks that are not verified.
     missing: u32,
     held_bytes: u64,
+    /// The digest in the sender's `Complete`.
     complete: Option<VersionDigest>,
     /// The version that chunks may be encoded against.
     base: Option<Version>,
 }
 
 impl Assembly {
-    /// Starts a version with `selection`. Costs 17 bytes per chunk of the manifest.
+    /// An assembly without chunks. Needs 17 bytes of memory per chunk of the manifest.
     pub fn new(selection: Arc<Selection>) -> Self {
         let chunks = selection.manifest().chunking().count() as usize;
         let missing = selection.chunks().len();
@@ -62,17 +65,17 @@ impl Assembly {
         &self.selection
     }
 
-    /// Allows chunks from now on to be encoded against version `base` of the same epoch, which must have the same
-    /// manifest. None at first, and after the connection is lost.
+    /// Sets the version that later chunks may be encoded against, which must have the same epoch and manifest.
+    /// Initially, and after the connection is lost, there is none.
     pub fn set_base(&mut self, base: Option<Version>) {
         self.base = base;
     }
 
-    /// Handles the header of a chunk and returns the place of its bytes ([`Selection::place`]).
+    /// Handles the header of a chunk and returns its range in the receiver's memory ([`Selection::place`]).
     ///
     /// # Errors
-    /// [`Misbehaved`] when the manifest has no such chunk or another size for it, it was not selected, its base is not
-    /// allowed, or it is verified or arriving already.
+    /// [`Misbehaved`] when the manifest has no such chunk or another size for it, or the chunk is not selected, has a
+    /// base that is not allowed, or is already verified or arriving.
     pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, Misbehaved> {
         let chunk = header.chunk;
         let count = self.manifest().chunking().count();
@@ -103,9 +106,9 @@ impl Assembly {
         }
     }
 
-    /// Handles a chunk whose bytes are verified and in their place.
+    /// Handles a chunk whose bytes are verified and in the receiver's memory.
     pub fn handle_verified(&mut self, verified: Verified) {
-        // Only a chunk with a handled header can be verified; any other is not of this version.
+        // A chunk that is not arriving belongs to another version or a lost connection.
         if self.arriving.remove(verified.chunk().0) {
             self.hashes[verified.chunk().0 as usize] = Some(verified.hash());
             self.missing -= 1;
@@ -113,14 +116,14 @@ impl Assembly {
         }
     }
 
-    /// Handles the early end of a chunk's stream: it is missing again, and may come once more.
+    /// Handles the early end of a chunk's stream: the chunk is missing again, and may be sent again.
     ///
-    /// The stream's reader must have stopped by now: the place may be written again.
+    /// The stream's reader must have stopped: another stream may write the chunk's range from now on.
     pub fn handle_lost(&mut self, chunk: ChunkIndex) {
         self.arriving.remove(chunk.0);
     }
 
-    /// Handles `Complete`: every chunk is sent.
+    /// Handles `Complete`: the sender sent every chunk.
     pub fn handle_complete(&mut self, digest: VersionDigest) {
         self.complete = Some(digest);
     }
@@ -128,27 +131,27 @@ impl Assembly {
     /// Handles the loss of the connection: unfinished chunks are missing again, and the digest must be sent again.
     /// Verified chunks stay.
     ///
-    /// The readers of lost streams must have stopped by now: their places may be written again.
+    /// The readers of lost streams must have stopped: other streams may write their chunks' ranges from now on.
     pub fn handle_detached(&mut self) {
         self.arriving = RangeSet::new();
         self.complete = None;
         self.base = None;
     }
 
-    /// Forgets all held chunks but the first `ranges` runs, so that `partial` stays small. Returns the chunks that are
-    /// missing again.
+    /// Discards all verified chunks except the first `ranges` runs, to limit the size of `Subscribe.partial`. Returns
+    /// the discarded chunks, which are missing again.
     pub fn forget_beyond(&mut self, ranges: usize) -> RangeSet {
         let held = self.held();
-        let forgotten: RangeSet = held.ranges().iter().skip(ranges).cloned().collect();
-        for chunk in forgotten.iter() {
+        let discarded: RangeSet = held.ranges().iter().skip(ranges).cloned().collect();
+        for chunk in discarded.iter() {
             self.hashes[chunk as usize] = None;
             self.held_bytes -= self.chunk_bytes(ChunkIndex(chunk));
         }
-        self.missing += forgotten.len();
-        forgotten
+        self.missing += discarded.len();
+        discarded
     }
 
-    /// The result; `None` while something is missing.
+    /// The result; `None` while a chunk or the sender's digest is missing.
     pub fn poll(&self) -> Option<Outcome> {
         let expected = self.complete?;
         if self.missing > 0 {
@@ -158,7 +161,7 @@ impl Assembly {
         Some(if found == expected { Outcome::Commit } else { Outcome::Mismatch { expected, found } })
     }
 
-    /// The size of the verified chunks.
+    /// The total size of the verified chunks.
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes
     }
@@ -178,13 +181,13 @@ impl Assembly {
         self.selection.chunks().len() - self.missing
     }
 
-    /// The verified chunks, which a resume need not send again.
+    /// The verified chunks, which are not sent again after a reconnection.
     pub fn held(&self) -> RangeSet {
         let held = (0u32..).zip(&self.hashes).filter(|(_, hash)| hash.is_some());
         held.map(|(chunk, _)| chunk..chunk + 1).collect()
     }
 
-    /// The digest of the verified chunks: sent with them in a resume, and that of the version once it is whole.
+    /// The digest of the verified chunks: that of `Subscribe.partial`, and that of the version once it is complete.
     pub fn held_digest(&self) -> VersionDigest {
         VersionDigest::of(self.manifest().digest(), self.hashes.iter().flatten().copied())
     }
@@ -205,19 +208,19 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_sum_is_never_committed() {
+    fn a_wrong_digest_is_never_committed() {
         let mut assembly = all(2);
         for chunk in [1, 0] {
             assembly.handle_header(&header(chunk)).unwrap();
             assembly.handle_verified(verified(chunk));
         }
-        assert_eq!(assembly.poll(), None, "the sender has not said what the whole is");
+        assert_eq!(assembly.poll(), None, "the sender's digest is missing");
         assembly.handle_complete(VersionDigest::of(assembly.manifest().digest(), [hash(1), hash(0)]));
         assert!(matches!(assembly.poll(), Some(Outcome::Mismatch { .. })));
     }
 
     #[test]
-    fn rules_of_headers() {
+    fn invalid_headers_are_refused() {
         let mut assembly = all(2);
         assert!(matches!(assembly.handle_header(&header(2)), Err(Misbehaved::NoSuchChunk { .. })));
         let small = ChunkHeader { raw_bytes: 1, ..header(0) };
@@ -230,7 +233,7 @@ mod tests {
         assert_eq!(assembly.handle_header(&header(1)), Err(Misbehaved::DuplicateChunk(ChunkIndex(1))));
     }
 
-    /// PROTOCOL.md §5.4 and §6.5: what was not selected is not taken, and what was lies without gaps.
+    /// PROTOCOL.md §5.4 and §6.5: unselected chunks are refused, and selected ones lie end to end.
     #[test]
     fn only_selected_chunks_are_taken() {
         let mut assembly = Assembly::new(select(manifest(4), &[1, 3]));
@@ -240,9 +243,9 @@ mod tests {
         assert!(matches!(assembly.handle_header(&header(4)), Err(Misbehaved::NoSuchChunk { .. })));
     }
 
-    /// PROTOCOL.md §6.8: a chunk comes once more only after it was lost.
+    /// PROTOCOL.md §6.8: a chunk may be sent again only after it was lost.
     #[test]
-    fn a_lost_chunk_may_come_again() {
+    fn a_lost_chunk_may_be_sent_again() {
         let mut assembly = all(2);
         assembly.handle_header(&header(0)).unwrap();
         assembly.handle_lost(ChunkIndex(0));
@@ -255,13 +258,13 @@ mod tests {
         assert_eq!(
             (assembly.held(), assembly.held_bytes()),
             (RangeSet::from_range(0..1), 256),
-            "it is verified"
+            "chunk 0 is verified"
         );
     }
 
     /// PROTOCOL.md §6.6: the sender's digest is void once its connection is lost.
     #[test]
-    fn a_lost_connection_takes_back_what_was_arriving() {
+    fn a_lost_connection_discards_arriving_chunks() {
         let mut assembly = all(2);
         let digest = VersionDigest::of(assembly.manifest().digest(), [hash(0), hash(1)]);
         assembly.handle_header(&header(0)).unwrap();
@@ -270,7 +273,7 @@ mod tests {
         assembly.handle_complete(digest);
         assembly.handle_detached();
         assembly.handle_verified(verified(1));
-        assert_eq!(assembly.held(), RangeSet::from_range(0..1), "what ends late belongs to nobody");
+        assert_eq!(assembly.held(), RangeSet::from_range(0..1), "a chunk of the lost connection is ignored");
         assembly.handle_header(&header(1)).unwrap();
         assembly.handle_verified(verified(1));
         assert_eq!(assembly.poll(), None);
@@ -300,8 +303,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any selection and any order of events: commit exactly when every selected chunk was verified, over however
-        /// many connections, and the sender named the whole on the connection that there is.
+        /// For any selection and order of events: the version is committed exactly when every selected chunk was
+        /// verified, on any connections, and the sender sent its digest on the current connection.
         #[test]
         fn commit_only_when_whole(
             wanted in prop::collection::btree_set(0u32..6, 0..7),
@@ -310,18 +313,18 @@ mod tests {
             let selection = select(manifest(6), &Vec::from_iter(wanted.clone()));
             let digest = VersionDigest::of(selection.manifest().digest(), wanted.iter().copied().map(hash));
             let mut assembly = Assembly::new(selection.clone());
-            let (mut arriving, mut done, mut complete) = (RangeSet::new(), RangeSet::new(), false);
+            let (mut arriving, mut held, mut complete) = (RangeSet::new(), RangeSet::new(), false);
             for step in steps {
                 match step {
                     Step::Header(c) => {
-                        let is_new = !done.contains(c) && !arriving.contains(c);
+                        let is_new = !held.contains(c) && !arriving.contains(c);
                         let expected = selection.place(ChunkIndex(c)).filter(|_| is_new);
                         prop_assert_eq!(assembly.handle_header(&header(c)).ok(), expected.clone());
                         if expected.is_some() { arriving.insert(c); }
                     }
                     Step::Verified(c) => {
                         assembly.handle_verified(verified(c));
-                        if arriving.remove(c) { done.insert(c); }
+                        if arriving.remove(c) { held.insert(c); }
                     }
                     Step::Lost(c) => { assembly.handle_lost(ChunkIndex(c)); arriving.remove(c); }
                     Step::Complete => { assembly.handle_complete(digest); complete = true; }
@@ -330,27 +333,27 @@ mod tests {
                         (arriving, complete) = (RangeSet::new(), false);
                     }
                     Step::ForgetBeyond(ranges) => {
-                        let kept: RangeSet = done.ranges().iter().take(ranges).cloned().collect();
-                        prop_assert_eq!(assembly.forget_beyond(ranges), done.difference(&kept));
-                        done = kept;
+                        let kept: RangeSet = held.ranges().iter().take(ranges).cloned().collect();
+                        prop_assert_eq!(assembly.forget_beyond(ranges), held.difference(&kept));
+                        held = kept;
                     }
                 }
-                let whole = complete && done.len() as usize == wanted.len();
-                prop_assert_eq!(assembly.poll(), whole.then_some(Outcome::Commit));
-                prop_assert_eq!(assembly.held(), done.clone());
-                prop_assert_eq!(assembly.verified_chunks(), done.len());
-                prop_assert_eq!(assembly.held_bytes(), u64::from(done.len() * CHUNK_BYTES));
-                let wanted: RangeSet = selection.chunks().difference(&done).difference(&arriving);
-                prop_assert_eq!(assembly.missing(), wanted);
+                let is_whole = complete && held.len() as usize == wanted.len();
+                prop_assert_eq!(assembly.poll(), is_whole.then_some(Outcome::Commit));
+                prop_assert_eq!(assembly.held(), held.clone());
+                prop_assert_eq!(assembly.verified_chunks(), held.len());
+                prop_assert_eq!(assembly.held_bytes(), u64::from(held.len() * CHUNK_BYTES));
+                let missing: RangeSet = selection.chunks().difference(&held).difference(&arriving);
+                prop_assert_eq!(assembly.missing(), missing);
             }
         }
 
-        /// A version that comes over two connections, the second one sending only what the first did not bring, is
-        /// whole in the end, and nothing comes twice.
+        /// A version received over two connections, the second of which sends only the chunks missing after the first,
+        /// is complete, and no chunk is sent twice.
         #[test]
-        fn a_resume_brings_what_is_missing(
+        fn a_resume_sends_missing_chunks_only(
             wanted in prop::collection::vec(0u32..12, 0..12),
-            came in prop::collection::btree_set(0u32..12, 0..12),
+            received in prop::collection::btree_set(0u32..12, 0..12),
             ranges in 0usize..4,
         ) {
             let selection = select(manifest(12), &wanted);
@@ -369,7 +372,7 @@ mod tests {
                     }
                 }
             };
-            let first = selection.chunks().iter().filter(|chunk| came.contains(chunk)).map(|c| c..c + 1).collect();
+            let first = selection.chunks().iter().filter(|chunk| received.contains(chunk)).map(|c| c..c + 1).collect();
             receive(&mut assembly, first);
             assembly.handle_detached();
             assembly.forget_beyond(ranges);

@@ -1,4 +1,4 @@
-//! Versions of a few chunks, for tests.
+//! Test versions of a few chunks, with their messages.
 
 use crate::{
     Announce, ChunkHash, ChunkHasher, ChunkHeader, ChunkIndex, CodecId, CodecSet, Dtype, Epoch, Glob, Limits,
@@ -11,13 +11,13 @@ pub(super) const CHUNK_BYTES: u32 = 256;
 pub(super) const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
 pub(super) const EPOCH: Epoch = Epoch(1);
 
-/// An arbitrary moment.
-#[expect(clippy::disallowed_methods, reason = "an instant cannot be made up")]
+/// An arbitrary instant.
+#[expect(clippy::disallowed_methods, reason = "the clock is the only source of an instant")]
 pub(super) fn now() -> Instant {
     Instant::now()
 }
 
-/// Tensors `t0`, `t1`, … of one chunk each.
+/// A manifest of tensors `t0`, `t1`, … of one chunk each.
 pub(super) fn manifest(chunks: u32) -> Arc<Manifest> {
     let shape = Shape::new(&[CHUNK_BYTES.into()]).unwrap();
     let name = |chunk| TensorName::new(&format!("t{chunk}")).unwrap();
@@ -88,7 +88,7 @@ pub(super) fn verified(chunk: u32) -> Verified {
     hasher.verify(ChunkIndex(chunk), hash(chunk)).unwrap()
 }
 
-/// The digest that the server sends.
+/// The digest of `selection` that the server sends in `Complete`.
 pub(super) fn digest(selection: &Selection) -> VersionDigest {
     VersionDigest::of(selection.manifest().digest(), selection.chunks().iter().map(hash))
 }

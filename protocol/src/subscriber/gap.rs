@@ -1,19 +1,19 @@
-//! Gaps in mode `every`.
+//! Gaps: versions that a subscription in mode `every` misses.
 
 use crate::VersionId;
 use std::fmt;
 
-/// Versions missing in mode `every`, right before the next snapshot.
+/// The versions that a subscription in mode `every` misses right before a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gap {
-    /// The previous version, or the one that the subscription was to begin after; `None` in another epoch.
+    /// The version before the gap: the previous snapshot's, or the one before the requested start.
     pub after: Option<VersionId>,
-    /// The next version.
+    /// The version after the gap.
     pub found: VersionId,
 }
 
 impl Gap {
-    /// The number of missing versions; `None` if unknown, because the publisher began a new epoch.
+    /// The number of missing versions; `None` in a new epoch, where it is unknown.
     pub fn missing(&self) -> Option<u64> {
         let after = self.after.as_ref().filter(|after| after.epoch == self.found.epoch)?;
         Some(self.found.version.0.saturating_sub(after.version.0 + 1))
@@ -27,8 +27,8 @@ impl fmt::Display for Gap {
         match (after, self.missing()) {
             (Some(after), Some(missing)) => write!(
                 f,
-                "{missing} {} missing of {}: {} was to come, {} is the next there is; the publisher did not retain \
-                 what is missing long enough for this reader",
+                "{missing} {} missing of {}: {} was expected, {} was received; the publisher did not retain the \
+                 missing versions long enough for this reader",
                 verb(missing),
                 found.topic,
                 after.version.next(),
@@ -36,8 +36,8 @@ impl fmt::Display for Gap {
             ),
             _ => write!(
                 f,
-                "{} has begun a new epoch, {}, whose first version here is {}: its publisher was started anew, and \
-                 what it published last before may be missing",
+                "{} has begun a new epoch, {}, whose first version here is {}: its publisher was restarted, and its \
+                 last versions before that may be missing",
                 found.topic, found.epoch, found.version
             ),
         }

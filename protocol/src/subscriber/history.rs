@@ -1,13 +1,13 @@
 //! The history of a subscription: committed versions, acknowledged versions, gaps.
 //!
-//! It outlives connections, and provides what a client states when it subscribes again.
+//! It outlives connections, and provides the fields of `Subscribe` that describe held versions.
 
 use super::Gap;
 use crate::{Epoch, Have, Misbehaved, Mode, Start, Subscribe, Version, VersionDigest, VersionId};
 use std::collections::VecDeque;
 
-/// The number of ended epochs remembered per connection. Chunks come late by seconds; epochs take a restart of the
-/// publisher each.
+/// The number of ended epochs remembered per connection. Late chunks arrive within seconds, while each new epoch
+/// requires a restart of the publisher.
 const EPOCHS_MAX: usize = 16;
 
 /// The past versions of one subscription.
@@ -16,18 +16,18 @@ pub(super) struct History {
     mode: Mode,
     start: Start,
     window: u32,
-    /// The version that last ended on this connection, in whatever way.
+    /// The version that last ended on this connection, committed or given up.
     last: Option<(Epoch, Version)>,
-    /// The last version of each earlier epoch on this connection: late chunks of it may come over a slow lane. Bounded
-    /// by [`EPOCHS_MAX`], so that a server cannot make it grow.
+    /// The last version of each earlier epoch on this connection, of which late chunks may arrive over a slow lane. At
+    /// most [`EPOCHS_MAX`], so that a server cannot make it grow without limit.
     epochs: VecDeque<(Epoch, Version)>,
     /// The last committed version and its digest.
     committed: Option<(VersionId, VersionDigest)>,
     /// The last acknowledged version, in mode `every`.
     acknowledged: Option<(Epoch, Version)>,
-    /// Committed but unacknowledged versions, in mode `every`: the window bounds them.
-    waiting: VecDeque<(Epoch, Version)>,
-    /// The number of those that came over earlier connections. A restarted server does not count them.
+    /// In mode `every`: committed versions that are not acknowledged. The window limits their number.
+    unacknowledged: VecDeque<(Epoch, Version)>,
+    /// The number of `unacknowledged` from earlier connections. A restarted server does not count them in its window.
     carried: usize,
 }
 
@@ -42,18 +42,18 @@ impl History {
             epochs: VecDeque::new(),
             committed: None,
             acknowledged: None,
-            waiting: VecDeque::new(),
+            unacknowledged: VecDeque::new(),
             carried: 0,
         }
     }
 
-    /// The newest version that need not come again, with its digest.
+    /// The last committed version, for `Subscribe.have`.
     pub(super) fn have(&self) -> Option<Have> {
         let (id, digest) = self.committed.as_ref()?;
         Some(Have { epoch: id.epoch, version: id.version, digest: *digest })
     }
 
-    /// The last acknowledged version: repeated on each connection, for it may have been lost with the last one.
+    /// The last acknowledged version.
     pub(super) fn acknowledged(&self) -> Option<(Epoch, Version)> {
         self.acknowledged
     }
@@ -65,10 +65,8 @@ impl History {
 
     /// Whether this version, or a later one of its epoch, ended on this connection.
     pub(super) fn is_past(&self, (epoch, version): (Epoch, Version)) -> bool {
-        let ended = self.last.iter().chain(&self.epochs);
-        ended
-            .into_iter()
-            .any(|(ended_epoch, last)| *ended_epoch == epoch && version <= *last)
+        let mut ended = self.last.iter().chain(&self.epochs);
+        ended.any(|(ended_epoch, last)| *ended_epoch == epoch && version <= *last)
     }
 
     /// Whether this version was the last to end on this connection.
@@ -76,13 +74,13 @@ impl History {
         self.last == Some(version)
     }
 
-    /// Checks that `id` may be announced now. `part` is the version partly received over another connection; `afresh`
-    /// says that the server's content differs from what `have` or `partial` named.
+    /// Checks that `id` may be announced now. `part` is the version partly received over an earlier connection;
+    /// `afresh` says that the server's content differs from the version that `have` or `partial` named.
     ///
     /// # Errors
-    /// [`Misbehaved`] when it does not rise, when it was not named and is announced afresh, or when it lies far beyond
-    /// the window. Up to twice the window is let pass, because acknowledgements of a subscription that this one took
-    /// over from may still be heard.
+    /// [`Misbehaved`] when the version does not rise, is announced afresh without having been named, or exceeds twice
+    /// the window. Twice, because the server may still receive acknowledgements of an earlier subscription of the same
+    /// reader.
     pub(super) fn check_announced(
         &self,
         id: &VersionId,
@@ -100,21 +98,18 @@ impl History {
         if let Some((_, after)) = self.last.into_iter().chain(have).find(|last| !rises(last)) {
             return Err(Misbehaved::VersionNotRising { found: id.version, after });
         }
-        match self.waiting.len() >= 2 * self.window as usize + self.carried {
+        match self.unacknowledged.len() >= 2 * self.window as usize + self.carried {
             true => Err(Misbehaved::OverWindow(self.window)),
             false => Ok(()),
         }
     }
 
-    /// Records the end of a version, in whatever way.
+    /// Records the end of a version that was committed or given up.
     pub(super) fn handle_ended(&mut self, id: &VersionId) {
         self.epochs.retain(|(epoch, _)| *epoch != id.epoch);
-        if let Some(before) = self
-            .last
-            .replace((id.epoch, id.version))
-            .filter(|(epoch, _)| *epoch != id.epoch)
-        {
-            self.epochs.push_back(before);
+        let previous = self.last.replace((id.epoch, id.version));
+        if let Some(last_of_epoch) = previous.filter(|(epoch, _)| *epoch != id.epoch) {
+            self.epochs.push_back(last_of_epoch);
         }
         if self.epochs.len() > EPOCHS_MAX {
             self.epochs.pop_front();
@@ -124,7 +119,7 @@ impl History {
     /// Records the commit of a version with this digest.
     pub(super) fn handle_committed(&mut self, id: VersionId, digest: VersionDigest) {
         if self.mode == Mode::Every {
-            self.waiting.push_back((id.epoch, id.version));
+            self.unacknowledged.push_back((id.epoch, id.version));
         }
         self.committed = Some((id, digest));
     }
@@ -132,28 +127,27 @@ impl History {
     /// Whether `id` does not continue the last committed version: another epoch, or other content under the same
     /// number.
     pub(super) fn is_new_epoch(&self, id: &VersionId) -> bool {
-        let before = self.committed.as_ref();
-        before.is_some_and(|(before, _)| before.epoch != id.epoch || before.version == id.version)
+        let committed = self.committed.as_ref();
+        committed.is_some_and(|(last, _)| last.epoch != id.epoch || last.version == id.version)
     }
 
     /// Records that the user acknowledged a version and all before it.
     pub(super) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
         self.acknowledged = Some((epoch, version));
-        if let Some(at) = self.waiting.iter().position(|of| *of == (epoch, version)) {
-            self.waiting.drain(..=at);
+        if let Some(at) = self.unacknowledged.iter().position(|of| *of == (epoch, version)) {
+            self.unacknowledged.drain(..=at);
         }
     }
 
-    /// Records the loss of the connection. A version that was given up is not held: the next server counts it as
-    /// skipped, or sends it after all. No version has ended on the next connection yet: chunks of the last committed
-    /// version may precede its `afresh` announcement.
+    /// Records the loss of the connection. On the next one no version has ended: a version that was given up may be
+    /// sent again, and chunks of the last committed version may arrive before its `afresh` announcement.
     pub(super) fn handle_detached(&mut self) {
-        self.carried = self.waiting.len();
+        self.carried = self.unacknowledged.len();
         self.epochs.clear();
         self.last = None;
     }
 
-    /// The versions missing right before `id`, in mode `every`.
+    /// In mode `every`: the missing versions right before `id`.
     pub(super) fn gap_before(&self, id: &VersionId) -> Option<Gap> {
         if self.mode != Mode::Every {
             return None;
@@ -197,9 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_what_is_missing_since_the_last_commit() {
+    fn a_gap_begins_after_the_last_commit() {
         let mut history = history(Start::Oldest);
-        assert_eq!(history.gap_before(&id(1, 5)), None, "nobody knows what came before");
+        assert_eq!(history.gap_before(&id(1, 5)), None, "earlier versions are unknown");
         assert!(!commit(&mut history, id(1, 5)));
         assert_eq!(history.gap_before(&id(1, 6)), None);
         assert_eq!(history.gap_before(&id(1, 9)).unwrap().missing(), Some(3));
@@ -208,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_a_version_misses_what_comes_after_it() {
+    fn a_gap_begins_at_the_requested_start() {
         let history = history(Start::At(Some(Epoch(1)), Version(5)));
         assert_eq!(history.gap_before(&id(1, 5)), None);
         assert_eq!(history.gap_before(&id(1, 7)).unwrap().missing(), Some(2));
@@ -233,13 +227,13 @@ mod tests {
             (history.have().map(|have| have.of()), history.acknowledged()),
             (Some((Epoch(1), Version(4))), Some((Epoch(1), Version(3))))
         );
-        assert!(history.check_announced(&id(1, 4), None, false).is_err(), "it is held");
-        assert_eq!(history.check_announced(&id(1, 4), None, true), Ok(()), "other content is not");
+        assert!(history.check_announced(&id(1, 4), None, false).is_err(), "version 4 is held");
+        assert_eq!(history.check_announced(&id(1, 4), None, true), Ok(()), "other content is not held");
         assert!(history.is_new_epoch(&id(1, 4)));
     }
 
     #[test]
-    fn what_comes_late_of_epochs_before_is_past() {
+    fn versions_of_earlier_epochs_are_past() {
         let mut history = history(Start::Oldest);
         history.handle_ended(&id(1, 7));
         history.handle_ended(&id(2, 3));
@@ -251,11 +245,11 @@ mod tests {
         assert!(history.is_past((Epoch(98), Version(1))) && !history.is_past((Epoch(1), Version(7))));
         assert_eq!(history.epochs.len(), EPOCHS_MAX);
         history.handle_detached();
-        assert!(!history.is_past((Epoch(98), Version(1))), "that was another connection");
+        assert!(!history.is_past((Epoch(98), Version(1))), "the epochs ended on another connection");
     }
 
     #[test]
-    fn what_was_given_up_is_not_held_on_another_connection() {
+    fn a_version_that_was_given_up_is_not_held() {
         let mut history = history(Start::Oldest);
         commit(&mut history, id(1, 1));
         history.handle_ended(&id(1, 2));
@@ -267,28 +261,32 @@ mod tests {
 
     /// PROTOCOL.md §6.6: only a version named on this connection may be announced again, and only with other content.
     #[test]
-    fn what_is_held_comes_again_afresh_alone() {
+    fn a_held_version_is_announced_again_only_afresh() {
         let mut history = history(Start::Oldest);
         commit(&mut history, id(1, 3));
-        let nothing = |version| Err(Misbehaved::NothingAfresh(Version(version)));
-        assert_eq!(history.check_announced(&id(1, 4), None, true), nothing(4), "it was named to nobody");
+        let not_named = |version| Err(Misbehaved::NothingAfresh(Version(version)));
+        assert_eq!(history.check_announced(&id(1, 4), None, true), not_named(4));
         history.handle_detached();
         let not_rising =
             |found| Err(Misbehaved::VersionNotRising { found: Version(found), after: Version(3) });
         assert_eq!(history.check_announced(&id(1, 3), None, false), not_rising(3));
         assert_eq!(history.check_announced(&id(1, 3), None, true), Ok(()));
-        assert_eq!(history.check_announced(&id(1, 2), None, true), nothing(2));
-        assert_eq!(history.check_announced(&id(1, 4), None, true), nothing(4));
+        assert_eq!(history.check_announced(&id(1, 2), None, true), not_named(2));
+        assert_eq!(history.check_announced(&id(1, 4), None, true), not_named(4));
         assert_eq!(history.check_announced(&id(1, 4), Some(&id(1, 4)), true), Ok(()));
-        assert_eq!(history.check_announced(&id(1, 3), Some(&id(1, 3)), false), Ok(()), "its other content");
+        assert_eq!(
+            history.check_announced(&id(1, 3), Some(&id(1, 3)), false),
+            Ok(()),
+            "a part of its other content"
+        );
         assert_eq!(history.check_announced(&id(1, 2), Some(&id(1, 3)), false), not_rising(2));
-        assert!(!history.is_past((Epoch(1), Version(3))), "its chunks may come before the word");
+        assert!(!history.is_past((Epoch(1), Version(3))), "its chunks may arrive before its announcement");
 
         commit(&mut history, id(1, 4));
         assert_eq!(
             history.check_announced(&id(1, 4), Some(&id(1, 4)), true),
-            nothing(4),
-            "it is not the first"
+            not_named(4),
+            "it was named on the connection before"
         );
     }
 }

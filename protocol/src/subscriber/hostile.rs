@@ -1,4 +1,4 @@
-//! Servers that break rules, which end a session, and messages that cross, which must not.
+//! Tests of servers that break rules, which is an error, and of messages that cross, which is not.
 
 use super::{
     fixtures::{announce, codecs, digest, header, id, manifest, now, request, topic, verified},
@@ -62,25 +62,25 @@ fn fetch(chunks: &[Range<u32>]) -> ClientMessage {
 }
 
 #[test]
-fn announcements_out_of_turn() {
+fn invalid_announcements_are_refused() {
     let mut subscriber = running();
-    let again = subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0);
-    assert!(matches!(again, Err(Misbehaved::OutOfTurn { .. })), "{again:?}");
+    let second = subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0);
+    assert!(matches!(second, Err(Misbehaved::OutOfTurn { .. })), "{second:?}");
 
-    let other =
-        Announce { id: VersionId { topic: Topic::new("u").unwrap(), ..id(1) }, ..announce(1, &manifest(1)) };
-    let other = idle().handle_announce(other, now(), 0);
-    assert!(matches!(other, Err(Misbehaved::OutOfTurn { .. })), "{other:?}");
+    let other_topic = VersionId { topic: Topic::new("u").unwrap(), ..id(1) };
+    let announced = Announce { id: other_topic, ..announce(1, &manifest(1)) };
+    let refused = idle().handle_announce(announced, now(), 0);
+    assert!(matches!(refused, Err(Misbehaved::OutOfTurn { .. })), "{refused:?}");
     assert_eq!(topic(), id(1).topic);
 
     let mut subscriber = running();
     subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap();
-    let falls = subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0);
-    assert!(matches!(falls, Err(Misbehaved::VersionNotRising { .. })), "{falls:?}");
+    let repeated = subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0);
+    assert!(matches!(repeated, Err(Misbehaved::VersionNotRising { .. })), "{repeated:?}");
 }
 
 #[test]
-fn manifests_out_of_place() {
+fn invalid_manifests_are_refused() {
     let mut subscriber = idle();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     subscriber.handle_manifest_header().unwrap();
@@ -91,13 +91,13 @@ fn manifests_out_of_place() {
     let mut subscriber = idle();
     subscriber.handle_manifest_header().unwrap();
     subscriber.handle_manifest_lost();
-    assert_eq!(subscriber.handle_manifest_header(), Ok(()), "the one before was cut off");
+    assert_eq!(subscriber.handle_manifest_header(), Ok(()), "the first stream was cut off");
 
     let mut subscriber = running();
     assert!(matches!(subscriber.handle_manifest(other.clone()), Err(Misbehaved::OutOfTurn { .. })));
-    assert_eq!(subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))), Ok(()), "it is the same");
+    assert_eq!(subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))), Ok(()), "the same manifest");
 
-    // A version is given up while its manifest is on the way: as often as possible.
+    // After a version was given up while its manifest was in flight, two late manifest events are excused.
     let mut subscriber = running();
     subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap();
     subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0).unwrap();
@@ -108,16 +108,16 @@ fn manifests_out_of_place() {
 }
 
 #[test]
-fn chunks_that_may_not_come() {
-    let breaks = |header: ChunkHeader| running().handle_chunk(header, StreamToken(1), LaneId(0)).unwrap_err();
-    assert!(matches!(breaks(header(2, 0)), Misbehaved::WrongVersion { .. }));
-    assert!(matches!(breaks(header(1, CHUNKS)), Misbehaved::NoSuchChunk { .. }));
+fn invalid_chunks_are_refused() {
+    let error = |header: ChunkHeader| running().handle_chunk(header, StreamToken(1), LaneId(0)).unwrap_err();
+    assert!(matches!(error(header(2, 0)), Misbehaved::WrongVersion { .. }));
+    assert!(matches!(error(header(1, CHUNKS)), Misbehaved::NoSuchChunk { .. }));
     let zstd = ChunkHeader { codec: CodecId::Zstd, ..header(1, 0) };
-    assert!(matches!(breaks(zstd), Misbehaved::CodecNotOffered(_)));
+    assert!(matches!(error(zstd), Misbehaved::CodecNotOffered(_)));
     let based = ChunkHeader { codec: CodecId::Sparse, base: Some(Version(9)), ..header(1, 0) };
-    assert!(matches!(breaks(based), Misbehaved::UnknownBase { .. }));
+    assert!(matches!(error(based), Misbehaved::UnknownBase { .. }));
     let baseless = ChunkHeader { codec: CodecId::Sparse, ..header(1, 0) };
-    assert!(matches!(breaks(baseless), Misbehaved::CodecAndBase { .. }));
+    assert!(matches!(error(baseless), Misbehaved::CodecAndBase { .. }));
 
     let mut subscriber = running();
     chunk(&mut subscriber, 0, 1, 0).unwrap();
@@ -128,7 +128,7 @@ fn chunks_that_may_not_come() {
     }
     assert_eq!(chunk(&mut subscriber, CREDIT, 9, 0), Err(Misbehaved::OverCredit));
 
-    // Chunks before their announcement: they cost credit, and are checked later.
+    // Chunks before their announcement cost credit, and are checked later.
     let mut subscriber = idle();
     for number in 0..CREDIT {
         chunk(&mut subscriber, number % 2, number.into(), 0).unwrap();
@@ -140,31 +140,31 @@ fn chunks_that_may_not_come() {
 }
 
 #[test]
-fn words_on_versions_that_are_not_under_way() {
+fn messages_about_other_versions_are_refused() {
     let digest = VersionDigest([0; 32]);
-    let wrong = |result: Result<(), Misbehaved>| matches!(result, Err(Misbehaved::WrongVersion { .. }));
-    assert!(wrong(idle().handle_complete(of(1), digest)));
-    assert!(wrong(running().handle_complete(of(2), digest)));
-    assert!(wrong(idle().handle_abort(of(1), AbortReason::Withdrawn)));
-    assert!(wrong(running().handle_abort(of(2), AbortReason::Withdrawn)));
-    // Messages that crossed this end's `Abort` are no offence.
+    let is_refused = |result: Result<(), Misbehaved>| matches!(result, Err(Misbehaved::WrongVersion { .. }));
+    assert!(is_refused(idle().handle_complete(of(1), digest)));
+    assert!(is_refused(running().handle_complete(of(2), digest)));
+    assert!(is_refused(idle().handle_abort(of(1), AbortReason::Withdrawn)));
+    assert!(is_refused(running().handle_abort(of(2), AbortReason::Withdrawn)));
+    // Messages that crossed this end's `Abort` are allowed.
     let mut subscriber = running();
     subscriber.give_up(AbortReason::DeviceFailed);
     assert_eq!(subscriber.handle_complete(of(1), digest), Ok(()));
     assert_eq!(subscriber.handle_abort(of(1), AbortReason::Withdrawn), Ok(()));
-    assert_eq!(chunk(&mut subscriber, 2, 7, 0), Ok(()), "nor is a chunk that was on its way");
+    assert_eq!(chunk(&mut subscriber, 2, 7, 0), Ok(()), "a chunk that was in flight");
     assert!(matches!(actions(&mut subscriber).last(), Some(Action::Discard(StreamToken(7)))));
 }
 
-/// `Complete` may overtake the manifest, which travels on a stream of its own.
+/// `Complete` may overtake the manifest, which is sent on a data stream.
 #[test]
-fn a_version_that_is_complete_before_its_manifest_came() {
+fn complete_may_arrive_before_the_manifest() {
     let mut subscriber = idle();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
-    let whole = digest(&Selection::all(manifest(CHUNKS)));
-    let other = subscriber.handle_complete(of(2), whole);
-    assert!(matches!(other, Err(Misbehaved::WrongVersion { .. })), "{other:?}");
-    subscriber.handle_complete(of(1), whole).unwrap();
+    let digest = digest(&Selection::all(manifest(CHUNKS)));
+    let refused = subscriber.handle_complete(of(2), digest);
+    assert!(matches!(refused, Err(Misbehaved::WrongVersion { .. })), "{refused:?}");
+    subscriber.handle_complete(of(1), digest).unwrap();
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_placed(None).unwrap();
     for number in 0..CHUNKS {
@@ -175,30 +175,30 @@ fn a_version_that_is_complete_before_its_manifest_came() {
 }
 
 #[test]
-fn nothing_stalls_where_nothing_is_under_way() {
+fn without_a_current_version_there_is_no_stall() {
     let mut subscriber = idle();
-    for looks in 1..10 {
-        subscriber.handle_timeout(now() + STALL * looks, 0);
-        assert_eq!(actions(&mut subscriber).len(), 0, "{looks} looks");
+    for checks in 1..10 {
+        subscriber.handle_timeout(now() + STALL * checks, 0);
+        assert_eq!(actions(&mut subscriber).len(), 0, "{checks} checks");
     }
 }
 
-/// The server is told of a base only where there is one, whatever was committed.
+/// `Subscribe` names a base only if the client still holds it.
 #[test]
-fn a_base_that_was_lost_is_not_told() {
+fn a_discarded_base_is_not_named() {
     for base in [None, Some(of(1))] {
         let mut subscriber = running();
         commit(&mut subscriber);
         subscriber.handle_detached(CREDIT);
         subscriber.subscribe(base);
-        let told = messages(&mut subscriber);
-        let [ClientMessage::Subscribe(told)] = &told[..] else { panic!("{told:?}") };
-        assert_eq!(told.base.is_some(), base.is_some());
+        let messages = messages(&mut subscriber);
+        let [ClientMessage::Subscribe(subscribe)] = &messages[..] else { panic!("{messages:?}") };
+        assert_eq!(subscribe.base.is_some(), base.is_some());
     }
 }
 
 #[test]
-fn a_wrong_whole_is_never_committed() {
+fn a_wrong_digest_is_never_committed() {
     let mut subscriber = running();
     subscriber.handle_complete(of(1), VersionDigest([7; 32])).unwrap();
     for number in 0..CHUNKS {
@@ -210,7 +210,7 @@ fn a_wrong_whole_is_never_committed() {
 }
 
 #[test]
-fn a_resumed_version_has_its_manifest() {
+fn a_resumed_version_must_have_the_same_manifest() {
     let mut subscriber = running();
     chunk(&mut subscriber, 2, 2, 0).unwrap();
     subscriber.handle_verified(StreamToken(2), verified(2));
@@ -221,22 +221,22 @@ fn a_resumed_version_has_its_manifest() {
 }
 
 #[test]
-fn what_was_held_of_another_version_is_released() {
+fn the_part_of_another_version_is_released() {
     let mut subscriber = running();
     subscriber.handle_detached(CREDIT);
-    assert!(subscriber.is_receiving(), "it may go on");
+    assert!(subscriber.is_receiving(), "version 1 may be resumed");
     subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0).unwrap();
     let [Action::Release { id: released, reason: Released::Replaced }, Action::Place { resumes: false, .. }] =
         &actions(&mut subscriber)[..]
     else {
-        panic!("released, and placed anew")
+        panic!("not `Release` and `Place`")
     };
     assert_eq!(*released, id(1));
 }
 
-/// PROTOCOL.md §6.8: no `Fetch` while anything from the lane is still being written.
+/// PROTOCOL.md §6.8: no `Fetch` while a chunk from the retired lane is still being written.
 #[test]
-fn a_fetch_waits_for_what_is_being_written() {
+fn a_fetch_waits_for_writers() {
     let mut subscriber = running();
     chunk(&mut subscriber, 0, 0, 1).unwrap();
     chunk(&mut subscriber, 1, 1, 1).unwrap();
@@ -244,18 +244,22 @@ fn a_fetch_waits_for_what_is_being_written() {
     let _ = actions(&mut subscriber);
     subscriber.handle_retired(LaneId(1));
     subscriber.handle_lost(StreamToken(0));
-    assert_eq!(messages(&mut subscriber), [], "chunk 1 has all its bytes, perhaps");
+    assert_eq!(messages(&mut subscriber), [], "chunk 1 may have all its bytes");
     subscriber.handle_verified(StreamToken(1), verified(1));
     let credit = ClientMessage::Credit { subscription: fixtures::SUBSCRIPTION, chunks: 1 };
-    assert_eq!(messages(&mut subscriber), [credit, fetch(&[0..1, 3..4])], "2 arrives over another lane");
+    assert_eq!(
+        messages(&mut subscriber),
+        [credit, fetch(&[0..1, 3..4])],
+        "chunk 2 arrives over another lane"
+    );
     assert_eq!(chunk(&mut subscriber, 0, 5, 0), Ok(()));
     subscriber.handle_retired(LaneId(2));
     assert_eq!(messages(&mut subscriber), [fetch_range(3..4)]);
 }
 
-/// The lane is retired before the manifest is here, with an early chunk on it.
+/// The lane of an early chunk is retired before the manifest arrives.
 #[test]
-fn a_lane_that_is_retired_before_the_manifest_comes() {
+fn a_lane_is_retired_before_the_manifest() {
     let mut subscriber = idle();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     chunk(&mut subscriber, 0, 0, 1).unwrap();
@@ -268,13 +272,13 @@ fn a_lane_that_is_retired_before_the_manifest_comes() {
         assert_eq!(
             chunk(&mut subscriber, number, 9 + u64::from(number), 0),
             Ok(()),
-            "its credit is free again"
+            "the early chunk's credit is free again"
         );
     }
 }
 
 #[test]
-fn lanes_that_are_retired_between_versions_cost_nothing() {
+fn lanes_retired_between_versions_cause_no_fetch() {
     let mut subscriber = idle();
     subscriber.handle_retired(LaneId(1));
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
@@ -284,7 +288,7 @@ fn lanes_that_are_retired_between_versions_cost_nothing() {
 }
 
 #[test]
-fn what_is_given_up_is_released_and_its_credit_granted_anew() {
+fn a_version_that_is_given_up_is_released_and_its_credit_granted_again() {
     for by_server in [true, false] {
         let mut subscriber = running();
         subscriber.set_allowance(2 * CREDIT);
@@ -298,45 +302,45 @@ fn what_is_given_up_is_released_and_its_credit_granted_anew() {
         let [Action::Release { reason, .. }, Action::Send(abort), Action::Send(credit)] =
             &actions(&mut subscriber)[..]
         else {
-            panic!("released, said and granted")
+            panic!("not `Release`, `Abort` and `Credit`")
         };
         assert_eq!(*reason, released);
         assert!(matches!(abort, ClientMessage::Abort { reason: AbortReason::Withdrawn, .. }));
         assert!(matches!(credit, ClientMessage::Credit { chunks: 6, .. }), "{credit:?}");
         subscriber.handle_verified(StreamToken(0), verified(0));
         subscriber.handle_lost(StreamToken(0));
-        assert!(subscriber.poll().is_none(), "what ends late belongs to nobody");
+        assert!(subscriber.poll().is_none(), "a late chunk is ignored");
     }
 }
 
 #[test]
-fn a_version_that_does_not_move_fails() {
+fn a_version_without_progress_fails() {
     let begun = now();
     let mut subscriber = idle();
-    assert_eq!(subscriber.timeout_at(), None, "nothing is waited for");
+    assert_eq!(subscriber.timeout_at(), None, "there is no version");
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), begun, 100).unwrap();
     assert_eq!(subscriber.timeout_at(), Some(begun + STALL));
     subscriber.handle_timeout(begun + STALL, 101);
-    assert!(subscriber.poll().is_none(), "a byte came");
+    assert!(subscriber.poll().is_none(), "a byte was received");
     subscriber.handle_timeout(begun + 2 * STALL, 101);
     assert!(matches!(subscriber.poll(), Some(Action::Fail(VersionFault::Stalled(STALL)))));
     subscriber.end(AbortReason::Stalled, true);
-    let said = messages(&mut subscriber);
+    let messages = messages(&mut subscriber);
     assert!(
         matches!(
-            said[..],
+            messages[..],
             [ClientMessage::Abort { .. }, ClientMessage::Unsubscribe { keep_place: true, .. }]
         ),
-        "{said:?}"
+        "{messages:?}"
     );
 }
 
-/// `Complete` on an earlier connection is worth nothing on the next (PROTOCOL.md §6.6).
+/// PROTOCOL.md §6.6: `Complete` is not valid for the next connection.
 #[test]
-fn the_sum_is_said_again_on_each_connection() {
+fn each_connection_needs_a_complete() {
     let mut subscriber = running();
-    let whole = digest(subscriber.selection().unwrap());
-    subscriber.handle_complete(of(1), whole).unwrap();
+    let digest = digest(subscriber.selection().unwrap());
+    subscriber.handle_complete(of(1), digest).unwrap();
     for number in 0..CREDIT {
         chunk(&mut subscriber, number, number.into(), 0).unwrap();
         subscriber.handle_verified(StreamToken(number.into()), verified(number));
@@ -354,36 +358,36 @@ fn the_sum_is_said_again_on_each_connection() {
             .iter()
             .any(|action| matches!(action, Action::Commit(_)))
     );
-    subscriber.handle_complete(of(1), whole).unwrap();
-    let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("it is whole") };
+    subscriber.handle_complete(of(1), digest).unwrap();
+    let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("not a commit") };
     assert_eq!((commit.resumed, commit.chunks), (1, CHUNKS));
-    assert_eq!(commit.announce, again, "what it is committed as was said again, too");
+    assert_eq!(commit.announce, again, "the latest announcement counts");
 }
 
 /// An acknowledgement without a connection is sent on the next one, after its subscription.
 #[test]
-fn nothing_is_said_before_the_subscription() {
+fn subscribe_is_the_first_message() {
     let mut subscriber = Subscriber::new(request(Mode::Every, CREDIT), codecs(), STALL, now());
     subscriber.acknowledge(fixtures::EPOCH, Version(3));
     subscriber.subscribe(None);
-    let said = messages(&mut subscriber);
+    let messages = messages(&mut subscriber);
     assert!(
         matches!(
-            said[..],
+            messages[..],
             [ClientMessage::Subscribe(_), ClientMessage::Acknowledge { version: Version(3), .. }]
         ),
-        "{said:?}"
+        "{messages:?}"
     );
 }
 
 /// Commits version 1.
 fn commit(subscriber: &mut Subscriber) {
-    let whole = digest(subscriber.selection().unwrap());
+    let digest = digest(subscriber.selection().unwrap());
     for number in 0..CHUNKS {
         chunk(subscriber, number, number.into(), 0).unwrap();
         subscriber.handle_verified(StreamToken(number.into()), verified(number));
     }
-    subscriber.handle_complete(of(1), whole).unwrap();
+    subscriber.handle_complete(of(1), digest).unwrap();
     assert!(matches!(actions(subscriber).pop(), Some(Action::Commit(_))));
     assert!(!subscriber.has_committed());
     subscriber.handle_committed(true);
@@ -391,26 +395,26 @@ fn commit(subscriber: &mut Subscriber) {
     let _ = actions(subscriber);
 }
 
-/// PROTOCOL.md §6.6: another server has other content under the number of the version that is held.
+/// PROTOCOL.md §6.6: another server has other content under the number of the held version.
 #[test]
-fn a_version_with_other_content_comes_afresh() {
+fn a_version_with_other_content_is_received_afresh() {
     let afresh = Announce { afresh: true, ..announce(1, &manifest(CHUNKS)) };
     let mut subscriber = running();
     commit(&mut subscriber);
-    let again = subscriber.handle_announce(afresh.clone(), now(), 0);
-    assert_eq!(again, Err(Misbehaved::NothingAfresh(Version(1))), "it was not named on this connection");
+    let refused = subscriber.handle_announce(afresh.clone(), now(), 0);
+    assert_eq!(refused, Err(Misbehaved::NothingAfresh(Version(1))), "not named on this connection");
 
     let mut subscriber = running();
     commit(&mut subscriber);
     subscriber.handle_detached(CREDIT);
     subscriber.subscribe(Some(of(1)));
     let [ClientMessage::Subscribe(subscribe)] = &messages(&mut subscriber)[..] else {
-        panic!("it subscribes")
+        panic!("not a `Subscribe`")
     };
-    let whole = digest(subscriber.selection().unwrap());
-    assert_eq!(subscribe.have.map(|have| (have.of(), have.digest)), Some((of(1), whole)));
+    let digest = digest(subscriber.selection().unwrap());
+    assert_eq!(subscribe.have.map(|have| (have.of(), have.digest)), Some((of(1), digest)));
     assert_eq!(subscribe.base, subscribe.have);
-    chunk(&mut subscriber, 0, 20, 0).unwrap(); // It overtakes its announcement.
+    chunk(&mut subscriber, 0, 20, 0).unwrap(); // Overtakes its announcement.
     subscriber.handle_announce(afresh, now(), 0).unwrap();
     subscriber.handle_placed(None).unwrap();
     assert!(
@@ -423,17 +427,14 @@ fn a_version_with_other_content_comes_afresh() {
         chunk(&mut subscriber, number, number.into(), 0).unwrap();
         subscriber.handle_verified(StreamToken(number.into()), verified(number));
     }
-    subscriber.handle_complete(of(1), whole).unwrap();
-    let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("it is whole") };
-    assert!(
-        commit.new_epoch && commit.gap.is_none(),
-        "its user is told that it does not go on from the one before"
-    );
+    subscriber.handle_complete(of(1), digest).unwrap();
+    let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("not a commit") };
+    assert!(commit.new_epoch && commit.gap.is_none());
 }
 
-/// The same for a part: held chunks are discarded, and the manifest may differ.
+/// A partly received version is announced afresh: held chunks are discarded, and the manifest may differ.
 #[test]
-fn a_part_of_other_content_is_thrown_away() {
+fn a_part_of_other_content_is_discarded() {
     let mut subscriber = running();
     chunk(&mut subscriber, 2, 2, 0).unwrap();
     subscriber.handle_verified(StreamToken(2), verified(2));
@@ -444,12 +445,12 @@ fn a_part_of_other_content_is_thrown_away() {
     subscriber.handle_announce(afresh, now(), 0).unwrap();
     let action = subscriber.poll();
     assert!(matches!(action, Some(Action::Release { reason: Released::Replaced, .. })), "{action:?}");
-    assert_eq!((subscriber.held_bytes(), subscriber.is_receiving()), (0, false), "its manifest is to come");
+    assert_eq!((subscriber.held_bytes(), subscriber.is_receiving()), (0, false), "the manifest is missing");
 }
 
-/// The same while memory is being allocated, which takes a while in other drivers.
+/// A lane is retired between `Action::Place` and `handle_placed`.
 #[test]
-fn a_lane_that_is_retired_while_memory_is_found() {
+fn a_lane_is_retired_during_allocation() {
     let mut subscriber = idle();
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
@@ -459,9 +460,9 @@ fn a_lane_that_is_retired_while_memory_is_found() {
     assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
 }
 
-/// Lanes are numbered anew in each session: streams of an earlier session hold nothing up.
+/// Each session numbers its lanes from 0, so streams of an earlier session must not delay a `Fetch`.
 #[test]
-fn streams_of_a_lost_connection_are_forgotten() {
+fn streams_of_a_lost_connection_are_cleared() {
     let mut subscriber = running();
     chunk(&mut subscriber, 0, 0, 1).unwrap();
     subscriber.handle_detached(CREDIT);
@@ -476,7 +477,7 @@ fn streams_of_a_lost_connection_are_forgotten() {
 
 /// A version given up on one connection may be sent and committed on the next.
 #[test]
-fn what_was_given_up_may_come_again() {
+fn a_version_that_was_given_up_may_be_sent_again() {
     let mut subscriber = running();
     subscriber.give_up(AbortReason::OverBudget);
     subscriber.handle_detached(CREDIT);

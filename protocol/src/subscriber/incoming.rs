@@ -8,13 +8,13 @@ use crate::{Announce, Epoch, Version, VersionDigest, VersionId};
 pub(super) enum Phase {
     /// No version is announced.
     Idle,
-    /// A version is announced and its manifest is missing.
+    /// A version is announced, but its manifest is missing.
     Announced { announce: Announce, complete: Option<VersionDigest> },
     /// Memory is being allocated.
     Placing(Box<Incoming>),
     /// Chunks are arriving.
     Running(Box<Incoming>),
-    /// The connection is lost; the received part waits to be continued.
+    /// The connection was lost; the received chunks are kept for the next connection.
     Detached(Box<Incoming>),
 }
 
@@ -37,7 +37,7 @@ impl Incoming {
     }
 }
 
-/// Epoch and version, without the topic, of which a subscription has one.
+/// The epoch and version of `id`, which identify a version within a subscription.
 pub(super) fn key(id: &VersionId) -> (Epoch, Version) {
     (id.epoch, id.version)
 }

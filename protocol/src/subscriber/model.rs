@@ -1,4 +1,4 @@
-//! A property test of the subscriber: any list of operations against a model of the server and of memory.
+//! A property test of the subscriber: any events, compared with a model of the server, the network and memory.
 
 use super::{
     fixtures::{announce, codecs, digest, globs, header, id, manifest, now, request, select, verified},
@@ -11,17 +11,17 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHUNKS: u32 = 7;
 const CREDIT: u32 = 3;
 
-/// One event. Numbers choose among what exists, modulo how much that is.
+/// One event. A number selects a chunk, stream or lane: it is an index modulo the number of candidates.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Announce,
     Manifest,
-    /// The server begins a chunk, on some lane.
+    /// The server begins a chunk.
     Begin(usize),
-    /// The header of a chunk that was begun arrives.
+    /// The header of a begun chunk arrives.
     Header(usize),
     Verified(usize),
-    /// The stream of a chunk that is being received ends early: possible on retired lanes alone.
+    /// The stream of a chunk that is being received ends early, which happens only on retired lanes.
     Lost(usize),
     Retire(usize),
     Join,
@@ -57,16 +57,16 @@ struct Stream {
     version: u64,
     chunk: u32,
     lane: LaneId,
-    /// Whether its header arrived.
-    seen: bool,
+    /// Whether the chunk's header has arrived.
+    arrived: bool,
 }
 
-/// A version as the server sends it.
+/// The server's state of the version that it sends.
 #[derive(Debug, Default)]
 struct Sending {
     version: u64,
     waiting: BTreeSet<u32>,
-    /// The lane that each chunk was begun on last.
+    /// The lane on which each chunk was begun last.
     begun: BTreeMap<u32, LaneId>,
     has_manifest_to_send: bool,
     is_complete: bool,
@@ -76,7 +76,7 @@ struct Sending {
 struct World {
     subscriber: Subscriber,
     selection: Arc<Selection>,
-    // The server.
+    // The state of the server.
     sending: Option<Sending>,
     next_version: u64,
     credit: u32,
@@ -84,15 +84,15 @@ struct World {
     lanes: Vec<LaneId>,
     retired: BTreeSet<LaneId>,
     next_lane: u32,
-    // The network.
+    // The state of the network.
     streams: Vec<Stream>,
     next_stream: u64,
-    // The memory.
+    // The state of the client's memory.
     placed: Option<u64>,
-    /// The chunks that are being written, by the stream that does.
+    /// The chunks that are being written, by stream.
     writing: BTreeMap<StreamToken, u32>,
     held: BTreeSet<u32>,
-    // The observations.
+    // What the client did so far.
     committed: Option<u64>,
     client_has_manifest: bool,
     fetches: usize,
@@ -123,22 +123,25 @@ impl World {
             fetches: 0,
         };
         world.subscriber.subscribe(None);
-        world.obey();
+        world.execute_actions();
         world
     }
 
     /// Executes and checks all actions of the subscriber.
-    fn obey(&mut self) {
+    fn execute_actions(&mut self) {
         while let Some(action) = self.subscriber.poll() {
             match action {
-                Action::Send(message) => self.hear(message),
+                Action::Send(message) => self.handle_message(message),
                 Action::Place { announce, selection, resumes } => {
                     let version = announce.id.version.0;
                     assert_eq!(
                         (selection.chunks(), resumes),
                         (self.selection.chunks(), self.placed.is_some())
                     );
-                    assert!(self.placed.is_none_or(|placed| placed == version), "the other one was released");
+                    assert!(
+                        self.placed.is_none_or(|placed| placed == version),
+                        "the previous version was released"
+                    );
                     self.placed = Some(version);
                     self.subscriber.handle_placed(None).unwrap();
                 }
@@ -156,10 +159,10 @@ impl World {
                 Action::Discard(stream) => self.streams.retain(|other| other.token != stream),
                 Action::Commit(commit) => {
                     let all: BTreeSet<u32> = self.selection.chunks().iter().collect();
-                    assert_eq!(self.held, all, "a version is whole when it is committed");
+                    assert_eq!(self.held, all, "a committed version has every selected chunk");
                     assert!(self.sending.as_ref().is_some_and(|sending| sending.is_complete));
                     assert_eq!(Some(commit.announce.id.version.0), self.placed);
-                    assert!(self.committed < self.placed, "once, and in order");
+                    assert!(self.committed < self.placed, "versions are committed once, in order");
                     self.committed = self.placed;
                     self.release();
                     self.subscriber.handle_committed(false);
@@ -177,11 +180,11 @@ impl World {
         self.placed = None;
         self.held.clear();
         self.writing.clear();
-        self.streams.retain(|stream| !stream.seen);
+        self.streams.retain(|stream| !stream.arrived);
     }
 
-    /// The server handles a client's message.
-    fn hear(&mut self, message: ClientMessage) {
+    /// Handles a client's message as the server.
+    fn handle_message(&mut self, message: ClientMessage) {
         match message {
             ClientMessage::Subscribe(subscribe) => {
                 self.credit = subscribe.credit;
@@ -206,20 +209,20 @@ impl World {
                 let late = self
                     .streams
                     .iter()
-                    .filter(|stream| stream.seen && retired.contains(&stream.lane));
+                    .filter(|stream| stream.arrived && retired.contains(&stream.lane));
                 let late: Vec<_> = late.filter(|stream| self.writing.contains_key(&stream.token)).collect();
                 assert!(late.is_empty(), "{late:?} are being written");
-                let lacking = self.selection.chunks().iter();
-                let lacking: Vec<u32> = lacking
+                let selected = self.selection.chunks().iter();
+                let missing: Vec<u32> = selected
                     .filter(|chunk| !self.held.contains(chunk) && !writing.contains(chunk))
                     .collect();
-                assert_eq!(chunks.iter().collect::<Vec<_>>(), lacking);
+                assert_eq!(chunks.iter().collect::<Vec<_>>(), missing);
                 let Some(sending) = self.sending.as_mut().filter(|s| s.version == version.0) else { return };
                 for chunk in chunks.iter() {
                     if sending.begun.get(&chunk).is_some_and(|lane| retired.contains(lane)) {
                         sending.begun.remove(&chunk);
                         sending.waiting.insert(chunk);
-                        self.credit += 1; // It was paid for.
+                        self.credit += 1; // A repeated send costs no credit.
                     }
                 }
             }
@@ -229,7 +232,7 @@ impl World {
             ClientMessage::Abort { .. } => {
                 self.sending = None;
                 self.credit = 0;
-                self.streams.retain(|stream| stream.seen); // They were cut.
+                self.streams.retain(|stream| stream.arrived); // The server resets the other streams.
             }
             other => panic!("{other:?}"),
         }
@@ -246,7 +249,7 @@ impl World {
             Step::Retire(which) if self.lanes.len() > 1 => {
                 let lane = self.lanes.remove(1 + which % (self.lanes.len() - 1));
                 self.retired.insert(lane);
-                self.streams.retain(|stream| stream.seen || stream.lane != lane);
+                self.streams.retain(|stream| stream.arrived || stream.lane != lane);
                 self.subscriber.handle_retired(lane);
             }
             Step::Join if self.lanes.len() < 4 => {
@@ -268,7 +271,7 @@ impl World {
             }
             _ => {}
         }
-        self.obey();
+        self.execute_actions();
     }
 
     fn announce(&mut self) {
@@ -313,14 +316,14 @@ impl World {
         let token = StreamToken(self.next_stream);
         self.next_stream += 1;
         self.streams
-            .push(Stream { token, version: sending.version, chunk, lane, seen: false });
+            .push(Stream { token, version: sending.version, chunk, lane, arrived: false });
     }
 
     fn deliver_header(&mut self, which: usize) {
-        let unseen: Vec<_> = self.streams.iter_mut().filter(|stream| !stream.seen).collect();
-        let count = unseen.len();
-        let Some(stream) = unseen.into_iter().nth(which % count.max(1)) else { return };
-        stream.seen = true;
+        let in_flight: Vec<_> = self.streams.iter_mut().filter(|stream| !stream.arrived).collect();
+        let count = in_flight.len();
+        let Some(stream) = in_flight.into_iter().nth(which % count.max(1)) else { return };
+        stream.arrived = true;
         let Stream { token, version, chunk, lane, .. } = *stream;
         self.subscriber.handle_chunk(header(version, chunk), token, lane).unwrap();
     }
@@ -359,9 +362,9 @@ impl World {
         self.sending = None;
         self.retired.clear();
         (self.lanes, self.allowance) = (vec![LaneId(0)], CREDIT);
-        self.next_lane = 1; // Each session numbers its lanes anew.
+        self.next_lane = 1; // Each session numbers its lanes from 0.
         self.subscriber.handle_detached(CREDIT);
-        self.obey();
+        self.execute_actions();
         assert_eq!(self.subscriber.is_receiving(), self.placed.is_some());
         self.subscriber.subscribe(None);
     }
@@ -378,17 +381,18 @@ impl World {
             }
             self.step(Step::Verified(step));
         }
-        assert!(self.committed >= version, "{:?} of {version:?} came", self.held);
+        assert!(self.committed >= version, "of {version:?} only {:?} were received", self.held);
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Any selection and any order of events: a version is committed exactly when it is whole, nothing is ever written by two
-    /// at once or received twice, credit is never exceeded nor lost, and whatever happened, what comes next is committed.
+    /// For any selection and order of events: a version is committed exactly when it is complete, no chunk has two
+    /// writers at once or is received twice, credit is neither exceeded nor lost, and a later version can still be
+    /// committed.
     #[test]
-    fn whatever_happens_versions_are_whole(
+    fn versions_are_complete_after_any_events(
         wanted in prop::collection::btree_set(0u32..CHUNKS, 0..8),
         steps in prop::collection::vec(any_step(), 0..200),
     ) {

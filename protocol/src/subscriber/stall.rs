@@ -2,35 +2,37 @@
 
 use std::time::{Duration, Instant};
 
-/// Detects that nothing moved between two checks.
+/// Detects that no byte was received between two checks.
 #[derive(Debug)]
 pub(super) struct Stall {
     timeout: Duration,
-    look_at: Instant,
-    seen: u64,
+    /// The time of the next check.
+    check_at: Instant,
+    /// The number of bytes received until the last check.
+    moved_bytes: u64,
 }
 
 impl Stall {
     pub(super) fn new(timeout: Duration, now: Instant) -> Self {
-        Self { timeout, look_at: now + timeout, seen: 0 }
+        Self { timeout, check_at: now + timeout, moved_bytes: 0 }
     }
 
-    /// Starts anew, with `moved` bytes so far.
-    pub(super) fn begin(&mut self, now: Instant, moved: u64) {
-        (self.look_at, self.seen) = (now + self.timeout, moved);
+    /// Restarts the timeout, after `moved_bytes` received so far.
+    pub(super) fn begin(&mut self, now: Instant, moved_bytes: u64) {
+        (self.check_at, self.moved_bytes) = (now + self.timeout, moved_bytes);
     }
 
-    pub(super) fn look_at(&self) -> Instant {
-        self.look_at
+    pub(super) fn check_at(&self) -> Instant {
+        self.check_at
     }
 
-    /// Checks, if it is time; returns whether nothing moved since the last check.
-    pub(super) fn handle_look(&mut self, now: Instant, moved: u64) -> bool {
-        if now < self.look_at {
+    /// Checks for progress if the check is due. Returns whether no byte was received since the last check.
+    pub(super) fn handle_check(&mut self, now: Instant, moved_bytes: u64) -> bool {
+        if now < self.check_at {
             return false;
         }
-        let is_stalled = moved == self.seen;
-        self.begin(now, moved);
+        let is_stalled = moved_bytes == self.moved_bytes;
+        self.begin(now, moved_bytes);
         is_stalled
     }
 
@@ -45,13 +47,13 @@ mod tests {
     use crate::subscriber::fixtures;
 
     #[test]
-    fn what_moves_is_not_stalled() {
+    fn progress_between_checks_is_no_stall() {
         let mut stall = Stall::new(Duration::from_secs(30), fixtures::now());
-        let begun = stall.look_at();
+        let begun = stall.check_at();
         let after = |seconds| begun + Duration::from_secs(seconds);
         stall.begin(begun, 5);
-        assert!(!stall.handle_look(after(29), 5), "it is not time");
-        assert!(!stall.handle_look(after(30), 6));
-        assert!(!stall.handle_look(after(59), 6) && stall.handle_look(after(60), 6));
+        assert!(!stall.handle_check(after(29), 5), "the check is not due");
+        assert!(!stall.handle_check(after(30), 6));
+        assert!(!stall.handle_check(after(59), 6) && stall.handle_check(after(60), 6));
     }
 }

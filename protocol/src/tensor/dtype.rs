@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-/// Defines the enum of dtypes: wire code, bits per element, name. Codes are never reused (PROTOCOL.md §4.2).
+/// Defines the enum of dtypes, each with its wire code, bits per element and name. Codes are never reused (PROTOCOL.md
+/// §4.2).
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $bits:literal, $name:literal;)*) => {
-        /// The type of a tensor's elements: all that safetensors and DLPack can name, sub-byte types included.
+        /// The type of a tensor's elements: every type of safetensors and DLPack, sub-byte types included.
         ///
-        /// Elements are little-endian. Sub-byte elements are packed from the low bits of each byte up.
+        /// Elements are little-endian. Sub-byte elements are packed into bytes, the first element in the lowest bits.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Dtype { $($(#[$doc])* $variant,)* }
@@ -40,7 +41,7 @@ macro_rules! dtypes {
 }
 
 dtypes! {
-    /// A truth value in one byte, 0 or 1.
+    /// Boolean in one byte, 0 or 1.
     Bool = 1, 8, "bool";
     /// Signed integer of 2 bits.
     I2 = 2, 2, "i2";
@@ -114,7 +115,7 @@ impl fmt::Display for Dtype {
 mod tests {
     use super::*;
 
-    /// PROTOCOL.md §4.2: the codes are part of the wire; this list is what version 1 froze.
+    /// PROTOCOL.md §4.2: the codes are part of the wire format, frozen in version 1.
     #[test]
     fn codes_are_frozen() {
         let frozen: Vec<(u32, &str, u32)> =

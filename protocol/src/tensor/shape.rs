@@ -3,12 +3,12 @@
 use super::Dtype;
 use std::fmt;
 
-/// The most dimensions a tensor may have. Frameworks stop at 8 to 64; real models stay below 8.
+/// The most dimensions of a tensor. Frameworks allow 8 to 64; models use fewer than 8.
 const DIMENSIONS_MAX: usize = 16;
 
-/// The dimensions of a tensor, outermost first; none at all is a scalar of one element.
+/// The dimensions of a tensor, outermost first. A scalar has no dimensions and one element.
 ///
-/// A shape that exists has at most 16 dimensions and an element count that fits 64 bits.
+/// Every value has at most 16 dimensions and an element count that fits 64 bits.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Shape {
     dimensions: Box<[u64]>,
@@ -16,18 +16,18 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Checks `dimensions`.
+    /// The shape with these `dimensions`.
     ///
     /// # Errors
-    /// [`ShapeError`] when there are too many, or when their product overflows. A zero anywhere makes the product zero
-    /// but hides no overflow: `[u64::MAX, u64::MAX, 0]` is refused, since no framework could index it.
+    /// [`ShapeError`] when there are too many dimensions, or the product of the non-zero ones overflows: no framework
+    /// could index `[u64::MAX, u64::MAX, 0]`, although it has no elements.
     pub fn new(dimensions: &[u64]) -> Result<Self, ShapeError> {
         if dimensions.len() > DIMENSIONS_MAX {
             return Err(ShapeError::TooManyDimensions(dimensions.len()));
         }
         let overflow = || ShapeError::TooLarge(dimensions.into());
-        let strides = dimensions.iter().filter(|d| **d != 0);
-        let product = strides.copied().try_fold(1u64, u64::checked_mul).ok_or_else(overflow)?;
+        let non_zero = dimensions.iter().filter(|d| **d != 0);
+        let product = non_zero.copied().try_fold(1u64, u64::checked_mul).ok_or_else(overflow)?;
         let elements = if dimensions.contains(&0) { 0 } else { product };
         Ok(Self { dimensions: dimensions.into(), elements })
     }
@@ -42,7 +42,7 @@ impl Shape {
         self.elements
     }
 
-    /// The size of a dense tensor of this shape in bytes; sub-byte elements are packed, the last byte filled up.
+    /// The size of a dense tensor of this shape in bytes. Sub-byte elements are packed, and the last byte is padded.
     ///
     /// # Errors
     /// [`ShapeError::TooLarge`] when the size does not fit 63 bits, so that offsets can be added without overflow.
@@ -56,26 +56,26 @@ impl Shape {
     }
 }
 
-/// The place of a shard in a larger tensor that several ranks hold together.
+/// The position of a shard in a global tensor that several ranks hold together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shard {
-    /// The shape of the whole.
+    /// The shape of the global tensor.
     pub global_shape: Shape,
-    /// The index of this part's first element, one number per dimension of the whole.
+    /// The index of the shard's first element in the global tensor, one number per dimension.
     pub start: Box<[u64]>,
 }
 
 impl Shard {
-    /// Checks that a part of shape `local` fits into `global_shape` at `start`.
+    /// The position of a shard of shape `local` at `start` in a tensor of `global_shape`.
     ///
     /// # Errors
-    /// [`ShapeError::OutsideGlobal`] when the part would reach outside of the whole.
+    /// [`ShapeError::OutsideGlobal`] when the shard does not lie within the global tensor.
     pub fn new(local: &Shape, global_shape: Shape, start: &[u64]) -> Result<Self, ShapeError> {
-        let whole = global_shape.dimensions();
-        let fits = local.dimensions().len() == whole.len()
-            && start.len() == whole.len()
+        let global = global_shape.dimensions();
+        let fits = local.dimensions().len() == global.len()
+            && start.len() == global.len()
             && std::iter::zip(start, local.dimensions())
-                .zip(whole)
+                .zip(global)
                 .all(|((s, l), g)| s.checked_add(*l).is_some_and(|end| end <= *g));
         if !fits {
             return Err(ShapeError::OutsideGlobal {
@@ -92,20 +92,20 @@ impl Shard {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
-    /// More dimensions than any framework uses.
+    /// More than 16 dimensions.
     #[error("a tensor has at most {DIMENSIONS_MAX} dimensions, this one has {0}")]
     TooManyDimensions(usize),
     /// The element or byte count overflows.
     #[error("a tensor of shape {0:?} has more bytes than can be addressed")]
     TooLarge(Box<[u64]>),
-    /// A shard that is not inside its whole.
+    /// A shard that does not lie within the global tensor.
     #[error("a shard of shape {local} at {start:?} does not fit into a tensor of shape {global}")]
     OutsideGlobal {
-        /// The shape of the part.
+        /// The shape of the shard.
         local: Shape,
-        /// The shape of the whole.
+        /// The shape of the global tensor.
         global: Shape,
-        /// The start of the part.
+        /// The start of the shard.
         start: Box<[u64]>,
     },
 }
@@ -128,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn scalars_empties_and_sub_byte() {
+    fn sizes_of_scalars_and_of_empty_and_sub_byte_tensors() {
         assert_eq!(Shape::new(&[]).unwrap().byte_len(Dtype::F32), Ok(4));
         assert_eq!(Shape::new(&[3, 0]).unwrap().byte_len(Dtype::F32), Ok(0));
         assert_eq!(Shape::new(&[3]).unwrap().byte_len(Dtype::F4E2M1), Ok(2));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_is_refused_even_behind_a_zero() {
+    fn overflow_is_refused_even_with_a_zero() {
         assert!(Shape::new(&[u64::MAX, 2]).is_err());
         assert!(Shape::new(&[u64::MAX, u64::MAX, 0]).is_err());
         assert!(Shape::new(&[u64::MAX]).unwrap().byte_len(Dtype::F64).is_err());
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_stay_inside() {
+    fn shards_lie_within_the_global_tensor() {
         let global = Shape::new(&[8, 4]).unwrap();
         let local = Shape::new(&[4, 4]).unwrap();
         assert!(Shard::new(&local, global.clone(), &[4, 0]).is_ok());

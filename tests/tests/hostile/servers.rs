@@ -282,7 +282,7 @@ fn announcements_that_break_rules() {
         announce.id.topic = topic("other");
         script.announce(announce).await;
     });
-    expect_closed(CloseCode::Misbehaved, "the end of the version before", async |script| {
+    expect_closed(CloseCode::Misbehaved, "the end of the previous version", async |script| {
         script.announce(script.announcement()).await;
         let mut announce = script.announcement();
         announce.id.version = Version(4);

@@ -1,4 +1,4 @@
-//! The decoder: blocks to words.
+//! The decoder, from blocks to words.
 
 use super::{
     super::simd::Path,
@@ -13,10 +13,10 @@ pub(super) struct Decoder<'a> {
     path: Path,
     scratch: &'a mut Scratch,
     /// The last table received.
-    known: Option<Table>,
+    last_table: Option<Table>,
 }
 
-/// One level, before its escapes are known.
+/// One level of a block, as read from its encoding.
 #[derive(Debug, Clone, Copy, Default)]
 struct Level<'a> {
     masks: &'a [[u8; 16]],
@@ -24,24 +24,24 @@ struct Level<'a> {
     escapes: usize,
 }
 
-/// The errors of an encoding.
+/// What is wrong with an encoding, in words for an error message.
 pub(super) type DecodeFault = &'static str;
 
 impl<'a> Decoder<'a> {
     /// A decoder for a chunk of words of this layout.
     pub(super) fn new(layout: Layout, path: Path, scratch: &'a mut Scratch) -> Self {
-        Self { layout, path, scratch, known: None }
+        Self { layout, path, scratch, last_table: None }
     }
 
-    /// Decodes from the front of `encoded`, which it shortens, until `words` is full.
+    /// Decodes from the front of `encoded` until `words` is full, and removes the decoded bytes from `encoded`.
     pub(super) fn decode(&mut self, encoded: &mut &[u8], words: &mut [u8]) -> Result<(), DecodeFault> {
         for block in words.chunks_mut(BLOCK_WORDS * self.layout.word_bytes()) {
             let code = *encoded.split_off_first().ok_or(SHORT)?;
             match Form::from_code(code).ok_or("a block has an unknown form")? {
                 Form::Raw => block.copy_from_slice(take(encoded, block.len())?),
-                Form::Levels { levels, known } => {
+                Form::Levels { levels, reuses_table } => {
                     self.coded_block(block, encoded, |this, words, encoded| {
-                        let table = this.table(levels, known, encoded)?;
+                        let table = this.table(levels, reuses_table, encoded)?;
                         this.decode_symbols(table, words, encoded)
                     })?;
                 }
@@ -55,17 +55,17 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// Reads the rest and the low bits, decodes the symbols into the scratch with `symbols`, and merges the three.
+    /// Reads the rest and the low bits, calls `decode_symbols` to fill `scratch.upper`, and merges the three.
     fn coded_block(
         &mut self,
         block: &mut [u8],
         encoded: &mut &[u8],
-        symbols: impl FnOnce(&mut Self, usize, &mut &[u8]) -> Result<(), DecodeFault>,
+        decode_symbols: impl FnOnce(&mut Self, usize, &mut &[u8]) -> Result<(), DecodeFault>,
     ) -> Result<(), DecodeFault> {
         let words = block.len() / self.layout.word_bytes();
         let rest = take(encoded, words * self.layout.rest_bytes())?;
         let low = take(encoded, groups(words) * self.layout.low_bits.group_bytes())?;
-        symbols(self, words, encoded)?;
+        decode_symbols(self, words, encoded)?;
         let upper = &mut self.scratch.upper;
         let whole_groups = &mut upper.as_chunks_mut::<64>().0[..groups(words)];
         self.path.merge_low_bits(self.layout.low_bits, low, whole_groups);
@@ -74,12 +74,17 @@ impl<'a> Decoder<'a> {
     }
 
     /// The table of a block: its own, or the last received one.
-    fn table(&mut self, levels: usize, known: bool, encoded: &mut &[u8]) -> Result<Table, DecodeFault> {
-        if !known {
-            self.known = Table::from_bytes(take(encoded, LEVEL_SYMBOLS * levels)?);
+    fn table(
+        &mut self,
+        levels: usize,
+        reuses_table: bool,
+        encoded: &mut &[u8],
+    ) -> Result<Table, DecodeFault> {
+        if !reuses_table {
+            self.last_table = Table::from_bytes(take(encoded, LEVEL_SYMBOLS * levels)?);
         }
-        let table = self.known.filter(|table| table.levels().len() == levels);
-        table.ok_or("a block refers to a table that did not come")
+        let table = self.last_table.filter(|table| table.levels().len() == levels);
+        table.ok_or("a block refers to a table that was not sent")
     }
 
     /// Decodes the symbols of `words` words into `scratch.upper`, from the last level to the first.
@@ -96,7 +101,7 @@ impl<'a> Decoder<'a> {
             let groups = &mut plain.as_chunks_mut::<64>().0[..level.masks.len()];
             let found = self.path.decode_level(level.symbols, level.masks, escapes, groups);
             if found != level.escapes {
-                return Err("a block's masks have another number of escapes than it says");
+                return Err("the escapes in a block's masks differ from its escape count");
             }
             (escapes, spare) = (spare, escapes);
         }
@@ -112,23 +117,23 @@ fn read_levels<'a>(
     levels: &mut [Level<'a>],
 ) -> Result<&'a [u8], DecodeFault> {
     let counts = take(encoded, 2 * levels.len())?.as_chunks::<2>().0;
-    let mut left = words;
+    let mut remaining = words;
     for ((level, symbols), count) in levels.iter_mut().zip(table.levels()).zip(counts) {
         let escapes = usize::from(u16::from_le_bytes(*count));
-        if escapes > left {
+        if escapes > remaining {
             return Err("a level has more escapes than symbols");
         }
-        let masks = take(encoded, 16 * groups(left))?.as_chunks().0;
+        let masks = take(encoded, 16 * groups(remaining))?.as_chunks().0;
         *level = Level { masks, symbols: *symbols, escapes };
-        left = escapes;
+        remaining = escapes;
     }
-    take(encoded, left)
+    take(encoded, remaining)
 }
 
-/// Takes `bytes` off the front of `encoded`.
+/// Splits `bytes` bytes off the front of `encoded`.
 fn take<'a>(encoded: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DecodeFault> {
     encoded.split_off(..bytes).ok_or(SHORT)
 }
 
-/// The fault where bytes are missing.
-pub(super) const SHORT: DecodeFault = "it ends too early";
+/// The fault of a truncated encoding.
+pub(super) const SHORT: DecodeFault = "it is truncated";

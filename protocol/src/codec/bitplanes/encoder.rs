@@ -1,4 +1,4 @@
-//! The encoder: words to blocks.
+//! The encoder, from words to blocks.
 
 use super::{
     super::simd::Path,
@@ -7,9 +7,9 @@ use super::{
     table::{Advice, LEVEL_SYMBOLS, Table, advise},
 };
 
-/// The blocks that share one sample's decision. A sample costs two microseconds, these blocks a dozen; one per block
-/// would gain 0.1 % on weights.
-const BLOCKS_PER_LOOK: usize = 8;
+/// The number of blocks that share one sample. A sample costs two microseconds, encoding these blocks a dozen; a sample
+/// for each block would save 0.1 % on weights.
+const BLOCKS_PER_SAMPLE: usize = 8;
 
 /// Encodes the words of one chunk.
 pub(super) struct Encoder<'a> {
@@ -17,21 +17,21 @@ pub(super) struct Encoder<'a> {
     path: Path,
     scratch: &'a mut Scratch,
     /// The last table sent.
-    known: Option<Table>,
+    last_table: Option<Table>,
 }
 
 impl<'a> Encoder<'a> {
     /// An encoder for a chunk of words of this layout.
     pub(super) fn new(layout: Layout, path: Path, scratch: &'a mut Scratch) -> Self {
-        Self { layout, path, scratch, known: None }
+        Self { layout, path, scratch, last_table: None }
     }
 
-    /// Encodes whole words to the front of `room`, which it shortens by what it wrote. `None` if they do not fit.
+    /// Encodes whole words to the front of `room`, and removes the written bytes from it. `None` if they do not fit.
     pub(super) fn encode(&mut self, words: &[u8], room: &mut &mut [u8]) -> Option<()> {
         let block_bytes = BLOCK_WORDS * self.layout.word_bytes();
-        for look in words.chunks(BLOCKS_PER_LOOK * block_bytes) {
-            let advice = advise(self.layout, look, BLOCK_WORDS);
-            for block in look.chunks(block_bytes) {
+        for blocks in words.chunks(BLOCKS_PER_SAMPLE * block_bytes) {
+            let advice = advise(self.layout, blocks, BLOCK_WORDS);
+            for block in blocks.chunks(block_bytes) {
                 self.encode_block(advice, block, room)?;
             }
         }
@@ -45,25 +45,25 @@ impl<'a> Encoder<'a> {
             Advice::Constant(table) => (table, true),
             Advice::Levels(table) => (table, false),
         };
-        let known = self.known;
-        let whole = std::mem::take(room);
-        let limit = whole.len().min(block.len());
-        let mut rest = &mut whole[..limit];
-        match self.coded_block(table, constant, block, &mut rest) {
+        let last_table = self.last_table;
+        let out = std::mem::take(room);
+        let limit = out.len().min(block.len());
+        let mut unused = &mut out[..limit];
+        match self.coded_block(table, constant, block, &mut unused) {
             Some(()) => {
-                let written = limit - rest.len();
-                *room = &mut whole[written..];
+                let written = limit - unused.len();
+                *room = &mut out[written..];
                 Some(())
             }
             None => {
-                self.known = known;
-                *room = whole;
+                self.last_table = last_table;
+                *room = out;
                 raw_block(block, room)
             }
         }
     }
 
-    /// Writes the form, the rest, the low bits, and the symbols with `code`.
+    /// Writes the form, the rest, the low bits and the symbols. `constant` if the sample had a single symbol.
     fn coded_block(
         &mut self,
         table: Table,
@@ -87,35 +87,35 @@ impl<'a> Encoder<'a> {
             *room.split_off_first_mut()? = table.first();
             return Some(());
         }
-        let known = self.known == Some(table);
-        *form = Form::Levels { levels: table.levels().len(), known }.code();
-        if !known {
+        let reuses_table = self.last_table == Some(table);
+        *form = Form::Levels { levels: table.levels().len(), reuses_table }.code();
+        if !reuses_table {
             let symbols = table.levels().as_flattened();
             room.split_off_mut(..symbols.len())?.copy_from_slice(symbols);
-            self.known = Some(table);
+            self.last_table = Some(table);
         }
         self.code_symbols(table, words, room)
     }
 
-    /// Writes the escape count of each level, the masks of each level, and the symbols that no level names.
+    /// Writes the escape count and the masks of each level, and the escapes of the last level.
     fn code_symbols(&mut self, table: Table, words: usize, room: &mut &mut [u8]) -> Option<()> {
         let levels = table.levels();
         let counts = room.split_off_mut(..2 * levels.len())?;
         let Scratch { upper, escapes: [first, second] } = &mut *self.scratch;
         let (mut plain, mut escapes, mut spare) = (upper, first, second);
-        let mut left = words;
+        let mut remaining = words;
         for (symbols, count) in levels.iter().zip(counts.as_chunks_mut::<2>().0) {
-            let groups = groups(left);
+            let groups = groups(remaining);
             let masks = room.split_off_mut(..16 * groups)?.as_chunks_mut::<16>().0;
-            // Behind the last symbol stands one that has code 0, and is no escape.
-            plain[left..][..64].fill(symbols[0]);
-            left = self
-                .path
-                .encode_level(*symbols, &plain.as_chunks::<64>().0[..groups], masks, escapes);
-            *count = (left as u16).to_le_bytes();
+            // Pads the last group with a symbol of code 0, which adds no escapes.
+            plain[remaining..][..64].fill(symbols[0]);
+            remaining =
+                self.path
+                    .encode_level(*symbols, &plain.as_chunks::<64>().0[..groups], masks, escapes);
+            *count = (remaining as u16).to_le_bytes();
             (plain, escapes, spare) = (escapes, spare, plain);
         }
-        room.split_off_mut(..left)?.copy_from_slice(&plain[..left]);
+        room.split_off_mut(..remaining)?.copy_from_slice(&plain[..remaining]);
         Some(())
     }
 }
@@ -126,7 +126,7 @@ fn raw_block(block: &[u8], room: &mut &mut [u8]) -> Option<()> {
     Some(())
 }
 
-// Three symbols a level, in two bits that have four values.
+// A level codes three symbols and the escape in two bits.
 const _: () = assert!(LEVEL_SYMBOLS == 3);
-// Counts are two bytes.
+// Escape counts are two bytes.
 const _: () = assert!(BLOCK_WORDS <= u16::MAX as usize);

@@ -1,11 +1,12 @@
-//! The word layout: which bits of an element are its symbol, and where the others go.
+//! The word layout: the symbol, the low bits and the rest of each element.
 
 use crate::Dtype;
 
 /// The split of a dtype's elements into symbol, low bits and rest (PROTOCOL.md §8.4, table).
 ///
-/// Each element, rotated left by one bit so that the sign is at the bottom, is its *symbol*, the topmost bits, which
-/// hold the exponent; below it up to four *low bits* in the same byte; and the bytes below that, the *rest*.
+/// An element is rotated left by one bit, so that the sign is its lowest bit. The upper bits of its uppermost byte,
+/// which hold the exponent, are the *symbol*; the other bits of that byte, up to four, are the *low bits*; the lower
+/// bytes are the *rest*.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) struct Layout {
     /// The size and signedness of a word.
@@ -17,31 +18,31 @@ pub(in crate::codec) struct Layout {
 /// The words of a dtype. A complex number is two of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) enum Words {
-    /// Bytes without a sign: the exponent alone.
+    /// One byte without a sign: the exponent alone.
     Unsigned8,
-    /// Bytes with a sign.
+    /// One byte with a sign.
     Signed8,
-    /// Two bytes: the rest is one.
+    /// Two bytes, one of them rest.
     Signed16,
-    /// Four bytes: the rest is three.
+    /// Four bytes, three of them rest.
     Signed32,
-    /// Eight bytes: the rest is seven.
+    /// Eight bytes, seven of them rest.
     Signed64,
 }
 
 /// The number of bits of the upper byte that are stored uncoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) enum LowBits {
-    /// None: the byte is the symbol.
+    /// None: the symbol has the whole byte.
     None,
-    /// Three, as masks.
+    /// Three, stored as masks.
     Three,
-    /// Four, two elements in a byte.
+    /// Four, stored as two elements in a byte.
     Four,
 }
 
 impl Layout {
-    /// The layout of `dtype`, or `None` where there is no exponent to find.
+    /// The layout of `dtype`, or `None` if its elements have no exponent.
     pub(in crate::codec) fn of(dtype: Dtype) -> Option<Self> {
         let (words, low_bits) = match dtype {
             Dtype::F8E8M0 => (Words::Unsigned8, LowBits::None),
@@ -58,7 +59,7 @@ impl Layout {
         Some(Self { words, low_bits })
     }
 
-    /// The size of a word.
+    /// The size of a word in bytes.
     pub(in crate::codec) fn word_bytes(self) -> usize {
         match self.words {
             Words::Unsigned8 | Words::Signed8 => 1,
@@ -73,12 +74,12 @@ impl Layout {
         self.word_bytes() - 1
     }
 
-    /// The size of a symbol.
+    /// The size of a symbol in bits.
     pub(in crate::codec) fn symbol_bits(self) -> u32 {
         8 - self.low_bits.count()
     }
 
-    /// The symbol of the word whose last byte is `last`, and the one before it `before`.
+    /// The symbol of a word, whose last byte is `last` and whose last but one is `before`.
     pub(in crate::codec) fn symbol(self, last: u8, before: u8) -> u8 {
         let upper = match self.words {
             Words::Unsigned8 => last,
@@ -90,7 +91,7 @@ impl Layout {
 }
 
 impl LowBits {
-    /// The number of bits.
+    /// The number of low bits.
     pub(in crate::codec) fn count(self) -> u32 {
         match self {
             Self::None => 0,
@@ -99,7 +100,7 @@ impl LowBits {
         }
     }
 
-    /// The bytes that they take for 64 words.
+    /// The bytes that store the low bits of 64 words.
     pub(in crate::codec) fn group_bytes(self) -> usize {
         8 * self.count() as usize
     }

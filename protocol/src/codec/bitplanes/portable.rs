@@ -2,10 +2,10 @@
 
 use super::layout::{LowBits, Words};
 
-/// Encodes one level: two masks for each group of 64 symbols, and the escapes, the symbols that this level cannot name,
-/// end to end. Returns the number of escapes.
+/// Encodes one level: writes two masks for each group of 64 symbols, and the escapes, which are the symbols that this
+/// level does not name, end to end. Returns the number of escapes.
 ///
-/// `escapes` has room for 128 more than there are symbols.
+/// `escapes` is at least 128 longer than `plain`.
 pub(in crate::codec) fn encode_level(
     symbols: [u8; 3],
     plain: &[[u8; 64]],
@@ -37,8 +37,8 @@ pub(in crate::codec) fn encode_level(
     count
 }
 
-/// The inverse of [`encode_level`]. Returns how many escapes the masks ask for; the caller checks that so many exist.
-/// `escapes` is at least 128 longer than `plain`.
+/// The inverse of [`encode_level`]. Returns the number of escapes in the masks, which the caller compares with the
+/// number that was sent. `escapes` is at least 128 longer than `plain`.
 pub(in crate::codec) fn decode_level(
     symbols: [u8; 3],
     masks: &[[u8; 16]],
@@ -54,11 +54,11 @@ pub(in crate::codec) fn decode_level(
             let (is1, is2) = (spread(bit0 >> (8 * i)), spread(bit1 >> (8 * i)));
             *eight = (symbol0 ^ (is1 & change1) ^ (is2 & change2)).to_le_bytes();
         }
-        let given = &escapes[count..count + 64];
+        let packed = &escapes[count..count + 64];
         let mut escaped = bit0 & bit1;
         let mut read = 0;
         while escaped != 0 {
-            group[escaped.trailing_zeros() as usize & 63] = given[read & 63];
+            group[escaped.trailing_zeros() as usize & 63] = packed[read & 63];
             read += 1;
             escaped &= escaped - 1;
         }
@@ -67,7 +67,7 @@ pub(in crate::codec) fn decode_level(
     count
 }
 
-/// Extracts the low bits from upper bytes, and leaves the symbols.
+/// Moves the low bits from the upper bytes to `low`, so that the symbols remain.
 pub(in crate::codec) fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u8]) {
     match bits {
         LowBits::None => {}
@@ -107,7 +107,8 @@ pub(in crate::codec) fn merge_low_bits(bits: LowBits, low: &[u8], upper: &mut [[
     }
 }
 
-/// Four low bits: byte `j` of 32 holds those of word `j` below and of word `j + 32` above.
+/// Moves four low bits of each word to `low`: for each group of 64 words 32 bytes, of which byte `j` holds the bits of
+/// word `j` in its lower half and those of word `j + 32` in its upper half.
 #[inline(always)]
 pub(in crate::codec) fn split_nibbles(upper: &mut [[u8; 64]], low: &mut [u8]) {
     for (group, low) in upper.iter_mut().zip(low.as_chunks_mut::<32>().0) {
@@ -131,8 +132,8 @@ pub(in crate::codec) fn merge_nibbles(low: &[u8], upper: &mut [[u8; 64]]) {
     }
 }
 
-/// Splits words: upper bytes to `upper`, the others to `rest`, the more significant ones first: a plane of bytes, then
-/// one of pairs, then one of fours. The vector paths compile this again, with their own instructions.
+/// Splits words: uppermost bytes to `upper`, the lower bytes to `rest`. `rest` is up to three planes, the more
+/// significant bytes first: one, two and four bytes of each word. Inlined and compiled again for each vector path.
 #[inline(always)]
 pub(in crate::codec) fn split_words(words: Words, raw: &[u8], upper: &mut [u8], rest: &mut [u8]) {
     let count = upper.len();
@@ -241,21 +242,21 @@ pub(in crate::codec) fn split_masks(mask: &[u8; 16]) -> (u64, u64) {
     (both as u64, (both >> 64) as u64)
 }
 
-/// Eight times the same byte.
+/// Eight copies of `byte`.
 fn broadcast(byte: u8) -> u64 {
     u64::from_ne_bytes([byte; 8])
 }
 
-/// The uppermost bit of each byte says whether the bytes differ; the other bits mean nothing.
+/// Compares eight bytes: the uppermost bit of each result byte is set if the bytes differ; other bits are undefined.
 fn differs(a: u64, b: u64) -> u64 {
     let difference = a ^ b;
-    // Adding 127 to the lower seven bits carries into the eighth unless all are 0, and never beyond.
+    // Adding 127 to the lower seven bits carries into the eighth bit unless all are 0, and never into the next byte.
     ((difference & broadcast(0x7f)) + broadcast(0x7f)) | difference
 }
 
-/// The uppermost bits of eight bytes as one byte, the first byte's lowest.
+/// The uppermost bits of eight bytes as one byte; the first byte's bit is the lowest.
 fn gather(bytes: u64) -> u64 {
-    // The product brings bit 8i to bit 56 + i; nothing else arrives there, and nothing carries into it.
+    // The product moves bit 8i to bit 56 + i, without carries into these bits.
     ((bytes >> 7) & broadcast(1)).wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 

@@ -1,8 +1,8 @@
-//! The code table: which symbols get the short codes.
+//! The code table: the symbols that each level names, chosen from a sample.
 
 use super::layout::Layout;
 
-/// The most levels a table has. After four, what is left is too rare to be worth a mask.
+/// The most levels of a table. The symbols that four levels do not name are too rare for another mask.
 pub(super) const LEVELS_MAX: usize = 4;
 
 /// The symbols that one level can name in two bits; the fourth code is the escape.
@@ -15,29 +15,29 @@ pub(super) struct Table {
     symbols: [[u8; LEVEL_SYMBOLS]; LEVELS_MAX],
 }
 
-/// The best form for a block, judged by a sample.
+/// The best form for a block, by a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Advice {
     /// Raw: coding gains too little.
     Raw,
-    /// Constant: only this symbol was sampled, perhaps there is no other.
+    /// Constant if all symbols equal the table's first, the only one in the sample; otherwise coded with this table.
     Constant(Table),
     /// Coded with this table.
     Levels(Table),
 }
 
-/// The sampled places of a span, and the words in a row at each: neighbours share cache lines. 1,024 words predict the
-/// size to 0.5 % on weights.
-const PLACES: usize = 16;
-const IN_A_ROW: usize = 64;
+/// The number of runs in a sample, and the words of each: neighbours share cache lines. 1,024 words predict the size of
+/// weights to 0.5 %.
+const RUNS: usize = 16;
+const RUN_WORDS: usize = 64;
 
 impl Table {
-    /// Reads a table, as many levels as there are symbols for. `None` if there are none or too many.
+    /// The table with these symbols. `None` unless they are those of one to four levels.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (given, odd) = bytes.as_chunks::<LEVEL_SYMBOLS>();
+        let (levels, remainder) = bytes.as_chunks::<LEVEL_SYMBOLS>();
         let mut symbols = [[0; LEVEL_SYMBOLS]; LEVELS_MAX];
-        symbols.get_mut(..given.len())?.copy_from_slice(given);
-        (!given.is_empty() && odd.is_empty()).then_some(Self { levels: given.len(), symbols })
+        symbols.get_mut(..levels.len())?.copy_from_slice(levels);
+        (!levels.is_empty() && remainder.is_empty()).then_some(Self { levels: levels.len(), symbols })
     }
 
     /// The symbols, level by level.
@@ -45,39 +45,39 @@ impl Table {
         &self.symbols[..self.levels]
     }
 
-    /// The presumably most frequent symbol.
+    /// The most frequent symbol of the sample.
     pub(super) fn first(&self) -> u8 {
         self.symbols[0][0]
     }
 }
 
-/// The cost of a level beyond two bits for each symbol that reaches it: its symbols, its count, and on average half a
-/// group of masks for the last symbols.
+/// The fixed cost of a level, besides two bits for each symbol that reaches it: its symbols, its escape count, and on
+/// average half a group of masks for padding.
 const LEVEL_BITS: usize = 24 + 16 + 64;
 
-/// Samples a few places of `raw`, which is cut into blocks of `block_words`, and chooses how to code them. Costs about
-/// two microseconds, whatever the length.
+/// Samples `raw`, which is cut into blocks of `block_words`, and chooses the form of these blocks. Costs about two
+/// microseconds at any length.
 pub(super) fn advise(layout: Layout, raw: &[u8], block_words: usize) -> Advice {
     let counts = sample(layout, raw);
     let ranked = rank(&counts);
-    let seen: u32 = counts.iter().map(|count| u32::from(*count)).sum();
-    // Costs are in bits of the sample, so a level's cost per block is scaled down.
+    let sampled: u32 = counts.iter().map(|count| u32::from(*count)).sum();
+    // Costs are in bits of the sample, so a level's fixed cost per block is scaled down to it.
     let block_words = block_words.min(raw.len() / layout.word_bytes()).max(1);
-    let level_bits = (LEVEL_BITS * seen as usize).div_ceil(block_words) as u32;
-    let (levels, bits) = cheapest(&counts, &ranked, seen, level_bits);
+    let level_bits = (LEVEL_BITS * sampled as usize).div_ceil(block_words) as u32;
+    let (levels, bits) = cheapest(&counts, &ranked, sampled, level_bits);
     // A gain below 1 % of the raw bits is not worth the time.
-    let worth = seen * layout.word_bytes() as u32 * 8 / 100;
+    let gain_min = sampled * layout.word_bytes() as u32 * 8 / 100;
     let table = Table { levels, symbols: ranked };
-    if seen > 0 && u32::from(counts[usize::from(table.first())]) == seen {
+    if sampled > 0 && u32::from(counts[usize::from(table.first())]) == sampled {
         return Advice::Constant(table);
     }
-    match bits + worth < seen * layout.symbol_bits() {
+    match bits + gain_min < sampled * layout.symbol_bits() {
         true => Advice::Levels(table),
         false => Advice::Raw,
     }
 }
 
-/// Counts the symbols at a few places.
+/// Counts the symbols of a sample.
 fn sample(layout: Layout, raw: &[u8]) -> [u16; 256] {
     let bytes = layout.word_bytes();
     let mut counts = [0; 256];
@@ -87,49 +87,49 @@ fn sample(layout: Layout, raw: &[u8]) -> [u16; 256] {
             .chunks_exact(bytes)
             .for_each(|word| counts[usize::from(layout.symbol(word[bytes - 1], word[bytes - 2]))] += 1),
     };
-    let run_bytes = IN_A_ROW * bytes;
-    match raw.len() / bytes / PLACES {
-        step if step <= IN_A_ROW => count(raw),
-        step => (0..PLACES).for_each(|place| count(&raw[place * step * bytes..][..run_bytes])),
+    let run_bytes = RUN_WORDS * bytes;
+    match raw.len() / bytes / RUNS {
+        step if step <= RUN_WORDS => count(raw),
+        step => (0..RUNS).for_each(|run| count(&raw[run * step * bytes..][..run_bytes])),
     }
     counts
 }
 
-/// The symbols by falling count; unseen ones follow by rising value. All differ, so that no symbol has two codes.
+/// The symbols by falling count, then unsampled symbols by rising value. All differ, so that no symbol has two codes.
 fn rank(counts: &[u16; 256]) -> [[u8; LEVEL_SYMBOLS]; LEVELS_MAX] {
-    // Count above, complement of the symbol below: one comparison sorts by both.
+    // A key is the count, and in the low byte the complement of the symbol: one comparison sorts by both.
     let mut keys = [0u32; 256];
-    let mut seen = 0;
+    let mut distinct = 0;
     for (symbol, count) in counts.iter().enumerate() {
-        keys[seen] = u32::from(*count) << 8 | (255 - symbol as u32);
-        seen += usize::from(*count != 0);
+        keys[distinct] = u32::from(*count) << 8 | (255 - symbol as u32);
+        distinct += usize::from(*count != 0);
     }
-    keys[..seen].sort_unstable_by(|a, b| b.cmp(a));
-    let frequent = keys[..seen].iter().map(|key| 255 - *key as u8);
-    let unseen = (0..=255u8).filter(|symbol| counts[usize::from(*symbol)] == 0);
+    keys[..distinct].sort_unstable_by(|a, b| b.cmp(a));
+    let frequent = keys[..distinct].iter().map(|key| 255 - *key as u8);
+    let unsampled = (0..=255u8).filter(|symbol| counts[usize::from(*symbol)] == 0);
     let mut symbols = [[0; LEVEL_SYMBOLS]; LEVELS_MAX];
-    for (place, symbol) in symbols.as_flattened_mut().iter_mut().zip(frequent.chain(unseen)) {
-        *place = symbol;
+    for (slot, symbol) in symbols.as_flattened_mut().iter_mut().zip(frequent.chain(unsampled)) {
+        *slot = symbol;
     }
     symbols
 }
 
 /// The number of levels that costs the fewest bits, and that cost: two bits for each symbol that reaches a level, and
-/// eight for each remaining one.
+/// eight for each escape of the last level.
 fn cheapest(
     counts: &[u16; 256],
     ranked: &[[u8; LEVEL_SYMBOLS]; LEVELS_MAX],
-    seen: u32,
+    sampled: u32,
     level_bits: u32,
 ) -> (usize, u32) {
-    let (mut left, mut bits) = (seen, 0);
+    let (mut remaining, mut bits) = (sampled, 0);
     let costs = ranked.iter().enumerate().map(|(level, symbols)| {
-        bits += level_bits + 2 * left;
-        left -= symbols
+        bits += level_bits + 2 * remaining;
+        remaining -= symbols
             .iter()
             .map(|symbol| u32::from(counts[usize::from(*symbol)]))
             .sum::<u32>();
-        (level + 1, bits + 8 * left)
+        (level + 1, bits + 8 * remaining)
     });
     costs.min_by_key(|(_, bits)| *bits).unwrap_or((1, u32::MAX))
 }

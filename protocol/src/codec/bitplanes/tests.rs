@@ -1,4 +1,4 @@
-//! The properties of `BitPlanes` on every path that this machine has, and the golden bytes of PROTOCOL.md §8.4.
+//! The properties of `BitPlanes` on every path that this machine supports, and the golden bytes of PROTOCOL.md §8.4.
 
 use super::{
     block::{BLOCK_WORDS, Form},
@@ -20,32 +20,32 @@ fn floats() -> Vec<Dtype> {
         .collect()
 }
 
-/// The encoding of `raw`, on which all paths must agree and beyond which none writes. `None` if it does not fit.
+/// The encoding of `raw`; `None` if it does not fit. Checks that all paths agree and none writes beyond `room`.
 fn encode(dtype: Dtype, raw: &[u8], room: usize) -> Option<Vec<u8>> {
-    let of_path = |path| {
+    let on_path = |path| {
         let mut out = vec![0xaa; room + 100];
         let bytes = BitPlanesOn(path).encode(context(dtype), raw, &mut out[..room]);
         assert!(out[room..].iter().all(|byte| *byte == 0xaa), "{path:?} wrote beyond its room");
         out.truncate(bytes?);
         Some(out)
     };
-    let portable = Path::all().last().and_then(of_path);
+    let portable = Path::all().last().and_then(on_path);
     for path in Path::all() {
-        assert!(of_path(path) == portable, "{path:?} gives other bytes for {dtype}");
+        assert!(on_path(path) == portable, "{path:?} encodes {dtype} to other bytes");
     }
     portable
 }
 
-/// The bytes that `encoded` decodes to, the same on all paths. `None` for an error.
+/// The bytes that `encoded` decodes to; `None` for an error. Checks that all paths agree.
 fn decode(dtype: Dtype, encoded: &[u8], bytes: usize) -> Option<Vec<u8>> {
-    let of_path = |path| {
+    let on_path = |path| {
         let mut raw = vec![0x55; bytes];
         BitPlanesOn(path).decode(context(dtype), encoded, &mut raw).ok()?;
         Some(raw)
     };
-    let portable = Path::all().last().and_then(of_path);
+    let portable = Path::all().last().and_then(on_path);
     for path in Path::all() {
-        assert!(of_path(path) == portable, "{path:?} reads {dtype} otherwise");
+        assert!(on_path(path) == portable, "{path:?} decodes {dtype} to other bytes");
     }
     portable
 }
@@ -62,8 +62,8 @@ impl Dice {
     }
 }
 
-/// Words whose exponents get rarer with their distance from a common one, as those of weights do. The larger `spread`, the
-/// slower; 64 is noise, 0 is one exponent.
+/// Words like weights: the further an exponent is from the most frequent one, the rarer it is. `spread` scales the
+/// distances: 0 is a single exponent, 64 is noise.
 fn weights(dtype: Dtype, words: usize, spread: u32, seed: u64) -> Vec<u8> {
     let bytes = Layout::of(dtype).unwrap().word_bytes();
     let exponent_bits = match dtype {
@@ -92,7 +92,7 @@ fn weights(dtype: Dtype, words: usize, spread: u32, seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_has_no_exponent_is_left_alone() {
+fn dtypes_without_an_exponent_are_not_coded() {
     let without = Dtype::ALL.iter().filter(|dtype| Layout::of(**dtype).is_none());
     for dtype in without {
         assert_eq!(encode(*dtype, &[0; 1000], 2000), None);
@@ -111,15 +111,15 @@ fn golden_vectors() {
             .collect()
     };
     for line in include_str!("../../../vectors/bitplanes.hex").lines() {
-        let [dtype, raw, encoded] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
-        let dtype = *Dtype::ALL.iter().find(|known| known.name() == dtype).unwrap();
+        let [name, raw, encoded] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
+        let dtype = *Dtype::ALL.iter().find(|dtype| dtype.name() == name).unwrap();
         let (raw, encoded) = (unhex(raw), unhex(encoded));
         assert_eq!(encode(dtype, &raw, raw.len() + 5), Some(encoded.clone()), "{dtype}");
         assert_eq!(decode(dtype, &encoded, raw.len()), Some(raw), "{dtype}");
     }
 }
 
-/// Chunks of many blocks: more words than one sample covers, then noise, then one exponent, then a part of a group.
+/// Chunks of many blocks: more words than share one sample, then noise, then a single exponent and a partial group.
 #[test]
 fn long_chunks_use_every_form() {
     for dtype in floats() {
@@ -130,33 +130,33 @@ fn long_chunks_use_every_form() {
         assert_eq!(decode(dtype, &encoded, raw.len()).as_ref(), Some(&raw), "{dtype}");
         let layout = Layout::of(dtype).unwrap();
         let first = Form::from_code(encoded[LENGTH_BYTES]).unwrap();
-        assert!(matches!(first, Form::Levels { known: false, .. }), "{dtype}: {first:?}");
+        assert!(matches!(first, Form::Levels { reuses_table: false, .. }), "{dtype}: {first:?}");
         let constant = encode(dtype, &weights(dtype, 1000, 0, 4), 1 << 16).unwrap();
         assert_eq!(constant[LENGTH_BYTES], Form::Constant.code());
-        let words_left = 1000 * layout.rest_bytes() + 16 * layout.low_bits.group_bytes();
-        assert_eq!(constant.len(), LENGTH_BYTES + 2 + words_left);
+        let uncoded = 1000 * layout.rest_bytes() + 16 * layout.low_bits.group_bytes();
+        assert_eq!(constant.len(), LENGTH_BYTES + 2 + uncoded);
     }
 }
 
-/// Blocks of one sample share one table, sent once; none may refer to a table that was not sent.
+/// Blocks that share a sample share a table, which is sent once. A reference to a table that was not sent is an error.
 #[test]
-fn tables_travel_once() {
+fn a_table_is_sent_once() {
     let block = weights(Dtype::Bf16, BLOCK_WORDS, 8, 6);
     let mut encoded = encode(Dtype::Bf16, &block.repeat(8), 8 * block.len()).unwrap();
     let levels = usize::from(encoded[LENGTH_BYTES]);
     assert!((2..=4).contains(&levels));
-    // Eight equal blocks and one table: eight tables would leave a remainder.
+    // Eight equal blocks and one table: the blocks have equal sizes.
     assert_eq!((encoded.len() - LENGTH_BYTES - 3 * levels) % 8, 0);
     encoded[LENGTH_BYTES] |= 0x80;
     assert_eq!(decode(Dtype::Bf16, &encoded, 8 * block.len()), None);
 }
 
-/// The code costs what the symbols cost, and noise costs a byte per block.
+/// Encoded sizes are near the entropy, and noise costs one more byte per block.
 #[test]
-fn sizes() {
+fn encoded_sizes() {
     let words = 8 * BLOCK_WORDS;
     let weights_of = |spread| weights(Dtype::Bf16, words, spread, 5);
-    // Exponents of 1, 2, 3 … bits: three in four take two bits, the rest mostly four.
+    // An exponent at distance n occurs once in 2^(n+1): most exponents need two bits, most of the others four.
     let encoded = encode(Dtype::Bf16, &weights_of(8), 4 * words).unwrap().len() as f64;
     let bits = encoded * 8.0 / words as f64;
     assert!((10.2..10.4).contains(&bits), "{bits} bits for each word");
@@ -166,7 +166,7 @@ fn sizes() {
 }
 
 proptest! {
-    /// Any dtype, any length, on every path: what is encoded comes back; a cut end is an error; another length is one.
+    /// Any dtype, any length, every path: decoding reverses encoding, and refuses truncation and other lengths.
     #[test]
     fn round_trip(
         dtype in 0..floats().len(), words in 0usize..2000, odd in 0usize..8, spread in 0u32..=24, seed: u64,
@@ -186,7 +186,7 @@ proptest! {
         prop_assert_eq!(encode(dtype, &raw, encoded.len() - 1), None);
     }
 
-    /// Any bytes behind a valid length: no panic, and all paths agree.
+    /// Any bytes after a valid length: no panic, and all paths agree.
     #[test]
     fn any_bytes_are_survived(
         dtype in 0..floats().len(), form in 0u8..6, bytes in prop::collection::vec(any::<u8>(), 0..600), len in 0usize..400,

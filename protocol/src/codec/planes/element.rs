@@ -1,4 +1,4 @@
-//! Elements split into planes: all first bytes together, all second ones together, and so on.
+//! Elements split into byte planes: plane `n` holds byte `n` of every element.
 
 use std::array;
 
@@ -7,16 +7,16 @@ pub(super) trait Element {
     /// The size of one element in bytes, which is the number of planes.
     const BYTES: usize;
 
-    /// Splits whole elements into planes, the lowest byte first, after rotating each by `ROTATION` bits to the left.
+    /// Rotates each element of `raw` by `ROTATION` bits to the left and splits it into planes, the lowest byte first.
     /// `planes` is as long as `raw`.
     fn split<const ROTATION: u32>(raw: &[u8], planes: &mut [u8]);
 
-    /// The inverse: `planes` are [`BYTES`](Self::BYTES) strings with one byte per element of `raw`.
+    /// The inverse of [`split`](Self::split). Each of the [`BYTES`](Self::BYTES) `planes` has a byte per element.
     fn merge<const ROTATION: u32>(planes: &[&[u8]], raw: &mut [u8]);
 }
 
-/// One implementation for every width. The lengths of all planes are known before a loop begins, so that compilers drop
-/// bounds checks and vectorise.
+/// One implementation for every width. The lengths of all planes are fixed before a loop begins, so that compilers
+/// remove bounds checks and vectorise.
 macro_rules! element {
     ($number:ty, $bytes:literal) => {
         impl Element for $number {

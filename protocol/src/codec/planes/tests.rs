@@ -15,13 +15,13 @@ fn decoded(dtype: Dtype, encoded: &[u8], len: usize) -> Result<Vec<u8>, DecodeEr
 
 /// PROTOCOL.md §8.6, the example.
 #[test]
-fn the_example_of_the_page() {
+fn the_example_in_the_specification() {
     let raw = [0x3f80u16, 0xbf80, 0x3f81, 0x3fff].map(u16::to_le_bytes).concat();
     let raw = [&raw[..], &[0xee]].concat();
     let expected = [
         &[0, 4, 0, 0, 0, 0x00, 0x01, 0x02, 0xfe][..], // mantissa and sign
         &[1, 4, 0, 0, 0, 0x7f],                       // exponent
-        &[0xee],                                      // what is no whole element
+        &[0xee],                                      // the partial element at the end
     ]
     .concat();
     assert_eq!(encoded(Dtype::Bf16, &raw), expected);
@@ -32,7 +32,7 @@ fn the_example_of_the_page() {
     assert_eq!(encoded(Dtype::I16, &raw), integers.concat(), "only floats are rotated");
 }
 
-/// Rotation separates sign and exponent: for every dtype that has both, and for no other.
+/// Rotation separates sign and exponent; integers are not rotated.
 #[test]
 fn every_float_is_rotated() {
     use Dtype::{Bf16, C32, C64, C128, F16, F32, F64, I16, I32, I64, U16, U32, U64};
@@ -48,7 +48,7 @@ fn every_float_is_rotated() {
     }
 }
 
-/// A plane's size depends on its own entropy alone: here 2 bits of 16, and 8 random ones.
+/// A plane's size depends on its own entropy alone: here one plane of 2 bits per byte, and one of random bytes.
 #[test]
 fn each_plane_has_its_own_form() {
     let mut state = 1u32;
@@ -65,7 +65,7 @@ fn each_plane_has_its_own_form() {
 }
 
 #[test]
-fn what_does_not_become_smaller_is_not_encoded() {
+fn incompressible_bytes_are_not_encoded() {
     let raw: Vec<u8> = (0..=255).collect();
     for dtype in Dtype::ALL {
         let context = Context { dtype: *dtype, base: None };
@@ -83,7 +83,7 @@ fn a_forged_size_is_refused() {
     assert!(scratch_bytes() <= 100);
 }
 
-/// Bytes of every dtype and length, of which some planes are constant, some of little variety and some random.
+/// Bytes of every dtype and length; some planes are constant, some have few values and some are random.
 fn chunks() -> impl Strategy<Value = (Dtype, Vec<u8>)> {
     let byte = prop_oneof![Just(0u8..1), Just(0..4), Just(0..255)];
     let kinds = prop::collection::vec(byte, 1..9);
@@ -117,7 +117,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_cut_or_longer_is_refused((dtype, raw) in chunks(), at: prop::sample::Index) {
+    fn another_length_is_refused((dtype, raw) in chunks(), at: prop::sample::Index) {
         let mut bytes = encoded(dtype, &raw);
         prop_assert!(decoded(dtype, &bytes[..at.index(bytes.len())], raw.len()).is_err());
         bytes.push(0);

@@ -1,6 +1,6 @@
-//! The AVX2 path: 32 symbols at a time; escapes by eights, moved by a shuffle from a table.
+//! The AVX2 path: 32 symbols at a time; escapes are moved eight at a time, by a shuffle from a table.
 //!
-//! Each function does what its namesake does in [`portable`] or `sparse/differing.rs`.
+//! Each function has the same behaviour as the function of that name in [`portable`] or `sparse/differing.rs`.
 
 use super::{
     super::{
@@ -32,9 +32,9 @@ pub(super) fn encode_level(
         *mask = join_masks(is1 | escaped, is2 | escaped);
         let room: &mut [u8; 72] = escapes[count..].first_chunk_mut().expect(ROOM);
         let eights = group.as_chunks::<8>().0.iter().zip(escaped.to_le_bytes());
-        for ((eight, which), at) in eights.zip(places(escaped)) {
+        for ((eight, mask), at) in eights.zip(escapes_before(escaped)) {
             let room = room[usize::from(at & 63)..].first_chunk_mut().expect("63 and 8 are below 72");
-            store8(room, _mm_shuffle_epi8(load8(eight), load8(&TOGETHER[usize::from(which)])));
+            store8(room, _mm_shuffle_epi8(load8(eight), load8(&GATHER[usize::from(mask)])));
         }
         count += escaped.count_ones() as usize;
     }
@@ -53,35 +53,36 @@ pub(super) fn decode_level(
     for (group, mask) in plain.iter_mut().zip(masks) {
         let (bit0, bit1) = split_masks(mask);
         let escaped = bit0 & bit1;
-        let given: &[u8; 72] = escapes[count..].first_chunk().expect(ROOM);
-        let mut moved = escaped.to_le_bytes().into_iter().zip(places(escaped)).map(|(which, at)| {
-            let from = given[usize::from(at & 63)..].first_chunk().expect("63 and 8 are below 72");
-            _mm_shuffle_epi8(load8(from), load8(&APART[usize::from(which)]))
+        let packed: &[u8; 72] = escapes[count..].first_chunk().expect(ROOM);
+        let masks = escaped.to_le_bytes().into_iter();
+        let mut scattered = masks.zip(escapes_before(escaped)).map(|(mask, at)| {
+            let from = packed[usize::from(at & 63)..].first_chunk().expect("63 and 8 are below 72");
+            _mm_shuffle_epi8(load8(from), load8(&SCATTER[usize::from(mask)]))
         });
-        let mut next_eight = || moved.next().expect("eight eights");
+        let mut next_eight = || scattered.next().expect("eight eights");
         for (i, half) in group.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (is1, is2) = (spread((bit0 >> (32 * i)) as u32), spread((bit1 >> (32 * i)) as u32));
             let named = _mm256_blendv_epi8(_mm256_blendv_epi8(symbol0, symbol1, is1), symbol2, is2);
             let named = _mm256_andnot_si256(_mm256_and_si256(is1, is2), named);
             let [a, b, c, d] = [next_eight(), next_eight(), next_eight(), next_eight()];
-            let moved = _mm256_set_m128i(_mm_unpacklo_epi64(c, d), _mm_unpacklo_epi64(a, b));
-            store(half, _mm256_or_si256(named, moved));
+            let scattered = _mm256_set_m128i(_mm_unpacklo_epi64(c, d), _mm_unpacklo_epi64(a, b));
+            store(half, _mm256_or_si256(named, scattered));
         }
         count += escaped.count_ones() as usize;
     }
     count
 }
 
-/// Why there is room for a group and the seven bytes behind its last escape.
+/// Why `escapes` has room for a group and the seven bytes behind its last escape.
 const ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
-/// For each eight of a group, the number of escapes before it. Computed at once, so that no eight depends on the one
-/// before.
-fn places(escaped: u64) -> [u8; 8] {
+/// For each eight of a group, the number of escapes before it. All eight numbers are computed together, without a
+/// dependency from one to the next.
+fn escapes_before(escaped: u64) -> [u8; 8] {
     let twos = escaped - ((escaped >> 1) & 0x5555_5555_5555_5555);
     let fours = (twos & 0x3333_3333_3333_3333) + ((twos >> 2) & 0x3333_3333_3333_3333);
     let eights = (fours + (fours >> 4)) & 0x0f0f_0f0f_0f0f_0f0f;
-    // The product adds to each byte all those below it; the last sum is at most 56.
+    // The product adds all lower bytes to each byte; the last sum is at most 56.
     (eights << 8).wrapping_mul(0x0101_0101_0101_0101).to_le_bytes()
 }
 
@@ -94,7 +95,7 @@ pub(super) fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u
                 let halves = group.as_chunks_mut::<32>().0;
                 let bytes = [load(&halves[0]), load(&halves[1])];
                 let planes = low.as_chunks_mut::<8>().0;
-                // Each bit in turn becomes the uppermost of its byte.
+                // Each shift makes one low bit the uppermost bit of its byte.
                 planes[0] = join_of(bytes, |bytes| _mm256_slli_epi16(bytes, 7));
                 planes[1] = join_of(bytes, |bytes| _mm256_slli_epi16(bytes, 6));
                 planes[2] = join_of(bytes, |bytes| _mm256_slli_epi16(bytes, 5));
@@ -164,7 +165,7 @@ pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut 
                 let [base, raw] = [base, raw].map(|group| group.as_chunks::<32>().0);
                 let lower = _mm256_cmpeq_epi16(load(&base[0]), load(&raw[0]));
                 let upper = _mm256_cmpeq_epi16(load(&base[1]), load(&raw[1]));
-                // Packing takes both by halves; the permutation puts the halves back into order.
+                // Packing interleaves the 128-bit halves; the permutation restores their order.
                 let same = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(lower, upper));
                 *mask = !(_mm256_movemask_epi8(same) as u32);
             }
@@ -184,7 +185,7 @@ fn join(lower: __m256i, upper: __m256i) -> u64 {
     half(lower) | half(upper) << 32
 }
 
-/// The uppermost bits of 64 bytes after `change`.
+/// The uppermost bits of 64 bytes, after `change` on each half.
 #[target_feature(enable = "avx2")]
 fn join_of(halves: [__m256i; 2], change: impl Fn(__m256i) -> __m256i) -> [u8; 8] {
     let [lower, upper] = halves.map(change);
@@ -202,45 +203,45 @@ fn spread(bits: u32) -> __m256i {
 
 #[target_feature(enable = "avx2")]
 fn load(bytes: &[u8; 32]) -> __m256i {
-    // SAFETY: the reference is to 32 bytes, as many as are read; no alignment is needed.
+    // SAFETY: the reference is to 32 bytes, the number read; no alignment is needed.
     unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx2")]
 fn store(bytes: &mut [u8; 32], vector: __m256i) {
-    // SAFETY: the reference is to 32 bytes, as many as are written; no alignment is needed.
+    // SAFETY: the reference is to 32 bytes, the number written; no alignment is needed.
     unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), vector) }
 }
 
 #[target_feature(enable = "avx2")]
 fn load8(bytes: &[u8; 8]) -> __m128i {
-    // SAFETY: the reference is to eight bytes, as many as are read; no alignment is needed.
+    // SAFETY: the reference is to eight bytes, the number read; no alignment is needed.
     unsafe { _mm_loadl_epi64(bytes.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx2")]
 fn store8(bytes: &mut [u8; 8], vector: __m128i) {
-    // SAFETY: the reference is to eight bytes, as many as are written; no alignment is needed.
+    // SAFETY: the reference is to eight bytes, the number written; no alignment is needed.
     unsafe { _mm_storel_epi64(bytes.as_mut_ptr().cast(), vector) }
 }
 
 /// The shuffle index that yields 0.
-const NOTHING: u8 = 0x80;
+const ZERO: u8 = 0x80;
 
-/// For each mask of eight: the shuffle that gathers the masked bytes at the front.
-static TOGETHER: [[u8; 8]; 256] = shuffles(true);
+/// For each mask of eight bits: the shuffle that gathers the masked bytes at the front.
+static GATHER: [[u8; 8]; 256] = shuffles(true);
 
-/// For each mask of eight: the shuffle that scatters bytes from the front to the masked places.
-static APART: [[u8; 8]; 256] = shuffles(false);
+/// For each mask of eight bits: the shuffle that scatters bytes from the front to the masked places.
+static SCATTER: [[u8; 8]; 256] = shuffles(false);
 
-const fn shuffles(together: bool) -> [[u8; 8]; 256] {
-    let mut table = [[NOTHING; 8]; 256];
+const fn shuffles(gather: bool) -> [[u8; 8]; 256] {
+    let mut table = [[ZERO; 8]; 256];
     let mut mask = 0;
     while mask < 256 {
         let (mut front, mut place) = (0, 0);
         while place < 8 {
             if mask >> place & 1 == 1 {
-                let (to, from) = if together { (front, place) } else { (place, front) };
+                let (to, from) = if gather { (front, place) } else { (place, front) };
                 table[mask][to] = from as u8;
                 front += 1;
             }

@@ -1,6 +1,6 @@
-//! The AVX-512 path: 64 symbols at a time; comparisons give masks, and masks compress and expand bytes (VBMI2).
+//! The AVX-512 path: 64 symbols at a time; comparisons produce masks, and masks compress and expand bytes (VBMI2).
 //!
-//! Each function does what its namesake does in [`portable`] or `sparse/differing.rs`.
+//! Each function has the same behaviour as the function of that name in [`portable`] or `sparse/differing.rs`.
 
 use super::{
     super::{
@@ -50,14 +50,14 @@ pub(super) fn decode_level(
         let (bit0, bit1) = split_masks(mask);
         let named = _mm512_mask_blend_epi8(bit1, _mm512_mask_blend_epi8(bit0, symbol0, symbol1), symbol2);
         let escaped = bit0 & bit1;
-        let given = load(escapes[count..].first_chunk().expect(ROOM));
-        store(group, _mm512_mask_expand_epi8(named, escaped, given));
+        let packed = load(escapes[count..].first_chunk().expect(ROOM));
+        store(group, _mm512_mask_expand_epi8(named, escaped, packed));
         count += escaped.count_ones() as usize;
     }
     count
 }
 
-/// Why there is room for a group.
+/// Why `escapes` has room for a group.
 const ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
@@ -135,12 +135,12 @@ pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut 
 
 #[target_feature(enable = "avx512f")]
 fn load(bytes: &[u8; 64]) -> __m512i {
-    // SAFETY: the reference is to 64 bytes, as many as are read; no alignment is needed.
+    // SAFETY: the reference is to 64 bytes, the number read; no alignment is needed.
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx512f")]
 fn store(bytes: &mut [u8; 64], vector: __m512i) {
-    // SAFETY: the reference is to 64 bytes, as many as are written; no alignment is needed.
+    // SAFETY: the reference is to 64 bytes, the number written; no alignment is needed.
     unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), vector) }
 }

@@ -1,4 +1,4 @@
-//! Changes between two strings of elements: where, and by how much.
+//! Changes between two strings of elements: their positions and differences.
 
 use super::{
     super::simd::Path,
@@ -6,27 +6,28 @@ use super::{
 };
 use std::slice;
 
-/// The changed elements of a string against its base, as the three strings that travel (PROTOCOL.md §8.7).
+/// The changed elements of a string against its base, as the three strings that are sent (PROTOCOL.md §8.7).
 #[derive(Default)]
 pub(super) struct Changes {
-    /// For each change, the unchanged elements before it. 255 means "255, and more follow".
+    /// For each change, the number of unchanged elements before it. A byte of 255 means that the gap continues in the
+    /// next byte.
     pub(super) gaps: Vec<u8>,
     /// For each change its zigzag difference, 1 to 255, or [`REPLACED`].
     pub(super) differences: Vec<u8>,
-    /// The new elements of those that are replaced.
+    /// The new values of replaced elements.
     pub(super) values: Vec<u8>,
-    /// The element behind the last change.
+    /// The index of the element behind the last change.
     next: usize,
 }
 
-/// The first gap that does not fit one byte.
+/// The gap byte that means "255, and the gap continues".
 const GAP_MAX: usize = 255;
 
-/// Stands for a difference that does not fit a byte. No change has a difference of 0.
+/// Marks an element that is replaced because its difference does not fit a byte. No change has a difference of 0.
 const REPLACED: u8 = 0;
 
 impl Changes {
-    /// Removes all changes, and keeps the memory.
+    /// Removes all changes but keeps the memory.
     pub(super) fn clear(&mut self) {
         self.gaps.clear();
         self.differences.clear();
@@ -39,28 +40,28 @@ impl Changes {
         self.gaps.len() + self.differences.len() + self.values.len()
     }
 
-    /// Appends the changes from `base` to `raw`, two strings of whole elements of `W` bytes and of equal length. `None`
-    /// once there are more than `room` bytes of them; the result is then incomplete.
+    /// Appends the changes from `base` to `raw`, strings of equal length and of whole elements of `W` bytes. `None`,
+    /// with an incomplete result, once the changes exceed `bytes_max`.
     pub(super) fn find<const W: usize>(
         &mut self,
         differing: &mut Differing,
         base: &[u8],
         raw: &[u8],
-        room: usize,
+        bytes_max: usize,
     ) -> Option<()> {
         let begin = self.next;
-        let whole = raw.len() / (GROUP * W) * (GROUP * W);
-        let tiles = base[..whole].chunks(TILE_BYTES).zip(raw[..whole].chunks(TILE_BYTES));
+        let grouped = raw.len() / (GROUP * W) * (GROUP * W);
+        let tiles = base[..grouped].chunks(TILE_BYTES).zip(raw[..grouped].chunks(TILE_BYTES));
         for (tile, (base, raw)) in tiles.enumerate() {
             self.find_in_tile::<W>(begin + tile * (TILE_BYTES / W), differing, base, raw);
-            (self.len() <= room).then_some(())?;
+            (self.len() <= bytes_max).then_some(())?;
         }
-        let (base, raw) = (padded(&base[whole..]), padded(&raw[whole..]));
-        self.find_in_tile::<W>(begin + whole / W, differing, &base, &raw);
-        (self.len() <= room).then_some(())
+        let (base, raw) = (padded(&base[grouped..]), padded(&raw[grouped..]));
+        self.find_in_tile::<W>(begin + grouped / W, differing, &base, &raw);
+        (self.len() <= bytes_max).then_some(())
     }
 
-    /// Appends the changes of one tile of whole groups that begins with the element `first`.
+    /// Appends the changes of one tile of whole groups. `first` is the index of the tile's first element.
     fn find_in_tile<const W: usize>(
         &mut self,
         first: usize,
@@ -71,12 +72,12 @@ impl Changes {
         let (base_elements, raw_elements) = (base.as_chunks::<W>().0, raw.as_chunks::<W>().0);
         for element in differing.elements::<W>(Path::fastest(), base, raw) {
             let at = usize::from(*element);
-            self.note::<W>(first + at, &base_elements[at], &raw_elements[at]);
+            self.push::<W>(first + at, &base_elements[at], &raw_elements[at]);
         }
     }
 
     /// Appends the change of `element`.
-    fn note<const W: usize>(&mut self, element: usize, base: &[u8; W], raw: &[u8; W]) {
+    fn push<const W: usize>(&mut self, element: usize, base: &[u8; W], raw: &[u8; W]) {
         let mut gap = element - self.next;
         self.next = element + 1;
         while gap >= GAP_MAX {
@@ -94,22 +95,21 @@ impl Changes {
     }
 }
 
-/// The end of a string, padded with zeros to a group.
-fn padded(rest: &[u8]) -> [u8; 8 * GROUP] {
+/// The last elements of a string, padded with zeros to a group.
+fn padded(tail: &[u8]) -> [u8; 8 * GROUP] {
     let mut group = [0; 8 * GROUP];
-    group[..rest.len()].copy_from_slice(rest);
+    group[..tail.len()].copy_from_slice(tail);
     group
 }
 
-/// An element as a number, with zeros above it.
+/// An element as a number, zero-extended.
 fn wide<const W: usize>(element: &[u8; W]) -> u64 {
     let mut wide = [0; 8];
     wide[..W].copy_from_slice(element);
     u64::from_le_bytes(wide)
 }
 
-/// Small differences of either sign as small numbers: 1, -1, 2, -2 become 2, 1, 4, 3. The difference is a two's
-/// complement number in the low `W` bytes.
+/// The zigzag code of a two's complement number in the low `W` bytes: 1, -1, 2, -2 become 2, 1, 4, 3.
 fn zigzag<const W: usize>(difference: u64) -> u64 {
     let unused = 64 - 8 * W as u32;
     let difference = ((difference << unused) as i64) >> unused;
@@ -121,29 +121,29 @@ fn unzigzag(zigzag: u8) -> u64 {
     (zigzag >> 1) ^ (zigzag & 1).wrapping_neg()
 }
 
-/// A decoder of changes, which are applied to the elements in order.
-///
-/// They are applied tile by tile, so that the caller can process each tile while it is in the first-level cache.
+/// A decoder that applies changes to the elements in order, tile by tile: the caller can process each tile while it is
+/// in the first-level cache.
 pub(super) struct Pending<'a, const W: usize> {
     gaps: slice::Iter<'a, u8>,
     differences: slice::Iter<'a, u8>,
     values: slice::Iter<'a, [u8; W]>,
-    /// The element that changes next, and its difference.
+    /// The index of the next changed element, and its difference.
     next: Option<(usize, u8)>,
 }
 
 impl<'a, const W: usize> Pending<'a, W> {
-    /// Reads the changes in these three strings. `None` when they contradict each other, as far as that is known yet.
+    /// Reads the changes in these three strings. `None` if the first change has no gap, or a value is incomplete; later
+    /// contradictions are found by [`apply_to`](Self::apply_to) and [`is_empty`](Self::is_empty).
     pub(super) fn new(gaps: &'a [u8], differences: &'a [u8], values: &'a [u8]) -> Option<Self> {
-        let (values, cut) = values.as_chunks();
+        let (values, incomplete) = values.as_chunks();
         let (gaps, differences) = (gaps.iter(), differences.iter());
         let mut pending = Self { gaps, differences, values: values.iter(), next: None };
         pending.advance(0)?;
-        cut.is_empty().then_some(pending)
+        incomplete.is_empty().then_some(pending)
     }
 
-    /// Applies the changes within `tile`, whose first element is number `first`. Tiles come in order and without gaps.
-    /// `None`, with the tile partly changed, when the strings contradict each other.
+    /// Applies the changes within `tile`, whose first element has the index `first`. The caller passes adjacent tiles
+    /// in order. `None`, with the tile partly changed, when the strings contradict each other.
     pub(super) fn apply_to(&mut self, first: usize, tile: &mut [[u8; W]]) -> Option<()> {
         while let Some((at, difference)) = self.next
             && let Some(element) = tile.get_mut(at - first)
@@ -157,12 +157,12 @@ impl<'a, const W: usize> Pending<'a, W> {
         Some(())
     }
 
-    /// Whether everything was applied: no change behind the last tile, and no byte left over.
+    /// Whether all changes were applied: none lies behind the last tile, and no byte remains in the strings.
     pub(super) fn is_empty(&self) -> bool {
         self.next.is_none() && self.gaps.len() == 0 && self.values.len() == 0
     }
 
-    /// Reads the next change; `from` is the element behind the previous one.
+    /// Reads the next change; `from` is the index of the element behind the previous change.
     fn advance(&mut self, from: usize) -> Option<()> {
         self.next = match self.differences.next() {
             Some(difference) => Some((from + take_gap(&mut self.gaps)?, *difference)),

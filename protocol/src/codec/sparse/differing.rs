@@ -1,19 +1,19 @@
-//! Comparison of two strings of elements.
+//! The search for differing elements in two strings.
 
 use super::super::simd::Path;
 
-/// The elements that are compared at once; each has a bit in a mask.
+/// The number of elements that are compared at once; each has a bit in a mask.
 pub(in crate::codec) const GROUP: usize = 32;
 
-/// The bytes that are compared before the differing elements are collected: both strings fit the first-level cache.
+/// The bytes compared before the differing elements are collected: tiles of both strings fit the first-level cache.
 pub(super) const TILE_BYTES: usize = 16 << 10;
 
-/// The elements of a group that are written without a branch.
-const AT_ONCE: usize = 4;
+/// The number of elements of a group that are written without a branch.
+const UNROLLED: usize = 4;
 
-/// Finds the differing elements of a tile: first the groups that have any, then their elements.
+/// Finds the differing elements of a tile: first the groups that contain any, then the elements.
 ///
-/// Candidates are written unconditionally, since a mispredicted branch costs more than all the rest. Takes 35 KiB; keep
+/// Candidate indexes are written unconditionally: a mispredicted branch would cost more. The size is 35 KiB, so keep
 /// one per thread.
 pub(super) struct Differing {
     masks: [u32; TILE_BYTES / GROUP],
@@ -28,24 +28,24 @@ impl Default for Differing {
 }
 
 impl Differing {
-    /// The indexes of the differing elements of `W` bytes, in order. Both strings are equally long: whole groups, and a
-    /// tile at most.
+    /// The indexes of the differing elements of `W` bytes, in order. Both strings have the same number of whole groups,
+    /// at most a tile.
     pub(super) fn elements<const W: usize>(&mut self, path: Path, base: &[u8], raw: &[u8]) -> &[u16] {
         debug_assert_eq!(base.len(), raw.len());
         let Self { masks, groups, elements } = self;
         let masks = &mut masks[..raw.len() / (GROUP * W)];
         path.mark_differing(W, base, raw, masks);
         let mut count = 0;
-        for group in note_groups(masks, groups) {
+        for group in differing_groups(masks, groups) {
             let mask = masks[usize::from(*group)];
-            count += note_elements(mask, group * GROUP as u16, &mut elements[count..]);
+            count += write_elements(mask, group * GROUP as u16, &mut elements[count..]);
         }
         &elements[..count]
     }
 }
 
-/// The indexes of the non-empty masks.
-fn note_groups<'a>(masks: &[u32], groups: &'a mut [u16]) -> &'a [u16] {
+/// The indexes of the non-zero masks.
+fn differing_groups<'a>(masks: &[u32], groups: &'a mut [u16]) -> &'a [u16] {
     let mut count = 0;
     for (group, mask) in (0..).zip(masks) {
         groups[count] = group;
@@ -54,10 +54,11 @@ fn note_groups<'a>(masks: &[u32], groups: &'a mut [u16]) -> &'a [u16] {
     &groups[..count]
 }
 
-/// Writes the elements of one group, whose first is number `first`, and returns how many there are.
-fn note_elements(mut mask: u32, first: u16, elements: &mut [u16]) -> usize {
+/// Writes the indexes of the differing elements of one group and returns their number. `first` is the index of the
+/// group's first element.
+fn write_elements(mut mask: u32, first: u16, elements: &mut [u16]) -> usize {
     let count = mask.count_ones() as usize;
-    for four in elements.chunks_exact_mut(AT_ONCE).take(count.div_ceil(AT_ONCE)) {
+    for four in elements.chunks_exact_mut(UNROLLED).take(count.div_ceil(UNROLLED)) {
         for element in four {
             *element = first + mask.trailing_zeros() as u16;
             mask &= mask.wrapping_sub(1);
@@ -66,7 +67,7 @@ fn note_elements(mut mask: u32, first: u16, elements: &mut [u16]) -> usize {
     count
 }
 
-/// Computes the mask of each group of elements of `width` bytes: the bits of differing elements, the first one lowest.
+/// Computes a mask for each group of elements of `width` bytes: bit `i` is set if element `i` of the group differs.
 pub(in crate::codec) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
     match width {
         8 => mark::<8, { 8 * GROUP }>(base, raw, masks),
@@ -92,7 +93,7 @@ pub(in crate::codec) fn groups<'a, const GROUP_BYTES: usize>(
     both.zip(masks).map(|((base, raw), mask)| (base, raw, mask))
 }
 
-/// Written as an OR of differences because compilers make vector instructions of it.
+/// Written as an OR of differences because compilers vectorise that.
 fn differ<const BYTES: usize>(base: &[u8; BYTES], raw: &[u8; BYTES]) -> bool {
     let words = base.as_chunks().0.iter().zip(raw.as_chunks().0);
     words.fold(0, |any, (base, raw)| any | (u64::from_le_bytes(*base) ^ u64::from_le_bytes(*raw))) != 0

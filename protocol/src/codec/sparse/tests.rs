@@ -16,17 +16,17 @@ fn encoded(dtype: Dtype, base: &[u8], raw: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Decodes into other memory and in place: both must agree.
+/// Decodes into other memory and in place, and compares the results.
 fn decoded(dtype: Dtype, base: &[u8], encoded: &[u8]) -> Result<Vec<u8>, DecodeError> {
     let mut raw = vec![0x55; base.len()];
     let outcome = Sparse.decode(context(dtype, base), encoded, &mut raw).map(|()| raw);
-    let (mut in_place, mut seen) = (base.to_vec(), vec![]);
+    let (mut in_place, mut pieces) = (base.to_vec(), vec![]);
     let applied = Sparse::apply(dtype, encoded, &mut in_place, |piece| {
         assert!(piece.len() <= TILE_BYTES);
-        seen.extend_from_slice(piece);
+        pieces.extend_from_slice(piece);
     });
     assert_eq!(applied.map(|()| &in_place), outcome.as_ref().map_err(Clone::clone));
-    assert!(outcome.is_err() || seen == in_place, "every byte is seen once, in order, as it is in the end");
+    assert!(outcome.is_err() || pieces == in_place, "`done` receives every final byte once, in order");
     outcome
 }
 
@@ -44,7 +44,7 @@ fn noise(len: usize) -> Vec<u8> {
 
 /// PROTOCOL.md §8.7, the example.
 #[test]
-fn the_example_of_the_page() {
+fn the_example_in_the_specification() {
     let base: Vec<u8> = (0..400u16).flat_map(|i| (0x3f80 + i).to_le_bytes()).chain([0xee]).collect();
     let mut raw = base.clone();
     for (element, value) in [(2, 0x3f83u16), (300, 0x3f80 + 299), (301, 0xbf80)] {
@@ -55,7 +55,7 @@ fn the_example_of_the_page() {
         &[0, 4, 0, 0, 0, 2, 255, 42, 0][..], // gaps: 2; 255 + 42; 0
         &[0, 3, 0, 0, 0, 2, 1, 0],           // differences: +1; -1; replaced
         &[0, 2, 0, 0, 0, 0x80, 0xbf],        // the value
-        &[0xef],                             // what is no whole element
+        &[0xef],                             // the partial element at the end
     ]
     .concat();
     assert_eq!(encoded(Dtype::Bf16, &base, &raw).unwrap(), expected);
@@ -63,7 +63,7 @@ fn the_example_of_the_page() {
 }
 
 #[test]
-fn nothing_changed_costs_a_few_bytes() {
+fn an_unchanged_chunk_is_a_few_bytes() {
     let base = noise(4 << 20);
     assert_eq!(encoded(Dtype::F32, &base, &base).unwrap().len(), 15);
     for (dtype, bytes) in [(Dtype::F32, 4 << 20), (Dtype::Bf16, 801), (Dtype::F64, 103)] {
@@ -84,29 +84,26 @@ fn without_its_base_a_chunk_is_neither_encoded_nor_decoded() {
     }
 }
 
-/// The bytes of changes that this thread found last.
+/// The size of the changes that this thread found last.
 fn searched_bytes() -> usize {
     SEARCH.with_borrow(|Search { changes, .. }| {
         changes.gaps.len() + changes.differences.len() + changes.values.len()
     })
 }
 
-/// f32 weights under training: nearly every element changes. There is no delta, and no search.
+/// f32 weights under training: nearly every element changes. No delta is made, and the chunk is not searched.
 #[test]
-fn what_changed_everywhere_is_given_up() {
+fn a_chunk_that_changed_everywhere_has_no_delta() {
     let base = noise(4 << 20);
     let raw: Vec<u8> = base.iter().map(|byte| byte.wrapping_add(1)).collect();
     for dtype in [Dtype::F32, Dtype::F64, Dtype::Bf16] {
         assert_eq!(encoded(dtype, &base, &raw), None);
     }
     assert!(searched_bytes() < 1 << 18, "only a sample was searched");
-    assert!(
-        encoded(Dtype::F32, &base, &base).is_some(),
-        "what was found before says nothing of the next chunk"
-    );
+    assert!(encoded(Dtype::F32, &base, &base).is_some(), "the changes of an earlier chunk are cleared");
 }
 
-/// If only the sample is unchanged, the search ends when it has found too many changes.
+/// Only the sampled slices are unchanged: the search ends once it has found too many changes.
 #[test]
 fn a_sample_that_misleads_costs_bounded_memory() {
     let base = noise(1 << 20);
@@ -130,26 +127,26 @@ fn a_forged_size_is_refused() {
 }
 
 #[test]
-fn what_leads_out_of_the_chunk_is_refused() {
+fn contradictory_changes_are_refused() {
     let segment = |bytes: &[u8]| [&[0, bytes.len() as u8, 0, 0, 0], bytes].concat();
     let delta = |gaps: &[u8], differences: &[u8], values: &[u8]| {
         decoded(Dtype::Bf16, &[0; 20], &[segment(gaps), segment(differences), segment(values)].concat())
     };
     assert!(delta(&[9], &[2], &[]).is_ok(), "the last element");
-    assert!(delta(&[10], &[2], &[]).is_err(), "the one behind it");
-    assert!(delta(&[255, 255, 0], &[2], &[]).is_err(), "far behind it");
+    assert!(delta(&[10], &[2], &[]).is_err(), "the element behind the last");
+    assert!(delta(&[255, 255, 0], &[2], &[]).is_err(), "far behind the last");
     assert!(delta(&[255], &[2], &[]).is_err(), "a gap that does not end");
     assert!(delta(&[1, 1], &[2], &[]).is_err(), "a gap without a change");
     assert!(delta(&[1], &[2, 2], &[]).is_err(), "a change without a gap");
     assert!(delta(&[1], &[0], &[]).is_err(), "a replaced element without its value");
     assert!(delta(&[1], &[0], &[1]).is_err(), "half a value");
-    assert!(delta(&[1], &[2], &[1, 1]).is_err(), "a value that nobody takes");
+    assert!(delta(&[1], &[2], &[1, 1]).is_err(), "a value without a replaced element");
     assert!(delta(&[1], &[0], &[1, 1, 1]).is_err(), "a value and a half");
 }
 
-/// PROTOCOL.md §8.7: 255 says that more follow, so a gap of exactly so many elements ends with a 0.
+/// PROTOCOL.md §8.7: a byte of 255 means that the gap continues, so a gap of exactly 255 elements ends with a 0.
 #[test]
-fn gaps_around_what_a_byte_says() {
+fn gaps_around_the_largest_byte() {
     let base = noise(2000);
     for (gap, expected) in
         [(254, &[254, 1][..]), (255, &[255, 0, 1]), (256, &[255, 1, 1]), (510, &[255, 255, 0, 1])]
@@ -165,9 +162,9 @@ fn gaps_around_what_a_byte_says() {
     }
 }
 
-/// PROTOCOL.md §8.7: from -128 to 127 a difference fits its byte; beyond, the element is replaced.
+/// PROTOCOL.md §8.7: a difference from -128 to 127 fits its byte; otherwise the element is replaced.
 #[test]
-fn differences_around_what_a_byte_says() {
+fn differences_around_the_limits_of_a_byte() {
     let base = noise(2000);
     for (difference, expected) in [(1, 2), (-1, 1), (127, 254), (-128, 255), (128, 0), (-129, 0)] {
         let mut raw = base.clone();
@@ -193,14 +190,14 @@ fn a_delta_is_at_most_half_as_long_as_its_chunk() {
     }
 }
 
-/// Changes at random places, by random differences: four times shorter than the chunk, and a look at it says so.
+/// A tenth of all bytes change, by random differences: the delta is a quarter of the chunk, and the sample predicts it.
 #[test]
-fn what_changed_in_a_tenth_of_all_places_is_a_delta() {
-    let (base, dice) = (noise(200_000), noise(400_000));
+fn a_chunk_that_changed_by_a_tenth_has_a_delta() {
+    let (base, random) = (noise(200_000), noise(400_000));
     let mut raw = base.clone();
-    for (byte, dice) in raw.iter_mut().zip(dice[200_000..].iter().zip(&dice[1..])) {
-        if *dice.0 < 25 {
-            *byte = *dice.1;
+    for (byte, (chance, value)) in raw.iter_mut().zip(random[200_000..].iter().zip(&random[1..])) {
+        if *chance < 25 {
+            *byte = *value;
         }
     }
     let delta = encoded(Dtype::U8, &base, &raw).unwrap();
@@ -219,16 +216,16 @@ fn a_change_among_zeros_is_found() {
     }
 }
 
-/// The bytes that are no whole element end the delta: none is missing, and there is no other.
+/// The delta ends with the bytes of the partial element: one byte less or more is an error.
 #[test]
-fn another_end_is_refused() {
+fn a_tail_of_another_length_is_refused() {
     let base = noise(103);
     let delta = Sparse::unchanged(Dtype::F64, &base);
     assert!(decoded(Dtype::F64, &base, &delta[..delta.len() - 1]).is_err());
     assert!(decoded(Dtype::F64, &base, &[&delta[..], &[0]].concat()).is_err());
 }
 
-/// Every third element changed, over many tiles: the strings repeat one byte.
+/// Every third element changed, over many tiles: gaps and differences are constant segments.
 #[test]
 fn dense_changes_over_many_tiles() {
     for (dtype, width) in [(Dtype::I8, 1), (Dtype::F16, 2), (Dtype::C64, 4), (Dtype::F64, 8)] {
@@ -243,7 +240,7 @@ fn dense_changes_over_many_tiles() {
     }
 }
 
-/// A base and a version after it: some elements changed a little, some were replaced, in places or everywhere.
+/// A base and a later version: up to 60 bytes have changed bits.
 fn versions() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
     let change = (any::<prop::sample::Index>(), any::<u8>());
     let len = prop_oneof![0usize..3000, 0usize..100_000];
@@ -257,21 +254,21 @@ fn versions() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
     })
 }
 
-/// The numbers of the elements that differ, found on this path.
+/// The indexes of the differing elements, found on this path.
 fn differing<const W: usize>(path: Path, base: &[u8], raw: &[u8]) -> Vec<usize> {
     let mut search = Differing::default();
     let elements = search.elements::<W>(path, base, raw);
     elements.iter().map(|element| usize::from(*element)).collect()
 }
 
-/// The reference implementation.
-fn differing_plainly(width: usize, base: &[u8], raw: &[u8]) -> Vec<usize> {
+/// The reference implementation of the search.
+fn differing_reference(width: usize, base: &[u8], raw: &[u8]) -> Vec<usize> {
     let elements = base.chunks(width).zip(raw.chunks(width)).enumerate();
     elements.filter(|(_, (base, raw))| base != raw).map(|(at, _)| at).collect()
 }
 
 #[test]
-fn a_tile_that_differs_everywhere_is_found_whole() {
+fn in_a_tile_that_differs_everywhere_all_elements_are_found() {
     let (base, raw) = ([1; TILE_BYTES], [2; TILE_BYTES]);
     for path in Path::all() {
         assert!(differing::<1>(path, &base, &raw).into_iter().eq(0..TILE_BYTES), "{}", path.name());
@@ -293,10 +290,10 @@ proptest! {
             raw[at.index(base.len())] ^= bits;
         }
         for path in Path::all() {
-            prop_assert_eq!(differing::<1>(path, &base, &raw), differing_plainly(1, &base, &raw));
-            prop_assert_eq!(differing::<2>(path, &base, &raw), differing_plainly(2, &base, &raw));
-            prop_assert_eq!(differing::<4>(path, &base, &raw), differing_plainly(4, &base, &raw));
-            prop_assert_eq!(differing::<8>(path, &base, &raw), differing_plainly(8, &base, &raw));
+            prop_assert_eq!(differing::<1>(path, &base, &raw), differing_reference(1, &base, &raw));
+            prop_assert_eq!(differing::<2>(path, &base, &raw), differing_reference(2, &base, &raw));
+            prop_assert_eq!(differing::<4>(path, &base, &raw), differing_reference(4, &base, &raw));
+            prop_assert_eq!(differing::<8>(path, &base, &raw), differing_reference(8, &base, &raw));
         }
     }
 
@@ -305,11 +302,11 @@ proptest! {
         if let Some(delta) = encoded(dtype, &base, &raw) {
             prop_assert_eq!(decoded(dtype, &base, &delta).unwrap(), raw);
         } else {
-            prop_assert!(raw.len() < 1300, "60 changes of at most 10 bytes are at most half of that");
+            prop_assert!(raw.len() < 1300, "60 changes of at most 10 bytes fit half of 1300");
         }
     }
 
-    /// A delta on the wrong base: an error, or other bytes, which their hash detects.
+    /// A delta on the wrong base causes an error, or other bytes, which the chunk's hash reveals.
     #[test]
     fn a_wrong_base_is_survived((dtype, base, raw) in versions(), other: u8) {
         if let Some(delta) = encoded(dtype, &base, &raw) {
@@ -328,7 +325,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_cut_is_refused((dtype, base, raw) in versions(), at: prop::sample::Index) {
+    fn a_truncated_delta_is_refused((dtype, base, raw) in versions(), at: prop::sample::Index) {
         if let Some(delta) = encoded(dtype, &base, &raw) {
             prop_assert!(decoded(dtype, &base, &delta[..at.index(delta.len())]).is_err());
         }
