@@ -25,12 +25,12 @@ pub enum Lanes {
 
 impl Lanes {
     /// Whether the number is automatic.
-    pub(crate) fn is_sought(self) -> bool {
+    pub(crate) fn is_automatic(self) -> bool {
         !matches!(self, Self::Fixed(_))
     }
 
     /// The maximum.
-    pub(crate) fn most(self) -> u32 {
+    pub(crate) fn max(self) -> u32 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         match self {
             Self::Auto => u32::try_from(processors / 2).unwrap_or(LANES_MAX).clamp(1, LANES_MAX),

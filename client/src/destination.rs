@@ -74,7 +74,7 @@ impl Destination {
     /// Uses the lent buffers, if they fit. Ranges that span several host buffers are staged in `memory`.
     pub(crate) fn in_buffers(selection: &Selection, mut lent: Lent, memory: &HostMemory) -> Option<Self> {
         lent.retain_wanted(selection);
-        let fits = lent.expected.fit(selection, lent.asked().into_iter()).ok()?;
+        let fits = lent.expected.fit(selection, lent.sizes().into_iter()).ok()?;
         match lent.memory {
             LentMemory::Host(tensors) => {
                 let parts = in_order(fits, tensors, |region| !region.is_empty());

@@ -18,7 +18,6 @@
 //!
 //! A snapshot is delivered only when every chunk is verified, and all chunks together match the server's digest. Its
 //! memory is reused for a later version once the last reference to it is dropped.
-
 //!
 //! With a [device](Config::device) of any kind, versions are received into its memory:
 //!

@@ -74,7 +74,7 @@ impl Session {
     pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let capacity = Capacity {
-            slots: slots::count(config.credit_chunks, config.lanes.most(), processors),
+            slots: slots::count(config.credit_chunks, config.lanes.max(), processors),
             slot_bytes: config.limits.chunk_bytes as usize, // Address space; memory is used only for received bytes.
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);

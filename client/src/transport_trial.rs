@@ -6,7 +6,7 @@ use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
 /// The speed-up that the other transport must bring: less may be chance.
-const WORTH: f64 = 1.1;
+const SPEEDUP_MIN: f64 = 1.1;
 
 /// The fraction of its usual rate below which a path counts as changed.
 const COLLAPSED: f64 = 0.5;
@@ -28,8 +28,8 @@ const PAUSE_GROWTH: u32 = 4;
 /// The longest time with large versions between trials.
 const PAUSE_MAX: Duration = Duration::from_secs(3_600);
 
-/// Decides between the two transports of a session: measures the current one, tries the other one from time to time and when
-/// the rate collapses, and stays with the faster one.
+/// Decides between the two transports of a session: measures the current one, tries the other one from time to time and
+/// when the rate collapses, and stays with the faster one.
 ///
 /// Pure: it receives samples and returns the wanted transport. It counts only the time with large versions, and waits
 /// until the number of lanes is final, so that one experiment runs at a time. A trial costs two connections, the chunks
@@ -121,7 +121,7 @@ impl TransportTrial {
             }
             Stage::Trying { incumbent, .. } => {
                 self.end_trial();
-                (rate < incumbent * WORTH).then(|| other(self.kind))
+                (rate < incumbent * SPEEDUP_MIN).then(|| other(self.kind))
             }
         }
     }

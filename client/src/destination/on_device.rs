@@ -134,7 +134,7 @@ impl LentBuffer {
 impl Drop for LentBuffer {
     fn drop(&mut self) {
         if let Some(owner) = self.take_owner() {
-            let _ = owner.send(self.buffer.clone()); // Fails if the user has given up; then the last clone frees the memory.
+            let _ = owner.send(self.buffer.clone()); // If the user has given up, the last clone frees it.
         }
     }
 }

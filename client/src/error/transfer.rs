@@ -73,7 +73,7 @@ impl TransferError {
         match self {
             Self::Copy { source, .. } => match &**source {
                 SinkError::Copy(error) => error.is_final() || is_invalid(error),
-                _ => false, // `Busy`: an earlier copy may still write to this memory. The next version has other memory.
+                _ => false, // `Busy`: an earlier copy may still write. The next version has other memory.
             },
             // A blocked device thread may be free for the next version.
             Self::DeviceRefused { source, .. } => !source.may_pass(),

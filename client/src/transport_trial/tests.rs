@@ -2,7 +2,7 @@ use super::*;
 use LaneKind::{Quic, Tcp};
 use proptest::prelude::*;
 
-/// The interval of samples.
+/// The interval between samples.
 const TICK: Duration = Duration::from_millis(100);
 
 /// The decisions of a session on a simulated path.
@@ -13,8 +13,8 @@ struct Run {
     bytes: u64,
 }
 
-/// A session of `seconds` that receives one large version after another, over a path that carries `rate(transport, second)`
-/// bytes per second; 0: the transport does not reach the server.
+/// A session of `seconds` that receives one large version after another, over a path that carries `rate(transport,
+/// second)` bytes per second; 0: the transport does not reach the server.
 fn run(first: LaneKind, seconds: u64, rate: impl Fn(LaneKind, u64) -> u64) -> Run {
     let mut trial = TransportTrial::new(first);
     let mut run = Run { moves: vec![(0, first)], bytes: 0 };
