@@ -110,7 +110,7 @@ impl LaneSlot {
                 Ok(()) if began.elapsed() > STABLE_AFTER => backoff = Backoff::new(),
                 Ok(()) => {}
                 Err(error) if !error.is_worth_a_retry() => {
-                    tracing::warn!(slot = self.number, %error, "A lane cannot be kept. The session continues without.");
+                    tracing::warn!(slot = self.number, %error, "A lane cannot be kept; the session continues.");
                     return;
                 }
                 Err(error) if error.blame() == Blame::Local && !has_warned => {
