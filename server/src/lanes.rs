@@ -434,8 +434,8 @@ mod tests {
         let (lanes, _alive) = session().await;
         let mut joined = lanes.joined();
         let join = |id| lanes.join(LaneId(id), lanes.control().clone(), 2);
-        let (has_received, live) = tokio::join!(timeout(SOON, joined.changed()), async { join(1).unwrap() });
-        has_received.expect("a lane has joined").unwrap();
+        let (signalled, live) = tokio::join!(timeout(SOON, joined.changed()), async { join(1).unwrap() });
+        signalled.expect("a lane has joined").unwrap();
         assert_eq!(join(2).unwrap_err(), JoinRefused::Full);
         assert!(!joined.has_changed().unwrap(), "none has joined");
         lanes.retire(LaneId(1)).await.unwrap();
