@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example publish -- [VERSIONS] [BYTES]`
 //!
-//! A real producer differs in one place: `fill` copies its own tensors.
+//! A real producer copies its own tensors instead of calling `fill`.
 
 use std::{convert::Infallible, error::Error, time::Duration};
 use tensor_relay_server::{
@@ -16,7 +16,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let versions: u64 = args.next().map_or(Ok(1_000), |arg| arg.parse())?;
     let bytes: u64 = args.next().map_or(Ok(64 << 10), |arg| arg.parse())?;
 
-    // Who this server is, and who may come in. What is kept lets tickets stay valid after a restart.
+    // The server's identity and access rules, stored on disk so that tickets stay valid after a restart.
     let state_dir = std::env::temp_dir().join("tensor-relay-example");
     let identity = Identity::load_or_create(&state_dir)?;
     let access = AccessStore::open(&state_dir)?.follow()?;
@@ -27,7 +27,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
     println!("{}", access.rules().own_ticket(ticket));
 
-    // Up to 64 versions are kept for readers in mode `every`; who is further behind holds `publish` up for a while.
+    // Up to 64 versions are kept for readers in mode `every`; a reader that is further behind makes `publish` wait for
+    // a while.
     let options = TopicOptions { keep: Keep { versions: 64, ..Keep::default() }, ..TopicOptions::default() };
     let mut publisher = server.publisher_with(topic, None, options)?;
     let spec = TensorSpec::new(TensorName::new("weights")?, Dtype::U8, Shape::new(&[bytes])?);
@@ -40,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let metadata = vec![("step".into(), version.to_string())];
         last = Some(publisher.publish(staged, metadata).await?);
         if version == 1 {
-            // The first one waits for somebody to watch.
+            // Waits until a subscriber has received the first version.
             let publication = last.as_mut().expect("it was just published");
             publication.committed(1, Duration::from_secs(600)).await;
         }

@@ -1,4 +1,4 @@
-//! Receives every version of a topic and prints what came.
+//! Receives every version of a topic and prints its tensors.
 //!
 //! `cargo run --release --example subscribe -- TICKET`
 
@@ -9,15 +9,15 @@ use tensor_relay_client::{Client, Config, EndReason, Request, SubscriptionError,
 async fn main() -> Result<(), Box<dyn Error>> {
     let ticket: Ticket = std::env::args().nth(1).ok_or("usage: subscribe TICKET")?.parse()?;
     let topic = ticket.topic().ok_or("the ticket names no topic")?.clone();
-    // Connects again by itself when the connection is lost, and goes on where it was. With a `device` in the config,
-    // tensors land there, and `device_tensors` gives them.
+    // Reconnects by itself and resumes when the connection is lost. With a `device` in the config, tensors are received
+    // there, and `device_tensors` returns them.
     let client = Client::connect(&ticket, Config::default()).await?;
     let mut subscription = client.subscribe_to(Request::every(topic)).await?;
     let (began, mut versions, mut bytes) = (Instant::now(), 0, 0);
     loop {
         match subscription.next().await {
             Ok(snapshot) => {
-                // Whole and verified. Tensors are slices of one piece of memory, which is used again when they are gone.
+                // Whole and verified. Tensors are slices of one piece of memory, which is reused once they are dropped.
                 for (tensor, data) in snapshot.tensors() {
                     if versions < 3 {
                         println!("{} {} {}: {} bytes", tensor.name, tensor.dtype, tensor.shape, data.len());

@@ -19,8 +19,8 @@ impl Backoff {
         Self { next_ms: FIRST_MS }
     }
 
-    /// The next wait. `chance` in 0..=1 spreads it over its upper half, so that many clients of one server do not all
-    /// come back at the same moment.
+    /// The next wait. `chance` in 0..=1 spreads the wait over its upper half, so that many clients of one server do not
+    /// all come back at the same moment.
     pub(crate) fn next(&mut self, chance: f64) -> Duration {
         let wait_ms = self.next_ms;
         self.next_ms = (wait_ms * 2).min(LONGEST_MS);

@@ -1,4 +1,4 @@
-//! The base of a subscription: a private copy of a version, against which later ones are encoded.
+//! The base of a subscription: a private copy of a version, against which later versions are encoded.
 //!
 //! It is never the user's snapshot, which the user may write. Its memory has a budget of its own, shared by all
 //! subscriptions of a session.
@@ -27,7 +27,7 @@ pub(crate) type VersionKey = (Epoch, Version);
 /// new manifest each time, pays nothing for deltas that never come.
 #[derive(Debug)]
 pub(crate) struct Base {
-    /// The memory of copies; `None` to keep none.
+    /// The memory of copies; `None` if no base is kept.
     memory: Option<HostMemory>,
     /// The workers that free memory.
     workers: Workers,
@@ -36,10 +36,10 @@ pub(crate) struct Base {
     committed: Option<ManifestDigest>,
     /// The current version.
     under_way: Option<PendingBase>,
-    /// The base that the server was told of on this connection.
-    told: Option<VersionKey>,
+    /// The base offered to the server on this connection.
+    offered: Option<VersionKey>,
     /// Whether missing memory was logged.
-    complained: bool,
+    is_shortage_logged: bool,
 }
 
 #[derive(Debug)]
@@ -74,39 +74,47 @@ pub(crate) struct Chunk {
 impl Base {
     /// An empty base, with `memory` if one is to be kept.
     pub(crate) fn new(memory: Option<HostMemory>, workers: Workers) -> Self {
-        Self { memory, workers, copy: None, committed: None, under_way: None, told: None, complained: false }
+        Self {
+            memory,
+            workers,
+            copy: None,
+            committed: None,
+            under_way: None,
+            offered: None,
+            is_shortage_logged: false,
+        }
     }
 
     /// The base to name on a new connection: the version against which the server may encode the chunks that are not
     /// `held` of a continued version, or all of the next one.
-    pub(crate) fn tell(&mut self, held: Option<&RangeSet>) -> Option<VersionKey> {
+    pub(crate) fn offer(&mut self, held: Option<&RangeSet>) -> Option<VersionKey> {
         let none = RangeSet::new();
         let (_, shared) = self.copy.as_ref()?;
-        self.told = shared.copy().rest_of(held.unwrap_or(&none));
-        self.told
+        self.offered = shared.copy().common_version_except(held.unwrap_or(&none));
+        self.offered
     }
 
     /// Starts a version with `selection`. Returns the version that its chunks may be encoded against.
     pub(crate) fn begin(&mut self, announce: &Announce, selection: &Selection) -> Option<Version> {
         let fits = self.copy.as_ref().is_some_and(|(manifest, _)| *manifest == announce.manifest);
         if !fits {
-            self.give_back(); // Before the next one takes memory.
+            self.give_back(); // Before the next copy allocates memory.
         }
         let is_first = self.committed != Some(announce.manifest);
         if announce.may_be_base && !is_first && self.copy.is_none() {
             self.copy = self.allocate(selection).map(|copy| (announce.manifest, copy));
         }
-        self.run(announce)
+        self.set_under_way(announce)
     }
 
     /// Continues the current version over another connection. Returns the base of its remaining chunks.
     pub(crate) fn resume(&mut self, announce: &Announce) -> Option<Version> {
-        self.run(announce)
+        self.set_under_way(announce)
     }
 
-    fn run(&mut self, announce: &Announce) -> Option<Version> {
+    fn set_under_way(&mut self, announce: &Announce) -> Option<Version> {
         let (of, manifest) = ((announce.id.epoch, announce.id.version), announce.manifest);
-        let against = self.told.filter(|(epoch, version)| *epoch == of.0 && *version < of.1);
+        let against = self.offered.filter(|(epoch, version)| *epoch == of.0 && *version < of.1);
         let keep = announce.may_be_base && self.copy.is_some();
         self.under_way = Some(PendingBase { of, manifest, keep, against });
         against.map(|(_, version)| version)
@@ -132,11 +140,11 @@ impl Base {
         self.committed = under_way.as_ref().map(|now| now.manifest);
         let of = under_way.as_ref().map(|now| now.of);
         let keep = under_way.is_some_and(|now| now.keep);
-        let whole = self.copy.as_ref().and_then(|(_, shared)| shared.copy().whole());
-        self.told = whole.filter(|whole| Some(*whole) == of);
-        match (self.told, keep) {
+        let common = self.copy.as_ref().and_then(|(_, shared)| shared.copy().common_version());
+        self.offered = common.filter(|common| Some(*common) == of);
+        match (self.offered, keep) {
             (Some(_), _) => return true,
-            (None, true) => self.copy = None, // The next version takes its memory again.
+            (None, true) => self.copy = None, // The next copy reuses its memory.
             (None, false) => self.give_back(),
         }
         false
@@ -144,7 +152,7 @@ impl Base {
 
     /// Frees the copy's memory, because no version of this topic will need it soon.
     fn give_back(&mut self) {
-        self.told = None;
+        self.offered = None;
         let had_one = self.copy.take().is_some();
         if let Some(memory) = self.memory.clone().filter(|_| had_one) {
             self.workers.begin(move || memory.release_cached());
@@ -154,7 +162,7 @@ impl Base {
     /// Gives up the current version, and the base with it. A worker that still writes a chunk writes to memory that is
     /// no longer read.
     pub(crate) fn handle_given_up(&mut self) {
-        (self.copy, self.under_way, self.told) = (None, None, None);
+        (self.copy, self.under_way, self.offered) = (None, None, None);
     }
 
     /// Allocates memory for a copy of the selection, within the budget.
@@ -170,8 +178,8 @@ impl Base {
                 Some(Arc::new(Shared(Mutex::new(chunks.collect()))))
             }
             Err(error) => {
-                if !std::mem::replace(&mut self.complained, true) {
-                    tracing::info!(payload_bytes = bytes, %error, "Versions of a topic come whole: there is no memory for a copy to apply deltas to.");
+                if !std::mem::replace(&mut self.is_shortage_logged, true) {
+                    tracing::info!(payload_bytes = bytes, %error, "A topic gets no deltas: there is no memory for the copy that they are applied to.");
                 }
                 None
             }
@@ -196,7 +204,7 @@ impl Chunk {
         (!is_delta || of == self.against).then_some(ingress::Base { memory, keep: self.keep })
     }
 
-    /// Puts the memory back. It is of the current version now, if that is kept.
+    /// Puts the memory back. It is of the current version now, if that becomes the base.
     pub(crate) fn put(&self, base: ingress::Base) {
         let of = if base.keep { Some(self.becomes) } else { self.against };
         self.shared.copy().put(self.chunk, of, base.memory);
@@ -237,8 +245,8 @@ mod tests {
         }
     }
 
-    /// Settles chunks of the version under way; of those in `torn` the worker fails after it took its chunk.
-    fn settle(base: &Base, chunks: impl IntoIterator<Item = u32>, is_delta: bool, torn: &[u32]) {
+    /// Decodes chunks of the version under way. For each chunk in `torn`, the worker fails after it took the memory.
+    fn decode(base: &Base, chunks: impl IntoIterator<Item = u32>, is_delta: bool, torn: &[u32]) {
         for number in chunks {
             let Some(chunk) = base.chunk(ChunkIndex(number)) else { continue };
             match chunk.take(is_delta) {
@@ -248,99 +256,99 @@ mod tests {
         }
     }
 
-    /// Takes a version of which no copy is made.
-    fn pass(base: &mut Base, version: u64) {
+    /// Receives a version of which no copy is made.
+    fn receive_without_copy(base: &mut Base, version: u64) {
         assert_eq!(base.begin(&announce(version, true), &selection()), None);
-        settle(base, 0..CHUNKS, false, &[]);
+        decode(base, 0..CHUNKS, false, &[]);
         assert!(!base.handle_committed());
     }
 
     /// A base that is version 1, the second one of its manifest.
-    fn first() -> Base {
+    fn first_base() -> Base {
         let mut base = Base::new(Some(HostMemory::new(u64::MAX)), Workers::Inline);
-        pass(&mut base, 0);
+        receive_without_copy(&mut base, 0);
         assert_eq!(base.memory.as_ref().unwrap().stats().fresh, 0, "one version alone takes no memory");
         assert_eq!(base.begin(&announce(1, true), &selection()), None);
-        settle(&base, 0..CHUNKS, false, &[]);
+        decode(&base, 0..CHUNKS, false, &[]);
         assert!(base.handle_committed());
         base
     }
 
     #[test]
     fn a_version_that_was_applied_is_the_base_of_the_next() {
-        let mut base = first();
+        let mut base = first_base();
         for version in 2..5 {
             assert_eq!(base.begin(&announce(version, true), &selection()), Some(Version(version - 1)));
-            settle(&base, 0..CHUNKS, true, &[]);
+            decode(&base, 0..CHUNKS, true, &[]);
             assert!(base.handle_committed());
-            assert_eq!(base.tell(None), Some(of(version)));
+            assert_eq!(base.offer(None), Some(of(version)));
         }
     }
 
-    /// The connection is lost, or the bytes are the wrong ones, while a delta is applied to a chunk.
+    /// The connection is lost, or the bytes are wrong, while a delta is applied to a chunk.
     #[test]
-    fn a_chunk_that_was_torn_is_never_told_of() {
+    fn a_torn_chunk_is_never_offered() {
         for torn in 0..CHUNKS {
-            let mut base = first();
+            let mut base = first_base();
             base.begin(&announce(2, true), &selection());
-            settle(&base, 0..CHUNKS, true, &[torn]);
+            decode(&base, 0..CHUNKS, true, &[torn]);
             let verified: BTreeSet<u32> = (0..CHUNKS).filter(|chunk| *chunk != torn).collect();
             let held: RangeSet = verified.iter().map(|chunk| *chunk..chunk + 1).collect();
-            assert_eq!((base.tell(Some(&held)), base.tell(None)), (None, None));
+            assert_eq!((base.offer(Some(&held)), base.offer(None)), (None, None));
             let again = base.resume(&announce(2, true));
-            assert_eq!(again, None, "the rest comes whole");
-            settle(&base, [torn], false, &[]);
+            assert_eq!(again, None, "the other chunks come without a base");
+            decode(&base, [torn], false, &[]);
             assert!(!base.handle_committed(), "its memory is lost");
             assert_eq!(base.begin(&announce(3, true), &selection()), None);
-            settle(&base, 0..CHUNKS, false, &[]);
-            assert!(base.handle_committed(), "and there is another one");
+            decode(&base, 0..CHUNKS, false, &[]);
+            assert!(base.handle_committed(), "there is another copy");
         }
     }
 
-    /// A chunk was settled and put back, and the news of it was lost with the connection.
+    /// A chunk was decoded and put back, but its result was lost with the connection.
     #[test]
-    fn a_chunk_that_was_applied_unheard_is_not_applied_again() {
-        let mut base = first();
+    fn a_delta_whose_result_was_lost_is_not_applied_again() {
+        let mut base = first_base();
         base.begin(&announce(2, true), &selection());
-        settle(&base, [0], true, &[]);
+        decode(&base, [0], true, &[]);
         assert_eq!(
-            base.tell(Some(&RangeSet::new())),
+            base.offer(Some(&RangeSet::new())),
             None,
-            "one chunk is of version 2, the rest of version 1"
+            "one chunk is of version 2, the others of version 1"
         );
-        assert_eq!(base.tell(Some(&RangeSet::from_range(0..1))), Some(of(1)), "had it been heard");
+        assert_eq!(base.offer(Some(&RangeSet::from_range(0..1))), Some(of(1)), "if the result had arrived");
         assert_eq!(base.resume(&announce(2, true)), Some(Version(1)));
-        let unheard = base.chunk(ChunkIndex(0)).unwrap();
-        assert!(unheard.take(true).is_none(), "it is not of version 1 any more");
+        let applied = base.chunk(ChunkIndex(0)).unwrap();
+        assert!(applied.take(true).is_none(), "it is not of version 1 any more");
     }
 
     #[test]
-    fn what_is_given_up_or_not_kept_ends_the_base() {
-        let mut base = first();
+    fn a_version_given_up_or_not_kept_ends_the_base() {
+        let mut base = first_base();
         base.begin(&announce(2, true), &selection());
         let late = base.chunk(ChunkIndex(1)).unwrap();
         let taken = late.take(true).unwrap();
         base.handle_given_up();
         late.put(taken);
-        assert_eq!((base.tell(None), base.begin(&announce(3, true), &selection())), (None, None));
+        assert_eq!((base.offer(None), base.begin(&announce(3, true), &selection())), (None, None));
 
-        let mut base = first();
+        let mut base = first_base();
         base.begin(&announce(2, true), &selection());
         base.handle_given_up();
-        assert_eq!(base.tell(None), None, "though no chunk of it came");
+        assert_eq!(base.offer(None), None, "even though no chunk arrived");
 
-        let mut base = first();
+        let mut base = first_base();
         assert_eq!(base.begin(&announce(2, false), &selection()), Some(Version(1)));
         let chunk = base.chunk(ChunkIndex(0)).unwrap();
         assert!(chunk.take(false).is_none(), "a whole chunk needs no base");
         chunk.put(chunk.take(true).unwrap());
-        settle(&base, 0..CHUNKS, true, &[]);
+        decode(&base, 0..CHUNKS, true, &[]);
         assert!(!base.handle_committed());
-        assert_eq!(base.tell(None), None);
+        assert_eq!(base.offer(None), None);
     }
 
     #[test]
-    fn no_other_epoch_manifest_or_order_has_a_base_in_it() {
+    fn another_epoch_manifest_or_order_has_no_base() {
         let next = announce(2, true);
         let id = |epoch, version| VersionId { epoch, version, ..next.id.clone() };
         for (id, manifest, expected) in [
@@ -351,7 +359,7 @@ mod tests {
             (id(Epoch(2), Version(2)), next.manifest, None),
             (id(Epoch(1), Version(2)), ManifestDigest::of(b"another"), None),
         ] {
-            let (mut base, announce) = (first(), Announce { id, manifest, ..next.clone() });
+            let (mut base, announce) = (first_base(), Announce { id, manifest, ..next.clone() });
             assert_eq!(base.begin(&announce, &selection()), expected, "{announce:?}");
         }
     }

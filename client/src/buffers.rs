@@ -1,4 +1,4 @@
-//! Buffers: the user's own memory, by tensor name, and how it is lent.
+//! Buffers: the user's own memory, by tensor name, and its lending to the session.
 
 mod error;
 mod fit;
@@ -14,9 +14,9 @@ use tensor_relay_protocol::{Dtype, GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Shape, 
 
 /// The caller's memory for tensors, one buffer per tensor: a `Vec<u8>`, or a tensor of another library.
 ///
-/// A buffer has exactly the bytes of its tensor; its dtype and shape matter only where they are
-/// [expected](Self::expect). Lent to [`Subscription::next_into`](crate::Subscription::next_into), and returned when it
-/// ends in any way. Those of a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s, for
+/// A buffer is exactly as long as its tensor; dtype and shape are checked only where they are [expected](Self::expect).
+/// [`Subscription::next_into`](crate::Subscription::next_into) borrows the buffers, and returns them with its result or
+/// error. Buffers on a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s, for
 /// [`next_into_device`](crate::Subscription::next_into_device).
 ///
 /// ```
@@ -55,12 +55,12 @@ impl<B> IntoIterator for Buffers<B> {
 }
 
 impl<B> Buffers<B> {
-    /// No buffers yet.
+    /// Returns an empty collection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a buffer for the tensor called `name`; returns its previous one.
+    /// Adds a buffer for the tensor called `name`; returns the previous one.
     pub fn insert(&mut self, name: TensorName, buffer: B) -> Option<B> {
         self.by_name.insert(name, buffer)
     }
@@ -71,13 +71,13 @@ impl<B> Buffers<B> {
         Arc::make_mut(&mut self.expected).tensors.insert(name, (dtype, shape));
     }
 
-    /// Makes the buffer of `to` serve the tensor called `name` too, and refuses a version in which these two do not
-    /// share their bytes (tied weights).
+    /// Makes the buffer of `to` serve the tensor called `name` too, and refuses a version in which these two tensors do
+    /// not share their bytes (tied weights).
     pub fn expect_tied(&mut self, name: TensorName, to: TensorName) {
         Arc::make_mut(&mut self.expected).tied.insert(name, to);
     }
 
-    /// Refuses a version in which names differ more than this allows. By default every buffer must have its tensor.
+    /// Refuses a version in which names differ more than `names` allows. By default every buffer must have its tensor.
     pub fn match_names(&mut self, names: NameMatch) {
         Arc::make_mut(&mut self.expected).names = names;
     }
@@ -96,7 +96,7 @@ impl<B> Buffers<B> {
         self.by_name.get(name)
     }
 
-    /// The same, to write to.
+    /// The buffer of the tensor called `name`, for writing.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut B> {
         self.by_name.get_mut(name)
     }
@@ -111,17 +111,17 @@ impl<B> Buffers<B> {
         self.by_name.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no buffers.
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
 
-    /// The [selection](crate::Request::select) of the tensors that have a buffer, so that little else travels: their
-    /// names, as globs. Nothing, which selects everything, where there are more names than a selection holds (64, of 8,192
-    /// bytes together): write globs by hand then.
+    /// The names of the tensors that have a buffer, as globs for [`Request::select`](crate::Request::select), so that
+    /// few other tensors are sent. Empty, which selects every tensor, if there are more names than a selection holds
+    /// (64, of 8,192 bytes together): write globs by hand then.
     ///
-    /// A name that contains `*` or `?` selects itself, and others that it happens to match. They travel for nothing, and
-    /// harm nobody.
+    /// A name that contains `*` or `?` also selects the other names that it matches: those tensors are received and
+    /// discarded.
     pub fn selection(&self) -> Vec<Glob> {
         let bytes: usize = self.by_name.keys().map(|name| name.as_str().len()).sum();
         if self.len() > GLOBS_MAX || bytes > SELECTION_MAX_BYTES {

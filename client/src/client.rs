@@ -32,27 +32,27 @@ const PROBE_MAX: Duration = Duration::from_secs(12);
 /// A session with one server. Dropping it ends its subscriptions and the connection.
 ///
 /// When the connection is lost, another one is made, with growing waits, for [`Config::reconnect_timeout`].
-/// Subscriptions go on where they were: of a version under way, only the chunks that are missing are sent again.
+/// Subscriptions resume: of a version under way, only the missing chunks are sent.
 #[derive(Debug)]
 pub struct Client {
     server: Welcome,
     state: Arc<State>,
-    /// Unbounded, because users must be able to unsubscribe in a destructor; users bound it: one command per call,
-    /// handled at once.
+    /// Unbounded, because a destructor must be able to unsubscribe. It stays short: each call sends one command, which
+    /// is handled at once.
     commands: mpsc::UnboundedSender<Command>,
     reconnector: JoinHandle<()>,
     answer_timeout: Duration,
-    /// The timeouts of its subscriptions.
+    /// The timeouts and limits of its subscriptions.
     patience: Patience,
 }
 
-/// The host memory used by a client's versions. Beside it, a transfer under way takes up to twice the credit: what QUIC
-/// has received, and encoded chunks.
+/// The host memory used by a client's versions. Not included: a transfer under way uses up to twice its credit, for
+/// bytes received by QUIC and for encoded chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryStats {
     /// Snapshots that are being received, are ready, or are held by their user.
     pub snapshot_bytes: u64,
-    /// Memory of snapshots that were dropped, which is kept for the next ones while there are subscriptions, and two seconds longer.
+    /// Memory of dropped snapshots, kept for later ones while there are subscriptions and for two seconds after.
     pub reusable_bytes: u64,
     /// Copies of versions, to which deltas are applied.
     pub base_bytes: u64,
@@ -62,7 +62,7 @@ impl Client {
     /// Connects to the server that `ticket` names, over this machine's network with the default tuning.
     ///
     /// # Errors
-    /// [`ClientError`] tells apart no answer, the wrong server and a refusal.
+    /// [`ClientError`] distinguishes no answer, the wrong server and a refusal.
     pub async fn connect(ticket: &Ticket, config: Config) -> Result<Self, ClientError> {
         Self::connect_with(&Connector::new(Tuning::default()), ticket, config).await
     }
@@ -128,24 +128,24 @@ impl Client {
     /// Subscribes according to `request`. Its topic need not exist yet.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone, the selection is too large for a message, or mode `latest` is to begin
-    /// anywhere but at the newest version or the next. Later errors are returned by [`next`](Subscription::next).
+    /// [`ClientError`] when the session has ended, the selection is too large for a message, or mode `latest` is to
+    /// begin at another version than the newest or the next. Later errors are returned by [`next`](Subscription::next).
     pub async fn subscribe_to(&self, request: Request) -> Result<Subscription, ClientError> {
         request.check()?;
         let (reply, answer) = oneshot::channel();
         self.command(Command::Subscribe(Box::new(request.clone()), reply))?;
-        let opened = answer.await.map_err(|_| self.gone())?;
+        let opened = answer.await.map_err(|_| self.ended_error())?;
         Ok(Subscription::new(request, opened, self.patience))
     }
 
     /// Watches for topics whose name matches `glob`, present and future.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone or has as many watches as a server takes.
+    /// [`ClientError`] when the session has ended or has the maximum number of watches.
     pub async fn watch(&self, glob: &Glob) -> Result<TopicWatch, ClientError> {
         let (reply, answer) = oneshot::channel();
         self.command(Command::Watch(glob.clone(), reply))?;
-        let watching = answer.await.map_err(|_| self.gone())?;
+        let watching = answer.await.map_err(|_| self.ended_error())?;
         watching
             .map(TopicWatch::new)
             .ok_or(ClientError::TooManyWatches { max: WATCHES_MAX })
@@ -154,23 +154,24 @@ impl Client {
     /// Lists the topics that have a version, in order of name.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone or no answer comes within the control timeout.
+    /// [`ClientError`] when the session has ended or the server does not answer within the control timeout.
     pub async fn list(&self) -> Result<Vec<TopicEntry>, ClientError> {
         let (reply, answer) = oneshot::channel();
         self.command(Command::List(reply))?;
         match tokio::time::timeout(self.answer_timeout, answer).await {
             Ok(Ok(topics)) => Ok(topics),
-            Ok(Err(_)) => Err(self.gone()),
-            Err(_) => Err(self.no_answer()),
+            Ok(Err(_)) => Err(self.ended_error()),
+            Err(_) => Err(self.answer_error()),
         }
     }
 
-    /// Measures the session's first lane with `bytes` bytes without meaning, which the server sends: at most
-    /// [`ProbeBytes::MAX`], beside whatever else it sends. `None` where the server is too old to measure, has too many probes to
-    /// answer, or lets this client subscribe to nothing.
+    /// Measures the rate of the session's first lane: the server sends `bytes` filler bytes, at most
+    /// [`ProbeBytes::MAX`], beside its other traffic. `None` if the server does not support probes, has too many to
+    /// answer, or grants this client no topic.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone, a probe is under way, or it does not end within twelve seconds.
+    /// [`ClientError`] when the session has ended, another probe is under way, or this one takes more than twelve
+    /// seconds.
     pub async fn probe(&self, bytes: ProbeBytes) -> Result<Option<ProbeResult>, ClientError> {
         if !self.server.features.contains(Feature::Probe) {
             return Ok(None);
@@ -180,7 +181,7 @@ impl Client {
         match tokio::time::timeout(PROBE_MAX, answer).await {
             Ok(Ok(Ok(result))) => Ok((result.bytes == u64::from(bytes.get())).then_some(result)),
             Ok(Ok(Err(error))) => Err(error.into()),
-            Ok(Err(_)) => Err(self.gone()),
+            Ok(Err(_)) => Err(self.ended_error()),
             Err(_) => Err(ClientError::NoAnswer { timeout_ms: PROBE_MAX.as_millis() }),
         }
     }
@@ -211,23 +212,23 @@ impl Client {
         self.state.lanes()
     }
 
-    /// A reader of [`lanes`](Self::lanes) that outlives this.
+    /// A function that returns [`lanes`](Self::lanes) and may outlive the client.
     pub fn lanes_reader(&self) -> impl Fn() -> Vec<LaneStats> + Send + Sync + 'static {
         let state = Arc::clone(&self.state);
         move || state.lanes()
     }
 
-    /// The memory of bases in all subscriptions: at most [`Config::base_bytes`]. Cached memory counts.
+    /// The memory of the bases of all subscriptions, cached memory included: at most [`Config::base_bytes`].
     pub fn base_bytes(&self) -> u64 {
         self.memory().base_bytes
     }
 
-    /// The host memory used by its versions now.
+    /// The host memory used by the client's versions now.
     pub fn memory(&self) -> MemoryStats {
         status::memory(&self.state)
     }
 
-    /// A reader of its status, for any time and thread, until the client is gone.
+    /// Returns a handle that reads the client's status from any thread until the client is dropped.
     pub fn status_reader(&self) -> StatusReader {
         StatusReader::new(&self.state)
     }
@@ -248,16 +249,16 @@ impl Client {
         let _ = (&mut self.reconnector).await;
     }
 
-    /// Whether the session is over for good: another client must be connected.
+    /// Whether the session has ended for good: only a new client can connect again.
     pub fn has_ended(&self) -> bool {
         self.state.ended.borrow().is_some()
     }
 
     fn command(&self, command: Command) -> Result<(), ClientError> {
-        self.commands.send(command).map_err(|_| self.gone())
+        self.commands.send(command).map_err(|_| self.ended_error())
     }
 
-    fn no_answer(&self) -> ClientError {
+    fn answer_error(&self) -> ClientError {
         let timeout_ms = self.answer_timeout.as_millis();
         match self.connection_lost() {
             Some(lost) => ClientError::NotReconnected { lost, timeout_ms },
@@ -265,7 +266,7 @@ impl Client {
         }
     }
 
-    fn gone(&self) -> ClientError {
+    fn ended_error(&self) -> ClientError {
         let ended = self.state.ended.borrow().clone();
         ended.map_or(ClientError::Lane(LaneError::ClosedHere), ClientError::Ended)
     }
@@ -273,8 +274,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // The session is asked to close instead of aborted, so that it closes its connection and returns its memory in
-        // order.
+        // A command instead of an abort, so that the session closes its connection and returns its memory in order.
         let _ = self.commands.send(Command::Close);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tensor_relay_protocol::{Epoch, Glob, ProbeBytes, SubscriptionId, Topic, TopicEntry, Version, WatchId};
 use tokio::sync::{mpsc, oneshot};
 
-/// A command of the user, with a connection or without.
+/// A command of the user. The session handles it with or without a connection.
 #[derive(Debug)]
 pub(crate) enum Command {
     Subscribe(Box<Request>, oneshot::Sender<Opened>),
@@ -19,7 +19,7 @@ pub(crate) enum Command {
     Acknowledge(SubscriptionId, Epoch, Version),
     /// Lends buffers for the next version, or withdraws the offer.
     Give(SubscriptionId, Option<Lent>),
-    /// Topics to watch; the answer is `None` where there are as many watches as a server takes.
+    /// Starts a watch; the answer is `None` at the maximum number of watches.
     Watch(Glob, oneshot::Sender<Option<Watching>>),
     Unwatch(WatchId),
     List(oneshot::Sender<Vec<TopicEntry>>),

@@ -12,12 +12,12 @@ pub const LANES_MAX: u32 = 16;
 /// may allow fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lanes {
-    /// Automatic: starts with one; during large versions the number doubles while that makes them at least a tenth
-    /// faster, up to half the number of processors. With two processors, one.
+    /// Automatic: starts with one lane. During large versions, the number doubles as long as that makes transfers at
+    /// least a tenth faster, up to half the number of processors. With two processors: one lane.
     #[default]
     Auto,
-    /// Automatic, up to this many, from 1 to 16, whatever the number of processors: for containers that see other
-    /// processors than they may use, or slow lanes with idle processors.
+    /// Automatic, up to this many, from 1 to 16, independent of the number of processors: for containers that may not
+    /// use all processors they see, or for slow lanes while processors are idle.
     UpTo(u32),
     /// Exactly this many, from 1 to 16.
     Fixed(u32),
@@ -25,12 +25,12 @@ pub enum Lanes {
 
 impl Lanes {
     /// Whether the number is automatic.
-    pub(crate) fn is_sought(self) -> bool {
+    pub(crate) fn is_automatic(self) -> bool {
         !matches!(self, Self::Fixed(_))
     }
 
     /// The maximum.
-    pub(crate) fn most(self) -> u32 {
+    pub(crate) fn max(self) -> u32 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         match self {
             Self::Auto => u32::try_from(processors / 2).unwrap_or(LANES_MAX).clamp(1, LANES_MAX),
@@ -42,24 +42,24 @@ impl Lanes {
 /// The configuration of a client.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The name and version told to servers. Default `tensor-relay/` and the version of this crate.
+    /// The name and version sent to servers. Default `tensor-relay/` and the version of this crate.
     pub agent: String,
     /// The codecs that servers may use. Default: all of this build.
     pub codecs: CodecSet,
-    /// The most memory of snapshots: those being received, those delivered and not dropped, and freed memory kept for
-    /// reuse. Default: no bound but the machine's. A version that does not fit is an error, not an abort.
+    /// The maximum memory of snapshots: those being received, those delivered and not dropped, and freed memory kept
+    /// for reuse. Default: unlimited. A version that does not fit is reported as an error; the process does not abort.
     pub memory_bytes: u64,
-    /// The most memory of bases: copies of versions to which deltas are applied. Default 4 GiB, for all subscriptions
-    /// of a session together, enough for most models. Each copy takes what its subscription selects, in host memory
-    /// wherever versions land, and costs a copy of each byte that is received. Versions of which there is no copy come
-    /// whole. 0: there are no copies.
+    /// The maximum memory of bases: copies of versions to which deltas are applied. Default 4 GiB for all subscriptions
+    /// of a session together, enough for most models. A base is as large as its subscription's selection, lies in host
+    /// memory even if versions are received on a device, and costs one copy of each received byte. Without a base, the
+    /// server sends no deltas. 0 disables bases.
     pub base_bytes: u64,
-    /// Where versions land: on this device, or, by default, in host memory. Snapshots are
-    /// [there](crate::Snapshot::is_on_device) then. Its memory bounds them, as `memory_bytes` does on the host.
+    /// The device that versions are received on; by default, they are received in host memory. Snapshots are then [on
+    /// the device](crate::Snapshot::is_on_device), and its memory bounds them, as `memory_bytes` does on the host.
     ///
-    /// A chunk has one of the device's slots from its first byte until it is copied, so give it more slots than
-    /// `credit_chunks` times lanes for each subscription, as long as the chunks of the server (4 MiB by default). With fewer,
-    /// subscriptions wait for each other; longer chunks are copied once more on the way.
+    /// A chunk occupies one of the device's slots from its first byte until it is copied. Provide more slots than
+    /// `credit_chunks` times lanes for each subscription, each as long as the server's chunks (4 MiB by default). With
+    /// fewer slots, subscriptions wait for each other; chunks longer than a slot are copied once more.
     pub device: Option<Device>,
     /// The number of lanes of a session. Default: automatic.
     pub lanes: Lanes,
@@ -67,23 +67,23 @@ pub struct Config {
     pub transport: Transport,
     /// The client's key, if the server's access control list knows it. Default: none; the ticket's token gives access.
     pub identity: Option<Arc<Identity>>,
-    /// The local addresses of lanes, in turn: one of each network card to be used. Default: the system chooses, and so
-    /// one card.
+    /// The local addresses that lanes use in turn: one for each network card. Default: the system chooses an address,
+    /// and so one card.
     pub lane_addresses: Vec<IpAddr>,
-    /// How many chunks of one subscription may be on their way at once for each lane. Default 8: QUIC needs two in flight, the rest
-    /// covers what encoding and decoding take, and the time until credit for a finished one reaches the server.
+    /// How many chunks of one subscription may be in transit at once for each lane. Default 8: QUIC needs two in
+    /// flight; the other six cover the time for encoding, for decoding, and for credit to reach the server.
     pub credit_chunks: u32,
-    /// How long a subscription waits for a topic that does not exist yet, from when the server was asked. Default 10 s.
+    /// How long a subscription waits for a topic that does not exist yet, counted from the request. Default 10 s.
     pub topic_timeout: Duration,
-    /// The time without a byte after which a running version is given up. Default 30 s.
+    /// The time without a received byte after which a version under way is given up. Default 30 s.
     pub stall_timeout: Duration,
     /// How long to try to reconnect before subscriptions end with the connection. Default 60 s. Zero: not at all.
     pub reconnect_timeout: Duration,
-    /// How many snapshots of one subscription the user may hold, beside the one that is ready and the one on its way.
-    /// Default 4. It bounds memory: each holds a version.
+    /// How many snapshots of one subscription the user may hold, beside the one that is ready and the one being
+    /// received. Default 4. It bounds memory: each snapshot holds one version.
     pub versions_held_max: usize,
-    /// How long [`next`](crate::Subscription::next) waits, when the user holds as many as it may, for one to be dropped.
-    /// Default 10 s.
+    /// How long [`next`](crate::Subscription::next) waits for the user to drop a snapshot while the user holds the
+    /// maximum number. Default 10 s.
     pub hold_timeout: Duration,
     /// The limits on manifests and payloads.
     pub limits: Limits,

@@ -61,7 +61,7 @@ pub(crate) enum Event {
     Probe(Result<ProbeResult, LaneError>),
     /// A lane joined the session.
     Joined,
-    /// A lane ended that had asked to join, whether it was answered or not. The server may have begun chunks on it.
+    /// A lane ended that had requested to join, with or without an answer. The server may have begun chunks on it.
     Ended(LaneId),
     /// A data stream ended before its header.
     Nothing,
@@ -101,7 +101,7 @@ pub(crate) struct Target {
 }
 
 impl Connection {
-    /// Connects and sends `Hello`. The client is admitted only by the `Welcome`.
+    /// Connects, sends `Hello`, and waits for `Welcome`, which admits the client.
     pub(crate) async fn open(target: &Target, config: &Config) -> Result<(Self, Welcome), ClientError> {
         let lane = target.connector.connect(&target.hosts, &target.keys).await?;
         let greeted = Greeted::new(lane, target, config).await?;
@@ -112,12 +112,12 @@ impl Connection {
     /// Begins with a lane whose `Hello` was answered.
     pub(crate) fn begin(greeted: Greeted, target: &Target, config: &Config) -> Self {
         let Greeted { lane: control, sender, receiver, welcome } = greeted;
-        tell(&control);
+        log_connected(&control);
         let lanes = Lanes::begin(target, config, &welcome, &control);
         Self { control, sender, receiver, lanes, instance: welcome.instance, tasks: JoinSet::new() }
     }
 
-    /// Decides on the transport of the session.
+    /// The path of this connection, to decide on the session's transport.
     pub(crate) fn path(&self) -> Path {
         self.lanes.path(self.control.peer(), self.instance)
     }
@@ -165,8 +165,8 @@ impl Connection {
             .spawn(async move { Event::Probe(receive_probe(stream, header).await) });
     }
 
-    /// Starts to receive a chunk on the thread of its lane. Aborted while bytes are missing, it writes nothing more;
-    /// with all bytes received, a worker may still write until it has decoded them.
+    /// Starts to receive a chunk on the thread of its lane. If the task is aborted before all bytes were received, it
+    /// writes nothing more; after that, a worker may still write until the chunk is decoded.
     pub(crate) fn receive_chunk(
         &mut self,
         token: StreamToken,
@@ -184,7 +184,7 @@ impl Connection {
             let progress: Progress = Arc::new(move |bytes| counters.add_wire(bytes));
             let range = place.range.clone();
             let received = match ingress.gather_chunk(stream, &header, range, &*place.sink, &progress).await {
-                Ok(gathered) => settle(&ingress, gathered, &header, &place).await,
+                Ok(gathered) => finish_chunk(&ingress, gathered, &header, &place).await,
                 Err(error) => Err(error),
             };
             if received.is_ok() {
@@ -196,8 +196,8 @@ impl Connection {
         lane.spawn_in(&mut self.tasks, receive)
     }
 
-    /// Gives up a lost connection, and waits for completely received chunks. Nothing touches the memory of a version
-    /// then.
+    /// Closes a lost connection, and waits until completely received chunks are decoded. Afterwards nothing writes to a
+    /// version's memory.
     pub(crate) async fn give_up(mut self, last: CloseReason) -> Vec<Event> {
         self.lanes.close(last.code, &last.text);
         let mut events = vec![];
@@ -224,7 +224,7 @@ impl Connection {
 }
 
 /// Logs the chosen transport and the reason.
-fn tell(lane: &Lane) {
+fn log_connected(lane: &Lane) {
     let (peer, transport, why) = (lane.peer(), lane.kind(), lane.reason().text());
     match lane.reason() {
         KindReason::UdpSilent => {
@@ -236,15 +236,15 @@ fn tell(lane: &Lane) {
 
 /// Decodes and verifies a received chunk, and stores it in its place and in the base. The base's chunk is taken only
 /// here, with all bytes received, so that only one task uses it; if it is not put back, it is lost to the base.
-async fn settle(
+async fn finish_chunk(
     ingress: &Ingress,
     gathered: Gathered<'_>,
     header: &ChunkHeader,
     place: &Place,
 ) -> Result<Verified, ReceiveError> {
     let taken = place.base.as_ref().and_then(|base| base.take(header.base.is_some()));
-    let settled = ingress.settle_chunk(gathered, place.dtype, &*place.sink, taken).await;
-    let (verified, taken) = settled?;
+    let finished = ingress.settle_chunk(gathered, place.dtype, &*place.sink, taken).await;
+    let (verified, taken) = finished?;
     if let (Some(base), Some(taken)) = (&place.base, taken) {
         base.put(taken);
     }
@@ -269,7 +269,7 @@ pub(crate) struct Greeted {
 }
 
 impl Greeted {
-    /// Says `Hello` on `lane`, and waits for the answer.
+    /// Sends `Hello` on `lane`, and waits for the answer.
     async fn new(lane: Lane, target: &Target, config: &Config) -> Result<Self, ClientError> {
         let timeout = target.connector.tuning().control_timeout();
         let (sender, receiver, welcome) =
@@ -301,7 +301,7 @@ impl Greeted {
 
 type Greeting = (control::Sender<ClientMessage>, control::Receiver<ServerMessage>, Welcome);
 
-/// Waits for a greeting on `lane`, which is closed when that fails.
+/// Waits for `greeting` on `lane`, and closes the lane if that fails.
 async fn greeted<T>(
     lane: &Lane,
     timeout: Duration,

@@ -29,7 +29,7 @@ pub(crate) struct Allocators {
 pub(crate) enum Destination {
     /// One region for the whole selection.
     Memory(Arc<HostSink>),
-    /// The user's buffers. Selected tensors without one are dropped.
+    /// The user's buffers. Selected tensors without a buffer are discarded.
     Buffers {
         sink: Arc<HostSink>,
         /// The starts of the sink's parts.
@@ -41,8 +41,8 @@ pub(crate) enum Destination {
 }
 
 impl Destination {
-    /// Uses the lent buffers, if there are any and they fit; otherwise memory of `allocators`. A lender whose buffers
-    /// do not fit is told when the version is received.
+    /// Uses the lent buffers, if there are any and they fit; otherwise memory of `allocators`. Buffers that do not fit
+    /// are reported once the version is received.
     pub(crate) fn new(
         selection: &Selection,
         lent: Option<Lent>,
@@ -55,11 +55,11 @@ impl Destination {
         let len_bytes = selection.payload_bytes();
         match &allocators.device {
             Some(device) => {
-                // This waits on the session's own executor, and all its subscriptions with it. On a GPU: a message there
-                // and back where memory is reused, milliseconds where it is fresh. It is longer while other memory has
-                // to be freed first, which may wait for all that the GPU does, or while another call of the driver holds
-                // up the engine's thread: a third of a second for each GiB of pages that is locked. If the driver hangs,
-                // it ends after the engine's answer_timeout, 60 s by default.
+                // This blocks the session's executor, and so all its subscriptions. On a GPU it costs a message to the
+                // engine's thread and back if memory is reused, and milliseconds if memory is new. It takes longer if
+                // other memory must be freed first, which may wait for all work of the GPU, or while another driver
+                // call occupies the engine's thread: locking pages takes a third of a second for each GiB. If the
+                // driver hangs, it fails after the engine's `answer_timeout`, 60 s by default.
                 let payload = OnDevice::allocate(device, len_bytes, &allocators.memory);
                 let payload = payload.map_err(|source| TransferError::device_memory(device, source))?;
                 Ok(Self::on_device(payload, len_bytes)?)
@@ -74,7 +74,7 @@ impl Destination {
     /// Uses the lent buffers, if they fit. Ranges that span several host buffers are staged in `memory`.
     pub(crate) fn in_buffers(selection: &Selection, mut lent: Lent, memory: &HostMemory) -> Option<Self> {
         lent.retain_wanted(selection);
-        let fits = lent.expected.fit(selection, lent.asked().into_iter()).ok()?;
+        let fits = lent.expected.fit(selection, lent.sizes().into_iter()).ok()?;
         match lent.memory {
             LentMemory::Host(tensors) => {
                 let parts = in_order(fits, tensors, |region| !region.is_empty());
@@ -83,7 +83,7 @@ impl Destination {
                 Some(Self::Buffers { sink: Arc::new(sink), starts, writing: lent.writing })
             }
             LentMemory::Device(tensors) => {
-                let parts = in_order(fits, tensors, |lodged| lodged.buffer().len_bytes() > 0);
+                let parts = in_order(fits, tensors, |buffer| buffer.buffer().len_bytes() > 0);
                 let payload = OnDevice::lent(parts, lent.writing, memory)?;
                 Self::on_device(payload, selection.payload_bytes()).ok()
             }
@@ -124,7 +124,7 @@ impl Destination {
         }
     }
 
-    /// The device that blocks this destination, if one does, by a slot or a copy in flight.
+    /// The device that this destination waits for, for a slot or for a copy in flight, if any.
     pub(crate) fn waits_for(&self) -> Option<&Device> {
         match self {
             Self::Device { sink, payload } => sink.is_waited_for().then(|| payload.device()),
@@ -149,15 +149,15 @@ impl Destination {
     }
 }
 
-/// The `kept` memory, ordered by the place of its tensor in the selection.
+/// The memory for which `is_used` holds, ordered by the place of its tensor in the selection.
 fn in_order<M>(
     fits: Vec<Fit>,
     tensors: Vec<(TensorName, M)>,
-    kept: impl Fn(&M) -> bool,
+    is_used: impl Fn(&M) -> bool,
 ) -> Vec<(Range<u64>, M)> {
     let memory = tensors.into_iter().map(|(_, memory)| memory);
     let parts = fits.into_iter().map(|fit| fit.range).zip(memory);
-    let mut parts: Vec<_> = parts.filter(|(_, memory)| kept(memory)).collect();
+    let mut parts: Vec<_> = parts.filter(|(_, memory)| is_used(memory)).collect();
     parts.sort_by_key(|(range, _)| range.start);
     parts
 }
@@ -165,7 +165,7 @@ fn in_order<M>(
 /// The bytes of a version that was received.
 #[derive(Debug, Clone)]
 pub(crate) enum Payload {
-    /// The whole selection in one piece; and the same memory for bindings that let others write it.
+    /// The whole selection in one piece; and the same memory for bindings, whose users may write to it.
     Whole((Bytes, VolatileBytes)),
     /// Tensors in the user's buffers.
     Scattered(Arc<Scattered>),
@@ -173,7 +173,7 @@ pub(crate) enum Payload {
     Device(Shared),
 }
 
-/// Tensors in the user's buffers, by their place in the selection: tied weights are found under all their names. The
+/// Tensors in the user's buffers, by their place in the selection, so that tied weights are found under each name. The
 /// buffers are returned when the last clone is dropped.
 #[derive(Debug)]
 pub(crate) struct Scattered {
@@ -182,7 +182,7 @@ pub(crate) struct Scattered {
 }
 
 impl Payload {
-    /// No bytes.
+    /// The empty payload.
     pub(crate) const EMPTY: Self = Self::Whole((Bytes::new(), VolatileBytes::EMPTY));
 
     pub(crate) fn whole(region: Region) -> Self {
@@ -207,7 +207,7 @@ impl Payload {
         }
     }
 
-    /// The bytes of the tensor at `range` of what is selected; `None` where it had no buffer, or lies on a device.
+    /// The bytes of the tensor at `range` of the selection; `None` if it had no buffer, or lies on a device.
     pub(crate) fn tensor(&self, range: Range<u64>) -> Option<Bytes> {
         match self {
             Self::Device(_) => None,
@@ -217,7 +217,8 @@ impl Payload {
         }
     }
 
-    /// The memory of the tensor at `range`, which others may write; `None` where it is the user's own, or a device's.
+    /// The memory of the tensor at `range`, for bindings whose users may write to it; `None` if it lies in the user's
+    /// buffers or on a device.
     pub(crate) fn volatile(&self, range: Range<u64>) -> Option<VolatileBytes> {
         match self {
             Self::Whole((_, volatile)) => volatile.slice(range.start as usize..range.end as usize),
@@ -235,12 +236,12 @@ impl Payload {
 
     /// Whether it lies in the buffers that `writing` tracks.
     pub(crate) fn is_in(&self, writing: &Arc<Writing>) -> bool {
-        let its_own = match self {
+        let own = match self {
             Self::Whole(..) => None,
             Self::Scattered(scattered) => Some(&scattered.writing),
             Self::Device(shared) => shared.payload().writing(),
         };
-        its_own.is_some_and(|its_own| Arc::ptr_eq(its_own, writing))
+        own.is_some_and(|own| Arc::ptr_eq(own, writing))
     }
 
     fn has(&self, range: Range<u64>) -> bool {

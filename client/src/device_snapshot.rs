@@ -34,8 +34,8 @@ impl Snapshot {
         self.device_tensor_at(self.manifest().tensor_index(name)?)
     }
 
-    /// Every selected tensor with its place in the memory of a device, in the order in which they were published. None
-    /// at all when the snapshot is on the host.
+    /// Every selected tensor with its place in the memory of a device, in the order in which they were published. Empty
+    /// if the snapshot is on the host.
     pub fn device_tensors(&self) -> impl Iterator<Item = (&Tensor, DeviceTensor)> {
         let all = self.manifest().tensors();
         self.selection.tensors().iter().filter_map(move |index| {
@@ -44,14 +44,14 @@ impl Snapshot {
         })
     }
 
-    /// The same snapshot in host memory, within the session's [budget](crate::Config::memory_bytes). What is on the host
-    /// already is shared and not copied.
+    /// The same snapshot in host memory, within the session's [budget](crate::Config::memory_bytes). A snapshot on the
+    /// host is shared, not copied.
     ///
-    /// The bytes pass through the device's slots, several at a time. Waits for slots while versions that are arriving
-    /// have them, and for the device: put a timeout around it where that matters. Cancel safe.
+    /// The bytes pass through the device's slots, several at a time. Waits for slots that versions being received
+    /// occupy, and for the device: put a timeout around it if needed. Cancel safe.
     ///
     /// # Errors
-    /// [`DeviceError`]; the snapshot stays as it is.
+    /// [`DeviceError`]; the snapshot stays unchanged.
     pub async fn to_host(&self) -> Result<Self, DeviceError> {
         let Some(shared) = self.payload.on_device() else {
             return Ok(self.clone());
@@ -77,7 +77,7 @@ impl Snapshot {
         Ok(region)
     }
 
-    /// A source of all that is selected, where that is on a device.
+    /// A source of the selected bytes, if they are on a device.
     pub(crate) fn device_source(&self) -> Result<Option<Arc<dyn Source>>, DeviceError> {
         let Some(shared) = self.payload.on_device() else { return Ok(None) };
         let (payload, len_bytes) = (shared.payload(), self.selection.payload_bytes());
@@ -87,7 +87,7 @@ impl Snapshot {
             .map_err(|source| DeviceError::parts(&self.id, payload.device(), source))
     }
 
-    /// Reads `range` of `source`, which is of this snapshot, into `out`, which is as long.
+    /// Reads `range` of this snapshot's `source` into `out`, which has the same length.
     pub(crate) async fn read_all(
         &self,
         source: &dyn Source,
@@ -106,7 +106,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// The error when its device fails to return its bytes.
+    /// The error for bytes that could not be read from the device.
     pub(crate) fn not_copied_out(&self, source: SourceError) -> DeviceError {
         let device = self.device().map_or("the host", Device::name);
         DeviceError::CopyOut { id: self.id.clone(), device: device.into(), source: source.into() }
@@ -123,12 +123,12 @@ pub(crate) fn pieces(range: Range<u64>, piece_bytes: usize) -> impl Iterator<Ite
 /// A tensor in device memory.
 ///
 /// It is whole and verified, and every copy to it has ended: it may be read at once, on any stream of the device. While
-/// it lives, its version counts as held and its memory is not used again. A clone of the [`buffer`](Self::buffer) alone
-/// keeps the memory too, without counting.
+/// it exists, its version counts as held and its memory is not reused. A clone of the [`buffer`](Self::buffer) alone
+/// also keeps the memory, but the version does not count as held.
 ///
-/// When the last reference is gone, the memory may be given to a later version. Who reads it on a stream of a GPU must
-/// keep it until that work is done, or say with the engine's memory
-/// ([`DeviceBuffer::memory`](tensor_relay_device::DeviceBuffer::memory)) until when it is used.
+/// When the last reference is dropped, a later version may use the memory. A program that reads the tensor on a stream
+/// of a GPU must keep it until that work has ended, or report the end to the engine's memory
+/// ([`DeviceBuffer::memory`](tensor_relay_device::DeviceBuffer::memory)).
 #[derive(Debug, Clone)]
 pub struct DeviceTensor {
     buffer: DeviceBuffer,
@@ -137,7 +137,7 @@ pub struct DeviceTensor {
 }
 
 impl DeviceTensor {
-    /// The memory that it lies in, mostly beside other tensors.
+    /// The memory that contains it, usually with other tensors.
     pub fn buffer(&self) -> &DeviceBuffer {
         &self.buffer
     }
@@ -147,7 +147,7 @@ impl DeviceTensor {
         self.range.clone()
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -162,7 +162,7 @@ impl DeviceTensor {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// There is no memory on the host. This machine's budget is to blame.
+    /// There is not enough memory on the host. The fault is this machine's budget.
     #[error("{id} cannot be copied from {device} to the host: {source}")]
     NoMemory {
         /// The version.
@@ -172,7 +172,7 @@ pub enum DeviceError {
         /// The numbers.
         source: Arc<AllocError>,
     },
-    /// The device could not be read. This machine is to blame.
+    /// The device could not be read. The fault is on this machine.
     #[error("{id} cannot be copied from {device}: {}", chain(source))]
     CopyOut {
         /// The version.
@@ -182,7 +182,7 @@ pub enum DeviceError {
         /// The cause.
         source: Arc<SourceError>,
     },
-    /// The device could not be written. This machine is to blame.
+    /// The device could not be written. The fault is on this machine.
     #[error("{id} cannot be copied to {device}: {}", chain(source))]
     CopyIn {
         /// The version.
@@ -192,7 +192,7 @@ pub enum DeviceError {
         /// The cause.
         source: Arc<SinkError>,
     },
-    /// Its places do not fit its memory. A bug of this library.
+    /// The tensors' places do not fit their memory. A bug of this library.
     #[error("{id} on {device} is not laid out as its manifest says: {source}")]
     Parts {
         /// The version.
@@ -218,7 +218,7 @@ impl DeviceError {
     }
 }
 
-/// An error's text with its causes. Errors often include their cause in their own text; it is not repeated.
+/// An error's text with its causes. A cause that the text already includes is not repeated.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |text, cause| match cause.to_string() {

@@ -106,7 +106,7 @@ impl ClientError {
         }
     }
 
-    /// Whether a retry may succeed: the network is to blame or an unavailable server, not the state of either end.
+    /// Whether a retry may succeed: the cause is the network or an unavailable server, not the state of either end.
     pub(crate) fn is_worth_a_retry(&self) -> bool {
         match self {
             Self::Connect(error) => !matches!(
@@ -126,7 +126,7 @@ impl ClientError {
         }
     }
 
-    /// Whether the server refuses this client, or does so now: another ticket may help, a retry does not.
+    /// Whether the server refuses this client, or has revoked its access: another ticket may help, a retry does not.
     pub fn is_unauthorised(&self) -> bool {
         let closed = |error: &LaneError| {
             matches!(error, LaneError::ClosedByPeer { code: Some(CloseCode::Unauthorised), .. })
@@ -171,12 +171,12 @@ impl ClientError {
 fn why_refused(with_token: bool) -> &'static str {
     match with_token {
         false => {
-            "the ticket carries no token, and this server asks for one: get a new ticket from whoever runs the server (`serve` \
-             writes them, `tensor-relay tickets create` makes more)"
+            "the ticket carries no token, and this server requires one: get a new ticket from the server's operator \
+             (`serve` writes them, `tensor-relay tickets create` makes more)"
         }
         true => {
             "the ticket's token is not valid there: it has expired, was revoked, or is of another server or an older secret; \
-             whoever runs the server can make a new one with `tensor-relay tickets create`, and its log says which it is"
+             the server's operator can make a new one with `tensor-relay tickets create`, and the server's log gives the reason"
         }
     }
 }

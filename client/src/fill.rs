@@ -1,4 +1,4 @@
-//! Receiving versions into the user's memory: copied when they are whole, or received in place.
+//! Receives versions into the user's memory: in place, or by a copy once a version is whole.
 
 mod on_device;
 
@@ -14,11 +14,11 @@ use tensor_relay_protocol::{Manifest, Mode, SubscriptionId, TensorName, VersionI
 use tokio::sync::mpsc;
 
 impl Snapshot {
-    /// Copies tensors into memory of the caller's, given by name: the way to receive into buffers that nothing can tear.
+    /// Copies tensors into the caller's memory, by name. No failed transfer can tear these buffers.
     ///
-    /// All names and sizes are judged first, so that either every tensor is copied or none. Where a transfer fails there is
-    /// no snapshot, and so the buffers keep what they held. The price is memory for a second version, in the session,
-    /// and one copy: a second for about 10 GB. [`Subscription::next_into`] saves both, for other promises.
+    /// All names and sizes are checked first, so that either every tensor is copied or none. A failed transfer yields
+    /// no snapshot, so the buffers keep their content. The cost is memory for a second version, in the session, and one
+    /// copy: about a second for 10 GB. [`Subscription::next_into`] avoids both costs, but is not atomic.
     ///
     /// ```no_run
     /// # async fn example(mut policy: tensor_relay_client::Subscription) -> Result<(), Box<dyn std::error::Error>> {
@@ -31,8 +31,8 @@ impl Snapshot {
     /// ```
     ///
     /// # Errors
-    /// [`BufferError`] names the first buffer that does not fit. Nothing was copied then. A snapshot on a device is refused:
-    /// copy what [`to_host`](Self::to_host) gives.
+    /// [`BufferError`] names the first buffer that does not fit. Nothing was copied then. A snapshot on a device is
+    /// refused: copy the result of [`to_host`](Self::to_host).
     pub fn copy_into(&self, buffers: &mut [(&str, &mut [u8])]) -> Result<(), BufferError> {
         if let Some(device) = self.device() {
             return Err(BufferError::OnDevice { device: device.name().into() });
@@ -57,19 +57,20 @@ impl<B> Buffers<B> {
     /// # Errors
     /// [`BufferError`] says what does not fit.
     pub fn check(&self, snapshot: &Snapshot, len_bytes: impl Fn(&B) -> u64) -> Result<(), BufferError> {
-        let asked = self.iter().map(|(name, buffer)| (name.as_str(), len_bytes(buffer)));
-        self.expected().check(&snapshot.selection, asked).map(drop)
+        let sized = self.iter().map(|(name, buffer)| (name.as_str(), len_bytes(buffer)));
+        self.expected().check(&snapshot.selection, sized).map(drop)
     }
 }
 
 impl<B: AsMut<[u8]> + Send> Buffers<B> {
-    /// Copies the tensors of `snapshot` that have a buffer, all of them or none. If it is cancelled, some are copied.
+    /// Copies the tensors of `snapshot` that have a buffer, all of them or none. If cancelled, it leaves some of them
+    /// copied.
     pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), FillCause> {
         let (by_name, expected) = self.by_name_mut();
         let slices = by_name.iter_mut().map(|(name, buffer)| (name.as_str(), buffer.as_mut()));
         let slices: Vec<_> = slices.filter(|(name, _)| expected.wants(&snapshot.selection, name)).collect();
-        let asked = slices.iter().map(|(name, out)| (*name, out.len() as u64));
-        let fits = expected.fit(&snapshot.selection, asked)?;
+        let sized = slices.iter().map(|(name, out)| (*name, out.len() as u64));
+        let fits = expected.fit(&snapshot.selection, sized)?;
         let source = snapshot.device_source()?;
         for ((_, out), fit) in slices.into_iter().zip(fits) {
             match &source {
@@ -82,30 +83,29 @@ impl<B: AsMut<[u8]> + Send> Buffers<B> {
 }
 
 impl Subscription {
-    /// Waits for the next version like [`next`](Self::next), and receives it right into `buffers`: without memory for a
-    /// second version, and without a copy. Between two calls the buffers are the user's alone: nothing is received into
-    /// them before they are given to the next call.
+    /// Waits for the next version like [`next`](Self::next), and receives it directly into `buffers`, without memory
+    /// for a second version and without a copy. Nothing is written to the buffers between two calls.
     ///
-    /// **It is not atomic.** Bytes are written as they arrive, before anybody knows that they are the right ones and that
-    /// all will follow. After success the buffers hold the version, whole and verified as a snapshot would be. After a
-    /// failure they may hold some bytes of it, verified or not, beside some of what was there before:
-    /// [`FillError::torn`] says so, and of which version. Keep readers away from the buffers meanwhile, and use
-    /// [`Snapshot::copy_into`] where the old version must survive a failure.
+    /// **It is not atomic.** Bytes are written as they arrive, before the version is whole and verified. After success
+    /// the buffers hold the version, whole and verified as a snapshot would be. After a failure they may hold some
+    /// bytes of the version, verified or not, beside old content: then [`FillError::torn`] names the version. Let
+    /// nothing read the buffers during the call, and use [`Snapshot::copy_into`] where the old version must survive a
+    /// failure.
     ///
     /// Selected tensors without a buffer are received and discarded, so select only those with buffers
     /// ([`Buffers::selection`]). Tensors that share their bytes (tied weights) have one buffer, under either name.
     ///
-    /// The session does not wait for buffers. A version that began to arrive before they were given, or does not fit them,
-    /// takes memory of the session's, and is copied when it is whole ([`Filled::was_copied`]). So a consumer that is slower
-    /// than its publisher mostly copies in mode `latest`; in mode `every` a [window](crate::Request::window) of 1 keeps
-    /// the next version away until it is asked for. After a lost connection the transfer goes on in the same buffers.
+    /// The session does not wait for buffers. A version that began to arrive before this call, or does not fit the
+    /// buffers, is received into the session's memory, and copied once it is whole ([`Filled::was_copied`]). So in mode
+    /// `latest`, a consumer that is slower than its publisher mostly gets copies; in mode `every`, a
+    /// [window](crate::Request::window) of 1 delays the next version until it is requested. After a lost connection the
+    /// transfer resumes in the same buffers.
     ///
-    /// Cancel safe for the subscription: no version is lost. The buffers are: they are dropped once nothing writes to them.
-    /// To look after something else while waiting, keep the future and poll it by reference.
+    /// If this is cancelled, no version is lost, but the buffers are: they are dropped once nothing writes to them. To
+    /// do other work while waiting, keep the future and poll it by reference.
     ///
     /// # Errors
-    /// [`FillError`], always with the buffers. The subscription goes on after one that is not
-    /// [final](FillError::is_final).
+    /// [`FillError`], which returns the buffers. After an error that is not [final](FillError::is_final), call again.
     pub async fn next_into<B>(&mut self, buffers: Buffers<B>) -> Result<Filled<B>, FillError<B>>
     where
         B: AsMut<[u8]> + Send + 'static,
@@ -127,8 +127,8 @@ impl Subscription {
         Ok(Filled { facts, gap, copied: true, buffers })
     }
 
-    /// Skips a version that did not fit ([`FillError::refused`]) and would otherwise wait to be taken. In mode `every`
-    /// this acknowledges it.
+    /// Drops a version that did not fit ([`FillError::refused`]) and would otherwise stay queued. In mode `every` this
+    /// acknowledges the version.
     pub fn pass_over(&mut self, refused: &VersionId) {
         if self.queue.discard(refused) {
             self.taken = (self.mode == Mode::Every).then(|| refused.clone());
@@ -139,9 +139,9 @@ impl Subscription {
     async fn receive_into<B>(&mut self, lent: Lent, lender: Lender<B>) -> Result<Received<B>, FillError<B>> {
         self.acknowledge();
         let writing = lender.writing();
-        let given = LentBuffers::new(self, lent);
+        let lent_buffers = LentBuffers::new(self, lent);
         let found = self.next_version().await;
-        drop(given);
+        drop(lent_buffers);
         let mut taken = match found {
             Ok(taken) => taken,
             Err(error) => {
@@ -152,7 +152,7 @@ impl Subscription {
         };
         if taken.lies_in(&writing) {
             let (facts, gap) = self.keep(&mut taken);
-            let (buffers, _) = lender.back().await; // Nothing is in flight to what was committed.
+            let (buffers, _) = lender.back().await; // Without a wait: a committed version has no copy in flight.
             return Ok(Received::InPlace(Filled { facts, gap, copied: false, buffers }));
         }
         let (buffers, withheld) = lender.back().await;
@@ -165,14 +165,14 @@ impl Subscription {
         }
     }
 
-    /// Hands a version over for good, without its bytes, so that the buffers are returned.
+    /// Removes a version from `taken` for good, and drops its payload so that the buffers are returned.
     fn keep(&mut self, taken: &mut Taken) -> (Box<Snapshot>, Option<Box<Gap>>) {
-        let version = taken.version.take().expect("this alone takes it");
+        let version = taken.version.take().expect("only this function takes it");
         self.taken = (self.mode == Mode::Every).then(|| version.id.clone());
         (Box::new(Snapshot { payload: Payload::EMPTY, ..*version }), taken.gap.take())
     }
 
-    /// The next version, wherever it lies, and the gap before it.
+    /// Waits for the next version, in the buffers or elsewhere, and the gap before it.
     async fn next_version(&self) -> Result<Taken, SubscriptionError> {
         let mut gap = None;
         loop {
@@ -195,7 +195,7 @@ impl Subscription {
 enum Received<B> {
     /// In the buffers.
     InPlace(Filled<B>),
-    /// In other memory: it began to arrive before they were lent, or does not fit.
+    /// In other memory: the version began to arrive before the buffers were lent, or does not fit them.
     Elsewhere(Taken, Buffers<B>),
 }
 
@@ -207,10 +207,11 @@ struct LentBuffers {
 
 impl LentBuffers {
     fn new(subscription: &Subscription, lent: Lent) -> Self {
-        let given = Self { id: subscription.handle.id, commands: subscription.handle.commands.clone() };
-        // If the session is gone, the buffers return at once, and the queue has the reason.
-        let _ = given.commands.send(Command::Give(given.id, Some(lent)));
-        given
+        let lent_buffers =
+            Self { id: subscription.handle.id, commands: subscription.handle.commands.clone() };
+        // If the session has ended, the buffers are returned at once, and the queue has the reason.
+        let _ = lent_buffers.commands.send(Command::Give(lent_buffers.id, Some(lent)));
+        lent_buffers
     }
 }
 
@@ -220,7 +221,7 @@ impl Drop for LentBuffers {
     }
 }
 
-/// A version taken from its queue with the gap before it; dropped, it is put back.
+/// A version taken from its queue, with the gap before it. Dropping this puts both back.
 struct Taken {
     version: Option<Box<Snapshot>>,
     gap: Option<Box<Gap>>,
@@ -277,7 +278,7 @@ impl<B> Filled<B> {
         self.gap.as_deref()
     }
 
-    /// Whether it is of another epoch than the version before it.
+    /// Whether it is of another epoch than the version before.
     pub fn is_new_epoch(&self) -> bool {
         self.facts.is_new_epoch()
     }
@@ -287,36 +288,37 @@ impl<B> Filled<B> {
         self.facts.receipt()
     }
 
-    /// Whether it was received elsewhere and copied, because it had begun before the buffers were given.
+    /// Whether it was received in other memory and copied, because its transfer began before the buffers
+    /// were lent.
     pub fn was_copied(&self) -> bool {
         self.copied
     }
 
-    /// The tensors.
+    /// The filled buffers.
     pub fn buffers(&self) -> &Buffers<B> {
         &self.buffers
     }
 
-    /// The tensors, to do with as the user likes: to give them to the next call, in the end.
+    /// Returns the filled buffers, which may be lent to the next call.
     pub fn into_buffers(self) -> Buffers<B> {
         self.buffers
     }
 }
 
-/// Why no version came into the buffers; and the buffers.
+/// Why no version was received into the buffers; and the buffers.
 pub struct FillError<B> {
     /// The cause.
     pub cause: FillCause,
-    /// The version that was being written when it did: the buffers hold bytes of it that nobody vouches for, beside what
-    /// they held before. `None`: the buffers are as they were.
+    /// The version that was being written: the buffers hold unverified bytes of it beside old content. `None`: the
+    /// buffers are unchanged.
     pub torn: Option<VersionId>,
-    /// The version that does not fit the buffers. It waits to be taken, unless it is [passed
+    /// The version that does not fit the buffers. It stays queued until it is taken or [passed
     /// over](Subscription::pass_over).
     pub refused: Option<VersionId>,
-    /// The memory that was lent: all of it, but for what is withheld.
+    /// The lent buffers, except the withheld ones.
     pub buffers: Buffers<B>,
-    /// The tensors whose buffers do not come back. Always none on the host. On a device that failed, or hangs, a copy to
-    /// them may still land at any time: nobody may write there, and their memory is freed when that is over.
+    /// The tensors whose buffers are not returned; always empty on the host. On a device that failed or hangs, a copy
+    /// may still write to them: nobody else may, and their memory is freed when that copy has ended.
     pub withheld: Vec<TensorName>,
 }
 
@@ -324,20 +326,21 @@ pub struct FillError<B> {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FillCause {
-    /// No version came.
+    /// No version was received.
     #[error(transparent)]
     Subscription(#[from] SubscriptionError),
-    /// One came and does not fit. It waits to be taken: by a call with other buffers, or by [`Subscription::next`]. Unless
-    /// it is [passed over](Subscription::pass_over), the same buffers get no other version.
+    /// A version was received, but does not fit. It stays queued for a call with other buffers, or for
+    /// [`Subscription::next`]. A call with the same buffers fails again unless the version is [passed
+    /// over](Subscription::pass_over).
     #[error(transparent)]
     Buffers(#[from] BufferError),
-    /// One came, and a device failed to copy it. It waits to be taken, as above.
+    /// A version was received, but a device failed to copy it. It stays queued, as above.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
 impl<B> FillError<B> {
-    /// Whether nothing more will come. After an error that is not final, the next call goes on.
+    /// Whether the subscription has ended. After an error that is not final, call again.
     pub fn is_final(&self) -> bool {
         match &self.cause {
             FillCause::Subscription(error) => error.is_final(),

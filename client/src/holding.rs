@@ -19,7 +19,7 @@ pub(crate) struct HoldCounter {
 #[derive(Debug, Default)]
 struct State {
     versions: BTreeMap<u64, VersionId>,
-    ever: u64,
+    next_number: u64,
 }
 
 impl HoldCounter {
@@ -32,7 +32,7 @@ impl HoldCounter {
         self.state().versions.len()
     }
 
-    /// Waits until the user has dropped one since the last wait. Cancel safe.
+    /// Waits until the user drops a snapshot, or has dropped one since the last wait. Cancel safe.
     pub(crate) async fn dropped(&self) {
         self.dropped.notified().await;
     }
@@ -48,11 +48,11 @@ impl HoldCounter {
         (Bytes::from_owner(HeldBytes { payload, _held: held }), volatile)
     }
 
-    /// Counts one more, until the result is dropped.
+    /// Counts one more held version until the result is dropped.
     pub(crate) fn hold(self: &Arc<Self>, id: VersionId) -> HeldVersion {
         let mut state = self.state();
-        let number = state.ever;
-        state.ever += 1;
+        let number = state.next_number;
+        state.next_number += 1;
         state.versions.insert(number, id);
         HeldVersion { number, holding: Arc::clone(self) }
     }
@@ -62,7 +62,7 @@ impl HoldCounter {
     }
 }
 
-/// Bytes held by the user. Fields are dropped in order: the memory is free before it no longer counts as held.
+/// Bytes held by the user. Fields are dropped in order: the memory is freed before the version stops counting as held.
 struct HeldBytes {
     payload: Bytes,
     _held: Arc<HeldVersion>,
@@ -95,7 +95,7 @@ mod tests {
     use tensor_relay_protocol::{Epoch, Topic, Version};
 
     #[test]
-    fn a_version_is_held_until_its_last_slice_is_gone() {
+    fn a_version_is_held_until_its_last_slice_is_dropped() {
         let holding = Arc::new(HoldCounter::default());
         let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(7) };
         let payload = Region::from_owner(b"abcdef".to_vec()).freeze_volatile();

@@ -1,4 +1,4 @@
-//! Receives tensors: connect with a ticket, subscribe to a topic, take whole and verified snapshots.
+//! Receives tensors: connect with a ticket, subscribe to a topic, receive whole, verified snapshots.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,11 +16,10 @@
 //! # }
 //! ```
 //!
-//! A snapshot exists only whole: every chunk verified, and all together with the server's digest. Its memory is reused
-//! for a later version once the last reference to it is gone.
-
+//! A snapshot is delivered only when every chunk is verified, and all chunks together match the server's digest. Its
+//! memory is reused for a later version once the last reference to it is dropped.
 //!
-//! With a [device](Config::device), versions land in its memory, whatever kind it is:
+//! With a [device](Config::device) of any kind, versions are received into its memory:
 //!
 //! ```no_run
 //! # async fn example(ticket: tensor_relay_client::Ticket) -> Result<(), Box<dyn std::error::Error>> {
@@ -28,7 +27,7 @@
 //! use tensor_relay_client::{Client, Config};
 //! use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
 //!
-//! // The engine is the one line that names a kind of device. This one is host memory that behaves like a device.
+//! // Only this line names a kind of device: here, host memory that behaves like a device.
 //! let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 30))?);
 //! let device = Device::new(engine, Capacity { slots: 16, slot_bytes: 4 << 20 })?;
 //! let client = Client::connect(&ticket, Config { device: Some(device), ..Config::default() }).await?;

@@ -13,24 +13,24 @@ use crate::{SaveError, Snapshot, save::READABLE, temporary, whole_file::replace_
 use contents::Contents;
 use std::path::{Path, PathBuf};
 use tensor_relay_protocol::VersionId;
-use versions::Kept;
+use versions::KeptVersion;
 
-/// Writes snapshots below one folder, each version as what it was on the other side: a safetensors file, a folder of
-/// them with what lies beside, a NumPy array or an archive of arrays. Tensors that were no files become a safetensors
-/// file.
+/// Writes snapshots below one folder, each version in its published form: a safetensors file, a folder of them with
+/// other files beside, a NumPy array or an archive of arrays. Tensors that were not published from files become a
+/// safetensors file.
 ///
 /// Without `keep`, topic `a/b` is `DIR/a/b.safetensors`, `.npy` or `.npz`, or the folder `DIR/a/b`, and each version
-/// replaces the one before in one step. (Where the file system cannot exchange two folders, a folder's name is missing
-/// for the moment between two renames. A topic that becomes another kind of files leaves its older files behind.)
+/// replaces the previous one atomically. (If the file system cannot exchange two folders, a folder's name is missing
+/// between two renames. If a topic changes to another kind of files, its older files stay.)
 ///
 /// With `keep`, versions stay side by side as `DIR/a/b/VERSION-EPOCH.safetensors` and so on, and the link
-/// `DIR/a/b/latest.safetensors` (for folders `DIR/a/b/latest`) leads to the one saved last. Of those that are recognised
-/// by their names, all but the newest `keep` are deleted.
+/// `DIR/a/b/latest.safetensors` (for folders `DIR/a/b/latest`) points to the last saved version. Of the versions that
+/// are recognised by their names, all but the newest `keep` are deleted.
 ///
-/// A version is there whole or not at all, after a crash too. No name that a server gave leads out of the folder, not by
-/// a link either. A file under a topic's name is replaced, whoever wrote it: give a mirror a folder of its own. Folders
-/// are not: each says in its hidden file `.tensor-relay` which of its files a mirror wrote, and where there are others, it
-/// is left alone. Nothing else is ever deleted.
+/// A version is present whole or not at all, also after a crash. No name from a server leads out of the folder, not
+/// even through a link. A file under a topic's name is replaced even if no mirror wrote it: give each mirror a folder
+/// of its own. A folder is replaced only if it holds no files but those that its hidden file `.tensor-relay` lists as
+/// written by a mirror. Nothing else is ever deleted.
 #[derive(Debug, Clone)]
 pub struct Mirror {
     dir: PathBuf,
@@ -44,13 +44,13 @@ impl Mirror {
         Self { dir: dir.into(), keep: keep.map(|keep| keep.max(1)) }
     }
 
-    /// Writes `snapshot`, makes it durable, and gives back where it is. Before, it deletes what killed processes left
-    /// half-written in the same folder: at once what processes of this machine made since it was booted, where the file
-    /// system has locks; anything else after an hour. Blocks for as long as the disk takes. A snapshot on a device is refused:
-    /// save what [`Snapshot::to_host`] gives.
+    /// Writes `snapshot`, makes it durable, and returns its path. First it deletes incomplete files that killed
+    /// processes left in the same folder: those that processes of this machine created since boot at once, if the file
+    /// system has locks; all others after an hour. Blocks until the disk is done. A snapshot on a device is refused:
+    /// save the result of [`Snapshot::to_host`].
     ///
     /// # Errors
-    /// [`SaveError`]; what was there before is then as it was.
+    /// [`SaveError`]; the files saved before are then unchanged.
     pub fn save(&self, snapshot: &Snapshot) -> Result<PathBuf, SaveError> {
         snapshot.must_be_on_host()?;
         let (kind, contents) = Contents::of(snapshot)?;
@@ -60,15 +60,15 @@ impl Mirror {
             write(&path, &contents)?;
             return Ok(path);
         };
-        let kept = Kept { folder: &topic_path, kind, id: &snapshot.id };
-        let path = kept.path();
+        let version = KeptVersion { folder: &topic_path, kind, id: &snapshot.id };
+        let path = version.path();
         write(&path, &contents)?;
-        kept.link_latest()?;
-        kept.prune(keep);
+        version.link_latest()?;
+        version.prune(keep);
         Ok(path)
     }
 
-    /// The path of a topic: below the folder, whatever its name.
+    /// The path of a topic, which is always below the folder.
     fn topic_path(&self, id: &VersionId) -> Result<PathBuf, SaveError> {
         let hidden = temporary::NAME.0.trim_end_matches('.');
         match id.topic.as_str().split('/').any(|segment| segment.starts_with(hidden)) {
@@ -77,7 +77,7 @@ impl Mirror {
         }
     }
 
-    /// A path below the folder, unless a link on the way leads out of it.
+    /// A path below the folder; refuses a topic with a link among its parent folders.
     fn without_links(&self, topic: &str) -> Result<PathBuf, SaveError> {
         let mut path = self.dir.clone();
         let (parents, name) = topic.rsplit_once('/').unwrap_or(("", topic));

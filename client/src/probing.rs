@@ -1,4 +1,4 @@
-//! The probe of a session: bytes without meaning, to measure a lane.
+//! The probes of a session: filler bytes that measure the rate of a lane.
 
 use tensor_relay_protocol::{ClientMessage, LaneId, ProbeBytes, ProbeHeader};
 use tensor_relay_transport::{LaneError, ProbeResult};
@@ -13,29 +13,28 @@ pub(crate) const PROBE_UNREAD_BYTES: u64 = 32 << 20;
 /// The probes of a session over the control lane, one at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Probing {
-    /// Ids rise within a connection.
-    next: u32,
+    /// The id of the next probe of this connection.
+    next_id: u32,
     under_way: Option<(u32, ProbeBytes, ProbeReply)>,
 }
 
 impl Probing {
-    /// Asks for a probe. One that is under way already is given up by its user, and the server refuses a second one; so the
-    /// reply is dropped.
+    /// Starts a probe. If one is under way, `reply` is dropped: the server would refuse a second probe.
     pub(crate) fn begin(&mut self, bytes: ProbeBytes, reply: ProbeReply) -> Option<ClientMessage> {
         if self.under_way.is_some() {
             return None;
         }
-        let probe = self.next;
-        self.next += 1;
+        let probe = self.next_id;
+        self.next_id += 1;
         self.under_way = Some((probe, bytes, reply));
         Some(ClientMessage::Probe { probe, lane: LaneId(0), bytes })
     }
 
-    /// Whether the probe with this header was asked for.
+    /// Whether the probe with this header was requested.
     pub(crate) fn expects(&self, header: &ProbeHeader) -> bool {
-        let is_it =
+        let is_expected =
             |(probe, bytes, _): &(u32, ProbeBytes, _)| *probe == header.probe && header.bytes <= bytes.get();
-        self.under_way.as_ref().is_some_and(is_it)
+        self.under_way.as_ref().is_some_and(is_expected)
     }
 
     pub(crate) fn is_under_way(&self) -> bool {
@@ -45,7 +44,7 @@ impl Probing {
     /// Hands over the result.
     pub(crate) fn handle_result(&mut self, result: Result<ProbeResult, LaneError>) {
         if let Some((.., reply)) = self.under_way.take() {
-            let _ = reply.send(result); // Its user may have given up.
+            let _ = reply.send(result); // Fails if the caller has given up.
         }
     }
 

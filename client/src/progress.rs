@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Progress {
     /// The version's number; 0 before the first.
     pub version: u64,
-    /// The size of what is received of its payload, in bytes; 0 until its manifest is here.
+    /// The size of the selected payload in bytes; 0 until the manifest has arrived.
     pub payload_bytes: u64,
     /// The payload bytes that are verified and in place.
     pub verified_bytes: u64,
-    /// The bytes that came over the network for it, as encoded.
+    /// The encoded bytes received over the network for it.
     pub wire_bytes: u64,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Counters {
     payload_bytes: AtomicU64,
     verified_bytes: AtomicU64,
     wire_bytes: AtomicU64,
-    /// All bytes ever received for the subscription: tells a slow transfer from a stalled one.
+    /// All bytes ever received for the subscription, which distinguish a slow transfer from a stalled one.
     moved_bytes: AtomicU64,
 }
 

@@ -9,14 +9,14 @@ const MEASURE: Duration = Duration::from_secs(1);
 /// The unmeasured time for a connection to get up to speed.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// The bytes that had arrived at one moment.
+/// The bytes received until one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// The number of the period with a large version, if it is in one.
+    /// The number of the current period with a large version; `None` between such periods.
     pub(crate) period: Option<u64>,
     /// The number of lanes.
     pub(crate) lanes: u32,
-    /// The bytes of chunks that they brought so far, decoded: how chunks are encoded may change at any time.
+    /// The bytes of chunks received over them so far, decoded, because the encoding may change at any time.
     pub(crate) verified_bytes: u64,
 }
 
@@ -25,28 +25,28 @@ pub(crate) struct Sample {
 pub(crate) struct Step {
     pub(crate) passed: Duration,
     pub(crate) bytes: u64,
-    /// The number of lanes, if it was the same at both ends.
+    /// The number of lanes, if both samples have the same.
     pub(crate) lanes: Option<u32>,
 }
 
-/// Makes steps of samples, which leave out the time between large versions.
+/// Makes steps from samples, and leaves out the time between large versions.
 #[derive(Debug, Default)]
 pub(crate) struct Steps(Option<(Instant, Sample)>);
 
 impl Steps {
     /// The step since the last sample, if both are of one period.
     pub(crate) fn next(&mut self, now: Instant, sample: Sample) -> Option<Step> {
-        let (then, earlier) = self.0.replace((now, sample))?;
+        let (before, earlier) = self.0.replace((now, sample))?;
         let is_one_period = sample.period.is_some() && sample.period == earlier.period;
         is_one_period.then(|| Step {
-            passed: now.saturating_duration_since(then),
+            passed: now.saturating_duration_since(before),
             bytes: sample.verified_bytes.saturating_sub(earlier.verified_bytes),
             lanes: (sample.lanes == earlier.lanes).then_some(sample.lanes),
         })
     }
 }
 
-/// Measures one rate, after a warm-up. Versions that are over within two samples add nothing to it.
+/// Measures one rate, after a warm-up. Versions that end within two samples add nothing to it.
 #[derive(Debug)]
 pub(crate) struct Measurement {
     warm_up: Duration,
@@ -59,7 +59,7 @@ impl Measurement {
         Self { warm_up: WARM_UP, measured: Duration::ZERO, bytes: 0 }
     }
 
-    /// A measurement without a warm-up, for what is at speed already.
+    /// A measurement without a warm-up, for a connection that is at speed already.
     pub(crate) fn at_speed() -> Self {
         Self { warm_up: Duration::ZERO, ..Self::new() }
     }

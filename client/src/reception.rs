@@ -50,12 +50,12 @@ pub(crate) struct Reception {
     began: Instant,
     /// The destination of the current version.
     destination: Option<Destination>,
-    /// Its counters by codec.
+    /// The counters of the current version, by codec.
     tally: Arc<Tally>,
-    /// The chunk streams that are not being received.
+    /// The chunk streams that are not being read yet.
     streams: HashMap<StreamToken, DataIn>,
-    /// The tasks that receive chunks of the version in transfer. They end with it, so that nothing holds its memory
-    /// longer.
+    /// The tasks that receive chunks of the version in transfer. They are aborted when the version ends, so that none
+    /// keeps its memory longer.
     tasks: Vec<AbortOnDrop>,
     /// Whether the subscription is over.
     is_over: bool,
@@ -81,7 +81,7 @@ impl Drop for AbortOnDrop {
 }
 
 impl Drop for Reception {
-    /// The user is told of the end in any case, usually with a better reason queued before.
+    /// Ends the user's queue in any case. Usually a more precise error was queued before, and counts.
     fn drop(&mut self) {
         let closed = Arc::new(tensor_relay_transport::LaneError::ClosedHere.into());
         self.end(SubscriptionError::disconnected(&self.topic, &closed));
@@ -138,12 +138,12 @@ impl Reception {
     /// Subscribes on a new connection.
     pub(crate) fn subscribe(&mut self) {
         self.queue.set_asked(Some(Instant::now()));
-        let base = self.base.tell(self.machine.held().as_ref());
+        let base = self.base.offer(self.machine.held().as_ref());
         self.machine.subscribe(base);
     }
 
-    /// Takes the user's buffers for the next version, or withdraws them. They are returned if the next version is here
-    /// or on its way already.
+    /// Accepts the user's buffers for the next version, or withdraws them. They are returned at once if that version
+    /// has arrived or is being received.
     pub(crate) fn handle_given(&mut self, lent: Option<Lent>) {
         let is_next = !self.machine.is_receiving() && self.queue.is_empty();
         self.lent = lent.filter(|_| is_next);
@@ -152,16 +152,16 @@ impl Reception {
     /// Handles `Announce`.
     pub(crate) fn handle_announce(&mut self, announce: Announce) -> Result<(), Misbehaved> {
         let now = Instant::now();
-        let goes_on = self.machine.is_receiving();
+        let resumes = self.machine.is_receiving();
         let afresh = announce.afresh.then(|| announce.id.clone());
         self.machine
             .handle_announce(announce, now.into_std(), self.counters.moved_bytes())?;
-        if !goes_on {
+        if !resumes {
             self.began = now;
         }
         if let Some(version) = afresh {
-            self.base.handle_given_up(); // It is of the other content, too.
-            tracing::warn!(%version, "The server has other content under the epoch and number of a version that came before: it comes anew. Somebody published different bytes under one epoch.");
+            self.base.handle_given_up(); // The base has the earlier content, too.
+            tracing::warn!(%version, "The server sends a version again: its content differs from what was received before under this epoch and number. Different bytes were published under one epoch.");
         }
         self.queue.announce();
         Ok(())
@@ -179,7 +179,7 @@ impl Reception {
         self.machine.handle_chunk(header, token, lane)
     }
 
-    /// Handles a verified chunk in its place.
+    /// Handles a chunk that is verified and in its place.
     pub(crate) fn handle_verified(&mut self, token: StreamToken, verified: Verified) {
         self.machine.handle_verified(token, verified);
         self.counters.set_verified(self.machine.held_bytes());
@@ -198,12 +198,12 @@ impl Reception {
         self.machine.handle_timeout(now.into_std(), self.counters.moved_bytes());
     }
 
-    /// Handles the loss of the connection, when nothing writes to the memory any more: keeps verified chunks, and drops
-    /// the connection's state. The next one begins with `allowance` of credit.
+    /// Handles the loss of the connection, after the last write to the memory: keeps verified chunks, and drops the
+    /// connection's state. The next connection begins with `allowance` as credit.
     pub(crate) fn handle_detached(&mut self, allowance: u32) {
         self.queue.set_asked(None);
         self.machine.handle_detached(allowance);
-        while self.machine.poll().is_some() {} // Streams to discard: all are, with their connection.
+        while self.machine.poll().is_some() {} // Only `Discard` is left, and all streams are dropped below.
         self.streams.clear();
         self.tasks.clear();
         self.counters.set_verified(self.machine.held_bytes());
@@ -249,7 +249,7 @@ impl Reception {
         allocators: &Allocators,
     ) -> Result<Option<Version>, TransferError> {
         if resumes {
-            tracing::info!(version = %announce.id, "A version goes on where it was.");
+            tracing::info!(version = %announce.id, "The transfer of a version resumes.");
             return Ok(self.base.resume(announce));
         }
         self.counters.begin(announce.id.version.0, selection.payload_bytes());
@@ -278,13 +278,13 @@ impl Reception {
             counters: Arc::clone(&self.counters),
         };
         if self.tasks.len() == self.tasks.capacity() {
-            self.tasks.retain(|task| !task.0.is_finished()); // What has ended need not be ended.
+            self.tasks.retain(|task| !task.0.is_finished()); // Finished tasks need no abort.
         }
         let task = context.connection.receive_chunk(token, header, stream, place, context.ingress);
         self.tasks.push(AbortOnDrop(task));
     }
 
-    /// Delivers the version to the user, with a receipt for the session of `control`.
+    /// Delivers the version to the user. Its receipt names the transport of `control`.
     fn commit(&mut self, commit: Commit, control: &Lane) {
         let Some(destination) = &self.destination else { return };
         let payload = match destination.commit() {
@@ -300,8 +300,8 @@ impl Reception {
         let (version, took_ms) = (&commit.announce.id, self.began.elapsed().as_millis() as u64);
         let wire_bytes = self.counters.get().wire_bytes;
         tracing::debug!(%version, took_ms, wire_bytes, "A version is whole and verified.");
-        let kept = self.base.handle_committed();
-        self.machine.handle_committed(kept);
+        let is_base = self.base.handle_committed();
+        self.machine.handle_committed(is_base);
         self.queue.put(Snapshot {
             id: commit.announce.id,
             selection: payload.narrow(&commit.selection),
@@ -334,7 +334,7 @@ impl Reception {
             }
             Released::Replaced => {
                 self.began = Instant::now();
-                tracing::warn!(given_up = %id, "What came of a version is thrown away: the server has another one.");
+                tracing::warn!(given_up = %id, "The received part of a version is discarded: the server has another version.");
             }
             Released::Here => {}
         }
@@ -351,18 +351,19 @@ impl Reception {
         }
     }
 
-    /// Gives up the current version, and the subscription too if later versions would fail as well. Both ends are told.
+    /// Gives up the current version, and the subscription too if later versions would fail as well. Reports the error
+    /// to the server and to the user.
     fn fail(&mut self, error: &TransferError) {
         let Some(id) = self.machine.under_way().cloned() else { return };
-        let (reason, told) = (error.abort_reason(), error.for_user(&id));
+        let (reason, user_error) = (error.abort_reason(), error.for_user(&id));
         if error.is_final() {
             self.is_over = true;
             self.machine.end(reason, self.keep_place);
-            self.end(told);
+            self.end(user_error);
         } else {
             tracing::warn!(%id, %error, "A version is given up.");
             self.machine.give_up(reason);
-            self.queue.put_failure(told);
+            self.queue.put_failure(user_error);
         }
     }
 }

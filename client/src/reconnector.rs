@@ -1,4 +1,4 @@
-//! The reconnector: makes a new connection for the session when one is lost, or when another transport is to be tried.
+//! The reconnector: makes a new connection for the session when one is lost, or to try another transport.
 
 use crate::{
     ClientError, Config,
@@ -24,7 +24,7 @@ use tokio::{
     time::Instant,
 };
 
-/// The state that a reconnector shows to the client's handles.
+/// The state that the client's handles read.
 #[derive(Debug)]
 pub(crate) struct State {
     /// The current connection, or the last one.
@@ -73,9 +73,9 @@ impl Reconnector {
             let lost = tokio::select! {
                 lost = self.session.run(&mut connection, &mut self.commands) => lost,
                 greeted = next_transport(&mut trial, path, kind, &self.target, &config) => {
-                    let text = format!("the session goes on over {}", greeted.kind());
-                    let last_word = CloseReason { code: CloseCode::Done, text, by_user: false };
-                    self.session.detach(connection.give_up(last_word).await);
+                    let text = format!("the session continues over {}", greeted.kind());
+                    let close_reason = CloseReason { code: CloseCode::Done, text, by_user: false };
+                    self.session.detach(connection.give_up(close_reason).await);
                     connection = Connection::begin(greeted, &self.target, &config);
                     self.state.lane.send_replace(connection.control().clone());
                     continue;
@@ -87,15 +87,15 @@ impl Reconnector {
             }
             match self.session.is_waited_for() {
                 true => tracing::warn!(error = %lost, "The connection was lost; making another one."),
-                // A program may end just when its server closes first.
+                // Often a program that is ending, while its server closes first: no warning.
                 false => {
-                    tracing::debug!(error = %lost, "The connection was lost while nobody waits; making another one.")
+                    tracing::debug!(error = %lost, "The connection was lost while nothing needs it; making another one.")
                 }
             }
-            let last_word = lost.last_word();
+            let close_reason = lost.close_reason();
             let lost = Arc::new(ClientError::from(lost));
             self.state.lost.send_replace(Some(Arc::clone(&lost)));
-            self.session.detach(connection.give_up(last_word).await);
+            self.session.detach(connection.give_up(close_reason).await);
             match self.reconnect(lost).await {
                 Ok(next) => connection = next,
                 Err(error) => break error,
@@ -103,12 +103,12 @@ impl Reconnector {
             self.state.lost.send_replace(None);
             self.state.reconnects.fetch_add(1, Ordering::Relaxed);
             self.state.lane.send_replace(connection.control().clone());
-            tracing::warn!(peer = %connection.control().peer(), "Connected again; what is missing follows.");
+            tracing::warn!(peer = %connection.control().peer(), "Connected again; transfers resume.");
         };
         self.end(error, None).await;
     }
 
-    /// Tries with backoff until it is connected, the time is over, or a retry is useless.
+    /// Tries with backoff until it is connected, the timeout has passed, or a retry is useless.
     async fn reconnect(&mut self, lost: Arc<ClientError>) -> Result<Connection, SessionError> {
         let config = self.session.config().clone();
         let timeout_ms = config.reconnect_timeout.as_millis();
@@ -144,20 +144,20 @@ impl Reconnector {
 
     /// Ends every subscription, the connection and the client's handles.
     async fn end(self, error: SessionError, connection: Option<Connection>) {
-        let last_word = error.last_word();
-        let told = Arc::new(ClientError::from(error));
-        tracing::debug!(error = %told, "The session ended.");
-        // Before dropping pending requests: their callers look here for the reason.
-        self.state.ended.send_replace(Some(Arc::clone(&told)));
-        self.session.end(&told);
+        let close_reason = error.close_reason();
+        let error = Arc::new(ClientError::from(error));
+        tracing::debug!(%error, "The session ended.");
+        // Set before pending requests are dropped, because their callers read the reason here.
+        self.state.ended.send_replace(Some(Arc::clone(&error)));
+        self.session.end(&error);
         drop(self.session);
         if let Some(connection) = connection {
-            connection.close(last_word).await;
+            connection.close(close_reason).await;
         }
     }
 }
 
-/// Resolves with a lane over another transport, once `trial` wants to move there and it reaches the same server.
+/// Resolves with a lane over another transport, once `trial` wants that transport and it reaches the same server.
 async fn next_transport(
     trial: &mut Option<TransportTrial>,
     mut path: Path,
@@ -173,7 +173,7 @@ async fn next_transport(
         match Greeted::over(kind, &path, target, config).await {
             Ok(Some(greeted)) => return greeted,
             Ok(None) => tracing::warn!(
-                "{kind} leads to another server than the transport of this session, which stays where it is: publish the UDP and \
+                "{kind} reaches another server than the transport of this session, which stays in use: publish the UDP and \
                  the TCP port of one server under one address."
             ),
             Err(error) => tracing::debug!(%kind, %error, "The other transport cannot be tried."),

@@ -5,7 +5,7 @@ use tensor_relay_protocol::{
     CodecId, GLOBS_MAX, Glob, Mode, ReaderName, SELECTION_MAX_BYTES, Start, Subscribe, SubscriptionId, Topic,
 };
 
-/// The versions of a topic that a user wants, and how. Begin with [`latest`](Self::latest) or [`every`](Self::every).
+/// A request for versions of a topic. Create it with [`latest`](Self::latest) or [`every`](Self::every).
 ///
 /// ```
 /// use tensor_relay_client::{Request, Start, Topic};
@@ -30,15 +30,15 @@ pub struct Request {
 const WINDOW: u32 = 3;
 
 impl Request {
-    /// Always the newest version; what is stale is skipped and counted.
+    /// Requests the newest version each time; older versions are skipped and counted.
     pub fn latest(topic: Topic) -> Self {
         Self::new(topic, Mode::Latest, Start::Newest)
     }
 
-    /// Every version in order, from the oldest that is retained. What is missing is told
+    /// Requests every version in order, from the oldest that is retained. Missing ones are reported
     /// ([`SubscriptionError::Gap`](crate::SubscriptionError::Gap)).
     ///
-    /// Asking for the next snapshot acknowledges the one before: until then the server retains it.
+    /// Requesting the next snapshot acknowledges the previous one, which the server retains until then.
     pub fn every(topic: Topic) -> Self {
         Self::new(topic, Mode::Every, Start::Oldest)
     }
@@ -75,40 +75,39 @@ impl Request {
         }
     }
 
-    /// The first version. Mode `latest` accepts [`Start::Newest`] and [`Start::Next`] alone: it skips older versions, so
-    /// any other start is refused ([`ClientError::StartNeedsEvery`]).
+    /// Sets the first version. Mode `latest` accepts only [`Start::Newest`] and [`Start::Next`]: it skips older
+    /// versions, so any other start is refused ([`ClientError::StartNeedsEvery`]).
     pub fn from(self, start: Start) -> Self {
         Self { start, ..self }
     }
 
-    /// Only tensors whose name matches one of `globs`; nothing else travels, up to the small ones that share a chunk with
-    /// them. Without globs, all.
+    /// Selects the tensors whose name matches one of `globs`. Of all others, only small ones that share a chunk with a
+    /// selected one are sent. Without globs, all tensors are selected.
     pub fn select(self, globs: impl IntoIterator<Item = Glob>) -> Self {
         Self { selection: globs.into_iter().collect(), ..self }
     }
 
-    /// In mode `every`: how many versions may be received and not yet taken care of. Default 3: one that the user works
-    /// on, one that waits, one on its way. Each costs memory for a version.
+    /// In mode `every`: how many versions may be received and not yet acknowledged. Default 3: one being processed, one
+    /// waiting, one being received. Each costs memory for a version.
     pub fn window(self, versions: u32) -> Self {
         Self { window: versions.max(1), ..self }
     }
 
-    /// In mode `every`: a name under which the server keeps this reader's place for a while
-    /// (`server::Config::reader_linger`) when it goes away, so that a program that is restarted misses nothing. Two
-    /// readers at once need two names: the second takes the place of the first.
+    /// In mode `every`: a name under which the server keeps the place of a disconnected reader for a while
+    /// (`server::Config::reader_linger`), so that a restarted program misses no version. Two simultaneous readers need
+    /// two names: a second one under the same name takes over the place.
     pub fn reader(self, name: ReaderName) -> Self {
         Self { reader: name, keep_place: true, ..self }
     }
 
-    /// In mode `latest`: whether a version under way is given up for a newer one. Default: it is finished first, so that
-    /// a fast publisher cannot starve a slow link.
+    /// In mode `latest`: whether a version under way is given up for a newer one. Default: it is finished first, so
+    /// that a fast publisher cannot starve a slow link.
     pub fn preempt(self, preempt: bool) -> Self {
         Self { preempt, ..self }
     }
 
-    /// The codec that chunks are to travel in, where that gains something; otherwise they travel raw. Default: the server
-    /// chooses for each chunk, by what is in it and how fast the link is. It is a wish: a server that does not know the
-    /// codec chooses all the same.
+    /// The codec for chunks that it makes smaller; other chunks are sent raw. Default: the server chooses for each
+    /// chunk, by its content and the rate of the link. A server that does not know the codec ignores this.
     pub fn codec(self, codec: CodecId) -> Self {
         Self { codec: Some(codec), ..self }
     }
@@ -143,7 +142,7 @@ mod tests {
     use tensor_relay_protocol::Version;
 
     #[test]
-    fn mode_latest_begins_with_what_is_newest() {
+    fn mode_latest_refuses_older_starts() {
         let topic = || Topic::new("t").unwrap();
         for start in [Start::Oldest, Start::At(None, Version(1))] {
             let refused = Request::latest(topic()).from(start).check();

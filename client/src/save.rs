@@ -1,4 +1,4 @@
-//! Snapshots as files, whole or not at all.
+//! Saves snapshots as files, whole or not at all.
 
 use crate::{
     Snapshot,
@@ -11,14 +11,14 @@ use std::{
 };
 use tensor_relay_protocol::{Tensor, Topic, VersionId, files::FileForm, safetensors::SafetensorsError};
 
-/// The mode of what is saved: as readable as any file that this user makes.
+/// The mode of saved files, before the umask.
 pub(crate) const READABLE: u32 = 0o666;
 
 /// Why a snapshot was not saved. No half-written file is left behind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
-    /// The system refuses: no space, no permission.
+    /// The system reported an error: no space, no permission.
     #[error("cannot write {}: {source}", path.display())]
     Io {
         /// The file.
@@ -36,7 +36,7 @@ pub enum SaveError {
     },
     /// The snapshot cannot be written as the files that it came from. The publisher is to blame, or a partial
     /// selection.
-    #[error("cannot save {id} as the files that it was: {source}")]
+    #[error("cannot save {id} as its original files: {source}")]
     Files {
         /// The version.
         id: VersionId,
@@ -45,7 +45,7 @@ pub enum SaveError {
     },
     /// Its tensors are in the memory of a device.
     #[error(
-        "{id} is on {device}, and files are written from host memory: save what `Snapshot::to_host` gives"
+        "{id} is on {device}, and files are written from host memory: save the result of `Snapshot::to_host`"
     )]
     OnDevice {
         /// The version.
@@ -53,14 +53,16 @@ pub enum SaveError {
         /// The device of its tensors.
         device: Box<str>,
     },
-    /// Something that no mirror wrote is in the way, so it is not deleted.
+    /// A file or folder that no mirror wrote is at the path, and is not deleted.
     #[error("{} was not written by tensor-relay and is not replaced: move it away, or write to another folder", path.display())]
     NotOurs {
         /// The obstacle.
         path: PathBuf,
     },
-    /// A topic that looks like a temporary file.
-    #[error("topic {topic} is not saved: names that begin with `.tensor-relay` are those of temporary files")]
+    /// The topic's name looks like that of a temporary file.
+    #[error(
+        "topic {topic} is not saved: names that begin with `.tensor-relay` are reserved for temporary files"
+    )]
     Topic {
         /// The topic.
         topic: Topic,
@@ -68,15 +70,14 @@ pub enum SaveError {
 }
 
 impl Snapshot {
-    /// Writes the snapshot to `path` as a safetensors file and makes it durable; missing folders are made. A file that
-    /// was there is replaced in one step: readers see the old one or the new one, after a crash too. Blocks.
+    /// Writes the snapshot to `path` as a safetensors file and makes it durable; missing folders are created. An
+    /// existing file is replaced atomically: readers see the old one or the new one, also after a crash. Blocks.
     ///
-    /// Of a snapshot that was a folder, only the tensors are written and not the files beside them;
-    /// [`Mirror`](crate::Mirror) writes those too. A snapshot on a device is refused: save what
-    /// [`to_host`](Self::to_host) gives.
+    /// Of a snapshot of a folder, only the tensors are written; [`Mirror`](crate::Mirror) also writes the files beside
+    /// them. A snapshot on a device is refused: save the result of [`to_host`](Self::to_host).
     ///
     /// # Errors
-    /// [`SaveError`]; `path` is then as it was.
+    /// [`SaveError`]; `path` is then unchanged.
     pub fn save_safetensors(&self, path: &Path) -> Result<(), SaveError> {
         self.must_be_on_host()?;
         let tensors = self.model_tensors()?;
@@ -92,7 +93,7 @@ impl Snapshot {
         }
     }
 
-    /// The tensors without the files that travel beside them.
+    /// The tensors of the model, without the files beside them.
     fn model_tensors(&self) -> Result<Vec<&Tensor>, SaveError> {
         let refuse = |source| SaveError::Files { id: self.id.clone(), source: FilesError::Name(source) };
         let form = FileForm::of(self.manifest().metadata()).map_err(refuse)?;

@@ -43,10 +43,10 @@ const TOPICS_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// For the subscriptions that this session hands out: dropping one is a command too.
+    /// Cloned into each subscription's handle, whose destructor sends a command too.
     commands: mpsc::UnboundedSender<Command>,
     config: Config,
-    /// The credit of each subscription: that of one lane for each lane that there was on this connection.
+    /// The credit of each subscription: `credit_chunks` times the largest number of lanes that this connection has had.
     credit: u32,
     allocators: Allocators,
     /// The memory for the bases of all subscriptions; `None` without bases.
@@ -57,16 +57,16 @@ pub(crate) struct Session {
     /// Numbers the chunk streams.
     next_stream: u64,
     watches: Watches,
-    /// Answers to `List` under way; they come in the order of the questions.
+    /// The callers of `List`, with the topics received so far. The server answers in the order of the requests.
     lists: VecDeque<(oneshot::Sender<Vec<TopicEntry>>, Vec<TopicEntry>)>,
     probing: Probing,
     /// Messages to the server. They are sent after each step, or with the next connection.
     outbox: VecDeque<ClientMessage>,
-    /// Whether there is a connection on which subscriptions are asked for.
+    /// Whether there is a connection, on which subscriptions have been requested.
     is_connected: bool,
     /// Whether the server said, on this connection, that it drains.
     is_draining: bool,
-    /// Whether the user is done with it.
+    /// Whether the user has closed the client.
     closing: bool,
 }
 
@@ -74,8 +74,8 @@ impl Session {
     pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let capacity = Capacity {
-            slots: slots::count(config.credit_chunks, config.lanes.most(), processors),
-            slot_bytes: config.limits.chunk_bytes as usize, // Address space; only what is used takes memory.
+            slots: slots::count(config.credit_chunks, config.lanes.max(), processors),
+            slot_bytes: config.limits.chunk_bytes as usize, // Address space; memory is used only for received bytes.
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
@@ -141,9 +141,9 @@ impl Session {
         }
     }
 
-    /// Asks the server for everything that the user wants.
+    /// Requests the user's subscriptions, watches and lists on a new connection.
     fn attach(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
-        self.outbox.clear(); // All that was not sent is said anew.
+        self.outbox.clear(); // The requests below replace unsent messages.
         (self.is_connected, self.is_draining) = (true, false);
         self.allow_unread(connection);
         self.receptions.values_mut().for_each(Reception::subscribe);
@@ -165,20 +165,20 @@ impl Session {
         self.is_connected = false;
         self.probing.handle_detached();
         self.credit = self.config.credit_chunks;
-        self.lists.iter_mut().for_each(|(_, known)| known.clear());
+        self.lists.iter_mut().for_each(|(_, received)| received.clear());
         for reception in self.receptions.values_mut() {
             reception.handle_detached(self.credit);
         }
     }
 
-    /// Tells every subscription why nothing more comes.
+    /// Ends every subscription with `error`.
     pub(crate) fn end(&self, error: &Arc<ClientError>) {
         for reception in self.receptions.values() {
             reception.end(SubscriptionError::disconnected(reception.topic(), error));
         }
     }
 
-    /// Sends what is to be said, then waits for one thing to happen.
+    /// Sends the queued messages, then handles one command, event or timeout.
     async fn step(
         &mut self,
         connection: &mut Connection,
@@ -202,9 +202,9 @@ impl Session {
         };
         tokio::select! {
             command = commands.recv() => {
-                let about = self.handle_command(command.unwrap_or(Command::Close));
+                let subscription = self.handle_command(command.unwrap_or(Command::Close));
                 self.allow_unread(connection);
-                about.map_or(Ok(()), |id| self.act(id, connection))
+                subscription.map_or(Ok(()), |id| self.act(id, connection))
             }
             event = connection.next() => self.handle_event(event?, connection),
             () = timeout => {
@@ -215,7 +215,7 @@ impl Session {
         }
     }
 
-    /// Takes a command while there is no connection: what it asks for is asked for with the next one.
+    /// Handles a command while there is no connection: its request is sent on the next one.
     ///
     /// # Errors
     /// [`SessionError::ClosedHere`] when the user closes the session.
@@ -224,8 +224,8 @@ impl Session {
         if self.closing { Err(SessionError::ClosedHere) } else { Ok(()) }
     }
 
-    /// Opens the flow-control windows for all chunks that credit was given for, and no more: then chunks that wait for
-    /// memory can never block the control stream, and no subscription can starve another.
+    /// Opens the flow-control windows for exactly the chunks that credit was granted for. So chunks that wait for
+    /// memory never block the control stream, and no subscription starves another.
     fn allow_unread(&self, connection: &mut Connection) {
         let credit = u64::from(self.credit);
         let chunk_bytes = |r: &Reception| r.chunk_bytes().unwrap_or(0).max(CHUNK_BYTES_USUAL);
@@ -277,7 +277,7 @@ impl Session {
             Event::Manifest(id, manifest) => {
                 let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
                 match manifest {
-                    // The server gave the version up; its word on that is on the way.
+                    // The server gave the version up; its `Abort` is on the way.
                     Err(ReceiveManifestError::Lane(LaneError::StreamGivenUp)) => {
                         reception.machine.handle_manifest_lost();
                     }
@@ -295,8 +295,8 @@ impl Session {
         }
     }
 
-    /// Gives credit for a lane more, so that it is kept as busy as the others, and takes it back no more: a lane that goes
-    /// leaves its credit to the others.
+    /// Raises the credit for a new lane, so that it is kept as busy as the other lanes. The credit is not lowered when
+    /// a lane ends: the remaining lanes use it.
     fn handle_joined(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
         let credit = self
             .config
@@ -361,7 +361,7 @@ impl Session {
         }
     }
 
-    /// Tells the user. What is missing follows with the next connection, once the server has closed this one.
+    /// Logs a warning. Transfers continue on the next connection, once the server has closed this one.
     fn handle_drain(&mut self, alternatives: &[String]) -> Result<(), SessionError> {
         if std::mem::replace(&mut self.is_draining, true) {
             return Err(
@@ -376,17 +376,17 @@ impl Session {
     }
 
     fn handle_topics(&mut self, topics: Vec<TopicEntry>, more: bool) -> Result<(), SessionError> {
-        let unasked = Misbehaved::OutOfTurn { found: "Topics", expected: "no answer without a question" };
-        let (_, known) = self.lists.front_mut().ok_or(unasked)?;
-        known.extend(topics);
-        if known.len() > TOPICS_MAX {
+        let unrequested = Misbehaved::OutOfTurn { found: "Topics", expected: "no answer without a request" };
+        let (_, received) = self.lists.front_mut().ok_or(unrequested)?;
+        received.extend(topics);
+        if received.len() > TOPICS_MAX {
             return Err(Misbehaved::TooManyTopics(TOPICS_MAX).into());
         }
         if more {
             return Ok(());
         }
-        if let Some((reply, known)) = self.lists.pop_front() {
-            let _ = reply.send(known);
+        if let Some((reply, received)) = self.lists.pop_front() {
+            let _ = reply.send(received);
         }
         Ok(())
     }
@@ -400,7 +400,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         if lane != LaneId(0) {
             let found = "a manifest on another lane";
-            return Err(Misbehaved::OutOfTurn { found, expected: "it beside the control stream" }.into());
+            return Err(Misbehaved::OutOfTurn { found, expected: "a manifest on lane 0" }.into());
         }
         let limits = self.config.limits;
         let Some(reception) = self.find(header.subscription)? else { return Ok(()) };
@@ -420,7 +420,7 @@ impl Session {
         self.next_stream += 1;
         let Some(reception) = self.find(header.subscription)? else { return Ok(()) };
         if connection.lanes().is_retired(lane) {
-            return Ok(()); // It comes again, over another lane.
+            return Ok(()); // The server sends the chunk again over another lane.
         }
         reception.handle_chunk(header, token, lane, stream)?;
         self.act(header.subscription, connection)
@@ -436,9 +436,9 @@ impl Session {
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
         match result {
             Ok(verified) => reception.handle_verified(token, verified),
-            // The server gave the version up, and its word on that is on the way; or the lane is gone.
+            // The server gave the version up, and its `Abort` is on the way; or the lane has ended.
             Err(ReceiveError::Lane(error)) => match connection.control().ended() {
-                // With the control stream the session is lost, and its end is why, whichever lane this chunk came over.
+                // The control stream has ended, and the connection with it: its error counts, not this lane's.
                 Some(ended) if error != LaneError::StreamGivenUp => return Err(ended.into()),
                 _ => reception.machine.handle_lost(token),
             },

@@ -12,7 +12,7 @@ use tensor_relay_transport::{CodecStats, KindReason, LaneKind};
 /// The payload lies in one piece of memory, each tensor aligned to 256 bytes, and is shared by clones. When the last
 /// clone, and every `Bytes` or `DeviceTensor` taken from it, is gone, the memory is used again for a later version.
 ///
-/// It is host memory, or that of the device that the [`Config`](crate::Config::device) names.
+/// It is host memory, or memory of the [configured device](crate::Config::device).
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub(crate) id: VersionId,
@@ -29,18 +29,18 @@ pub struct Snapshot {
 pub struct Receipt {
     /// From the announcement to the commit.
     pub duration: Duration,
-    /// The bytes that came over the network, as encoded, without headers and retransmissions.
+    /// The encoded bytes received over the network, without headers and retransmissions.
     pub wire_bytes: u64,
     /// The chunks that were verified.
     pub chunks: u32,
     /// The number of times that it continued on another connection after one was lost.
     pub resumed: u32,
-    /// Its transport, or that of its remainder after a lost connection.
+    /// Its transport; after a lost connection, that of its last chunks.
     pub transport: LaneKind,
     /// The reason for that transport.
     pub transport_reason: KindReason,
-    /// What came in which codec, and how long decoding took; [`deltas`](CodecStats::deltas) is what of it came
-    /// against an earlier version. Chunks that had to come again after a lost connection count again.
+    /// The chunks received in each codec, and the time for decoding; [`deltas`](CodecStats::deltas) counts those that
+    /// were coded against an earlier version. Chunks sent again after a lost connection count again.
     pub codecs: CodecStats,
 }
 
@@ -65,14 +65,15 @@ impl Snapshot {
         self.skipped
     }
 
-    /// Of a topic that follows files (`serve --watch`): how many generations of them the server saw before this version
-    /// and never published, because others replaced them first. They have no numbers, so they are no gap.
+    /// For a topic that follows files (`serve --watch`): the number of file generations that the server saw before this
+    /// version and never published, because later ones replaced them first. They have no version numbers, so they are
+    /// no gap.
     pub fn missed_generations(&self) -> u64 {
         missed_generations(&self.metadata)
     }
 
-    /// Whether it does not go on from the snapshot before it: it is of another epoch, since the publisher began anew, and
-    /// version numbers may have too; or it has other content under the same epoch and number.
+    /// Whether it does not continue the snapshot before it: it is of another epoch, because the publisher started anew
+    /// and version numbers may too; or it has other content under the same epoch and number.
     pub fn is_new_epoch(&self) -> bool {
         self.new_epoch
     }
@@ -94,8 +95,9 @@ impl Snapshot {
     }
 
     /// The memory of the tensor called `name`, for bindings whose users may write it; `None` where
-    /// [`tensor`](Self::tensor) gives none. Whoever hands it out reads the tensors by this alone from then on, and saves them
-    /// by [`save_safetensors`](Self::save_safetensors): no [`Bytes`] of any tensor may be read any more.
+    /// [`tensor`](Self::tensor) returns `None`. Once a binding has handed it out, it may read the tensors only through
+    /// this method and save them only with [`save_safetensors`](Self::save_safetensors): no [`Bytes`] of any tensor may
+    /// be read any more.
     pub fn volatile_tensor(&self, name: &str) -> Option<VolatileBytes> {
         let index = self.manifest().tensor_index(name)?;
         self.payload.volatile(self.selection.tensor_range(index)?)
@@ -107,9 +109,9 @@ impl Snapshot {
         self.selection.tensors().iter().filter_map(move |index| all.get(index as usize))
     }
 
-    /// Every selected tensor with its bytes, in the order in which they were published. None at all when the snapshot is
-    /// [on a device](Self::is_on_device): take [`device_tensors`](Self::device_tensors), or copy it
-    /// [to the host](Self::to_host) first.
+    /// Every selected tensor with its bytes, in the order in which they were published. Empty if the snapshot is [on a
+    /// device](Self::is_on_device): use [`device_tensors`](Self::device_tensors), or copy it [to the
+    /// host](Self::to_host) first.
     pub fn tensors(&self) -> impl Iterator<Item = (&Tensor, Bytes)> {
         let all = self.manifest().tensors();
         self.selection.tensors().iter().filter_map(move |index| {
@@ -123,7 +125,8 @@ impl Snapshot {
         self.payload.tensor(self.selection.tensor_range(index)?)
     }
 
-    /// The bytes of a selected tensor of this manifest, which others may write by now; of any other, none.
+    /// The bytes of a selected tensor of this manifest, which a binding's user may be writing; empty for any other
+    /// tensor.
     pub(crate) fn bytes(&self, tensor: &Tensor) -> HostBytes {
         let name = tensor.name.as_str();
         match self.volatile_tensor(name) {
@@ -132,7 +135,7 @@ impl Snapshot {
         }
     }
 
-    /// A snapshot of nothing, for tests to fill.
+    /// An empty snapshot, for tests to fill.
     #[cfg(test)]
     pub(crate) fn empty() -> Self {
         use tensor_relay_protocol::{Epoch, Limits, Topic, Version};

@@ -10,9 +10,8 @@ use tokio::{sync::Notify, time::Instant};
 
 /// Holds the snapshots that the user has not taken.
 ///
-/// In mode `latest` that is one snapshot at most: a newer one replaces it and counts it as skipped, so a user who is
-/// slow gets the newest and never a queue of stale ones. In mode `every` it is a queue, which the window of the
-/// subscription bounds.
+/// In mode `latest` that is at most one snapshot: a newer one replaces it and counts it as skipped, so a slow user gets
+/// the newest. In mode `every` the subscription's window bounds the queue.
 #[derive(Debug)]
 pub(crate) struct SnapshotQueue {
     mode: Mode,
@@ -23,9 +22,9 @@ pub(crate) struct SnapshotQueue {
 #[derive(Debug, Default)]
 struct State {
     announced: bool,
-    /// When the connected server was sent the subscription; `None` without a connection.
+    /// When the subscription was sent to the server; `None` without a connection.
     asked: Option<Instant>,
-    /// The announced version that the server gave up, if the user has none and no other was announced since.
+    /// The announced version that the server gave up, if the user has no version and no other was announced since.
     given_up: Option<(VersionId, AbortReason)>,
     ready: VecDeque<Item>,
     ended: Option<SubscriptionError>,
@@ -54,7 +53,7 @@ pub(crate) enum Found {
     Ended(SubscriptionError),
     /// Nothing yet, from an existing topic.
     Nothing,
-    /// Nothing yet, and the topic may not exist. `asked` is when the server was asked, if connected.
+    /// Nothing yet, and the topic may not exist. `asked` is when the subscription was sent to the server, if connected.
     Unknown { asked: Option<Instant> },
 }
 
@@ -88,8 +87,8 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Records that the server gave up what it announced while the user has nothing yet: the wait for the topic begins
-    /// anew.
+    /// Records that the server gave up an announced version while the user has none yet: the wait for the topic
+    /// restarts.
     pub(crate) fn handle_given_up(&self, id: VersionId, reason: AbortReason) {
         let mut state = self.state();
         (state.announced, state.given_up) = (false, Some((id, reason)));
@@ -97,12 +96,12 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// The version that was given up, where no other was announced since.
+    /// The version that was given up, if no other was announced since.
     pub(crate) fn given_up(&self) -> Option<(VersionId, AbortReason)> {
         self.state().given_up.clone()
     }
 
-    /// Records when the server was sent the subscription, or that there is no connection.
+    /// Records when the subscription was sent to the server, or that there is no connection.
     pub(crate) fn set_asked(&self, asked: Option<Instant>) {
         let mut state = self.state();
         (state.asked, state.given_up) = (asked, None);
@@ -113,7 +112,7 @@ impl SnapshotQueue {
     pub(crate) fn put(&self, mut snapshot: Snapshot) {
         let mut state = self.state();
         if state.ended.is_some() {
-            return; // The user was told that nothing more comes.
+            return; // The user gets nothing after the end.
         }
         if self.mode == Mode::Latest
             && let Some(replaced) = state.take_snapshot()
@@ -125,8 +124,8 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Puts back an unusable snapshot, with the gap before it. In mode `latest` a newer one that came meanwhile
-    /// replaces it.
+    /// Puts back an unusable snapshot, with the gap before it. In mode `latest` a newer one received meanwhile replaces
+    /// it.
     pub(crate) fn put_back(&self, snapshot: Box<Snapshot>, gap: Option<Box<Gap>>) {
         let mut state = self.state();
         match (self.mode, state.snapshot_mut()) {
@@ -145,8 +144,8 @@ impl SnapshotQueue {
     /// Drops a snapshot that must not be taken. Returns whether it was queued.
     pub(crate) fn discard(&self, id: &VersionId) -> bool {
         let mut state = self.state();
-        let is_it = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);
-        let found = state.ready.iter().position(is_it);
+        let has_id = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);
+        let found = state.ready.iter().position(has_id);
         found.and_then(|at| state.ready.remove(at)).is_some()
     }
 
@@ -198,7 +197,7 @@ impl SnapshotQueue {
         }
     }
 
-    /// Waits until something changed since the last wait. Cancel safe.
+    /// Waits until the queue has changed since the last wait. Cancel safe.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_keeps_its_place_or_is_counted() {
+    fn a_snapshot_put_back_keeps_its_place_or_is_counted() {
         let latest = SnapshotQueue::new(Mode::Latest);
         latest.put(snapshot(1, 2));
         let Found::Snapshot(taken) = latest.take(true) else { panic!("a snapshot is there") };
@@ -266,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_is_passed_over_is_gone_and_no_other() {
+    fn only_the_discarded_snapshot_is_dropped() {
         for mode in [Mode::Latest, Mode::Every] {
             let queue = SnapshotQueue::new(mode);
             queue.put(snapshot(1, 0));
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_comes_after_what_was_delivered_and_stays() {
+    fn the_end_comes_after_queued_snapshots_and_stays() {
         let queue = SnapshotQueue::new(Mode::Latest);
         let ended = |reason| SubscriptionError::Ended { topic: Topic::new("t").unwrap(), reason };
         queue.put(snapshot(1, 0));

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak, atomic::Ordering};
 use tensor_relay_device::HostMemory;
 use tensor_relay_transport::{KindReason, LaneKind, LaneStats};
 
-/// Reads the status of a client while it exists. It keeps nothing alive, so it may be held anywhere.
+/// Reads the status of a client while it exists. A weak reference: it keeps no session or memory.
 #[derive(Debug, Clone)]
 pub struct StatusReader(Weak<State>);
 
@@ -14,7 +14,7 @@ pub struct StatusReader(Weak<State>);
 pub struct ClientStatus {
     /// The transport of the session.
     pub transport: LaneKind,
-    /// Why it was chosen.
+    /// The reason for that transport.
     pub transport_reason: KindReason,
     /// The counters of each lane of the current or last connection.
     pub lanes: Vec<LaneStats>,
@@ -31,7 +31,7 @@ impl StatusReader {
         Self(Arc::downgrade(state))
     }
 
-    /// The status now; `None` when the client is gone.
+    /// The status now; `None` when the client was dropped.
     pub fn read(&self) -> Option<ClientStatus> {
         let state = self.0.upgrade()?;
         let (transport, transport_reason) = {

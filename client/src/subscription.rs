@@ -25,14 +25,14 @@ pub struct Subscription {
     pub(crate) holding: Arc<HoldCounter>,
     /// In mode `every`, the version that the user is processing.
     pub(crate) taken: Option<VersionId>,
-    /// Since when a snapshot is held back because the user holds too many, across cancelled calls.
+    /// Since when a snapshot is held back because the user holds too many. Kept across cancelled calls.
     pub(crate) held_back_since: Option<Instant>,
 }
 
-/// The least time to wait for an answer before asking again.
+/// The minimum time to wait for an answer to `List`.
 const ANSWER_MIN: Duration = Duration::from_secs(1);
 
-/// The timeouts of a subscription.
+/// The timeouts of a subscription, and its limit of held snapshots.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
     pub(crate) topic_timeout: Duration,
@@ -64,19 +64,19 @@ impl Subscription {
 
     /// Waits for the next snapshot: whole, verified, and newer than the one before. Cancel safe.
     ///
-    /// In mode `every`, asking acknowledges the previous snapshot: the server need not retain it for this reader any
+    /// In mode `every`, this acknowledges the previous snapshot: the server need not retain it for this reader any
     /// longer.
     ///
-    /// Waits without bound for a topic that exists to have a new version; put a timeout around it where that matters. The
-    /// first version is waited for as long as [`Config::topic_timeout`](crate::Config::topic_timeout), also where the
-    /// server gave one up that it had begun.
+    /// The wait for a new version of an existing topic is unbounded: put a timeout around it if needed. The wait for
+    /// the first version ends after [`Config::topic_timeout`](crate::Config::topic_timeout), counted anew when the
+    /// server gives up an announced version.
     ///
-    /// While the user holds as many snapshots as it may, the next one is held back, and this fails once that has lasted for
-    /// [`Config::hold_timeout`](crate::Config::hold_timeout), over however many calls.
+    /// While the user holds the maximum number of snapshots, the next one is held back. After
+    /// [`Config::hold_timeout`](crate::Config::hold_timeout), which may span several calls, this fails.
     ///
     /// # Errors
-    /// [`SubscriptionError`]. After one that [is final](SubscriptionError::is_final) nothing more comes, and later calls
-    /// say the same. After another one, the next call goes on.
+    /// [`SubscriptionError`]. After a [final](SubscriptionError::is_final) one, later calls return the same error.
+    /// After any other, call again.
     pub async fn next(&mut self) -> Result<Snapshot, SubscriptionError> {
         self.acknowledge();
         loop {
@@ -100,14 +100,14 @@ impl Subscription {
         }
     }
 
-    /// The same as a stream, which ends after the first error that is final. Asking for an item says that the user is
-    /// done with the one before.
+    /// Returns the snapshots as a stream, which ends after the first final error. Requesting an item acknowledges the
+    /// previous one, as in [`next`](Self::next).
     pub fn into_stream(self) -> impl Stream<Item = Result<Snapshot, SubscriptionError>> + Send {
         stream::unfold(Some(self), |subscription| async {
             let mut subscription = subscription?;
             let next = subscription.next().await;
-            let over = next.as_ref().is_err_and(SubscriptionError::is_final);
-            Some((next, (!over).then_some(subscription)))
+            let is_final = next.as_ref().is_err_and(SubscriptionError::is_final);
+            Some((next, (!is_final).then_some(subscription)))
         })
     }
 
@@ -116,7 +116,7 @@ impl Subscription {
         self.counters.get()
     }
 
-    /// A reader of [`progress`](Self::progress) that can be used while this is borrowed by [`next`](Self::next).
+    /// A function that returns [`progress`](Self::progress), even while [`next`](Self::next) borrows the subscription.
     pub fn progress_reader(&self) -> impl Fn() -> Progress + Send + Sync + 'static {
         let counters = Arc::clone(&self.counters);
         move || counters.get()
@@ -129,12 +129,12 @@ impl Subscription {
             let newest = tokio::select! {
                 listed = self.listed() => match listed {
                     Some(newest) => newest,
-                    None => return, // It is asked again.
+                    None => return, // The caller tries again.
                 },
-                // A version, or a connection lost with the question.
+                // A version was received, or the connection was lost with the request.
                 () = self.queue.changed() => return,
             };
-            match self.why_none_comes(newest) {
+            match self.timeout_error(newest) {
                 Some(error) => {
                     self.queue.end(error);
                     self.handle.unsubscribe();
@@ -144,11 +144,11 @@ impl Subscription {
         }
     }
 
-    /// Asks for the newest version of the topic: one that exists may have nothing new for this subscription for a long time,
-    /// and then nothing is said of it. `None` when there was no answer in time.
+    /// Requests the newest version of the topic, because the server sends nothing for an existing topic that has no new
+    /// version for this subscription. `None` when there was no answer in time.
     async fn listed(&self) -> Option<Option<VersionId>> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.handle.commands.send(Command::List(reply)); // A session that is gone drops the question.
+        let _ = self.handle.commands.send(Command::List(reply)); // An ended session drops the request.
         let topics = tokio::time::timeout(self.patience.topic_timeout.max(ANSWER_MIN), answer)
             .await
             .ok()?
@@ -159,7 +159,7 @@ impl Subscription {
 
     /// The error for a topic with this newest version after the timeout: it does not exist, or has only versions that
     /// the server gave up.
-    fn why_none_comes(&self, newest: Option<VersionId>) -> Option<SubscriptionError> {
+    fn timeout_error(&self, newest: Option<VersionId>) -> Option<SubscriptionError> {
         let timeout_ms = self.patience.topic_timeout.as_millis();
         match (self.queue.given_up(), newest) {
             (Some((id, _)), Some(newest)) if newest.epoch != id.epoch || newest.version > id.version => None,
@@ -177,15 +177,15 @@ impl Subscription {
             Payload::Device(shared) if shared.payload().writing().is_none() => {
                 shared.keep(self.holding.hold(id));
             }
-            // The user's own buffers bound themselves.
+            // Versions in the user's own buffers need no bound.
             Payload::Scattered(_) | Payload::Device(_) => {}
         }
         self.taken = (self.mode == Mode::Every).then(|| snapshot.id.clone());
         snapshot
     }
 
-    /// In mode `every`: says that the user is done with the snapshot taken last, without asking for another. A program that
-    /// ends says so before, or its reader gets that version again when it comes back.
+    /// In mode `every`: acknowledges the last snapshot without requesting another. Call it before the program ends:
+    /// otherwise its reader receives that version again when it returns.
     pub fn acknowledge(&mut self) {
         if let Some(id) = self.taken.take() {
             let _ = self
@@ -195,8 +195,9 @@ impl Subscription {
         }
     }
 
-    /// For callers who wait no longer than they like: tells, given how long that was, whether there was a snapshot that is
-    /// held back because the user holds too many. It can be called while this is borrowed by [`next`](Self::next).
+    /// For callers with a timeout of their own: a function that accepts the time waited, and returns an error if a
+    /// snapshot is held back because the user holds too many. It can be called while [`next`](Self::next) borrows the
+    /// subscription.
     pub fn held_back_reader(
         &self,
     ) -> impl Fn(Duration) -> Option<SubscriptionError> + Send + Sync + use<> + 'static {

@@ -12,13 +12,13 @@ use std::{
 };
 use tempfile::Builder;
 
-/// The prefix and suffix of their names.
+/// The prefix and suffix of temporary names.
 pub(crate) const NAME: (&str, &str) = (".tensor-relay.", ".part");
 
 /// The number of retries when other processes delete the file before it is locked.
 const TRIES: usize = 16;
 
-/// The prefix of names given by processes since this boot of this kernel. Without a boot id, the common one.
+/// The prefix of names that processes made since this kernel booted. Without a boot id, the common prefix.
 static PREFIX: LazyLock<String> = LazyLock::new(|| {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let boot: String = boot.chars().take_while(char::is_ascii_hexdigit).collect();
@@ -35,39 +35,39 @@ pub(crate) fn builder() -> Builder<'static, 'static> {
     builder
 }
 
-/// The prefix of temporary names here.
+/// The prefix of temporary names made by this process.
 pub(crate) fn prefix() -> &'static str {
     &PREFIX
 }
 
-/// Whether a process of this kernel gave this name. Only then is a lock known to be visible: network file systems may
+/// Whether a process of this kernel made this name. Only then is a lock known to be visible: network file systems may
 /// keep locks local to each host.
 pub(crate) fn is_of_this_kernel(name: &str) -> bool {
     prefix() != NAME.0 && name.starts_with(prefix())
 }
 
-/// Repeats `make`, which creates and locks, while it returns `None` because the file was deleted in between.
+/// Repeats `make`, which creates and locks a file, while it returns `None` because the file was deleted in between.
 pub(crate) fn claim<T>(make: impl Fn() -> io::Result<Option<T>>) -> io::Result<T> {
     for _ in 0..TRIES {
         if let Some(made) = make()? {
             return Ok(made);
         }
     }
-    Err(io::Error::other("others delete temporary files here as soon as they are made"))
+    Err(io::Error::other("other processes delete temporary files in this folder as soon as they are created"))
 }
 
 /// Locks `file`, just created at `path`, until it is closed. Returns whether it still exists. On a file system without
 /// locks this does nothing.
 pub(crate) fn lock(path: &Path, file: &File) -> io::Result<bool> {
     if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
-        return Ok(false); // By somebody who deletes it.
+        return Ok(false); // Locked by a process that deletes it.
     }
-    let there = match fs::symlink_metadata(path) {
+    let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        there => there?,
+        found => found?,
     };
-    let ours = file.metadata()?;
-    Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino()))
+    let created = file.metadata()?;
+    Ok((found.dev(), found.ino()) == (created.dev(), created.ino()))
 }
 
 #[cfg(test)]
@@ -75,9 +75,9 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// A sweep that comes between making and locking costs another try, and one that never ends is told.
+    /// A sweep between creation and lock costs another try; endless sweeps are an error.
     #[test]
-    fn what_is_deleted_before_it_is_locked_is_made_again() {
+    fn a_file_deleted_before_it_is_locked_is_created_again() {
         let dir = tempfile::tempdir().unwrap();
         let (swept, tries) = (Cell::new(0), Cell::new(0));
         let make = || {

@@ -1,4 +1,4 @@
-//! The transport that a session goes on with, once large versions show what each one carries.
+//! Chooses a session's transport by measuring how fast each one receives large versions.
 
 use crate::rate::{Measurement, Sample, Steps};
 use std::time::Duration;
@@ -6,18 +6,20 @@ use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
 /// The speed-up that the other transport must bring: less may be chance.
-const WORTH: f64 = 1.1;
+const SPEEDUP_MIN: f64 = 1.1;
 
 /// The fraction of its usual rate below which a path counts as changed.
 const COLLAPSED: f64 = 0.5;
 
-/// The number of consecutive measurements that must be below it.
+/// The number of consecutive measurements below that fraction that count as a change.
 const COLLAPSED_TIMES: u32 = 2;
 
-/// The time with large versions before TCP is tried on a path on which the race took QUIC: a long one, which may be clean.
+/// The time with large versions before TCP is tried on a path on which the race chose QUIC: a long path, which may be
+/// free of loss.
 const FIRST_TRIAL_OF_TCP: Duration = Duration::from_secs(2);
 
-/// The time with large versions before QUIC is tried on a path on which the race took TCP: a short one, which is seldom lossy.
+/// The time with large versions before QUIC is tried on a path on which the race chose TCP: a short path, which is
+/// seldom lossy.
 const FIRST_TRIAL_OF_QUIC: Duration = Duration::from_secs(20);
 
 /// The growth of the time between trials, since most paths stay as they are.
@@ -26,12 +28,12 @@ const PAUSE_GROWTH: u32 = 4;
 /// The longest time with large versions between trials.
 const PAUSE_MAX: Duration = Duration::from_secs(3_600);
 
-/// Decides between the two transports of a session: measures the current one, tries the other one from time to time and when
-/// the rate collapses, and stays with the faster one.
+/// Decides between the two transports of a session: measures the current one, tries the other one from time to time and
+/// when the rate collapses, and stays with the faster one.
 ///
-/// Pure: it takes samples, and says which transport it wants. It counts nothing but time with large versions, and waits for
-/// the number of lanes to settle: one experiment at a time. A trial costs two connections, the chunks in flight when the
-/// session moves, and one and a half seconds at the rate of the other transport.
+/// Pure: it receives samples and returns the wanted transport. It counts only the time with large versions, and waits
+/// until the number of lanes is final, so that one experiment runs at a time. A trial costs two connections, the chunks
+/// in flight when the session changes its transport, and one and a half seconds at the other transport's rate.
 #[derive(Debug)]
 pub(crate) struct TransportTrial {
     kind: LaneKind,
@@ -46,7 +48,7 @@ pub(crate) struct TransportTrial {
 
 #[derive(Debug, Clone, Copy)]
 enum Stage {
-    /// The session stays with what it has.
+    /// The session keeps its transport.
     Steady {
         /// The highest recent rate in bytes per second.
         usual: f64,
@@ -65,7 +67,7 @@ enum Stage {
 const STEADY: Stage = Stage::Steady { usual: 0.0, collapsed: 0 };
 
 impl TransportTrial {
-    /// Begins with the transport that the race took.
+    /// Starts with the transport that the race chose.
     pub(crate) fn new(kind: LaneKind) -> Self {
         let first = match kind {
             LaneKind::Quic => FIRST_TRIAL_OF_TCP,
@@ -91,13 +93,13 @@ impl TransportTrial {
         (self.steps, self.measurement) = (Steps::default(), Measurement::new());
     }
 
-    /// Takes note that the wanted transport does not reach the server.
+    /// Records that the wanted transport does not reach the server.
     pub(crate) fn handle_unreachable(&mut self) {
-        self.settle();
+        self.end_trial();
     }
 
-    /// Takes a sample; returns the transport that the session should move to. `has_settled` says whether the number of lanes is
-    /// final.
+    /// Handles a sample; returns the transport that the session should change to, if any. `has_settled` says whether
+    /// the number of lanes is final.
     pub(crate) fn handle_sample(
         &mut self,
         now: Instant,
@@ -118,8 +120,8 @@ impl TransportTrial {
                 is_due.then(|| self.try_other(rate))
             }
             Stage::Trying { incumbent, .. } => {
-                self.settle();
-                (rate < incumbent * WORTH).then(|| other(self.kind))
+                self.end_trial();
+                (rate < incumbent * SPEEDUP_MIN).then(|| other(self.kind))
             }
         }
     }
@@ -130,7 +132,7 @@ impl TransportTrial {
         kind
     }
 
-    fn settle(&mut self) {
+    fn end_trial(&mut self) {
         self.stage = STEADY;
         self.due = self.pause;
         self.pause = (self.pause * PAUSE_GROWTH).min(PAUSE_MAX);

@@ -8,8 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 /// The most topics remembered per watch. A server that names more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
-/// Delivers the names of topics as they appear, each once; a topic that returns is named again to a client whose
-/// subscription was told of its end. Dropping it ends the watch.
+/// Delivers the name of each matching topic once, as it appears, and again when the topic returns after a subscription
+/// of this client ended with it. Dropping the watch ends it.
 #[derive(Debug)]
 pub struct TopicWatch(Watching);
 
@@ -18,8 +18,8 @@ impl TopicWatch {
         Self(watching)
     }
 
-    /// Waits for the next topic; `None` when the session is gone. Cancel safe. Waits without bound for topics that may
-    /// never appear.
+    /// Waits for the next topic; `None` when the session has ended. Cancel safe. Waits without bound for topics that
+    /// may never appear.
     pub async fn next(&mut self) -> Option<Topic> {
         self.0.found.recv().await
     }
@@ -29,16 +29,16 @@ impl TopicWatch {
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
     by_id: BTreeMap<u32, Watch>,
-    ever: u32,
+    last_id: u32,
 }
 
 #[derive(Debug)]
 struct Watch {
     glob: Glob,
     /// The names delivered to the user. They bound the queue: each name is in it at most once.
-    known: HashSet<Topic>,
+    delivered: HashSet<Topic>,
     /// Delivered names that the server repeated: such a topic may have returned when its end is reported.
-    again: HashSet<Topic>,
+    repeated: HashSet<Topic>,
     user: mpsc::UnboundedSender<Topic>,
 }
 
@@ -59,12 +59,12 @@ impl Watches {
             let _ = reply.send(None);
             return None;
         }
-        self.ever += 1;
+        self.last_id += 1;
         let (user, found) = mpsc::unbounded_channel();
-        let watch = WatchId(self.ever);
+        let watch = WatchId(self.last_id);
         self.by_id.insert(
-            self.ever,
-            Watch { glob: glob.clone(), known: HashSet::new(), again: HashSet::new(), user },
+            self.last_id,
+            Watch { glob: glob.clone(), delivered: HashSet::new(), repeated: HashSet::new(), user },
         );
         // If the user is gone, dropping the handle ends the watch.
         let _ = reply.send(Some(Watching { id: watch, found, commands: commands.clone() }));
@@ -82,34 +82,34 @@ impl Watches {
         watches.map(|(id, watch)| ClientMessage::Watch { watch: WatchId(*id), glob: watch.glob.clone() })
     }
 
-    /// Handles found names, of which some may be known: servers repeat all of them after a lost connection.
+    /// Handles found names. Some may have been delivered already: servers repeat all names after a lost connection.
     pub(crate) fn handle_found(&mut self, watch: WatchId, topics: Vec<Topic>) -> Result<(), Misbehaved> {
-        if watch.0 == 0 || watch.0 > self.ever {
+        if watch.0 == 0 || watch.0 > self.last_id {
             return Err(Misbehaved::UnknownWatch(watch));
         }
         let Some(watch) = self.by_id.get_mut(&watch.0) else { return Ok(()) };
         for topic in topics {
-            if watch.known.len() >= TOPICS_MAX {
+            if watch.delivered.len() >= TOPICS_MAX {
                 return Err(Misbehaved::TooManyTopics(TOPICS_MAX));
             }
             if !watch.glob.matches(topic.as_str()) {
                 continue;
             }
-            if watch.known.insert(topic.clone()) {
-                let _ = watch.user.send(topic); // Who dropped the handle has ended the watch.
+            if watch.delivered.insert(topic.clone()) {
+                let _ = watch.user.send(topic); // Fails only if the user dropped the handle, which ends the watch.
             } else {
-                watch.again.insert(topic);
+                watch.repeated.insert(topic);
             }
         }
         Ok(())
     }
 
-    /// Records that a topic ended: it is named again when it returns.
+    /// Records that a topic ended: its name is delivered again when it returns.
     pub(crate) fn handle_gone(&mut self, topic: &Topic) {
-        for watch in self.by_id.values_mut().filter(|watch| watch.known.contains(topic)) {
-            match watch.again.remove(topic) {
+        for watch in self.by_id.values_mut().filter(|watch| watch.delivered.contains(topic)) {
+            match watch.repeated.remove(topic) {
                 true => drop(watch.user.send(topic.clone())),
-                false => drop(watch.known.remove(topic)),
+                false => drop(watch.delivered.remove(topic)),
             }
         }
     }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_name_is_told_once_until_its_topic_is_gone() {
+    async fn a_name_is_delivered_once_until_its_topic_ends() {
         let (commands, _inbox) = mpsc::unbounded_channel();
         let (reply, mut answer) = oneshot::channel();
         let mut watches = Watches::default();
@@ -132,7 +132,8 @@ mod tests {
                 .handle_found(watch.0.id, vec![topic("kv/a"), topic("other"), topic("kv/b")])
                 .unwrap();
         }
-        // Named twice: it may have come back before its end was told, so it is told again, once.
+        // The server repeated the name: its topic may have returned before its end was reported. It is delivered once
+        // more.
         watches.handle_gone(&topic("kv/a"));
         watches.handle_gone(&topic("kv/a"));
         watches.handle_found(watch.0.id, vec![topic("kv/a")]).unwrap();
@@ -141,7 +142,11 @@ mod tests {
         }
         assert!(watches.handle_found(WatchId(9), vec![]).is_err());
         assert!(watches.end(watch.0.id).is_some());
-        assert_eq!(watches.handle_found(watch.0.id, vec![topic("kv/c")]), Ok(()), "it may not know yet");
+        assert_eq!(
+            watches.handle_found(watch.0.id, vec![topic("kv/c")]),
+            Ok(()),
+            "the server may not know yet"
+        );
         assert_eq!(watch.next().await, None);
     }
 }

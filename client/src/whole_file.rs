@@ -15,18 +15,19 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
         .unwrap_or_else(|| Path::new("."))
 }
 
-/// Lets `write` fill a temporary file beside `path`, syncs it, renames it into place and syncs the folder; missing folders
-/// are made. The file has `mode`, less what the umask takes away. The temporary name is nobody else's, whoever writes here
-/// at the same time, and goes when this fails. What killed processes left goes before: the disk may be full of it. Blocks.
+/// Replaces the file at `path` atomically: `write` fills a temporary file beside it, which is synced and renamed into
+/// place; then the folder is synced. Missing folders are created. The file has `mode`, reduced by the umask. The
+/// temporary name is unique, and is removed on failure. Temporary files of killed processes are deleted first, because
+/// they may fill the disk. Blocks.
 ///
 /// # Errors
-/// What the system says, and what [`must_be_replaceable`] does; `path` is then as it was.
+/// The system's error, or that of [`must_be_replaceable`]; `path` is then unchanged.
 pub fn replace_file(
     path: &Path,
     mode: u32,
     write: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
-    must_be_replaceable(path)?; // Before anything is written, and not after gigabytes.
+    must_be_replaceable(path)?; // Fails before gigabytes are written.
     let folder = folder_of(path);
     fs::create_dir_all(folder)?;
     sweep(folder);
@@ -42,13 +43,13 @@ pub fn replace_file(
     File::open(folder)?.sync_all()
 }
 
-/// Refuses to replace what a rename would destroy: a device, a FIFO, a socket, a folder, and a link to one of these. Of
-/// a link to a regular file, or to nothing, the link is replaced, and what it leads to stays as it was.
+/// Refuses a path that a rename would destroy: a device, a FIFO, a socket, a folder, or a link to one of these. A link
+/// to a regular file, or a dangling link, is itself replaced; its target stays unchanged.
 ///
-/// It is a check without a lock: a device that is put there between it and the rename is replaced.
+/// The check takes no lock: a device that is created between it and the rename is replaced.
 ///
 /// # Errors
-/// An error of kind [`io::ErrorKind::InvalidInput`] that names what is there; or the system's error.
+/// An error of kind [`io::ErrorKind::InvalidInput`] that names the kind of file; or the system's error.
 pub fn must_be_replaceable(path: &Path) -> io::Result<()> {
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -68,13 +69,13 @@ fn special_kind(path: &Path, found: &Metadata) -> io::Result<Option<&'static str
     if !found.is_symlink() {
         return Ok(kind_of(found));
     }
-    // Such as /dev/stdout, whatever it leads to at the moment.
+    // Such as /dev/stdout, whatever its current target.
     if fs::read_link(path)?.starts_with("/proc") {
         return Ok(Some("a link into /proc"));
     }
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        led_to => Ok(kind_of(&led_to?).map(|_| "a link to what is no regular file")),
+        target => Ok(kind_of(&target?).map(|_| "a link to a folder or special file")),
     }
 }
 
@@ -106,7 +107,7 @@ mod tests {
         fs::write(&file, "old").unwrap();
         symlink(&file, &link).unwrap();
         replace(&link).unwrap();
-        assert!(!link.is_symlink(), "the link is what is replaced");
+        assert!(!link.is_symlink(), "the link itself is replaced");
         assert_eq!(fs::read(&file).unwrap(), b"old");
         replace(&file).unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"new");
@@ -116,10 +117,10 @@ mod tests {
         assert_eq!(fs::read(&dangling).unwrap(), b"new");
     }
 
-    /// Goal: what is no regular file is left as it is, and told by its kind.
-    /// Method: each kind that any user can make, in a folder of our own, and links as /dev has them.
+    /// Goal: a folder or special file is not replaced, and the error names its kind. Method: each kind that any user
+    /// can create, and links like those in /dev.
     #[test]
-    fn what_is_no_regular_file_stays() {
+    fn a_folder_or_special_file_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
@@ -128,16 +129,19 @@ mod tests {
         symlink("/proc/self/fd/1", at("stdout")).unwrap();
         symlink("fifo", at("link")).unwrap();
         let before = fs::read_dir(dir.path()).unwrap().count();
-        for (name, what) in [
+        for (name, expected) in [
             ("fifo", "a FIFO"),
             ("folder", "a folder"),
             ("socket", "a socket"),
             ("stdout", "a link into /proc"),
-            ("link", "a link to what is no regular file"),
+            ("link", "a link to a folder or special file"),
         ] {
             let kind = || fs::symlink_metadata(at(name)).unwrap().file_type();
             let (was, error) = (kind(), replace(&at(name)).unwrap_err());
-            assert!(error.to_string().starts_with(&format!("it is {what}, not a regular file")), "{error}");
+            assert!(
+                error.to_string().starts_with(&format!("it is {expected}, not a regular file")),
+                "{error}"
+            );
             assert_eq!(kind(), was);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before, "no temporary file stays");

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_session_learns_that_its_ticket_was_revoked() {
+    async fn a_session_notices_that_its_ticket_was_revoked() {
         let rules = Rules { secrets: vec![secret()], ..Rules::default() };
         let sender = watch::Sender::new(Arc::new(rules.clone()));
         let access = Access::following(sender.subscribe());
@@ -226,7 +226,7 @@ mod tests {
             if let Ok(ended) = tokio::time::timeout(Duration::from_millis(50), permit.changed()).await {
                 break ended;
             }
-            assert!(began.elapsed() < Duration::from_secs(10), "it is within two looks at the clock");
+            assert!(began.elapsed() < Duration::from_secs(10), "it ends within two readings of the clock");
         };
         assert_eq!(ended, Err(Denied::Expired));
     }

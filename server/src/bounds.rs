@@ -65,7 +65,7 @@ impl Config {
         let logins = usize::try_from(limit / 16 / strangers::LOGIN_BYTES).unwrap_or(usize::MAX);
         Self {
             encoded_bytes: encoded_bytes.unwrap_or_else(|| self.encoded_bytes.min(limit / 8)),
-            logins_max: self.logins_max.min(logins).max(strangers::LEAST),
+            logins_max: self.logins_max.min(logins).max(strangers::PLACES_MIN),
             ..self
         }
     }
@@ -223,7 +223,7 @@ mod tests {
         let small = config(Some(256 * MIB), None);
         assert_eq!((small.encoded_bytes, small.logins_max), (32 * MIB, 109));
         assert_eq!(config(Some(256 * MIB), Some(200 * MIB)).encoded_bytes, 200 * MIB);
-        assert_eq!(config(Some(0), None).logins_max, strangers::LEAST);
+        assert_eq!(config(Some(0), None).logins_max, strangers::PLACES_MIN);
     }
 
     #[test]

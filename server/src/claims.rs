@@ -105,7 +105,7 @@ impl Claims {
 }
 
 /// Whether these chunks of `retained` have this digest. If they cannot be compared, they count as the same: an
-/// unreadable version cannot be sent, and one that leaves retention is not held for this.
+/// unreadable version cannot be sent, and a version that leaves retention is not kept for the comparison.
 ///
 /// Reads those chunks that were never hashed.
 pub(crate) async fn is_same(

@@ -7,7 +7,7 @@ use tensor_relay_transport::Workers;
 /// The configuration of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The name and version told to clients. Default `tensor-relay/` and the version of this crate.
+    /// The name and version sent to clients. Default `tensor-relay/` and the version of this crate.
     pub agent: String,
     /// The maximum number of open sessions, and of further lanes over all sessions. Default 1,024; the next session is
     /// refused at its `Hello`.
@@ -22,8 +22,8 @@ pub struct Config {
     /// The maximum number of subscriptions of one session. Default 1,024. Each costs a task and the chunks that its
     /// credit allows in flight.
     pub subscriptions_max: u32,
-    /// The number of chunks of one subscription that are read, encoded or written at the same time. Default 8:
-    /// two at each stage, since chunks take unequal times, and two to spare. QUIC needs two in flight to keep a lane busy.
+    /// The number of chunks of one subscription that are read, encoded or written at the same time. Default 8: two at
+    /// each stage, since chunks take unequal times, and two to spare. QUIC needs two in flight to keep a lane busy.
     pub chunks_in_flight: usize,
     /// The size of chunks. Default 4 MiB: a GPU's copy engine is saturated from 1 MiB on, and a resume repeats little.
     pub chunk_bytes: u32,
@@ -51,7 +51,7 @@ pub struct Config {
     /// The time without progress after which a subscriber is evicted during a transfer. Default 30 s.
     pub stall_timeout: Duration,
     /// The time for which a named reader in mode `every` keeps its place after its connection is lost, so that it
-    /// misses nothing. Default 30 s: longer than a client takes to notice and to reconnect.
+    /// misses no version. Default 30 s: longer than a client takes to notice and to reconnect.
     pub reader_linger: Duration,
     /// The limits on published payloads, so that no receiver has to refuse them.
     pub limits: Limits,

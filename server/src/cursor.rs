@@ -20,7 +20,7 @@ pub(crate) enum Step {
     },
     /// Wait until the topic changes or the client sends a message.
     Wait,
-    /// The subscription is over.
+    /// The subscription has ended.
     End(EndReason),
 }
 
@@ -159,7 +159,7 @@ impl Latest {
     fn next(&mut self, topic: &TopicState) -> Step {
         let partial = self.partial.take().and_then(|(epoch, version)| topic.find(epoch, version));
         let wanted = partial.or_else(|| topic.newest()).filter(|(seq, retained)| {
-            *seq >= self.from && self.is_news(retained) && !is_before(retained, self.awaited)
+            *seq >= self.from && self.is_new(retained) && !is_before(retained, self.awaited)
         });
         match wanted {
             Some((_, retained)) => {
@@ -171,7 +171,7 @@ impl Latest {
     }
 
     /// Whether there is a newer version than the last one begun.
-    fn is_news(&self, retained: &Retained) -> bool {
+    fn is_new(&self, retained: &Retained) -> bool {
         let (epoch, version) = (retained.id.epoch, retained.id.version);
         self.last.is_none_or(|(last_epoch, last)| last_epoch != epoch || last < version)
     }
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn every_begins_where_it_was_asked_to() {
+    fn every_begins_at_the_requested_start() {
         let topic = topic();
         publish(&topic, 3, 1, 1..=5);
         let begin = |have: Option<(u64, u64)>, start| {
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn an_evicted_reader_is_told() {
+    fn an_evicted_reader_is_informed() {
         let topic = topic();
         let mut cursor = begin(&topic, &subscribe(Mode::Every));
         publish(&topic, 1, 1, 1..=1);

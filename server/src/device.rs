@@ -87,14 +87,14 @@ impl Staged {
         if len == 0 {
             return Ok(Publishable { payload, returned: None });
         }
-        let there = device.clone();
-        let buffer = workers.run(move || there.allocate(len)).await?;
+        let target = device.clone();
+        let buffer = workers.run(move || target.allocate(len)).await?;
         let (source, sink) = (payload.source(), buffer.sink());
         let copied = each_chunk(&manifest, |range| {
             copy_in(Arc::clone(source), range, Arc::clone(&sink), device.clone(), workers)
         });
         copied.await?;
-        let hashes = payload.hashes().expect("what is staged is hashed");
+        let hashes = payload.hashes().expect("staged versions are hashed");
         let payload = Payload::with_hashes(manifest, buffer.source(), &hashes);
         Ok(Publishable { payload, returned: None })
     }
@@ -376,9 +376,9 @@ mod tests {
         let uploaded = copied.onto(&device).await.unwrap();
         assert_eq!(uploaded.digest(), Some(expected));
         let (chunk, range) = uploaded.manifest().chunking().iter().last().unwrap();
-        let there = uploaded.payload.source().read(range).await.unwrap();
-        assert_eq!(ChunkHash::of(&there), uploaded.payload.hashes().unwrap()[chunk.0 as usize]);
-        drop(there);
+        let read = uploaded.payload.source().read(range).await.unwrap();
+        assert_eq!(ChunkHash::of(&read), uploaded.payload.hashes().unwrap()[chunk.0 as usize]);
+        drop(read);
         assert_eq!(device.slots().available(), 4);
     }
 
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn versions_without_a_byte_are_versions() {
+    async fn versions_without_bytes_are_valid() {
         let (device, staging) = (device(), staging(0));
         for tensors in [vec![], vec![(spec("none", 0), device.allocate(0).unwrap())]] {
             let staged = Staged::from_device(&staging, tensors.clone(), vec![]).await.unwrap();

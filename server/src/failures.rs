@@ -22,9 +22,9 @@ pub enum FailedAt {
 /// A failure counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailureCount {
-    /// Where.
+    /// The place.
     pub at: FailedAt,
-    /// Why, as an identifier for programs.
+    /// The reason, as an identifier for programs.
     pub reason: &'static str,
     /// The number of occurrences.
     pub count: u64,

@@ -21,9 +21,9 @@ use tensor_relay_transport::{
 use tokio::time::{MissedTickBehavior, interval};
 
 /// The interval at which a lane is checked. One that is [silent](Silence) in two checks is retired: two to three
-/// seconds after its last packet, while QUIC's idle timeout takes ten. Longer than any round trip. The connection of the control stream
-/// is not checked: if that is silent, the client could not be informed.
-const LOOK: Duration = Duration::from_secs(1);
+/// seconds after its last packet, while QUIC's idle timeout takes ten. Longer than any round trip. The connection of
+/// the control stream is not checked: if that is silent, the client could not be informed.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The sessions that lanes can join.
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ enum LaneEnd {
     #[error("it has no valid grant for a session of this server")]
     NoSuchSession,
     #[error(
-        "it belongs to a session of server process {0}; something between, such as a load balancer, spreads lanes of one session"
+        "it belongs to a session of server process {0}; a load balancer, or a similar device, distributes the lanes of one session"
     )]
     WrongInstance(InstanceId),
     #[error("its session, or all sessions together, have the maximum number of lanes")]
@@ -100,7 +100,7 @@ enum LaneEnd {
     #[error(
         "it sent a message after it had joined; only the control stream of the session's first connection carries messages"
     )]
-    Spoke,
+    SentMessage,
     #[error("it is silent")]
     Silent,
     #[error("its client retired it, or its session ended")]
@@ -115,7 +115,7 @@ impl From<JoinRefused> for LaneEnd {
     fn from(refused: JoinRefused) -> Self {
         match refused {
             JoinRefused::Full => Self::TooMany,
-            JoinRefused::Over => Self::NoSuchSession,
+            JoinRefused::Ended => Self::NoSuchSession,
             JoinRefused::NumberInUse => Self::NumberInUse,
             JoinRefused::Retired => Self::Retired,
         }
@@ -128,7 +128,7 @@ impl LaneEnd {
             Self::NoSuchSession => CloseCode::Unauthorised,
             Self::WrongInstance(_) => CloseCode::WrongInstance,
             Self::TooMany | Self::NoMemory(_) => CloseCode::TooBusy,
-            Self::NumberInUse | Self::Spoke => CloseCode::Misbehaved,
+            Self::NumberInUse | Self::SentMessage => CloseCode::Misbehaved,
             Self::Control(ControlError::Message(error)) => error.into(),
             Self::Silent | Self::Retired | Self::Control(ControlError::Lane(_)) | Self::Lane(_) => {
                 CloseCode::Done
@@ -139,7 +139,9 @@ impl LaneEnd {
     /// The text for the client: which rule it broke. Empty otherwise.
     fn close_text(&self) -> String {
         match self {
-            Self::NumberInUse | Self::Spoke | Self::Control(ControlError::Message(_)) => self.to_string(),
+            Self::NumberInUse | Self::SentMessage | Self::Control(ControlError::Message(_)) => {
+                self.to_string()
+            }
             _ => String::new(),
         }
     }
@@ -200,15 +202,15 @@ async fn admit(
 
 /// Watches a lane until it ends. Its chunks are sent by subscriptions.
 async fn watch(live: &LiveLane, receiver: &mut control::Receiver<ClientMessage>) -> LaneEnd {
-    let mut look = interval(LOOK);
+    let mut look = interval(CHECK_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut silence = Silence::new(&live.lane.stats());
     loop {
         tokio::select! {
             () = live.retired() => return LaneEnd::Retired,
             error = live.lane.closed() => return error.into(),
-            said = receiver.next() => return match said {
-                Ok(_) => LaneEnd::Spoke,
+            message = receiver.next() => return match message {
+                Ok(_) => LaneEnd::SentMessage,
                 Err(ControlError::Lane(LaneError::StreamGivenUp)) => LaneEnd::Retired,
                 Err(error) => error.into(),
             },

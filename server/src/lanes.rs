@@ -20,7 +20,7 @@ const CONTROL: LaneId = LaneId(0);
 
 /// The bound of lane numbers, which are never reused. Losing a lane every 5 s, the longest wait of a client, uses them
 /// up in two months. Bounds the memory for retired numbers.
-const LANES_EVER: u32 = 1 << 20;
+const LANE_NUMBERS_MAX: u32 = 1 << 20;
 
 /// The maximum number of runs of retired numbers. Between them are the session's lanes, and a few that never joined.
 const RETIRED_RUNS_MAX: usize = 1_024;
@@ -59,10 +59,10 @@ pub(crate) struct LaneLoad {
 /// Why a lane cannot join a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JoinRefused {
-    /// The session has as many lanes as it may.
+    /// The session has the maximum number of lanes.
     Full,
     /// The session has ended.
-    Over,
+    Ended,
     /// The number is in use or invalid.
     NumberInUse,
     /// The client has retired the number.
@@ -145,7 +145,7 @@ impl Lanes {
 
     /// Whether a client may retire this number: within the bounds of numbers and of their runs.
     pub(crate) fn may_retire(&self, id: LaneId) -> bool {
-        id.0 < LANES_EVER && self.set().retired.ranges().len() <= RETIRED_RUNS_MAX
+        id.0 < LANE_NUMBERS_MAX && self.set().retired.ranges().len() <= RETIRED_RUNS_MAX
     }
 
     /// Counts a chunk of `bytes` on a lane; `None` if that was retired meanwhile.
@@ -181,7 +181,7 @@ fn least_loaded(loads: impl Iterator<Item = (LaneId, LaneLoadKey)>) -> Option<La
 struct LaneSet<L> {
     live: BTreeMap<LaneId, L>,
     retired: RangeSet,
-    over: bool,
+    ended: bool,
 }
 
 /// A number just retired, with its lane, if one had joined.
@@ -192,16 +192,16 @@ struct Retirement<L> {
 
 impl<L> Default for LaneSet<L> {
     fn default() -> Self {
-        Self { live: BTreeMap::new(), retired: RangeSet::new(), over: false }
+        Self { live: BTreeMap::new(), retired: RangeSet::new(), ended: false }
     }
 }
 
 impl<L> LaneSet<L> {
     fn may_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
         match () {
-            () if self.over => Err(JoinRefused::Over),
+            () if self.ended => Err(JoinRefused::Ended),
             () if self.retired.contains(id.0) => Err(JoinRefused::Retired),
-            () if id == CONTROL || id.0 >= LANES_EVER || self.live.contains_key(&id) => {
+            () if id == CONTROL || id.0 >= LANE_NUMBERS_MAX || self.live.contains_key(&id) => {
                 Err(JoinRefused::NumberInUse)
             }
             () if self.live.len() >= max => Err(JoinRefused::Full),
@@ -217,12 +217,12 @@ impl<L> LaneSet<L> {
 
     /// Retires a number, even without a lane; `None` if it was retired before or is invalid.
     fn retire(&mut self, id: LaneId) -> Option<Retirement<L>> {
-        let is_news = !self.over && id.0 < LANES_EVER && self.retired.insert(id.0);
-        is_news.then(|| Retirement { lane: self.live.remove(&id) })
+        let is_new = !self.ended && id.0 < LANE_NUMBERS_MAX && self.retired.insert(id.0);
+        is_new.then(|| Retirement { lane: self.live.remove(&id) })
     }
 
     fn close(&mut self) -> Vec<L> {
-        self.over = true;
+        self.ended = true;
         std::mem::take(&mut self.live).into_values().collect()
     }
 }
@@ -286,11 +286,11 @@ impl Silence {
 
     /// Checks the lane's counters since the last check; returns whether it is silent.
     pub(crate) fn look(&mut self, stats: &LaneStats) -> bool {
-        let heard = stats.received_bytes > self.received_bytes;
-        let asked = stats.eliciting_frames > self.eliciting_frames;
+        let has_received = stats.received_bytes > self.received_bytes;
+        let has_sent = stats.eliciting_frames > self.eliciting_frames;
         let was_unanswered = self.unanswered;
-        *self = Self { unanswered: !heard && (was_unanswered || asked), ..Self::new(stats) };
-        !heard && was_unanswered
+        *self = Self { unanswered: !has_received && (was_unanswered || has_sent), ..Self::new(stats) };
+        !has_received && was_unanswered
     }
 }
 
@@ -347,7 +347,7 @@ mod tests {
         /// and the session never exceeds its maximum of lanes.
         #[test]
         fn numbers_are_used_once(
-            steps in prop::collection::vec((any::<bool>(), prop_oneof![8 => 0u32..6, 1 => LANES_EVER - 1..LANES_EVER + 1, 1 => Just(u32::MAX)]), 0..60),
+            steps in prop::collection::vec((any::<bool>(), prop_oneof![8 => 0u32..6, 1 => LANE_NUMBERS_MAX - 1..LANE_NUMBERS_MAX + 1, 1 => Just(u32::MAX)]), 0..60),
             max in 1usize..5,
         ) {
             let mut set = LaneSet::default();
@@ -358,16 +358,16 @@ mod tests {
                 if joins {
                     let refused = match () {
                         () if retired.contains(&number) => Some(JoinRefused::Retired),
-                        () if number == 0 || number >= LANES_EVER || live.contains(&number) => Some(JoinRefused::NumberInUse),
+                        () if number == 0 || number >= LANE_NUMBERS_MAX || live.contains(&number) => Some(JoinRefused::NumberInUse),
                         () if live.len() >= max => Some(JoinRefused::Full),
                         () => None,
                     };
                     prop_assert_eq!(set.join(id, number, max).err(), refused);
                     if refused.is_none() { live.insert(number); }
                 } else {
-                    let is_news = number < LANES_EVER && retired.insert(number);
-                    let lane = live.take(&number).filter(|_| is_news);
-                    prop_assert_eq!(set.retire(id), is_news.then_some(Retirement { lane }));
+                    let is_new = number < LANE_NUMBERS_MAX && retired.insert(number);
+                    let lane = live.take(&number).filter(|_| is_new);
+                    prop_assert_eq!(set.retire(id), is_new.then_some(Retirement { lane }));
                 }
                 prop_assert!(set.live.keys().map(|id| id.0).eq(live.iter().copied()));
                 prop_assert!(set.retired.iter().eq(retired.iter().copied()));
@@ -407,7 +407,7 @@ mod tests {
         let mut set = LaneSet::default();
         set.join(LaneId(1), "lane", 4).unwrap();
         assert_eq!(set.close(), ["lane"]);
-        assert_eq!(set.join(LaneId(2), "late", 4), Err(JoinRefused::Over));
+        assert_eq!(set.join(LaneId(2), "late", 4), Err(JoinRefused::Ended));
         assert_eq!(set.retire(LaneId(1)), None, "the session has ended");
     }
 
@@ -434,8 +434,8 @@ mod tests {
         let (lanes, _alive) = session().await;
         let mut joined = lanes.joined();
         let join = |id| lanes.join(LaneId(id), lanes.control().clone(), 2);
-        let (heard, live) = tokio::join!(timeout(SOON, joined.changed()), async { join(1).unwrap() });
-        heard.expect("a lane has joined").unwrap();
+        let (signalled, live) = tokio::join!(timeout(SOON, joined.changed()), async { join(1).unwrap() });
+        signalled.expect("a lane has joined").unwrap();
         assert_eq!(join(2).unwrap_err(), JoinRefused::Full);
         assert!(!joined.has_changed().unwrap(), "none has joined");
         lanes.retire(LaneId(1)).await.unwrap();
@@ -460,9 +460,9 @@ mod tests {
         assert_eq!(lanes.least_loaded(), Some(CONTROL), "it waited for longer");
         assert_eq!(lanes.may_join(LaneId(1), 3), Err(JoinRefused::NumberInUse));
         lanes.close();
-        timeout(SOON, live.retired()).await.expect("the session is over");
+        timeout(SOON, live.retired()).await.expect("the session has ended");
         assert!(lanes.load(LaneId(1), 1).is_none() && lanes.least_loaded().is_none());
-        assert_eq!(lanes.may_join(LaneId(2), 3), Err(JoinRefused::Over));
+        assert_eq!(lanes.may_join(LaneId(2), 3), Err(JoinRefused::Ended));
     }
 
     #[test]

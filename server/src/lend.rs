@@ -53,9 +53,8 @@ pub enum LendError {
 }
 
 impl Borrowed {
-    /// Lays out tensors and borrows their bytes. Copied are only chunks of several tensors or with padding, and memory
-    /// that others may write ([`HostBytes::Volatile`]). Aliases have no bytes. Chunks are hashed when they are first
-    /// sent.
+    /// Lays out tensors and borrows their bytes. Copies only chunks with several tensors or padding, and memory that
+    /// others may write ([`HostBytes::Volatile`]). Aliases have no bytes. Chunks are hashed when they are first sent.
     ///
     /// The producer must not write to the bytes before [`Publication::released`](crate::Publication::released): when
     /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)) and no reader and no

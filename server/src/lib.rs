@@ -16,9 +16,8 @@
 //! ```
 //!
 //! Tensors on a [`Device`] are copied out of it when they are published ([`Staged::from_device`]), or when they are
-//! sent ([`Borrowed::from_device`]): then each chunk is read once, however many subscribe, and the producer may write
-//! again when the publication is released. [`Staged::onto`] moves a staged version onto a device and serves it from
-//! there.
+//! sent ([`Borrowed::from_device`]): then each chunk is read once for all subscribers, and the producer may write again
+//! when the publication is released. [`Staged::onto`] moves a staged version onto a device and serves it from there.
 //!
 //! ```
 //! # async fn example(server: tensor_relay_server::Server) -> Result<(), Box<dyn std::error::Error>> {
@@ -37,7 +36,7 @@
 //! let publication = policy.publish(lent, vec![]).await?;
 //! publication.withdraw(); // Or publish the next version.
 //! if publication.released(Duration::from_secs(15)).await {
-//!     // Nobody reads the weights any more: they may be written again.
+//!     // Nothing reads the weights any more: they may be written again.
 //! }
 //! # Ok(()) }
 //! ```

@@ -94,8 +94,8 @@ impl Places {
 
     /// Gives up every place that has waited for `linger` or longer.
     pub(crate) fn expire(&mut self, now: Instant, linger: Duration) -> Vec<ReaderId> {
-        let over = |place: &Place| place.lost.is_some_and(|lost| now >= lost + linger);
-        let expired = self.by_name.extract_if(|_, place| over(place));
+        let is_expired = |place: &Place| place.lost.is_some_and(|lost| now >= lost + linger);
+        let expired = self.by_name.extract_if(|_, place| is_expired(place));
         expired.map(|(_, place)| place.reader).collect()
     }
 

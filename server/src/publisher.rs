@@ -20,7 +20,7 @@ use tokio::{sync::watch, time::Instant};
 /// The default time for transfers of a staged version to finish after it left retention.
 const STAGED_RELEASE: Duration = Duration::from_secs(600);
 
-/// The same for a borrowed version, whose producer waits to write again.
+/// The default for a borrowed version, whose producer waits to write again.
 const BORROWED_RELEASE: Duration = Duration::from_secs(10);
 
 /// Publishes versions into one topic. There is one at a time per topic and server.
@@ -36,7 +36,7 @@ pub struct Publisher {
     epoch: Epoch,
     next: Version,
     /// Whether the reason why its versions are sent whole was logged.
-    told: bool,
+    is_cause_logged: bool,
     /// Keeps the memory of released versions cached for its next ones.
     demand: Option<CacheLease>,
 }
@@ -92,7 +92,7 @@ impl Publisher {
         }
         topic.set_codec(options.codec);
         let next = topic.number_after(epoch); // An epoch that continues continues its numbers.
-        Self { topic, catalogue, counters, options, epoch, next, told: false, demand: None }
+        Self { topic, catalogue, counters, options, epoch, next, is_cause_logged: false, demand: None }
     }
 
     /// Keeps the staging memory of released versions cached for the next ones while the publisher lives.
@@ -188,12 +188,12 @@ impl Publisher {
                     Err(blockers) => *blockers,
                 };
             retained = back;
-            let over = Instant::now() >= deadline;
-            if over && self.options.when_full == WhenFull::Evict {
+            let is_late = Instant::now() >= deadline;
+            if is_late && self.options.when_full == WhenFull::Evict {
                 self.evict(&retained.id, &readers);
                 continue;
             }
-            let until = [look_at, (!over).then_some(deadline)].into_iter().flatten().min();
+            let until = [look_at, (!is_late).then_some(deadline)].into_iter().flatten().min();
             let look = async {
                 match until {
                     Some(until) => tokio::time::sleep_until(until).await,
@@ -209,7 +209,7 @@ impl Publisher {
 
     /// Logs once why versions are sent whole although the topic has bases.
     fn log_why_whole(&mut self, bytes: u64, is_ours: bool) {
-        if self.options.bases == 0 || bytes == 0 || std::mem::replace(&mut self.told, true) {
+        if self.options.bases == 0 || bytes == 0 || std::mem::replace(&mut self.is_cause_logged, true) {
             return;
         }
         let cause = match is_ours {
@@ -240,7 +240,7 @@ impl Publisher {
         }
     }
 
-    /// Ends the topic: no version will follow, and subscriptions end once they have what they asked for. Retained
+    /// Ends the topic: no version will follow, and subscriptions end once they have the requested versions. Retained
     /// versions stay on offer for later subscribers.
     pub fn end(self) {
         self.topic.end(EndReason::TopicEnded);

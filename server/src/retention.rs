@@ -79,16 +79,16 @@ impl<T> Retention<T> {
     /// # Errors
     /// [`Full`] while a version that would have to leave is not acknowledged by all readers. Nothing changes then.
     pub(crate) fn push(&mut self, item: T, bytes: u64) -> Result<(Seq, Vec<T>), (T, Full)> {
-        let rest = self.first_to_stay(bytes);
+        let first = self.first_to_stay(bytes);
         let blockers = |(reader, at): (&ReaderId, &Seq)| {
-            let needs_one_that_leaves = *at < rest && self.versions.range(*at..rest).next().is_some();
+            let needs_one_that_leaves = *at < first && self.versions.range(*at..first).next().is_some();
             needs_one_that_leaves.then_some(*reader)
         };
         let waiting: Vec<ReaderId> = self.readers.iter().filter_map(blockers).collect();
         if !waiting.is_empty() {
             return Err((item, Full(waiting)));
         }
-        let staying = self.versions.split_off(&rest);
+        let staying = self.versions.split_off(&first);
         let left = std::mem::replace(&mut self.versions, staying);
         self.bytes -= left.values().map(|kept| kept.bytes).sum::<u64>();
         let seq = self.next;

@@ -22,7 +22,7 @@ use tensor_relay_transport::{
 };
 use tokio::task::{JoinHandle, JoinSet};
 
-/// The time for sessions to end; and then again for the last packets of their lanes to be sent.
+/// The deadline for sessions to end, and another one for sending the last packets of their lanes.
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// A running server. Dropping it closes all connections at once; [`shutdown`](Self::shutdown) ends it gracefully.

@@ -83,7 +83,7 @@ struct AdmittedClient {
     place: Place,
 }
 
-/// One of the sessions that the server may have, and its memory, until this is dropped.
+/// Counts one session and reserves its memory, until this is dropped.
 struct Place {
     _counted: Counted,
     _memory: Reservation,
@@ -234,7 +234,7 @@ struct Session {
 /// A subscription that has ended; an error is the client's.
 type Ended = (SubscriptionId, Result<(), Misbehaved>);
 
-/// The same, unless its task panicked.
+/// A subscription that has ended, or the panic of its task.
 type Joined = Result<Ended, JoinError>;
 
 /// Waits until `flag` is true. Cancel safe.
@@ -317,7 +317,7 @@ impl Session {
     /// Waits, for a bounded time, until a subscription that the client ended has ended here. The client's next message
     /// may subscribe as the same reader, which must find the place that this one leaves.
     async fn wait_for_end(&mut self, id: SubscriptionId) -> Result<(), SessionError> {
-        let over = async {
+        let ended = async {
             while self.inboxes.is_open(id)
                 && let Some(ended) = self.running.join_next().await
             {
@@ -325,7 +325,7 @@ impl Session {
             }
             Ok(())
         };
-        tokio::time::timeout(SUBSCRIPTIONS_END, over).await.unwrap_or(Ok(()))
+        tokio::time::timeout(SUBSCRIPTIONS_END, ended).await.unwrap_or(Ok(()))
     }
 
     /// Lets subscriptions handle the client's last messages, perhaps a commit, before they end.

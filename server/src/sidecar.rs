@@ -64,13 +64,13 @@ use topics::Topics;
 const REFUSED_MAX: usize = 8;
 
 /// The deadline for a rejected producer to read the reason.
-const TURNING_AWAY: Duration = Duration::from_secs(1);
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The minimum time between two warnings about rejected producers.
-const WARNING: Duration = Duration::from_secs(1);
+const WARNING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause of accepting when the system has no descriptors left.
-const REST: Duration = Duration::from_millis(200);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// A version published by a producer on the same machine.
 #[derive(Debug, Clone)]
@@ -110,8 +110,8 @@ impl Drop for Open {
 }
 
 impl Server {
-    /// Accepts local producers through `socket`: their topics have `options`, and `report` is called for each version, on
-    /// the runtime's thread.
+    /// Accepts local producers through `socket`: their topics have `options`, and `report` is called for each version,
+    /// on the runtime's thread.
     ///
     /// Versions in host memory count within [`Config::staged_bytes`](crate::Config::staged_bytes). With a `device` that
     /// processes can share, tensors on it are served in place, or from a copy on it.
@@ -142,7 +142,7 @@ async fn accept(socket: PublishSocket, context: Arc<PublishContext>) {
             Ok(stream) => stream,
             Err(error) => {
                 tracing::warn!("A sidecar producer could not be accepted: {error}.");
-                tokio::time::sleep(REST).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
@@ -153,12 +153,12 @@ async fn accept(socket: PublishSocket, context: Arc<PublishContext>) {
                 producers.spawn(connection::serve(stream, peer, share, Arc::clone(&context)));
             }
             Err(text) => {
-                if warned.is_none_or(|at| at.elapsed() >= WARNING) {
+                if warned.is_none_or(|at| at.elapsed() >= WARNING_INTERVAL) {
                     warned = Some(Instant::now());
                     tracing::warn!("A sidecar producer was refused at {}: {text}.", socket.path().display());
                 }
                 if refused.len() < REFUSED_MAX {
-                    refused.spawn(tokio::time::timeout(TURNING_AWAY, refuse(stream, text)));
+                    refused.spawn(tokio::time::timeout(REFUSAL_TIMEOUT, refuse(stream, text)));
                 }
             }
         }

@@ -25,7 +25,7 @@ pub struct Staging {
 pub struct Staged {
     pub(crate) payload: Payload,
     digest: VersionDigest,
-    /// Run later work on it.
+    /// The workers for later work on the version.
     pub(crate) workers: Workers,
 }
 

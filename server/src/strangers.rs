@@ -7,11 +7,11 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The maximum memory of one: 128 KiB for an unfinished handshake, and a task.
+/// The maximum memory of an unauthenticated connection: 128 KiB for an unfinished handshake, and a task.
 pub(crate) const LOGIN_BYTES: u64 = 150 << 10;
 
 /// The minimum number of places: fewer could be filled from a few networks.
-pub(crate) const LEAST: usize = 64;
+pub(crate) const PLACES_MIN: usize = 64;
 
 /// The unauthenticated connections of a server, by network. Cheap to clone.
 ///
@@ -23,7 +23,7 @@ pub struct Strangers(Arc<Mutex<Waiting>>);
 #[derive(Debug)]
 struct Waiting {
     max: usize,
-    ever: u64,
+    next_number: u64,
     /// In the order of arrival.
     by_age: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
     by_network: HashMap<IpAddr, usize>,
@@ -42,7 +42,7 @@ pub(crate) fn network_of(address: IpAddr) -> IpAddr {
 #[derive(Debug)]
 #[must_use = "it is counted until this is dropped"]
 pub struct Stranger {
-    among: Strangers,
+    strangers: Strangers,
     number: u64,
 }
 
@@ -53,24 +53,24 @@ pub struct Eviction(oneshot::Receiver<()>);
 impl Strangers {
     /// Places for `max` connections.
     pub fn new(max: usize) -> Self {
-        let waiting = Waiting { max, ever: 0, by_age: BTreeMap::new(), by_network: HashMap::new() };
+        let waiting = Waiting { max, next_number: 0, by_age: BTreeMap::new(), by_network: HashMap::new() };
         Self(Arc::new(Mutex::new(waiting)))
     }
 
     /// Gives a place to a connection from `address`; evicts another one if necessary.
     pub fn enter(&self, address: IpAddr) -> (Stranger, Eviction) {
         let address = network_of(address);
-        let (tell, told) = oneshot::channel();
+        let (signal, signalled) = oneshot::channel();
         let mut waiting = self.waiting();
         if waiting.by_age.len() >= waiting.max {
             waiting.evict();
         }
-        let number = waiting.ever;
-        waiting.ever += 1;
-        waiting.by_age.insert(number, (address, tell));
+        let number = waiting.next_number;
+        waiting.next_number += 1;
+        waiting.by_age.insert(number, (address, signal));
         *waiting.by_network.entry(address).or_default() += 1;
         drop(waiting);
-        (Stranger { among: self.clone(), number }, Eviction(told))
+        (Stranger { strangers: self.clone(), number }, Eviction(signalled))
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -85,27 +85,27 @@ impl Waiting {
         let fills = |address: &IpAddr| self.by_network.get(address) == Some(&most);
         let oldest = self.by_age.iter().find(|(_, (address, _))| fills(address));
         if let Some(number) = oldest.map(|(number, _)| *number)
-            && let Some(tell) = self.remove(number)
+            && let Some(signal) = self.remove(number)
         {
-            let _ = tell.send(()); // It may have ended.
+            let _ = signal.send(()); // It may have ended.
         }
     }
 
     fn remove(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
-        let (address, tell) = self.by_age.remove(&number)?;
+        let (address, signal) = self.by_age.remove(&number)?;
         if let Some(count) = self.by_network.get_mut(&address) {
             *count -= 1;
             if *count == 0 {
                 self.by_network.remove(&address);
             }
         }
-        Some(tell)
+        Some(signal)
     }
 }
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        self.among.waiting().remove(self.number);
+        self.strangers.waiting().remove(self.number);
     }
 }
 

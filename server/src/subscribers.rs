@@ -46,7 +46,7 @@ pub(crate) struct SubscriberInfo {
 /// The status of one subscription. Its sends add to counters; the rest changes once per version.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    who: SubscriberInfo,
+    info: SubscriberInfo,
     began: Instant,
     place: Mutex<Place>,
     committed: AtomicU64,
@@ -75,14 +75,14 @@ struct Begun {
 
 /// A chunk at one stage, until this is dropped.
 #[derive(Debug)]
-#[must_use = "the step is over when this is dropped"]
+#[must_use = "the stage ends when this is dropped"]
 pub(crate) struct AtStep<'a>(&'a AtomicU32);
 
 impl Subscribers {
     /// Adds a subscription.
-    pub(crate) fn enter(self: &Arc<Self>, who: SubscriberInfo) -> SubscriberEntry {
+    pub(crate) fn enter(self: &Arc<Self>, info: SubscriberInfo) -> SubscriberEntry {
         let number = self.ever.fetch_add(1, Ordering::Relaxed);
-        let watched = Arc::new(Watched::new(who));
+        let watched = Arc::new(Watched::new(info));
         self.open().insert(number, Arc::clone(&watched));
         SubscriberEntry { subscribers: Arc::clone(self), number, watched }
     }
@@ -124,10 +124,10 @@ impl Drop for SubscriberEntry {
 }
 
 impl Watched {
-    fn new(who: SubscriberInfo) -> Self {
+    fn new(info: SubscriberInfo) -> Self {
         Self {
-            place: Mutex::new(Place { done: who.have, under_way: None }),
-            who,
+            place: Mutex::new(Place { done: info.have, under_way: None }),
+            info,
             began: Instant::now(),
             committed: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
@@ -191,15 +191,15 @@ impl Watched {
         };
         let lag = match (done, &under_way) {
             (None, None) => Default::default(), // It waits for a later version.
-            _ => self.who.topic.lag(done),
+            _ => self.info.topic.lag(done),
         };
         // For versions published before the subscription, the lag is at most the age of the subscription.
         let since = lag.since.map(|since| since.elapsed().min(self.began.elapsed()));
         SubscriberStatus {
-            topic: self.who.topic.name().clone(),
-            peer: self.who.peer,
-            transport: self.who.kind,
-            is_every: self.who.mode == Mode::Every,
+            topic: self.info.topic.name().clone(),
+            peer: self.info.peer,
+            transport: self.info.kind,
+            is_every: self.info.mode == Mode::Every,
             since: self.began.elapsed(),
             held: done.map(|(_, version)| version),
             lag_versions: lag.versions,

@@ -87,7 +87,7 @@ impl From<Misbehaved> for Ended {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Continue,
-    /// Both peers are done with the version.
+    /// Both peers have finished the version.
     Finished,
     /// The server aborts the version.
     GiveUp(AbortReason),
@@ -235,7 +235,7 @@ impl Subscription {
         progress: &Progress,
     ) -> Result<(Transfer, Sender), Ended> {
         if self.client.has_part_of_another(retained) {
-            self.base.let_go(); // It was the base of that one.
+            self.base.let_go(); // It was the base of that version.
         }
         let claims = std::mem::take(&mut self.claims);
         let afresh = claims.is_afresh((retained.id.epoch, retained.id.version));
@@ -342,7 +342,7 @@ impl Subscription {
     }
 
     /// Whether chunks may be sent as deltas: the client can decode them, and no other codec is requested.
-    fn takes_deltas(&self) -> bool {
+    fn accepts_deltas(&self) -> bool {
         let is_wanted = match self.codec() {
             CodecChoice::Auto => true,
             CodecChoice::Fixed(codec) => codec.needs_base(),
@@ -356,7 +356,7 @@ impl Subscription {
         selection: Arc<Selection>,
         progress: Progress,
     ) -> Outgoing {
-        let base = match self.takes_deltas() {
+        let base = match self.accepts_deltas() {
             true => self.base.begin(self.follower.topic(), retained),
             false => None,
         };
@@ -394,7 +394,7 @@ impl Subscription {
             manifest: retained.payload.manifest().digest(),
             skipped,
             metadata: retained.metadata.clone(),
-            may_be_base: retained.base.may_be && self.takes_deltas(),
+            may_be_base: retained.base.may_be && self.accepts_deltas(),
             afresh,
             part: None,
         };
@@ -412,8 +412,8 @@ impl Subscription {
 
 /// Waits until the time in `at`, once it is set. Cancel safe.
 async fn passed(at: &mut tokio::sync::watch::Receiver<Option<Instant>>) {
-    let named = at.wait_for(Option::is_some).await.ok().and_then(|at| *at);
-    match named {
+    let deadline = at.wait_for(Option::is_some).await.ok().and_then(|at| *at);
+    match deadline {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
     }

@@ -74,7 +74,7 @@ pub(crate) struct TopicState {
     bases: Arc<Bases>,
     number: u64,
     /// The trial of deltas.
-    worth: Arc<Mutex<DeltaTrial>>,
+    delta_trial: Arc<Mutex<DeltaTrial>>,
     state: Mutex<State>,
     /// The chunks sent, to all subscribers.
     tally: Arc<Tally>,
@@ -130,7 +130,7 @@ impl TopicState {
             linger,
             number: bases.number_topic(),
             bases,
-            worth: Arc::default(),
+            delta_trial: Arc::default(),
             state: Mutex::default(),
             tally: Arc::default(),
             changed: watch::Sender::default(),
@@ -148,13 +148,13 @@ impl TopicState {
     }
 
     /// The trial of deltas.
-    pub(crate) fn worth(&self) -> &Arc<Mutex<DeltaTrial>> {
-        &self.worth
+    pub(crate) fn delta_trial(&self) -> &Arc<Mutex<DeltaTrial>> {
+        &self.delta_trial
     }
 
-    /// Whether the next version is worth keeping as a base. Call once for each.
+    /// Whether the next version is worth keeping as a base. Call once for each version.
     pub(crate) fn is_next_worth_keeping(&self) -> bool {
-        self.worth.lock().unwrap_or_else(PoisonError::into_inner).next()
+        self.delta_trial.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
     /// The publisher's codec choice, if any.

@@ -26,7 +26,7 @@ struct TrafficTotals {
     opened: u64,
     open: Vec<(u64, Lane)>,
     /// The traffic of ended lanes, by kind: QUIC, then TCP.
-    gone: [TrafficStats; 2],
+    ended: [TrafficStats; 2],
 }
 
 /// Counts a lane as open until this is dropped, which adds its traffic to that of ended lanes.
@@ -50,8 +50,8 @@ impl Traffic {
     /// The total traffic.
     pub(crate) fn stats(&self) -> TrafficStats {
         let totals = self.totals();
-        let gone = totals.gone[0].and(totals.gone[1]);
-        totals.open.iter().fold(gone, |sum, (_, lane)| sum.with(lane.stats()))
+        let ended = totals.ended[0].and(totals.ended[1]);
+        totals.open.iter().fold(ended, |sum, (_, lane)| sum.with(lane.stats()))
     }
 
     /// For each kind of lane, how many are open, and their total traffic with that of ended ones.
@@ -59,7 +59,7 @@ impl Traffic {
         let totals = self.totals();
         let of = |kind: LaneKind| {
             let open = totals.open.iter().filter(|(_, lane)| lane.kind() == kind);
-            let none = (kind, 0, totals.gone[place(kind)]);
+            let none = (kind, 0, totals.ended[index_of(kind)]);
             open.fold(none, |(kind, count, sum), (_, lane)| (kind, count + 1, sum.with(lane.stats())))
         };
         vec![of(LaneKind::Quic), of(LaneKind::Tcp)]
@@ -87,14 +87,14 @@ impl Drop for Counted<'_> {
         let mut totals = self.traffic.totals();
         if let Some(at) = totals.open.iter().position(|(number, _)| *number == self.number) {
             let (_, lane) = totals.open.swap_remove(at);
-            let gone = &mut totals.gone[place(lane.kind())];
-            *gone = gone.with(lane.stats());
+            let ended = &mut totals.ended[index_of(lane.kind())];
+            *ended = ended.with(lane.stats());
         }
     }
 }
 
-/// The index of a kind in `gone`.
-fn place(kind: LaneKind) -> usize {
+/// The index of a kind in `ended`.
+fn index_of(kind: LaneKind) -> usize {
     match kind {
         LaneKind::Quic => 0,
         LaneKind::Tcp => 1,

@@ -7,7 +7,7 @@ use tensor_relay_protocol::{ChunkIndex, RangeSet};
 /// The memory of every chunk, `M`, with its version.
 #[derive(Debug)]
 pub(crate) struct Copy<M> {
-    /// `None` while a chunk is lent. If it is never put back, the copy is never whole again.
+    /// `None` while a chunk is lent. If it is never put back, the copy is never complete again.
     pieces: BTreeMap<u32, Option<Piece<M>>>,
 }
 
@@ -25,7 +25,7 @@ impl<M> Default for Copy<M> {
 }
 
 impl<M> FromIterator<(u32, M)> for Copy<M> {
-    /// A copy of nothing yet, with memory for these chunks.
+    /// An empty copy, with memory for these chunks.
     fn from_iter<I: IntoIterator<Item = (u32, M)>>(chunks: I) -> Self {
         let piece = |(chunk, memory)| (chunk, Some(Piece { of: None, memory }));
         Self { pieces: chunks.into_iter().map(piece).collect() }
@@ -47,16 +47,16 @@ impl<M> Copy<M> {
     }
 
     /// The common version of all chunks, if there is one.
-    pub(crate) fn whole(&self) -> Option<VersionKey> {
-        self.rest_of(&RangeSet::new())
+    pub(crate) fn common_version(&self) -> Option<VersionKey> {
+        self.common_version_except(&RangeSet::new())
     }
 
     /// The common version of the chunks that are not `held`, if there is one.
-    pub(crate) fn rest_of(&self, held: &RangeSet) -> Option<VersionKey> {
-        let mut rest = self.pieces.iter().filter(|(chunk, _)| !held.contains(**chunk));
+    pub(crate) fn common_version_except(&self, held: &RangeSet) -> Option<VersionKey> {
+        let mut pieces = self.pieces.iter().filter(|(chunk, _)| !held.contains(**chunk));
         let of = |piece: &Option<Piece<M>>| piece.as_ref().and_then(|piece| piece.of);
-        let first = of(rest.next()?.1)?;
-        rest.all(|(_, piece)| of(piece) == Some(first)).then_some(first)
+        let first = of(pieces.next()?.1)?;
+        pieces.all(|(_, piece)| of(piece) == Some(first)).then_some(first)
     }
 }
 
@@ -81,7 +81,7 @@ mod tests {
     enum Step {
         /// A worker takes a chunk.
         Take(u32),
-        /// It puts it back, of the version under way or as it was.
+        /// The worker puts the chunk back, of the version under way or unchanged.
         Put { chunk: u32, keep: bool },
         /// The next version begins.
         Next,
@@ -98,29 +98,35 @@ mod tests {
     #[test]
     fn a_copy_is_whole_when_every_chunk_is_of_one_version() {
         let mut copy: Copy<u32> = (0..3).map(|chunk| (chunk, chunk)).collect();
-        assert_eq!(copy.whole(), None, "it holds nothing yet");
+        assert_eq!(copy.common_version(), None, "it holds nothing yet");
         for chunk in 0..3 {
             let (of_before, memory) = copy.take(ChunkIndex(chunk)).unwrap();
             assert_eq!((of_before, memory), (None, chunk));
-            assert_eq!(copy.whole(), None);
+            assert_eq!(copy.common_version(), None);
             copy.put(ChunkIndex(chunk), Some(of(1)), memory);
         }
-        assert_eq!(copy.whole(), Some(of(1)));
+        assert_eq!(copy.common_version(), Some(of(1)));
         let (_, memory) = copy.take(ChunkIndex(1)).unwrap();
         assert_eq!(copy.take(ChunkIndex(1)), None, "it is lent once");
-        assert_eq!((copy.whole(), copy.rest_of(&RangeSet::from_range(1..2))), (None, Some(of(1))));
+        assert_eq!(
+            (copy.common_version(), copy.common_version_except(&RangeSet::from_range(1..2))),
+            (None, Some(of(1)))
+        );
         copy.put(ChunkIndex(1), Some(of(2)), memory);
-        assert_eq!((copy.whole(), copy.rest_of(&RangeSet::from_range(1..2))), (None, Some(of(1))));
-        assert_eq!(copy.rest_of(&RangeSet::from_range(0..3)), None, "there is no rest");
+        assert_eq!(
+            (copy.common_version(), copy.common_version_except(&RangeSet::from_range(1..2))),
+            (None, Some(of(1)))
+        );
+        assert_eq!(copy.common_version_except(&RangeSet::from_range(0..3)), None, "no chunk remains");
     }
 
     proptest! {
-        /// Whatever is taken, put back and forgotten: what the copy says is what the obvious model says, and no memory is
+        /// After any sequence of takes, puts and lost chunks, the copy agrees with a simple model, and no memory is
         /// lent twice or lost.
         #[test]
         fn every_chunk_is_of_the_version_that_it_says(steps in prop::collection::vec(step(), 0..60), held in chunks()) {
             let mut copy: Copy<u32> = (0..CHUNKS).map(|chunk| (chunk, chunk)).collect();
-            // Of each chunk: the version it is of, and whether it is lent.
+            // For each chunk: its version, and whether it is lent.
             let mut model = vec![(None, false); CHUNKS as usize];
             let mut version = 1;
             for step in steps {
@@ -132,17 +138,17 @@ mod tests {
                         if let Some((_, lent)) = expected { *lent = true; }
                     }
                     Step::Put { chunk, keep } => {
-                        let Some(known) = model.get_mut(chunk as usize).filter(|(_, lent)| *lent) else { continue };
-                        *known = (if keep { Some(of(version)) } else { known.0 }, false);
-                        copy.put(ChunkIndex(chunk), known.0, chunk);
+                        let Some(entry) = model.get_mut(chunk as usize).filter(|(_, lent)| *lent) else { continue };
+                        *entry = (if keep { Some(of(version)) } else { entry.0 }, false);
+                        copy.put(ChunkIndex(chunk), entry.0, chunk);
                     }
                     Step::Next => version += 1,
                 }
                 for held in [RangeSet::new(), held.clone()] {
-                    let rest = (0..CHUNKS).filter(|chunk| !held.contains(*chunk)).map(|chunk| model[chunk as usize]);
-                    let rest: Vec<_> = rest.map(|(of, lent)| of.filter(|_| !lent)).collect();
-                    let same = rest.first().copied().flatten().filter(|of| rest.iter().all(|other| other == &Some(*of)));
-                    prop_assert_eq!(copy.rest_of(&held), same);
+                    let remaining = (0..CHUNKS).filter(|chunk| !held.contains(*chunk)).map(|chunk| model[chunk as usize]);
+                    let remaining: Vec<_> = remaining.map(|(of, lent)| of.filter(|_| !lent)).collect();
+                    let expected = remaining.first().copied().flatten().filter(|of| remaining.iter().all(|other| other == &Some(*of)));
+                    prop_assert_eq!(copy.common_version_except(&held), expected);
                 }
             }
         }

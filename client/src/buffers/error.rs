@@ -55,8 +55,8 @@ pub enum BufferError {
     /// The version has none of the buffers' tensors.
     #[error(
         "the version has none of the tensors that there are buffers for: it has {}, and the buffers are for {}; correct the names",
-        some_of(tensors),
-        some_of(buffers)
+        list_names(tensors),
+        list_names(buffers)
     )]
     NothingInCommon {
         /// The names of the version's tensors.
@@ -76,7 +76,7 @@ pub enum BufferError {
     },
     /// The tensors are not in host memory.
     #[error(
-        "the snapshot is on {device}, and cannot be copied in one step: copy what `Snapshot::to_host` gives"
+        "the snapshot is on {device}, and cannot be copied in one step: copy the result of `Snapshot::to_host`"
     )]
     OnDevice {
         /// The device of the tensors.
@@ -96,7 +96,7 @@ pub enum BufferError {
         /// The buffer's name.
         name: Box<str>,
     },
-    /// Two tensors are one (tied weights), and each has a buffer.
+    /// Two names have one tensor (tied weights), and each has a buffer.
     #[error("tensors {name} and {other} share their bytes: give a buffer for one of them")]
     Shared {
         /// One buffer's name.
@@ -108,29 +108,29 @@ pub enum BufferError {
 
 fn other_names(missing: &[Box<str>], unexpected: &[Box<str>]) -> String {
     let missing = (!missing.is_empty())
-        .then(|| format!("there is no buffer for the version's tensors {}", some_of(missing)));
+        .then(|| format!("there is no buffer for the version's tensors {}", list_names(missing)));
     let unexpected = (!unexpected.is_empty()).then(|| {
         format!(
             "the version has no tensors, or none that are selected, for the buffers {}",
-            some_of(unexpected)
+            list_names(unexpected)
         )
     });
     missing.into_iter().chain(unexpected).collect::<Vec<_>>().join("; ")
 }
 
-/// The most names in a message.
-const NAMES_TOLD: usize = 10;
+/// The maximum number of names in a message.
+const NAMES_SHOWN: usize = 10;
 
-/// The names for a message.
-fn some_of(names: &[Box<str>]) -> String {
-    let told = names
+/// The first names, and the number of the others.
+fn list_names(names: &[Box<str>]) -> String {
+    let shown = names
         .iter()
-        .take(NAMES_TOLD)
+        .take(NAMES_SHOWN)
         .map(AsRef::as_ref)
         .collect::<Vec<&str>>()
         .join(", ");
-    match names.len().saturating_sub(NAMES_TOLD) {
-        0 => told,
-        more => format!("{told} and {more} more"),
+    match names.len().saturating_sub(NAMES_SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }

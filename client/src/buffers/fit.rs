@@ -22,9 +22,10 @@ pub enum NameMatch {
     /// Every buffer must have its tensor. Tensors without a buffer are not received.
     #[default]
     Buffers,
-    /// Every buffer must have its tensor, and every selected tensor its buffer, or that of a tensor that shares its bytes.
+    /// Every buffer must have its tensor, and every selected tensor its buffer, or that of a tensor that shares its
+    /// bytes.
     Exact,
-    /// Neither: common names are received, and other buffers stay unchanged. Of the buffers that
+    /// Neither is required: tensors with a buffer are received, and other buffers stay unchanged. Of the buffers that
     /// [expect](crate::Buffers::expect) a dtype and shape, at least one must have its tensor.
     Common,
 }
@@ -38,13 +39,13 @@ pub(crate) struct Fit {
     pub(crate) range: Range<u64>,
 }
 
-/// Finds the tensor for each buffer, given as name and length: one that is there, selected, and of that length.
+/// Finds the tensor for each buffer, given as name and length: it must exist, be selected, and have that length.
 pub(crate) fn fit<'a>(
     selection: &Selection,
-    asked: impl Iterator<Item = (&'a str, u64)>,
+    sized: impl Iterator<Item = (&'a str, u64)>,
 ) -> Result<Vec<Fit>, BufferError> {
     let manifest = selection.manifest();
-    let one = |(name, given_bytes): (&str, u64)| {
+    let fit_one = |(name, given_bytes): (&str, u64)| {
         let tensor = manifest
             .tensor_index(name)
             .ok_or_else(|| BufferError::NoSuchTensor { name: name.into() })?;
@@ -57,22 +58,23 @@ pub(crate) fn fit<'a>(
             false => Err(BufferError::WrongSize { name: name.into(), expected_bytes, given_bytes }),
         }
     };
-    asked.map(one).collect()
+    sized.map(fit_one).collect()
 }
 
 impl Expected {
-    /// Whether the tensor called `name` is to be received into its buffer. A missing mandatory tensor is checked later.
+    /// Whether the tensor called `name` is to be received into its buffer. A required tensor that is missing is refused
+    /// later.
     pub(crate) fn wants(&self, selection: &Selection, name: &str) -> bool {
         self.names != NameMatch::Common || place(selection, name).is_some()
     }
 
-    /// Finds the tensor for each buffer, given as name and length, of those that are wanted.
+    /// Finds the tensor for each wanted buffer, given as name and length. Refuses two buffers for one tensor.
     pub(crate) fn fit<'a>(
         &self,
         selection: &Selection,
-        asked: impl Iterator<Item = (&'a str, u64)>,
+        sized: impl Iterator<Item = (&'a str, u64)>,
     ) -> Result<Vec<Fit>, BufferError> {
-        let fits = self.check(selection, asked)?;
+        let fits = self.check(selection, sized)?;
         check_shared(selection, &fits)?;
         Ok(fits)
     }
@@ -80,22 +82,22 @@ impl Expected {
     pub(crate) fn check<'a>(
         &self,
         selection: &Selection,
-        asked: impl Iterator<Item = (&'a str, u64)>,
+        sized: impl Iterator<Item = (&'a str, u64)>,
     ) -> Result<Vec<Fit>, BufferError> {
-        let asked: Vec<_> = asked.filter(|(name, _)| self.wants(selection, name)).collect();
-        self.check_names(selection, &asked)?;
+        let sized: Vec<_> = sized.filter(|(name, _)| self.wants(selection, name)).collect();
+        self.check_names(selection, &sized)?;
         self.check_common(selection)?;
-        // Before lengths, since it says why these differ.
+        // Checked before lengths, because it explains why these differ.
         self.check_tensors(selection)?;
-        let fits = fit(selection, asked.into_iter())?;
+        let fits = fit(selection, sized.into_iter())?;
         self.check_tied(selection)?;
         Ok(fits)
     }
 
-    /// Refuses a version without any of the buffers' names, which probably belong to something else.
+    /// Refuses a version without any of the buffers' names: it is probably another model.
     fn check_common(&self, selection: &Selection) -> Result<(), BufferError> {
         let manifest = selection.manifest();
-        // A selection of nothing may be the names of the buffers.
+        // An empty selection may come from the names of the buffers.
         let is_common = |name: &TensorName| match selection.tensors().is_empty() {
             true => manifest.tensor_index(name.as_str()).is_some(),
             false => place(selection, name.as_str()).is_some(),
@@ -109,12 +111,12 @@ impl Expected {
         Err(BufferError::NothingInCommon { tensors: tensors.collect(), buffers: buffers.collect() })
     }
 
-    fn check_names(&self, selection: &Selection, asked: &[(&str, u64)]) -> Result<(), BufferError> {
+    fn check_names(&self, selection: &Selection, sized: &[(&str, u64)]) -> Result<(), BufferError> {
         if self.names != NameMatch::Exact {
             return Ok(());
         }
         let tied = self.tied.keys().map(TensorName::as_str);
-        let named: BTreeSet<&str> = asked.iter().map(|(name, _)| *name).chain(tied).collect();
+        let named: BTreeSet<&str> = sized.iter().map(|(name, _)| *name).chain(tied).collect();
         // A buffer serves all names of its tensor.
         let start = |name: &str| {
             place(selection, name)
@@ -138,7 +140,7 @@ impl Expected {
     /// Refuses a version with another dtype or shape than expected.
     fn check_tensors(&self, selection: &Selection) -> Result<(), BufferError> {
         for (name, (dtype, shape)) in &self.tensors {
-            // A buffer for a tensor that is not there is refused with the buffer.
+            // A missing tensor is refused when its buffer is matched.
             let Some(tensor) = selection.manifest().tensor(name.as_str()) else { continue };
             if (tensor.dtype, &tensor.shape) != (*dtype, shape) {
                 return Err(BufferError::OtherTensor {
@@ -171,7 +173,7 @@ fn place(selection: &Selection, name: &str) -> Option<Range<u64>> {
     selection.tensor_range(selection.manifest().tensor_index(name)?)
 }
 
-/// Refuses two buffers for tensors that are one (tied weights): no byte can be received to two places.
+/// Refuses two buffers for one tensor (tied weights): no byte can be received into two places.
 fn check_shared(selection: &Selection, fits: &[Fit]) -> Result<(), BufferError> {
     let name = |fit: &Fit| selection.manifest().tensors()[fit.tensor].name.as_str().into();
     let mut taken: HashMap<u64, &Fit> = HashMap::new();
@@ -205,8 +207,8 @@ mod tests {
         Arc::new(Manifest::layout(specs, vec![], 256, &Limits::default()).unwrap())
     }
 
-    fn fits(selection: &Selection, asked: &[(&str, u64)]) -> Result<Vec<Fit>, BufferError> {
-        let fits = fit(selection, asked.iter().copied())?;
+    fn fits(selection: &Selection, sized: &[(&str, u64)]) -> Result<Vec<Fit>, BufferError> {
+        let fits = fit(selection, sized.iter().copied())?;
         check_shared(selection, &fits).map(|()| fits)
     }
 
@@ -218,12 +220,12 @@ mod tests {
         let expected = BufferError::WrongSize { name: "b".into(), expected_bytes: 1000, given_bytes: 999 };
         assert_eq!(error, expected);
         assert_eq!(fits(&all, &[("c", 1)]).unwrap_err(), BufferError::NoSuchTensor { name: "c".into() });
-        let some = Selection::new(manifest(), &[Glob::new("a").unwrap()]);
-        assert_eq!(fits(&some, &[("b", 1000)]).unwrap_err(), BufferError::NotSelected { name: "b".into() });
+        let only_a = Selection::new(manifest(), &[Glob::new("a").unwrap()]);
+        assert_eq!(fits(&only_a, &[("b", 1000)]).unwrap_err(), BufferError::NotSelected { name: "b".into() });
     }
 
     #[test]
-    fn what_is_expected_of_a_tensor_is_more_than_its_length() {
+    fn dtype_and_shape_are_checked_too() {
         let all = Selection::all(manifest());
         let expecting = |tensor: &str, dtype, shape: &[u64]| {
             let mut buffers: Buffers<Vec<u8>> = Buffers::new();
@@ -231,7 +233,7 @@ mod tests {
             buffers.expected.check_tensors(&all)
         };
         assert_eq!(expecting("b", Dtype::U8, &[1000]), Ok(()));
-        assert_eq!(expecting("c", Dtype::U8, &[1]), Ok(()), "what is missing is told otherwise");
+        assert_eq!(expecting("c", Dtype::U8, &[1]), Ok(()), "a missing tensor is refused elsewhere");
         for (dtype, shape) in [(Dtype::U8, &[10, 100][..]), (Dtype::I8, &[1000])] {
             let error = expecting("b", dtype, shape).unwrap_err();
             assert!(matches!(&error, BufferError::OtherTensor { name, .. } if &**name == "b"), "{error}");
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn names_match_as_strictly_as_is_wished() {
+    fn names_match_as_strictly_as_requested() {
         let all = Selection::all(manifest());
         let matched = |names, buffers: &[(&str, u64)]| {
             let mut expected = Expected { names, ..Expected::default() };
@@ -256,16 +258,16 @@ mod tests {
                 .extend(buffers.contains(&("b", 1000)).then(|| (name("tied"), name("b"))));
             expected.check(&all, buffers.iter().copied()).map(|fits| fits.len())
         };
-        let whole = [("a", 10), ("b", 1000), ("none", 0)];
-        assert_eq!(matched(NameMatch::Exact, &whole), Ok(3));
+        let all_names = [("a", 10), ("b", 1000), ("none", 0)];
+        assert_eq!(matched(NameMatch::Exact, &all_names), Ok(3));
         assert_eq!(matched(NameMatch::Exact, &[("a", 10), ("tied", 1000), ("none", 0)]), Ok(3), "b is tied");
         let error = matched(NameMatch::Exact, &[("b", 1000), ("c", 1)]).unwrap_err();
         let (missing, unexpected) = (["a".into(), "none".into()].into(), ["c".into()].into());
         assert_eq!(error, BufferError::OtherNames { missing, unexpected });
-        assert_eq!(matched(NameMatch::Buffers, &whole[..1]), Ok(1));
+        assert_eq!(matched(NameMatch::Buffers, &all_names[..1]), Ok(1));
         assert!(matched(NameMatch::Buffers, &[("c", 1)]).is_err());
         assert_eq!(matched(NameMatch::Common, &[("b", 1000), ("c", 1)]), Ok(1));
-        assert!(matched(NameMatch::Common, &[("b", 999), ("c", 1)]).is_err(), "what both have must fit");
+        assert!(matched(NameMatch::Common, &[("b", 999), ("c", 1)]).is_err(), "common tensors must fit");
     }
 
     #[test]

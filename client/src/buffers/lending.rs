@@ -1,4 +1,4 @@
-//! Lending buffers to the session, and getting them back.
+//! Lends buffers to the session, and receives them back.
 
 use super::{Buffers, Expected};
 use crate::destination::LentBuffer;
@@ -36,8 +36,8 @@ impl Buffers<DeviceBuffer> {
         let writing = Arc::new(Writing::default());
         let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
         for (name, buffer) in self.by_name {
-            let (lodged, back) = LentBuffer::lent(buffer);
-            tensors.push((name.clone(), lodged));
+            let (lent_buffer, back) = LentBuffer::lent(buffer);
+            tensors.push((name.clone(), lent_buffer));
             owners.push((name, ReturnPath::Device(back)));
         }
         let (memory, expected) = (LentMemory::Device(tensors), self.expected);
@@ -46,7 +46,7 @@ impl Buffers<DeviceBuffer> {
     }
 }
 
-/// Lent buffers. They return to their owner when this, and everything made of it, is dropped.
+/// Lent buffers. They are returned to their owner when this, and everything made from it, is dropped.
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) memory: LentMemory,
@@ -64,7 +64,7 @@ pub(crate) enum LentMemory {
 }
 
 impl Lent {
-    /// Returns those buffers at once that nothing is received into.
+    /// Returns buffers at once that no tensor is received into.
     pub(crate) fn retain_wanted(&mut self, selection: &Selection) {
         let wants = |name: &TensorName| self.expected.wants(selection, name.as_str());
         match &mut self.memory {
@@ -74,17 +74,15 @@ impl Lent {
     }
 
     /// The name and length of each buffer.
-    pub(crate) fn asked(&self) -> Vec<(&str, u64)> {
+    pub(crate) fn sizes(&self) -> Vec<(&str, u64)> {
         match &self.memory {
             LentMemory::Host(tensors) => tensors
                 .iter()
                 .map(|(name, region)| (name.as_str(), region.len() as u64))
                 .collect(),
             LentMemory::Device(tensors) => {
-                let asked = tensors
-                    .iter()
-                    .map(|(name, lodged)| (name.as_str(), lodged.buffer().len_bytes()));
-                asked.collect()
+                let sizes = tensors.iter().map(|(name, lent)| (name.as_str(), lent.buffer().len_bytes()));
+                sizes.collect()
             }
         }
     }
@@ -108,7 +106,7 @@ enum ReturnPath<B> {
 }
 
 impl<B> ReturnPath<B> {
-    /// Usually it is ready at once, and many ready ones should not yield to other tasks in between.
+    /// The buffer, if it is ready, as it usually is: many ready buffers should not yield to other tasks in between.
     fn try_take(&mut self) -> Option<B> {
         match self {
             Self::Host(owner) => owner.try_take(),
@@ -116,11 +114,11 @@ impl<B> ReturnPath<B> {
         }
     }
 
-    /// Waits for it, on a device until `deadline`.
+    /// Waits for the buffer; on a device, until `deadline`.
     async fn wait(&mut self, deadline: Instant) -> Option<B> {
         match self {
             Self::Host(owner) => owner.wait().await,
-            // Its lender reported that it will not return.
+            // Its sender was dropped: the buffer is withheld.
             Self::Device(back) if back.is_terminated() => None,
             Self::Device(back) => timeout_at(deadline, back).await.ok()?.ok(),
         }
@@ -154,7 +152,7 @@ impl<B> Lender<B> {
     }
 }
 
-/// The first version that was written to lent buffers. Without other knowledge they count as torn.
+/// The first version that was written to lent buffers, which count as torn unless it was committed.
 #[derive(Debug, Default)]
 pub(crate) struct Writing(Mutex<Option<VersionId>>);
 
@@ -164,7 +162,7 @@ impl Writing {
         self.state().get_or_insert_with(|| id.clone());
     }
 
-    /// The version that tore the buffers, unless a whole one replaced it.
+    /// The version that tore the buffers, unless it was committed.
     pub(crate) fn torn(&self) -> Option<VersionId> {
         self.state().clone()
     }
@@ -183,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn buffers_come_back_with_what_was_written_and_without_a_copy() {
+    async fn buffers_are_returned_with_their_bytes_and_without_a_copy() {
         let buffers: Buffers<Vec<u8>> = [(name("a"), vec![0; 4]), (name("b"), vec![])].into_iter().collect();
         let address = buffers.get("a").unwrap().as_ptr();
         let (mut lent, lender) = buffers.lend();

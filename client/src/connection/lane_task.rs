@@ -1,4 +1,4 @@
-//! The task of one lane, and the slots that keep the wanted number of lanes.
+//! The task of one lane, and the slots that keep the wanted number of lanes connected.
 
 use super::{Event, Target, first_message, greeted};
 use crate::{ClientError, backoff::Backoff};
@@ -20,14 +20,14 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// The lifetime after which a lost lane is replaced at once, without backoff.
-const LIVED: Duration = Duration::from_secs(10);
+/// The lifetime after which a lost lane is replaced after the shortest wait.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// An event from a lane's task.
 #[derive(Debug)]
 pub(super) enum LaneEvent {
     Joined(LaneId, Lane),
-    Heard(Event),
+    Event(Event),
 }
 
 /// Accepts the data streams of one lane and reads their headers, until the lane ends.
@@ -36,7 +36,7 @@ pub(super) struct LaneTask {
     id: LaneId,
     lane: Lane,
     header_timeout: Duration,
-    tell: mpsc::Sender<LaneEvent>,
+    events: mpsc::Sender<LaneEvent>,
 }
 
 impl LaneTask {
@@ -44,12 +44,12 @@ impl LaneTask {
         id: LaneId,
         lane: Lane,
         header_timeout: Duration,
-        tell: mpsc::Sender<LaneEvent>,
+        events: mpsc::Sender<LaneEvent>,
     ) -> Self {
-        Self { id, lane, header_timeout, tell }
+        Self { id, lane, header_timeout, events }
     }
 
-    /// Runs until the lane or its connection ends. Cancel safe but for headers that are being read.
+    /// Runs until the lane or its connection ends. If cancelled, it loses headers that are being read.
     pub(super) async fn run(self) {
         let mut headers = FuturesUnordered::new();
         loop {
@@ -63,7 +63,7 @@ impl LaneTask {
                 },
                 Some(event) = headers.next() => event,
             };
-            if self.tell.send(LaneEvent::Heard(event)).await.is_err() {
+            if self.events.send(LaneEvent::Event(event)).await.is_err() {
                 return;
             }
         }
@@ -86,7 +86,7 @@ pub(super) struct LaneSlot {
     pub(super) number: usize,
     pub(super) target: Target,
     pub(super) peer: SocketAddr,
-    /// The kind of its lanes: the one that reached the server.
+    /// The transport that reached the server.
     pub(super) kind: LaneKind,
     pub(super) session: u64,
     pub(super) grant: LaneGrant,
@@ -96,7 +96,7 @@ pub(super) struct LaneSlot {
     pub(super) header_timeout: Duration,
     /// The wanted number of lanes, the control stream's included.
     pub(super) wanted: watch::Receiver<u32>,
-    pub(super) tell: mpsc::Sender<LaneEvent>,
+    pub(super) events: mpsc::Sender<LaneEvent>,
 }
 
 impl LaneSlot {
@@ -107,14 +107,14 @@ impl LaneSlot {
         while self.is_wanted().await {
             let began = Instant::now();
             match self.join_and_run().await {
-                Ok(()) if began.elapsed() > LIVED => backoff = Backoff::new(),
+                Ok(()) if began.elapsed() > STABLE_AFTER => backoff = Backoff::new(),
                 Ok(()) => {}
                 Err(error) if !error.is_worth_a_retry() => {
-                    tracing::warn!(slot = self.number, %error, "A lane cannot be kept; the session goes on without it.");
+                    tracing::warn!(slot = self.number, %error, "A lane cannot be kept; the session continues.");
                     return;
                 }
                 Err(error) if error.blame() == Blame::Local && !has_warned => {
-                    has_warned = true; // The user has to act, and is told once.
+                    has_warned = true; // The user has to act: one warning is enough.
                     tracing::warn!(slot = self.number, %error, "A lane cannot be opened here; it is tried again.");
                 }
                 Err(error) => {
@@ -131,11 +131,11 @@ impl LaneSlot {
         self.wanted.wait_for(|slots| *slots as usize > number).await.is_ok()
     }
 
-    /// Joins a lane and runs it to its end. The connection is told of the end once the lane asked to join: the server
-    /// may have begun chunks on it even if its answer never came.
+    /// Joins a lane and runs it until it ends. The end is reported to the connection in any case: the server may have
+    /// begun chunks on the lane even if its answer was lost.
     ///
     /// # Errors
-    /// [`ClientError`] when it cannot join, or its server broke a rule.
+    /// [`ClientError`] when the lane cannot join, or the server broke a rule.
     async fn join_and_run(&mut self) -> Result<(), ClientError> {
         let Target { connector, keys, .. } = &self.target;
         let lane = connector.connect_further(self.peer, keys, self.number, self.kind).await?;
@@ -145,7 +145,7 @@ impl LaneSlot {
             Ok(streams) => self.run(id, &lane, streams).await,
             Err(error) => Err(error),
         };
-        let _ = self.tell.send(LaneEvent::Heard(Event::Ended(id))).await;
+        let _ = self.events.send(LaneEvent::Event(Event::Ended(id))).await;
         ended
     }
 
@@ -167,10 +167,10 @@ impl LaneSlot {
         lane: &Lane,
         (sender, mut receiver): Streams,
     ) -> Result<(), ClientError> {
-        if self.tell.send(LaneEvent::Joined(id, lane.clone())).await.is_err() {
-            return Ok(()); // The connection is gone.
+        if self.events.send(LaneEvent::Joined(id, lane.clone())).await.is_err() {
+            return Ok(()); // The connection has ended.
         }
-        let task = LaneTask::new(id, lane.clone(), self.header_timeout, self.tell.clone());
+        let task = LaneTask::new(id, lane.clone(), self.header_timeout, self.events.clone());
         let number = self.number;
         let ended = tokio::select! {
             _ = lane.run(task.run()) => Ok(()),
@@ -178,9 +178,9 @@ impl LaneSlot {
                 lane.close(CloseCode::Done, "");
                 Ok(())
             }
-            said = receiver.next() => match said {
+            message = receiver.next() => match message {
                 Ok(_) => {
-                    lane.close(CloseCode::Misbehaved, "a lane that joined hears Joined and nothing else");
+                    lane.close(CloseCode::Misbehaved, "a lane receives no message after Joined");
                     let found = "another message";
                     Err(Misbehaved::OutOfTurn { found, expected: "nothing after Joined" }.into())
                 }

@@ -26,10 +26,11 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// The most lane events waiting for the session. It handles them at once; a lane that is ahead waits.
+/// The maximum number of lane events waiting for the session, which handles them at once. A lane waits while there are
+/// more.
 const EVENTS_MAX: usize = 64;
 
-/// The interval of rate samples for the automatic number of lanes. Shorter than the versions that matter.
+/// The interval of rate samples for the automatic number of lanes. Shorter than the transfer of a large version.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The lanes of a client's current connection, for statistics.
@@ -51,14 +52,14 @@ pub(crate) struct Lanes {
     tasks: JoinSet<()>,
     /// Bytes of chunks that were received and verified over all lanes, decoded.
     verified_bytes: Arc<AtomicU64>,
-    /// Numbers the periods in which a large version is under way; `None` between them.
+    /// The number of the period in which a large version is under way; `None` between periods.
     bulky: watch::Sender<Option<u64>>,
     periods: u64,
     /// Whether the number of lanes is final.
     has_settled: Arc<AtomicBool>,
 }
 
-/// The path statistics of a connection.
+/// The server at the other end of a connection, and the statistics of its lanes.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(super) peer: SocketAddr,
@@ -99,7 +100,7 @@ impl Lanes {
     /// Starts with `control`, the lane of the control stream, and joins further lanes to its peer, as many as `config`
     /// wants and `welcome` allows.
     pub(super) fn begin(target: &Target, config: &Config, welcome: &Welcome, control: &Lane) -> Self {
-        let (tell, events) = mpsc::channel(EVENTS_MAX);
+        let (sender, events) = mpsc::channel(EVENTS_MAX);
         let live = BTreeMap::from([(LaneId(0), control.clone())]);
         *target.registry.get() = live.clone();
         let mut lanes = Self {
@@ -115,12 +116,13 @@ impl Lanes {
             periods: 0,
             has_settled: Arc::new(AtomicBool::new(true)),
         };
-        let task = LaneTask::new(LaneId(0), control.clone(), config.stall_timeout, tell.clone());
+        let task = LaneTask::new(LaneId(0), control.clone(), config.stall_timeout, sender.clone());
         lanes.tasks.spawn(task.run());
         if let Some(offer) = welcome.lanes {
-            let lanes_max = config.lanes.most().min(offer.lanes_max).min(LANES_MAX);
+            let lanes_max = config.lanes.max().min(offer.lanes_max).min(LANES_MAX);
             let plan = Plan::new(lanes_max);
-            let wanted = watch::Sender::new(if config.lanes.is_sought() { plan.lanes() } else { lanes_max });
+            let wanted =
+                watch::Sender::new(if config.lanes.is_automatic() { plan.lanes() } else { lanes_max });
             for number in 1..lanes_max as usize {
                 let slot = LaneSlot {
                     number,
@@ -133,7 +135,7 @@ impl Lanes {
                     next_lane: Arc::clone(&lanes.next_lane),
                     header_timeout: config.stall_timeout,
                     wanted: wanted.subscribe(),
-                    tell: tell.clone(),
+                    events: sender.clone(),
                 };
                 lanes.tasks.spawn(slot.keep());
             }
@@ -141,7 +143,7 @@ impl Lanes {
                 LanesWanted::Auto | LanesWanted::UpTo(_) => {
                     lanes.has_settled.store(plan.is_settled(), Ordering::Relaxed);
                     let path = lanes.path(control.peer(), welcome.instance);
-                    lanes.tasks.spawn(seek(plan, path, wanted))
+                    lanes.tasks.spawn(determine_lanes(plan, path, wanted))
                 }
                 // The number is fixed.
                 LanesWanted::Fixed(_) => lanes.tasks.spawn(async move { wanted.closed().await }),
@@ -159,13 +161,13 @@ impl Lanes {
                 self.live.insert(id, lane);
                 Event::Joined
             }
-            Some(LaneEvent::Heard(event)) => {
+            Some(LaneEvent::Event(event)) => {
                 if let Event::Ended(id) = event {
                     self.remove(id);
                 }
                 event
             }
-            None => std::future::pending().await, // All lanes ended: so did the control stream, which says why.
+            None => std::future::pending().await, // All lanes have ended. The control stream has too, and reports why.
         }
     }
 
@@ -174,7 +176,7 @@ impl Lanes {
         Arc::clone(&self.verified_bytes)
     }
 
-    /// The path statistics to `peer`, the server's instance `instance`.
+    /// The path to `peer`, which is the server's `instance`.
     pub(super) fn path(&self, peer: SocketAddr, instance: InstanceId) -> Path {
         Path {
             peer,
@@ -196,20 +198,20 @@ impl Lanes {
         self.live.values().for_each(|lane| lane.allow_unread(bytes));
     }
 
-    /// The message to the server about a lane that ended here, unless it knows already.
+    /// The `Retire` message about a lane that ended here; `None` if the server knows already.
     pub(crate) fn retire(&mut self, lane: LaneId) -> Option<ClientMessage> {
-        let is_news = lane != LaneId(0) && !self.is_retired(lane) && self.retiring.insert(lane.0);
-        is_news.then_some(ClientMessage::Retire(lane))
+        let is_new = lane != LaneId(0) && !self.is_retired(lane) && self.retiring.insert(lane.0);
+        is_new.then_some(ClientMessage::Retire(lane))
     }
 
-    /// Handles `Retired`: the server begins nothing more on the lane, which is closed.
+    /// Handles `Retired`: the server begins no more chunks on the lane, which is closed.
     ///
     /// # Errors
-    /// [`Misbehaved`] for an unknown lane, the control stream's, and one that was retired before.
+    /// [`Misbehaved`] for an unknown lane, lane 0, or a lane that was retired before.
     pub(crate) fn handle_retired(&mut self, lane: LaneId) -> Result<(), Misbehaved> {
         let was_used = (1..self.next_lane.load(Ordering::Acquire)).contains(&lane.0);
         if !was_used || !self.retired.insert(lane.0) {
-            return Err(Misbehaved::OutOfTurn { found: "Retired", expected: "it once for each lane" });
+            return Err(Misbehaved::OutOfTurn { found: "Retired", expected: "one for each lane" });
         }
         if let Some(lane) = self.remove(lane) {
             lane.close(CloseCode::Done, "");
@@ -237,7 +239,7 @@ impl Lanes {
     /// Stops joining lanes, and closes the joined ones.
     pub(super) fn close(&mut self, code: CloseCode, text: &str) {
         self.tasks.abort_all();
-        self.registry.get().retain(|id, _| *id == LaneId(0)); // Its statistics are looked at after the end.
+        self.registry.get().retain(|id, _| *id == LaneId(0)); // Its statistics are read after the end.
         self.live.values().for_each(|lane| lane.close(code, text));
     }
 
@@ -254,15 +256,15 @@ impl Lanes {
     }
 }
 
-/// Determines the best number of lanes, and tells the slots.
-async fn seek(mut plan: Plan, mut path: Path, wanted: watch::Sender<u32>) {
+/// Determines the best number of lanes, and sends it to the slots.
+async fn determine_lanes(mut plan: Plan, mut path: Path, wanted: watch::Sender<u32>) {
     while !plan.is_settled() {
         let Some(sample) = path.sample().await else { return };
         if plan.handle_sample(Instant::now(), sample) {
             tracing::info!(
                 lanes = plan.lanes(),
                 settled = plan.is_settled(),
-                "The rate decides on the number of lanes."
+                "The measured rate decides on the number of lanes."
             );
             wanted.send_replace(plan.lanes());
         }

@@ -4,21 +4,21 @@ use crate::rate::{Measurement, Sample, Steps};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The speed-up that doubling the lanes must bring, or it is undone: less may be chance, and each lane costs a thread.
-const WORTH: f64 = 1.1;
+/// The speed-up below which doubling the lanes is undone: less may be chance, and each lane costs a thread.
+const SPEEDUP_MIN: f64 = 1.1;
 
 /// The time to wait for lanes to join, after which the existing ones must suffice.
-const PATIENCE: Duration = Duration::from_secs(5);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Seeks the number of lanes for one link: begins with one, doubles it as long as that makes transfers at least a tenth
-/// faster, and stays with the best.
+/// Determines the number of lanes for one link: starts with one lane, doubles the number as long as that makes
+/// transfers at least a tenth faster, and keeps the best number.
 ///
-/// Pure: it takes samples, and says how many lanes it wants. Small versions never cost a lane, since they add nothing to a
-/// [`Measurement`].
+/// Pure: it receives samples and returns the wanted number of lanes. Small versions never add a lane, because they add
+/// nothing to a [`Measurement`].
 #[derive(Debug)]
 pub(crate) struct Plan {
-    most: u32,
-    trying: u32,
+    max: u32,
+    wanted: u32,
     best: Option<BestRate>,
     settled: bool,
     steps: Steps,
@@ -33,13 +33,13 @@ struct BestRate {
 }
 
 impl Plan {
-    /// Seeks between one lane and `most`.
-    pub(crate) fn new(most: u32) -> Self {
+    /// A plan for one to `max` lanes.
+    pub(crate) fn new(max: u32) -> Self {
         Self {
-            most,
-            trying: 1,
+            max,
+            wanted: 1,
             best: None,
-            settled: most <= 1,
+            settled: max <= 1,
             steps: Steps::default(),
             waited: Duration::ZERO,
             measurement: Measurement::new(),
@@ -48,7 +48,7 @@ impl Plan {
 
     /// The wanted number of lanes.
     pub(crate) fn lanes(&self) -> u32 {
-        self.trying
+        self.wanted
     }
 
     /// Whether the number is final.
@@ -56,32 +56,32 @@ impl Plan {
         self.settled
     }
 
-    /// Takes a sample; returns whether the wanted number was decided.
+    /// Handles a sample; returns whether the wanted number was decided.
     pub(crate) fn handle_sample(&mut self, now: Instant, sample: Sample) -> bool {
         let Some(step) = self.steps.next(now, sample).filter(|_| !self.settled) else {
             return false;
         };
-        if step.lanes != Some(self.trying) {
+        if step.lanes != Some(self.wanted) {
             self.waited += step.passed;
-            return self.waited >= PATIENCE && self.settle();
+            return self.waited >= JOIN_TIMEOUT && self.choose_best();
         }
         self.measurement.add(step).is_some_and(|bytes_per_s| self.decide(bytes_per_s))
     }
 
     fn decide(&mut self, bytes_per_s: f64) -> bool {
-        if self.best.is_some_and(|best| bytes_per_s < best.bytes_per_s * WORTH) {
-            return self.settle();
+        if self.best.is_some_and(|best| bytes_per_s < best.bytes_per_s * SPEEDUP_MIN) {
+            return self.choose_best();
         }
-        self.best = Some(BestRate { lanes: self.trying, bytes_per_s });
-        self.settled = self.trying == self.most;
-        self.trying = (self.trying * 2).min(self.most);
+        self.best = Some(BestRate { lanes: self.wanted, bytes_per_s });
+        self.settled = self.wanted == self.max;
+        self.wanted = (self.wanted * 2).min(self.max);
         (self.waited, self.measurement) = (Duration::ZERO, Measurement::new());
         true
     }
 
-    /// Settles on the best number so far.
-    fn settle(&mut self) -> bool {
-        self.trying = self.best.map_or(1, |best| best.lanes);
+    /// Ends the search with the best number so far.
+    fn choose_best(&mut self) -> bool {
+        self.wanted = self.best.map_or(1, |best| best.lanes);
         self.settled = true;
         true
     }
@@ -92,16 +92,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Runs a plan over transfers of `transfer` each with `pause` between, on a network that carries `rate(lanes)` bytes
-    /// per second and on which as many lanes join as are wanted, but no more than `joinable`.
+    /// Runs a plan over transfers of length `transfer` with `pause` between them. The network carries `rate(lanes)`
+    /// bytes per second; of the wanted lanes, at most `joinable` join.
     fn run(
-        most: u32,
+        max: u32,
         joinable: u32,
         transfer: Duration,
         pause: Duration,
         rate: impl Fn(u32) -> u64,
     ) -> (Plan, Vec<u32>) {
-        let (mut plan, mut tried) = (Plan::new(most), vec![]);
+        let (mut plan, mut tried) = (Plan::new(max), vec![]);
         let (mut now, mut verified_bytes) = (Instant::now(), 0);
         let step = Duration::from_millis(100);
         for tick in 0..6_000u32 {
@@ -126,7 +126,7 @@ mod tests {
     const PAUSE: Duration = Duration::from_secs(1);
 
     #[test]
-    fn it_grows_while_that_pays() {
+    fn lanes_double_while_that_pays() {
         let (plan, tried) = run(16, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes.min(6)));
         assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 8, 16, 8], true));
         let (plan, tried) = run(16, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes.min(4)));
@@ -148,12 +148,12 @@ mod tests {
     }
 
     proptest! {
-        /// However the rate depends on the number: never more than allowed, settled within as many numbers as doubling
-        /// takes and one step back, and with one that no smaller one it tried comes near.
+        /// For any rates: the plan stays within its maximum, ends after doubling and one step back, and chooses a
+        /// number that is clearly faster than each smaller number that it tried.
         #[test]
-        fn it_settles_with_the_best(most in 2u32..=16, rates in prop::collection::vec(1_000u64..1_000_000, 17)) {
-            let (plan, tried) = run(most, most, LONG, PAUSE, |lanes| rates[lanes as usize]);
-            prop_assert!(plan.is_settled() && tried.iter().all(|lanes| (1..=most).contains(lanes)));
+        fn the_best_number_is_chosen(max in 2u32..=16, rates in prop::collection::vec(1_000u64..1_000_000, 17)) {
+            let (plan, tried) = run(max, max, LONG, PAUSE, |lanes| rates[lanes as usize]);
+            prop_assert!(plan.is_settled() && tried.iter().all(|lanes| (1..=max).contains(lanes)));
             prop_assert!(tried.len() <= 6, "{tried:?}");
             let settled = rates[plan.lanes() as usize] as f64;
             for lanes in tried.iter().filter(|lanes| **lanes < plan.lanes()) {
@@ -161,11 +161,11 @@ mod tests {
             }
         }
 
-        /// However fast more lanes would be: what is over within two samples never gets one.
+        /// Transfers that end within two samples never get a second lane, however much faster they would be.
         #[test]
-        fn small_transfers_stay_at_one(most in 2u32..=16, milliseconds in 1u64..100, pause in 100u64..1_000) {
+        fn small_transfers_stay_at_one(max in 2u32..=16, milliseconds in 1u64..100, pause in 100u64..1_000) {
             let (transfer, pause) = (Duration::from_millis(milliseconds), Duration::from_millis(pause));
-            let (_, tried) = run(most, most, transfer, pause, |lanes| 1_000_000 * u64::from(lanes));
+            let (_, tried) = run(max, max, transfer, pause, |lanes| 1_000_000 * u64::from(lanes));
             prop_assert_eq!(tried, [1]);
         }
     }

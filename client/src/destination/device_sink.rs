@@ -6,12 +6,13 @@ use tensor_relay_device::{BoxFuture, CopyError, EngineSink, PartsError, Sink, Si
 use tokio::time::timeout;
 
 /// The deadline for copying a chunk, after which its version is given up. Shorter than the stall timeout of both ends,
-/// 30 s, so that the device is blamed and not this client. More than a GPU's engine lets a copy wait for a caller's stream,
-/// 20 s by default, which begins later than this: then the engine says first that the stream was late.
+/// 30 s, so that the device is blamed and not this client. Longer than a GPU's engine lets a copy wait for a caller's
+/// stream, 20 s by default, although that wait begins later: so the engine's error, which names the late stream, comes
+/// first.
 const COPY_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// A sink in device memory whose copies have a deadline, and keep the buffers that they go to: memory that a user lent does
-/// not go back there under a copy.
+/// A sink in device memory whose copies have a deadline and hold references to their target buffers, so that lent
+/// memory is not returned to its user during a copy.
 #[derive(Debug)]
 pub(crate) struct DeviceSink {
     inner: EngineSink,
@@ -19,17 +20,17 @@ pub(crate) struct DeviceSink {
 }
 
 impl DeviceSink {
-    /// A sink for `payload`, of `len_bytes` including dropped ranges.
+    /// A sink for `payload`, of `len_bytes` including discarded ranges.
     pub(super) fn new(payload: Arc<OnDevice>, len_bytes: u64) -> Result<Self, PartsError> {
         Ok(Self { inner: payload.sink(len_bytes)?, payload })
     }
 
-    /// Whether a chunk waits for it, by a slot or a copy in flight.
+    /// Whether a chunk waits for the device, for a slot or for a copy in flight.
     pub(super) fn is_waited_for(&self) -> bool {
         self.inner.waits_for_device()
     }
 
-    /// Ends the writing. Fails while a chunk is written, or when the end of a copy is unknown.
+    /// Ends the writing. Fails while a chunk is being written, or if it is unknown whether a copy has ended.
     pub(super) fn commit(&self) -> Result<(), SinkError> {
         self.inner.commit()
     }

@@ -30,18 +30,18 @@ impl OnDevice {
         Ok(Self { device: device.clone(), pieces, writing: None, memory: memory.clone() })
     }
 
-    /// The user's lent buffers, with their ranges. `None` if there are none, or they lie on several devices.
+    /// The user's lent buffers, with their ranges. `None` if there are no buffers, or they lie on several devices.
     pub(crate) fn lent(
         parts: Vec<(Range<u64>, Arc<LentBuffer>)>,
         writing: Arc<Writing>,
         memory: &HostMemory,
     ) -> Option<Self> {
         let device = parts.first()?.1.buffer().device().clone();
-        let here = |(_, lodged): &(Range<u64>, Arc<LentBuffer>)| lodged.buffer().device().is(&device);
-        if !parts.iter().all(here) {
+        let is_on_device = |(_, lent): &(Range<u64>, Arc<LentBuffer>)| lent.buffer().device().is(&device);
+        if !parts.iter().all(is_on_device) {
             return None;
         }
-        let pieces = parts.into_iter().map(|(range, lodged)| (range.start, lodged)).collect();
+        let pieces = parts.into_iter().map(|(range, lent)| (range.start, lent)).collect();
         Some(Self { device, pieces, writing: Some(writing), memory: memory.clone() })
     }
 
@@ -61,7 +61,8 @@ impl OnDevice {
         self.pieces.values().map(|piece| piece.buffer.len_bytes()).sum()
     }
 
-    /// The memory that holds `range` of the payload, and the range in it. Empty ranges are anywhere.
+    /// The buffer that holds `range` of the payload, and the range within the buffer. Empty ranges are found in any
+    /// buffer.
     pub(crate) fn find(&self, range: Range<u64>) -> Option<(&DeviceBuffer, Range<u64>)> {
         if range.is_empty() {
             return self.pieces.values().next().map(|piece| (&piece.buffer, 0..0));
@@ -83,7 +84,7 @@ impl OnDevice {
         self.device.sink(len_bytes, self.parts())
     }
 
-    /// A source of the payload, `len_bytes` long. What was received into no buffer reads as zeros.
+    /// A source of the payload, `len_bytes` long. Tensors received without a buffer read as zeros.
     pub(crate) fn source(&self, len_bytes: u64) -> Result<Arc<dyn Source>, PartsError> {
         self.device.source(len_bytes, self.parts())
     }
@@ -96,49 +97,50 @@ impl OnDevice {
     }
 }
 
-/// Device memory that bytes are received into. A lent buffer returns to its user with the last reference; each copy to
-/// it holds one.
+/// Device memory for received bytes. A lent buffer is returned to its user when the last reference to it is dropped;
+/// each copy to it holds one.
 #[derive(Debug)]
 pub(crate) struct LentBuffer {
     buffer: DeviceBuffer,
-    home: Mutex<Option<oneshot::Sender<DeviceBuffer>>>,
+    owner: Mutex<Option<oneshot::Sender<DeviceBuffer>>>,
 }
 
 impl LentBuffer {
-    fn new(buffer: DeviceBuffer, home: Option<oneshot::Sender<DeviceBuffer>>) -> Self {
-        Self { buffer, home: Mutex::new(home) }
+    fn new(buffer: DeviceBuffer, owner: Option<oneshot::Sender<DeviceBuffer>>) -> Self {
+        Self { buffer, owner: Mutex::new(owner) }
     }
 
-    /// Wraps memory of the user's, with the channel that returns it.
+    /// Wraps the user's memory; the channel returns it.
     pub(crate) fn lent(buffer: DeviceBuffer) -> (Arc<Self>, oneshot::Receiver<DeviceBuffer>) {
-        let (home, back) = oneshot::channel();
-        (Arc::new(Self::new(buffer, Some(home))), back)
+        let (owner, back) = oneshot::channel();
+        (Arc::new(Self::new(buffer, Some(owner))), back)
     }
 
     pub(crate) fn buffer(&self) -> &DeviceBuffer {
         &self.buffer
     }
 
-    /// Withholds the buffer, because a copy to it may still be running; its user is told at once. Its engine keeps the
-    /// memory for as long as that copy may write.
+    /// Withholds the buffer, because a copy to it may still be running; its user's channel closes at once. The engine
+    /// keeps the memory for as long as that copy may write.
     pub(super) fn withhold(&self) {
-        drop(self.take_home());
+        drop(self.take_owner());
     }
 
-    fn take_home(&self) -> Option<oneshot::Sender<DeviceBuffer>> {
-        self.home.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn take_owner(&self) -> Option<oneshot::Sender<DeviceBuffer>> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl Drop for LentBuffer {
     fn drop(&mut self) {
-        if let Some(home) = self.take_home() {
-            let _ = home.send(self.buffer.clone()); // Nobody wants it back: the last clone frees it.
+        if let Some(owner) = self.take_owner() {
+            let _ = owner.send(self.buffer.clone()); // If the user has given up, the last clone frees it.
         }
     }
 }
 
-/// A payload on a device, shared by snapshots and tensors: it counts as held until the last one is dropped.
+/// A payload on a device, shared by snapshots and tensors: the version counts as held until the last of them is
+/// dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Shared {
     payload: Arc<OnDevice>,
@@ -154,7 +156,7 @@ impl Shared {
         &self.payload
     }
 
-    /// Keeps `held` as long as this and its clones.
+    /// Keeps `held` until this and all its clones are dropped.
     pub(crate) fn keep(&mut self, held: HeldVersion) {
         self.held = Some(Arc::new(held));
     }

@@ -5,7 +5,7 @@ use crate::connection::CloseReason;
 use tensor_relay_protocol::{CloseCode, MessageError, Misbehaved};
 use tensor_relay_transport::{LaneError, control::ControlError, ingress::ReceiveManifestError};
 
-/// Why a session cannot continue, internally.
+/// Why a session cannot continue: the internal form of [`ClientError`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionError {
     #[error(transparent)]
@@ -27,7 +27,7 @@ impl SessionError {
     }
 
     /// The close reason sent to the server.
-    pub(crate) fn last_word(&self) -> CloseReason {
+    pub(crate) fn close_reason(&self) -> CloseReason {
         let by_user = matches!(self, Self::ClosedHere);
         CloseReason { code: self.close_code(), text: self.to_string(), by_user }
     }

@@ -4,7 +4,8 @@ use super::ClientError;
 use std::sync::Arc;
 use tensor_relay_protocol::{AbortReason, EndReason, Gap, Topic, Version, VersionId};
 
-/// Why a subscription delivers nothing now, or nothing more. Clones are cheap: every later call returns the same.
+/// Why a subscription delivers no snapshot. After a [final](Self::is_final) error, every later call returns a clone,
+/// which is cheap.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubscriptionError {
@@ -26,7 +27,7 @@ pub enum SubscriptionError {
     GivenUp {
         /// The version.
         id: VersionId,
-        /// Why.
+        /// The reason.
         reason: AbortReason,
         /// The time waited for another one.
         timeout_ms: u128,
@@ -36,14 +37,14 @@ pub enum SubscriptionError {
     Ended {
         /// The topic.
         topic: Topic,
-        /// Why.
+        /// The reason.
         reason: EndReason,
     },
-    /// In mode `every`: versions are missing before the next snapshot. Not final: the next call goes on with it.
+    /// In mode `every`: versions are missing before the next snapshot. Not final: the next call returns that snapshot.
     #[error("{0}")]
     Gap(Box<Gap>),
-    /// The user holds as many snapshots as it may, so the next one cannot be handed over. Not final: drop some and call
-    /// again.
+    /// The user holds the maximum number of snapshots, so the next one cannot be delivered. Not final: drop some and
+    /// call again.
     #[error(
         "{} snapshots of {topic} are held (versions {}), and at most {max} may be: drop some, or raise `versions_held_max`; \
          waited {timeout_ms} ms", held.len(), join(held)
@@ -58,7 +59,7 @@ pub enum SubscriptionError {
         /// The time waited for one to be dropped.
         timeout_ms: u128,
     },
-    /// The session is gone.
+    /// The session has ended.
     #[error("the subscription to {topic} ended with its connection: {source}")]
     Disconnected {
         /// The topic.
@@ -66,7 +67,7 @@ pub enum SubscriptionError {
         /// The cause.
         source: Arc<ClientError>,
     },
-    /// The bytes that came are not the ones that were published.
+    /// The received bytes differ from the published ones.
     #[error("{id} arrived damaged and was thrown away: {detail}")]
     Corrupt {
         /// The version.
@@ -74,7 +75,7 @@ pub enum SubscriptionError {
         /// The mismatch.
         detail: String,
     },
-    /// There is no memory of the host for a version.
+    /// There is not enough host memory for a version.
     #[error("{id} does not fit: {detail}; raise the memory budget or drop older snapshots")]
     OverBudget {
         /// The version.
@@ -82,7 +83,7 @@ pub enum SubscriptionError {
         /// The numbers.
         detail: String,
     },
-    /// There is no room for a version on the device that versions land on.
+    /// There is not enough memory for a version on the device that receives versions.
     #[error("{id} does not fit: {detail}; raise the device's memory budget or drop older snapshots")]
     NoRoomOnDevice {
         /// The version.
@@ -92,9 +93,9 @@ pub enum SubscriptionError {
         /// The numbers.
         detail: String,
     },
-    /// The device that versions land on did not take one. This machine is to blame, not the server. Not final where the
-    /// device may take later versions: they are tried.
-    #[error("{id} did not get to {device}, a device of this machine: {detail}")]
+    /// The device that receives versions failed to receive one. The fault is on this machine, not the server. Not final
+    /// if the device may receive later versions: these are tried.
+    #[error("{id} could not be copied to {device}, a device of this machine: {detail}")]
     Device {
         /// The version.
         id: VersionId,
@@ -102,10 +103,10 @@ pub enum SubscriptionError {
         device: Box<str>,
         /// The cause, and what to do.
         detail: String,
-        /// Whether the device takes nothing any more.
+        /// Whether the device can receive no further version.
         is_final: bool,
     },
-    /// A version that was begun did not go on.
+    /// The transfer of a version stopped midway.
     #[error("{id} stalled: no byte of it came for {timeout_ms} ms: the server is overloaded, stuck or gone")]
     Stalled {
         /// The version.
@@ -120,7 +121,7 @@ fn join(versions: &[Version]) -> String {
 }
 
 impl SubscriptionError {
-    /// Whether nothing more will come. After an error that is not final, the next call goes on.
+    /// Whether the subscription has ended. After an error that is not final, call again.
     pub fn is_final(&self) -> bool {
         !matches!(self, Self::Gap(_) | Self::HoldingTooMany { .. } | Self::Device { is_final: false, .. })
     }

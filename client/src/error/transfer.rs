@@ -1,4 +1,4 @@
-//! Errors that give up one version: their reason for the server, and their error for the user.
+//! Errors that make the client give up one version, with the reason for the server and the error for the user.
 
 use super::SubscriptionError;
 use crate::device_snapshot::chain;
@@ -6,7 +6,7 @@ use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
 use tensor_relay_protocol::{AbortReason, VersionDigest, VersionId};
 use tensor_relay_transport::ingress::ReceiveError;
 
-/// Why one version is given up, internally.
+/// Why one version is given up: the internal form.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransferError {
     #[error(transparent)]
@@ -41,7 +41,7 @@ impl From<SinkError> for TransferError {
 }
 
 impl TransferError {
-    /// The error for missing device memory: no room, or a device in trouble.
+    /// The error for a failed allocation on a device: not enough memory, or a failure of the device.
     pub(crate) fn device_memory(device: &Device, source: AllocError) -> Self {
         let device: Box<str> = device.name().into();
         match source {
@@ -50,7 +50,7 @@ impl TransferError {
         }
     }
 
-    /// The error for a chunk that failed, on its way to `device` if to any.
+    /// The error for a chunk that failed; `device` is its destination, if that is on a device.
     pub(crate) fn chunk(error: ReceiveError, device: Option<&Device>) -> Self {
         match (error, device) {
             (ReceiveError::Sink(source @ (SinkError::Copy(_) | SinkError::Busy { .. })), Some(device)) => {
@@ -60,7 +60,7 @@ impl TransferError {
         }
     }
 
-    /// The error for a stall, while waiting for `device` if for any.
+    /// The error for a stall; `device` is the device that the version waits for, if any.
     pub(crate) fn stalled(timeout_ms: u128, device: Option<&Device>) -> Self {
         match device.map(|device| device.name().into()) {
             Some(device) => Self::DeviceStalled { device, timeout_ms },
@@ -72,8 +72,8 @@ impl TransferError {
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::Copy { source, .. } => match &**source {
-                SinkError::Copy(error) => error.is_final() || is_our_mistake(error),
-                _ => false, // What an earlier copy may still write to is busy. The next version has other memory.
+                SinkError::Copy(error) => error.is_final() || is_invalid(error),
+                _ => false, // `Busy`: an earlier copy may still write. The next version has other memory.
             },
             // A blocked device thread may be free for the next version.
             Self::DeviceRefused { source, .. } => !source.may_pass(),
@@ -85,7 +85,7 @@ impl TransferError {
     /// The reason sent to the server.
     pub(crate) fn abort_reason(&self) -> AbortReason {
         match self {
-            _ if self.is_want_of_memory() => AbortReason::OverBudget,
+            _ if self.is_out_of_memory() => AbortReason::OverBudget,
             Self::Stalled(_) => AbortReason::Stalled,
             Self::Copy { .. } | Self::DeviceRefused { .. } | Self::DeviceStalled { .. } => {
                 AbortReason::DeviceFailed
@@ -101,7 +101,7 @@ impl TransferError {
             Self::DeviceMemory { device, .. } => {
                 SubscriptionError::NoRoomOnDevice { id, device: device.clone(), detail }
             }
-            _ if self.is_want_of_memory() => SubscriptionError::OverBudget { id, detail },
+            _ if self.is_out_of_memory() => SubscriptionError::OverBudget { id, detail },
             Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
             Self::Copy { device, .. }
             | Self::DeviceRefused { device, .. }
@@ -113,7 +113,7 @@ impl TransferError {
         }
     }
 
-    fn is_want_of_memory(&self) -> bool {
+    fn is_out_of_memory(&self) -> bool {
         match self {
             Self::Memory(_) | Self::DeviceMemory { .. } => true,
             Self::Chunk(error) => matches!(**error, ReceiveError::Sink(SinkError::NoMemory(_))),
@@ -123,7 +123,7 @@ impl TransferError {
 }
 
 /// Whether a copy was refused as invalid: the next one would be refused as well.
-fn is_our_mistake(error: &CopyError) -> bool {
+fn is_invalid(error: &CopyError) -> bool {
     matches!(error, CopyError::OutOfBounds { .. } | CopyError::ForeignSlot | CopyError::ForeignMemory)
 }
 
@@ -135,7 +135,7 @@ mod tests {
     use tensor_relay_protocol::{Epoch, Topic, Version};
 
     #[test]
-    fn a_device_in_trouble_is_not_one_without_room() {
+    fn a_failed_device_is_not_a_full_device() {
         let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
         let device = Device::new(engine, Capacity { slots: 1, slot_bytes: 64 }).unwrap();
         let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(1) };
@@ -145,16 +145,19 @@ mod tests {
         for (source, expected) in [(no_answer, false), (CudaError::Stopped { device: name() }, true)] {
             let error = TransferError::device_memory(&device, AllocError::Device { device: name(), source });
             assert_eq!((error.is_final(), error.abort_reason()), (expected, AbortReason::DeviceFailed));
-            let told = error.for_user(&id);
+            let user_error = error.for_user(&id);
             assert!(
-                matches!(told, SubscriptionError::Device { .. }) && told.is_final() == expected,
-                "{told}"
+                matches!(user_error, SubscriptionError::Device { .. }) && user_error.is_final() == expected,
+                "{user_error}"
             );
         }
         let full = AllocError::DeviceFull { device: name(), asked_bytes: 3, free_bytes: 2, total_bytes: 4 };
         let error = TransferError::device_memory(&device, full);
         assert_eq!((error.is_final(), error.abort_reason()), (true, AbortReason::OverBudget));
-        let told = error.for_user(&id);
-        assert!(matches!(told, SubscriptionError::NoRoomOnDevice { .. }) && told.is_final(), "{told}");
+        let user_error = error.for_user(&id);
+        assert!(
+            matches!(user_error, SubscriptionError::NoRoomOnDevice { .. }) && user_error.is_final(),
+            "{user_error}"
+        );
     }
 }

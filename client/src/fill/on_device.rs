@@ -1,4 +1,4 @@
-//! Receiving versions into the user's device memory.
+//! Receives versions into the user's device memory.
 
 use super::{FillCause, FillError, Filled, Received};
 use crate::{
@@ -13,17 +13,17 @@ use std::ops::Range;
 use tensor_relay_device::{Device, DeviceBuffer, HostMemory, Sink, SinkError, Source};
 
 impl Subscription {
-    /// Waits for the next version like [`next_into`](Self::next_into), and receives it right into `buffers` on a device:
-    /// each chunk is copied to its place as soon as it is verified, slot by slot. The buffers are all on one device, which
-    /// need not be the [`Config`](crate::Config::device)'s.
+    /// Waits for the next version like [`next_into`](Self::next_into), and receives it directly into `buffers` on a
+    /// device: each chunk is copied to its place as soon as it is verified, slot by slot. The buffers are all on one
+    /// device, which may differ from the [configured](crate::Config::device) one.
     ///
-    /// All that is said there holds here: **it is not atomic**, and every failure says whether the buffers are torn.
-    /// A copy to a device cannot be called back, so buffers come back when every copy to them has ended; where nobody can
-    /// tell, or none has within 30 seconds, that buffer does not ([`FillError::withheld`]). Where work of the user's own is
-    /// under way on the memory, on a stream of a GPU, say so to its engine before it is given.
+    /// As there, **it is not atomic**, and every error says whether the buffers are torn. A copy to a device cannot be
+    /// cancelled, so a buffer is returned only when every copy to it has ended, and withheld ([`FillError::withheld`])
+    /// if that is unknown or takes more than 30 seconds. If the user's own work on the memory, on a stream of a GPU,
+    /// may not have ended, report it to the GPU's engine before the call.
     ///
     /// # Errors
-    /// As [`next_into`](Self::next_into). An error of the device itself may be one more reason why buffers are torn.
+    /// As [`next_into`](Self::next_into). An error of the device is another cause of torn buffers.
     pub async fn next_into_device(
         &mut self,
         buffers: Buffers<DeviceBuffer>,
@@ -42,16 +42,16 @@ impl Subscription {
 }
 
 impl Snapshot {
-    /// Copies tensors into device memory of the caller's, given by name, from wherever the snapshot is: the way to receive
-    /// into buffers that no failure of the network can tear.
+    /// Copies tensors from host or device memory into the caller's device memory, by name. No failed transfer can tear
+    /// these buffers.
     ///
-    /// All names and sizes are judged first, so that either every tensor is copied or none. Only the device itself can fail
-    /// after that. The bytes pass through the device's slots. When it is cancelled, some are copied.
+    /// All names and sizes are checked first, so that either every tensor is copied or none, unless the device fails
+    /// midway. The bytes pass through the device's slots. If cancelled, it leaves some tensors copied.
     ///
     /// # Errors
-    /// [`FillCause::Buffers`] names the first buffer that does not fit, and nothing was copied.
-    /// [`FillCause::Device`] leaves the content of the buffers unspecified, and a late copy may still land in them: drop
-    /// them, and their memory is used again when that is over.
+    /// [`FillCause::Buffers`] names the first buffer that does not fit, and nothing was copied. [`FillCause::Device`]
+    /// leaves the content of the buffers unspecified, and a late copy may still write to them: drop them; their memory
+    /// is reused when that copy has ended.
     pub async fn copy_into_device(&self, buffers: &Buffers<DeviceBuffer>) -> Result<(), FillCause> {
         let copied = self.copy_to_device(buffers.clone()).await;
         copied.map(drop).map_err(|failed| failed.cause)
@@ -62,10 +62,10 @@ impl Snapshot {
         &self,
         buffers: Buffers<DeviceBuffer>,
     ) -> Result<Buffers<DeviceBuffer>, FillError<DeviceBuffer>> {
-        let fits = match self.judge(&buffers) {
+        let fits = match self.match_buffers(&buffers) {
             Ok(fits) => fits,
             Err(error) => {
-                // With buffers on several devices it is not the version that is at fault.
+                // Buffers on several devices are the caller's mistake, so the version is not refused.
                 let is_unfit = !matches!(error, BufferError::SeveralDevices { .. });
                 let refused = is_unfit.then(|| self.id.clone());
                 return Err(FillError {
@@ -78,7 +78,7 @@ impl Snapshot {
             }
         };
         let (lent, lender) = buffers.lend_on_device();
-        // They fit, so this is nothing only where all of them are empty.
+        // The buffers fit, so `None` means that all of them are empty.
         let copied = match Destination::in_buffers(&self.selection, lent, &HostMemory::new(0)) {
             Some(destination) => self.copy_all(&fits, &destination).await,
             None => Ok(()),
@@ -94,9 +94,9 @@ impl Snapshot {
     }
 
     /// Matches buffers with tensors. The buffers must be on one device.
-    fn judge(&self, buffers: &Buffers<DeviceBuffer>) -> Result<Vec<Fit>, BufferError> {
-        let asked = buffers.iter().map(|(name, buffer)| (name.as_str(), buffer.len_bytes()));
-        let fits = buffers.expected().fit(&self.selection, asked)?;
+    fn match_buffers(&self, buffers: &Buffers<DeviceBuffer>) -> Result<Vec<Fit>, BufferError> {
+        let sized = buffers.iter().map(|(name, buffer)| (name.as_str(), buffer.len_bytes()));
+        let fits = buffers.expected().fit(&self.selection, sized)?;
         check_device(buffers)?;
         Ok(fits)
     }
@@ -126,7 +126,8 @@ impl Snapshot {
         copied.map_err(|source| DeviceError::copy_in(&self.id, device, source))
     }
 
-    /// Reads a piece of a tensor into ordinary memory, so that a wait for one device's slot never holds another's.
+    /// Reads a piece of a tensor into ordinary memory, so that no slot of one device is occupied while waiting for a
+    /// slot of another.
     async fn read_piece(&self, piece: &Piece, from: Option<&dyn Source>) -> Result<Bytes, DeviceError> {
         let range = piece.range.clone();
         match from {
@@ -169,10 +170,10 @@ async fn write_piece(sink: &dyn Sink, piece: Range<u64>, bytes: &[u8]) -> Result
 
 fn check_device(buffers: &Buffers<DeviceBuffer>) -> Result<(), BufferError> {
     let mut all = buffers.iter();
-    let Some((first, of)) = all.next() else { return Ok(()) };
-    match all.find(|(_, buffer)| !buffer.device().is(of.device())) {
+    let Some((first_name, first)) = all.next() else { return Ok(()) };
+    match all.find(|(_, buffer)| !buffer.device().is(first.device())) {
         Some((name, _)) => {
-            Err(BufferError::SeveralDevices { name: name.as_str().into(), other: first.as_str().into() })
+            Err(BufferError::SeveralDevices { name: name.as_str().into(), other: first_name.as_str().into() })
         }
         None => Ok(()),
     }
@@ -184,8 +185,8 @@ mod tests {
 
     fn can_be_spawned(_: impl Future + Send) {}
 
-    /// Compiles only while a user may spawn what waits for a device.
-    #[expect(dead_code, reason = "what it says is said to the compiler")]
+    /// Compiles only if futures that wait for a device can be spawned.
+    #[expect(dead_code, reason = "checked by the compiler alone")]
     fn users_may_spawn(snapshot: &Snapshot, subscription: &mut Subscription, buffers: Buffers<DeviceBuffer>) {
         can_be_spawned(snapshot.to_host());
         can_be_spawned(snapshot.copy_into_device(&buffers));

@@ -39,7 +39,7 @@ pub enum FilesError {
         /// The other one.
         second: FileName,
     },
-    /// Not the one tensor that an array file holds.
+    /// An array file holds exactly one tensor, and the snapshot has fewer or more.
     #[error("an .npy file holds one array, and this snapshot has {0} tensors")]
     NotOneArray(usize),
     /// A tensor that NumPy cannot hold.
@@ -47,11 +47,11 @@ pub enum FilesError {
     Npy {
         /// The tensor.
         name: TensorName,
-        /// Why.
+        /// The reason.
         source: NpyError,
     },
     /// An array whose name could escape the folder where the archive is unpacked.
-    #[error("an archive entry {0:?} is not written: unpacked, it could lead elsewhere")]
+    #[error("an archive entry {0:?} is not written: unpacked, it could escape the folder")]
     EntryName(TensorName),
 }
 
@@ -109,7 +109,7 @@ impl Body {
         Ok(Self::Parts(std::iter::once(head).chain(bodies).collect()))
     }
 
-    /// Writes it to an empty file.
+    /// Writes the content to an empty file.
     pub(crate) fn write(&self, file: &mut File) -> io::Result<()> {
         match self {
             Self::Parts(parts) => parts.iter().try_for_each(|part| part.write_to(file)),
@@ -118,7 +118,7 @@ impl Body {
     }
 }
 
-/// Entries are stored, aligned to nothing and without a time: equal arrays make equal files.
+/// Writes a ZIP archive. Entries have no compression, alignment or time, so that equal arrays make equal files.
 fn write_archive(entries: &[Entry], file: &mut File) -> io::Result<()> {
     let mut archive = ZipWriter::new(file);
     for Entry { name, head, elements } in entries {
@@ -162,29 +162,30 @@ fn array_head(tensor: &Tensor) -> Result<Vec<u8>, FilesError> {
     head.map_err(|source| FilesError::Npy { name: tensor.name.clone(), source })
 }
 
-/// The weights by their index, and the side files. Tensors missing from a selection are left out of the index too.
+/// The files of a folder: weights, divided as the index says, and side files. Unselected tensors are left out of the
+/// index too.
 fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>, SaveError> {
     let refuse = |source| SaveError::Files { id: snapshot.id.clone(), source };
     let (model, mut side_files) = sort(snapshot, form).map_err(|source| refuse(source.into()))?;
     let index_at = find_index(&side_files).map_err(refuse)?;
-    let told = match index_at {
+    let published_index = match index_at {
         Some(at) => parse_index(&side_files[at]).map_err(refuse)?,
         None => WeightIndex::default(),
     };
     let mut weights: BTreeMap<&FileName, Vec<&Tensor>> = BTreeMap::new();
     for tensor in &model {
-        let file = told.file_of(tensor.name.as_str()).unwrap_or(&form.weights);
+        let file = published_index.file_of(tensor.name.as_str()).unwrap_or(&form.weights);
         weights.entry(file).or_default().push(tensor);
     }
     if let Some(at) = index_at {
         let placed = weights
             .iter()
             .flat_map(|(file, tensors)| tensors.iter().map(move |tensor| (tensor, file)));
-        let truth = placed.map(|(tensor, file)| (tensor.name.as_str().into(), (*file).clone()));
-        let truth: WeightIndex = truth.collect();
-        if truth != told {
+        let actual_index = placed.map(|(tensor, file)| (tensor.name.as_str().into(), (*file).clone()));
+        let actual_index: WeightIndex = actual_index.collect();
+        if actual_index != published_index {
             let total_bytes = model.iter().map(|tensor| tensor.byte_len()).sum();
-            side_files[at].1 = truth.to_json(total_bytes).into();
+            side_files[at].1 = actual_index.to_json(total_bytes).into();
         }
     }
     let mut files = vec![];
@@ -199,7 +200,8 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
     Ok(files)
 }
 
-/// The tensors of the model, and the files beside them. Their names differ: those of weights are told by their ending.
+/// The tensors of the model, and the files beside them. Their file names differ: the extension distinguishes weight
+/// files.
 type Sorted<'a> = (Vec<&'a Tensor>, Vec<(FileName, Bytes)>);
 
 fn sort<'a>(snapshot: &'a Snapshot, form: &FileForm) -> Result<Sorted<'a>, FileNameError> {

@@ -25,17 +25,18 @@ const LIST_HEAD: &str =
 /// The longest list that is read: more than 16,000 names of full length.
 const LIST_MAX_BYTES: u64 = 4 << 20;
 
-/// Writes `files` to a temporary folder beside `path`, syncs it and puts it into place. A folder that was there must be
-/// a mirror's; it is exchanged in one step and then deleted.
+/// Writes `files` to a temporary folder beside `path`, syncs it and renames it into place. An existing folder must be a
+/// mirror's; it is exchanged atomically and then deleted.
 pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<(), SaveError> {
     let io_error = |source| SaveError::Io { path: path.into(), source };
     fs::create_dir_all(folder_of(path)).map_err(io_error)?;
     sweep(folder_of(path));
-    let predecessor = predecessor(path)?;
+    let has_predecessor = has_predecessor(path)?;
     let (temporary, _writing) = write_temporary(folder_of(path), files).map_err(io_error)?;
-    // From here on its list decides: this name may soon be the predecessor's.
+    // Not deleted as a whole from here on: this name may soon be the predecessor's, of which only listed files are
+    // deleted.
     let temporary = temporary.keep();
-    let replaced = match predecessor {
+    let replaced = match has_predecessor {
         true => exchange(&temporary, path).map(Some),
         false => fs::rename(&temporary, path).map(|()| None),
     };
@@ -51,8 +52,8 @@ pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<
         .map_err(io_error)
 }
 
-/// Whether a folder at `path` may be replaced. An empty one counts as none: a rename replaces it.
-fn predecessor(path: &Path) -> Result<bool, SaveError> {
+/// Whether a mirror's folder at `path` must be exchanged. An empty folder counts as none, because a rename replaces it.
+fn has_predecessor(path: &Path) -> Result<bool, SaveError> {
     let io_error = |source| SaveError::Io { path: path.into(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -80,7 +81,7 @@ pub(super) fn foreign_entry(folder: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The names in a folder's list; none without a list. Names that no mirror writes are ignored.
+/// The names in a folder's list; none without a list. Names that a mirror never writes are ignored.
 fn read_list(folder: &Path) -> io::Result<BTreeSet<String>> {
     use io::Read;
     let list = match File::open(folder.join(LIST_NAME)) {
@@ -98,7 +99,7 @@ fn read_list(folder: &Path) -> io::Result<BTreeSet<String>> {
 }
 
 /// Writes a folder with its list first, so that leftovers of a killed process are recognised. The list stays locked
-/// while the second value lives.
+/// until the returned file is closed.
 fn write_temporary(parent: &Path, files: &[(FileName, Body)]) -> io::Result<(tempfile::TempDir, File)> {
     let (temporary, mut list) = temporary::claim(|| {
         let permissions = fs::Permissions::from_mode(0o777);
@@ -129,18 +130,18 @@ fn write_temporary(parent: &Path, files: &[(FileName, Body)]) -> io::Result<(tem
 fn exchange(new: &Path, path: &Path) -> io::Result<PathBuf> {
     match renameat_with(CWD, new, CWD, path, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(new.into()),
-        // A file system that cannot: some network file systems, and old kernels.
+        // Some network file systems and old kernels cannot exchange.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => exchange_by_renames(new, path),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The same with two renames, between which the name is missing.
+/// Does the same with two renames, between which `path` is missing.
 fn exchange_by_renames(new: &Path, path: &Path) -> io::Result<PathBuf> {
     let mut aside = OsString::from(new.as_os_str());
     aside.push(".old");
     aside.push(temporary::NAME.1);
-    // It is kept while the step may have to be undone.
+    // Locked, so that no sweep deletes it while the exchange may have to be undone.
     let list = File::options().read(true).write(true).open(list_of(path));
     let _locked = list.inspect(|list| drop(list.try_lock()));
     fs::rename(path, &aside)?;
@@ -163,12 +164,12 @@ fn delete_or_warn(folder: &Path) {
 /// same concurrently.
 pub(super) fn delete(folder: &Path) -> io::Result<()> {
     for name in read_list(folder)?.iter().map(String::as_str).chain([LIST_NAME]) {
-        or_gone(fs::remove_file(folder.join(name)))?;
+        ignore_missing(fs::remove_file(folder.join(name)))?;
     }
-    or_gone(fs::remove_dir(folder))
+    ignore_missing(fs::remove_dir(folder))
 }
 
-fn or_gone(deleted: io::Result<()>) -> io::Result<()> {
+fn ignore_missing(deleted: io::Result<()>) -> io::Result<()> {
     match deleted {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         deleted => deleted,
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_cannot_exchange_is_served_too() {
+    fn a_file_system_without_exchange_works_too() {
         let dir = tempfile::tempdir().unwrap();
         let (old, new) = (dir.path().join("m"), dir.path().join(".tensor-relay.new.part"));
         replace_folder(&old, &files(&["a"])).unwrap();
@@ -203,11 +204,11 @@ mod tests {
         assert!(old.join("b").exists() && aside.join("a").exists() && !new.exists());
         delete(&aside).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        assert!(exchange_by_renames(&new, &old).is_err(), "there is nothing to put into its place");
-        assert!(old.join("b").exists(), "and the old one is back");
+        assert!(exchange_by_renames(&new, &old).is_err(), "there is no new folder");
+        assert!(old.join("b").exists(), "the old folder is back");
     }
 
-    /// A list is a file that anybody can write: it must not make the mirror delete elsewhere.
+    /// Anybody can write a list: it must not make the mirror delete files elsewhere.
     #[test]
     fn a_forged_list_deletes_nothing_elsewhere() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Leftovers of processes that were killed during a save.
+//! Deletes temporary files of processes that were killed during a save.
 
 use super::folder;
 use crate::temporary;
@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-/// The age from which an unlockable leftover is deleted.
+/// The age from which a temporary file is deleted without a lock.
 const AGE: Duration = Duration::from_secs(3_600);
 
-/// Deletes temporary files in `folder` that are no longer being written. Nothing else has such a name, and folders are
-/// deleted by their list. Best effort: failures are left for the next time.
+/// Deletes temporary files in `folder` that are no longer being written. Only temporary files have such names, and of a
+/// folder only listed files are deleted. Failures are ignored.
 pub(crate) fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -21,18 +21,18 @@ pub(crate) fn sweep(folder: &Path) {
         let is_temporary =
             |name: &&str| name.starts_with(temporary::NAME.0) && name.ends_with(temporary::NAME.1);
         if let Some(name) = name.to_str().filter(is_temporary) {
-            let _ = delete_if_left(name, &entry);
+            let _ = delete_if_abandoned(name, &entry);
         }
     }
 }
 
-fn delete_if_left(name: &str, entry: &DirEntry) -> io::Result<()> {
+fn delete_if_abandoned(name: &str, entry: &DirEntry) -> io::Result<()> {
     let (path, metadata) = (entry.path(), entry.metadata()?);
     match metadata.file_type() {
-        kind if kind.is_dir() => delete_folder_if_left(name, &path, &metadata),
+        kind if kind.is_dir() => delete_folder_if_abandoned(name, &path, &metadata),
         kind if kind.is_file() => {
-            let file = to_lock(&path)?;
-            if is_left(name, &file, &metadata) { fs::remove_file(&path) } else { Ok(()) }
+            let file = open_to_lock(&path)?;
+            if is_abandoned(name, &file, &metadata) { fs::remove_file(&path) } else { Ok(()) }
         }
         // Links cannot be locked, and take no space.
         kind if kind.is_symlink() && is_old(&metadata) => fs::remove_file(&path),
@@ -40,29 +40,29 @@ fn delete_if_left(name: &str, entry: &DirEntry) -> io::Result<()> {
     }
 }
 
-/// A folder's list is locked while the folder is written. It has none at its very beginning: who is there then makes
-/// another one.
-fn delete_folder_if_left(name: &str, path: &Path, metadata: &Metadata) -> io::Result<()> {
-    match to_lock(&folder::list_of(path)) {
-        Ok(list) if is_left(name, &list, metadata) && folder::foreign_entry(path)?.is_none() => {
+/// A folder's list is locked while the folder is written. A folder without a list was only just created: if it is
+/// deleted, its writer creates another one.
+fn delete_folder_if_abandoned(name: &str, path: &Path, metadata: &Metadata) -> io::Result<()> {
+    match open_to_lock(&folder::list_of(path)) {
+        Ok(list) if is_abandoned(name, &list, metadata) && folder::foreign_entry(path)?.is_none() => {
             folder::delete(path)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let may_go = temporary::is_of_this_kernel(name) || is_old(metadata);
-            if may_go { fs::remove_dir(path) } else { Ok(()) } // Where it is empty.
+            if may_go { fs::remove_dir(path) } else { Ok(()) } // Only if it is empty.
         }
         list => list.map(drop),
     }
 }
 
-/// Some network file systems let nobody lock what is open for reading alone.
-fn to_lock(path: &Path) -> io::Result<File> {
+/// Opens `path` for locking: some network file systems do not lock files that are open only for reading.
+fn open_to_lock(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).open(path)
 }
 
-/// Whether the writer of what `lock` belongs to is gone: the lock is free on a file system with locks, or it is old. It
-/// stays locked, so that no writer starts.
-fn is_left(name: &str, lock: &File, metadata: &Metadata) -> bool {
+/// Whether the writer of the file or folder with this `lock` has ended: the lock is free on a file system with locks,
+/// or `metadata` is old. The lock stays taken, so that no writer starts.
+fn is_abandoned(name: &str, lock: &File, metadata: &Metadata) -> bool {
     match lock.try_lock() {
         Ok(()) => temporary::is_of_this_kernel(name) || is_old(metadata),
         Err(TryLockError::WouldBlock) => false,

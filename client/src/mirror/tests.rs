@@ -31,7 +31,7 @@ fn snapshot(specs: Vec<(TensorSpec, Vec<u8>)>, metadata: Vec<(String, String)>) 
     }
 }
 
-fn at(mut snapshot: Snapshot, epoch: u64, version: u64) -> Snapshot {
+fn with_id(mut snapshot: Snapshot, epoch: u64, version: u64) -> Snapshot {
     (snapshot.id.epoch, snapshot.id.version) = (Epoch(epoch), Version(version));
     snapshot
 }
@@ -67,7 +67,7 @@ fn model() -> Vec<(TensorSpec, Vec<u8>)> {
     ]
 }
 
-/// Everything below a folder: files with their content, links with their target, folders as nothing.
+/// All files below a folder with their content, and all links with their target.
 fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut found = vec![];
     let mut folders = vec![folder.to_owned()];
@@ -93,7 +93,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_file_is_again_the_file_that_it_was() {
+fn a_file_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let mirror = Mirror::new(dir.path(), None);
     for bytes in [b"old", b"new"] {
@@ -109,7 +109,7 @@ fn a_file_is_again_the_file_that_it_was() {
 }
 
 #[test]
-fn arrays_are_again_arrays() {
+fn arrays_are_restored() {
     let dir = tempfile::tempdir().unwrap();
     let mirror = Mirror::new(dir.path(), None);
     let path = mirror.save(&of_kind(FileKind::Npy, vec![tensor("array", &[1, 2, 3])])).unwrap();
@@ -131,7 +131,7 @@ fn arrays_are_again_arrays() {
 }
 
 #[test]
-fn a_folder_is_again_the_folder_that_it_was() {
+fn a_folder_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let mirror = Mirror::new(dir.path(), None);
     let path = mirror.save(&of_kind(FileKind::Directory, vec![tensor("old", b"o")])).unwrap();
@@ -147,7 +147,7 @@ fn a_folder_is_again_the_folder_that_it_was() {
 }
 
 #[test]
-fn a_part_of_a_folder_has_an_index_that_tells_the_truth() {
+fn the_index_of_a_partial_folder_lists_only_its_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let part = model()
         .into_iter()
@@ -162,7 +162,7 @@ fn a_part_of_a_folder_has_an_index_that_tells_the_truth() {
 }
 
 #[test]
-fn the_newest_versions_stay_and_the_link_leads_to_the_last() {
+fn the_newest_versions_stay_and_the_link_points_to_the_last() {
     let dir = tempfile::tempdir().unwrap();
     let mirror = Mirror::new(dir.path(), Some(2));
     let folder = dir.path().join("a/b");
@@ -170,7 +170,7 @@ fn the_newest_versions_stay_and_the_link_leads_to_the_last() {
     for kind in [FileKind::Safetensors, FileKind::Directory] {
         let tensors = || if kind == FileKind::Directory { model() } else { vec![tensor("x", b"x")] };
         for (epoch, version) in [(9, 8), (9, 9), (9, 10), (3, 1)] {
-            let path = mirror.save(&at(of_kind(kind, tensors()), epoch, version)).unwrap();
+            let path = mirror.save(&with_id(of_kind(kind, tensors()), epoch, version)).unwrap();
             let expected = folder.join(format!("{}{}", name(epoch, version), kind.extension()));
             assert_eq!(path, expected);
             let latest = folder.join(format!("latest{}", kind.extension()));
@@ -190,11 +190,11 @@ fn the_newest_versions_stay_and_the_link_leads_to_the_last() {
             fs::remove_file(folder.join(name(3, 1) + ".safetensors")).unwrap();
         }
     }
-    assert!(!folder.join("latest.safetensors").is_symlink(), "a link that leads nowhere goes");
+    assert!(!folder.join("latest.safetensors").is_symlink(), "a dangling link is deleted");
 }
 
 #[test]
-fn nothing_is_replaced_or_deleted_that_no_mirror_wrote() {
+fn only_a_mirrors_folders_are_replaced_or_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("a/b");
     let mirror = Mirror::new(dir.path(), None);
@@ -213,18 +213,18 @@ fn nothing_is_replaced_or_deleted_that_no_mirror_wrote() {
     assert!(matches!(save(), Err(SaveError::NotOurs { .. })));
 
     let keeping = Mirror::new(dir.path().join("kept"), Some(1));
-    let old = keeping.save(&at(of_kind(FileKind::Directory, model()), 1, 1)).unwrap();
+    let old = keeping.save(&with_id(of_kind(FileKind::Directory, model()), 1, 1)).unwrap();
     fs::write(old.join("notes.txt"), "mine").unwrap();
-    keeping.save(&at(of_kind(FileKind::Directory, model()), 1, 2)).unwrap();
+    keeping.save(&with_id(of_kind(FileKind::Directory, model()), 1, 2)).unwrap();
     assert!(old.join("notes.txt").exists() && old.join("config.json").exists());
     let link = dir.path().join("kept/a/b/latest");
     fs::remove_file(&link).unwrap();
     fs::write(&link, "mine").unwrap();
-    let refused = keeping.save(&at(of_kind(FileKind::Directory, model()), 1, 3)).unwrap_err();
+    let refused = keeping.save(&with_id(of_kind(FileKind::Directory, model()), 1, 3)).unwrap_err();
     assert!(matches!(refused, SaveError::NotOurs { .. }), "{refused}");
 }
 
-/// A server that means harm: every name it can choose, below a folder whose surroundings must stay as they are.
+/// A hostile server tries every name that it can choose. Nothing outside the mirror's folder may change.
 #[test]
 fn hostile_names_lead_nowhere() {
     let dir = tempfile::tempdir().unwrap();
@@ -266,9 +266,10 @@ fn hostile_names_lead_nowhere() {
     assert!(names(dir.path()).is_empty());
 }
 
-/// Goal: what a killed process of this machine left goes with the next save, unless somebody still writes it.
+/// Goal: the next save deletes temporary files of killed processes of this machine, but none that is still being
+/// written.
 #[test]
-fn what_killed_processes_left_goes_at_once() {
+fn files_of_killed_processes_are_deleted_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("a");
     let mirror = Mirror::new(dir.path(), None);
@@ -293,10 +294,10 @@ fn what_killed_processes_left_goes_at_once() {
     assert_eq!(names(&folder), ["b.npy"]);
 }
 
-/// Goal: those who write into one folder at the same time do not delete what the others write.
-/// Method: files and folders, under the same names and under others, by several threads that sweep before each.
+/// Goal: concurrent writers in one folder do not delete each other's files. Method: several threads save files and
+/// folders, under the same and other names, and sweep before each.
 #[test]
-fn many_write_into_one_folder() {
+fn many_threads_write_into_one_folder() {
     let dir = tempfile::tempdir().unwrap();
     let save = |kind, topic: &str, rounds| {
         for _ in 0..rounds {
@@ -318,7 +319,7 @@ fn many_write_into_one_folder() {
 }
 
 #[test]
-fn what_killed_processes_left_goes_after_an_hour() {
+fn files_of_killed_processes_are_deleted_after_an_hour() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("a");
     let mirror = Mirror::new(dir.path(), None);
@@ -351,9 +352,9 @@ fn what_killed_processes_left_goes_after_an_hour() {
     assert_eq!(found, expected);
 }
 
-/// A server chooses names of topics; a link that is there must not let them lead elsewhere.
+/// A server chooses the names of topics, which an existing link must not lead out of the folder.
 #[test]
-fn a_link_on_the_way_is_not_followed() {
+fn a_link_in_the_path_is_not_followed() {
     let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     symlink(elsewhere.path(), dir.path().join("a")).unwrap();
     for keep in [None, Some(2)] {

@@ -20,9 +20,9 @@ const LATEST: &str = "latest";
 
 const KINDS: [FileKind; 4] = [FileKind::Safetensors, FileKind::Directory, FileKind::Npy, FileKind::Npz];
 
-/// A version among others in the folder of its topic.
+/// A version kept beside others in the folder of its topic.
 #[derive(Debug)]
-pub(super) struct Kept<'a> {
+pub(super) struct KeptVersion<'a> {
     pub(super) folder: &'a Path,
     pub(super) kind: FileKind,
     pub(super) id: &'a VersionId,
@@ -38,7 +38,7 @@ struct Found {
     modified: SystemTime,
 }
 
-impl Kept<'_> {
+impl KeptVersion<'_> {
     /// Its path. Names sort like versions.
     pub(super) fn path(&self) -> PathBuf {
         self.folder.join(self.name())
@@ -48,7 +48,7 @@ impl Kept<'_> {
         format!("{:020}-{}{}", self.id.version.0, self.id.epoch, self.kind.extension())
     }
 
-    /// Points the link here, in one step.
+    /// Points the `latest` link to this version, atomically.
     pub(super) fn link_latest(&self) -> Result<(), SaveError> {
         let link = with_extension(&self.folder.join(LATEST), self.kind.extension());
         if fs::symlink_metadata(&link).is_ok_and(|found| !found.is_symlink()) {
@@ -73,8 +73,8 @@ impl Kept<'_> {
         }
     }
 
-    /// The versions to delete. Within this epoch a higher number is newer; versions of other epochs are older, by
-    /// modification time.
+    /// The versions to delete. Within this epoch a higher number is newer; versions of other epochs count as older, in
+    /// the order of modification times.
     fn superseded(&self, keep: u32) -> Vec<Found> {
         let entries = fs::read_dir(self.folder).into_iter().flatten().flatten();
         let mut found: Vec<Found> = entries.filter_map(|entry| Found::of(&entry)).collect();
@@ -126,7 +126,7 @@ impl Found {
     }
 }
 
-/// Reads what [`Kept::name`] wrote, and nothing else.
+/// Parses a name made by [`KeptVersion::name`]; `None` for any other name.
 fn parse(name: &str) -> Option<(Version, Epoch, FileKind)> {
     FileName::new(name).ok()?;
     let (stem, kind) = match name.split_once('.') {

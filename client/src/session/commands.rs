@@ -39,13 +39,13 @@ impl Session {
             Command::Probe(bytes, reply) if self.is_connected => {
                 self.outbox.extend(self.probing.begin(bytes, reply));
             }
-            Command::Probe(..) => {} // Its user hears why there is no connection.
+            Command::Probe(..) => {} // Its caller gets the reason why there is no connection.
             Command::Close => self.close(),
         }
         None
     }
 
-    /// Unsubscribes readers that will not come back; the session ends when that is sent.
+    /// Unsubscribes the readers that do not keep their places; the session ends when these messages are sent.
     fn close(&mut self) {
         let leaving = self.receptions.iter().filter(|(_, reception)| !reception.keeps_place());
         self.outbox.extend(

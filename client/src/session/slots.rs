@@ -8,8 +8,8 @@ const DECODING_MAX: usize = 16;
 /// The additional chunks received while others are decoded, so that no processor waits for bytes.
 const SLOTS_SPARE: usize = 4;
 
-/// The number of slots: as many as there is credit for, but not many more than decoding processors, however many lanes
-/// there are. A chunk without a slot waits within the lanes' unread limit.
+/// The number of slots: one for each chunk of credit on all lanes, but not many more than processors for decoding, and
+/// at least the credit of one lane. A chunk without a slot waits within the lanes' unread limit.
 pub(super) fn count(credit: u32, lanes: u32, processors: usize) -> usize {
     let wanted = credit.saturating_mul(lanes).clamp(1, Credit::MAX) as usize;
     wanted.min((credit as usize).max(processors.min(DECODING_MAX) + SLOTS_SPARE))

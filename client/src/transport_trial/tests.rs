@@ -2,19 +2,19 @@ use super::*;
 use LaneKind::{Quic, Tcp};
 use proptest::prelude::*;
 
-/// The interval of samples.
+/// The interval between samples.
 const TICK: Duration = Duration::from_millis(100);
 
 /// The decisions of a session on a simulated path.
 #[derive(Debug)]
 struct Run {
-    /// The transports in turn, with the seconds at which it moved to them.
+    /// The transports in turn, each with the second at which the session changed to it.
     moves: Vec<(u64, LaneKind)>,
     bytes: u64,
 }
 
-/// A session of `seconds` that receives one large version after another, over a path that carries `rate(transport, second)`
-/// bytes per second; 0: the transport does not reach the server.
+/// A session of `seconds` that receives one large version after another, over a path that carries `rate(transport,
+/// second)` bytes per second; 0: the transport does not reach the server.
 fn run(first: LaneKind, seconds: u64, rate: impl Fn(LaneKind, u64) -> u64) -> Run {
     let mut trial = TransportTrial::new(first);
     let mut run = Run { moves: vec![(0, first)], bytes: 0 };
@@ -38,9 +38,9 @@ fn run(first: LaneKind, seconds: u64, rate: impl Fn(LaneKind, u64) -> u64) -> Ru
 }
 
 #[test]
-fn it_settles_on_what_carries_more() {
+fn the_faster_transport_is_chosen() {
     let mbit = |mbit: u64| mbit * 1_000_000 / 8;
-    // A path, what the race takes on it, what QUIC and TCP carry, and what the session ends with.
+    // A path, the transport that the race chooses, the rates of QUIC and TCP, and the session's last transport.
     let paths = [
         ("MTU 1500, two cores, 0.1 ms", Tcp, (3_000, 9_000), Tcp),
         ("MTU 9000, 64 cores, 0.1 ms", Tcp, (9_000, 25_000), Tcp),
@@ -74,14 +74,14 @@ fn a_path_that_turns_lossy_moves_the_session() {
 }
 
 #[test]
-fn a_path_that_is_away_for_a_while_moves_nothing() {
-    // Away from within one measurement until within another.
+fn an_interrupted_path_moves_nothing() {
+    // The interruption begins within one measurement and ends within another.
     let moves = run(Tcp, 18, |_, second| if (8..11).contains(&second) { 0 } else { 1_000_000_000 }).moves;
     assert_eq!(moves, [(0, Tcp)]);
 }
 
 #[test]
-fn a_neighbour_on_the_link_costs_one_trial() {
+fn other_traffic_on_the_link_costs_one_trial() {
     let rate = |_, second| if second < 8 { 1_000_000_000 } else { 400_000_000 };
     let moves = run(Tcp, 60, rate).moves;
     assert!(matches!(moves[..], [(0, Tcp), (8..=12, Quic), (_, Tcp)]), "{moves:?}");
@@ -98,7 +98,7 @@ fn between_large_versions_nothing_is_measured() {
 }
 
 #[test]
-fn while_lanes_are_sought_nothing_else_is_tried() {
+fn no_transport_is_tried_before_the_lanes_settle() {
     let mut trial = TransportTrial::new(Quic);
     let begun = Instant::now();
     for tick in 0..10_000u32 {
@@ -108,8 +108,8 @@ fn while_lanes_are_sought_nothing_else_is_tried() {
 }
 
 proptest! {
-    /// Whatever the two carry: within ten minutes the trials cost less than a tenth of what the faster one alone would have
-    /// carried, and the session ends with one that is nearly as fast.
+    /// At any two rates: within ten minutes the trials cost less than a tenth of the bytes that the faster transport
+    /// alone would have carried, and the session's last transport is nearly as fast as the faster one.
     #[test]
     fn trials_cost_little(is_long: bool, quic in 1_000_000u64..1_000_000_000, tcp in 1_000_000u64..1_000_000_000) {
         let rate = |kind, _| if kind == Quic { quic } else { tcp };

@@ -137,9 +137,9 @@ impl Folder {
         parse: impl Fn(&str) -> Option<T>,
     ) -> Result<Vec<T>, AccessStoreError> {
         let lines = text.lines().enumerate().map(|(index, line)| (index, line.trim_matches(' ')));
-        let said = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let content = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         // The error does not quote the line, which may be a secret.
-        let parsed = said.map(|(index, line)| {
+        let parsed = content.map(|(index, line)| {
             parse(line).ok_or_else(|| self.wrong(file, &format!("line {} is not understood", index + 1)))
         });
         parsed.collect()

@@ -55,7 +55,7 @@ pub(super) async fn follow_files(
             Err(_) => {
                 let late =
                     format!("they were not read within {} s: does the file system hang?", LOOK_MAX.as_secs());
-                tell(&problem, Some(late));
+                report(&problem, Some(late));
                 tokio::select! {
                     () = sender.closed() => return,
                     looked = looking => looked,
@@ -65,7 +65,7 @@ pub(super) async fn follow_files(
         let Reading { rules, revoked, noted } = match looked {
             Ok(looked) => looked,
             Err(error) if error.is_panic() => {
-                tell(
+                report(
                     &problem,
                     Some("reading them failed because of a bug in this program: please report it".into()),
                 );
@@ -75,26 +75,26 @@ pub(super) async fn follow_files(
         };
         match rules {
             Ok((rules, read)) => {
-                tell(&problem, None);
+                report(&problem, None);
                 replace(&sender, rules);
                 texts = read;
             }
             Err(error) => {
-                tell(&problem, Some(error.to_string()));
+                report(&problem, Some(error.to_string()));
                 // An error in another file must not keep a revoked ticket valid.
                 let known = sender.borrow().as_ref().clone();
                 replace(&sender, Rules { revoked: revoked.into_iter().collect(), ..known });
             }
         }
         match noted {
-            Err(error) => unwritten.tell(&error, "The times at which tickets were used cannot be saved."),
+            Err(error) => unwritten.report(&error, "The times at which tickets were used cannot be saved."),
             Ok(()) => written = used.unwrap_or(written),
         }
     }
 }
 
 /// Stores the current problem with the files, and logs it when it changes.
-fn tell(problem: &Mutex<Option<String>>, now: Option<String>) {
+fn report(problem: &Mutex<Option<String>>, now: Option<String>) {
     let mut known = problem.lock().unwrap_or_else(PoisonError::into_inner);
     match &now {
         Some(error) if now != *known => {
@@ -125,7 +125,7 @@ fn replace(sender: &watch::Sender<Arc<Rules>>, mut rules: Rules) {
 struct LastError(String);
 
 impl LastError {
-    fn tell(&mut self, error: &AccessStoreError, what: &str) {
+    fn report(&mut self, error: &AccessStoreError, what: &str) {
         let error = error.to_string();
         if error != self.0 {
             tracing::warn!(%error, "{what}");

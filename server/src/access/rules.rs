@@ -193,7 +193,7 @@ mod tests {
         })
     });
 
-    /// The certificate of the trusted client (5), or of the other.
+    /// The certificate of the trusted client (5) or of the other client (6).
     fn shown(which: usize) -> ClientCertificate {
         SHOWN[which - 5].clone()
     }
@@ -209,7 +209,7 @@ mod tests {
 
     /// Valid and invalid credentials of every kind, with the result of each.
     #[test]
-    fn who_is_let_in() {
+    fn which_credentials_are_admitted() {
         let good = || token(&secret(1, 1), Some(100));
         let with = |token| Credentials { token, certificate: None };
         let revoked = Rules { revoked: [TicketId([9; 8])].into(), ..rules() };
@@ -269,23 +269,23 @@ mod tests {
                 .parse::<Ticket>()
                 .unwrap()
         };
-        let who = |rules: &Rules, ticket: &Ticket| {
+        let admit = |rules: &Rules, ticket: &Ticket| {
             rules.admit(&Credentials { token: ticket.token().cloned(), certificate: None }, 0)
         };
         let first = rules.own_ticket(bare("/policy"));
         assert_eq!(first, rules.own_ticket(bare("/policy")));
         let (policy, other) = (Topic::new("policy").unwrap(), Topic::new("other").unwrap());
-        let narrow = who(&rules, &first).unwrap();
-        let wide = who(&rules, &rules.own_ticket(bare(""))).unwrap();
+        let narrow = admit(&rules, &first).unwrap();
+        let wide = admit(&rules, &rules.own_ticket(bare(""))).unwrap();
         assert!(narrow.may(Verb::Subscribe, &policy) && !narrow.may(Verb::List, &other));
         assert!(wide.may(Verb::Subscribe, &other) && !wide.may(Verb::Publish, &other));
         rules.revoked.insert(narrow.ticket().unwrap());
-        assert!(who(&rules, &first).is_err() && who(&rules, &rules.own_ticket(bare("/policy"))).is_ok());
+        assert!(admit(&rules, &first).is_err() && admit(&rules, &rules.own_ticket(bare("/policy"))).is_ok());
         assert_eq!(Rules::open().own_ticket(bare("/policy")), bare("/policy"));
     }
 
     #[test]
-    fn each_may_do_what_it_was_granted() {
+    fn principals_have_only_their_grants() {
         let topic = |name: &str| Topic::new(name).unwrap();
         let by_ticket = rules()
             .admit(&Credentials { token: token(&secret(1, 1), None), certificate: None }, 0)

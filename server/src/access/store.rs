@@ -191,10 +191,10 @@ impl AccessStore {
     /// [`AccessStoreError`] when that cannot be written.
     pub fn distrust(&self, name: &str) -> Result<bool, AccessStoreError> {
         let keys = self.rules()?.keys.into_iter();
-        let mut meant = keys.filter(|(key, known)| key.to_string() == name || known == name);
-        let Some((key, _)) = meant.next() else { return Ok(false) };
+        let mut matching = keys.filter(|(key, known)| key.to_string() == name || known == name);
+        let Some((key, _)) = matching.next() else { return Ok(false) };
         self.change_key(key, format!("revoked {key}"))?;
-        meant.try_for_each(|(key, _)| self.change_key(key, format!("revoked {key}")))?;
+        matching.try_for_each(|(key, _)| self.change_key(key, format!("revoked {key}")))?;
         Ok(true)
     }
 

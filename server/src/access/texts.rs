@@ -75,8 +75,8 @@ impl Texts {
             }
         }
         let pem = self.of("ca.pem");
-        let says_nothing = pem.lines().all(|line| line.trim().is_empty() || line.starts_with('#'));
-        let authorities = match says_nothing {
+        let is_blank = pem.lines().all(|line| line.trim().is_empty() || line.starts_with('#'));
+        let authorities = match is_blank {
             true => ClientAuthorities::default(),
             false => ClientAuthorities::from_pem(pem).map_err(|why| folder.wrong("ca.pem", &why))?,
         };

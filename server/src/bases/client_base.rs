@@ -24,24 +24,27 @@ pub(crate) struct DeltaBase {
     key: Key,
     retained: Weak<Retained>,
     bases: Arc<Bases>,
-    worth: Arc<Mutex<DeltaTrial>>,
+    delta_trial: Arc<Mutex<DeltaTrial>>,
 }
 
 impl DeltaBase {
-    fn new(hold: &Hold, worth: &Arc<Mutex<DeltaTrial>>) -> Self {
+    fn new(hold: &Hold, delta_trial: &Arc<Mutex<DeltaTrial>>) -> Self {
         let Hold { key, retained, bases, .. } = hold;
         Self {
             version: key.version,
             key: *key,
             retained: Weak::clone(retained),
             bases: Arc::clone(bases),
-            worth: Arc::clone(worth),
+            delta_trial: Arc::clone(delta_trial),
         }
     }
 
     /// Records that a chunk of `bytes` was compared with it, and whether it is sent as a delta.
     pub(crate) fn note(&self, bytes: u64, is_delta: bool) {
-        self.worth.lock().unwrap_or_else(PoisonError::into_inner).note(bytes, is_delta);
+        self.delta_trial
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .note(bytes, is_delta);
     }
 
     /// The version, while it is retained or cached. After that it must not be read, even if it is still in memory: its
@@ -73,7 +76,7 @@ impl ClientBase {
         let is_like_it = epoch == retained.id.epoch
             && version < retained.id.version
             && base.retained.upgrade().is_some_and(|base| digest(&base) == digest(retained));
-        is_like_it.then(|| DeltaBase::new(base, topic.worth()))
+        is_like_it.then(|| DeltaBase::new(base, topic.delta_trial()))
     }
 
     /// Handles the client's `Committed` of the current version, and whether it keeps a copy.

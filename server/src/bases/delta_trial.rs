@@ -41,7 +41,7 @@ impl DeltaTrial {
         self.delta_bytes = self.delta_bytes.saturating_add(if is_delta { bytes } else { 0 });
     }
 
-    /// Whether the next version may be a base. Call once for each.
+    /// Whether the next version may be a base. Call once for each version.
     pub(crate) fn next(&mut self) -> bool {
         let tried = std::mem::take(&mut self.tried_bytes);
         let deltas = std::mem::take(&mut self.delta_bytes);
@@ -73,11 +73,11 @@ mod tests {
     use proptest::prelude::*;
 
     /// The decisions for `versions` in a row, each compared with the previous one if that may be a base.
-    fn run(worth: &mut DeltaTrial, versions: u32, is_delta: bool) -> Vec<bool> {
+    fn run(trial: &mut DeltaTrial, versions: u32, is_delta: bool) -> Vec<bool> {
         let publish = |_| {
-            let may_be = worth.next();
+            let may_be = trial.next();
             if may_be {
-                worth.note(100, is_delta);
+                trial.note(100, is_delta);
             }
             may_be
         };
@@ -86,8 +86,8 @@ mod tests {
 
     #[test]
     fn versions_without_common_bytes_pause_longer_each_time() {
-        let mut worth = DeltaTrial::default();
-        let decisions = run(&mut worth, 1200, false);
+        let mut trial = DeltaTrial::default();
+        let decisions = run(&mut trial, 1200, false);
         let pauses = decisions.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
         assert_eq!(pauses.take(8).collect::<Vec<_>>(), [8, 16, 32, 64, 128, 256, 256, 256]);
         let tries = decisions.split(|may_be| !*may_be).map(<[bool]>::len).filter(|len| *len > 0);
@@ -97,11 +97,11 @@ mod tests {
     #[test]
     fn a_little_in_common_is_enough() {
         for (whole_bytes, is_enough) in [(15, true), (16, false)] {
-            let mut worth = DeltaTrial::default();
+            let mut trial = DeltaTrial::default();
             let publish = |_| {
-                let may_be = worth.next();
-                worth.note(1, true);
-                worth.note(whole_bytes, false);
+                let may_be = trial.next();
+                trial.note(1, true);
+                trial.note(whole_bytes, false);
                 may_be
             };
             assert_eq!((0..100).all(publish), is_enough);
@@ -110,10 +110,10 @@ mod tests {
 
     #[test]
     fn a_successful_trial_resets_the_pause() {
-        let mut worth = DeltaTrial::default();
-        run(&mut worth, 200, false);
-        run(&mut worth, 200, true);
-        let decisions = run(&mut worth, 40, false);
+        let mut trial = DeltaTrial::default();
+        run(&mut trial, 200, false);
+        run(&mut trial, 200, true);
+        let decisions = run(&mut trial, 40, false);
         let pauses = decisions.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
         assert_eq!(pauses.take(2).collect::<Vec<_>>(), [8, 16]);
     }
@@ -123,16 +123,16 @@ mod tests {
         /// bases.
         #[test]
         fn a_topic_that_changes_little_is_detected(before in prop::collection::vec((0u64..200, any::<bool>(), any::<bool>()), 0..200)) {
-            let mut worth = DeltaTrial::default();
+            let mut trial = DeltaTrial::default();
             for (bytes, is_delta, is_published) in before {
-                worth.note(bytes, is_delta);
+                trial.note(bytes, is_delta);
                 if is_published {
-                    worth.next();
+                    trial.next();
                 }
             }
-            worth.next(); // Ends the history.
-            run(&mut worth, PAUSE_MAX, true);
-            prop_assert!(run(&mut worth, 100, true).iter().all(|may_be| *may_be));
+            trial.next(); // Ends the history.
+            run(&mut trial, PAUSE_MAX, true);
+            prop_assert!(run(&mut trial, 100, true).iter().all(|may_be| *may_be));
         }
     }
 }

@@ -28,7 +28,7 @@ pub enum FileError {
     /// Not a regular file: a pipe, a device or a folder.
     #[error("{} is not a regular file: serve a model from a file that can be read by position", path.display())]
     NotAFile {
-        /// The given text.
+        /// The path.
         path: PathBuf,
     },
     /// A link in a folder to something outside of it.
@@ -211,7 +211,7 @@ pub enum FileError {
     Stage {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: Box<StageError>,
     },
 }

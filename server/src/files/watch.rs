@@ -28,7 +28,7 @@ use std::{
 pub struct FileWatch {
     path: PathBuf,
     rules: FolderRules,
-    settling: ChangeDetector<Stamps>,
+    detector: ChangeDetector<Stamps>,
 }
 
 /// The result of a poll.
@@ -51,29 +51,29 @@ pub(super) type Stamps = BTreeMap<PathBuf, Stamp>;
 impl FileWatch {
     /// Watches the files at `path` for changes: of a folder, those served by `rules`.
     pub fn new(path: &Path, rules: FolderRules) -> Self {
-        let mut watch = Self { path: path.into(), rules, settling: ChangeDetector::new(None) };
-        watch.settling = ChangeDetector::new(watch.see());
+        let mut watch = Self { path: path.into(), rules, detector: ChangeDetector::new(None) };
+        watch.detector = ChangeDetector::new(watch.see());
         watch
     }
 
     /// Forgets the known state, so that the current files count as new: after a failed publish.
     pub fn forget(&mut self) {
-        self.settling.forget();
+        self.detector.forget();
     }
 
     /// Records the files opened for publishing: they may have been replaced since the poll.
     pub fn handle_opened(&mut self, files: &TensorFiles) {
-        self.settling.handle_opened(files.stamps());
+        self.detector.handle_opened(files.stamps());
     }
 
     /// The number of generations seen but not published, beyond the reported ones.
     pub fn missed(&self) -> u64 {
-        self.settling.missed
+        self.detector.missed
     }
 
     /// Subtracts `missed` generations, which the metadata of the newest version reports.
     pub fn told(&mut self, missed: u64) {
-        self.settling.missed -= missed.min(self.settling.missed);
+        self.detector.missed -= missed.min(self.detector.missed);
     }
 
     /// The watched path.
@@ -84,13 +84,13 @@ impl FileWatch {
     /// Polls once. Blocks on the file system.
     pub fn look(&mut self) -> Observation {
         let seen = self.see();
-        self.settling.handle_seen(seen)
+        self.detector.handle_seen(seen)
     }
 
     /// Polls during a publish: counts changes, which a later [`look`](Self::look) reports.
     pub fn glance(&mut self) {
         let seen = self.see();
-        self.settling.handle_glance(seen);
+        self.detector.handle_glance(seen);
     }
 
     /// The stamps of the servable files, if there are any: a folder must have all files of its index.
@@ -104,7 +104,7 @@ impl FileWatch {
         let stamps = listing.stamps.iter();
         let stamps = stamps.map(|(name, stamp)| (self.path.join(name), stamp.clone())).collect();
         let is_complete =
-            self.settling.is_known(&stamps) || has_all_shards(&folder, &listing).unwrap_or(false);
+            self.detector.is_known(&stamps) || has_all_shards(&folder, &listing).unwrap_or(false);
         is_complete.then_some(stamps)
     }
 }
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn new_content_must_be_stable_for_two_polls() {
-        let mut settling = ChangeDetector::new(Some(1));
+        let mut detector = ChangeDetector::new(Some(1));
         let looks = [
             (Some(1), Observation::Same),
             (Some(2), Observation::Settling),
@@ -229,9 +229,9 @@ mod tests {
             (Some(4), Observation::Same),
         ];
         for (step, (seen, expected)) in looks.into_iter().enumerate() {
-            assert_eq!(settling.handle_seen(seen), expected, "{step}");
+            assert_eq!(detector.handle_seen(seen), expected, "{step}");
         }
-        assert_eq!(settling.missed, 2, "2 and 5 were never reported as ready");
+        assert_eq!(detector.missed, 2, "2 and 5 were never reported as ready");
     }
 
     /// Replaces the file at `path`. A hard link to the old file keeps its inode number in use.
@@ -262,18 +262,18 @@ mod tests {
             watch.look();
         }
         assert_eq!((watch.look(), watch.missed()), (Observation::Changed, 0));
-        // While that is published, two appear and are replaced, and one stays.
+        // While that is published, two generations appear and are replaced, and a third stays.
         for number in 4..7 {
             replace(&path, number);
             watch.glance();
         }
         assert_eq!((watch.missed(), watch.look(), watch.missed()), (2, Observation::Changed, 2));
         watch.told(2);
-        // One that appears before the last was opened.
+        // One generation appears before the files are opened.
         replace(&path, 7);
         open(&mut watch);
         assert_eq!((watch.look(), watch.missed()), (Observation::Same, 1));
-        // One that could not be published.
+        // One generation could not be published.
         replace(&path, 8);
         assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Changed]);
         watch.forget();

@@ -38,12 +38,12 @@ pub(super) enum ChannelError {
     Io(#[from] io::Error),
     #[error(transparent)]
     Message(#[from] MessageError),
-    #[error("the peer closed the connection in the middle of a message")]
+    #[error("the peer closed the connection within a message")]
     Cut,
     #[error("the peer did not finish a message within {} s", PROMPT.as_secs())]
     Slow,
     #[error("the peer read no message within {} s", PROMPT.as_secs())]
-    Deaf,
+    Unread,
     #[error("the peer sent more descriptors than messages that need one")]
     StrayDescriptors,
     #[error(
@@ -159,7 +159,7 @@ impl FrameWriter {
             let written = self
                 .stream
                 .async_io(Interest::WRITABLE, || send(&self.stream, rest, descriptor));
-            let bytes = timeout(PROMPT, written).await.map_err(|_| ChannelError::Deaf)??;
+            let bytes = timeout(PROMPT, written).await.map_err(|_| ChannelError::Unread)??;
             rest = &rest[bytes..];
             descriptor = None; // It was sent with the first byte.
         }
@@ -253,7 +253,7 @@ mod tests {
 
     #[tokio::test]
     async fn messages_come_whole_and_in_order() {
-        let (mut reader, _speaker, far) = pair();
+        let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         let (one, two) = (frame(1), frame(u64::MAX));
         let bytes = [&one[..], &two[..], &one[..3]].concat();
@@ -269,7 +269,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_close_between_messages_is_none() {
-        let (mut reader, _speaker, far) = pair();
+        let (mut reader, _writer, far) = pair();
         drop(far);
         assert!(reader.next().await.unwrap().is_none());
     }
@@ -278,8 +278,8 @@ mod tests {
     /// socket, as after a fork.
     #[tokio::test]
     async fn a_connection_ends_for_children_too() {
-        let (mut reader, _speaker, far) = pair();
-        let (_far_hearer, far) = split(far);
+        let (mut reader, _writer, far) = pair();
+        let (_far_reader, far) = split(far);
         let ends = far.ends();
         let _of_a_child = ends.as_fd().try_clone_to_owned().unwrap();
         drop((far, ends));
@@ -290,7 +290,7 @@ mod tests {
     #[tokio::test]
     async fn an_incomplete_message_times_out() {
         tokio::time::pause();
-        let (mut reader, _speaker, far) = pair();
+        let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         far.write(&frame(1)[..5], None).await.unwrap();
         assert!(matches!(reader.next().await, Err(ChannelError::Slow)));
@@ -298,7 +298,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_impossible_length_is_refused_at_once() {
-        let (mut reader, _speaker, far) = pair();
+        let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         far.write(&u32::MAX.to_le_bytes(), None).await.unwrap();
         assert!(matches!(reader.next().await, Err(ChannelError::Message(MessageError::TooLarge { .. }))));
@@ -306,7 +306,7 @@ mod tests {
 
     #[tokio::test]
     async fn descriptors_come_with_their_messages() {
-        let (mut reader, _speaker, far) = pair();
+        let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         let file = some_file();
         far.write(&frame(1), None).await.unwrap();
@@ -319,7 +319,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_descriptor_is_not_kept_for_a_later_message() {
-        let (mut reader, _speaker, far) = pair();
+        let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         far.write(&frame(1), Some(some_file().as_fd())).await.unwrap();
         far.write(&frame(2), None).await.unwrap();
@@ -329,7 +329,7 @@ mod tests {
 
     #[tokio::test]
     async fn too_many_descriptors_end_it() {
-        let (mut reader, _speaker, far) = pair();
+        let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         let file = some_file();
         let flood = async move {

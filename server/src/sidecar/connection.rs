@@ -3,7 +3,7 @@
 use super::{
     Peer, Published,
     channel::{ChannelError, FrameReader, FrameWriter, PROMPT, split},
-    draft::{Draft, Ready, Refused, taken},
+    draft::{Draft, Ready, Refused, accepted_kinds},
     quota::Share,
     topics::Topics,
 };
@@ -99,15 +99,15 @@ async fn converse(
     };
     let mut writing = std::pin::pin!(write_messages(&writer, unsent));
     // The first to end cancels the others.
-    let theirs = ReclaimOnDrop(Arc::clone(&versions));
+    let reclaim = ReclaimOnDrop(Arc::clone(&versions));
     let ended = tokio::select! {
         ended = read_messages(&mut reader, (&context, share), &versions, &todo, &farewell) => ended,
         written = &mut writing => return written,
         () = worker.work(tasks) => Ok(()),
     };
-    drop(theirs); // First, since the producer's memory may be gone already.
+    drop(reclaim); // First, since the producer's memory may be gone already.
     if let Err(error) = &ended {
-        // Queued after the current message, not in the middle of it.
+        // Queued after the current message, not within it.
         let close = ServerMessage::Close { text: text_that_fits(error.to_string()) };
         let last = async { tokio::join!(farewell.send(close), writing) };
         let _ = tokio::time::timeout(PROMPT, last).await; // The producer may not read it.
@@ -143,7 +143,7 @@ async fn handshake(
     if revision < revision_min || revision < *REVISIONS.start() {
         return Err(out_of_turn("a Hello of unsupported revisions: update the older of the two programs"));
     }
-    let (agent, memories) = (context.agent.clone(), taken(context.device.as_ref()).to_vec());
+    let (agent, memories) = (context.agent.clone(), accepted_kinds(context.device.as_ref()).to_vec());
     let welcome = Welcome { revision, agent, chunk_bytes: context.staging.chunk_bytes, memories };
     writer.write(&encode_server(ServerMessage::Welcome(welcome)), None).await?;
     Ok(true)
@@ -178,8 +178,8 @@ async fn read_messages(
             ProducerMessage::Lend(lend) => {
                 let descriptor =
                     lend.memory.kind().has_descriptor().then(|| reader.take_descriptor()).flatten();
-                let taken = taken(context.device.as_ref());
-                draft.handle_lend(lend, descriptor, taken, context.staging.limits.tensors);
+                let accepted_kinds = accepted_kinds(context.device.as_ref());
+                draft.handle_lend(lend, descriptor, accepted_kinds, context.staging.limits.tensors);
                 continue;
             }
             ProducerMessage::Publish(publish) => {
@@ -376,19 +376,19 @@ async fn follow(
     };
     let mut all_returned = std::pin::pin!(all_returned);
     let mut commits = publication.commits();
-    let mut told = Progress { publication: id, committed: 0, is_over: false, is_released: false };
-    while !told.is_released {
-        let is_over = told.is_over;
+    let mut progress = Progress { publication: id, committed: 0, is_over: false, is_released: false };
+    while !progress.is_released {
+        let is_over = progress.is_over;
         tokio::select! {
-            changed = commits.changed(), if !is_over => told.is_over = changed.is_err(),
-            () = &mut all_returned => told.is_released = true,
+            changed = commits.changed(), if !is_over => progress.is_over = changed.is_err(),
+            () = &mut all_returned => progress.is_released = true,
         }
-        told.committed = *commits.borrow_and_update();
-        told.is_over |= told.is_released;
-        if told.is_released {
+        progress.committed = *commits.borrow_and_update();
+        progress.is_over |= progress.is_released;
+        if progress.is_released {
             lock(&versions).remove(&id);
         }
-        if outgoing.send(ServerMessage::Progress(told)).await.is_err() {
+        if outgoing.send(ServerMessage::Progress(progress)).await.is_err() {
             return;
         }
     }

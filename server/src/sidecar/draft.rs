@@ -15,7 +15,7 @@ use tensor_relay_transport::egress::Payload;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The kinds of memory that a server accepts; `device` is the one that it serves from.
-pub(super) fn taken(device: Option<&Device>) -> &'static [MemoryKind] {
+pub(super) fn accepted_kinds(device: Option<&Device>) -> &'static [MemoryKind] {
     match device {
         Some(device) if device.is_shareable() => MemoryKind::ALL,
         _ => &[MemoryKind::Memfd],
@@ -93,12 +93,12 @@ impl Draft {
         }
     }
 
-    /// Handles lent memory, of a kind in `taken` and with its descriptor. Allows at most `parts_max` parts.
+    /// Handles lent memory, of a kind in `accepted_kinds` and with its descriptor. Allows at most `parts_max` parts.
     pub(super) fn handle_lend(
         &mut self,
         lend: Lend,
         descriptor: Option<OwnedFd>,
-        taken: &[MemoryKind],
+        accepted_kinds: &[MemoryKind],
         parts_max: usize,
     ) {
         if self.wrong.is_some() {
@@ -106,7 +106,7 @@ impl Draft {
         }
         let Lend { range, memory } = lend;
         match (memory, descriptor) {
-            (other, _) if !taken.contains(&other.kind()) => self.refuse(
+            (other, _) if !accepted_kinds.contains(&other.kind()) => self.refuse(
                 Refusal::UnsupportedMemory,
                 format!(
                     "this server accepts no memory of the kind {}, since it does not serve from a GPU",

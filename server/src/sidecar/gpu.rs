@@ -95,15 +95,15 @@ impl Producer {
         let parts: Parts = Arc::new(parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?);
         let mut why_not = vec![];
         for &kind in kinds {
-            let way = match self.way(kind, device, &manifest, &parts).await {
-                Ok(way) => way,
+            let route = match self.route(kind, device, &manifest, &parts).await {
+                Ok(route) => route,
                 Err(why) => {
                     why_not.push(why);
                     continue;
                 }
             };
-            let way = MemoryRoute { reason: reason(kind, &why_not), ..way };
-            match self.send(topic.clone(), &manifest, metadata.clone(), way).await {
+            let route = MemoryRoute { reason: reason(kind, &why_not), ..route };
+            match self.send(topic.clone(), &manifest, metadata.clone(), route).await {
                 Ok(publication) => return Ok(publication),
                 Err(PublishError::Refused {
                     reason: Refusal::UnfitMemory | Refusal::UnsupportedMemory,
@@ -114,12 +114,12 @@ impl Producer {
         }
         let (lends, copied_bytes) = through_host(device, &manifest, &parts).await?;
         let reason = reason(MemoryKind::Memfd, &why_not);
-        let way = MemoryRoute { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
-        Ok(self.send(topic, &manifest, metadata, way).await?)
+        let route = MemoryRoute { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
+        Ok(self.send(topic, &manifest, metadata, route).await?)
     }
 
     /// Tries to share tensors as one kind of memory.
-    async fn way(
+    async fn route(
         &self,
         kind: MemoryKind,
         device: &Device,
@@ -164,7 +164,7 @@ fn copied_bytes(parts: &Parts) -> u64 {
 
 /// The reason for this kind of memory, with the errors of cheaper ones.
 fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
-    let way = match kind {
+    let explanation = match kind {
         MemoryKind::CudaIpc => "the tensors' allocations can be shared where they are",
         MemoryKind::CudaFd if why_not.is_empty() => {
             "the tensors were copied on their GPU, so that they may be written again"
@@ -175,10 +175,10 @@ fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
         _ => "the tensors were copied through host memory, since their GPU's cannot be shared",
     };
     match why_not {
-        [] => way.into(),
+        [] => explanation.into(),
         why => {
             let why: Vec<_> = why.iter().map(|why| why.trim_end_matches('.')).collect();
-            format!("{way}: {}", why.join("; ")).into()
+            format!("{explanation}: {}", why.join("; ")).into()
         }
     }
 }

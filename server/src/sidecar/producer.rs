@@ -38,10 +38,10 @@ use tokio::{
 const IN_HOST_MEMORY: &str = "the tensors are in host memory";
 
 /// The interval of attempts to connect to a server that is not running yet.
-const LOOK: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The minimum time that a running server has to answer.
-const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER_TIME_MIN: Duration = Duration::from_secs(1);
 
 /// Messages that belong together, with their descriptors.
 pub(super) type Outgoing = Vec<(Vec<u8>, Option<OwnedFd>)>;
@@ -55,7 +55,7 @@ pub struct Producer {
     outgoing: mpsc::UnboundedSender<Outgoing>,
     next: AtomicU64,
     task: JoinHandle<()>,
-    /// ShutdownGuard the connection on drop, although forked children have the socket, too.
+    /// Ends the connection on drop, although forked children have the socket, too.
     _ends: ShutdownGuard,
 }
 
@@ -66,7 +66,7 @@ pub enum PublishError {
     /// The server refused it.
     #[error("the server did not publish it: {text}")]
     Refused {
-        /// Why.
+        /// The reason.
         reason: Refusal,
         /// The explanation, for people.
         text: String,
@@ -121,12 +121,12 @@ impl Producer {
         let begun = Instant::now();
         loop {
             let left = timeout.saturating_sub(begun.elapsed());
-            match Self::try_for(path, left.clamp(ANSWER, PROMPT), server_uid).await {
+            match Self::try_for(path, left.clamp(ANSWER_TIME_MIN, PROMPT), server_uid).await {
                 Err(
                     ConnectError::NoSocket { .. }
                     | ConnectError::NobodyListens { .. }
                     | ConnectError::Busy { .. },
-                ) if begun.elapsed() < timeout => tokio::time::sleep(LOOK.min(left)).await,
+                ) if begun.elapsed() < timeout => tokio::time::sleep(RETRY_INTERVAL.min(left)).await,
                 outcome => return outcome,
             }
         }
@@ -162,27 +162,27 @@ impl Producer {
         let lend = Lend { range: 0..payload_bytes, memory: Memory::Memfd { offset: 0 } };
         let lends = version.memory.map(|memory| (lend, Some(memory.into()))).into_iter().collect();
         let reason = IN_HOST_MEMORY.into();
-        let way = MemoryRoute { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
-        self.send(topic, &version.manifest, metadata, way).await
+        let route = MemoryRoute { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
+        self.send(topic, &version.manifest, metadata, route).await
     }
 
-    /// Publishes what `manifest` describes and `way` lends.
+    /// Publishes the version that `manifest` describes, with the memory that `route` lends.
     pub(super) async fn send(
         &self,
         topic: Topic,
         manifest: &Manifest,
         metadata: Metadata,
-        way: MemoryRoute,
+        route: MemoryRoute,
     ) -> Result<Publication, PublishError> {
         check_metadata(&metadata)?;
-        let MemoryRoute { path, reason, copied_bytes, lends, kept } = way;
+        let MemoryRoute { path, reason, copied_bytes, lends, kept } = route;
         if !self.terms.memories.contains(&path) {
             return Err(PublishError::Kind(path));
         }
         let number = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
         let reason_text = text_that_fits(reason.to_string());
         let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: reason_text };
-        let (progress, answer) = self.ask(number);
+        let (progress, answer) = self.register(number);
         if let Some(kept) = kept {
             keep(kept, progress.clone()); // Also if the caller is cancelled: the server may read it already.
         }
@@ -190,7 +190,7 @@ impl Producer {
         let mut unanswered = Unanswered { number: Some(number), producer: self };
         let answered = answer.await;
         unanswered.number = None;
-        let Answer::Published(epoch, version) = self.understand(answered)? else {
+        let Answer::Published(epoch, version) = self.check_answer(answered)? else {
             return Err(PublishError::ConnectionLost("the server answered something else".into()));
         };
         Ok(Publication {
@@ -206,19 +206,19 @@ impl Producer {
         })
     }
 
-    /// ShutdownGuard `topic`; with `withdraw`, withdraws retained versions too.
+    /// Ends `topic`; with `withdraw`, withdraws retained versions too.
     ///
     /// # Errors
     /// [`PublishError`] when it is not open.
     pub async fn end(&self, topic: Topic, withdraw: bool) -> Result<(), PublishError> {
         let request = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
-        let (_progress, answer) = self.ask(request);
+        let (_progress, answer) = self.register(request);
         self.queue(vec![(encode_producer(ProducerMessage::End { request, topic, withdraw }), None)]);
-        self.understand(answer.await).map(drop)
+        self.check_answer(answer.await).map(drop)
     }
 
     /// Registers a request for its answer.
-    fn ask(&self, number: PublicationId) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
+    fn register(&self, number: PublicationId) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
         let (answered, answer) = oneshot::channel();
         let begin = Progress { publication: number, committed: 0, is_over: false, is_released: false };
         let (progress, watched) = watch::channel(begin);
@@ -235,7 +235,7 @@ impl Producer {
         let _ = self.outgoing.send(messages); // Without a connection, the pending request fails.
     }
 
-    fn understand(
+    fn check_answer(
         &self,
         answered: Result<Answer, oneshot::error::RecvError>,
     ) -> Result<Answer, PublishError> {

@@ -21,7 +21,7 @@ use tokio::net::UnixListener;
 const BACKLOG: i32 = 64;
 
 /// The time for which another server may lock the folder while it creates a socket, which takes a few system calls.
-const TURN: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The default of [`overflow_uid`], if the system does not report it.
 const OVERFLOW_UID: u32 = 65_534;
@@ -47,7 +47,7 @@ pub enum PublishSocketError {
         "another server listens at {}: publish to that one, end it, or choose another path", path.display()
     )]
     InUse {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// Something other than a socket is there.
@@ -56,7 +56,7 @@ pub enum PublishSocketError {
         path.display()
     )]
     NotASocket {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// The path is longer than the system allows.
@@ -71,7 +71,7 @@ pub enum PublishSocketError {
         path.display()
     )]
     NotPrivate {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The mode that admits others.
         mode: u32,
@@ -88,7 +88,7 @@ pub enum PublishSocketError {
     /// A system call failed.
     #[error("cannot create the socket {}: {source}", path.display())]
     Io {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -192,15 +192,15 @@ fn unlink_if(path: &Path, file: (u64, u64)) {
 
 /// The uid that the system reports for users without a number in this user namespace.
 fn overflow_uid() -> u32 {
-    let said = fs::read_to_string("/proc/sys/fs/overflowuid").ok();
-    said.and_then(|said| said.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
+    let text = fs::read_to_string("/proc/sys/fs/overflowuid").ok();
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
 }
 
 /// Waits for the lock on `folder`.
 fn lock_folder(folder: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = open(folder, flags, Mode::empty())?;
-    let deadline = Instant::now() + TURN;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(folder),
@@ -210,7 +210,7 @@ fn lock_folder(folder: &Path) -> io::Result<OwnedFd> {
             Err(Errno::WOULDBLOCK | Errno::INTR) => {
                 let text = format!(
                     "another process has locked its folder for {} s: end it, or choose another path",
-                    TURN.as_secs()
+                    LOCK_TIMEOUT.as_secs()
                 );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
@@ -234,9 +234,9 @@ fn clear(path: &Path) -> Result<(), PublishSocketError> {
     }
     // Does not wait: a server too busy to answer is running.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let asked = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+    let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .and_then(|socket| connect(&socket, &SocketAddrUnix::new(path)?));
-    match asked {
+    match connected {
         Err(Errno::CONNREFUSED) => {
             tracing::info!(path = %path.display(), "The stale socket of an earlier server is replaced.");
             fs::remove_file(path).map_err(failed)

@@ -14,7 +14,7 @@ use tensor_relay_protocol::{
     sidecar::{Hello, Lend, Memory, ProducerMessage, PublicationId, Publish, encode_producer},
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Home {
     folder: TempDir,
@@ -71,8 +71,8 @@ impl Default for Home {
 }
 
 async fn answer(reader: &mut FrameReader) -> ServerMessage {
-    let frame = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap().unwrap();
-    ServerMessage::decode(&frame.expect("it is not closed without a word")).unwrap()
+    let frame = tokio::time::timeout(TIMEOUT, reader.next()).await.unwrap().unwrap();
+    ServerMessage::decode(&frame.expect("it is closed with a reason")).unwrap()
 }
 
 fn topic() -> Topic {
@@ -102,11 +102,11 @@ async fn a_version_is_released_when_another_takes_its_place() {
     assert!(!first.released(Duration::from_millis(1)).await.unwrap());
     let mut second = publish(&producer, 5000).await;
     assert_eq!((second.id().version.0, second.id().epoch), (2, first.id().epoch));
-    assert!(first.released(PATIENCE).await.unwrap() && first.is_over());
-    assert!(!first.committed(1, PATIENCE).await.unwrap(), "no subscriber can commit it any more");
+    assert!(first.released(TIMEOUT).await.unwrap() && first.is_over());
+    assert!(!first.committed(1, TIMEOUT).await.unwrap(), "no subscriber can commit it any more");
     assert_eq!(home.server.stats().staged_bytes, 8192);
     second.withdraw();
-    assert!(second.released(PATIENCE).await.unwrap());
+    assert!(second.released(TIMEOUT).await.unwrap());
     assert_eq!(home.server.stats().staged_bytes, 0);
 }
 
@@ -126,7 +126,7 @@ async fn an_empty_version_is_published_like_any_other() {
     assert!(!empty.is_released() && !empty.is_over());
     assert!(home.offers("policy"));
     empty.withdraw();
-    assert!(empty.released(PATIENCE).await.unwrap());
+    assert!(empty.released(TIMEOUT).await.unwrap());
     assert!(!home.offers("policy"));
 }
 
@@ -138,8 +138,8 @@ async fn a_version_withdrawn_in_time_is_not_published() {
     let (mut reader, writer) = home.raw().await;
     for number in 1..=20 {
         let withdraw = encode_producer(ProducerMessage::Withdraw(PublicationId(number)));
-        let said = [manifest(0, 4 << 20), complete(number), withdraw].concat();
-        writer.write(&said, None).await.unwrap();
+        let messages = [manifest(0, 4 << 20), complete(number), withdraw].concat();
+        writer.write(&messages, None).await.unwrap();
         let refused = answer(&mut reader).await;
         assert!(
             matches!(refused, ServerMessage::Refused { reason: Refusal::TopicEnded, .. }),
@@ -197,7 +197,7 @@ async fn the_end_of_the_server_is_reported_and_its_socket_removed() {
     let producer = home.producer().await;
     let mut publication = publish(&producer, 100).await;
     home.open.take();
-    let lost = publication.committed(1, PATIENCE).await.unwrap_err();
+    let lost = publication.committed(1, TIMEOUT).await.unwrap_err();
     assert!(lost.to_string().contains("has ended"), "{lost}");
     assert!(!home.path().exists());
     let refused = producer.publish(topic(), version(&producer, 100), vec![]).await.unwrap_err();
@@ -359,7 +359,7 @@ async fn many_versions_leave_nothing_behind() {
     let producer = home.producer().await;
     let mut last = publish(&producer, 8192).await;
     producer.end(topic(), true).await.unwrap();
-    assert!(last.released(PATIENCE).await.unwrap());
+    assert!(last.released(TIMEOUT).await.unwrap());
     assert_eq!(home.server.stats().staged_bytes, 0);
     // Other tests of this process have some, but not hundreds.
     let (descriptors, mappings) = held();
@@ -378,9 +378,9 @@ async fn refused_producers_take_no_place() {
     let refused = Producer::connect(&home.path()).await.unwrap_err();
     let ConnectError::Refused { why, .. } = refused else { panic!("{refused}") };
     assert!(why.contains("64 producers of user"), "{why}");
-    let mut deaf = Vec::new();
+    let mut silent = Vec::new();
     for _ in 0..2 * PRODUCERS_MAX {
-        deaf.push(loop {
+        silent.push(loop {
             match UnixStream::connect(home.path()).await {
                 Ok(stream) => break stream,
                 Err(_) => tokio::task::yield_now().await, // The backlog is full.
@@ -402,8 +402,8 @@ async fn versions_beyond_the_queue_are_refused() {
     let home = Home::default();
     let (mut reader, writer) = home.raw().await;
     let more = connection::WAITING_MAX as u64 + 20;
-    let said: Vec<u8> = (0..more).flat_map(complete).collect();
-    writer.write(&said, None).await.unwrap();
+    let messages: Vec<u8> = (0..more).flat_map(complete).collect();
+    writer.write(&messages, None).await.unwrap();
     let (mut full, mut wrong) = (0, 0);
     for _ in 0..more {
         match answer(&mut reader).await {
@@ -418,7 +418,7 @@ async fn versions_beyond_the_queue_are_refused() {
 /// Goal: a producer without permission for a topic can neither end nor withdraw it, even if it loses the permission
 /// while it waits. Method: revoke the permission of one that publishes and of one that waits.
 #[tokio::test]
-async fn who_may_not_publish_may_not_end() {
+async fn ending_needs_the_permission_to_publish() {
     let uid = rustix::process::geteuid().as_raw();
     let rules = |user: u32| {
         let acl = format!("uid:{user} publish **").parse().unwrap();
@@ -482,8 +482,8 @@ async fn an_unresponsive_server_times_out() {
 async fn a_producer_can_require_the_listening_user() {
     let home = Home::default();
     let ours = rustix::process::geteuid().as_raw();
-    Producer::connect_to(&home.path(), PATIENCE, Some(ours)).await.unwrap();
-    let stranger = Producer::connect_to(&home.path(), PATIENCE, Some(ours + 1)).await.unwrap_err();
+    Producer::connect_to(&home.path(), TIMEOUT, Some(ours)).await.unwrap();
+    let stranger = Producer::connect_to(&home.path(), TIMEOUT, Some(ours + 1)).await.unwrap_err();
     let ConnectError::Stranger { found_uid, expected_uid, .. } = stranger else { panic!("{stranger}") };
     assert_eq!((found_uid, expected_uid), (ours, ours + 1));
 }

@@ -20,7 +20,7 @@ type Place = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 pub(super) const TOPICS_MAX: usize = 4096;
 
 /// The time that a publish waits for earlier ones into the same topic, which may wait for its readers.
-const TURN: Duration = Duration::from_secs(60);
+const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Publishers by topic, kept across connections, so that version numbers continue when a producer reconnects.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Topics {
     }
 
     /// Leases `topic`'s publisher for one publish, in the order of requests; it is `None` if the topic is not open.
-    /// Waits for earlier leases, for [`TURN`] at most. Cancel safe.
+    /// Waits for earlier leases, for [`TURN_TIMEOUT`] at most. Cancel safe.
     ///
     /// # Errors
     /// When earlier leases take too long, or there are too many topics.
@@ -109,8 +109,8 @@ impl Topics {
     }
 
     async fn turn(&self, topic: &Topic, place: Place) -> Result<Lease, Refused> {
-        tokio::time::timeout(TURN, place.lock_owned()).await.map_err(|_| {
-            let waited = TURN.as_secs();
+        tokio::time::timeout(TURN_TIMEOUT, place.lock_owned()).await.map_err(|_| {
+            let waited = TURN_TIMEOUT.as_secs();
             let text = format!(
                 "others have been publishing into topic {topic} for {waited} s and wait for its readers: try again, or evict the readers"
             );

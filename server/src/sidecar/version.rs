@@ -76,16 +76,17 @@ impl SealedVersion {
         let failed = |source| SealError::Memory { bytes, source };
         let mut memfd = Memfd::new(bytes).map_err(failed)?;
         for (index, tensor) in manifest.tensors().iter().enumerate().filter(|(index, _)| stored[*index]) {
-            let mut writer = TensorWriter { memfd: &mut memfd, rest: tensor.range() };
+            let mut writer = TensorWriter { memfd: &mut memfd, remaining: tensor.range() };
             fill(index, &mut writer).map_err(SealError::Fill)?;
-            let missing_bytes = writer.rest.end - writer.rest.start;
+            let missing_bytes = writer.remaining.end - writer.remaining.start;
             if missing_bytes > 0 {
                 let (expected_bytes, name) = (tensor.byte_len(), tensor.name.as_str().into());
                 let given_bytes = expected_bytes - missing_bytes;
                 return Err(SealError::WrongSize { name, expected_bytes, given_bytes });
             }
         }
-        // Padding stays zero. It ends at a multiple of 256 on the last page of its tensor, so `written_bytes` covers each page.
+        // Padding stays zero. It ends at a multiple of 256 on the last page of its tensor, so `written_bytes` covers
+        // each page.
         let copied_bytes = memfd.written_bytes();
         Ok(Self { manifest, memory: Some(memfd.seal().map_err(failed)?), copied_bytes })
     }
@@ -104,7 +105,7 @@ impl SealedVersion {
 /// Writes the bytes of one tensor, in order.
 pub struct TensorWriter<'a> {
     memfd: &'a mut Memfd,
-    rest: Range<u64>,
+    remaining: Range<u64>,
 }
 
 impl TensorWriter<'_> {
@@ -114,20 +115,22 @@ impl TensorWriter<'_> {
     /// When the tensor has fewer bytes, or there is no memory.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let len = bytes.len() as u64;
-        if len > self.rest.end - self.rest.start {
+        if len > self.remaining.end - self.remaining.start {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "more bytes were written than the tensor has",
             ));
         }
-        self.memfd.write_at(bytes, self.rest.start)?;
-        self.rest.start += len;
+        self.memfd.write_at(bytes, self.remaining.start)?;
+        self.remaining.start += len;
         Ok(())
     }
 }
 
 impl fmt::Debug for TensorWriter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TensorWriter").field("rest", &self.rest).finish_non_exhaustive()
+        f.debug_struct("TensorWriter")
+            .field("remaining", &self.remaining)
+            .finish_non_exhaustive()
     }
 }

@@ -151,7 +151,7 @@ fn two_servers_behind_one_address() {
     let mut subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
     thread::sleep(Duration::from_secs(4));
     served.lan.lose("tcp", 10).unwrap();
-    subscriber.hear_err("QUIC leads to another server");
+    subscriber.hear_err("QUIC reaches another server");
     served.lan.lose("tcp", 0).unwrap();
     let said = served.finish(subscriber);
     assert_eq!((&said["transport"], &said["resumed"]), (&"tcp".into(), &0.into()), "{said}");

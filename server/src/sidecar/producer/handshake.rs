@@ -39,7 +39,7 @@ pub enum ConnectError {
         path.display()
     )]
     NotPermitted {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// This process's user.
         uid: u32,
@@ -51,7 +51,7 @@ pub enum ConnectError {
         path.display()
     )]
     Stranger {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The listening user.
         found_uid: u32,
@@ -61,7 +61,7 @@ pub enum ConnectError {
     /// The server refused this producer.
     #[error("the server at {} does not let this process publish: {why}", path.display())]
     Refused {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The reason.
         why: String,
@@ -69,13 +69,13 @@ pub enum ConnectError {
     /// The server does not answer.
     #[error("the server at {} did not answer in time", path.display())]
     NoAnswer {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// The connection failed, or the listener is not a server.
     #[error("cannot connect to {}: {why}", path.display())]
     Broken {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The cause.
         why: String,

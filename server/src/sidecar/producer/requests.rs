@@ -49,8 +49,8 @@ impl PendingRequests {
             ServerMessage::Ended { request } => self.answer(request, Answer::Ended, false),
             ServerMessage::Progress(progress) => {
                 let mut waiting = self.waiting();
-                if let Some(asked) = waiting.get(&progress.publication) {
-                    asked.progress.send_replace(progress);
+                if let Some(request) = waiting.get(&progress.publication) {
+                    request.progress.send_replace(progress);
                 }
                 if progress.is_released
                     && waiting.get(&progress.publication).is_some_and(Waiting::is_answered)
@@ -65,10 +65,10 @@ impl PendingRequests {
     /// Delivers an answer to the waiting task, if there is one. Published versions may `change` further.
     fn answer(&self, number: PublicationId, answer: Answer, change: bool) {
         let mut waiting = self.waiting();
-        if let Some(answered) = waiting.get_mut(&number).and_then(|asked| asked.answered.take()) {
+        if let Some(answered) = waiting.get_mut(&number).and_then(|request| request.answered.take()) {
             let _ = answered.send(answer); // The task may have been cancelled.
         }
-        let is_over = |asked: &Waiting| !change || asked.progress.borrow().is_released;
+        let is_over = |request: &Waiting| !change || request.progress.borrow().is_released;
         if waiting.get(&number).is_some_and(is_over) {
             waiting.remove(&number);
         }
@@ -84,8 +84,8 @@ impl PendingRequests {
             is_first
         });
         // Cleared after `lost` is set, which later callers check.
-        for (_, asked) in self.waiting().drain() {
-            drop(asked.answered);
+        for (_, request) in self.waiting().drain() {
+            drop(request.answered);
         }
     }
 }
