@@ -5,7 +5,7 @@
 //! both alike, in lines of JSON (`order`).
 
 mod consumer;
-mod desk;
+mod driver_link;
 mod goods;
 pub(crate) mod greeting;
 pub(crate) mod latency;

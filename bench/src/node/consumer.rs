@@ -1,7 +1,7 @@
 //! The worker that subscribes.
 
 use super::{
-    desk::{Desk, say},
+    driver_link::{DriverLink, send_report},
     goods::STREAM_TENSOR,
     latency::Latencies,
     order::{Consumption, Order, Path, Received, Report, Round, Traffic, Work},
@@ -30,7 +30,7 @@ const AWAKE: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// When the producer cannot be reached, or sends something else than it should.
-pub(super) async fn run(job: Consumption, desk: &mut Desk) -> Result<()> {
+pub(super) async fn run(job: Consumption, driver: &mut DriverLink) -> Result<()> {
     let ticket: Ticket = job.ticket.parse()?;
     let topic = ticket.topic().context("the driver's ticket names no topic")?.clone();
     let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
@@ -43,17 +43,17 @@ pub(super) async fn run(job: Consumption, desk: &mut Desk) -> Result<()> {
     };
     let consumer = Consumer { client, topic, windows, every: job.every, slow: job.slow };
     let mut waiting = None;
-    say(&Report::Connected)?;
+    send_report(&Report::Connected)?;
     loop {
-        match desk.next().await? {
+        match driver.next_order().await? {
             Order::Prepare(round) => {
                 waiting = Some(consumer.subscribe(round).await?);
-                say(&Report::Waiting { round: round.number })?;
+                send_report(&Report::Waiting { round: round.number })?;
             }
             Order::Begin { round: number, .. } => {
                 let waiting = waiting.take().filter(|waiting| waiting.round.number == number);
                 let waiting = waiting.context("the driver began a round that it did not prepare")?;
-                consumer.take_part(waiting, desk).await?;
+                consumer.take_part(waiting, driver).await?;
             }
             Order::End => break,
             other => bail!("the driver said {other:?} to a consumer"),
@@ -105,7 +105,7 @@ impl Consumer {
     }
 
     /// Receives what the round brings, and reports it; or stops when it is told to.
-    async fn take_part(&self, waiting: Waiting, desk: &mut Desk) -> Result<()> {
+    async fn take_part(&self, waiting: Waiting, driver: &mut DriverLink) -> Result<()> {
         let Waiting { round, mut subscription, usage, traffic } = waiting;
         let verified = subscription.progress_reader();
         let streamed = AtomicU64::new(0);
@@ -117,8 +117,8 @@ impl Consumer {
             let received = self.receive(round, &mut subscription, &streamed);
             if self.slow { never_done(received).await } else { received.await }
         };
-        let Some(got) = desk.until_stopped(receive, progress).await? else {
-            return say(&Report::Stopped { round: round.number, bytes: progress() });
+        let Some(got) = driver.until_stopped(receive, progress).await? else {
+            return send_report(&Report::Stopped { round: round.number, bytes: progress() });
         };
         let (first, lanes) = (self.client.lane_stats(), self.client.lanes());
         let cpu_s = Usage::now().since(usage).total_s();
@@ -127,7 +127,7 @@ impl Consumer {
             Some(snapshot) => Some(tokio::task::spawn_blocking(move || proof_of(&snapshot)).await?),
             None => None,
         };
-        say(&Report::Received(Received {
+        send_report(&Report::Received(Received {
             round: round.number,
             versions: got.versions,
             missed: got.missed,

@@ -1,7 +1,7 @@
 //! The worker that publishes.
 
 use super::{
-    desk::{Desk, say},
+    driver_link::{DriverLink, send_report},
     goods::{Goods, Made},
     latency::Latencies,
     order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic},
@@ -39,7 +39,7 @@ const GRACE: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// When nobody can be served there, the tensors cannot be had, or consumers do not commit in time.
-pub(super) async fn run(job: Production, listen: SocketAddr, desk: &mut Desk) -> Result<()> {
+pub(super) async fn run(job: Production, listen: SocketAddr, driver: &mut DriverLink) -> Result<()> {
     let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
     let identity = Identity::ephemeral()?;
     let listener = Listener::bind(listen, &identity, tuning)?;
@@ -49,14 +49,14 @@ pub(super) async fn run(job: Production, listen: SocketAddr, desk: &mut Desk) ->
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
     let goods = Arc::new(Goods::open(&job.work)?);
     let mut producer = Producer { server, topic, goods, hold: job.hold, every: job.every, ready: None };
-    say(&Report::Serving { ticket: ticket.to_string() })?;
+    send_report(&Report::Serving { ticket: ticket.to_string() })?;
     loop {
-        match desk.next().await? {
-            Order::Prepare(round) => say(&Report::Prepared(producer.prepare(round).await?))?,
+        match driver.next_order().await? {
+            Order::Prepare(round) => send_report(&Report::Prepared(producer.prepare(round).await?))?,
             Order::Begin { round, patience_s } => {
                 let patience = Duration::from_secs(patience_s);
-                let sent = desk.until_stopped(producer.publish(round, patience), || 0).await?;
-                say(&Report::Sent(sent.context("the driver stopped the producer")?))?;
+                let sent = driver.until_stopped(producer.publish(round, patience), || 0).await?;
+                send_report(&Report::Sent(sent.context("the driver stopped the producer")?))?;
             }
             Order::End => break,
             other => bail!("the driver said {other:?} to a producer"),

@@ -4,7 +4,7 @@
 
 use super::{
     consumer,
-    desk::{Desk, DriverGone, say},
+    driver_link::{DriverGone, DriverLink, send_report},
     memory,
     order::{Introduction, Order, Report},
     producer,
@@ -26,23 +26,23 @@ pub struct WorkerArgs {
 /// # Errors
 /// When something goes wrong, after the driver was told.
 pub(crate) async fn run(args: WorkerArgs) -> Result<()> {
-    let mut desk = Desk::new();
-    match work(&mut desk, args).await {
-        Ok(()) => say(&Report::Ended { peak_resident_bytes: memory::peak_resident_bytes() }),
+    let mut driver = DriverLink::new();
+    match work(&mut driver, args).await {
+        Ok(()) => send_report(&Report::Ended { peak_resident_bytes: memory::peak_resident_bytes() }),
         // It was killed, or interrupted: that is no fault of ours, and nobody would read it.
         Err(error) if error.is::<DriverGone>() => Ok(()),
         Err(error) => {
-            say(&Report::Failed { reason: format!("{error:#}") })?;
+            send_report(&Report::Failed { reason: format!("{error:#}") })?;
             Err(error)
         }
     }
 }
 
-async fn work(desk: &mut Desk, args: WorkerArgs) -> Result<()> {
-    say(&Report::Here(Introduction { origin: Origin::here(), clock: clock::name() }))?;
-    match desk.next().await? {
-        Order::Produce(job) => producer::run(job, args.data, desk).await,
-        Order::Consume(job) => consumer::run(job, desk).await,
+async fn work(driver: &mut DriverLink, args: WorkerArgs) -> Result<()> {
+    send_report(&Report::Here(Introduction { origin: Origin::here(), clock: clock::name() }))?;
+    match driver.next_order().await? {
+        Order::Produce(job) => producer::run(job, args.data, driver).await,
+        Order::Consume(job) => consumer::run(job, driver).await,
         Order::End => Ok(()),
         other => bail!("the driver said {other:?} before it said what to be"),
     }

@@ -1,4 +1,4 @@
-//! A worker's desk: where orders come in, and reports go out.
+//! A worker's link to its driver: orders from standard input, reports to standard output.
 
 use super::order::{Order, Report};
 use crate::wire::{LINE_MAX_BYTES, Lines};
@@ -9,22 +9,22 @@ use tokio::{
     time::{interval, timeout},
 };
 
-/// The deadline for the next order. A driver whose other workers are busy may take long; one whose machine is gone
-/// is noticed earlier, where the connection is watched.
+/// The deadline for the next order: long, because the driver may be waiting for other workers. A driver whose machine
+/// is unreachable is noticed earlier, by TCP keep-alive.
 const ORDER_MAX: Duration = Duration::from_secs(3_600);
 
 /// The interval of a worker's progress reports.
-const TELL: Duration = Duration::from_millis(500);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Orders, from standard input: a pipe of the driver's, or its connection.
-pub(super) struct Desk(Lines<Stdin>);
+/// Reads orders from standard input, which is a pipe from the driver or the driver's connection.
+pub(super) struct DriverLink(Lines<Stdin>);
 
-/// There is nobody any more to work for.
+/// The error of a worker whose driver closed the connection.
 #[derive(Debug, thiserror::Error)]
 #[error("the driver went away")]
 pub(super) struct DriverGone;
 
-impl Desk {
+impl DriverLink {
     pub(super) fn new() -> Self {
         Self(Lines::new(stdin(), LINE_MAX_BYTES))
     }
@@ -32,15 +32,15 @@ impl Desk {
     /// Waits for the next order.
     ///
     /// # Errors
-    /// [`DriverGone`], and when something else than an order comes, or nothing for an hour.
-    pub(super) async fn next(&mut self) -> Result<Order> {
+    /// [`DriverGone`]; input that is not an order; no order for an hour.
+    pub(super) async fn next_order(&mut self) -> Result<Order> {
         match timeout(ORDER_MAX, self.0.next()).await {
             Ok(order) => Ok(order?.ok_or(DriverGone)?),
             Err(_) => bail!("the driver gave no order for {} s", ORDER_MAX.as_secs()),
         }
     }
 
-    /// Does `work` until it is done, and tells now and then how far it is; `None` when the driver says to stop before.
+    /// Runs `work` to its end and reports its progress periodically; returns `None` if the driver sends `Stop` earlier.
     ///
     /// # Errors
     /// The error of `work`, or a driver that disconnects or violates the protocol.
@@ -50,25 +50,25 @@ impl Desk {
         progress: impl Fn() -> u64,
     ) -> Result<Option<T>> {
         tokio::pin!(work);
-        let mut tell = interval(TELL);
+        let mut ticks = interval(PROGRESS_INTERVAL);
         loop {
             tokio::select! {
                 done = &mut work => return done.map(Some),
-                order = self.next() => match order? {
+                order = self.next_order() => match order? {
                     Order::Stop { .. } => return Ok(None),
                     other => bail!("the driver said {other:?} in the middle of a round"),
                 },
-                _ = tell.tick() => say(&Report::Moving { bytes: progress() })?,
+                _ = ticks.tick() => send_report(&Report::Moving { bytes: progress() })?,
             }
         }
     }
 }
 
-/// Tells the driver.
+/// Sends `report` to the driver.
 ///
 /// # Errors
-/// When it is gone.
-pub(super) fn say(report: &Report) -> Result<()> {
+/// When standard output is closed.
+pub(super) fn send_report(report: &Report) -> Result<()> {
     let mut line = serde_json::to_vec(report)?;
     line.push(b'\n');
     let mut out = std::io::stdout().lock();
