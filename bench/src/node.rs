@@ -6,7 +6,7 @@
 
 mod consumer;
 mod driver_link;
-mod goods;
+mod generator;
 pub(crate) mod greeting;
 pub(crate) mod latency;
 pub(crate) mod load;

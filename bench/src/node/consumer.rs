@@ -2,7 +2,7 @@
 
 use super::{
     driver_link::{DriverLink, send_report},
-    goods::STREAM_TENSOR,
+    generator::STREAM_TENSOR,
     latency::Latencies,
     order::{Consumption, Order, Path, Received, Report, Round, Traffic, Work},
     proof::{self, Proof, Proving},

@@ -2,7 +2,7 @@
 
 use super::{
     driver_link::{DriverLink, send_report},
-    goods::{Goods, Made},
+    generator::{Generated, Generator},
     latency::Latencies,
     order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic},
     windows::{Stamp, Windows},
@@ -47,8 +47,8 @@ pub(super) async fn run(job: Production, listen: SocketAddr, driver: &mut Driver
     let address = server.local_address().to_string();
     let topic = Topic::new(TOPIC)?;
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
-    let goods = Arc::new(Goods::open(&job.work)?);
-    let mut producer = Producer { server, topic, goods, hold: job.hold, every: job.every, ready: None };
+    let generator = Arc::new(Generator::open(&job.work)?);
+    let mut producer = Producer { server, topic, generator, hold: job.hold, every: job.every, ready: None };
     send_report(&Report::Serving { ticket: ticket.to_string() })?;
     loop {
         match driver.next_order().await? {
@@ -70,7 +70,7 @@ pub(super) async fn run(job: Production, listen: SocketAddr, driver: &mut Driver
 struct Producer {
     server: Server,
     topic: Topic,
-    goods: Arc<Goods>,
+    generator: Arc<Generator>,
     hold: Hold,
     every: bool,
     ready: Option<Ready>,
@@ -80,8 +80,8 @@ struct Producer {
 struct Ready {
     round: Round,
     publisher: Publisher,
-    /// The version, if there is one that is made beforehand.
-    held: Option<Publishable>,
+    /// The version, if there is one that is generated beforehand.
+    version: Option<Publishable>,
 }
 
 impl Producer {
@@ -92,11 +92,11 @@ impl Producer {
             self.wait_until_free().await;
         }
         let publisher = self.server.publisher_with(self.topic.clone(), None, self.options())?;
-        let (goods, staging, hold) = (Arc::clone(&self.goods), self.server.staging(), self.hold);
+        let (generator, staging, hold) = (Arc::clone(&self.generator), self.server.staging(), self.hold);
         // Off the executor: it takes seconds for gigabytes, in which no connection must die.
-        let made = tokio::task::spawn_blocking(move || goods.make(&staging, hold, round.number));
-        let Made { held, prepared } = made.await??;
-        self.ready = Some(Ready { round, publisher, held });
+        let generated = tokio::task::spawn_blocking(move || generator.generate(&staging, hold, round.number));
+        let Generated { version, prepared } = generated.await??;
+        self.ready = Some(Ready { round, publisher, version });
         Ok(prepared)
     }
 
@@ -124,18 +124,18 @@ impl Producer {
     /// Publishes what was prepared, and waits until all readers committed it.
     async fn publish(&mut self, number: u32, patience: Duration) -> Result<Sent> {
         let ready = self.ready.as_mut().filter(|ready| ready.round.number == number);
-        let Ready { round, publisher, held } =
+        let Ready { round, publisher, version } =
             ready.context("the driver began a round that it did not prepare")?;
         let before = Books::of(&self.server);
         let mut round_trips = Latencies::new();
         let begun = Instant::now();
-        match &*self.goods {
-            Goods::Version(_) => {
-                let held = held.take().context("the driver began a round twice")?;
-                let publication = publisher.publish(held, vec![]).await?;
+        match &*self.generator {
+            Generator::Version(_) => {
+                let version = version.take().context("the driver began a round twice")?;
+                let publication = publisher.publish(version, vec![]).await?;
                 committed(publication, round.readers, patience).await?;
             }
-            Goods::Stream { windows, spec, pace } => {
+            Generator::Stream { windows, spec, pace } => {
                 let mut stream = Stream { windows, spec, staging: self.server.staging(), publisher };
                 stream.publish_all(*round, *pace, patience, &mut round_trips).await?;
             }

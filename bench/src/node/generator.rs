@@ -15,12 +15,12 @@ use tensor_relay_server::{Borrowed, Dtype, Publishable, Shape, Staged, Staging, 
 pub(super) const STREAM_TENSOR: &str = "stream.weight";
 
 /// One version a round, or a stream of them.
-pub(super) enum Goods {
+pub(super) enum Generator {
     Version(Opened),
     Stream { windows: Windows, spec: TensorSpec, pace: Pace },
 }
 
-impl Goods {
+impl Generator {
     /// The versions that `work` asks for.
     ///
     /// # Errors
@@ -41,21 +41,21 @@ impl Goods {
     ///
     /// # Errors
     /// When there is no memory for it, or its file cannot be read.
-    pub(super) fn make(&self, staging: &Staging, hold: Hold, round: u32) -> Result<Made> {
+    pub(super) fn generate(&self, staging: &Staging, hold: Hold, round: u32) -> Result<Generated> {
         match self {
             Self::Stream { spec, .. } => {
                 let payload_bytes = spec.shape.byte_len(spec.dtype)?;
-                Ok(Made { held: None, prepared: Prepared { round, tensors: 1, payload_bytes, proof: None } })
+                Ok(Generated { version: None, prepared: Prepared { round, tensors: 1, payload_bytes, proof: None } })
             }
             Self::Version(opened) => {
-                let (held, proof) = match hold {
+                let (version, proof) = match hold {
                     Hold::Stage => stage(opened, staging, round)?,
                     Hold::Borrow => borrow(opened, staging, round)?,
                 };
-                let payload_bytes = held.manifest().payload_bytes();
+                let payload_bytes = version.manifest().payload_bytes();
                 let tensors = opened.specs().len() as u64;
-                Ok(Made {
-                    held: Some(held),
+                Ok(Generated {
+                    version: Some(version),
                     prepared: Prepared { round, tensors, payload_bytes, proof: Some(proof) },
                 })
             }
@@ -64,8 +64,8 @@ impl Goods {
 }
 
 /// The version of a round, if it is made before.
-pub(super) struct Made {
-    pub(super) held: Option<Publishable>,
+pub(super) struct Generated {
+    pub(super) version: Option<Publishable>,
     pub(super) prepared: Prepared,
 }
 
