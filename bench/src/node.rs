@@ -14,8 +14,8 @@ mod memory;
 pub(crate) mod order;
 mod producer;
 mod proof;
+mod stream_content;
 pub(crate) mod token;
-mod windows;
 pub(crate) mod worker;
 
 pub use load::Model;

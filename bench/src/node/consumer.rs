@@ -6,7 +6,7 @@ use super::{
     latency::Latencies,
     order::{Consumption, Order, Path, Received, Report, Round, Traffic, Work},
     proof::{self, Proof, Proving},
-    windows::Windows,
+    stream_content::StreamContent,
 };
 use crate::{clock, cpu::Usage};
 use anyhow::{Context, Result, bail};
@@ -37,11 +37,11 @@ pub(super) async fn run(job: Consumption, driver: &mut DriverLink) -> Result<()>
     let lanes = Lanes::Fixed(job.lanes);
     let config = Config { topic_timeout: TOPIC_TIMEOUT, lanes, ..Config::default() };
     let client = Client::connect_with(&Connector::new(tuning), &ticket, config).await?;
-    let windows = match &job.work {
-        Work::Stream { bytes, .. } => Some(Windows::new(*bytes)?),
+    let stream_content = match &job.work {
+        Work::Stream { bytes, .. } => Some(StreamContent::new(*bytes)?),
         Work::Version(_) => None,
     };
-    let consumer = Consumer { client, topic, windows, every: job.every, slow: job.slow };
+    let consumer = Consumer { client, topic, stream_content, every: job.every, slow: job.slow };
     let mut waiting = None;
     send_report(&Report::Connected)?;
     loop {
@@ -67,7 +67,7 @@ struct Consumer {
     client: Client,
     topic: Topic,
     /// The expected versions of a stream.
-    windows: Option<Windows>,
+    stream_content: Option<StreamContent>,
     every: bool,
     slow: bool,
 }
@@ -109,7 +109,7 @@ impl Consumer {
         let Waiting { round, mut subscription, usage, traffic } = waiting;
         let verified = subscription.progress_reader();
         let streamed = AtomicU64::new(0);
-        let progress = || match self.windows {
+        let progress = || match self.stream_content {
             Some(_) => streamed.load(Ordering::Relaxed),
             None => verified().verified_bytes,
         };
@@ -143,8 +143,8 @@ impl Consumer {
     }
 
     async fn receive(&self, round: Round, from: &mut Subscription, streamed: &AtomicU64) -> Result<Got> {
-        match &self.windows {
-            Some(windows) => receive_stream(windows, round, from, streamed).await,
+        match &self.stream_content {
+            Some(stream_content) => receive_stream(stream_content, round, from, streamed).await,
             None => {
                 let snapshot = from.next().await?;
                 let receipt = snapshot.receipt();
@@ -164,7 +164,7 @@ impl Consumer {
 
 /// Receives versions up to the last of the round. Each is timed when it is there, and then checked.
 async fn receive_stream(
-    windows: &Windows,
+    content: &StreamContent,
     round: Round,
     from: &mut Subscription,
     streamed: &AtomicU64,
@@ -186,7 +186,7 @@ async fn receive_stream(
         let tensor = snapshot
             .tensor(STREAM_TENSOR)
             .context("a version came without the stream's tensor")?;
-        let stamp = windows.read(&tensor)?;
+        let stamp = content.read(&tensor)?;
         got.one_way.record(now_ns.saturating_sub(stamp.published_ns));
         got.versions += 1;
         got.bytes += tensor.len() as u64;

@@ -4,7 +4,7 @@ use super::{
     load::Opened,
     order::{Hold, Pace, Prepared, Work},
     proof::{self, Proof, Proving},
-    windows::Windows,
+    stream_content::StreamContent,
 };
 use anyhow::Result;
 use bytes::Bytes;
@@ -17,7 +17,7 @@ pub(super) const STREAM_TENSOR: &str = "stream.weight";
 /// One version a round, or a stream of them.
 pub(super) enum Generator {
     Version(Opened),
-    Stream { windows: Windows, spec: TensorSpec, pace: Pace },
+    Stream { content: StreamContent, spec: TensorSpec, pace: Pace },
 }
 
 impl Generator {
@@ -29,7 +29,7 @@ impl Generator {
         Ok(match work {
             Work::Version(load) => Self::Version(load.open()?),
             Work::Stream { bytes, pace } => Self::Stream {
-                windows: Windows::new(*bytes)?,
+                content: StreamContent::new(*bytes)?,
                 spec: TensorSpec::new(TensorName::new(STREAM_TENSOR)?, Dtype::U8, Shape::new(&[*bytes])?),
                 pace: *pace,
             },

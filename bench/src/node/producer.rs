@@ -5,7 +5,7 @@ use super::{
     generator::{Generated, Generator},
     latency::Latencies,
     order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic},
-    windows::{Stamp, Windows},
+    stream_content::{Stamp, StreamContent},
 };
 use crate::{clock, cpu::Usage};
 use anyhow::{Context, Result, bail, ensure};
@@ -135,8 +135,8 @@ impl Producer {
                 let publication = publisher.publish(version, vec![]).await?;
                 committed(publication, round.readers, patience).await?;
             }
-            Generator::Stream { windows, spec, pace } => {
-                let mut stream = Stream { windows, spec, staging: self.server.staging(), publisher };
+            Generator::Stream { content, spec, pace } => {
+                let mut stream = Stream { content, spec, staging: self.server.staging(), publisher };
                 stream.publish_all(*round, *pace, patience, &mut round_trips).await?;
             }
         }
@@ -170,7 +170,7 @@ impl Books {
 
 /// The versions of a round, as they are published.
 struct Stream<'a> {
-    windows: &'a Windows,
+    content: &'a StreamContent,
     spec: &'a TensorSpec,
     staging: Staging,
     publisher: &'a mut Publisher,
@@ -209,7 +209,7 @@ impl Stream<'_> {
 
     async fn publish_one(&mut self, stamp: Stamp) -> Result<Publication> {
         let staged = Staged::new::<Infallible>(&self.staging, vec![self.spec.clone()], vec![], |_, out| {
-            self.windows.write(stamp, out);
+            self.content.write(stamp, out);
             Ok(())
         })?;
         Ok(self.publisher.publish(staged, vec![]).await?)

@@ -14,7 +14,7 @@ pub(crate) struct Stamp {
 
 /// A piece of noise that both ends make before the clock runs. The tensor of version `i` is a stamp, and then what a window
 /// on the noise shows that slides with `i`. Making one costs a copy and checking one a comparison, at memory speed.
-pub(crate) struct Windows {
+pub(crate) struct StreamContent {
     noise: Vec<u8>,
     bytes: usize,
 }
@@ -26,7 +26,7 @@ pub(crate) const STAMP_BYTES: usize = 16;
 const STEP_BYTES: usize = 64;
 const STEPS: u64 = 4096;
 
-impl Windows {
+impl StreamContent {
     /// Prepares tensors of `bytes`.
     ///
     /// # Errors
@@ -90,24 +90,24 @@ mod tests {
 
     #[test]
     fn too_small_is_refused() {
-        assert!(Windows::new(15).is_err());
-        assert!(Windows::new(16).is_ok());
+        assert!(StreamContent::new(15).is_err());
+        assert!(StreamContent::new(16).is_ok());
     }
 
     proptest! {
         /// Goal: no byte can be wrong and pass. Method: flip any bit behind the stamp, or take it for another version.
         #[test]
         fn every_bit_counts(index: u64, at in STAMP_BYTES..1000, bit in 0u8..8) {
-            let windows = Windows::new(1000).unwrap();
+            let content = StreamContent::new(1000).unwrap();
             let stamp = Stamp { index, published_ns: 7 };
             let mut tensor = vec![0; 1000];
-            windows.write(stamp, &mut tensor);
-            prop_assert_eq!(windows.read(&tensor).unwrap(), stamp);
+            content.write(stamp, &mut tensor);
+            prop_assert_eq!(content.read(&tensor).unwrap(), stamp);
             tensor[at] ^= 1 << bit;
-            prop_assert!(windows.read(&tensor).is_err());
+            prop_assert!(content.read(&tensor).is_err());
             tensor[at] ^= 1 << bit;
             tensor[..8].copy_from_slice(&index.wrapping_add(1).to_le_bytes());
-            prop_assert!(windows.read(&tensor).is_err());
+            prop_assert!(content.read(&tensor).is_err());
         }
     }
 }
