@@ -5,7 +5,7 @@ use super::{
     generator::STREAM_TENSOR,
     latency::Latencies,
     order::{Consumption, Order, Path, Received, Report, Round, Traffic, Work},
-    proof::{self, Proof, Proving},
+    proof::{self, Proof, ProofHasher},
     stream_content::StreamContent,
 };
 use crate::{clock, cpu::Usage};
@@ -230,9 +230,9 @@ fn traffic_of(lanes: &[LaneStats]) -> Traffic {
 }
 
 fn proof_of(snapshot: &Snapshot) -> Proof {
-    let mut proving = Proving::new();
+    let mut hasher = ProofHasher::new();
     for (tensor, bytes) in snapshot.tensors() {
-        proving.add(&tensor.name, tensor.dtype, &tensor.shape, &proof::of_bytes(&bytes));
+        hasher.add(&tensor.name, tensor.dtype, &tensor.shape, &proof::hash_bytes(&bytes));
     }
-    proving.end()
+    hasher.finish()
 }

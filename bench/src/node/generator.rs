@@ -3,7 +3,7 @@
 use super::{
     load::Opened,
     order::{Hold, Pace, Prepared, Work},
-    proof::{self, Proof, Proving},
+    proof::{self, Proof, ProofHasher},
     stream_content::StreamContent,
 };
 use anyhow::Result;
@@ -71,10 +71,10 @@ pub(super) struct Generated {
 
 /// Fills the server's memory right away.
 fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable, Proof)> {
-    let mut hashes = vec![proof::of_bytes(&[]); opened.specs().len()];
+    let mut hashes = vec![proof::hash_bytes(&[]); opened.specs().len()];
     let staged = Staged::new::<io::Error>(staging, opened.specs().to_vec(), vec![], |index, out| {
         opened.fill(round, index, out)?;
-        hashes[index] = proof::of_bytes(out);
+        hashes[index] = proof::hash_bytes(out);
         Ok(())
     })?;
     Ok((staged.into(), proof_of(opened.specs(), &hashes)))
@@ -87,7 +87,7 @@ fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable
     for (index, spec) in opened.specs().iter().enumerate() {
         let mut bytes = vec![0; usize::try_from(spec.shape.byte_len(spec.dtype)?)?];
         opened.fill(round, index, &mut bytes)?;
-        hashes.push(proof::of_bytes(&bytes));
+        hashes.push(proof::hash_bytes(&bytes));
         tensors.push((spec.clone(), Bytes::from(bytes)));
     }
     let borrowed = Borrowed::from_tensors(staging, tensors, vec![])?;
@@ -95,9 +95,9 @@ fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable
 }
 
 fn proof_of(specs: &[TensorSpec], hashes: &[proof::BytesHash]) -> Proof {
-    let mut proving = Proving::new();
+    let mut hasher = ProofHasher::new();
     for (spec, bytes) in specs.iter().zip(hashes) {
-        proving.add(&spec.name, spec.dtype, &spec.shape, bytes);
+        hasher.add(&spec.name, spec.dtype, &spec.shape, bytes);
     }
-    proving.end()
+    hasher.finish()
 }

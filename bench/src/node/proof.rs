@@ -8,18 +8,18 @@ use tensor_relay_protocol::{Dtype, Shape, TensorName};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Proof(String);
 
-/// A proof in the making.
-pub(crate) struct Proving(blake3::Hasher);
+/// Computes a [`Proof`] tensor by tensor.
+pub(crate) struct ProofHasher(blake3::Hasher);
 
 /// The hash of one tensor's bytes.
 pub(crate) type BytesHash = blake3::Hash;
 
 /// Hashes the bytes of one tensor, at several GB/s.
-pub(crate) fn of_bytes(bytes: &[u8]) -> BytesHash {
+pub(crate) fn hash_bytes(bytes: &[u8]) -> BytesHash {
     blake3::hash(bytes)
 }
 
-impl Proving {
+impl ProofHasher {
     pub(crate) fn new() -> Self {
         Self(blake3::Hasher::new())
     }
@@ -36,7 +36,7 @@ impl Proving {
         self.0.update(bytes.as_bytes());
     }
 
-    pub(crate) fn end(self) -> Proof {
+    pub(crate) fn finish(self) -> Proof {
         Proof(self.0.finalize().to_hex().to_string())
     }
 }
@@ -46,16 +46,16 @@ mod tests {
     use super::*;
 
     fn proof(tensors: &[(&str, Dtype, &[u64], &[u8])]) -> Proof {
-        let mut proving = Proving::new();
+        let mut hasher = ProofHasher::new();
         for (name, dtype, shape, bytes) in tensors {
-            proving.add(
+            hasher.add(
                 &TensorName::new(name).unwrap(),
                 *dtype,
                 &Shape::new(shape).unwrap(),
-                &of_bytes(bytes),
+                &hash_bytes(bytes),
             );
         }
-        proving.end()
+        hasher.finish()
     }
 
     #[test]
