@@ -8,11 +8,11 @@ mod address;
 mod barrier;
 mod board;
 mod claims;
-mod crew;
 mod document;
 mod driver;
 mod peer;
 mod results;
+mod workers;
 mod workload;
 
 pub use address::{NodeAddress, NodeAddressError};
@@ -24,11 +24,11 @@ use crate::{
     program::Program,
 };
 use anyhow::{Context, Result, ensure};
-use crew::Crew;
 use document::NetworkFacts;
 use driver::{Driver, Terms};
 use peer::Peer;
 use std::{path::PathBuf, time::Duration};
+use workers::Workers;
 
 /// The options of `run`.
 #[derive(Debug, Clone, clap::Args)]
@@ -99,7 +99,7 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
     ensure!(consumers <= CONSUMERS_MAX as usize, "{consumers} consumers are more than {CONSUMERS_MAX}");
     let plan = args.workload.plan(consumers)?;
     // Kept to the end: the namespaces go with it.
-    let (crew, network, _made) = match &args.producer {
+    let (workers, network, _made) = match &args.producer {
         Some(producer) => {
             let network = NetworkFacts::Nodes { consumers };
             (at_nodes(&args, producer).await?, network, None)
@@ -119,14 +119,14 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
         serve_at: args.serve_at.or(args.producer),
         deadline: args.deadline.map(Duration::from_secs),
     };
-    let results = Driver::new(crew, terms).measure(network).await?;
+    let results = Driver::new(workers, terms).measure(network).await?;
     print!("{results}");
     results.write(args.json.as_deref())
 }
 
 /// Starts all workers on this machine: the producer, and then the consumers.
-fn here(network: &Network, this: &Program, consumers: usize) -> Result<Crew> {
-    let (tell, heard) = Crew::reports();
+fn here(network: &Network, this: &Program, consumers: usize) -> Result<Workers> {
+    let (tell, heard) = Workers::reports();
     let mut producer = network.command(End::Serving, this);
     producer.arg(WORKER).arg(format!("--data={}:0", network.server_ip()));
     let mut peers = vec![Peer::start("producer".into(), producer, 0, tell.clone())?];
@@ -135,17 +135,17 @@ fn here(network: &Network, this: &Program, consumers: usize) -> Result<Crew> {
         consumer.arg(WORKER);
         peers.push(Peer::start(format!("consumer {number}"), consumer, number, tell.clone())?);
     }
-    Ok(Crew::new(peers, heard))
+    Ok(Workers::new(peers, heard))
 }
 
 /// Finds all nodes, in the same order.
-async fn at_nodes(args: &RunArgs, producer: &NodeAddress) -> Result<Crew> {
+async fn at_nodes(args: &RunArgs, producer: &NodeAddress) -> Result<Workers> {
     let token = args.token.as_ref().context("nodes ask for a token: give --token")?;
-    let (tell, heard) = Crew::reports();
+    let (tell, heard) = Workers::reports();
     let mut peers = vec![Peer::connect("producer", producer, token, 0, tell.clone()).await?];
     for (number, address) in (1..).zip(&args.consumer) {
         let role = format!("consumer {number}");
         peers.push(Peer::connect(&role, address, token, number, tell.clone()).await?);
     }
-    Ok(Crew::new(peers, heard))
+    Ok(Workers::new(peers, heard))
 }

@@ -3,9 +3,9 @@
 use super::{
     address::NodeAddress,
     claims,
-    crew::Crew,
     document::{COPIES, Details, Machine, NetworkFacts, WorkloadFacts},
     results::{Sample, Scenario, tables},
+    workers::Workers,
     workload::{Plan, Scene},
 };
 use crate::{
@@ -54,9 +54,9 @@ const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
 /// The number of the one worker that publishes. Consumers follow.
 const PRODUCER: usize = 0;
 
-/// Leads a crew whose first worker is the producer.
+/// Leads a workers whose first worker is the producer.
 pub(super) struct Driver {
-    crew: Crew,
+    workers: Workers,
     terms: Terms,
     consumers: Vec<usize>,
     /// The rounds that were begun so far.
@@ -67,8 +67,8 @@ pub(super) struct Driver {
 type Introductions = Vec<Introduction>;
 
 impl Driver {
-    pub(super) fn new(crew: Crew, terms: Terms) -> Self {
-        Self { consumers: (PRODUCER + 1..crew.len()).collect(), crew, terms, begun: 0 }
+    pub(super) fn new(workers: Workers, terms: Terms) -> Self {
+        Self { consumers: (PRODUCER + 1..workers.len()).collect(), workers, terms, begun: 0 }
     }
 
     /// Does all rounds, one of each scene after the other, because a machine's speed drifts: only neighbours are compared.
@@ -98,8 +98,8 @@ impl Driver {
 
     /// Waits until all workers run.
     async fn meet(&mut self) -> Result<Introductions> {
-        let all: Vec<usize> = (0..self.crew.len()).collect();
-        let introduced = self.crew.gather(&all, "here", self.step(), |report| match report {
+        let all: Vec<usize> = (0..self.workers.len()).collect();
+        let introduced = self.workers.gather(&all, "here", self.step(), |report| match report {
             Report::Here(introduction) => Some(introduction),
             _ => None,
         });
@@ -112,15 +112,15 @@ impl Driver {
         let (work, every) = (plan.work.clone(), plan.every);
         let (udp_payload_max, lanes) = (Some(*udp_payload_max), *lanes);
         let job = Production { work: work.clone(), hold: *hold, udp_payload_max, every };
-        self.crew.tell(&[PRODUCER], &Order::Produce(job)).await?;
-        let tickets = self.crew.gather(&[PRODUCER], "serving", self.step(), |report| match report {
+        self.workers.tell(&[PRODUCER], &Order::Produce(job)).await?;
+        let tickets = self.workers.gather(&[PRODUCER], "serving", self.step(), |report| match report {
             Report::Serving { ticket } => Some(ticket),
             _ => None,
         });
         let said = tickets.await?.concat();
         let ticket = self
             .ticket(&said)
-            .with_context(|| format!("{} gave a ticket that is none", self.crew.name(PRODUCER)))?;
+            .with_context(|| format!("{} gave a ticket that is none", self.workers.name(PRODUCER)))?;
         for consumer in self.consumers.clone() {
             let slow = self
                 .terms
@@ -130,10 +130,10 @@ impl Driver {
                 .any(|scene| scene.slow.map(worker) == Some(consumer));
             let ticket = ticket.to_string();
             let job = Consumption { ticket, work: work.clone(), udp_payload_max, lanes, every, slow };
-            self.crew.tell(&[consumer], &Order::Consume(job)).await?;
+            self.workers.tell(&[consumer], &Order::Consume(job)).await?;
         }
         let connected = self
-            .crew
+            .workers
             .gather(&self.consumers, "connected", self.step(), |report| match report {
                 Report::Connected => Some(()),
                 _ => None,
@@ -161,19 +161,19 @@ impl Driver {
         let prepared = self.prepare(round, &consumers).await?;
 
         let patience = self.patience(&prepared, round);
-        self.crew
+        self.workers
             .show(title.into(), prepared.payload_bytes.saturating_mul(versions), &consumers);
         let begin = Order::Begin { round: round.number, patience_s: patience.as_secs() };
         // Consumers first, so that they wait when the producer publishes.
-        self.crew.tell(&consumers, &begin).await?;
-        self.crew.tell(&[PRODUCER], &begin).await?;
+        self.workers.tell(&consumers, &begin).await?;
+        self.workers.tell(&[PRODUCER], &begin).await?;
         let (sent, received) = self.outcome(&readers, patience).await?;
-        self.crew.show_nothing();
+        self.workers.show_nothing();
 
-        let producer = self.crew.name(PRODUCER);
+        let producer = self.workers.name(PRODUCER);
         claims::check_sent(&sent, round).with_context(|| producer.to_owned())?;
         for (reader, received) in readers.iter().zip(&received) {
-            let name = || self.crew.name(*reader).to_owned();
+            let name = || self.workers.name(*reader).to_owned();
             claims::check_received(received, &prepared, round).with_context(name)?;
         }
         self.stop(&slow, round).await?;
@@ -183,15 +183,15 @@ impl Driver {
     /// Lets the producer make the version, and then the consumers subscribe. When this returns all are ready.
     async fn prepare(&mut self, round: Round, consumers: &[usize]) -> Result<Prepared> {
         let deadline = self.terms.deadline.unwrap_or(PREPARE_MAX);
-        self.crew.tell(&[PRODUCER], &Order::Prepare(round)).await?;
-        let prepared = self.crew.gather(&[PRODUCER], "prepared", deadline, |report| match report {
+        self.workers.tell(&[PRODUCER], &Order::Prepare(round)).await?;
+        let prepared = self.workers.gather(&[PRODUCER], "prepared", deadline, |report| match report {
             Report::Prepared(prepared) => Some(prepared),
             _ => None,
         });
         let prepared = prepared.await?.pop().context("one was gathered")?;
-        claims::check_prepared(&prepared, round).with_context(|| self.crew.name(PRODUCER).to_owned())?;
-        self.crew.tell(consumers, &Order::Prepare(round)).await?;
-        let waiting = self.crew.gather(consumers, "waiting", self.step(), |report| match report {
+        claims::check_prepared(&prepared, round).with_context(|| self.workers.name(PRODUCER).to_owned())?;
+        self.workers.tell(consumers, &Order::Prepare(round)).await?;
+        let waiting = self.workers.gather(consumers, "waiting", self.step(), |report| match report {
             Report::Waiting { round: number } if number == round.number => Some(()),
             _ => None,
         });
@@ -208,7 +208,7 @@ impl Driver {
         let all = [&[PRODUCER], readers].concat();
         // The producer gives up when patience ends, and knows better why.
         let deadline = patience + STEP_MAX;
-        let done = self.crew.gather(&all, "sent or received", deadline, |report| match report {
+        let done = self.workers.gather(&all, "sent or received", deadline, |report| match report {
             Report::Sent(sent) => Some(Done::Sent(sent)),
             Report::Received(received) => Some(Done::Received(received)),
             _ => None,
@@ -228,8 +228,8 @@ impl Driver {
 
     /// Ends the part of those who are only in the way.
     async fn stop(&mut self, slow: &[usize], round: Round) -> Result<()> {
-        self.crew.tell(slow, &Order::Stop { round: round.number }).await?;
-        let stopped = self.crew.gather(slow, "stopped", self.step(), |report| match report {
+        self.workers.tell(slow, &Order::Stop { round: round.number }).await?;
+        let stopped = self.workers.gather(slow, "stopped", self.step(), |report| match report {
             Report::Stopped { round: number, .. } if number == round.number => Some(()),
             _ => None,
         });
@@ -243,13 +243,13 @@ impl Driver {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let mut rows = Vec::new();
         for workers in [self.consumers.clone(), vec![PRODUCER]] {
-            self.crew.tell(&workers, &Order::End).await?;
-            let peaks = self.crew.gather(&workers, "ended", self.step(), |report| match report {
+            self.workers.tell(&workers, &Order::End).await?;
+            let peaks = self.workers.gather(&workers, "ended", self.step(), |report| match report {
                 Report::Ended { peak_resident_bytes } => Some(peak_resident_bytes),
                 _ => None,
             });
             for (worker, peak) in workers.iter().zip(peaks.await?) {
-                let setting = Cells::of([("worker", self.crew.name(*worker).to_owned())]);
+                let setting = Cells::of([("worker", self.workers.name(*worker).to_owned())]);
                 // Nothing, where its kernel does not tell.
                 let memory = Cells::default()
                     .and("peak_resident_mib", peak.map(mib))
@@ -265,7 +265,7 @@ impl Driver {
         let is_near = |reader: usize| Machine::new("", &here[reader], &here[PRODUCER]).clock_of_producer;
         Scenario {
             name: scene.name.clone(),
-            readers: readers().map(|reader| self.crew.name(reader).into()).collect(),
+            readers: readers().map(|reader| self.workers.name(reader).into()).collect(),
             one_clock: readers().all(is_near),
             is_stream: matches!(self.terms.plan.work, Work::Stream { .. }),
             samples: Vec::new(),
@@ -281,7 +281,7 @@ impl Driver {
     ) -> Results<Details> {
         let Terms { name, plan, rounds, hold, lanes, .. } = &self.terms;
         let machines =
-            (0..self.crew.len()).map(|w| Machine::new(self.crew.name(w), &here[w], &here[PRODUCER]));
+            (0..self.workers.len()).map(|w| Machine::new(self.workers.name(w), &here[w], &here[PRODUCER]));
         let title = format!("Workload {name}, over {network}");
         let about = format!(
             "tensor-relay alone; medians over {rounds} rounds (least to most); ratios are of a scene to the first, round by \

@@ -26,7 +26,7 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 const REASON_MAX_CHARS: usize = 2_000;
 
 /// The workers, by number, and what comes from them. Whoever fails, lies, or is late is named.
-pub(crate) struct Crew {
+pub(crate) struct Workers {
     peers: Vec<Peer>,
     /// The workers that have reported their end, whose disconnection is no error.
     done: HashSet<usize>,
@@ -36,7 +36,7 @@ pub(crate) struct Crew {
     told: Instant,
 }
 
-impl Crew {
+impl Workers {
     /// Both ends of the queue of reports.
     pub(crate) fn reports() -> (mpsc::Sender<Heard>, mpsc::Receiver<Heard>) {
         mpsc::channel(REPORTS_MAX)
@@ -183,11 +183,11 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
 
     /// A crew of one, which runs `script` in a shell.
-    fn crew(script: &str) -> Crew {
-        let (tell, heard) = Crew::reports();
+    fn one_worker(script: &str) -> Workers {
+        let (tell, heard) = Workers::reports();
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);
-        Crew::new(vec![Peer::start("consumer 1".into(), shell, 0, tell).unwrap()], heard)
+        Workers::new(vec![Peer::start("consumer 1".into(), shell, 0, tell).unwrap()], heard)
     }
 
     fn connected(report: Report) -> Option<()> {
@@ -195,14 +195,14 @@ mod tests {
     }
 
     async fn failure(script: &str, deadline: Duration) -> String {
-        let error = crew(script).gather(&[0], "connected", deadline, connected).await.unwrap_err();
+        let error = one_worker(script).gather(&[0], "connected", deadline, connected).await.unwrap_err();
         format!("{error:#}")
     }
 
     #[tokio::test]
     async fn who_says_what_is_waited_for_is_heard() {
-        let mut crew = crew(r#"echo '{"moving":{"bytes":1}}'; echo '"connected"'; exec sleep 60"#);
-        crew.gather(&[0], "connected", LONG, connected).await.unwrap();
+        let mut workers = one_worker(r#"echo '{"moving":{"bytes":1}}'; echo '"connected"'; exec sleep 60"#);
+        workers.gather(&[0], "connected", LONG, connected).await.unwrap();
     }
 
     #[tokio::test]
@@ -225,9 +225,9 @@ mod tests {
     /// Goal: who takes no orders any more has a reason, and the user hears it. Method: a worker that closes its ears.
     #[tokio::test]
     async fn last_words_are_heard() {
-        let mut crew = crew(r#"exec <&-; echo '{"failed":{"reason":"no memory"}}'; exec sleep 60"#);
+        let mut workers = one_worker(r#"exec <&-; echo '{"failed":{"reason":"no memory"}}'; exec sleep 60"#);
         let error = loop {
-            if let Err(error) = crew.tell(&[0], &Order::End).await {
+            if let Err(error) = workers.tell(&[0], &Order::End).await {
                 break error;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -237,9 +237,9 @@ mod tests {
 
     #[tokio::test]
     async fn saying_it_again_is_out_of_turn() {
-        let mut crew = crew(r#"echo '"connected"'; echo '"connected"'; exec sleep 60"#);
-        crew.gather(&[0], "connected", LONG, connected).await.unwrap();
-        let error = crew.gather(&[0], "ended", LONG, |_| None::<()>).await.unwrap_err();
+        let mut workers = one_worker(r#"echo '"connected"'; echo '"connected"'; exec sleep 60"#);
+        workers.gather(&[0], "connected", LONG, connected).await.unwrap();
+        let error = workers.gather(&[0], "ended", LONG, |_| None::<()>).await.unwrap_err();
         assert!(error.to_string().contains("said `connected` when it was to say `ended`"), "{error}");
     }
 }
