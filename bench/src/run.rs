@@ -6,11 +6,11 @@
 
 mod address;
 mod barrier;
-mod board;
 mod claims;
 mod document;
 mod driver;
 mod peer;
+mod progress;
 mod results;
 mod workers;
 mod workload;

@@ -2,8 +2,8 @@
 
 use super::{
     barrier::Barrier,
-    board::Board,
     peer::{Heard, Peer, Silence},
+    progress::Progress,
 };
 use crate::node::order::{Order, Report};
 use anyhow::{Result, anyhow, bail};
@@ -17,7 +17,7 @@ use tokio::{
 const REPORTS_MAX: usize = 64;
 
 /// The interval of progress lines.
-const TELL: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The deadline for a worker's reason for refusing orders.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
@@ -31,9 +31,9 @@ pub(crate) struct Workers {
     /// The workers that have reported their end, whose disconnection is no error.
     done: HashSet<usize>,
     heard: mpsc::Receiver<Heard>,
-    board: Board,
+    progress: Progress,
     ticks: Interval,
-    told: Instant,
+    last_shown: Instant,
 }
 
 impl Workers {
@@ -48,9 +48,9 @@ impl Workers {
             peers,
             done: HashSet::new(),
             heard,
-            board: Board::default(),
-            ticks: interval(TELL),
-            told: Instant::now(),
+            progress: Progress::default(),
+            ticks: interval(PROGRESS_INTERVAL),
+            last_shown: Instant::now(),
         }
     }
 
@@ -64,14 +64,14 @@ impl Workers {
     }
 
     /// Shows from now on how far `consumers` are in the round called `title`.
-    pub(crate) fn show(&mut self, title: String, whole_bytes: u64, consumers: &[usize]) {
+    pub(crate) fn show(&mut self, title: String, round_bytes: u64, consumers: &[usize]) {
         let named = consumers.iter().map(|worker| (*worker, self.peers[*worker].name().to_owned()));
-        self.board.begin(title, whole_bytes, named);
+        self.progress.begin(title, round_bytes, named);
     }
 
     /// Shows nothing, until there is something to show again.
     pub(crate) fn show_nothing(&mut self) {
-        self.board = Board::default();
+        self.progress = Progress::default();
     }
 
     /// Gives the same order to each of `workers`.
@@ -124,7 +124,7 @@ impl Workers {
                     let arrived = barrier.arrive(worker, what);
                     arrived.map_err(|error| anyhow!("{} said `{step}`: {error}", self.name(worker)))?;
                 }
-                now = self.ticks.tick() => self.tell_progress(now),
+                now = self.ticks.tick() => self.show_progress(now),
                 () = sleep_until(until) => {
                     let late: Vec<&str> = barrier.missing().map(|worker| self.name(worker)).collect();
                     bail!("{} did not say `{step}` within {deadline:?}", late.join(" and "));
@@ -137,7 +137,7 @@ impl Workers {
     async fn report(&mut self, worker: usize, said: Result<Report, Silence>) -> Result<Option<Report>> {
         match said {
             Ok(Report::Moving { bytes }) => {
-                self.board.moved(worker, bytes);
+                self.progress.record(worker, bytes);
                 Ok(None)
             }
             Ok(Report::Failed { reason }) => bail!("{} failed: {}", self.name(worker), printable(&reason)),
@@ -161,11 +161,11 @@ impl Workers {
         anyhow!("{name} said `{said}` when it was to say `{step}`: run the same build on all hosts")
     }
 
-    fn tell_progress(&mut self, now: Instant) {
-        if let Some(line) = self.board.line(now - self.told) {
+    fn show_progress(&mut self, now: Instant) {
+        if let Some(line) = self.progress.line(now - self.last_shown) {
             eprintln!("{line}");
         }
-        self.told = now;
+        self.last_shown = now;
     }
 }
 
