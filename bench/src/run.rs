@@ -6,7 +6,7 @@
 
 mod address;
 mod barrier;
-mod claims;
+mod checks;
 mod document;
 mod driver;
 mod peer;

@@ -2,7 +2,7 @@
 
 use super::{
     address::NodeAddress,
-    claims,
+    checks,
     document::{COPIES, Details, Machine, NetworkFacts, WorkloadFacts},
     results::{Sample, Scenario, tables},
     workers::Workers,
@@ -171,10 +171,10 @@ impl Driver {
         self.workers.show_nothing();
 
         let producer = self.workers.name(PRODUCER);
-        claims::check_sent(&sent, round).with_context(|| producer.to_owned())?;
+        checks::check_sent(&sent, round).with_context(|| producer.to_owned())?;
         for (reader, received) in readers.iter().zip(&received) {
             let name = || self.workers.name(*reader).to_owned();
-            claims::check_received(received, &prepared, round).with_context(name)?;
+            checks::check_received(received, &prepared, round).with_context(name)?;
         }
         self.stop(&slow, round).await?;
         Ok(Sample { scene: scene.name.clone(), prepared, sent, received })
@@ -189,7 +189,7 @@ impl Driver {
             _ => None,
         });
         let prepared = prepared.await?.pop().context("one was gathered")?;
-        claims::check_prepared(&prepared, round).with_context(|| self.workers.name(PRODUCER).to_owned())?;
+        checks::check_prepared(&prepared, round).with_context(|| self.workers.name(PRODUCER).to_owned())?;
         self.workers.tell(consumers, &Order::Prepare(round)).await?;
         let waiting = self.workers.gather(consumers, "waiting", self.step(), |report| match report {
             Report::Waiting { round: number } if number == round.number => Some(()),

@@ -164,7 +164,7 @@ fn merged<'a>(all: impl Iterator<Item = &'a Buckets>) -> Option<Cells<f64>> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::claims::tests::{prepared, received, sent},
+        super::checks::tests::{prepared, received, sent},
         *,
     };
 

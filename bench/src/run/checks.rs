@@ -1,4 +1,4 @@
-//! Whether what workers say can be true. A worker on another machine may be another build, or broken.
+//! Plausibility checks of workers' reports: a worker on another machine may be another build, or broken.
 
 use crate::node::order::{Prepared, Received, Round, Sent};
 use anyhow::{Result, ensure};
@@ -35,9 +35,9 @@ pub(super) fn check_sent(sent: &Sent, round: Round) -> Result<()> {
 /// says they were.
 pub(super) fn check_received(received: &Received, prepared: &Prepared, round: Round) -> Result<()> {
     ensure!(received.round == round.number, "it finished round {}, not {}", received.round, round.number);
-    let told = received.versions.checked_add(received.missed);
+    let published = received.versions.checked_add(received.missed);
     ensure!(
-        told == Some(round.versions) && received.versions > 0,
+        published == Some(round.versions) && received.versions > 0,
         "it received {} versions and missed {}, where {} were published",
         received.versions,
         received.missed,
