@@ -63,14 +63,14 @@ impl Process {
         let lines = self.lines.as_mut().context("somebody else listens to it")?;
         match timeout(deadline, lines.next()).await {
             Ok(Ok(Some(line))) => Ok(line),
-            Ok(Ok(None) | Err(WireError::CutOff)) => bail!("{name} {}", self.obituary().await),
+            Ok(Ok(None) | Err(WireError::CutOff)) => bail!("{name} {}", self.end_reason().await),
             Ok(Err(error)) => Err(error).with_context(|| format!("cannot understand {name}")),
             Err(_) => bail!("{name} printed nothing for {deadline:?} and was killed{}", self.kill().await),
         }
     }
 
     /// The error for a process whose output has ended.
-    pub(crate) async fn obituary(&mut self) -> String {
+    pub(crate) async fn end_reason(&mut self) -> String {
         match self.wait().await {
             Some(status) => format!("ended early, with {status}{}", self.last_words().await),
             None => format!("closed its output and was killed{}", self.kill().await),

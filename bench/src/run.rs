@@ -9,9 +9,9 @@ mod barrier;
 mod checks;
 mod document;
 mod driver;
-mod peer;
 mod progress;
 mod results;
+mod worker_handle;
 mod workers;
 mod workload;
 
@@ -26,8 +26,8 @@ use crate::{
 use anyhow::{Context, Result, ensure};
 use document::NetworkFacts;
 use driver::{Driver, Terms};
-use peer::Peer;
 use std::{path::PathBuf, time::Duration};
+use worker_handle::WorkerHandle;
 use workers::Workers;
 
 /// The options of `run`.
@@ -126,26 +126,26 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
 
 /// Starts all workers on this machine: the producer, and then the consumers.
 fn here(network: &Network, this: &Program, consumers: usize) -> Result<Workers> {
-    let (tell, heard) = Workers::reports();
+    let (events, received) = Workers::event_queue();
     let mut producer = network.command(End::Serving, this);
     producer.arg(WORKER).arg(format!("--data={}:0", network.server_ip()));
-    let mut peers = vec![Peer::start("producer".into(), producer, 0, tell.clone())?];
+    let mut handles = vec![WorkerHandle::start("producer".into(), producer, 0, events.clone())?];
     for number in 1..=consumers {
         let mut consumer = network.command(End::Receiving, this);
         consumer.arg(WORKER);
-        peers.push(Peer::start(format!("consumer {number}"), consumer, number, tell.clone())?);
+        handles.push(WorkerHandle::start(format!("consumer {number}"), consumer, number, events.clone())?);
     }
-    Ok(Workers::new(peers, heard))
+    Ok(Workers::new(handles, received))
 }
 
 /// Finds all nodes, in the same order.
 async fn at_nodes(args: &RunArgs, producer: &NodeAddress) -> Result<Workers> {
     let token = args.token.as_ref().context("nodes ask for a token: give --token")?;
-    let (tell, heard) = Workers::reports();
-    let mut peers = vec![Peer::connect("producer", producer, token, 0, tell.clone()).await?];
+    let (events, received) = Workers::event_queue();
+    let mut handles = vec![WorkerHandle::connect("producer", producer, token, 0, events.clone()).await?];
     for (number, address) in (1..).zip(&args.consumer) {
         let role = format!("consumer {number}");
-        peers.push(Peer::connect(&role, address, token, number, tell.clone()).await?);
+        handles.push(WorkerHandle::connect(&role, address, token, number, events.clone()).await?);
     }
-    Ok(Workers::new(peers, heard))
+    Ok(Workers::new(handles, received))
 }

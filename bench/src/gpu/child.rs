@@ -48,6 +48,6 @@ async fn listen(
     read?;
     match process.wait().await {
         Some(status) if status.success() => Ok(()),
-        _ => bail!("it {}", process.obituary().await),
+        _ => bail!("it {}", process.end_reason().await),
     }
 }

@@ -112,7 +112,7 @@ impl Driver {
         let (work, every) = (plan.work.clone(), plan.every);
         let (udp_payload_max, lanes) = (Some(*udp_payload_max), *lanes);
         let job = Production { work: work.clone(), hold: *hold, udp_payload_max, every };
-        self.workers.tell(&[PRODUCER], &Order::Produce(job)).await?;
+        self.workers.send(&[PRODUCER], &Order::Produce(job)).await?;
         let tickets = self.workers.gather(&[PRODUCER], "serving", self.step(), |report| match report {
             Report::Serving { ticket } => Some(ticket),
             _ => None,
@@ -130,7 +130,7 @@ impl Driver {
                 .any(|scene| scene.slow.map(worker) == Some(consumer));
             let ticket = ticket.to_string();
             let job = Consumption { ticket, work: work.clone(), udp_payload_max, lanes, every, slow };
-            self.workers.tell(&[consumer], &Order::Consume(job)).await?;
+            self.workers.send(&[consumer], &Order::Consume(job)).await?;
         }
         let connected = self
             .workers
@@ -162,13 +162,13 @@ impl Driver {
 
         let patience = self.patience(&prepared, round);
         self.workers
-            .show(title.into(), prepared.payload_bytes.saturating_mul(versions), &consumers);
+            .start_progress(title.into(), prepared.payload_bytes.saturating_mul(versions), &consumers);
         let begin = Order::Begin { round: round.number, patience_s: patience.as_secs() };
         // Consumers first, so that they wait when the producer publishes.
-        self.workers.tell(&consumers, &begin).await?;
-        self.workers.tell(&[PRODUCER], &begin).await?;
+        self.workers.send(&consumers, &begin).await?;
+        self.workers.send(&[PRODUCER], &begin).await?;
         let (sent, received) = self.outcome(&readers, patience).await?;
-        self.workers.show_nothing();
+        self.workers.stop_progress();
 
         let producer = self.workers.name(PRODUCER);
         checks::check_sent(&sent, round).with_context(|| producer.to_owned())?;
@@ -183,14 +183,14 @@ impl Driver {
     /// Lets the producer make the version, and then the consumers subscribe. When this returns all are ready.
     async fn prepare(&mut self, round: Round, consumers: &[usize]) -> Result<Prepared> {
         let deadline = self.terms.deadline.unwrap_or(PREPARE_MAX);
-        self.workers.tell(&[PRODUCER], &Order::Prepare(round)).await?;
+        self.workers.send(&[PRODUCER], &Order::Prepare(round)).await?;
         let prepared = self.workers.gather(&[PRODUCER], "prepared", deadline, |report| match report {
             Report::Prepared(prepared) => Some(prepared),
             _ => None,
         });
         let prepared = prepared.await?.pop().context("one was gathered")?;
         checks::check_prepared(&prepared, round).with_context(|| self.workers.name(PRODUCER).to_owned())?;
-        self.workers.tell(consumers, &Order::Prepare(round)).await?;
+        self.workers.send(consumers, &Order::Prepare(round)).await?;
         let waiting = self.workers.gather(consumers, "waiting", self.step(), |report| match report {
             Report::Waiting { round: number } if number == round.number => Some(()),
             _ => None,
@@ -228,7 +228,7 @@ impl Driver {
 
     /// Ends the part of those who are only in the way.
     async fn stop(&mut self, slow: &[usize], round: Round) -> Result<()> {
-        self.workers.tell(slow, &Order::Stop { round: round.number }).await?;
+        self.workers.send(slow, &Order::Stop { round: round.number }).await?;
         let stopped = self.workers.gather(slow, "stopped", self.step(), |report| match report {
             Report::Stopped { round: number, .. } if number == round.number => Some(()),
             _ => None,
@@ -243,7 +243,7 @@ impl Driver {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let mut rows = Vec::new();
         for workers in [self.consumers.clone(), vec![PRODUCER]] {
-            self.workers.tell(&workers, &Order::End).await?;
+            self.workers.send(&workers, &Order::End).await?;
             let peaks = self.workers.gather(&workers, "ended", self.step(), |report| match report {
                 Report::Ended { peak_resident_bytes } => Some(peak_resident_bytes),
                 _ => None,

@@ -2,8 +2,8 @@
 
 use super::{
     barrier::Barrier,
-    peer::{Heard, Peer, Silence},
     progress::Progress,
+    worker_handle::{Disconnected, Event, WorkerHandle},
 };
 use crate::node::order::{Order, Report};
 use anyhow::{Result, anyhow, bail};
@@ -13,41 +13,42 @@ use tokio::{
     time::{Instant, Interval, interval, sleep_until, timeout_at},
 };
 
-/// The bound of the queue of reports. Workers that report faster than the driver reads wait for it.
-const REPORTS_MAX: usize = 64;
+/// The bound of the event queue. Workers that report faster than the driver reads are slowed down.
+const EVENTS_MAX: usize = 64;
 
 /// The interval of progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The deadline for a worker's reason for refusing orders.
-const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+/// How long to wait for the failure report of a worker that accepts no more orders.
+const FAILURE_MAX: Duration = Duration::from_secs(1);
 
-/// The length to which a worker's reason is cut.
+/// The length to which a worker's failure reason is truncated.
 const REASON_MAX_CHARS: usize = 2_000;
 
-/// The workers, by number, and what comes from them. Whoever fails, lies, or is late is named.
+/// The workers, numbered from 0, and the queue of their events. Every error names the worker that failed, contradicted
+/// itself or missed a deadline.
 pub(crate) struct Workers {
-    peers: Vec<Peer>,
+    handles: Vec<WorkerHandle>,
     /// The workers that have reported their end, whose disconnection is no error.
-    done: HashSet<usize>,
-    heard: mpsc::Receiver<Heard>,
+    ended: HashSet<usize>,
+    events: mpsc::Receiver<Event>,
     progress: Progress,
     ticks: Interval,
     last_shown: Instant,
 }
 
 impl Workers {
-    /// Both ends of the queue of reports.
-    pub(crate) fn reports() -> (mpsc::Sender<Heard>, mpsc::Receiver<Heard>) {
-        mpsc::channel(REPORTS_MAX)
+    /// A new event queue: the sender for all [`WorkerHandle`]s, and the receiver for [`Workers::new`].
+    pub(crate) fn event_queue() -> (mpsc::Sender<Event>, mpsc::Receiver<Event>) {
+        mpsc::channel(EVENTS_MAX)
     }
 
-    /// The crew of `peers`, whose numbers are their places.
-    pub(crate) fn new(peers: Vec<Peer>, heard: mpsc::Receiver<Heard>) -> Self {
+    /// The workers behind `handles`, each numbered by its index there.
+    pub(crate) fn new(handles: Vec<WorkerHandle>, events: mpsc::Receiver<Event>) -> Self {
         Self {
-            peers,
-            done: HashSet::new(),
-            heard,
+            handles,
+            ended: HashSet::new(),
+            events,
             progress: Progress::default(),
             ticks: interval(PROGRESS_INTERVAL),
             last_shown: Instant::now(),
@@ -56,52 +57,53 @@ impl Workers {
 
     /// The number of workers.
     pub(crate) fn len(&self) -> usize {
-        self.peers.len()
+        self.handles.len()
     }
 
     pub(crate) fn name(&self, worker: usize) -> &str {
-        self.peers[worker].name()
+        self.handles[worker].name()
     }
 
-    /// Shows from now on how far `consumers` are in the round called `title`.
-    pub(crate) fn show(&mut self, title: String, round_bytes: u64, consumers: &[usize]) {
-        let named = consumers.iter().map(|worker| (*worker, self.peers[*worker].name().to_owned()));
+    /// Prints progress lines of `consumers` from now on, for the round called `title`.
+    pub(crate) fn start_progress(&mut self, title: String, round_bytes: u64, consumers: &[usize]) {
+        let named = consumers.iter().map(|worker| (*worker, self.handles[*worker].name().to_owned()));
         self.progress.begin(title, round_bytes, named);
     }
 
-    /// Shows nothing, until there is something to show again.
-    pub(crate) fn show_nothing(&mut self) {
+    /// Prints no more progress lines.
+    pub(crate) fn stop_progress(&mut self) {
         self.progress = Progress::default();
     }
 
-    /// Gives the same order to each of `workers`.
+    /// Sends the same order to each of `workers`.
     ///
     /// # Errors
-    /// When one of them is gone.
-    pub(crate) async fn tell(&mut self, workers: &[usize], order: &Order) -> Result<()> {
+    /// When a worker is gone: the failure that it reported, if it reported one in time.
+    pub(crate) async fn send(&mut self, workers: &[usize], order: &Order) -> Result<()> {
         for worker in workers {
-            if let Err(error) = self.peers[*worker].tell(order).await {
-                return Err(self.last_words().await.unwrap_or(error));
+            if let Err(error) = self.handles[*worker].send(order).await {
+                return Err(self.reported_failure().await.unwrap_or(error));
             }
         }
         Ok(())
     }
 
-    /// The first unread failure that a worker reported.
-    async fn last_words(&mut self) -> Option<anyhow::Error> {
-        let until = Instant::now() + LAST_WORDS_MAX;
-        while let Ok(Some((worker, said))) = timeout_at(until, self.heard.recv()).await {
-            if let Err(error) = self.report(worker, said).await {
+    /// The first failure in the queue of events.
+    async fn reported_failure(&mut self) -> Option<anyhow::Error> {
+        let until = Instant::now() + FAILURE_MAX;
+        while let Ok(Some((worker, event))) = timeout_at(until, self.events.recv()).await {
+            if let Err(error) = self.handle_event(worker, event).await {
                 return Some(error);
             }
         }
         None
     }
 
-    /// Waits until each of `workers` has said what `wanted` picks out of its report; `step` is the name of that.
+    /// Waits for one report from each of `workers`, and returns what `wanted` extracts from them, in the order of
+    /// `workers`. `step` names the expected report in errors.
     ///
     /// # Errors
-    /// When one of the crew fails, goes away, says anything else, or when one of `workers` says nothing in time.
+    /// When any worker fails or disconnects, when `wanted` returns `None`, or when a report is missing at `deadline`.
     pub(crate) async fn gather<T>(
         &mut self,
         workers: &[usize],
@@ -117,25 +119,29 @@ impl Workers {
                 Err(barrier) => barrier,
             };
             tokio::select! {
-                Some((worker, said)) = self.heard.recv() => {
-                    let Some(report) = self.report(worker, said).await? else { continue };
+                Some((worker, event)) = self.events.recv() => {
+                    let Some(report) = self.handle_event(worker, event).await? else { continue };
                     let name = report.name();
-                    let what = wanted(report).ok_or_else(|| self.out_of_turn(worker, name, step))?;
-                    let arrived = barrier.arrive(worker, what);
-                    arrived.map_err(|error| anyhow!("{} said `{step}`: {error}", self.name(worker)))?;
+                    let value = wanted(report).ok_or_else(|| self.unexpected_report(worker, name, step))?;
+                    let arrived = barrier.arrive(worker, value);
+                    arrived.map_err(|error| anyhow!("{} reported `{step}`: {error}", self.name(worker)))?;
                 }
                 now = self.ticks.tick() => self.show_progress(now),
                 () = sleep_until(until) => {
                     let late: Vec<&str> = barrier.missing().map(|worker| self.name(worker)).collect();
-                    bail!("{} did not say `{step}` within {deadline:?}", late.join(" and "));
+                    bail!("{} did not report `{step}` within {deadline:?}", late.join(" and "));
                 }
             }
         }
     }
 
-    /// The report of `worker`, unless it is progress only.
-    async fn report(&mut self, worker: usize, said: Result<Report, Silence>) -> Result<Option<Report>> {
-        match said {
+    /// The report in `event`; `None` if it only reports progress, or the expected disconnection of an ended worker.
+    async fn handle_event(
+        &mut self,
+        worker: usize,
+        event: Result<Report, Disconnected>,
+    ) -> Result<Option<Report>> {
+        match event {
             Ok(Report::Moving { bytes }) => {
                 self.progress.record(worker, bytes);
                 Ok(None)
@@ -143,22 +149,22 @@ impl Workers {
             Ok(Report::Failed { reason }) => bail!("{} failed: {}", self.name(worker), printable(&reason)),
             Ok(report) => {
                 if matches!(report, Report::Ended { .. }) {
-                    self.done.insert(worker);
+                    self.ended.insert(worker);
                 }
                 Ok(Some(report))
             }
-            Err(_) if self.done.contains(&worker) => Ok(None),
-            Err(Silence::Ended) => {
-                let obituary = self.peers[worker].obituary().await;
-                bail!("{} is gone: {obituary}", self.name(worker))
+            Err(_) if self.ended.contains(&worker) => Ok(None),
+            Err(Disconnected::Ended) => {
+                let reason = self.handles[worker].end_reason().await;
+                bail!("{} is gone: {reason}", self.name(worker))
             }
-            Err(silence) => Err(anyhow!(silence).context(format!("cannot hear {}", self.name(worker)))),
+            Err(error) => Err(anyhow!(error).context(format!("cannot read reports of {}", self.name(worker)))),
         }
     }
 
-    fn out_of_turn(&self, worker: usize, said: &str, step: &str) -> anyhow::Error {
+    fn unexpected_report(&self, worker: usize, report: &str, step: &str) -> anyhow::Error {
         let name = self.name(worker);
-        anyhow!("{name} said `{said}` when it was to say `{step}`: run the same build on all hosts")
+        anyhow!("{name} reported `{report}` instead of `{step}`: run the same build on all hosts")
     }
 
     fn show_progress(&mut self, now: Instant) {
@@ -169,7 +175,7 @@ impl Workers {
     }
 }
 
-/// A stranger's text, as a terminal may show it.
+/// `text` of another host, truncated and without control characters, so that it is safe to print on a terminal.
 fn printable(text: &str) -> String {
     let shown = text.chars().take(REASON_MAX_CHARS);
     shown.map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -182,12 +188,12 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(30);
 
-    /// A crew of one, which runs `script` in a shell.
+    /// One worker, which runs `script` in a shell.
     fn one_worker(script: &str) -> Workers {
-        let (tell, heard) = Workers::reports();
+        let (sender, events) = Workers::event_queue();
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);
-        Workers::new(vec![Peer::start("consumer 1".into(), shell, 0, tell).unwrap()], heard)
+        Workers::new(vec![WorkerHandle::start("consumer 1".into(), shell, 0, sender).unwrap()], events)
     }
 
     fn connected(report: Report) -> Option<()> {
@@ -200,34 +206,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_says_what_is_waited_for_is_heard() {
+    async fn the_expected_report_is_returned() {
         let mut workers = one_worker(r#"echo '{"moving":{"bytes":1}}'; echo '"connected"'; exec sleep 60"#);
         workers.gather(&[0], "connected", LONG, connected).await.unwrap();
     }
 
     #[tokio::test]
-    async fn whoever_fails_is_named() {
+    async fn errors_name_the_worker() {
         let late = failure("exec sleep 60", Duration::from_millis(20)).await;
-        assert_eq!(late, "consumer 1 did not say `connected` within 20ms");
+        assert_eq!(late, "consumer 1 did not report `connected` within 20ms");
         let dead = failure("exit 3", LONG).await;
         assert!(dead.starts_with("consumer 1 is gone: it ended early, with exit status: 3"), "{dead}");
-        let liar = failure(r#"echo '{"waiting":{"round":1}}'; exec sleep 60"#, LONG).await;
-        assert!(liar.starts_with("consumer 1 said `waiting` when it was to say `connected`"), "{liar}");
+        let other = failure(r#"echo '{"waiting":{"round":1}}'; exec sleep 60"#, LONG).await;
+        assert!(other.starts_with("consumer 1 reported `waiting` instead of `connected`"), "{other}");
         let garbage = failure("echo hello; exec sleep 60", LONG).await;
-        assert!(garbage.starts_with("cannot hear consumer 1: it sent \"hello\""), "{garbage}");
+        assert!(garbage.starts_with("cannot read reports of consumer 1: it sent \"hello\""), "{garbage}");
         let endless = failure("yes | tr -d '\\n'", LONG).await;
         assert!(endless.contains("a line of more than"), "{endless}");
         let failed =
             failure(r#"echo '{"failed":{"reason":"no\u001b[2Jmemory"}}'; exec sleep 60"#, LONG).await;
-        assert_eq!(failed, "consumer 1 failed: no [2Jmemory", "and does nothing to the terminal");
+        assert_eq!(failed, "consumer 1 failed: no [2Jmemory", "without the control character");
     }
 
-    /// Goal: who takes no orders any more has a reason, and the user hears it. Method: a worker that closes its ears.
+    /// Goal: sending to a failed worker returns the failure that it reported. Method: it closes its standard input.
     #[tokio::test]
-    async fn last_words_are_heard() {
+    async fn a_failed_worker_has_a_reason() {
         let mut workers = one_worker(r#"exec <&-; echo '{"failed":{"reason":"no memory"}}'; exec sleep 60"#);
         let error = loop {
-            if let Err(error) = workers.tell(&[0], &Order::End).await {
+            if let Err(error) = workers.send(&[0], &Order::End).await {
                 break error;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -236,10 +242,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn saying_it_again_is_out_of_turn() {
+    async fn a_repeated_report_is_unexpected() {
         let mut workers = one_worker(r#"echo '"connected"'; echo '"connected"'; exec sleep 60"#);
         workers.gather(&[0], "connected", LONG, connected).await.unwrap();
         let error = workers.gather(&[0], "ended", LONG, |_| None::<()>).await.unwrap_err();
-        assert!(error.to_string().contains("said `connected` when it was to say `ended`"), "{error}");
+        assert!(error.to_string().contains("reported `connected` instead of `ended`"), "{error}");
     }
 }
