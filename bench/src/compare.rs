@@ -7,7 +7,7 @@
 mod measure;
 mod outcome;
 mod peers;
-mod roster;
+mod contenders;
 mod turns;
 
 use crate::{
@@ -22,8 +22,8 @@ use anyhow::{Result, bail};
 pub(crate) use measure::Load;
 use outcome::Run;
 pub(crate) use outcome::Runs;
-pub(crate) use roster::Contender;
-use roster::Roster;
+pub(crate) use contenders::Contender;
+use contenders::Contenders;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use turns::{Turn, turns};
@@ -36,7 +36,7 @@ pub struct CompareArgs {
     /// tcp-tls and all peers. Variants of tensor-relay: `10000-tensors`, with the bytes cut small; `2-lanes`, `4-lanes`,
     /// `8-lanes`; `raw`, `bitplanes`, `planes` and `zstd`, with a fixed codec; `borrowed`, which lends its tensors for
     /// each round and hashes them as they are sent; and `other-build`.
-    #[arg(value_name = "NAME", default_values = [roster::RELAY, roster::STOCK_QUINN])]
+    #[arg(value_name = "NAME", default_values = [contenders::RELAY, contenders::STOCK_QUINN])]
     pub names: Vec<String>,
     /// The size of a round.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
@@ -190,16 +190,16 @@ impl Comparison<'_> {
 }
 
 fn chosen(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
-    let mut roster = Roster::of_this(this, args.relay.as_deref());
+    let mut contenders = Contenders::of_this(this, args.relay.as_deref());
     if let Some(python) = &args.python {
-        roster.extend_with_python(this, python);
+        contenders.extend_with_python(this, python);
     }
     if let Some(path) = &args.peers {
-        roster.extend(peers::read(path)?)?;
+        contenders.extend(peers::read(path)?)?;
     }
     match &args.only {
-        Some(only) => roster.pick(std::slice::from_ref(only)),
-        None => roster.pick(&args.names),
+        Some(only) => contenders.pick(std::slice::from_ref(only)),
+        None => contenders.pick(&args.names),
     }
 }
 

@@ -1,6 +1,6 @@
 //! One run of one contender: both sides, from start to end.
 
-use super::{CompareArgs, outcome::Run, roster::Contender};
+use super::{CompareArgs, outcome::Run, contenders::Contender};
 use crate::{
     cells::Cells,
     contender::{Ready, Received, Sent},
@@ -182,7 +182,7 @@ const SMALL_ROUND_TRIPS: u32 = 4;
 
 #[cfg(test)]
 mod tests {
-    use super::{super::roster::Roster, *};
+    use super::{super::contenders::Contenders, *};
     use crate::{network::tests::parsed, program::Program};
 
     #[test]
@@ -197,9 +197,9 @@ mod tests {
 
     #[test]
     fn tensor_relay_alone_runs_as_its_users_run_it() {
-        let roster = Roster::of_this(&Program::new("bench", &[]), None);
+        let contenders = Contenders::of_this(&Program::new("bench", &[]), None);
         let names = ["tensor-relay", "2-lanes", "stock-quinn", "tcp-tls"].map(str::to_owned);
-        let mut contenders = roster.pick(&names).unwrap();
+        let mut contenders = contenders.pick(&names).unwrap();
         contenders.push(Contender { is_peer: true, ..contenders[3].clone() });
         let environments: Vec<_> = contenders.iter().map(environment).collect();
         assert_eq!(environments, [vec![], vec![], vec![COPIES], vec![COPIES], vec![COPIES, MEMORY]]);

@@ -1,6 +1,6 @@
 //! The results: runs, and the statistics of them.
 
-use super::roster::Contender;
+use super::contenders::Contender;
 use crate::{
     cells::Cells,
     contender::Small,
@@ -139,14 +139,14 @@ const COMPARED: [&str; 5] =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{compare::roster::Roster, program::Program};
+    use crate::{compare::contenders::Contenders, program::Program};
 
     /// Six pairs of `tensor-relay`, twice as fast, and `tcp`; `tcp-tls` fails after the first, beside which `tensor-relay`
     /// was slow.
     fn example() -> Runs {
-        let roster = Roster::of_this(&Program::new("bench", &[]), None);
+        let contenders = Contenders::of_this(&Program::new("bench", &[]), None);
         let names = ["tensor-relay", "tcp", "tcp-tls"].map(str::to_owned);
-        let mut runs = Runs::new(&roster.pick(&names).unwrap());
+        let mut runs = Runs::new(&contenders.pick(&names).unwrap());
         for pair in 0..6 {
             runs.add("tensor-relay", pair, Some("tcp"), Ok(run([4.0, 1.0, 9.0], 100.0)));
             runs.add("tcp", pair, Some("tensor-relay"), Ok(run([2.0, 2.0, 2.0], 50.0)));

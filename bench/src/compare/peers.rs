@@ -1,6 +1,6 @@
 //! Peers: programs of other projects, started by commands that a file lists.
 
-use super::roster::{Contender, Role};
+use super::contenders::{Contender, Role};
 use crate::program::Program;
 use anyhow::{Context, Result};
 use serde::Deserialize;

@@ -1,6 +1,6 @@
 //! The order of runs.
 
-use super::roster::Contender;
+use super::contenders::Contender;
 
 /// One run, of `contender`.
 #[derive(Debug, Clone, Copy)]
@@ -41,12 +41,12 @@ fn couple<'a>(pair: u32, first: &'a Contender, rival: &'a Contender) -> [Turn<'a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{compare::roster::Roster, program::Program};
+    use crate::{compare::contenders::Contenders, program::Program};
 
     /// The turns of `names` as words: `a-b` is a run of a beside b.
     fn told(pair: u32, names: &[&str], failed: &[&str]) -> Vec<String> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        let contenders = Roster::of_this(&Program::new("bench", &[]), None).pick(&names).unwrap();
+        let contenders = Contenders::of_this(&Program::new("bench", &[]), None).pick(&names).unwrap();
         let word = |turn: &Turn<'_>| format!("{}-{}", turn.contender.name, turn.beside.unwrap_or(""));
         turns(pair, &contenders, |name| failed.contains(&name))
             .iter()

@@ -38,7 +38,7 @@ pub(super) struct Role {
 
 /// All that there are.
 #[derive(Debug)]
-pub(super) struct Roster {
+pub(super) struct Contenders {
     contenders: Vec<Contender>,
 }
 
@@ -54,7 +54,7 @@ impl Contender {
     }
 }
 
-impl Roster {
+impl Contenders {
     /// Those that `this` program is itself, and with `other_build` its tensor-relay too.
     pub(super) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
         let own = |name: &str, role: &str, serve: &[&str], receive: &[&str], encrypted: bool| {
@@ -201,18 +201,18 @@ const CODECS: [(&str, &str); 4] = [
 mod tests {
     use super::*;
 
-    fn roster() -> Roster {
+    fn contenders() -> Contenders {
         let this = Program::new("bench", &[]);
-        let mut roster = Roster::of_this(&this, Some(Path::new("old")));
+        let mut contenders = Contenders::of_this(&this, Some(Path::new("old")));
         let mut peer = own("zeromq", &this, "x", &[], &[], false);
         peer.is_peer = true;
-        roster.extend(vec![peer]).unwrap();
-        roster
+        contenders.extend(vec![peer]).unwrap();
+        contenders
     }
 
     fn picked(names: &[&str]) -> Result<Vec<String>> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        Ok(roster().pick(&names)?.into_iter().map(|contender| contender.name).collect())
+        Ok(contenders().pick(&names)?.into_iter().map(|contender| contender.name).collect())
     }
 
     #[test]
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn tensor_relay_is_ours_in_all_circumstances() {
-        let ours = roster().contenders.into_iter().filter(|contender| contender.is_ours);
+        let ours = contenders().contenders.into_iter().filter(|contender| contender.is_ours);
         let names: Vec<String> = ours.map(|contender| contender.name).collect();
         let variants = [
             "10000-tensors",
@@ -246,18 +246,18 @@ mod tests {
 
     #[test]
     fn python_plays_either_side() {
-        let mut roster = roster();
-        roster.extend_with_python(&Program::new("bench", &[]), Path::new("python3.12"));
+        let mut contenders = contenders();
+        contenders.extend_with_python(&Program::new("bench", &[]), Path::new("python3.12"));
         let names = ["python", "python-producer", "python-consumer"].map(String::from);
         let plays = |role: &Role| role.program.words().next().unwrap() == "python3.12";
-        let sides: Vec<_> = roster
+        let sides: Vec<_> = contenders
             .pick(&names)
             .unwrap()
             .iter()
             .map(|c| (plays(&c.serve), plays(&c.receive)))
             .collect();
         assert_eq!(sides, [(true, true), (true, false), (false, true)]);
-        assert!(roster.pick(&["all".into()]).unwrap().iter().all(|c| !c.name.contains("python")));
+        assert!(contenders.pick(&["all".into()]).unwrap().iter().all(|c| !c.name.contains("python")));
     }
 
     #[test]
@@ -271,16 +271,16 @@ mod tests {
 
     #[test]
     fn a_name_belongs_to_one() {
-        let mut roster = roster();
-        let tcp = roster.pick(&["tcp".into()]).unwrap();
-        roster.extend(tcp.clone()).unwrap();
-        assert_eq!(roster.pick(&["peers/tcp".into()]).unwrap().len(), 1);
-        assert!(roster.extend(tcp).unwrap_err().to_string().contains("peers/tcp"));
+        let mut contenders = contenders();
+        let tcp = contenders.pick(&["tcp".into()]).unwrap();
+        contenders.extend(tcp.clone()).unwrap();
+        assert_eq!(contenders.pick(&["peers/tcp".into()]).unwrap().len(), 1);
+        assert!(contenders.extend(tcp).unwrap_err().to_string().contains("peers/tcp"));
     }
 
     #[test]
     fn roles_come_before_options() {
-        let tls = roster().pick(&["tcp-tls".into()]).unwrap().remove(0);
+        let tls = contenders().pick(&["tcp-tls".into()]).unwrap().remove(0);
         assert_eq!(tls.serve.words, ["tcp", "serve", "--tls"]);
         assert_eq!(tls.receive.words, ["tcp", "receive", "--tls"]);
     }
