@@ -7,8 +7,8 @@
 mod measure;
 mod outcome;
 mod peers;
+mod schedule;
 mod contenders;
-mod turns;
 
 use crate::{
     network::{Network, NetworkArgs},
@@ -24,9 +24,9 @@ use outcome::Run;
 pub(crate) use outcome::Runs;
 pub(crate) use contenders::Contender;
 use contenders::Contenders;
+use schedule::{ScheduledRun, schedule};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use turns::{Turn, turns};
 
 /// The options of `compare`.
 #[derive(Debug, Clone, clap::Args)]
@@ -87,23 +87,23 @@ Examples:
 
 /// The content of the file beside the tables.
 #[derive(Serialize)]
-pub(crate) struct Details<'a, Asked> {
+pub(crate) struct Details<'a, Options> {
     network: &'a NetworkArgs,
     #[serde(flatten)]
-    asked: Asked,
+    options: Options,
     #[serde(flatten)]
     runs: Runs,
 }
 
-impl<'a, Asked> Details<'a, Asked> {
+impl<'a, Options> Details<'a, Options> {
     /// The options, and the resulting `runs`.
-    pub(crate) fn new(network: &'a NetworkArgs, asked: Asked, runs: Runs) -> Self {
-        Self { network, asked, runs }
+    pub(crate) fn new(network: &'a NetworkArgs, options: Options, runs: Runs) -> Self {
+        Self { network, options, runs }
     }
 }
 
 #[derive(Serialize)]
-struct Asked {
+struct Options {
     size_bytes: u64,
     /// The content that tensor-relay moved.
     data: Data,
@@ -124,14 +124,14 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
         args.rounds
     );
     let title = format!("{first} beside others, over {}", args.network);
-    let asked = Asked { size_bytes: args.size, data: args.data };
+    let options = Options { size_bytes: args.size, data: args.data };
     let load = Load::new(&args);
     let (pairs, network, json) = (args.pairs, &args.network, args.json.as_deref());
     let comparison = Comparison { contenders, load, pairs, network, json };
     comparison
         .run(
             this,
-            |runs| Results::new("compare", title, about, Details::new(network, asked, runs)),
+            |runs| Results::new("compare", title, about, Details::new(network, options, runs)),
             |_| vec![],
         )
         .await
@@ -153,10 +153,10 @@ impl Comparison<'_> {
     /// # Errors
     /// When the network cannot be made, the file cannot be written, or a contender of this program's own failed. That a
     /// peer failed is a result.
-    pub(crate) async fn run<'d, Asked: Serialize>(
+    pub(crate) async fn run<'d, Options: Serialize>(
         self,
         this: &Program,
-        begin: impl FnOnce(Runs) -> Results<Details<'d, Asked>>,
+        begin: impl FnOnce(Runs) -> Results<Details<'d, Options>>,
         tables: impl Fn(&Runs) -> Vec<Table>,
     ) -> Result<()> {
         let Self { contenders, load, pairs, network, json } = self;
@@ -164,11 +164,11 @@ impl Comparison<'_> {
         let network = Network::new(network, this).await?;
         let mut results = begin(Runs::new(&contenders));
         for pair in 0..pairs {
-            let turns = turns(pair, &contenders, |name| results.details.runs.has_failed(name));
-            for Turn { contender, beside } in turns {
+            let runs = schedule(pair, &contenders, |name| results.details.runs.has_failed(name));
+            for ScheduledRun { contender, beside } in runs {
                 if !results.details.runs.has_failed(&contender.name) {
                     let run = measure::run(contender, load, &network).await;
-                    tell(pair, pairs, &contender.name, &run);
+                    print_outcome(pair, pairs, &contender.name, &run);
                     results.details.runs.add(&contender.name, pair, beside, run);
                 }
             }
@@ -203,7 +203,7 @@ fn chosen(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
     }
 }
 
-fn tell(pair: u32, pairs: u32, name: &str, run: &Result<Run>) {
+fn print_outcome(pair: u32, pairs: u32, name: &str, run: &Result<Run>) {
     let number = pair + 1;
     match run {
         Ok(run) => eprintln!("{number} of {pairs}: {name:<16} {run}"),

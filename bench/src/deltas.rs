@@ -55,7 +55,7 @@ bases as they are asked to: no budget of memory is measured here.";
 
 /// The description of the versions in the file.
 #[derive(Serialize)]
-struct Asked<'a> {
+struct Options<'a> {
     steps: &'a StepsArgs,
 }
 
@@ -94,7 +94,7 @@ pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
     };
     let title = format!("Versions that differ a little, over {network}");
     let begin =
-        |runs| Results::new("deltas", title, ABOUT.into(), Details::new(network, Asked { steps }, runs));
+        |runs| Results::new("deltas", title, ABOUT.into(), Details::new(network, Options { steps }, runs));
     comparison.run(this, begin, |runs| vec![versions(runs)]).await
 }
 

@@ -4,7 +4,7 @@ use super::contenders::Contender;
 
 /// One run, of `contender`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Turn<'a> {
+pub(super) struct ScheduledRun<'a> {
     pub(super) contender: &'a Contender,
     /// Whom it is compared with, who runs right before or after it; nobody, where it runs alone.
     pub(super) beside: Option<&'a str>,
@@ -14,27 +14,27 @@ pub(super) struct Turn<'a> {
 /// to back. Their order alternates from pair to pair.
 ///
 /// A contender that failed is left out, with its partner's run.
-pub(super) fn turns(pair: u32, contenders: &[Contender], has_failed: impl Fn(&str) -> bool) -> Vec<Turn<'_>> {
+pub(super) fn schedule(pair: u32, contenders: &[Contender], has_failed: impl Fn(&str) -> bool) -> Vec<ScheduledRun<'_>> {
     let Some((first, rivals)) = contenders.split_first() else { return vec![] };
     let rivals = rivals.iter().filter(|rival| !has_failed(&rival.name));
     let rivals: Vec<&Contender> = rivals.collect();
     match (has_failed(&first.name), rivals.is_empty()) {
         (true, _) => rivals.into_iter().map(alone).collect(),
         (false, true) => vec![alone(first)],
-        (false, false) => rivals.into_iter().flat_map(|rival| couple(pair, first, rival)).collect(),
+        (false, false) => rivals.into_iter().flat_map(|rival| pair_of(pair, first, rival)).collect(),
     }
 }
 
-fn alone(contender: &Contender) -> Turn<'_> {
-    Turn { contender, beside: None }
+fn alone(contender: &Contender) -> ScheduledRun<'_> {
+    ScheduledRun { contender, beside: None }
 }
 
-fn couple<'a>(pair: u32, first: &'a Contender, rival: &'a Contender) -> [Turn<'a>; 2] {
-    let first_turn = Turn { contender: first, beside: Some(&rival.name) };
-    let rival_turn = Turn { contender: rival, beside: Some(&first.name) };
+fn pair_of<'a>(pair: u32, first: &'a Contender, rival: &'a Contender) -> [ScheduledRun<'a>; 2] {
+    let first_run = ScheduledRun { contender: first, beside: Some(&rival.name) };
+    let rival_run = ScheduledRun { contender: rival, beside: Some(&first.name) };
     match pair.is_multiple_of(2) {
-        true => [first_turn, rival_turn],
-        false => [rival_turn, first_turn],
+        true => [first_run, rival_run],
+        false => [rival_run, first_run],
     }
 }
 
@@ -44,11 +44,11 @@ mod tests {
     use crate::{compare::contenders::Contenders, program::Program};
 
     /// The turns of `names` as words: `a-b` is a run of a beside b.
-    fn told(pair: u32, names: &[&str], failed: &[&str]) -> Vec<String> {
+    fn runs(pair: u32, names: &[&str], failed: &[&str]) -> Vec<String> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let contenders = Contenders::of_this(&Program::new("bench", &[]), None).pick(&names).unwrap();
-        let word = |turn: &Turn<'_>| format!("{}-{}", turn.contender.name, turn.beside.unwrap_or(""));
-        turns(pair, &contenders, |name| failed.contains(&name))
+        let word = |run: &ScheduledRun<'_>| format!("{}-{}", run.contender.name, run.beside.unwrap_or(""));
+        schedule(pair, &contenders, |name| failed.contains(&name))
             .iter()
             .map(word)
             .collect()
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn those_who_are_compared_are_neighbours_and_take_turns_at_being_first() {
         let all = ["tensor-relay", "tcp", "tcp-tls"];
-        let (first, second) = (told(0, &all, &[]), told(1, &all, &[]));
+        let (first, second) = (runs(0, &all, &[]), runs(1, &all, &[]));
         assert_eq!(
             first,
             ["tensor-relay-tcp", "tcp-tensor-relay", "tensor-relay-tcp-tls", "tcp-tls-tensor-relay"]
@@ -66,16 +66,16 @@ mod tests {
             second,
             ["tcp-tensor-relay", "tensor-relay-tcp", "tcp-tls-tensor-relay", "tensor-relay-tcp-tls"]
         );
-        assert_eq!(told(2, &all[..2], &[]), ["tensor-relay-tcp", "tcp-tensor-relay"]);
+        assert_eq!(runs(2, &all[..2], &[]), ["tensor-relay-tcp", "tcp-tensor-relay"]);
     }
 
     #[test]
     fn nobody_runs_for_the_sake_of_who_failed() {
         let all = ["tensor-relay", "tcp", "tcp-tls"];
-        assert_eq!(told(0, &all, &["tcp"]), ["tensor-relay-tcp-tls", "tcp-tls-tensor-relay"]);
-        assert_eq!(told(0, &all, &["tcp", "tcp-tls"]), ["tensor-relay-"]);
-        assert_eq!(told(0, &all, &["tensor-relay"]), ["tcp-", "tcp-tls-"]);
-        assert_eq!(told(1, &all, &all), [""; 0]);
-        assert_eq!(told(1, &all[..1], &[]), ["tensor-relay-"]);
+        assert_eq!(runs(0, &all, &["tcp"]), ["tensor-relay-tcp-tls", "tcp-tls-tensor-relay"]);
+        assert_eq!(runs(0, &all, &["tcp", "tcp-tls"]), ["tensor-relay-"]);
+        assert_eq!(runs(0, &all, &["tensor-relay"]), ["tcp-", "tcp-tls-"]);
+        assert_eq!(runs(1, &all, &all), [""; 0]);
+        assert_eq!(runs(1, &all[..1], &[]), ["tensor-relay-"]);
     }
 }
