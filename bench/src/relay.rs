@@ -5,8 +5,8 @@
 //! round has a version of its own, so that choosing codecs and encoding cost in each what they cost in life.
 
 mod data;
+mod round_publisher;
 mod small;
-mod supply;
 mod ticket_file;
 
 use crate::{
@@ -16,9 +16,9 @@ use crate::{
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 pub use data::Data;
+use round_publisher::{PublishedRound, RoundPublisher};
 use small::SmallPublisher;
 use std::time::Duration;
-use supply::{Offer, Supply};
 use tensor_relay_client::{Client, Connector, Lanes, Ticket, Tuning};
 use tensor_relay_server::{Access, CodecChoice, CodecId, Config, Identity, Listener, Server};
 use ticket_file::TicketFile;
@@ -28,7 +28,7 @@ const ROUND_MAX: Duration = Duration::from_secs(600);
 
 /// The options of the server.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Goods {
+pub struct PayloadArgs {
     /// The number of tensors.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub tensors: u32,
@@ -53,19 +53,19 @@ pub enum Hold {
     Borrow,
 }
 
-/// Publishes what `goods` say, and sends it to whoever subscribes.
+/// Publishes what `payload` say, and sends it to whoever subscribes.
 ///
 /// # Errors
 /// When the address is taken or there is no memory.
-pub async fn serve(args: ServeArgs, goods: Goods) -> Result<()> {
-    let config = Config { codec: goods.codec, encoded_bytes: 64 << 20, ..Config::default() };
+pub async fn serve(args: ServeArgs, payload: PayloadArgs) -> Result<()> {
+    let config = Config { codec: payload.codec, encoded_bytes: 64 << 20, ..Config::default() };
     let (server, ticket) = start(&args, config)?;
-    let supply = Supply::new(server.staging(), args.bytes, &goods)?;
-    let first = supply.offer(&server, 0).await?;
+    let publisher = RoundPublisher::new(server.staging(), args.bytes, &payload)?;
+    let first = publisher.publish(&server, 0).await?;
     let smalls = SmallPublisher::new(&server).await?;
     let _ticket = ready(&server, &ticket)?;
     tokio::select! {
-        ended = rounds(&server, &supply, first, args.bytes) => ended,
+        ended = rounds(&server, &publisher, first, args.bytes) => ended,
         ended = smalls.run() => ended,
     }
 }
@@ -94,16 +94,16 @@ pub(crate) async fn connect(args: &ReceiveArgs, config: tensor_relay_client::Con
 }
 
 /// Tells of each round, for ever. The version of the next one is there before anybody can ask for it.
-async fn rounds(server: &Server, supply: &Supply, first: Offer, bytes: u64) -> Result<()> {
-    let mut offer = first;
+async fn rounds(server: &Server, publisher: &RoundPublisher, first: PublishedRound, bytes: u64) -> Result<()> {
+    let mut current = first;
     for round in 0.. {
-        let next = supply.offer(server, round + 1).await?;
+        let next = publisher.publish(server, round + 1).await?;
         let (begun, looks) = (Begun::now(), server.stats().encoder.looks);
-        let committed = offer.publication.committed(1, ROUND_MAX).await;
+        let committed = current.publication.committed(1, ROUND_MAX).await;
         ensure!(committed, "no receiver finished round {round} within {} s", ROUND_MAX.as_secs());
         let more = Cells::of([("looks", (server.stats().encoder.looks - looks) as f64)]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;
-        std::mem::replace(&mut offer, next).withdraw();
+        std::mem::replace(&mut current, next).withdraw();
     }
     Ok(())
 }
@@ -120,7 +120,7 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     }
     for round in 0..args.rounds {
         let begun = Begun::now();
-        let mut subscription = client.subscribe(&supply::topic(round)?).await?;
+        let mut subscription = client.subscribe(&round_publisher::topic(round)?).await?;
         let snapshot = subscription.next().await?;
         let received = Received::since(begun, round, args.bytes);
         // The payload has padding besides.

@@ -1,6 +1,6 @@
 //! The versions of each round: bytes that are in memory once, published as a new version.
 
-use super::{Goods, Hold};
+use super::{PayloadArgs, Hold};
 use anyhow::Result;
 use bytes::Bytes;
 use std::{convert::Infallible, sync::Arc};
@@ -11,7 +11,7 @@ use tensor_relay_server::{
 };
 
 /// The bytes, staged and hashed before the first round.
-pub(super) struct Supply {
+pub(super) struct RoundPublisher {
     staging: Staging,
     specs: Vec<TensorSpec>,
     payload: Payload,
@@ -29,26 +29,26 @@ struct Payload {
 
 /// A version for one round, in a topic of its own. A version of a topic that is subscribed to already would be sent to
 /// whoever has just finished the one before.
-pub(super) struct Offer {
+pub(super) struct PublishedRound {
     publisher: Publisher,
     pub(super) publication: Publication,
 }
 
-impl Supply {
-    /// Makes what `goods` say. Takes a pass over so many `bytes`, and one more to hash them.
+impl RoundPublisher {
+    /// Makes what `args` say. Takes a pass over so many `bytes`, and one more to hash them.
     ///
     /// # Errors
     /// When there is no memory, or the bytes cannot be such tensors.
-    pub(super) fn new(staging: Staging, bytes: u64, goods: &Goods) -> Result<Self> {
-        let specs = goods.data.specs(bytes, goods.tensors)?;
+    pub(super) fn new(staging: Staging, bytes: u64, args: &PayloadArgs) -> Result<Self> {
+        let specs = args.data.specs(bytes, args.tensors)?;
         let mut made = None;
         Borrowed::from_hashed_source(&staging, specs.clone(), vec![], |manifest| {
-            let payload = fill(manifest, goods)?;
+            let payload = fill(manifest, args)?;
             made = Some(payload.clone());
             Ok::<_, AllocError>((payload.source, payload.hashes))
         })?;
         let payload = made.expect("a version is made of what the function above has filled");
-        Ok(Self { staging, specs, payload, hold: goods.hold })
+        Ok(Self { staging, specs, payload, hold: args.hold })
     }
 
     /// Publishes it for this round. Costs some microseconds: nothing is copied, nor hashed before it is sent. What earlier rounds
@@ -56,17 +56,17 @@ impl Supply {
     ///
     /// # Errors
     /// When the topic of the round is there already.
-    pub(super) async fn offer(&self, server: &Server, round: u32) -> Result<Offer> {
+    pub(super) async fn publish(&self, server: &Server, round: u32) -> Result<PublishedRound> {
         let version = self.version()?;
         // There is one version of each topic, so that nobody needs a copy of it.
         let options = TopicOptions { bases: 0, ..TopicOptions::default() };
         let mut publisher = server.publisher_with(topic(round)?, None, options)?;
         let publication = publisher.publish(version, vec![]).await?;
-        Ok(Offer { publisher, publication })
+        Ok(PublishedRound { publisher, publication })
     }
 }
 
-impl Supply {
+impl RoundPublisher {
     fn version(&self) -> Result<Publishable> {
         let (staging, specs) = (&self.staging, self.specs.clone());
         let Payload { tensors, source, hashes } = self.payload.clone();
@@ -82,7 +82,7 @@ impl Supply {
     }
 }
 
-impl Offer {
+impl PublishedRound {
     /// Takes it back.
     pub(super) fn withdraw(self) {
         self.publisher.withdraw();
@@ -98,12 +98,12 @@ pub(super) fn topic(round: u32) -> Result<Topic> {
 }
 
 /// The payload that is laid out so, and the hash of each chunk.
-fn fill(manifest: &Manifest, goods: &Goods) -> Result<Payload, AllocError> {
+fn fill(manifest: &Manifest, args: &PayloadArgs) -> Result<Payload, AllocError> {
     let in_memory = |range: std::ops::Range<u64>| range.start as usize..range.end as usize;
     let mut region = HostMemory::new(u64::MAX).allocate(manifest.payload_bytes() as usize)?;
     region.fill(0);
     for (number, tensor) in manifest.tensors().iter().enumerate() {
-        goods.data.fill(number, &mut region[in_memory(tensor.range())]);
+        args.data.fill(number, &mut region[in_memory(tensor.range())]);
     }
     let bytes = region.freeze();
     let chunks = manifest.chunking().iter();
