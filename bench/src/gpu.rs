@@ -9,12 +9,12 @@ mod document;
 mod line;
 mod loopback;
 mod machine;
+mod own_runtime;
 mod parts;
 mod passes;
 mod payload;
 mod place;
 mod plain;
-mod room;
 mod stream;
 
 pub use parts::{Job, Part};
@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use document::{Document, Findings};
 use line::{Cells, Line};
-use room::Room;
+use own_runtime::OwnRuntime;
 use std::{
     ffi::OsString,
     fs,
@@ -74,8 +74,8 @@ pub async fn run(args: GpuArgs) -> Result<()> {
 /// # Errors
 /// The error of the part.
 pub async fn run_part(part: Part, job: Job) -> Result<()> {
-    let room = Room::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
-    let done = room.run(part.run(job)).await?;
+    let runtime = OwnRuntime::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
+    let done = runtime.run(part.run(job)).await?;
     // A process that ends while an engine gives the device back makes the driver clean up behind it.
     let _ = tokio::task::spawn_blocking(|| cuda::all_closed(CLOSING_MAX)).await;
     done
@@ -89,7 +89,7 @@ struct Suite {
     args: GpuArgs,
     begun: Instant,
     /// The largest payload that this machine has room for.
-    room_bytes: u64,
+    payload_max_bytes: u64,
     files: Files,
     document: Document,
     unwritten: Option<String>,
@@ -101,7 +101,7 @@ impl Suite {
     async fn begin(args: GpuArgs) -> Self {
         let mut suite = Self {
             begun: Instant::now(),
-            room_bytes: u64::MAX,
+            payload_max_bytes: u64::MAX,
             files: Files::default(),
             document: Document {
                 title: String::new(),
@@ -134,7 +134,7 @@ impl Suite {
         let name = fact("name").unwrap_or("unknown").to_owned();
         let free = fact(parts::FREE_BYTES).and_then(|bytes| bytes.parse().ok());
         let free = [free, machine::available_bytes()].into_iter().flatten().min();
-        self.room_bytes = free.map_or(u64::MAX, |bytes: u64| bytes / PAYLOADS_MAX);
+        self.payload_max_bytes = free.map_or(u64::MAX, |bytes: u64| bytes / PAYLOADS_MAX);
         self.document.is_result = kind == Kind::Gpu && !self.args.quick;
         self.document.title = kind.title(&name, self.args.quick);
         let stem = kind.file_stem(&self.document.date, &name, self.args.quick);
@@ -166,7 +166,7 @@ impl Suite {
     }
 
     fn payload_bytes(&self, part: Part) -> u64 {
-        let bytes = if self.args.quick { 0 } else { part.bytes().min(self.room_bytes) };
+        let bytes = if self.args.quick { 0 } else { part.bytes().min(self.payload_max_bytes) };
         (bytes - bytes % QUICK_BYTES).max(QUICK_BYTES)
     }
 

@@ -1,6 +1,6 @@
-//! The whole service over QUIC on loopback: a server in one room, clients in others.
+//! The whole service over QUIC on loopback: a server in one runtime, clients in others.
 
-use super::{payload, room::Room};
+use super::{payload, own_runtime::OwnRuntime};
 use crate::{contender::LOOPBACK_MTU, cpu::Usage};
 use anyhow::{Context, Result, ensure};
 use std::{sync::Arc, time::Duration};
@@ -25,7 +25,7 @@ pub(super) struct Setup {
 
 /// A running server with one topic, in a room of its own.
 pub(super) struct Serving {
-    room: Arc<Room>,
+    runtime: Arc<OwnRuntime>,
     server: Arc<Server>,
     publisher: Option<Publisher>,
     topic: Topic,
@@ -34,27 +34,27 @@ pub(super) struct Serving {
 
 impl Serving {
     /// Starts a server in `room`.
-    pub(super) async fn start(room: Arc<Room>, setup: &Setup) -> Result<Self> {
+    pub(super) async fn start(runtime: Arc<OwnRuntime>, setup: &Setup) -> Result<Self> {
         let config = tensor_relay_server::Config {
             chunk_bytes: u32::try_from(setup.chunk_bytes)?,
             chunks_in_flight: setup.chunks_in_flight,
             stall_timeout: STALL,
             ..Default::default()
         };
-        let (server, ticket) = room.run(async move { start(config) }).await??;
+        let (server, ticket) = runtime.run(async move { start(config) }).await??;
         let server = Arc::new(server);
-        Self::another(room, server, ticket, 0)
+        Self::another(runtime, server, ticket, 0)
     }
 
     /// Another topic of the same server.
     pub(super) fn beside(&self, number: u32) -> Result<Self> {
-        Self::another(Arc::clone(&self.room), Arc::clone(&self.server), self.ticket.clone(), number)
+        Self::another(Arc::clone(&self.runtime), Arc::clone(&self.server), self.ticket.clone(), number)
     }
 
-    fn another(room: Arc<Room>, server: Arc<Server>, ticket: Ticket, number: u32) -> Result<Self> {
+    fn another(runtime: Arc<OwnRuntime>, server: Arc<Server>, ticket: Ticket, number: u32) -> Result<Self> {
         let topic = Topic::new(&format!("gpu/{number}"))?;
         let publisher = Some(server.publisher(topic.clone())?);
-        Ok(Self { room, server, publisher, topic, ticket })
+        Ok(Self { runtime, server, publisher, topic, ticket })
     }
 
     /// Publishes `specs`, which lie in `source`, as a new version, whose chunks are hashed when they are first read: as
@@ -66,7 +66,7 @@ impl Serving {
     ) -> Result<Publication> {
         let borrowed = Borrowed::from_source(&self.server.staging(), specs, vec![], |_| source)?;
         let mut publisher = self.publisher.take().context("a publish before failed")?;
-        let published = self.room.run(async move {
+        let published = self.runtime.run(async move {
             let published = publisher.publish(borrowed, vec![]).await;
             (publisher, published)
         });
@@ -96,7 +96,7 @@ fn tuning() -> Tuning {
 
 /// A subscriber in a room of its own.
 pub(super) struct Receiving {
-    room: Room,
+    runtime: OwnRuntime,
     subscription: Option<Subscription>,
     _client: Arc<Client>,
 }
@@ -104,7 +104,7 @@ pub(super) struct Receiving {
 impl Receiving {
     /// Connects to `serving` and subscribes to its topic.
     pub(super) async fn start(serving: &Serving, setup: &Setup) -> Result<Self> {
-        let room = Room::new("receiving", 1)?;
+        let runtime = OwnRuntime::new("receiving", 1)?;
         let config = tensor_relay_client::Config {
             device: setup.landing.clone(),
             credit_chunks: u32::try_from(setup.chunks_in_flight)?,
@@ -113,19 +113,19 @@ impl Receiving {
             ..Default::default()
         };
         let (ticket, topic) = (serving.ticket.clone(), serving.topic.clone());
-        let subscribed = room.run(async move {
+        let subscribed = runtime.run(async move {
             let client = Client::connect_with(&Connector::new(tuning()), &ticket, config).await?;
             let subscription = client.subscribe(&topic).await?;
             anyhow::Ok((client, subscription))
         });
         let (client, subscription) = subscribed.await??;
-        Ok(Self { room, subscription: Some(subscription), _client: Arc::new(client) })
+        Ok(Self { runtime, subscription: Some(subscription), _client: Arc::new(client) })
     }
 
     /// The next version, whole and verified, within the deadline of a round. A failure ends the subscription.
     pub(super) async fn next(&mut self) -> Result<Snapshot> {
         let mut subscription = self.subscription.take().context("the subscription failed before")?;
-        let next = self.room.run(async move {
+        let next = self.runtime.run(async move {
             let next = timeout(ROUND_MAX, subscription.next()).await;
             (subscription, next)
         });
@@ -158,7 +158,7 @@ pub(super) struct Round {
 impl Loopback {
     /// A server and `readers` clients, each in a room of its own on one thread.
     pub(super) async fn start(setup: &Setup, readers: u32) -> Result<Self> {
-        let serving = Serving::start(Arc::new(Room::new("serving", 1)?), setup).await?;
+        let serving = Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), setup).await?;
         let mut all = Vec::new();
         for _ in 0..readers {
             all.push(Receiving::start(&serving, setup).await?);

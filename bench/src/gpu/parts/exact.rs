@@ -7,7 +7,7 @@ use crate::{
         loopback::{Receiving, Serving, Setup},
         payload::{self, OnDevice, noise_of},
         place::Engine,
-        room::Room,
+        own_runtime::OwnRuntime,
     },
     size,
 };
@@ -38,7 +38,7 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     let bytes = noise_of(manifest.payload_bytes(), chunk_bytes)?;
     from.upload(&bytes).await?;
     let setup = Setup { chunk_bytes, chunks_in_flight: 4, landing: Some(landing) };
-    let mut serving = Serving::start(Arc::new(Room::new("serving", 1)?), &setup).await?;
+    let mut serving = Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), &setup).await?;
     let mut receiving = Receiving::start(&serving, &setup).await?;
     serving.publish(specs, from.source()?).await?;
     let landed = receiving.next().await?;

@@ -9,7 +9,7 @@ use crate::{
         passes::Passes,
         payload::{self, OnDevice},
         place::Engine,
-        room::Room,
+        own_runtime::OwnRuntime,
         stream::Depth,
     },
 };
@@ -77,9 +77,9 @@ impl Ends {
             let serving = match (servers, all.first()) {
                 (Servers::One, Some(first)) => first.serving.beside(number)?,
                 (Servers::One, None) => {
-                    Serving::start(Arc::new(Room::new("serving", self.sessions as usize)?), &setup).await?
+                    Serving::start(Arc::new(OwnRuntime::new("serving", self.sessions as usize)?), &setup).await?
                 }
-                (Servers::Own, _) => Serving::start(Arc::new(Room::new("serving", 1)?), &setup).await?,
+                (Servers::Own, _) => Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), &setup).await?,
             };
             let reader = Receiving::start(&serving, &setup).await?;
             all.push(Loopback { serving, readers: vec![reader] });

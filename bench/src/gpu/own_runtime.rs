@@ -9,13 +9,13 @@ use tokio::{
 
 /// A tokio runtime on threads of its own, as a process of its own would have. Dropping it ends its tasks.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct OwnRuntime {
     handle: Handle,
     /// Dropped to end it.
     _end: oneshot::Sender<()>,
 }
 
-impl Room {
+impl OwnRuntime {
     /// A runtime on `threads` threads. One is what costs a lane least.
     pub(super) fn new(name: &str, threads: usize) -> Result<Self> {
         let mut builder =
