@@ -5,8 +5,8 @@
 //! loopback and test networks only. The congestion control is CUBIC, because BBR, which some kernels prefer, halves the
 //! speed on a fast link and would flatter us.
 
+mod buffered;
 mod client;
-mod roomy;
 mod server;
 mod socket;
 mod stream;

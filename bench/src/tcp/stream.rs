@@ -1,6 +1,6 @@
 //! A connection, plain or encrypted.
 
-use super::{Encryption, PIECE_BYTES, roomy::RoomySocket};
+use super::{Encryption, PIECE_BYTES, buffered::BufferedSocket};
 use crate::tls;
 use anyhow::Result;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
@@ -14,8 +14,8 @@ use std::{
 #[derive(Debug)]
 pub(super) enum Stream {
     Plain(TcpStream),
-    TlsServer(Box<StreamOwned<ServerConnection, RoomySocket>>),
-    TlsClient(Box<StreamOwned<ClientConnection, RoomySocket>>),
+    TlsServer(Box<StreamOwned<ServerConnection, BufferedSocket>>),
+    TlsClient(Box<StreamOwned<ClientConnection, BufferedSocket>>),
 }
 
 impl Stream {
@@ -30,7 +30,7 @@ impl Stream {
         let mut connection = ServerConnection::new(Arc::new(tls::server()?))?;
         // rustls holds as much as this of what is written: a whole piece becomes records in one go.
         connection.set_buffer_limit(Some(PIECE_BYTES));
-        Ok(Self::TlsServer(Box::new(StreamOwned::new(connection, RoomySocket::new(socket)))))
+        Ok(Self::TlsServer(Box::new(StreamOwned::new(connection, BufferedSocket::new(socket)))))
     }
 
     /// The receiving end of `socket`.
@@ -42,7 +42,7 @@ impl Stream {
             return Ok(Self::Plain(socket));
         }
         let connection = ClientConnection::new(Arc::new(tls::client()?), tls::SERVER_NAME.try_into()?)?;
-        Ok(Self::TlsClient(Box::new(StreamOwned::new(connection, RoomySocket::new(socket)))))
+        Ok(Self::TlsClient(Box::new(StreamOwned::new(connection, BufferedSocket::new(socket)))))
     }
 }
 

@@ -8,21 +8,21 @@ use std::{
 /// A socket with room for what is read ahead. rustls reads 4 KiB at a time: on a bare socket that is four system calls
 /// for each record.
 #[derive(Debug)]
-pub(super) struct RoomySocket(BufReader<TcpStream>);
+pub(super) struct BufferedSocket(BufReader<TcpStream>);
 
-impl RoomySocket {
+impl BufferedSocket {
     pub(super) fn new(socket: TcpStream) -> Self {
-        Self(BufReader::with_capacity(ROOM_BYTES, socket))
+        Self(BufReader::with_capacity(BUFFER_BYTES, socket))
     }
 }
 
-impl Read for RoomySocket {
+impl Read for BufferedSocket {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.0.read(out)
     }
 }
 
-impl Write for RoomySocket {
+impl Write for BufferedSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.get_mut().write(bytes)
     }
@@ -37,7 +37,7 @@ impl Write for RoomySocket {
 }
 
 /// The maximum size of one read.
-const ROOM_BYTES: usize = 256 << 10;
+const BUFFER_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -50,7 +50,7 @@ mod tests {
     fn small_reads_give_all_in_order() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut near = RoomySocket::new(listener.accept().unwrap().0);
+        let mut near = BufferedSocket::new(listener.accept().unwrap().0);
         far.write_all(b"abcdefgh").unwrap();
         let mut piece = [0; 3];
         near.read_exact(&mut piece).unwrap();
