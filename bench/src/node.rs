@@ -1,6 +1,6 @@
 //! One end of a benchmark, on a host of its own: `bench node` waits there until a driver, `bench run`, gives it work.
 //!
-//! A node is a door and nothing else: it lets in who knows its token, and hands the connection to a worker, a process of
+//! A node is a node and nothing else: it lets in who knows its token, and hands the connection to a worker, a process of
 //! its own (`worker`). The driver starts the same workers by itself where both ends are on its own machine; it speaks to
 //! both alike, in lines of JSON (`order`).
 
@@ -78,12 +78,12 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {} (TCP)", args.listen))?;
     let made = args.token.is_none();
-    let door = PublishSocket {
+    let node = Node {
         token: args.token.unwrap_or_else(Token::random),
         worker: this.clone(),
         data: SocketAddr::new(args.listen.ip(), args.data_port),
     };
-    let shown = if made { format!(", token {}", door.token.reveal()) } else { String::new() };
+    let shown = if made { format!(", token {}", node.token.reveal()) } else { String::new() };
     writeln!(std::io::stdout(), "tensor-relay bench node waits on {}{shown}", listener.local_addr()?)?;
     let mut connections = JoinSet::new();
     loop {
@@ -100,9 +100,9 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
             eprintln!("{peer} was turned away: {CONNECTIONS_MAX} connections are open");
             continue;
         }
-        let door = door.clone();
+        let node = node.clone();
         connections.spawn(async move {
-            match door.serve(stream).await {
+            match node.serve(stream).await {
                 Ok(status) if status.success() => eprintln!("{peer}: done"),
                 Ok(status) => eprintln!("{peer}: the worker ended with {status}; its message is above"),
                 Err(error) => eprintln!("{peer} was turned away: {error:#}"),
@@ -113,13 +113,13 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
 
 /// The state shared by all connections.
 #[derive(Clone)]
-struct PublishSocket {
+struct Node {
     token: Token,
     worker: Program,
     data: SocketAddr,
 }
 
-impl PublishSocket {
+impl Node {
     /// Lets a driver in that knows the token, and a worker work for it to the end.
     async fn serve(&self, mut stream: TcpStream) -> Result<ExitStatus> {
         stream.set_nodelay(true)?;
