@@ -25,7 +25,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use document::NetworkFacts;
-use driver::{Driver, Terms};
+use driver::{Driver, Settings};
 use std::{path::PathBuf, time::Duration};
 use worker_handle::WorkerHandle;
 use workers::Workers;
@@ -109,7 +109,7 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
             (here(&made, this, consumers)?, NetworkFacts::Local(args.network.clone()), Some(made))
         }
     };
-    let terms = Terms {
+    let settings = Settings {
         name: args.workload.workload.name(),
         plan,
         rounds: args.rounds,
@@ -119,7 +119,7 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
         serve_at: args.serve_at.or(args.producer),
         deadline: args.deadline.map(Duration::from_secs),
     };
-    let results = Driver::new(workers, terms).measure(network).await?;
+    let results = Driver::new(workers, settings).measure(network).await?;
     print!("{results}");
     results.write(args.json.as_deref())
 }

@@ -126,7 +126,7 @@ impl Producer {
         let ready = self.ready.as_mut().filter(|ready| ready.round.number == number);
         let Ready { round, publisher, version } =
             ready.context("the driver began a round that it did not prepare")?;
-        let before = Books::of(&self.server);
+        let before = Counters::of(&self.server);
         let mut round_trips = Latencies::new();
         let begun = Instant::now();
         match &*self.generator {
@@ -141,27 +141,27 @@ impl Producer {
             }
         }
         let seconds = begun.elapsed().as_secs_f64();
-        let books = Books::of(&self.server);
+        let after = Counters::of(&self.server);
         Ok(Sent {
             round: number,
             versions: round.versions,
             seconds,
-            cpu_s: books.usage.since(before.usage).total_s(),
-            traffic: books.traffic.since(before.traffic),
-            chunks_hashed: books.hashed - before.hashed,
+            cpu_s: after.usage.since(before.usage).total_s(),
+            traffic: after.traffic.since(before.traffic),
+            chunks_hashed: after.hashed - before.hashed,
             round_trips: round_trips.buckets(),
         })
     }
 }
 
 /// The counters at the beginning and at the end of a round.
-struct Books {
+struct Counters {
     usage: Usage,
     traffic: Traffic,
     hashed: u64,
 }
 
-impl Books {
+impl Counters {
     fn of(server: &Server) -> Self {
         let stats = server.stats();
         Self { usage: Usage::now(), traffic: stats.traffic.into(), hashed: stats.stages.begun(Stage::Encode) }

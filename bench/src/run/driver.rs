@@ -25,7 +25,7 @@ use std::time::Duration;
 use tensor_relay_client::Ticket;
 
 /// The settings of the driver.
-pub(super) struct Terms {
+pub(super) struct Settings {
     pub(super) name: &'static str,
     pub(super) plan: Plan,
     pub(super) rounds: u32,
@@ -57,7 +57,7 @@ const PRODUCER: usize = 0;
 /// Leads a workers whose first worker is the producer.
 pub(super) struct Driver {
     workers: Workers,
-    terms: Terms,
+    settings: Settings,
     consumers: Vec<usize>,
     /// The rounds that were begun so far.
     begun: u32,
@@ -67,8 +67,8 @@ pub(super) struct Driver {
 type Introductions = Vec<Introduction>;
 
 impl Driver {
-    pub(super) fn new(workers: Workers, terms: Terms) -> Self {
-        Self { consumers: (PRODUCER + 1..workers.len()).collect(), workers, terms, begun: 0 }
+    pub(super) fn new(workers: Workers, settings: Settings) -> Self {
+        Self { consumers: (PRODUCER + 1..workers.len()).collect(), workers, settings, begun: 0 }
     }
 
     /// Does all rounds, one of each scene after the other, because a machine's speed drifts: only neighbours are compared.
@@ -78,16 +78,16 @@ impl Driver {
     pub(super) async fn measure(mut self, network: NetworkFacts) -> Result<Results<Details>> {
         let here = self.meet().await?;
         self.engage().await?;
-        let scenes = self.terms.plan.scenes.clone();
+        let scenes = self.settings.plan.scenes.clone();
         let mut scenarios: Vec<Scenario> = scenes.iter().map(|scene| self.scenario(scene, &here)).collect();
         for scene in &scenes {
-            self.round(scene, &format!("warm-up, {}", scene.name), self.terms.plan.warm_up_versions())
+            self.round(scene, &format!("warm-up, {}", scene.name), self.settings.plan.warm_up_versions())
                 .await?;
         }
-        for number in 1..=self.terms.rounds {
+        for number in 1..=self.settings.rounds {
             for (scene, scenario) in scenes.iter().zip(&mut scenarios) {
-                let title = format!("round {number} of {}, {}", self.terms.rounds, scene.name);
-                let sample = self.round(scene, &title, self.terms.plan.versions).await?;
+                let title = format!("round {number} of {}, {}", self.settings.rounds, scene.name);
+                let sample = self.round(scene, &title, self.settings.plan.versions).await?;
                 eprintln!("{title}: {:.3} GB/s", sample.gb_per_s());
                 scenario.samples.push(sample);
             }
@@ -108,7 +108,7 @@ impl Driver {
 
     /// Gives everyone its job.
     async fn engage(&mut self) -> Result<()> {
-        let Terms { plan, hold, udp_payload_max, lanes, .. } = &self.terms;
+        let Settings { plan, hold, udp_payload_max, lanes, .. } = &self.settings;
         let (work, every) = (plan.work.clone(), plan.every);
         let (udp_payload_max, lanes) = (Some(*udp_payload_max), *lanes);
         let job = Production { work: work.clone(), hold: *hold, udp_payload_max, every };
@@ -123,7 +123,7 @@ impl Driver {
             .with_context(|| format!("{} gave a ticket that is none", self.workers.name(PRODUCER)))?;
         for consumer in self.consumers.clone() {
             let slow = self
-                .terms
+                .settings
                 .plan
                 .scenes
                 .iter()
@@ -144,7 +144,7 @@ impl Driver {
     /// The producer's ticket, with an address that consumers can reach.
     fn ticket(&self, said: &str) -> Result<Ticket> {
         let ticket: Ticket = said.parse()?;
-        let Some(host) = &self.terms.serve_at else { return Ok(ticket) };
+        let Some(host) = &self.settings.serve_at else { return Ok(ticket) };
         let address = ticket.addresses().first().context("it names no address")?;
         let port = address.rsplit_once(':').context("its address has no port")?.1.parse()?;
         let address = host.with_port(port).to_string();
@@ -182,7 +182,7 @@ impl Driver {
 
     /// Lets the producer make the version, and then the consumers subscribe. When this returns all are ready.
     async fn prepare(&mut self, round: Round, consumers: &[usize]) -> Result<Prepared> {
-        let deadline = self.terms.deadline.unwrap_or(PREPARE_MAX);
+        let deadline = self.settings.deadline.unwrap_or(PREPARE_MAX);
         self.workers.send(&[PRODUCER], &Order::Prepare(round)).await?;
         let prepared = self.workers.gather(&[PRODUCER], "prepared", deadline, |report| match report {
             Report::Prepared(prepared) => Some(prepared),
@@ -267,7 +267,7 @@ impl Driver {
             name: scene.name.clone(),
             readers: readers().map(|reader| self.workers.name(reader).into()).collect(),
             one_clock: readers().all(is_near),
-            is_stream: matches!(self.terms.plan.work, Work::Stream { .. }),
+            is_stream: matches!(self.settings.plan.work, Work::Stream { .. }),
             samples: Vec::new(),
         }
     }
@@ -279,7 +279,7 @@ impl Driver {
         scenarios: Vec<Scenario>,
         memory: Table,
     ) -> Results<Details> {
-        let Terms { name, plan, rounds, hold, lanes, .. } = &self.terms;
+        let Settings { name, plan, rounds, hold, lanes, .. } = &self.settings;
         let machines =
             (0..self.workers.len()).map(|w| Machine::new(self.workers.name(w), &here[w], &here[PRODUCER]));
         let title = format!("Workload {name}, over {network}");
@@ -311,15 +311,15 @@ impl Driver {
     }
 
     fn step(&self) -> Duration {
-        self.terms.deadline.unwrap_or(STEP_MAX)
+        self.settings.deadline.unwrap_or(STEP_MAX)
     }
 
     /// The deadline of the round, whose size is now known.
     fn patience(&self, prepared: &Prepared, round: Round) -> Duration {
-        self.terms.deadline.unwrap_or_else(|| {
+        self.settings.deadline.unwrap_or_else(|| {
             let bytes = prepared.payload_bytes.saturating_mul(round.versions);
             let bytes = bytes.saturating_mul(round.readers.into());
-            let seconds = 2 * self.terms.plan.timetable_s() + bytes / SLOWEST_BYTES_PER_S;
+            let seconds = 2 * self.settings.plan.timetable_s() + bytes / SLOWEST_BYTES_PER_S;
             ROUND_MAX + Duration::from_secs(seconds)
         })
     }
