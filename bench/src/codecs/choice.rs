@@ -30,12 +30,12 @@ impl Choice {
     /// Looks at each chunk, `rounds` times, and chooses as a server on this machine does that looks at all of them. A real
     /// one looks at one in sixteen, and takes the others for the same.
     pub(super) fn of(job: &Job<'_>, rounds: u32) -> Self {
-        let seen: Vec<Seen> = (0..job.chunks()).map(|chunk| Seen::at(job, chunk, rounds)).collect();
-        let times: Vec<Duration> = seen.iter().filter_map(|seen| seen.took).collect();
+        let looks: Vec<Look> = (0..job.chunks()).map(|chunk| Look::at(job, chunk, rounds)).collect();
+        let times: Vec<Duration> = looks.iter().filter_map(|looks| looks.took).collect();
         let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len().max(1) as f64;
         let at = |(name, effort)| {
             let mut chunks = BTreeMap::new();
-            for Seen { look, is_delta, .. } in &seen {
+            for Look { look, is_delta, .. } in &looks {
                 let codec = match is_delta {
                     true => CodecId::Sparse,
                     false => look.choose(CodecSet::all(), effort),
@@ -50,14 +50,14 @@ impl Choice {
 }
 
 /// One chunk, looked at.
-struct Seen {
+struct Look {
     look: SizeEstimate,
     /// Whether it changed so little since its base that nothing is chosen.
     is_delta: bool,
     took: Option<Duration>,
 }
 
-impl Seen {
+impl Look {
     /// Looks at a chunk as a server does, which passes over short ones.
     fn at(job: &Job<'_>, chunk: usize, rounds: u32) -> Self {
         let raw = job.chunk(chunk);

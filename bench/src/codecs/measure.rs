@@ -117,30 +117,30 @@ impl Codec for Known {
 /// # Errors
 /// When a codec does not give back what it was given.
 pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Result<Vec<CodecResult>> {
-    let mut bench = Bench::new(job);
-    let mut laps: Vec<Laps> = subjects.iter().map(|_| Laps::new(job.chunks())).collect();
+    let mut buffers = Buffers::new(job);
+    let mut times: Vec<CodecTimes> = subjects.iter().map(|_| CodecTimes::new(job.chunks())).collect();
     for _ in 0..rounds {
-        for (subject, laps) in subjects.iter().zip(&mut laps) {
-            bench.go_through(job, subject, laps)?;
+        for (subject, times) in subjects.iter().zip(&mut times) {
+            buffers.run_pass(job, subject, times)?;
         }
     }
-    let copying = laps.first().map(Laps::speed_times);
+    let copying = times.first().map(CodecTimes::total_seconds);
     let results = subjects
         .iter()
-        .zip(&laps)
-        .map(|(subject, laps)| laps.result(subject, job, copying));
+        .zip(&times)
+        .map(|(subject, times)| times.result(subject, job, copying));
     Ok(results.collect())
 }
 
 /// The memory that all codecs work in.
-struct Bench {
+struct Buffers {
     /// An encoding of each chunk.
     encoded: Vec<Vec<u8>>,
     /// The decoded bytes.
     decoded: Vec<u8>,
 }
 
-impl Bench {
+impl Buffers {
     fn new(job: &Job<'_>) -> Self {
         let longest = job.chunks.iter().map(|chunk| chunk.len()).max().unwrap_or(0);
         // Ones, so that the memory is there before the first time is taken.
@@ -149,13 +149,13 @@ impl Bench {
     }
 
     /// Encodes all chunks, then decodes all, as a sender and a receiver do: what is worked on next is not in the caches.
-    fn go_through(&mut self, job: &Job<'_>, subject: &Subject, laps: &mut Laps) -> Result<()> {
+    fn run_pass(&mut self, job: &Job<'_>, subject: &Subject, times: &mut CodecTimes) -> Result<()> {
         for (at, (raw, out)) in job.chunks.iter().zip(&mut self.encoded).enumerate() {
-            let room = room(subject.codec.id(), raw.len());
+            let max = encoding_max(subject.codec.id(), raw.len());
             let begin = Instant::now();
-            let bytes = subject.codec.encode(job.context(at), raw, &mut out[..room]);
-            laps.chunks[at].encode.take(begin.elapsed());
-            laps.chunks[at].encoded_bytes = bytes;
+            let bytes = subject.codec.encode(job.context(at), raw, &mut out[..max]);
+            times.chunks[at].encode.add(begin.elapsed());
+            times.chunks[at].encoded_bytes = bytes;
             if bytes.is_none() {
                 out.copy_from_slice(raw);
             }
@@ -163,11 +163,11 @@ impl Bench {
         for (at, (raw, encoded)) in job.chunks.iter().zip(&self.encoded).enumerate() {
             let back = &mut self.decoded[..raw.len()];
             let begin = Instant::now();
-            match laps.chunks[at].encoded_bytes {
+            match times.chunks[at].encoded_bytes {
                 Some(bytes) => subject.codec.decode(job.context(at), &encoded[..bytes], back)?,
                 None => back.copy_from_slice(encoded),
             }
-            laps.chunks[at].decode.take(begin.elapsed());
+            times.chunks[at].decode.add(begin.elapsed());
             ensure!(back == *raw, "{} did not give back chunk {at}", subject.name);
         }
         Ok(())
@@ -175,7 +175,7 @@ impl Bench {
 }
 
 /// The maximum size of an encoding.
-fn room(id: CodecId, raw_bytes: usize) -> usize {
+fn encoding_max(id: CodecId, raw_bytes: usize) -> usize {
     match id {
         CodecId::Raw => raw_bytes,
         _ => worthwhile_bytes(raw_bytes),
@@ -183,25 +183,25 @@ fn room(id: CodecId, raw_bytes: usize) -> usize {
 }
 
 /// The results of one codec so far.
-struct Laps {
-    chunks: Vec<Lap>,
+struct CodecTimes {
+    chunks: Vec<ChunkTimes>,
 }
 
 /// The result of one chunk.
 #[derive(Debug, Clone, Copy, Default)]
-struct Lap {
-    encode: Best,
-    decode: Best,
+struct ChunkTimes {
+    encode: Shortest,
+    decode: Shortest,
     encoded_bytes: Option<usize>,
 }
 
 /// The shortest of some times.
 #[derive(Debug, Clone, Copy, Default)]
-struct Best(Option<Duration>);
+struct Shortest(Option<Duration>);
 
-impl Best {
-    fn take(&mut self, time: Duration) {
-        self.0 = Some(self.0.map_or(time, |best| best.min(time)));
+impl Shortest {
+    fn add(&mut self, time: Duration) {
+        self.0 = Some(self.0.map_or(time, |shortest| shortest.min(time)));
     }
 
     fn seconds(self) -> f64 {
@@ -209,29 +209,29 @@ impl Best {
     }
 }
 
-impl Laps {
+impl CodecTimes {
     fn new(chunks: usize) -> Self {
-        Self { chunks: vec![Lap::default(); chunks] }
+        Self { chunks: vec![ChunkTimes::default(); chunks] }
     }
 
     /// The seconds that encoding and decoding take.
-    fn speed_times(&self) -> (f64, f64) {
-        let sum = |of: fn(&Lap) -> Best| self.chunks.iter().map(|lap| of(lap).seconds()).sum();
-        (sum(|lap| lap.encode), sum(|lap| lap.decode))
+    fn total_seconds(&self) -> (f64, f64) {
+        let sum = |of: fn(&ChunkTimes) -> Shortest| self.chunks.iter().map(|chunk| of(chunk).seconds()).sum();
+        (sum(|chunk| chunk.encode), sum(|chunk| chunk.decode))
     }
 
     fn result(&self, subject: &Subject, job: &Job<'_>, copying: Option<(f64, f64)>) -> CodecResult {
-        let (encode, decode) = self.speed_times();
+        let (encode, decode) = self.total_seconds();
         let (copied, copied_back) = copying.unwrap_or_default();
         let gigabytes = job.bytes() as f64 / 1e9;
         let sizes = self.chunks.iter().zip(&job.chunks);
-        let encoded_bytes: usize = sizes.map(|(lap, raw)| lap.encoded_bytes.unwrap_or(raw.len())).sum();
+        let encoded_bytes: usize = sizes.map(|(chunk, raw)| chunk.encoded_bytes.unwrap_or(raw.len())).sum();
         let applies = subject.applies(job);
         let over = |a: f64, b: f64| (applies && b > 0.0).then(|| a / b);
         CodecResult {
             codec: subject.name.clone(),
             encoded_bytes: encoded_bytes as u64,
-            chunks_raw: self.chunks.iter().filter(|lap| lap.encoded_bytes.is_none()).count(),
+            chunks_raw: self.chunks.iter().filter(|chunk| chunk.encoded_bytes.is_none()).count(),
             ratio: over(job.bytes() as f64, encoded_bytes as f64),
             encode_gb_per_s: over(gigabytes, encode),
             decode_gb_per_s: over(gigabytes, decode),
