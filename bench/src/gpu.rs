@@ -92,7 +92,7 @@ struct Suite {
     payload_max_bytes: u64,
     files: Files,
     document: Document,
-    unwritten: Option<String>,
+    write_error: Option<String>,
 }
 
 impl Suite {
@@ -114,7 +114,7 @@ impl Suite {
                 machine: machine::facts(),
                 parts: vec![],
             },
-            unwritten: None,
+            write_error: None,
             args,
         };
         let lines = suite.run(Part::Device).await;
@@ -149,20 +149,20 @@ impl Suite {
     async fn run(&mut self, part: Part) -> Vec<Line> {
         let begun = Instant::now();
         let left = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());
-        let said = if left < PART_MIN {
-            child::Said { lines: vec![], failure: Some("there was no time left for it".into()) }
+        let output = if left < PART_MIN {
+            child::PartOutput { lines: vec![], failure: Some("there was no time left for it".into()) }
         } else {
             eprintln!("{} …", part.title());
             child::run(part.name(), self.arguments(part, left), part.deadline().min(left)).await
         };
         let seconds = begun.elapsed().as_secs_f64();
-        let findings = Findings::new(part, seconds, self.payload_bytes(part), &said.lines, said.failure);
-        for complaint in findings.complaints() {
-            eprintln!("  FAILED: {complaint}");
+        let findings = Findings::new(part, seconds, self.payload_bytes(part), &output.lines, output.failure);
+        for failure in findings.failures() {
+            eprintln!("  FAILED: {failure}");
         }
         eprintln!("  {seconds:.1} s");
         self.document.parts.push(findings);
-        said.lines
+        output.lines
     }
 
     fn payload_bytes(&self, part: Part) -> u64 {
@@ -189,20 +189,20 @@ impl Suite {
     }
 
     fn write(&mut self) {
-        self.unwritten = self.files.write(&self.document).err().map(|error| format!("{error:#}"));
+        self.write_error = self.files.write(&self.document).err().map(|error| format!("{error:#}"));
     }
 
     /// Prints the document, and says where it is and what failed.
     fn end(mut self) -> Result<()> {
         self.write();
         println!("{}", self.document.markdown());
-        let mut complaints = self.document.complaints();
-        match self.unwritten {
-            Some(error) => complaints.push(error),
+        let mut failures = self.document.failures();
+        match self.write_error {
+            Some(error) => failures.push(error),
             None => eprintln!("{}\n{}", self.files.markdown.display(), self.files.json.display()),
         }
-        if !complaints.is_empty() {
-            bail!("{} failed:\n{}", complaints.len(), complaints.join("\n"));
+        if !failures.is_empty() {
+            bail!("{} failed:\n{}", failures.len(), failures.join("\n"));
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 /// The output of a part up to its end, however it ended.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct PartOutput {
     pub(super) lines: Vec<Line>,
     /// The reason of a failure.
     pub(super) failure: Option<String>,
@@ -16,18 +16,18 @@ pub(super) struct Said {
 
 /// Runs this program with `arguments` until it exits, or kills it at the deadline. Never fails and
 /// never hangs: failures are part of the output. `name` is for messages.
-pub(super) async fn run(name: &str, arguments: Vec<OsString>, deadline: Duration) -> Said {
-    let mut said = Said::default();
-    let listened = listen(name, arguments, deadline, &mut said.lines).await;
-    said.failure = listened.err().map(|error| format!("{error:#}"));
-    said
+pub(super) async fn run(name: &str, arguments: Vec<OsString>, deadline: Duration) -> PartOutput {
+    let mut output = PartOutput::default();
+    let result = read_output(name, arguments, deadline, &mut output.lines).await;
+    output.failure = result.err().map(|error| format!("{error:#}"));
+    output
 }
 
-async fn listen(
+async fn read_output(
     name: &str,
     arguments: Vec<OsString>,
     deadline: Duration,
-    said: &mut Vec<Line>,
+    output: &mut Vec<Line>,
 ) -> Result<()> {
     let mut command = Program::current(&[])?.command();
     command.args(arguments);
@@ -38,7 +38,7 @@ async fn listen(
         while let Some(line) = lines.next_line().await? {
             // Lines that are not JSON, e.g. those that a library prints, become notes.
             let note = || Line::Note(String::from_utf8_lossy(&line).into_owned());
-            said.push(serde_json::from_slice(&line).unwrap_or_else(|_| note()));
+            output.push(serde_json::from_slice(&line).unwrap_or_else(|_| note()));
         }
         anyhow::Ok(())
     };

@@ -71,7 +71,7 @@ impl Findings {
     }
 
     /// All failures.
-    pub(super) fn complaints(&self) -> Vec<String> {
+    pub(super) fn failures(&self) -> Vec<String> {
         let failed = self.checks.iter().filter(|check| !check.passed);
         let failed = failed.map(|check| format!("{}: {}: {}", self.part, check.name, check.detail));
         let failure = self.failure.iter().map(|failure| format!("{}: {failure}", self.part));
@@ -108,8 +108,8 @@ impl Findings {
 
 impl Document {
     /// All failures.
-    pub(super) fn complaints(&self) -> Vec<String> {
-        self.parts.iter().flat_map(Findings::complaints).collect()
+    pub(super) fn failures(&self) -> Vec<String> {
+        self.parts.iter().flat_map(Findings::failures).collect()
     }
 
     /// The table of this name, from any part.
@@ -160,11 +160,11 @@ impl Document {
                 number(rate)
             );
         }
-        match self.complaints() {
+        match self.failures() {
             none if none.is_empty() => text.push_str("- Nothing failed.\n"),
-            complaints => {
-                for complaint in complaints {
-                    let _ = writeln!(text, "- **Failed**: {complaint}");
+            failures => {
+                for failure in failures {
+                    let _ = writeln!(text, "- **Failed**: {failure}");
                 }
             }
         }

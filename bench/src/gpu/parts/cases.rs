@@ -30,7 +30,7 @@ fn outcome(place: Place, case: Case) -> Result<String, String> {
     let begun = Instant::now();
     thread::spawn(move || {
         let end = catch_unwind(AssertUnwindSafe(|| case(place)));
-        let _ = done.send(end.map_err(said));
+        let _ = done.send(end.map_err(panic_message));
     });
     match end.recv_timeout(CASE_MAX) {
         Ok(Ok(Ok(()))) => Ok(format!("{} ms", begun.elapsed().as_millis())),
@@ -45,7 +45,7 @@ fn outcome(place: Place, case: Case) -> Result<String, String> {
 const CASE_MAX: Duration = Duration::from_secs(20);
 
 /// The message of a panic.
-fn said(panic: Box<dyn Any + Send>) -> String {
+fn panic_message(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
     text.unwrap_or_else(|| "it panicked without a word".into())

@@ -28,17 +28,17 @@ use tokio::time::{sleep, timeout};
 
 pub(super) const ABOUT: &str = "\
 In the middle of a transfer over QUIC the device's context is lost for the whole process: reset, as a library might do \
-that believes to be alone, or broken by a kernel that traps. The GPU is at the server or at the client, the other end in \
+that believes to be alone, or broken_at by a kernel that traps. The GPU is at the server or at the client, the other end in \
 host memory. Each case has a process of its own. A server whose device failed gives the version up, and its subscriber \
 waits for the next one, which then comes from host memory; a client whose device failed ends the subscription with an \
 error. Nothing may hang or crash; times are from the fault. Where the whole version came all the same, the case says so.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     match (job.scenario, job.device) {
-        (Some(scenario), Place::Cuda(ordinal)) => play(&job, scenario, ordinal).await,
+        (Some(scenario), Place::Cuda(ordinal)) => run_scenario(&job, scenario, ordinal).await,
         (None, Place::Cuda(_)) => {
             for scenario in Scenario::value_variants() {
-                watch(&job, *scenario).await;
+                run_in_child(&job, *scenario).await;
             }
             Ok(())
         }
@@ -81,7 +81,7 @@ impl Scenario {
 }
 
 /// Lets a process of its own play `scenario`, and says what came of it.
-async fn watch(job: &Job, scenario: Scenario) {
+async fn run_in_child(job: &Job, scenario: Scenario) {
     let arguments: Vec<OsString> = vec![
         "--end-with-stdin".into(),
         "gpu-part".into(),
@@ -93,8 +93,8 @@ async fn watch(job: &Job, scenario: Scenario) {
     ];
     let quick = job.quick.then(|| "--quick".into());
     let arguments = arguments.into_iter().chain(quick).collect();
-    let said = child::run(scenario.name(), arguments, SCENARIO_MAX).await;
-    for line in said.lines {
+    let output = child::run(scenario.name(), arguments, SCENARIO_MAX).await;
+    for line in output.lines {
         match line {
             Line::Check(check) => {
                 let outcome = if check.passed { Ok(check.detail) } else { Err(check.detail) };
@@ -104,7 +104,7 @@ async fn watch(job: &Job, scenario: Scenario) {
             Line::Sample(_) | Line::Fact(_) => {}
         }
     }
-    if let Some(failure) = said.failure {
+    if let Some(failure) = output.failure {
         job.printer().check(scenario.name(), Err(failure));
     }
 }
@@ -112,7 +112,7 @@ async fn watch(job: &Job, scenario: Scenario) {
 /// Four of these, and what is left, fit into the time of the part.
 const SCENARIO_MAX: Duration = Duration::from_secs(25);
 
-async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
+async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     let engine = job.engine()?;
     let device = engine.device(Capacity { slots: 8, slot_bytes: CHUNK_BYTES as usize })?;
     let (on_device, on_host) = payload::both(&engine, job.bytes).await?;
@@ -127,8 +127,8 @@ async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     let reader = readers.first_mut().context("one reader was started")?;
     let progress = reader.progress()?;
     serving.publish(payload::tensors(1, job.bytes)?, source).await?;
-    wait_for_the_middle(progress).await?;
-    let broken = Instant::now();
+    wait_for_progress(progress).await?;
+    let broken_at = Instant::now();
     let fault = scenario.fault();
     match tokio::task::spawn_blocking(move || break_context(ordinal, fault)).await? {
         Ok(()) => {}
@@ -137,38 +137,38 @@ async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
             job.printer().note(note);
             return Ok(());
         }
-        Err(error) => return Err(error).context("the context could not be broken"),
+        Err(error) => return Err(error).context("the context could not be broken_at"),
     }
     match scenario.is_at_server() {
         true => {
             let name = format!("{}: the server lets the version go, and serves the next", scenario.name());
-            let outcome = goes_on(&mut serving, reader, &on_host, broken).await;
+            let outcome = server_recovers(&mut serving, reader, &on_host, broken_at).await;
             job.printer().check(name, job.judge(outcome));
         }
         false => {
             let name = format!("{}: the client says so", scenario.name());
-            job.printer().check(name, job.judge(says_so(reader.next().await, broken)));
+            job.printer().check(name, job.judge(client_reports(reader.next().await, broken_at)));
         }
     }
-    ask_engine(job.printer(), scenario, &spare).await;
-    ask_for_another(job.printer(), scenario, job.device);
+    check_engine(job.printer(), scenario, &spare).await;
+    note_second_engine(job.printer(), scenario, job.device);
     Ok(())
 }
 
 /// The server gives the version up, and its subscriber waits for the next one: which comes from host memory.
-async fn goes_on(
+async fn server_recovers(
     serving: &mut Serving,
     reader: &mut Receiving,
     on_host: &Arc<dyn Source>,
-    broken: Instant,
-) -> Result<Struck, String> {
+    broken_at: Instant,
+) -> Result<Effect, String> {
     while serving.stats().transfers > 0 {
-        if broken.elapsed() > GIVE_UP_MAX {
+        if broken_at.elapsed() > GIVE_UP_MAX {
             return Err(format!("the server still sends the version {GIVE_UP_MAX:?} after the fault"));
         }
         sleep(Duration::from_millis(1)).await;
     }
-    let given_up_s = broken.elapsed().as_secs_f64();
+    let given_up_s = broken_at.elapsed().as_secs_f64();
     let next = async {
         let published = serving
             .publish(payload::tensors(1, on_host.len_bytes())?, Arc::clone(on_host))
@@ -181,8 +181,8 @@ async fn goes_on(
         anyhow::Ok(came_before)
     };
     match next.await {
-        Ok(0) => Ok(Struck::After(format!("given up after {given_up_s:.3} s, and the next came"))),
-        Ok(_) => Ok(Struck::Not),
+        Ok(0) => Ok(Effect::Noticed(format!("given up after {given_up_s:.3} s, and the next came"))),
+        Ok(_) => Ok(Effect::Missed),
         Err(error) => Err(format!("given up after {given_up_s:.3} s, but the next did not come: {error:#}")),
     }
 }
@@ -191,12 +191,12 @@ async fn goes_on(
 const GIVE_UP_MAX: Duration = Duration::from_secs(12);
 
 /// The subscription ends with an error of its own, and not by the deadline of this suite.
-fn says_so(next: Result<Snapshot>, broken: Instant) -> Result<Struck, String> {
-    let seconds = broken.elapsed().as_secs_f64();
+fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Effect, String> {
+    let seconds = broken_at.elapsed().as_secs_f64();
     match next {
-        Ok(_) => Ok(Struck::Not),
+        Ok(_) => Ok(Effect::Missed),
         Err(error) if error.is::<SubscriptionError>() => {
-            Ok(Struck::After(format!("after {seconds:.3} s: {error:#}")))
+            Ok(Effect::Noticed(format!("after {seconds:.3} s: {error:#}")))
         }
         Err(error) => Err(format!("nothing after {seconds:.3} s: {error:#}")),
     }
@@ -205,45 +205,45 @@ fn says_so(next: Result<Snapshot>, broken: Instant) -> Result<Struck, String> {
 /// Small, so that many are under way.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// The outcome of a fault.
-enum Struck {
-    /// It was noticed, as told.
-    After(String),
-    /// The whole version came, verified.
-    Not,
+/// The effect of a fault on a transfer.
+enum Effect {
+    /// The fault was noticed; the text says when and how.
+    Noticed(String),
+    /// The complete version arrived, verified.
+    Missed,
 }
 
 impl Job {
     /// A fault that did not strike shows nothing, but in a quick run, whose versions may be over before it.
-    fn judge(&self, outcome: Result<Struck, String>) -> Result<String, String> {
+    fn judge(&self, outcome: Result<Effect, String>) -> Result<String, String> {
         const WHOLE: &str = "the whole version came, verified: the fault came too late or did not reach it";
         match outcome? {
-            Struck::After(told) => Ok(told),
-            Struck::Not if self.quick => Ok(WHOLE.into()),
-            Struck::Not => Err(WHOLE.into()),
+            Effect::Noticed(detail) => Ok(detail),
+            Effect::Missed if self.quick => Ok(WHOLE.into()),
+            Effect::Missed => Err(WHOLE.into()),
         }
     }
 }
 
 /// Waits until a tenth of the version is there.
-async fn wait_for_the_middle(progress: Box<dyn Fn() -> Progress + Send>) -> Result<()> {
+async fn wait_for_progress(progress: Box<dyn Fn() -> Progress + Send>) -> Result<()> {
     let begun = Instant::now();
     loop {
         let Progress { payload_bytes, verified_bytes, .. } = progress();
         if payload_bytes > 0 && verified_bytes > payload_bytes / 10 {
             return Ok(());
         }
-        if begun.elapsed() > MIDDLE_MAX {
-            bail!("the transfer had not reached its middle within {MIDDLE_MAX:?}");
+        if begun.elapsed() > PROGRESS_MAX {
+            bail!("the transfer had not reached its middle within {PROGRESS_MAX:?}");
         }
         sleep(Duration::from_micros(200)).await;
     }
 }
 
-const MIDDLE_MAX: Duration = Duration::from_secs(10);
+const PROGRESS_MAX: Duration = Duration::from_secs(10);
 
 /// Checks that the engine answers within a deadline, and prints the answer.
-async fn ask_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
+async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
     let name = format!("{}: the engine answers", scenario.name());
     let begun = Instant::now();
     let range = pieces(source.len_bytes(), CHUNK_BYTES)[0].clone();
@@ -261,7 +261,7 @@ async fn ask_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Sourc
 const ENGINE_MAX: Duration = Duration::from_secs(8);
 
 /// Whether the device can be opened again in the same process.
-fn ask_for_another(printer: Printer, scenario: Scenario, place: Place) {
+fn note_second_engine(printer: Printer, scenario: Scenario, place: Place) {
     let said = match Engine::open(place) {
         Ok(_) => "opens".to_owned(),
         Err(error) => format!("does not open: {error:#}"),

@@ -39,12 +39,12 @@ pub(super) async fn run(job: Job) -> Result<()> {
             job.printer().note("The host engine shares no memory with other processes.");
             Ok(())
         }
-        (Some(shared), Engine::Cuda(engine)) => take(&job, &engine, shared).await,
-        (None, Engine::Cuda(engine)) => give(&job, &engine).await,
+        (Some(shared), Engine::Cuda(engine)) => import(&job, &engine, shared).await,
+        (None, Engine::Cuda(engine)) => export(&job, &engine).await,
     }
 }
 
-async fn give(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
+async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
     let printer = job.printer();
     let device = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
     let tensor = OnDevice::whole(&device, job.bytes)?;
@@ -52,13 +52,13 @@ async fn give(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
     let memory = tensor.buffers().find_map(|buffer| buffer.memory::<CudaMemory>());
     let memory = memory.context("the tensor is on this engine's device")?;
 
-    let named = name(engine, &memory);
-    let outcome = named.as_ref().map(|named| format!("at {} of its allocation", named.offset));
+    let handle = ipc_handle(engine, &memory);
+    let outcome = handle.as_ref().map(|handle| format!("at {} of its allocation", handle.offset));
     printer.check("a plain allocation has a handle", outcome.map_err(ToString::to_string));
-    if let Ok(named) = named {
-        ways(job, "in place", &Shared::Ipc(named), None).await?;
+    if let Ok(handle) = handle {
+        check_both(job, "in place", &Shared::Ipc(handle), None).await?;
         let this = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
-        let own = this.import(Exported::Ipc(named), &[]);
+        let own = this.import(Exported::Ipc(handle), &[]);
         let outcome = own.err().map(|error| error.to_string()).ok_or_else(|| "it opens".to_owned());
         printer.check("a handle opens nothing in its own process", outcome);
     }
@@ -76,26 +76,26 @@ async fn give(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
         let measured = Cells::of([("gb_per_s", rate(job.bytes, begun.elapsed().as_secs_f64()))]);
         printer.sample("copies within the device", setting, measured);
     }
-    let refused = name(engine, buffer.memory()).err().map(|error| error.to_string());
+    let refused = ipc_handle(engine, buffer.memory()).err().map(|error| error.to_string());
     printer.check("virtual memory has no handle", refused.ok_or_else(|| "it has one".to_owned()));
     let FdMemory { device, fd, len } = buffer.export()?;
-    ways(job, "as a copy", &Shared::Fd { device, len }, Some(fd)).await
+    check_both(job, "as a copy", &Shared::Fd { device, len }, Some(fd)).await
 }
 
 /// Several, because the first makes the stream.
 const FILLS: usize = 5;
 
-fn name(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
+fn ipc_handle(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
     engine.name_memory(std::slice::from_ref(memory))?.remove(0)
 }
 
 /// Offers memory to a process beside this one, and to one in namespaces of its own.
-async fn ways(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
+async fn check_both(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
     let outcome = other_process(job, &[], shared, &fd).await?;
     job.printer().check(format!("another process reads it {how}"), outcome);
-    let apart =
+    let namespaced =
         other_process(job, &["unshare", "--pid", "--ipc", "--fork", "--kill-child"], shared, &fd).await?;
-    let said = apart.unwrap_or_else(|why| format!("it does not: {why}"));
+    let said = namespaced.unwrap_or_else(|why| format!("it does not: {why}"));
     job.printer()
         .note(format!("A process in PID and IPC namespaces of its own reads it {how}: {said}"));
     Ok(())
@@ -141,7 +141,7 @@ async fn other_process(
 const OTHER_MAX: Duration = Duration::from_secs(15);
 
 /// The other process.
-async fn take(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
+async fn import(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
     let exported = match *shared {
         Shared::Ipc(memory) => Exported::Ipc(memory),
         Shared::Fd { device, len } => {
