@@ -158,7 +158,9 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,
-        Command::Relay(Relay::Serve { args, payload }) => until_interrupted(relay::serve(args, payload)).await,
+        Command::Relay(Relay::Serve { args, payload }) => {
+            until_interrupted(relay::serve(args, payload)).await
+        }
         Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
         Command::Relay(Relay::Publish { args, steps }) => deltas::publish(args, steps).await,
         Command::Relay(Relay::Follow { args, whole }) => deltas::follow(args, whole).await,

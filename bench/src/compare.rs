@@ -4,11 +4,11 @@
 //! A C and then B A C A, because a machine's speed drifts over minutes by more than what is to be told apart: only
 //! neighbours are compared, each with the first.
 
+mod contenders;
 mod measure;
 mod outcome;
 mod peers;
 mod schedule;
-mod contenders;
 
 use crate::{
     network::{Network, NetworkArgs},
@@ -19,11 +19,11 @@ use crate::{
     table::Table,
 };
 use anyhow::{Result, bail};
+pub(crate) use contenders::Contender;
+use contenders::Contenders;
 pub(crate) use measure::Load;
 use outcome::Run;
 pub(crate) use outcome::Runs;
-pub(crate) use contenders::Contender;
-use contenders::Contenders;
 use schedule::{ScheduledRun, schedule};
 use serde::Serialize;
 use std::path::{Path, PathBuf};

@@ -94,7 +94,12 @@ pub(crate) async fn connect(args: &ReceiveArgs, config: tensor_relay_client::Con
 }
 
 /// Tells of each round, for ever. The version of the next one is there before anybody can ask for it.
-async fn rounds(server: &Server, publisher: &RoundPublisher, first: PublishedRound, bytes: u64) -> Result<()> {
+async fn rounds(
+    server: &Server,
+    publisher: &RoundPublisher,
+    first: PublishedRound,
+    bytes: u64,
+) -> Result<()> {
     let mut current = first;
     for round in 0.. {
         let next = publisher.publish(server, round + 1).await?;

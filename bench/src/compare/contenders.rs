@@ -257,7 +257,13 @@ mod tests {
             .map(|c| (plays(&c.serve), plays(&c.receive)))
             .collect();
         assert_eq!(sides, [(true, true), (true, false), (false, true)]);
-        assert!(contenders.pick(&["all".into()]).unwrap().iter().all(|c| !c.name.contains("python")));
+        assert!(
+            contenders
+                .pick(&["all".into()])
+                .unwrap()
+                .iter()
+                .all(|c| !c.name.contains("python"))
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One run of one contender: both sides, from start to end.
 
-use super::{CompareArgs, outcome::Run, contenders::Contender};
+use super::{CompareArgs, contenders::Contender, outcome::Run};
 use crate::{
     cells::Cells,
     contender::{Ready, Received, Sent},

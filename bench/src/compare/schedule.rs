@@ -14,7 +14,11 @@ pub(super) struct ScheduledRun<'a> {
 /// to back. Their order alternates from pair to pair.
 ///
 /// A contender that failed is left out, with its partner's run.
-pub(super) fn schedule(pair: u32, contenders: &[Contender], has_failed: impl Fn(&str) -> bool) -> Vec<ScheduledRun<'_>> {
+pub(super) fn schedule(
+    pair: u32,
+    contenders: &[Contender],
+    has_failed: impl Fn(&str) -> bool,
+) -> Vec<ScheduledRun<'_>> {
     let Some((first, rivals)) = contenders.split_first() else { return vec![] };
     let rivals = rivals.iter().filter(|rival| !has_failed(&rival.name));
     let rivals: Vec<&Contender> = rivals.collect();

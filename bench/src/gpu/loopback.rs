@@ -1,6 +1,6 @@
 //! The whole service over QUIC on loopback: a server in one runtime, clients in others.
 
-use super::{payload, own_runtime::OwnRuntime};
+use super::{own_runtime::OwnRuntime, payload};
 use crate::{contender::LOOPBACK_MTU, cpu::Usage};
 use anyhow::{Context, Result, ensure};
 use std::{sync::Arc, time::Duration};

@@ -45,7 +45,10 @@ impl Generator {
         match self {
             Self::Stream { spec, .. } => {
                 let payload_bytes = spec.shape.byte_len(spec.dtype)?;
-                Ok(Generated { version: None, prepared: Prepared { round, tensors: 1, payload_bytes, proof: None } })
+                Ok(Generated {
+                    version: None,
+                    prepared: Prepared { round, tensors: 1, payload_bytes, proof: None },
+                })
             }
             Self::Version(opened) => {
                 let (version, proof) = match hold {

@@ -1,6 +1,6 @@
 //! The versions of each round: bytes that are in memory once, published as a new version.
 
-use super::{PayloadArgs, Hold};
+use super::{Hold, PayloadArgs};
 use anyhow::Result;
 use bytes::Bytes;
 use std::{convert::Infallible, sync::Arc};

@@ -132,12 +132,12 @@ impl Driver {
             let job = Consumption { ticket, work: work.clone(), udp_payload_max, lanes, every, slow };
             self.workers.send(&[consumer], &Order::Consume(job)).await?;
         }
-        let connected = self
-            .workers
-            .gather(&self.consumers, "connected", self.step(), |report| match report {
-                Report::Connected => Some(()),
-                _ => None,
-            });
+        let connected =
+            self.workers
+                .gather(&self.consumers, "connected", self.step(), |report| match report {
+                    Report::Connected => Some(()),
+                    _ => None,
+                });
         connected.await.map(|_| ())
     }
 
@@ -161,8 +161,11 @@ impl Driver {
         let prepared = self.prepare(round, &consumers).await?;
 
         let patience = self.patience(&prepared, round);
-        self.workers
-            .start_progress(title.into(), prepared.payload_bytes.saturating_mul(versions), &consumers);
+        self.workers.start_progress(
+            title.into(),
+            prepared.payload_bytes.saturating_mul(versions),
+            &consumers,
+        );
         let begin = Order::Begin { round: round.number, patience_s: patience.as_secs() };
         // Consumers first, so that they wait when the producer publishes.
         self.workers.send(&consumers, &begin).await?;

@@ -47,7 +47,8 @@ impl Progress {
         }
         let whole = self.round_bytes.max(1) as f64;
         let describe = |row: &mut Row| {
-            let rate = row.bytes.saturating_sub(row.shown_bytes) as f64 / elapsed.as_secs_f64().max(1e-9) / 1e9;
+            let rate =
+                row.bytes.saturating_sub(row.shown_bytes) as f64 / elapsed.as_secs_f64().max(1e-9) / 1e9;
             row.shown_bytes = row.bytes;
             format!("{} {:.0} % at {rate:.2} GB/s", row.name, 100.0 * row.bytes as f64 / whole)
         };

@@ -114,7 +114,11 @@ impl WorkerHandle {
 }
 
 /// Forwards the reports of a worker to `events`, and at last the reason for which they ended.
-async fn forward_reports(mut lines: Lines<impl AsyncRead + Unpin>, index: usize, events: mpsc::Sender<Event>) {
+async fn forward_reports(
+    mut lines: Lines<impl AsyncRead + Unpin>,
+    index: usize,
+    events: mpsc::Sender<Event>,
+) {
     loop {
         let report = match lines.next::<Report>().await {
             Ok(Some(report)) => Ok(report),

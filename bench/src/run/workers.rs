@@ -66,7 +66,9 @@ impl Workers {
 
     /// Prints progress lines of `consumers` from now on, for the round called `title`.
     pub(crate) fn start_progress(&mut self, title: String, round_bytes: u64, consumers: &[usize]) {
-        let named = consumers.iter().map(|worker| (*worker, self.handles[*worker].name().to_owned()));
+        let named = consumers
+            .iter()
+            .map(|worker| (*worker, self.handles[*worker].name().to_owned()));
         self.progress.begin(title, round_bytes, named);
     }
 
@@ -158,7 +160,9 @@ impl Workers {
                 let reason = self.handles[worker].end_reason().await;
                 bail!("{} is gone: {reason}", self.name(worker))
             }
-            Err(error) => Err(anyhow!(error).context(format!("cannot read reports of {}", self.name(worker)))),
+            Err(error) => {
+                Err(anyhow!(error).context(format!("cannot read reports of {}", self.name(worker))))
+            }
         }
     }
 
@@ -201,7 +205,10 @@ mod tests {
     }
 
     async fn failure(script: &str, deadline: Duration) -> String {
-        let error = one_worker(script).gather(&[0], "connected", deadline, connected).await.unwrap_err();
+        let error = one_worker(script)
+            .gather(&[0], "connected", deadline, connected)
+            .await
+            .unwrap_err();
         format!("{error:#}")
     }
 

@@ -5,9 +5,9 @@ use crate::{
     gpu::{
         line::Printer,
         loopback::{Receiving, Serving, Setup},
+        own_runtime::OwnRuntime,
         payload::{self, OnDevice, noise_of},
         place::Engine,
-        own_runtime::OwnRuntime,
     },
     size,
 };

@@ -147,7 +147,8 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
         }
         false => {
             let name = format!("{}: the client says so", scenario.name());
-            job.printer().check(name, job.judge(client_reports(reader.next().await, broken_at)));
+            job.printer()
+                .check(name, job.judge(client_reports(reader.next().await, broken_at)));
         }
     }
     check_engine(job.printer(), scenario, &spare).await;

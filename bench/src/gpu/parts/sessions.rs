@@ -6,10 +6,10 @@ use crate::{
     gpu::{
         line::Cells,
         loopback::{Loopback, Receiving, Serving, Setup},
+        own_runtime::OwnRuntime,
         passes::Passes,
         payload::{self, OnDevice},
         place::Engine,
-        own_runtime::OwnRuntime,
         stream::Depth,
     },
 };
@@ -77,7 +77,8 @@ impl Ends {
             let serving = match (servers, all.first()) {
                 (Servers::One, Some(first)) => first.serving.beside(number)?,
                 (Servers::One, None) => {
-                    Serving::start(Arc::new(OwnRuntime::new("serving", self.sessions as usize)?), &setup).await?
+                    Serving::start(Arc::new(OwnRuntime::new("serving", self.sessions as usize)?), &setup)
+                        .await?
                 }
                 (Servers::Own, _) => Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), &setup).await?,
             };
