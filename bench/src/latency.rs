@@ -66,7 +66,7 @@ impl Latencies {
             "a small message of {} bytes came instead of {MESSAGE_BYTES}",
             message.len()
         );
-        let (stamp, _) = message.split_first_chunk().expect("the message is longer, see above");
+        let (stamp, _) = message.split_first_chunk().expect("the message is longer than a stamp");
         let begun_ns = u64::from_le_bytes(*stamp);
         let ns = now_ns
             .checked_sub(begun_ns)

@@ -102,7 +102,7 @@ pub(crate) async fn ask<R: AsyncRead + Unpin>(
         }
     });
     asked.await.unwrap_or(Err(GreetingError::Silent))?;
-    Ok(lines.of_at_most(LINE_MAX_BYTES))
+    Ok(lines.with_max(LINE_MAX_BYTES))
 }
 
 async fn next<T: DeserializeOwned>(lines: &mut Lines<impl AsyncRead + Unpin>) -> Result<T, GreetingError> {

@@ -1,8 +1,8 @@
-//! The progress of a run: a line a second.
+//! The progress lines of a run.
 
 use std::time::Duration;
 
-/// The progress of the consumers since the last line. Pure: the time is an argument.
+/// Formats the progress of consumers in a round as a line of text. Pure: the time is an argument.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     title: String,
@@ -15,12 +15,12 @@ struct Row {
     worker: usize,
     name: String,
     bytes: u64,
-    /// The content of the last line.
+    /// `bytes` at the last line.
     shown_bytes: u64,
 }
 
 impl Progress {
-    /// A round called `title` begins, in which each of the consumers is to receive `round_bytes`.
+    /// Starts a round called `title`, in which each consumer is to receive `round_bytes`.
     pub(crate) fn begin(
         &mut self,
         title: String,
@@ -33,24 +33,24 @@ impl Progress {
         *self = Self { title, round_bytes, rows };
     }
 
-    /// A consumer has received so much of the round.
+    /// Records that a consumer has received `bytes` of the round. Other workers are ignored.
     pub(crate) fn record(&mut self, worker: usize, bytes: u64) {
         if let Some(row) = self.rows.iter_mut().find(|row| row.worker == worker) {
             row.bytes = bytes;
         }
     }
 
-    /// The next line, `elapsed` after the one before; `None` when there is nothing new.
+    /// The next line, `elapsed` after the last one; `None` if no consumer has made progress.
     pub(crate) fn line(&mut self, elapsed: Duration) -> Option<String> {
         if self.rows.iter().all(|row| row.bytes == row.shown_bytes) {
             return None;
         }
-        let whole = self.round_bytes.max(1) as f64;
+        let total = self.round_bytes.max(1) as f64;
         let describe = |row: &mut Row| {
             let rate =
                 row.bytes.saturating_sub(row.shown_bytes) as f64 / elapsed.as_secs_f64().max(1e-9) / 1e9;
             row.shown_bytes = row.bytes;
-            format!("{} {:.0} % at {rate:.2} GB/s", row.name, 100.0 * row.bytes as f64 / whole)
+            format!("{} {:.0} % at {rate:.2} GB/s", row.name, 100.0 * row.bytes as f64 / total)
         };
         let rows: Vec<String> = self.rows.iter_mut().map(describe).collect();
         Some(format!("{}: {}", self.title, rows.join(", ")))
