@@ -21,7 +21,7 @@ pub(super) struct DriverLink(Lines<Stdin>);
 
 /// The error of a worker whose driver closed the connection.
 #[derive(Debug, thiserror::Error)]
-#[error("the driver went away")]
+#[error("the driver disconnected")]
 pub(super) struct DriverGone;
 
 impl DriverLink {
@@ -36,7 +36,7 @@ impl DriverLink {
     pub(super) async fn next_order(&mut self) -> Result<Order> {
         match timeout(ORDER_MAX, self.0.next()).await {
             Ok(order) => Ok(order?.ok_or(DriverGone)?),
-            Err(_) => bail!("the driver gave no order for {} s", ORDER_MAX.as_secs()),
+            Err(_) => bail!("the driver sent no order for {} s", ORDER_MAX.as_secs()),
         }
     }
 
@@ -53,10 +53,10 @@ impl DriverLink {
         let mut ticks = interval(PROGRESS_INTERVAL);
         loop {
             tokio::select! {
-                done = &mut work => return done.map(Some),
+                result = &mut work => return result.map(Some),
                 order = self.next_order() => match order? {
                     Order::Stop { .. } => return Ok(None),
-                    other => bail!("the driver said {other:?} in the middle of a round"),
+                    other => bail!("the driver sent {other:?} in the middle of a round"),
                 },
                 _ = ticks.tick() => send_report(&Report::Moving { bytes: progress() })?,
             }

@@ -1,4 +1,4 @@
-//! The versions of a producer, and their generation.
+//! Generates the versions of a producer.
 
 use super::{
     load::Opened,
@@ -11,20 +11,20 @@ use bytes::Bytes;
 use std::io;
 use tensor_relay_server::{Borrowed, Dtype, Publishable, Shape, Staged, Staging, TensorName, TensorSpec};
 
-/// The one tensor of a stream's versions.
+/// The name of the only tensor in the versions of a stream.
 pub(super) const STREAM_TENSOR: &str = "stream.weight";
 
-/// One version a round, or a stream of them.
+/// The versions of a round: one large version, or a stream of small ones.
 pub(super) enum Generator {
     Version(Opened),
     Stream { content: StreamContent, spec: TensorSpec, pace: Pace },
 }
 
 impl Generator {
-    /// The versions that `work` asks for.
+    /// A generator for `work`.
     ///
     /// # Errors
-    /// When its file cannot be read, or its numbers make no sense.
+    /// When the file of the work cannot be read, or a size is out of range.
     pub(super) fn open(work: &Work) -> Result<Self> {
         Ok(match work {
             Work::Version(load) => Self::Version(load.open()?),
@@ -36,11 +36,10 @@ impl Generator {
         })
     }
 
-    /// Makes the version of `round`, if it has one that is made before it begins. Takes as long as it takes to fill its size:
-    /// call it off the executor.
+    /// Generates the version of `round`, unless rounds are streams. Blocks while it fills memory: call it off the executor.
     ///
     /// # Errors
-    /// When there is no memory for it, or its file cannot be read.
+    /// When memory is exhausted, or the file cannot be read.
     pub(super) fn generate(&self, staging: &Staging, hold: Hold, round: u32) -> Result<Generated> {
         match self {
             Self::Stream { spec, .. } => {
@@ -66,13 +65,13 @@ impl Generator {
     }
 }
 
-/// The version of a round, if it is made before.
+/// The version of a round; `None` for a stream, whose versions are generated when they are published.
 pub(super) struct Generated {
     pub(super) version: Option<Publishable>,
     pub(super) prepared: Prepared,
 }
 
-/// Fills the server's memory right away.
+/// Generates the tensors in the server's memory.
 fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable, Proof)> {
     let mut hashes = vec![proof::hash_bytes(&[]); opened.specs().len()];
     let staged = Staged::new::<io::Error>(staging, opened.specs().to_vec(), vec![], |index, out| {
@@ -83,7 +82,7 @@ fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable,
     Ok((staged.into(), proof_of(opened.specs(), &hashes)))
 }
 
-/// Fills memory of each tensor's own, and lends it.
+/// Generates each tensor in memory of its own, which the server borrows.
 fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable, Proof)> {
     let mut tensors = Vec::with_capacity(opened.specs().len());
     let mut hashes = Vec::with_capacity(opened.specs().len());

@@ -4,13 +4,13 @@ use crate::cells::Cells;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Durations in nanoseconds, each kept to within one percent, in some ten thousand counters whatever comes. Longer ones
-/// than a minute count as a minute.
+/// A histogram of durations in nanoseconds, with a resolution of one percent and a fixed number of buckets, about ten
+/// thousand. Durations above a minute count as a minute.
 #[derive(Debug, Clone)]
 pub(crate) struct Latencies(Histogram<u64>);
 
-/// The same as it travels, and as result files have it: how many durations were at most so many nanoseconds and more
-/// than those of the bucket before. Only buckets that are in use.
+/// The non-empty buckets of a histogram, as sent in reports and written to result files: pairs of the upper bound in
+/// nanoseconds and the number of durations between the bound of the bucket before and this one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Buckets(Vec<(u64, u64)>);
 
@@ -24,12 +24,12 @@ impl Latencies {
         Self(Histogram::new_with_bounds(1, LONGEST_NS, PRECISION).expect("these bounds are in order"))
     }
 
-    /// Counts a duration.
+    /// Adds a duration.
     pub(crate) fn record(&mut self, ns: u64) {
         self.0.saturating_record(ns);
     }
 
-    /// Counts all of somebody else's, who may say what it wants.
+    /// Adds the durations of another histogram. Its numbers come from another host and may be arbitrary.
     pub(crate) fn add(&mut self, buckets: &Buckets) {
         for (ns, count) in &buckets.0 {
             self.0.saturating_record_n(*ns, *count);
@@ -71,7 +71,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn shares_are_where_they_should_be() {
+    fn percentiles_are_within_a_percent() {
         let mut latencies = Latencies::new();
         (1..=1000).for_each(|us| latencies.record(us * 1000));
         let summary = latencies.summary().unwrap();
@@ -101,13 +101,13 @@ mod tests {
     proptest! {
         /// Buckets survive the wire, and hostile ones cannot cause a panic.
         #[test]
-        fn buckets_hold_everything(values in prop::collection::vec(any::<u64>(), 0..200), lies in any::<Vec<(u64, u64)>>()) {
+        fn buckets_survive_the_wire(values in prop::collection::vec(any::<u64>(), 0..200), hostile in any::<Vec<(u64, u64)>>()) {
             let mut latencies = Latencies::new();
             values.iter().for_each(|ns| latencies.record(*ns));
             let mut copy = Latencies::new();
             copy.add(&latencies.buckets());
             prop_assert_eq!(copy.buckets(), latencies.buckets());
-            copy.add(&Buckets(lies));
+            copy.add(&Buckets(hostile));
             copy.summary();
         }
     }

@@ -26,19 +26,19 @@ const TOPIC: &str = "bench";
 /// The number of retained versions of a stream, for readers in mode `every`.
 const KEEP_VERSIONS: u32 = 64;
 
-/// How long the bytes of the last round may take to be free for the next, once nobody is sent any of them.
+/// How long to wait until the withdrawn version of the last round is freed.
 const FREE_MAX: Duration = Duration::from_secs(10);
 
-/// The interval at which that is checked.
-const FREE_LOOK: Duration = Duration::from_millis(5);
+/// The interval at which the server's memory is checked meanwhile.
+const FREE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The deadline for the server's shutdown.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Serves `job` at `listen`, round by round.
+/// Runs the producer described by `job` on the address `listen`, round by round.
 ///
 /// # Errors
-/// When nobody can be served there, the tensors cannot be had, or consumers do not commit in time.
+/// When it cannot listen, the tensors cannot be generated or read, or consumers do not commit in time.
 pub(super) async fn run(job: Production, listen: SocketAddr, driver: &mut DriverLink) -> Result<()> {
     let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
     let identity = Identity::ephemeral()?;
@@ -59,7 +59,7 @@ pub(super) async fn run(job: Production, listen: SocketAddr, driver: &mut Driver
                 send_report(&Report::Sent(sent.context("the driver stopped the producer")?))?;
             }
             Order::End => break,
-            other => bail!("the driver said {other:?} to a producer"),
+            other => bail!("the driver sent {other:?} to a producer"),
         }
     }
     drop(producer.ready);
@@ -76,16 +76,16 @@ struct Producer {
     ready: Option<Ready>,
 }
 
-/// A round that was prepared; after it, what keeps its last version on offer.
+/// A prepared round. It is kept after the round, because its publisher keeps the last version available.
 struct Ready {
     round: Round,
     publisher: Publisher,
-    /// The version, if there is one that is generated beforehand.
+    /// The version, unless rounds are streams; `None` once it is published.
     version: Option<Publishable>,
 }
 
 impl Producer {
-    /// Takes the last round's versions back, and makes those of `round`.
+    /// Withdraws the versions of the last round, and generates the version of `round`.
     async fn prepare(&mut self, round: Round) -> Result<Prepared> {
         if let Some(last) = self.ready.take() {
             last.publisher.withdraw();
@@ -93,7 +93,7 @@ impl Producer {
         }
         let publisher = self.server.publisher_with(self.topic.clone(), None, self.options())?;
         let (generator, staging, hold) = (Arc::clone(&self.generator), self.server.staging(), self.hold);
-        // Off the executor: it takes seconds for gigabytes, in which no connection must die.
+        // Off the executor: generating gigabytes takes seconds, and the keep-alive of connections must go on.
         let generated = tokio::task::spawn_blocking(move || generator.generate(&staging, hold, round.number));
         let Generated { version, prepared } = generated.await??;
         self.ready = Some(Ready { round, publisher, version });
@@ -111,17 +111,18 @@ impl Producer {
         }
     }
 
-    /// Lets the next round reuse memory, instead of asking for as much again. When readers are slow to let go, it asks.
+    /// Waits until the memory of the last round is free, so that the next round reuses it. If readers still hold it at the
+    /// deadline, the next round allocates more.
     async fn wait_until_free(&self) {
         let free = async {
             while self.server.stats().staged_bytes > 0 {
-                tokio::time::sleep(FREE_LOOK).await;
+                tokio::time::sleep(FREE_INTERVAL).await;
             }
         };
         let _ = tokio::time::timeout(FREE_MAX, free).await;
     }
 
-    /// Publishes what was prepared, and waits until all readers committed it.
+    /// Publishes the prepared round, and waits until all readers have committed it.
     async fn publish(&mut self, number: u32, patience: Duration) -> Result<Sent> {
         let ready = self.ready.as_mut().filter(|ready| ready.round.number == number);
         let Ready { round, publisher, version } =
@@ -154,7 +155,7 @@ impl Producer {
     }
 }
 
-/// The counters at the beginning and at the end of a round.
+/// The counters that a round increases.
 struct Counters {
     usage: Usage,
     traffic: Traffic,
@@ -168,7 +169,7 @@ impl Counters {
     }
 }
 
-/// The versions of a round, as they are published.
+/// Generates and publishes the versions of a stream.
 struct Stream<'a> {
     content: &'a StreamContent,
     spec: &'a TensorSpec,
@@ -188,7 +189,7 @@ impl Stream<'_> {
         let mut last = None;
         for index in 0..round.versions {
             if let Pace::PerSecond(rate) = pace {
-                // By a timetable that does not wait for who is late: who is, makes up for it.
+                // A fixed timetable: after a delay, versions are published without a pause until it is caught up with.
                 let due = begun + Duration::from_secs_f64(index as f64 / f64::from(rate.max(1)));
                 tokio::time::sleep_until(due).await;
             }

@@ -1,10 +1,10 @@
-//! A digest of a snapshot, with which the driver compares received and published bytes.
+//! A hash of a snapshot, by which the driver compares received and published bytes.
 
 use serde::{Deserialize, Serialize};
 use tensor_relay_protocol::{Dtype, Shape, TensorName};
 
-/// A hash of the names, dtypes, shapes and bytes of all tensors in their order. It is made by other code, and another
-/// function, than what tensor-relay checks chunks with.
+/// A hash of the names, dtypes, shapes and bytes of all tensors in their order. It is independent of tensor-relay's own
+/// chunk hashes: other code, and another hash function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Proof(String);
 
@@ -24,7 +24,8 @@ impl ProofHasher {
         Self(blake3::Hasher::new())
     }
 
-    /// Adds the next tensor. Each part has a fixed length, or its length before it: no two lists of tensors look alike.
+    /// Adds the next tensor. Each field has a fixed length or is preceded by its length, so different lists of tensors never
+    /// hash the same bytes.
     pub(crate) fn add(&mut self, name: &TensorName, dtype: Dtype, shape: &Shape, bytes: &BytesHash) {
         let name = name.as_str().as_bytes();
         self.0.update(&(name.len() as u64).to_le_bytes()).update(name);
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_counts() {
+    fn every_field_counts() {
         let base = proof(&[("a", Dtype::U8, &[2], b"xy"), ("b", Dtype::U8, &[1], b"z")]);
         assert_eq!(base, proof(&[("a", Dtype::U8, &[2], b"xy"), ("b", Dtype::U8, &[1], b"z")]));
         for other in [

@@ -83,7 +83,7 @@ impl WorkerHandle {
         })?;
         stream.set_nodelay(true)?;
         let (reports, mut orders) = stream.into_split();
-        let greeted = greeting::ask(reports, &mut orders, token).await;
+        let greeted = greeting::present(reports, &mut orders, token).await;
         let reports = greeted.with_context(|| format!("cannot work with {name}"))?;
         tokio::spawn(forward_reports(reports, index, events));
         Ok(Self { name, orders: Box::new(orders), process: None })
