@@ -8,8 +8,8 @@ pub(crate) fn monotonic_ns() -> u64 {
     time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64
 }
 
-/// An identifier of this process's clock: equal for two processes if they run on the same boot of the same kernel, in the
-/// same time namespace. It is a hash, so it does not reveal the machine.
+/// An identifier of this process's clock: equal for two processes if they run on the same boot of the same kernel, in
+/// the same time namespace. It is a hash, so it does not reveal the machine.
 ///
 /// `None` when the kernel does not report its boot; such a clock counts as shared with no other process.
 pub(crate) fn name() -> Option<String> {

@@ -18,8 +18,8 @@ use tensor_relay_protocol::Dtype;
 /// The options of `codecs`.
 #[derive(Debug, clap::Args)]
 pub struct CodecsArgs {
-    /// The tensors: safetensors files, NumPy arrays (`.npy`), or with --dtype files of nothing but elements. They are read
-    /// into memory whole.
+    /// The tensors: safetensors files, NumPy arrays (`.npy`), or with --dtype files of nothing but elements. They are
+    /// read into memory whole.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The dtype of files that do not record it.
@@ -52,8 +52,8 @@ Examples:
 /// Measures on this thread and prints a table for each file and dtype.
 ///
 /// # Errors
-/// When a file cannot be read, does not say what its elements are, or has other tensors than its base; when a codec does
-/// not give back what it was given; when the result file cannot be written.
+/// When a file cannot be read, does not say what its elements are, or has other tensors than its base; when a codec
+/// does not give back what it was given; when the result file cannot be written.
 pub fn run(args: &CodecsArgs) -> Result<()> {
     let chunk_bytes = u32::try_from(args.chunk_size).context("--chunk-size is too large")?;
     let read = |path: &Path| Content::read(path, args.dtype, chunk_bytes);

@@ -46,8 +46,8 @@ pub enum Command {
     /// Measures users' workloads, on this machine or across nodes.
     #[command(after_help = running::EXAMPLES)]
     Run(Box<RunArgs>),
-    /// Waits for a `run` on another host, as its producer or a consumer. A token authenticates the driver, but orders are
-    /// not encrypted: for trusted networks only.
+    /// Waits for a `run` on another host, as its producer or a consumer. A token authenticates the driver, but orders
+    /// are not encrypted: for trusted networks only.
     Node(NodeArgs),
     /// Runs the producer or a consumer of a `run`, as ordered on standard input.
     #[command(hide = true)]

@@ -1,8 +1,8 @@
-//! The comparison: the same bytes through tensor-relay and through what others would use, side by side.
+//! `bench compare`: moves the same bytes with tensor-relay and with other programs, in alternating runs.
 //!
-//! Each contender runs as two processes of its own, a serving and a receiving one, on one machine. They alternate, A B
-//! A C and then B A C A, because a machine's speed drifts over minutes by more than what is to be told apart: only
-//! neighbours are compared, each with the first.
+//! Each contender runs as two processes of its own, a serving and a receiving one, on one machine. Runs alternate, A B
+//! A C and then B A C A, because a machine's speed drifts over minutes by more than the differences to be measured:
+//! ratios are those of neighbouring runs of the first contender and another.
 
 mod contenders;
 mod measure;
@@ -32,23 +32,23 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CompareArgs {
-    /// The contenders: the first is compared with each of the others. `all` are tensor-relay, stock-quinn, tcp,
-    /// tcp-tls and all peers. Variants of tensor-relay: `10000-tensors`, with the bytes cut small; `2-lanes`, `4-lanes`,
-    /// `8-lanes`; `raw`, `bitplanes`, `planes` and `zstd`, with a fixed codec; `borrowed`, which lends its tensors for
-    /// each round and hashes them as they are sent; and `other-build`.
+    /// The contenders: the first is compared with each of the others. `all` means tensor-relay, stock-quinn, tcp,
+    /// tcp-tls and all peers. Variants of tensor-relay: `10000-tensors`, with the payload in many tensors; `2-lanes`,
+    /// `4-lanes`, `8-lanes`; `raw`, `bitplanes`, `planes` and `zstd`, with a fixed codec; `borrowed`, which lends its
+    /// tensors for each round and hashes them as they are sent; and `other-build`.
     #[arg(value_name = "NAME", default_values = [contenders::RELAY, contenders::STOCK_QUINN])]
     pub names: Vec<String>,
-    /// The size of a round.
+    /// The number of bytes moved in a round.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     pub size: u64,
     /// The number of counted rounds of each run; one more comes first, to warm up.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
-    /// The number of runs of each; the first runs once beside each of the others. Six or more give
+    /// The number of runs of each contender; the first runs once beside each of the others. Six or more give confidence
     /// intervals of 95 %.
     #[arg(long, default_value_t = 5)]
     pub pairs: u32,
-    /// The number of 4 KiB messages that each run sends before that, to measure their latency.
+    /// The number of 4 KiB messages that each run sends before its rounds, to measure their latency.
     #[arg(long, default_value_t = 0)]
     pub small: u32,
     /// The content that tensor-relay moves. Contenders without encoding do not depend on it.
@@ -60,15 +60,15 @@ pub struct CompareArgs {
     /// Another build of tensor-relay-bench, whose tensor-relay is then the contender `other-build`.
     #[arg(long, value_name = "PROGRAM")]
     pub relay: Option<PathBuf>,
-    /// A Python interpreter that has the package tensor_relay and NumPy. It brings `python`, which is `borrowed` with both
-    /// sides in Python, and `python-producer` and `python-consumer` with one.
+    /// A Python interpreter with the packages tensor_relay and NumPy. It adds the contenders `python`, which is
+    /// `borrowed` with both sides in Python, and `python-producer` and `python-consumer` with one side in Python.
     #[arg(long, value_name = "PROGRAM")]
     pub python: Option<PathBuf>,
-    /// A file that says how to start what users would pick instead: bench/peers/peers.json. A peer whose name is taken,
+    /// A file that lists programs of other projects as contenders: bench/peers/peers.json. A peer whose name is taken,
     /// such as `tcp`, is called `peers/tcp`.
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
-    /// Runs one of them alone.
+    /// Runs this contender alone.
     #[arg(long, value_name = "NAME")]
     pub only: Option<String>,
     /// Also writes everything that was measured to this file.
@@ -85,7 +85,7 @@ Examples:
   compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
-/// The content of the file beside the tables.
+/// The details of the result file beside its tables.
 #[derive(Serialize)]
 pub(crate) struct Details<'a, Options> {
     network: &'a NetworkArgs,
@@ -96,7 +96,7 @@ pub(crate) struct Details<'a, Options> {
 }
 
 impl<'a, Options> Details<'a, Options> {
-    /// The options, and the resulting `runs`.
+    /// The details of `runs` with these options.
     pub(crate) fn new(network: &'a NetworkArgs, options: Options, runs: Runs) -> Self {
         Self { network, options, runs }
     }
@@ -109,17 +109,17 @@ struct Options {
     data: Data,
 }
 
-/// Compares and prints a table. `this` is the program that runs, to be started again for each side.
+/// Compares the contenders and prints a table. `this` is the running program, which is started again for each side.
 ///
 /// # Errors
-/// When somebody is unknown, and those of the runs.
+/// When a contender is unknown, and the errors of [`Comparison::run`].
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
-    let contenders = chosen(&args, this)?;
+    let contenders = chosen_contenders(&args, this)?;
     let first = contenders.first().map_or("", |contender| contender.name.as_str());
     let about = format!(
-        "{} a round, from memory to memory, both sides on one machine. Medians over runs (least to most) of medians over {} \
-         rounds; CPU of both sides; ratios are {first} / the row, of neighbouring runs, with the interval that holds their \
-         median.",
+        "{} a round, from memory to memory, both sides on one machine. Medians over runs (minimum to maximum) of medians over \
+         {} rounds; CPU of both sides; ratios are {first} / the row, of neighbouring runs, with the confidence interval of \
+         their median.",
         size::text(args.size),
         args.rounds
     );
@@ -137,7 +137,7 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
         .await
 }
 
-/// Several ways to move the same, in alternating pairs.
+/// A comparison of contenders that move the same bytes, in alternating pairs of runs.
 pub(crate) struct Comparison<'a> {
     pub(crate) contenders: Vec<Contender>,
     pub(crate) load: Load,
@@ -147,12 +147,12 @@ pub(crate) struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Measures all pairs, and prints the results that `begin` makes of the runs that are to come, with a table of all runs and
-    /// what `tables` makes of them. Who fails is left out from then on, and told below the tables.
+    /// Measures all pairs and prints the results. `begin` creates the results with empty runs; `tables` adds tables to
+    /// the table of all runs. A contender that fails does not run again, and its failure is printed below the tables.
     ///
     /// # Errors
-    /// When the network cannot be made, the file cannot be written, or a contender of this program's own failed. That a
-    /// peer failed is a result.
+    /// When the network cannot be created, the file cannot be written, or a contender of this program failed. The
+    /// failure of a peer is no error but a result.
     pub(crate) async fn run<'d, Options: Serialize>(
         self,
         this: &Program,
@@ -175,7 +175,7 @@ impl Comparison<'_> {
             let runs = &results.details.runs;
             results.tables = [vec![runs.table()], tables(runs)].concat();
             results.notes = runs.notes();
-            // Anew after each pair: a comparison of many takes hours, and may be interrupted.
+            // Written after each pair: a comparison of many contenders takes hours, and may be interrupted.
             results.write(json)?;
         }
         print!("{results}");
@@ -189,7 +189,7 @@ impl Comparison<'_> {
     }
 }
 
-fn chosen(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
+fn chosen_contenders(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
     let mut contenders = Contenders::of_this(this, args.relay.as_deref());
     if let Some(python) = &args.python {
         contenders.extend_with_python(this, python);

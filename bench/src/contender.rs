@@ -1,12 +1,13 @@
 //! The interface of a contender in a comparison: two commands, and the JSON lines that they print.
 //!
-//! `serve` holds bytes and sends them on request; `receive` requests them, once a round, several rounds on one connection,
-//! and writes them into memory that it has touched before. Each prints JSON, one object a line, on its standard output, for
-//! the harness (or a person with `jq`); other output goes to standard error.
+//! `serve` holds bytes and sends them on request; `receive` requests them, once a round, several rounds on one
+//! connection, and writes them into memory that it has touched before. Each prints JSON, one object a line, on its
+//! standard output, for the harness (or a person with `jq`); other output goes to standard error.
 //!
-//! Before the rounds, a receiver can request small messages, one after the other, preceded by a tenth as many to warm up.
-//! Their latency is the time from the beginning of sending until the receiver has the complete message: both processes are
-//! on one machine with one clock, and the message carries the time at which its sending began. The request is not included.
+//! Before the rounds, a receiver can request small messages, one after the other, preceded by a tenth as many to warm
+//! up. Their latency is the time from the beginning of sending until the receiver has the complete message: both
+//! processes are on one machine with one clock, and the message carries the time at which its sending began. The
+//! request is not included.
 
 use crate::{cells::Cells, cpu::Usage, size};
 use serde::{Deserialize, Serialize};
@@ -67,8 +68,8 @@ pub struct Sent {
     pub(crate) more: Cells<f64>,
 }
 
-/// The line that a receiver prints after its small messages, if it requested any. Times are microseconds from the beginning
-/// of sending until the complete message is there.
+/// The line that a receiver prints after its small messages, if it requested any. Times are microseconds from the
+/// beginning of sending until the complete message is there.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Small {
     /// The number of messages.

@@ -1,7 +1,8 @@
 //! Versions that differ a little, one after the other: what they cost as deltas, beside what they cost whole.
 //!
-//! A producer publishes each version when the one before was committed; a subscriber in mode `every` takes it. Both ways are
-//! measured in turn, in processes of their own. The first two versions of each run come whole in either, and do not count.
+//! A producer publishes each version when the one before was committed; a subscriber in mode `every` takes it. Both
+//! ways are measured in turn, in processes of their own. The first two versions of each run come whole in either, and
+//! do not count.
 
 mod ends;
 mod steps;

@@ -1,8 +1,8 @@
 //! The suite for a machine with a GPU: one command that measures everything and writes it down.
 //!
 //! Each part runs in a process of its own, with a deadline, and prints what it finds out line by line; so a part that
-//! fails, crashes or hangs costs nobody else anything, and leaves what it measured until then. The documents are written
-//! anew after each part.
+//! fails, crashes or hangs costs nobody else anything, and leaves what it measured until then. The documents are
+//! written anew after each part.
 
 mod child;
 mod document;

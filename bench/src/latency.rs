@@ -82,7 +82,8 @@ impl Latencies {
     pub(crate) fn summary(mut self) -> Small {
         self.ns.sort_unstable();
         let at_most = |percent: usize| {
-            // The nearest rank, as in `bench/peers/contender.py`: the smallest value that at least `percent` % do not exceed.
+            // The nearest rank, as in `bench/peers/contender.py`: the smallest value that at least `percent` % do not
+            // exceed.
             let rank = (percent * self.ns.len()).div_ceil(100);
             self.ns.get(rank.max(1) - 1).map_or(0.0, |ns| *ns as f64 / 1e3)
         };

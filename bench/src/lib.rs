@@ -2,7 +2,8 @@
 //!
 //! - [`workload`] generates a model's tensors from a seed, for `tensor-relay demo` and for benchmarks.
 //! - [`cpu`] measures CPU time, and [`stats`] summarises samples.
-//! - [`contender`] is the interface of all programs that are compared; [`relay`], [`stock_quinn`] and [`tcp`] implement it.
+//! - [`contender`] is the interface of all programs that are compared; [`relay`], [`stock_quinn`] and [`tcp`] implement
+//!   it.
 //! - [`compare`] is the harness that compares contenders, each in two processes of its own.
 //! - [`deltas`] measures versions that differ a little, as deltas and whole.
 //! - [`report`] turns result files into a page or tables.

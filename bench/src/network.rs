@@ -42,8 +42,8 @@ pub struct NetworkArgs {
     #[arg(long, value_name = "PERCENT", requires = "namespaces", help_heading = "Network")]
     #[serde(rename = "loss_percent", default)]
     pub loss: Option<Loss>,
-    /// The one-way delay in milliseconds: half of the round trip. Packets then pass through a process of this program, which
-    /// takes CPU time. Needs /dev/net/tun.
+    /// The one-way delay in milliseconds: half of the round trip. Packets then pass through a process of this program,
+    /// which takes CPU time. Needs /dev/net/tun.
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000), requires = "namespaces", help_heading = "Network")]
     #[serde(default)]
     pub delay_ms: u32,
@@ -56,8 +56,8 @@ pub(crate) enum End {
     Receiving,
 }
 
-/// The network between both ends. Dropping it removes its namespaces and its bridge. A harness that is killed by SIGKILL
-/// leaves the namespaces behind; `ip netns delete` removes them.
+/// The network between both ends. Dropping it removes its namespaces and its bridge. A harness that is killed by
+/// SIGKILL leaves the namespaces behind; `ip netns delete` removes them.
 pub(crate) struct Network {
     /// The bridge that delays packets. Dropped before its namespaces.
     _bridge: Option<Process>,

@@ -1,8 +1,9 @@
-//! The agent of `bench run` on another host: `bench node` waits for connections of a driver and starts workers for them.
+//! The agent of `bench run` on another host: `bench node` waits for connections of a driver and starts workers for
+//! them.
 //!
-//! A node only authenticates: it accepts drivers that know its token, and hands each connection to a worker, a process of
-//! its own (`worker`). On its own machine the driver starts the same workers without a node. In both cases it exchanges
-//! lines of JSON with them (`order`).
+//! A node only authenticates: it accepts drivers that know its token, and hands each connection to a worker, a process
+//! of its own (`worker`). On its own machine the driver starts the same workers without a node. In both cases it
+//! exchanges lines of JSON with them (`order`).
 
 mod consumer;
 mod driver_link;

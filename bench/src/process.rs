@@ -82,8 +82,8 @@ impl Process {
         timeout(END_MAX, self.child.wait()).await.ok()?.ok()
     }
 
-    /// Kills it, and returns the end of its standard error. A process inside a call of a hung GPU driver may survive even
-    /// SIGKILL; it is then left behind.
+    /// Kills it, and returns the end of its standard error. A process inside a call of a hung GPU driver may survive
+    /// even SIGKILL; it is then left behind.
     pub(crate) async fn kill(&mut self) -> String {
         if timeout(END_MAX, self.child.kill()).await.is_err() {
             eprintln!("{} could not be ended", self.name);
@@ -91,8 +91,8 @@ impl Process {
         self.stderr_tail().await
     }
 
-    /// Ends the process, whose work is done, and waits until its memory is free for the next process. Closing its standard
-    /// input lets it end its own children first; if it does not exit in time, it is killed.
+    /// Ends the process, whose work is done, and waits until its memory is free for the next process. Closing its
+    /// standard input lets it end its own children first; if it does not exit in time, it is killed.
     pub(crate) async fn end(mut self) {
         if self.wait().await.is_none() {
             self.kill().await;

@@ -9,8 +9,8 @@ use tokio::process::Command;
 
 /// An executable, and the arguments that precede its contenders' subcommands.
 ///
-/// The harness starts its own program for each side: `tensor-relay-bench`, where subcommands come first, or `tensor-relay`,
-/// where they follow `bench`.
+/// The harness starts its own program for each side: `tensor-relay-bench`, where subcommands come first, or
+/// `tensor-relay`, where they follow `bench`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     executable: PathBuf,

@@ -1,8 +1,8 @@
 //! `bench run`: measures users' workloads, on one machine or across several.
 //!
-//! This process is the driver. It moves no tensors: the producer and the consumers are processes of their own, started by
-//! the driver, or by [nodes](crate::node) on other machines. Each round is prepared, then all workers begin together; after
-//! the measured time, every received byte is compared with the published one.
+//! This process is the driver. It moves no tensors: the producer and the consumers are processes of their own, started
+//! by the driver, or by [nodes](crate::node) on other machines. Each round is prepared, then all workers begin
+//! together; after the measured time, every received byte is compared with the published one.
 
 mod address;
 mod barrier;
@@ -63,8 +63,8 @@ pub struct RunArgs {
     /// The token of the nodes, which `bench node` printed or was given.
     #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub token: Option<Token>,
-    /// The deadline of each step, in seconds. Default: ten minutes to prepare a round; to move it, a minute and the time for
-    /// its size at 10 MB/s.
+    /// The deadline of each step, in seconds. Default: ten minutes to prepare a round; to move it, a minute and the
+    /// time for its size at 10 MB/s.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: Option<u64>,
     /// Also writes everything that was measured to this file.
@@ -90,8 +90,8 @@ const LANES_MAX: i64 = 16;
 /// Measures the workload, and prints its tables.
 ///
 /// # Errors
-/// When options contradict each other; when a worker fails, reports impossible numbers or misses a deadline. The error names
-/// the worker, and all other workers are ended.
+/// When options contradict each other; when a worker fails, reports impossible numbers or misses a deadline. The error
+/// names the worker, and all other workers are ended.
 pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
     let consumers = match args.producer {
         Some(_) => args.consumer.len(),

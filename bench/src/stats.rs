@@ -33,10 +33,10 @@ impl std::fmt::Display for Summary {
 
 /// The ratio of A to B, measured in pairs.
 ///
-/// Both values of a pair are measured within a minute, so that slower disturbances of the machine cancel out. The interval
-/// is that of the sign test, for any distribution: the median lies between the k-th smallest and the k-th largest ratio with
-/// a probability that follows from the binomial distribution. The narrowest interval of at least 95 % is chosen. Fewer than
-/// six pairs have none: the fields then hold the range of all ratios and its actual confidence.
+/// Both values of a pair are measured within a minute, so that slower disturbances of the machine cancel out. The
+/// interval is that of the sign test, for any distribution: the median lies between the k-th smallest and the k-th
+/// largest ratio with a probability that follows from the binomial distribution. The narrowest interval of at least 95
+/// % is chosen. Fewer than six pairs have none: the fields then hold the range of all ratios and its actual confidence.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PairedRatio {
     /// The median of A / B.

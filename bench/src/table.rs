@@ -1,5 +1,5 @@
-//! Tables of measurements: a row for each setting, with medians, ranges and ratios. Commands print them and write them to
-//! result files; `report` draws them.
+//! Tables of measurements: a row for each setting, with medians, ranges and ratios. Commands print them and write them
+//! to result files; `report` draws them.
 
 use crate::{
     cells::Cells,

@@ -1,11 +1,12 @@
-//! Lines of JSON between a driver and its workers, bounded in length, so that neither end can exhaust the other's memory.
+//! Lines of JSON between a driver and its workers, bounded in length, so that neither end can exhaust the other's
+//! memory.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The maximum length of a line after authentication. The longest line, a histogram with every bucket in use, is less than
-/// half as long.
+/// The maximum length of a line after authentication. The longest line, a histogram with every bucket in use, is less
+/// than half as long.
 pub(crate) const LINE_MAX_BYTES: usize = 256 << 10;
 
 /// The maximum length of a line of a peer that has not yet proved that it knows the token.
@@ -53,7 +54,8 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { max_bytes, ..self }
     }
 
-    /// The next value; `None` at the end of the stream. It has no deadline, but is cancel safe, so the caller can add one.
+    /// The next value; `None` at the end of the stream. It has no deadline, but is cancel safe, so the caller can add
+    /// one.
     ///
     /// # Errors
     /// [`WireError`]; do not read on after one.

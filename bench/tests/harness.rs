@@ -22,8 +22,8 @@ fn done(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Goal: all contenders of this program are compared, and a peer that fails stops nobody; a page can be made of what was
-/// written. Method: little data over loopback, and a peer that only complains.
+/// Goal: all contenders of this program are compared, and a peer that fails stops nobody; a page can be made of what
+/// was written. Method: little data over loopback, and a peer that only complains.
 #[test]
 fn contenders_are_compared_and_reported() {
     let folder = std::env::temp_dir().join(format!("tensor-relay-bench-{}", std::process::id()));

@@ -12,8 +12,8 @@ use tensor_relay_protocol::{Codec, CodecId, CodecSet, Effort, SMALL_BYTES, SizeE
 /// The choices for the chunks of one dtype, and the cost of choosing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Choice {
-    /// The time of a look, the shortest of all rounds, in the mean over the chunks that are looked at; nothing where all
-    /// are too small for it.
+    /// The time of a look, the shortest of all rounds, in the mean over the chunks that are looked at; nothing where
+    /// all are too small for it.
     pub(super) look_us: Option<f64>,
     pub(super) efforts: Vec<EffortChoice>,
 }
@@ -27,8 +27,8 @@ pub(super) struct EffortChoice {
 }
 
 impl Choice {
-    /// Looks at each chunk, `rounds` times, and chooses as a server on this machine does that looks at all of them. A real
-    /// one looks at one in sixteen, and takes the others for the same.
+    /// Looks at each chunk, `rounds` times, and chooses as a server on this machine does that looks at all of them. A
+    /// real one looks at one in sixteen, and takes the others for the same.
     pub(super) fn of(job: &Job<'_>, rounds: u32) -> Self {
         let looks: Vec<Look> = (0..job.chunks()).map(|chunk| Look::at(job, chunk, rounds)).collect();
         let times: Vec<Duration> = looks.iter().filter_map(|looks| looks.took).collect();

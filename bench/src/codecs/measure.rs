@@ -148,7 +148,8 @@ impl Buffers {
         Self { encoded, decoded: vec![1; longest] }
     }
 
-    /// Encodes all chunks, then decodes all, as a sender and a receiver do: what is worked on next is not in the caches.
+    /// Encodes all chunks, then decodes all, as a sender and a receiver do: what is worked on next is not in the
+    /// caches.
     fn run_pass(&mut self, job: &Job<'_>, subject: &Subject, times: &mut CodecTimes) -> Result<()> {
         for (at, (raw, out)) in job.chunks.iter().zip(&mut self.encoded).enumerate() {
             let max = encoding_max(subject.codec.id(), raw.len());

@@ -2,18 +2,18 @@
 
 use super::contenders::Contender;
 
-/// One run, of `contender`.
+/// One run of `contender`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScheduledRun<'a> {
     pub(super) contender: &'a Contender,
-    /// Whom it is compared with, who runs right before or after it; nobody, where it runs alone.
+    /// The contender that it is compared with, which runs right before or after it; `None` if it runs alone.
     pub(super) beside: Option<&'a str>,
 }
 
-/// The runs of the pair with the number `pair`: the first contender once with each rival, so that those compared run back
-/// to back. Their order alternates from pair to pair.
+/// The runs of pair number `pair`: the first contender and each rival run back to back. Their order alternates from
+/// pair to pair.
 ///
-/// A contender that failed is left out, with its partner's run.
+/// A contender that failed is left out, and so is the run beside it.
 pub(super) fn schedule(
     pair: u32,
     contenders: &[Contender],
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
     use crate::{compare::contenders::Contenders, program::Program};
 
-    /// The turns of `names` as words: `a-b` is a run of a beside b.
+    /// The scheduled runs of `names` as text: `a-b` is a run of a beside b.
     fn runs(pair: u32, names: &[&str], failed: &[&str]) -> Vec<String> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let contenders = Contenders::of_this(&Program::new("bench", &[]), None).pick(&names).unwrap();
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_are_compared_are_neighbours_and_take_turns_at_being_first() {
+    fn compared_runs_are_neighbours_in_alternating_order() {
         let all = ["tensor-relay", "tcp", "tcp-tls"];
         let (first, second) = (runs(0, &all, &[]), runs(1, &all, &[]));
         assert_eq!(
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_runs_for_the_sake_of_who_failed() {
+    fn failed_contenders_and_runs_beside_them_are_left_out() {
         let all = ["tensor-relay", "tcp", "tcp-tls"];
         assert_eq!(runs(0, &all, &["tcp"]), ["tensor-relay-tcp-tls", "tcp-tls-tensor-relay"]);
         assert_eq!(runs(0, &all, &["tcp", "tcp-tls"]), ["tensor-relay-"]);

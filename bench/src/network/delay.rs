@@ -1,7 +1,8 @@
 //! A bridge between two network devices that delays each packet, for kernels without netem.
 //!
-//! It is a process of its own. Both are TUN devices: packets that the system sends on one are read here, held for the delay,
-//! and written to the other in order. Batches stay batches: the header that describes them is forwarded unchanged.
+//! It is a process of its own. Both are TUN devices: packets that the system sends on one are read here, held for the
+//! delay, and written to the other in order. Batches stay batches: the header that describes them is forwarded
+//! unchanged.
 
 use crate::contender::{Ready, print};
 use anyhow::{Context, Result};
@@ -101,7 +102,8 @@ struct Packet {
     bytes: Vec<u8>,
 }
 
-/// Receives packets into the queue until that fails, and returns the error. A packet that exceeds the queue's bound is lost.
+/// Receives packets into the queue until that fails, and returns the error. A packet that exceeds the queue's bound is
+/// lost.
 fn receive_all(
     receive: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
     packets: &Sender<Packet>,
@@ -156,7 +158,8 @@ impl Held {
 /// The size of the read buffer: more than any batch with its headers.
 const PACKET_BYTES_MAX: usize = 1 << 17;
 
-/// The bound of the queue in one direction: 25 Gbit/s for 85 ms, more than a machine that also runs this bridge can send.
+/// The bound of the queue in one direction: 25 Gbit/s for 85 ms, more than a machine that also runs this bridge can
+/// send.
 const HELD_BYTES_MAX: usize = 256 << 20;
 
 /// The maximum overhead of a queued packet beside its bytes.

@@ -68,8 +68,8 @@ pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> 
 /// The queueing discipline that limits the rate, if the link has one.
 ///
 /// The token bucket splits batches that are larger than itself. To keep batches together, the bucket is as large as the
-/// largest batch; to split them, it is small on slow links, so that packets leave one by one. It always covers the delay of
-/// a late timer, which would otherwise reduce the rate.
+/// largest batch; to split them, it is small on slow links, so that packets leave one by one. It always covers the
+/// delay of a late timer, which would otherwise reduce the rate.
 fn token_bucket(args: &NetworkArgs) -> Option<String> {
     let rate = args.rate?;
     let frames = 4 * (u64::from(args.mtu) + u64::from(HEADER_BYTES) + 14);

@@ -19,7 +19,8 @@ use tensor_relay_client::{
     Client, Config, Connector, LaneStats, Lanes, Request, Snapshot, Subscription, Ticket, Topic, Tuning,
 };
 
-/// The deadline for the producer's topic to appear: longer than any deadline of the driver, which then reports the error.
+/// The deadline for the producer's topic to appear: longer than any deadline of the driver, which then reports the
+/// error.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// A slow reader blocks its only thread nine tenths of the time, so that it does not even read from the network.
@@ -201,7 +202,8 @@ async fn receive_stream(
     }
 }
 
-/// Runs `work` slowly, and does not return after it: a slow reader stays until the driver stops it. Only errors are returned.
+/// Runs `work` slowly, and does not return after it: a slow reader stays until the driver stops it. Only errors are
+/// returned.
 async fn receive_slowly<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let work_then_wait = async {
         work.await?;

@@ -36,7 +36,8 @@ impl Generator {
         })
     }
 
-    /// Generates the version of `round`, unless rounds are streams. Blocks while it fills memory: call it off the executor.
+    /// Generates the version of `round`, unless rounds are streams. Blocks while it fills memory: call it off the
+    /// executor.
     ///
     /// # Errors
     /// When memory is exhausted, or the file cannot be read.

@@ -77,8 +77,8 @@ pub(crate) async fn authenticate(
     outcome.await.unwrap_or(Err(GreetingError::Silent))
 }
 
-/// The driver's part: proves to a node that it knows `token`. Returns the lines of the worker, whose first line may already
-/// have been read together with the last line of the greeting.
+/// The driver's part: proves to a node that it knows `token`. Returns the lines of the worker, whose first line may
+/// already have been read together with the last line of the greeting.
 ///
 /// # Errors
 /// [`GreetingError`], at the latest at the deadline.

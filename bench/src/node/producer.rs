@@ -111,8 +111,8 @@ impl Producer {
         }
     }
 
-    /// Waits until the memory of the last round is free, so that the next round reuses it. If readers still hold it at the
-    /// deadline, the next round allocates more.
+    /// Waits until the memory of the last round is free, so that the next round reuses it. If readers still hold it at
+    /// the deadline, the next round allocates more.
     async fn wait_until_free(&self) {
         let free = async {
             while self.server.stats().staged_bytes > 0 {

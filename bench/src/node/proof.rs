@@ -24,8 +24,8 @@ impl ProofHasher {
         Self(blake3::Hasher::new())
     }
 
-    /// Adds the next tensor. Each field has a fixed length or is preceded by its length, so different lists of tensors never
-    /// hash the same bytes.
+    /// Adds the next tensor. Each field has a fixed length or is preceded by its length, so different lists of tensors
+    /// never hash the same bytes.
     pub(crate) fn add(&mut self, name: &TensorName, dtype: Dtype, shape: &Shape, bytes: &BytesHash) {
         let name = name.as_str().as_bytes();
         self.0.update(&(name.len() as u64).to_le_bytes()).update(name);

@@ -12,8 +12,9 @@ pub(crate) struct Stamp {
     pub(crate) published_ns: u64,
 }
 
-/// Noise that both ends generate before the first round. The tensor of version `i` is a stamp, followed by a window of the
-/// noise whose position depends on `i`. Generating a tensor is a copy and checking it a comparison, at memory speed.
+/// Noise that both ends generate before the first round. The tensor of version `i` is a stamp, followed by a window of
+/// the noise whose position depends on `i`. Generating a tensor is a copy and checking it a comparison, at memory
+/// speed.
 pub(crate) struct StreamContent {
     noise: Vec<u8>,
     bytes: usize,
@@ -95,7 +96,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: every wrong byte is noticed. Method: flip any bit behind the stamp, or change the number of the version.
+        /// Goal: every wrong byte is noticed. Method: flip any bit behind the stamp, or change the number of the
+        /// version.
         #[test]
         fn every_bit_counts(index: u64, at in STAMP_BYTES..1000, bit in 0u8..8) {
             let content = StreamContent::new(1000).unwrap();

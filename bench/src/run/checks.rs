@@ -68,8 +68,8 @@ fn is_time(seconds: f64) -> bool {
 /// The maximum of reported times: CPU time of many cores for a year.
 const SECONDS_MAX: f64 = 1e9;
 
-/// The maximum of reported counts: more than any machine moves in a round, and small enough that sums over all rounds do
-/// not overflow.
+/// The maximum of reported counts: more than any machine moves in a round, and small enough that sums over all rounds
+/// do not overflow.
 const BYTES_MAX: u64 = 1 << 52;
 const CHUNKS_MAX: u64 = 1 << 40;
 

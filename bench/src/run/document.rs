@@ -59,7 +59,8 @@ pub(super) struct Machine {
     pub(super) clock_of_producer: bool,
 }
 
-/// The number of times that the programs copy each byte, by design; copies by the kernel and the network card not counted.
+/// The number of times that the programs copy each byte, by design; copies by the kernel and the network card not
+/// counted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Copies {
     /// From the published memory into a packet.

@@ -25,8 +25,8 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// The deadline for writing an order to a worker.
 const SEND_MAX: Duration = Duration::from_secs(10);
 
-/// A worker on this machine or behind a node. Dropping the handle ends the worker: a local process is killed, and a remote
-/// one exits when its connection closes.
+/// A worker on this machine or behind a node. Dropping the handle ends the worker: a local process is killed, and a
+/// remote one exits when its connection closes.
 pub(crate) struct WorkerHandle {
     /// For messages: `producer`, or `consumer 2 (10.0.0.7:4748)`.
     name: String,

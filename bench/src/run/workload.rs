@@ -54,7 +54,8 @@ pub struct WorkloadArgs {
     /// `weights` for `state-dict`, else `random`.
     #[arg(long, value_name = "random|weights|FILE")]
     pub content: Option<ContentArg>,
-    /// For `state-dict`: the tensor names and shapes of a known model, instead of those of a generated transformer of --size.
+    /// For `state-dict`: the tensor names and shapes of a known model, instead of those of a generated transformer of
+    /// --size.
     #[arg(long, value_enum)]
     pub model: Option<Model>,
     /// For --model: the number of rows of its tensors, as a share of the original number.

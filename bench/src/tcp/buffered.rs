@@ -1,12 +1,12 @@
-//! A socket that is read in large pieces.
+//! A TCP socket with a read buffer.
 
 use std::{
     io::{self, BufReader, Read, Write},
     net::TcpStream,
 };
 
-/// A socket with room for what is read ahead. rustls reads 4 KiB at a time: on a bare socket that is four system calls
-/// for each record.
+/// A TCP socket with a buffer for reads, but not for writes. rustls reads 4 KiB at a time, which on a bare socket are
+/// four system calls per record.
 #[derive(Debug)]
 pub(super) struct BufferedSocket(BufReader<TcpStream>);
 
@@ -36,7 +36,7 @@ impl Write for BufferedSocket {
     }
 }
 
-/// The maximum size of one read.
+/// The size of the buffer.
 const BUFFER_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
@@ -44,10 +44,10 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// Goal: what was read ahead is neither lost nor given twice, and writing goes past it. Method: both ends on loopback,
-    /// read in pieces smaller than what comes.
+    /// Goal: buffered bytes are neither lost nor returned twice, and writes bypass the buffer. Method: both ends on
+    /// loopback, reads smaller than what was sent.
     #[test]
-    fn small_reads_give_all_in_order() {
+    fn small_reads_return_all_in_order() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut near = BufferedSocket::new(listener.accept().unwrap().0);

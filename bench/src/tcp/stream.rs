@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-/// Bytes go in on one side and come out on the other.
+/// A TCP connection, with or without TLS.
 #[derive(Debug)]
 pub(super) enum Stream {
     Plain(TcpStream),
@@ -28,7 +28,7 @@ impl Stream {
             return Ok(Self::Plain(socket));
         }
         let mut connection = ServerConnection::new(Arc::new(tls::server()?))?;
-        // rustls holds as much as this of what is written: a whole piece becomes records in one go.
+        // rustls buffers at most this much plaintext: a complete piece is encrypted in one call.
         connection.set_buffer_limit(Some(PIECE_BYTES));
         Ok(Self::TlsServer(Box::new(StreamOwned::new(connection, BufferedSocket::new(socket)))))
     }
@@ -36,7 +36,7 @@ impl Stream {
     /// The receiving end of `socket`.
     ///
     /// # Errors
-    /// When the library knows no TLS 1.3, which is a mistake in the build.
+    /// When rustls was built without TLS 1.3.
     pub(super) fn client(socket: TcpStream, encryption: Encryption) -> Result<Self> {
         if !encryption.tls {
             return Ok(Self::Plain(socket));

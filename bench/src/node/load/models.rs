@@ -20,8 +20,8 @@ pub enum Model {
 }
 
 impl Model {
-    /// Its tensors, with the number of rows of each multiplied by `scale`, but at least one row: the same names, and about
-    /// `scale` times the size.
+    /// Its tensors, with the number of rows of each multiplied by `scale`, but at least one row: the same names, and
+    /// about `scale` times the size.
     ///
     /// # Errors
     /// When `scale` is not above 0, or so large that sizes overflow.
@@ -81,7 +81,8 @@ impl List {
         self.f32(format!("{name}.bias"), &[width]);
     }
 
-    /// The tensors of a batch normalisation: those of a layer normalisation, its statistics and their number of batches.
+    /// The tensors of a batch normalisation: those of a layer normalisation, its statistics and their number of
+    /// batches.
     fn batch_norm(&mut self, name: &str, width: u64) {
         self.layer_norm(name, width);
         self.f32(format!("{name}.running_mean"), &[width]);
