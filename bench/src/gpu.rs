@@ -1,8 +1,8 @@
-//! The suite for a machine with a GPU: one command that measures everything and writes it down.
+//! The GPU suite: one command that measures all that tensor-relay does with a GPU, and writes the results to files.
 //!
-//! Each part runs in a process of its own, with a deadline, and prints what it finds out line by line; so a part that
-//! fails, crashes or hangs costs nobody else anything, and leaves what it measured until then. The documents are
-//! written anew after each part.
+//! Each part runs in a process of its own, with a deadline, and prints each result as a line. So a part that fails,
+//! crashes or hangs does not affect the others, and its results until then are kept. The documents are rewritten after
+//! each part.
 
 mod child;
 mod document;
@@ -38,27 +38,27 @@ use tensor_relay_device::cuda;
 /// The options of `gpu`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct GpuArgs {
-    /// The device: `cuda:0`, `cuda:1`, … or `host`, which is no GPU and shows that the suite runs.
+    /// The device: `cuda:0`, `cuda:1`, … or `host`, which needs no GPU and only shows that the suite runs.
     #[arg(long, default_value = "cuda:0")]
     pub device: Place,
     /// The folder for the documents.
     #[arg(long, env = "OUT", default_value = ".")]
     pub out: PathBuf,
-    /// Tiny sizes and one pass, to see that everything runs. The documents say so.
+    /// Tiny sizes and one pass, to check that everything runs. The documents are marked as no result.
     #[arg(long)]
     pub quick: bool,
-    /// Only these parts.
+    /// Runs only these parts.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub parts: Vec<Part>,
-    /// When to end, whatever is left to do then.
+    /// The deadline of the suite in seconds. Parts for which no time remains are reported as failed.
     #[arg(long, default_value_t = 510)]
     pub limit_s: u64,
 }
 
-/// Runs all parts, writes the documents, and prints the one for people.
+/// Runs all parts, writes the documents, and prints the Markdown document.
 ///
 /// # Errors
-/// When a part failed, or the documents could not be written. Everything that could be done was done all the same.
+/// When a part failed, or the documents could not be written. All parts are run first.
 pub async fn run(args: GpuArgs) -> Result<()> {
     let mut suite = Suite::begin(args).await;
     let wanted = Part::value_variants().iter().filter(|part| suite.wants(**part));
@@ -69,26 +69,26 @@ pub async fn run(args: GpuArgs) -> Result<()> {
     suite.end()
 }
 
-/// Runs one part in this process, which the suite started for it.
+/// Runs one part in this process, which the suite started for the part.
 ///
 /// # Errors
 /// The error of the part.
 pub async fn run_part(part: Part, job: Job) -> Result<()> {
     let runtime = OwnRuntime::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
-    let done = runtime.run(part.run(job)).await?;
-    // A process that ends while an engine gives the device back makes the driver clean up behind it.
+    let result = runtime.run(part.run(job)).await?;
+    // If the process exited while an engine is closing, the driver would have to release the device.
     let _ = tokio::task::spawn_blocking(|| cuda::all_closed(CLOSING_MAX)).await;
-    done
+    result
 }
 
-/// An engine that was dropped gives the device back in milliseconds, unless it hangs.
+/// The deadline for dropped engines to release the device, which takes milliseconds unless an engine hangs.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
 
-/// The documents in the making.
+/// A run of the suite, and its documents.
 struct Suite {
     args: GpuArgs,
     begun: Instant,
-    /// The largest payload that this machine has room for.
+    /// The maximum payload for the free memory of this machine and its device.
     payload_max_bytes: u64,
     files: Files,
     document: Document,
@@ -96,8 +96,8 @@ struct Suite {
 }
 
 impl Suite {
-    /// Asks the device what it is. Where that fails the documents say so, and the other parts are tried all the same:
-    /// they say more.
+    /// Queries the device. If that fails, the documents report it, and the other parts run nevertheless, because their
+    /// errors say more.
     async fn begin(args: GpuArgs) -> Self {
         let mut suite = Self {
             begun: Instant::now(),
@@ -118,12 +118,12 @@ impl Suite {
             args,
         };
         let lines = suite.run(Part::Device).await;
-        suite.introduce(&lines);
+        suite.set_device(&lines);
         suite
     }
 
-    /// Names the documents after the device, and finds out how large payloads can be.
-    fn introduce(&mut self, lines: &[Line]) {
+    /// Names the documents after the device, and sets the maximum payload.
+    fn set_device(&mut self, lines: &[Line]) {
         for line in lines {
             if let Line::Fact(fact) = line {
                 self.document.device.0.push((fact.name.clone(), fact.value.clone()));
@@ -150,7 +150,7 @@ impl Suite {
         let begun = Instant::now();
         let left = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());
         let output = if left < PART_MIN {
-            child::PartOutput { lines: vec![], failure: Some("there was no time left for it".into()) }
+            child::PartOutput { lines: vec![], failure: Some("no time remained for it".into()) }
         } else {
             eprintln!("{} …", part.title());
             child::run(part.name(), self.arguments(part, left), part.deadline().min(left)).await
@@ -192,7 +192,7 @@ impl Suite {
         self.write_error = self.files.write(&self.document).err().map(|error| format!("{error:#}"));
     }
 
-    /// Prints the document, and says where it is and what failed.
+    /// Prints the Markdown document, and the paths of both documents. The error lists all failures.
     fn end(mut self) -> Result<()> {
         self.write();
         println!("{}", self.document.markdown());
@@ -214,23 +214,24 @@ fn settings(args: &GpuArgs) -> Cells<String> {
         .and("only these parts", (!parts.is_empty()).then(|| parts.join(", ")))
 }
 
-/// No part holds more payloads than this at one time: eight sessions with two versions each, and what they are made of.
+/// The maximum number of payloads that a part holds at one time: eight sessions with two versions each, and their
+/// sources.
 const PAYLOADS_MAX: u64 = 24;
 
-/// Payloads are a multiple of this, and as long as this in a quick run: a few of its chunks.
+/// The payload of a quick run, a few chunks. Other payloads are a multiple of it.
 const QUICK_BYTES: u64 = 4 << 20;
 
-/// With less time than this a part is not begun.
+/// The minimum time to begin a part.
 const PART_MIN: Duration = Duration::from_secs(5);
 
-/// The kind of measurement. Only one of them is a result.
+/// The kind of device. Only measurements of a GPU are results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Gpu,
-    /// The tests' own driver.
+    /// The tests' fake driver.
     Fake,
     Host,
-    /// The device could not even be asked.
+    /// The device could not be queried.
     Unknown,
 }
 
@@ -250,7 +251,7 @@ impl Kind {
             Self::Gpu => format!("GPU tensors on {name}{quick}"),
             Self::Fake => format!("FAKE: the suite on the tests' fake driver{quick}"),
             Self::Host => format!("HOST: the suite on the host engine, without a GPU{quick}"),
-            Self::Unknown => format!("FAILED: the suite on a device that says nothing{quick}"),
+            Self::Unknown => format!("FAILED: the suite on a device that cannot be queried{quick}"),
         }
     }
 
@@ -273,7 +274,7 @@ fn slug(name: &str) -> String {
     if slug.is_empty() { "unknown".into() } else { slug }
 }
 
-/// The folder of the documents.
+/// The paths of the documents.
 #[derive(Debug, Default)]
 struct Files {
     json: PathBuf,
@@ -281,7 +282,7 @@ struct Files {
 }
 
 impl Files {
-    /// Files of these names, or of the first like them that nobody has taken.
+    /// Paths in `folder` with this `stem`, or with the first number appended to it that makes them unused.
     fn new(folder: &Path, stem: &str) -> Self {
         let numbered = (1..).map(|number| match number {
             1 => stem.to_owned(),
@@ -312,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_gpu_gives_a_name_of_its_own() {
+    fn only_documents_of_a_gpu_have_its_name() {
         let stem = |kind: Kind, quick| kind.file_stem("2026-11-21", "NVIDIA H100 80GB HBM3 (MIG 1g)", quick);
         assert_eq!(stem(Kind::Gpu, false), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g");
         assert_eq!(stem(Kind::Gpu, true), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g-quick");

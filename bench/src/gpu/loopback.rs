@@ -1,4 +1,4 @@
-//! The whole service over QUIC on loopback: a server in one runtime, clients in others.
+//! The complete service over QUIC on loopback: a server and clients, each on a runtime of its own.
 
 use super::{own_runtime::OwnRuntime, payload};
 use crate::{contender::LOOPBACK_MTU, cpu::Usage};
@@ -19,11 +19,11 @@ pub(super) struct Setup {
     pub(super) chunk_bytes: u64,
     /// The number of chunks in flight, at the server and by the client's credit.
     pub(super) chunks_in_flight: usize,
-    /// The device of snapshots; host memory by default.
+    /// The device on which snapshots land; `None` for host memory.
     pub(super) landing: Option<Device>,
 }
 
-/// A running server with one topic, in a room of its own.
+/// A running server and one of its topics, on a runtime of its own.
 pub(super) struct Serving {
     runtime: Arc<OwnRuntime>,
     server: Arc<Server>,
@@ -33,7 +33,7 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Starts a server in `room`.
+    /// Starts a server on `runtime`.
     pub(super) async fn start(runtime: Arc<OwnRuntime>, setup: &Setup) -> Result<Self> {
         let config = tensor_relay_server::Config {
             chunk_bytes: u32::try_from(setup.chunk_bytes)?,
@@ -43,29 +43,34 @@ impl Serving {
         };
         let (server, ticket) = runtime.run(async move { start(config) }).await??;
         let server = Arc::new(server);
-        Self::another(runtime, server, ticket, 0)
+        Self::with_topic(runtime, server, ticket, 0)
     }
 
-    /// Another topic of the same server.
-    pub(super) fn beside(&self, number: u32) -> Result<Self> {
-        Self::another(Arc::clone(&self.runtime), Arc::clone(&self.server), self.ticket.clone(), number)
+    /// The same server with topic number `number`.
+    pub(super) fn another_topic(&self, number: u32) -> Result<Self> {
+        Self::with_topic(Arc::clone(&self.runtime), Arc::clone(&self.server), self.ticket.clone(), number)
     }
 
-    fn another(runtime: Arc<OwnRuntime>, server: Arc<Server>, ticket: Ticket, number: u32) -> Result<Self> {
+    fn with_topic(
+        runtime: Arc<OwnRuntime>,
+        server: Arc<Server>,
+        ticket: Ticket,
+        number: u32,
+    ) -> Result<Self> {
         let topic = Topic::new(&format!("gpu/{number}"))?;
         let publisher = Some(server.publisher(topic.clone())?);
         Ok(Self { runtime, server, publisher, topic, ticket })
     }
 
-    /// Publishes `specs`, which lie in `source`, as a new version, whose chunks are hashed when they are first read: as
-    /// weights are that a training step just made.
+    /// Publishes the tensors of `specs`, whose payload is `source`, as a borrowed version. Its chunks are hashed when
+    /// they are first read, like those of weights after a training step.
     pub(super) async fn publish(
         &mut self,
         specs: Vec<TensorSpec>,
         source: Arc<dyn Source>,
     ) -> Result<Publication> {
         let borrowed = Borrowed::from_source(&self.server.staging(), specs, vec![], |_| source)?;
-        let mut publisher = self.publisher.take().context("a publish before failed")?;
+        let mut publisher = self.publisher.take().context("an earlier publish failed")?;
         let published = self.runtime.run(async move {
             let published = publisher.publish(borrowed, vec![]).await;
             (publisher, published)
@@ -94,7 +99,7 @@ fn tuning() -> Tuning {
     Tuning { udp_payload_max: Some(LOOPBACK_MTU), ..Tuning::default() }
 }
 
-/// A subscriber in a room of its own.
+/// A subscriber on a runtime of its own.
 pub(super) struct Receiving {
     runtime: OwnRuntime,
     subscription: Option<Subscription>,
@@ -122,33 +127,33 @@ impl Receiving {
         Ok(Self { runtime, subscription: Some(subscription), _client: Arc::new(client) })
     }
 
-    /// The next version, whole and verified, within the deadline of a round. A failure ends the subscription.
+    /// The next version, complete and verified, within the deadline of a round. A failure ends the subscription.
     pub(super) async fn next(&mut self) -> Result<Snapshot> {
-        let mut subscription = self.subscription.take().context("the subscription failed before")?;
+        let mut subscription = self.subscription.take().context("the subscription has failed")?;
         let next = self.runtime.run(async move {
             let next = timeout(ROUND_MAX, subscription.next()).await;
             (subscription, next)
         });
         let (subscription, next) = next.await?;
-        let snapshot = next.with_context(|| format!("no version came within {ROUND_MAX:?}"))??;
+        let snapshot = next.with_context(|| format!("no version was received within {ROUND_MAX:?}"))??;
         self.subscription = Some(subscription);
         Ok(snapshot)
     }
 
-    /// A way to see how far the version on its way is.
+    /// A function that returns the progress of the current version.
     pub(super) fn progress(&self) -> Result<Box<dyn Fn() -> Progress + Send>> {
-        let subscription = self.subscription.as_ref().context("the subscription failed before")?;
+        let subscription = self.subscription.as_ref().context("the subscription has failed")?;
         Ok(Box::new(subscription.progress_reader()))
     }
 }
 
-/// A server and those who read its topic.
+/// A server and the subscribers of its topic.
 pub(super) struct Loopback {
     pub(super) serving: Serving,
     pub(super) readers: Vec<Receiving>,
 }
 
-/// The time of one round, from the publish until the last reader has the whole version.
+/// The time of one round, from the publish until the last reader has the complete version.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Round {
     pub(super) seconds: f64,
@@ -156,23 +161,23 @@ pub(super) struct Round {
 }
 
 impl Loopback {
-    /// A server and `readers` clients, each in a room of its own on one thread.
-    pub(super) async fn start(setup: &Setup, readers: u32) -> Result<Self> {
+    /// Starts a server and `reader_count` clients, each on a runtime of its own with one thread.
+    pub(super) async fn start(setup: &Setup, reader_count: u32) -> Result<Self> {
         let serving = Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), setup).await?;
-        let mut all = Vec::new();
-        for _ in 0..readers {
-            all.push(Receiving::start(&serving, setup).await?);
+        let mut readers = Vec::new();
+        for _ in 0..reader_count {
+            readers.push(Receiving::start(&serving, setup).await?);
         }
-        Ok(Self { serving, readers: all })
+        Ok(Self { serving, readers })
     }
 
-    /// Publishes what `source` has as one tensor, and waits until every reader has it.
+    /// Publishes the payload in `source` as one tensor, and waits until every reader has it.
     pub(super) async fn round(&mut self, source: &Arc<dyn Source>) -> Result<Round> {
         let specs = payload::tensors(1, source.len_bytes())?;
         self.round_of(specs, source).await
     }
 
-    /// The same for tensors of other shapes.
+    /// Publishes the payload in `source` as the tensors of `specs`, and waits until every reader has it.
     pub(super) async fn round_of(
         &mut self,
         specs: Vec<TensorSpec>,
@@ -183,13 +188,13 @@ impl Loopback {
         for reader in &mut self.readers {
             let received = reader.next().await?.payload_bytes();
             let expected = source.len_bytes();
-            ensure!(received == expected, "{received} bytes came where {expected} were published");
+            ensure!(received == expected, "received {received} bytes instead of {expected}");
         }
         Ok(Round { seconds: begun.elapsed().as_secs_f64(), cpu_s: Usage::now().since(usage).total_s() })
     }
 }
 
-/// The deadline of a version. The slowest part of the suite takes less than a second for one.
+/// The deadline of a version. The slowest part of the suite needs less than a second.
 const ROUND_MAX: Duration = Duration::from_secs(20);
 
 /// The stall timeout of both ends: short, so that a device failure is reported soon.
