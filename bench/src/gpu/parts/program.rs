@@ -1,4 +1,4 @@
-//! The program as people run it, on this device.
+//! The program `tensor-relay`, run on this device as a user runs it.
 
 use super::Job;
 use crate::gpu::place::Place;
@@ -13,11 +13,11 @@ program beside `tensor-relay-bench`.";
 pub(super) async fn run(job: Job) -> Result<()> {
     let Some(program) = beside_this()? else {
         job.printer()
-            .note("The program tensor-relay is not beside this one, so it was not tried.");
+            .note("The program tensor-relay is not in the folder of this program, so it was not run.");
         return Ok(());
     };
     if job.device == Place::Host {
-        job.printer().note("The program knows no host engine, so it was not tried.");
+        job.printer().note("The program has no host engine, so it was not run.");
         return Ok(());
     }
     let (device, size) = (format!("--device={}", job.device), format!("--size={}B", job.bytes));
@@ -35,7 +35,7 @@ fn beside_this() -> Result<Option<PathBuf>> {
     Ok(program.is_file().then_some(program))
 }
 
-/// The last output of the program, if it succeeds in time; otherwise all output.
+/// The standard output of the program if it succeeds in time; otherwise its status, standard error and standard output.
 async fn run_program(program: &PathBuf, arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);

@@ -1,4 +1,4 @@
-//! Many small tensors beside the same bytes in one.
+//! Many small tensors, and the same bytes in one tensor.
 
 use super::{Job, rate};
 use crate::{
@@ -18,9 +18,9 @@ use tensor_relay_device::Capacity;
 use tensor_relay_protocol::TensorSpec;
 
 pub(super) const ABOUT: &str = "\
-The same bytes as many tensors of 4 KiB, each in an allocation of its own on the GPU (a chunk is then gathered from a \
-thousand stretches, each a copy of the driver's), as many tensors in one allocation (a chunk is one copy), and as one \
-tensor. `null network` scatters likewise at the receiving end; over `quic` a snapshot lands in one allocation.";
+The same bytes in three layouts: as many tensors of 4 KiB, each in an allocation of its own on the GPU (a chunk then needs a \
+thousand copies by the driver), as many tensors in one allocation (a chunk needs one copy), and as one tensor. The receiving \
+end has the same layout over the `null network`; over `quic` a snapshot lands in one allocation.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
