@@ -138,7 +138,7 @@ fn streams() {
     // On a busy machine a version may replace the version before it before that is received.
     for (name, buckets, missed) in [
         ("latency, publish to commit", "/received/0/one_way", missed(&latency)),
-        ("latency, publish to commit, and the way back of that news", "/sent/round_trips", 0.0),
+        ("latency, publish until the producer knows of the commit", "/sent/round_trips", 0.0),
     ] {
         let summary = &row(&latency, "Latency", name)["measured"];
         let count = number(&summary["count"]["median"]);

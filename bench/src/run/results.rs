@@ -40,7 +40,7 @@ pub(super) struct Scenario {
 const ONE_WAY: &str = "publish to commit";
 
 /// From publish until the producer has received the notice of the commit.
-const ROUND_TRIP: &str = "publish to commit, and the way back of that news";
+const ROUND_TRIP: &str = "publish until the producer knows of the commit";
 
 /// Summarises `scenarios`: all workers together, each worker, and the latencies of versions.
 pub(super) fn tables(scenarios: &[Scenario]) -> Vec<Table> {
