@@ -3,7 +3,7 @@
 use super::{
     driver_link::{DriverLink, send_report},
     generator::STREAM_TENSOR,
-    latency::Latencies,
+    latency::LatencyHistogram,
     order::{Consumption, Order, Path, Received, Report, Round, Traffic, Work},
     proof::{self, Proof, ProofHasher},
     stream_content::StreamContent,
@@ -88,7 +88,7 @@ struct Measured {
     bytes: u64,
     seconds: f64,
     chunks: u64,
-    one_way: Latencies,
+    one_way: LatencyHistogram,
     /// The received version, if it is yet to be compared. Those of streams were compared on arrival.
     snapshot: Option<Snapshot>,
 }
@@ -155,7 +155,7 @@ impl Consumer {
                     bytes: snapshot.payload_bytes(),
                     seconds: receipt.duration.as_secs_f64(),
                     chunks: receipt.chunks.into(),
-                    one_way: Latencies::new(),
+                    one_way: LatencyHistogram::new(),
                     snapshot: Some(snapshot),
                 })
             }
@@ -176,7 +176,7 @@ async fn receive_stream(
         bytes: 0,
         seconds: 0.0,
         chunks: 0,
-        one_way: Latencies::new(),
+        one_way: LatencyHistogram::new(),
         snapshot: None,
     };
     let mut first = None;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// A histogram of durations in nanoseconds, with a resolution of one percent and a fixed number of buckets, about ten
 /// thousand. Durations above a minute count as a minute.
 #[derive(Debug, Clone)]
-pub(crate) struct Latencies(Histogram<u64>);
+pub(crate) struct LatencyHistogram(Histogram<u64>);
 
 /// The non-empty buckets of a histogram, as sent in reports and written to result files: pairs of the upper bound in
 /// nanoseconds and the number of durations between the bound of the bucket before and this one.
@@ -19,7 +19,7 @@ const LONGEST_NS: u64 = 60_000_000_000;
 /// Significant decimal digits.
 const PRECISION: u8 = 2;
 
-impl Latencies {
+impl LatencyHistogram {
     pub(crate) fn new() -> Self {
         Self(Histogram::new_with_bounds(1, LONGEST_NS, PRECISION).expect("these bounds are in order"))
     }
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn percentiles_are_within_a_percent() {
-        let mut latencies = Latencies::new();
+        let mut latencies = LatencyHistogram::new();
         (1..=1000).for_each(|us| latencies.record(us * 1000));
         let summary = latencies.summary().unwrap();
         let [count, min, p50, p99, max] =
@@ -80,13 +80,13 @@ mod tests {
         let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.011;
         assert_eq!(count, 1000.0);
         assert!(near(min, 1.0) && near(p50, 500.0) && near(p99, 990.0) && near(max, 1000.0));
-        assert_eq!(Latencies::new().summary(), None);
+        assert_eq!(LatencyHistogram::new().summary(), None);
     }
 
     /// Goal: the longest report of a histogram fits a line. Method: a duration in every bucket there is.
     #[test]
     fn the_fullest_histogram_fits_a_line() {
-        let mut latencies = Latencies::new();
+        let mut latencies = LatencyHistogram::new();
         let mut ns = 1;
         while ns < LONGEST_NS {
             latencies.record(ns);
@@ -102,9 +102,9 @@ mod tests {
         /// Buckets survive the wire, and hostile ones cannot cause a panic.
         #[test]
         fn buckets_survive_the_wire(values in prop::collection::vec(any::<u64>(), 0..200), hostile in any::<Vec<(u64, u64)>>()) {
-            let mut latencies = Latencies::new();
+            let mut latencies = LatencyHistogram::new();
             values.iter().for_each(|ns| latencies.record(*ns));
-            let mut copy = Latencies::new();
+            let mut copy = LatencyHistogram::new();
             copy.add(&latencies.buckets());
             prop_assert_eq!(copy.buckets(), latencies.buckets());
             copy.add(&Buckets(hostile));

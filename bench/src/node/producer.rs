@@ -3,7 +3,7 @@
 use super::{
     driver_link::{DriverLink, send_report},
     generator::{Generated, Generator},
-    latency::Latencies,
+    latency::LatencyHistogram,
     order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic},
     stream_content::{Stamp, StreamContent},
 };
@@ -128,7 +128,7 @@ impl Producer {
         let Ready { round, publisher, version } =
             ready.context("the driver began a round that it did not prepare")?;
         let before = Counters::of(&self.server);
-        let mut round_trips = Latencies::new();
+        let mut round_trips = LatencyHistogram::new();
         let begun = Instant::now();
         match &*self.generator {
             Generator::Version(_) => {
@@ -183,7 +183,7 @@ impl Stream<'_> {
         round: Round,
         pace: Pace,
         patience: Duration,
-        round_trips: &mut Latencies,
+        round_trips: &mut LatencyHistogram,
     ) -> Result<()> {
         let begun = tokio::time::Instant::now();
         let mut last = None;

@@ -4,7 +4,7 @@ use crate::{
     cells::Cells,
     cpu,
     node::{
-        latency::{Buckets, Latencies},
+        latency::{Buckets, LatencyHistogram},
         order::{Prepared, Received, Sent, Traffic},
     },
     size,
@@ -156,7 +156,7 @@ impl Scenario {
 }
 
 fn merged<'a>(all: impl Iterator<Item = &'a Buckets>) -> Option<Cells<f64>> {
-    let mut latencies = Latencies::new();
+    let mut latencies = LatencyHistogram::new();
     all.for_each(|buckets| latencies.add(buckets));
     latencies.summary()
 }
@@ -187,7 +187,7 @@ mod tests {
 
     fn with_latencies(mut scenario: Scenario, one_way: &[u64], round_trips: &[u64]) -> Scenario {
         let buckets = |ns: &[u64]| {
-            let mut latencies = Latencies::new();
+            let mut latencies = LatencyHistogram::new();
             ns.iter().for_each(|ns| latencies.record(*ns));
             latencies.buckets()
         };
