@@ -112,7 +112,7 @@ struct Options {
 /// Compares the contenders and prints a table. `this` is the running program, which is started again for each side.
 ///
 /// # Errors
-/// When a contender is unknown, and the errors of [`Comparison::run`].
+/// When a contender is unknown, and the errors of `Comparison::run`.
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
     let contenders = chosen_contenders(&args, this)?;
     let first = contenders.first().map_or("", |contender| contender.name.as_str());

@@ -39,6 +39,7 @@ pub mod relay;
 pub mod report;
 mod results;
 pub mod run;
+mod server;
 pub mod size;
 pub mod stats;
 pub mod stock_quinn;

@@ -12,6 +12,7 @@ mod ticket_file;
 use crate::{
     cells::Cells,
     contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
+    server,
 };
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
@@ -20,7 +21,7 @@ use round_publisher::{PublishedRound, RoundPublisher};
 use small::SmallPublisher;
 use std::time::Duration;
 use tensor_relay_client::{Client, Connector, Lanes, Ticket, Tuning};
-use tensor_relay_server::{Access, CodecChoice, CodecId, Config, Identity, Listener, Server};
+use tensor_relay_server::{CodecChoice, CodecId, Config, Server};
 use ticket_file::TicketFile;
 
 /// The deadline of a round, after which the server fails.
@@ -72,11 +73,7 @@ pub async fn serve(args: ServeArgs, payload: PayloadArgs) -> Result<()> {
 
 /// Starts the server that `args` describe, and returns it with its ticket.
 pub(crate) fn start(args: &ServeArgs, config: Config) -> Result<(Server, Ticket)> {
-    let identity = Identity::ephemeral()?;
-    let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
-    let server = Server::start(listener, Access::open(), config);
-    let address = server.local_address().to_string();
-    Ok((server, Ticket::new(vec![address], vec![identity.fingerprint().0], None)?))
+    server::start(args.listen, Some(args.mtu), config, None)
 }
 
 /// Writes the ticket file for the receiving side, and prints that `server` is ready.
@@ -90,7 +87,8 @@ pub(crate) fn ready(server: &Server, ticket: &Ticket) -> Result<TicketFile> {
 /// Connects to the server that `args` name, with the ticket from its file.
 pub(crate) async fn connect(args: &ReceiveArgs, config: tensor_relay_client::Config) -> Result<Client> {
     let ticket = ticket_file::take(args.connect.port())?;
-    Ok(Client::connect_with(&Connector::new(tuning(args.mtu)), &ticket, config).await?)
+    let tuning = Tuning { udp_payload_max: Some(args.mtu), ..Tuning::default() };
+    Ok(Client::connect_with(&Connector::new(tuning), &ticket, config).await?)
 }
 
 /// Prints a line for each round, for ever. The version of the next round is published before the receiver can request
@@ -147,8 +145,4 @@ fn parse_codec(word: &str) -> Result<CodecChoice, String> {
         let names: Vec<&str> = CodecId::ALL.iter().map(|codec| codec.name()).collect();
         format!("write auto or one of {}", names.join(", "))
     })
-}
-
-fn tuning(mtu: u16) -> Tuning {
-    Tuning { udp_payload_max: Some(mtu), ..Tuning::default() }
 }

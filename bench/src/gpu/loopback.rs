@@ -1,15 +1,13 @@
 //! The complete service over QUIC on loopback: a server and clients, each on a runtime of its own.
 
 use super::{own_runtime::OwnRuntime, payload};
-use crate::{contender::LOOPBACK_MTU, cpu::Usage};
+use crate::{contender::LOOPBACK_MTU, cpu::Usage, server};
 use anyhow::{Context, Result, ensure};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{Client, Connector, Progress, Snapshot, Subscription, Ticket, Topic, Tuning};
 use tensor_relay_device::{Device, Source};
 use tensor_relay_protocol::TensorSpec;
-use tensor_relay_server::{
-    Access, Borrowed, Identity, Listener, Publication, Publisher, Server, ServerStats,
-};
+use tensor_relay_server::{Borrowed, Publication, Publisher, Server, ServerStats};
 use tokio::time::{Instant, timeout};
 
 /// The settings of the service that differ from the defaults.
@@ -41,7 +39,9 @@ impl Serving {
             stall_timeout: STALL,
             ..Default::default()
         };
-        let (server, ticket) = runtime.run(async move { start(config) }).await??;
+        let listen = ([127, 0, 0, 1], 0).into();
+        let started = runtime.run(async move { server::start(listen, Some(LOOPBACK_MTU), config, None) });
+        let (server, ticket) = started.await??;
         let server = Arc::new(server);
         Self::with_topic(runtime, server, ticket, 0)
     }
@@ -86,19 +86,6 @@ impl Serving {
     }
 }
 
-fn start(config: tensor_relay_server::Config) -> Result<(Server, Ticket)> {
-    let identity = Identity::ephemeral()?;
-    let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, tuning())?;
-    let server = Server::start(listener, Access::open(), config);
-    let address = server.local_address().to_string();
-    let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], None)?;
-    Ok((server, ticket))
-}
-
-fn tuning() -> Tuning {
-    Tuning { udp_payload_max: Some(LOOPBACK_MTU), ..Tuning::default() }
-}
-
 /// A subscriber on a runtime of its own.
 pub(super) struct Receiving {
     runtime: OwnRuntime,
@@ -119,7 +106,8 @@ impl Receiving {
         };
         let (ticket, topic) = (serving.ticket.clone(), serving.topic.clone());
         let subscribed = runtime.run(async move {
-            let client = Client::connect_with(&Connector::new(tuning()), &ticket, config).await?;
+            let tuning = Tuning { udp_payload_max: Some(LOOPBACK_MTU), ..Tuning::default() };
+            let client = Client::connect_with(&Connector::new(tuning), &ticket, config).await?;
             let subscription = client.subscribe(&topic).await?;
             anyhow::Ok((client, subscription))
         });

@@ -7,7 +7,7 @@ use super::{
     order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic},
     stream_content::{Stamp, StreamContent},
 };
-use crate::{clock, cpu::Usage};
+use crate::{clock, cpu::Usage, server};
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     convert::Infallible,
@@ -16,8 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_server::{
-    Access, Config, Identity, Keep, Listener, Publication, Publishable, Publisher, Server, Stage, Staged,
-    Staging, TensorSpec, Ticket, Topic, TopicOptions, Tuning, WhenFull,
+    Config, Keep, Publication, Publishable, Publisher, Server, Stage, Staged, Staging, TensorSpec, Topic,
+    TopicOptions, WhenFull,
 };
 
 /// The topic of all rounds.
@@ -40,13 +40,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// # Errors
 /// When it cannot listen, the tensors cannot be generated or read, or consumers do not commit in time.
 pub(super) async fn run(job: Production, listen: SocketAddr, driver: &mut DriverLink) -> Result<()> {
-    let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
-    let identity = Identity::ephemeral()?;
-    let listener = Listener::bind(listen, &identity, tuning)?;
-    let server = Server::start(listener, Access::open(), Config::default());
-    let address = server.local_address().to_string();
     let topic = Topic::new(TOPIC)?;
-    let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
+    let (server, ticket) =
+        server::start(listen, job.udp_payload_max, Config::default(), Some(topic.clone()))?;
     let generator = Arc::new(Generator::open(&job.work)?);
     let mut producer = Producer { server, topic, generator, hold: job.hold, every: job.every, ready: None };
     send_report(&Report::Serving { ticket: ticket.to_string() })?;
