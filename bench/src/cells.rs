@@ -1,25 +1,25 @@
-//! Named values in the order in which they are to be shown.
+//! Named values in display order.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser::SerializeMap};
 use std::{fmt, marker::PhantomData};
 
-/// Named values, in order: an object in JSON.
+/// Named values in display order, serialised as a JSON object.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Cells<T>(pub(crate) Vec<(String, T)>);
 
 impl<T> Cells<T> {
-    /// These values.
+    /// Creates cells from `(name, value)` pairs.
     pub(crate) fn of<const N: usize>(cells: [(&str, T); N]) -> Self {
         Self(cells.map(|(name, value)| (name.to_owned(), value)).into())
     }
 
-    /// The same with one more, if there is one.
+    /// Appends a value, if it is `Some`.
     pub(crate) fn and(mut self, name: &str, value: Option<T>) -> Self {
         self.0.extend(value.map(|value| (name.to_owned(), value)));
         self
     }
 
-    /// The value of this name.
+    /// The value called `name`.
     pub(crate) fn get(&self, name: &str) -> Option<&T> {
         self.0.iter().find_map(|(own, value)| (own == name).then_some(value))
     }

@@ -1,20 +1,20 @@
-//! The clock that two processes of one machine share.
+//! The monotonic clock, which all processes of one machine share.
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: since the machine started, the same for all its processes and containers.
+/// Nanoseconds of `CLOCK_MONOTONIC`: since the machine booted, the same for all its processes and containers.
 pub(crate) fn monotonic_ns() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock since 2.6");
     time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64
 }
 
-/// Names the clock of this process: equal for processes that share it, and nothing that tells which machine it is. Two
-/// processes do when they run on the same boot of the same kernel, and in the same time namespace.
+/// An identifier of this process's clock: equal for two processes if they run on the same boot of the same kernel, in
+/// the same time namespace. It is a hash, so it does not reveal the machine.
 ///
-/// `None` when the kernel does not tell; such a clock is shared with nobody.
+/// `None` when the kernel does not report its boot; such a clock counts as shared with no other process.
 pub(crate) fn name() -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    // Kernels without time namespaces have no such link, and one clock for all.
+    // Kernels without time namespaces have no such link, and one clock for all processes.
     let namespace = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();
     let both = format!("{}{}", boot.trim(), namespace.display());
     Some(
@@ -33,13 +33,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_only_goes_forward() {
+    fn it_never_goes_back() {
         let readings: Vec<u64> = (0..1000).map(|_| monotonic_ns()).collect();
         assert!(readings.is_sorted() && readings[0] > 0);
     }
 
     #[test]
-    fn one_process_has_one_clock() {
+    fn the_name_is_stable_and_hides_the_boot() {
         assert_eq!(name(), name());
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         assert!(name().is_none_or(|name| name.len() == 16 && !boot.contains(&name)));

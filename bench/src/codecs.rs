@@ -1,4 +1,4 @@
-//! `bench codecs`: what each codec makes of a user's own tensors, and how fast.
+//! `bench codecs`: measures the compression ratio and the speed of each codec on a user's own tensors.
 
 mod choice;
 mod content;
@@ -18,8 +18,8 @@ use tensor_relay_protocol::Dtype;
 /// The options of `codecs`.
 #[derive(Debug, clap::Args)]
 pub struct CodecsArgs {
-    /// The tensors: safetensors files, NumPy arrays (`.npy`), or with --dtype files of nothing but elements. They are read
-    /// into memory whole.
+    /// The tensors: safetensors files, NumPy arrays (`.npy`), or with --dtype files of raw elements. Each is read into
+    /// memory completely.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The dtype of files that do not record it.
@@ -28,14 +28,14 @@ pub struct CodecsArgs {
     /// A file with the same tensors of another version, for codecs that make deltas.
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
-    /// The size of a chunk, as a server cuts it.
+    /// The size of a chunk.
     #[arg(long, default_value = "4MiB", value_parser = size::parse, value_name = "SIZE")]
     chunk_size: u64,
-    /// The number of passes of each codec through each file, in turn with the others. Of each chunk the fastest time
-    /// counts: other work on the machine only makes passes slower.
+    /// The number of passes over each file, in each of which every codec runs once. The fastest time of each chunk
+    /// counts, because other work on the machine only makes passes slower.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Also measures each path of `bitplanes` that this processor has.
+    /// Also measures `bitplanes` with each set of SIMD instructions that this processor supports.
     #[arg(long)]
     paths: bool,
     /// Also writes everything that was measured to this file.
@@ -52,8 +52,8 @@ Examples:
 /// Measures on this thread and prints a table for each file and dtype.
 ///
 /// # Errors
-/// When a file cannot be read, does not say what its elements are, or has other tensors than its base; when a codec does
-/// not give back what it was given; when the result file cannot be written.
+/// When a file cannot be read, does not record its dtype, or has other tensors than its base; when a codec does not
+/// restore the bytes that it encoded; when the result file cannot be written.
 pub fn run(args: &CodecsArgs) -> Result<()> {
     let chunk_bytes = u32::try_from(args.chunk_size).context("--chunk-size is too large")?;
     let read = |path: &Path| Content::read(path, args.dtype, chunk_bytes);
@@ -84,7 +84,7 @@ pub fn run(args: &CodecsArgs) -> Result<()> {
     }
 }
 
-/// The measured codecs: `raw`, the reference, comes first.
+/// The codecs to measure. `raw`, the reference, is the first.
 fn subjects(paths: bool) -> Vec<Subject> {
     let mut subjects = Subject::codecs();
     if paths {

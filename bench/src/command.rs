@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// All of them, and what holds for each.
+/// A subcommand, and the options of all subcommands.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
     /// The subcommand.
@@ -33,23 +33,23 @@ pub struct BenchArgs {
 /// The commands of the harness, and the roles in which it starts itself.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Moves the same bytes through tensor-relay and through others, side by side, and compares.
+    /// Moves the same bytes with tensor-relay and with other programs, in alternating pairs, and compares the rates.
     #[command(alias = "raw")]
     Compare(CompareArgs),
-    /// Measures versions that differ a little, one after the other: as deltas against the one before, and whole.
+    /// Measures successive versions that differ a little: as deltas against the version before, and whole.
     Deltas(DeltasArgs),
-    /// Makes a page with plots, and tables, of the files that the others write.
+    /// Turns the result files of `run`, `compare` and `deltas` into a page with plots, or into tables.
     Report(ReportArgs),
-    /// Measures what each codec makes of your own tensors, and how fast.
+    /// Measures the compression ratio and the speed of each codec on your own tensors.
     #[command(after_help = codecs::EXAMPLES)]
     Codecs(CodecsArgs),
-    /// Measures what users do with tensor-relay: on this machine, or across the nodes that it is given.
+    /// Measures users' workloads, on this machine or across nodes.
     #[command(after_help = running::EXAMPLES)]
     Run(Box<RunArgs>),
-    /// Waits for work as one end of a `run`. It keeps strangers out by a token, and encrypts no orders: for networks that
-    /// are trusted.
+    /// Waits for a `run` on another host, as its producer or a consumer. A token authenticates the driver, but orders
+    /// are not encrypted: for trusted networks only.
     Node(NodeArgs),
-    /// The process that works for a `run`.
+    /// Runs the producer or a consumer of a `run`, as ordered on standard input.
     #[command(hide = true)]
     Worker(WorkerArgs),
     /// One side of tensor-relay.
@@ -61,7 +61,7 @@ pub enum Command {
     /// One side of plain TCP, or of TLS over it, which accepts any certificate: for test networks only.
     #[command(subcommand, hide = true)]
     Tcp(Tcp),
-    /// What carries packets between two ends, and takes its time.
+    /// Forwards packets between two network devices with a delay.
     #[command(name = DELAY_BRIDGE, hide = true)]
     DelayBridge(DelayArgs),
 }
@@ -69,21 +69,21 @@ pub enum Command {
 /// The sides of tensor-relay.
 #[derive(Debug, Subcommand)]
 pub enum Relay {
-    /// Holds bytes and sends them.
+    /// Holds the payload and publishes it for each round.
     Serve {
         /// The options of every server.
         #[command(flatten)]
         args: ServeArgs,
-        /// The bytes that it holds.
+        /// The payload.
         #[command(flatten)]
-        goods: relay::Goods,
+        payload: relay::PayloadArgs,
     },
-    /// Receives them, several times.
+    /// Receives the payload once a round.
     Receive {
         /// The options of every receiver.
         #[command(flatten)]
         args: ReceiveArgs,
-        /// Over how many lanes.
+        /// The number of lanes.
         #[arg(long, default_value_t = 1)]
         lanes: u32,
     },
@@ -96,12 +96,12 @@ pub enum Relay {
         #[command(flatten)]
         steps: StepsArgs,
     },
-    /// Receives all of them.
+    /// Receives every version.
     Follow {
         /// The options of every receiver.
         #[command(flatten)]
         args: ReceiveArgs,
-        /// Keeps no copy, so that versions come whole.
+        /// Keeps no base, so that versions are sent whole.
         #[arg(long)]
         whole: bool,
     },
@@ -110,43 +110,43 @@ pub enum Relay {
 /// The sides of bare quinn.
 #[derive(Debug, Subcommand)]
 pub enum StockQuinn {
-    /// Holds bytes and sends them.
+    /// Holds the payload and sends it once a round.
     Serve {
         /// The options of every server.
         #[command(flatten)]
         args: ServeArgs,
-        /// The congestion controller, which is the sender's to choose.
+        /// The congestion controller of the sender.
         #[arg(long, value_enum, default_value_t)]
         congestion: Congestion,
     },
-    /// Receives them, several times.
+    /// Receives the payload once a round.
     Receive(ReceiveArgs),
 }
 
 /// The sides of TCP.
 #[derive(Debug, Subcommand)]
 pub enum Tcp {
-    /// Holds bytes and sends them.
+    /// Holds the payload and sends it once a round.
     Serve {
         /// The options of every server.
         #[command(flatten)]
         args: ServeArgs,
-        /// Plain or not.
+        /// Whether to encrypt.
         #[command(flatten)]
         encryption: Encryption,
     },
-    /// Receives them, several times.
+    /// Receives the payload once a round.
     Receive {
         /// The options of every receiver.
         #[command(flatten)]
         args: ReceiveArgs,
-        /// Plain or not; the same as the serving side's.
+        /// Whether to encrypt; the same as the serving side's.
         #[command(flatten)]
         encryption: Encryption,
     },
 }
 
-/// Does what `args` say. `this` is the program that runs, to be started again for the sides.
+/// Runs the command in `args`. `this` is the running program, which is started again for the sides of contenders.
 ///
 /// # Errors
 /// The error of the command, or an interrupt.
@@ -158,7 +158,9 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,
-        Command::Relay(Relay::Serve { args, goods }) => until_interrupted(relay::serve(args, goods)).await,
+        Command::Relay(Relay::Serve { args, payload }) => {
+            until_interrupted(relay::serve(args, payload)).await
+        }
         Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
         Command::Relay(Relay::Publish { args, steps }) => deltas::publish(args, steps).await,
         Command::Relay(Relay::Follow { args, whole }) => deltas::follow(args, whole).await,
@@ -174,7 +176,8 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     }
 }
 
-/// Does `work` until a signal says to stop, so that what the harness started is dropped and thereby ended.
+/// Runs `work` until it ends, or SIGINT or SIGTERM arrives. Then `work` is dropped, which ends the processes that it
+/// started.
 ///
 /// # Errors
 /// The error of `work`, or an interrupt.
@@ -183,7 +186,7 @@ pub async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Resu
     let mut interrupt = signal(SignalKind::interrupt()).context(context)?;
     let mut terminate = signal(SignalKind::terminate()).context(context)?;
     tokio::select! {
-        done = work => done,
+        result = work => result,
         _ = interrupt.recv() => bail!("interrupted"),
         _ = terminate.recv() => bail!("interrupted"),
     }

@@ -1,14 +1,14 @@
-//! The comparison: the same bytes through tensor-relay and through what others would use, side by side.
+//! `bench compare`: moves the same bytes with tensor-relay and with other programs, in alternating runs.
 //!
-//! Each contender runs as two processes of its own, a serving and a receiving one, on one machine. They alternate, A B
-//! A C and then B A C A, because a machine's speed drifts over minutes by more than what is to be told apart: only
-//! neighbours are compared, each with the first.
+//! Each contender runs as two processes of its own, a serving and a receiving one, on one machine. Runs alternate, A B
+//! A C and then B A C A, because a machine's speed drifts over minutes by more than the differences to be measured:
+//! ratios are those of neighbouring runs of the first contender and another.
 
+mod contenders;
 mod measure;
 mod outcome;
 mod peers;
-mod roster;
-mod turns;
+mod schedule;
 
 use crate::{
     network::{Network, NetworkArgs},
@@ -19,36 +19,36 @@ use crate::{
     table::Table,
 };
 use anyhow::{Result, bail};
+pub(crate) use contenders::Contender;
+use contenders::Contenders;
 pub(crate) use measure::Load;
 use outcome::Run;
 pub(crate) use outcome::Runs;
-pub(crate) use roster::Contender;
-use roster::Roster;
+use schedule::{ScheduledRun, schedule};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use turns::{Turn, turns};
 
 /// The options of `compare`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CompareArgs {
-    /// The contenders: the first is compared with each of the others. `all` are tensor-relay, stock-quinn, tcp,
-    /// tcp-tls and all peers. Variants of tensor-relay: `10000-tensors`, with the bytes cut small; `2-lanes`, `4-lanes`,
-    /// `8-lanes`; `raw`, `bitplanes`, `planes` and `zstd`, with a fixed codec; `borrowed`, which lends its tensors for
-    /// each round and hashes them as they are sent; and `other-build`.
-    #[arg(value_name = "NAME", default_values = [roster::RELAY, roster::STOCK_QUINN])]
+    /// The contenders: the first is compared with each of the others. `all` means tensor-relay, stock-quinn, tcp,
+    /// tcp-tls and all peers. Variants of tensor-relay: `10000-tensors`, with the payload in many tensors; `2-lanes`,
+    /// `4-lanes`, `8-lanes`; `raw`, `bitplanes`, `planes` and `zstd`, with a fixed codec; `borrowed`, which lends its
+    /// tensors for each round and hashes them as they are sent; and `other-build`.
+    #[arg(value_name = "NAME", default_values = [contenders::RELAY, contenders::STOCK_QUINN])]
     pub names: Vec<String>,
-    /// The size of a round.
+    /// The number of bytes moved in a round.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     pub size: u64,
     /// The number of counted rounds of each run; one more comes first, to warm up.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
-    /// The number of runs of each; the first runs once beside each of the others. Six or more give
+    /// The number of runs of each contender; the first runs once beside each of the others. Six or more give confidence
     /// intervals of 95 %.
     #[arg(long, default_value_t = 5)]
     pub pairs: u32,
-    /// The number of 4 KiB messages that each run sends before that, to measure their latency.
+    /// The number of 4 KiB messages that each run sends before its rounds, to measure their latency.
     #[arg(long, default_value_t = 0)]
     pub small: u32,
     /// The content that tensor-relay moves. Contenders without encoding do not depend on it.
@@ -60,15 +60,15 @@ pub struct CompareArgs {
     /// Another build of tensor-relay-bench, whose tensor-relay is then the contender `other-build`.
     #[arg(long, value_name = "PROGRAM")]
     pub relay: Option<PathBuf>,
-    /// A Python interpreter that has the package tensor_relay and NumPy. It brings `python`, which is `borrowed` with both
-    /// sides in Python, and `python-producer` and `python-consumer` with one.
+    /// A Python interpreter with the packages tensor_relay and NumPy. It adds the contenders `python`, which is
+    /// `borrowed` with both sides in Python, and `python-producer` and `python-consumer` with one side in Python.
     #[arg(long, value_name = "PROGRAM")]
     pub python: Option<PathBuf>,
-    /// A file that says how to start what users would pick instead: bench/peers/peers.json. A peer whose name is taken,
+    /// A file that lists programs of other projects as contenders: bench/peers/peers.json. A peer whose name is taken,
     /// such as `tcp`, is called `peers/tcp`.
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
-    /// Runs one of them alone.
+    /// Runs this contender alone.
     #[arg(long, value_name = "NAME")]
     pub only: Option<String>,
     /// Also writes everything that was measured to this file.
@@ -85,59 +85,59 @@ Examples:
   compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
-/// The content of the file beside the tables.
+/// The details of the result file beside its tables.
 #[derive(Serialize)]
-pub(crate) struct Details<'a, Asked> {
+pub(crate) struct Details<'a, Options> {
     network: &'a NetworkArgs,
     #[serde(flatten)]
-    asked: Asked,
+    options: Options,
     #[serde(flatten)]
     runs: Runs,
 }
 
-impl<'a, Asked> Details<'a, Asked> {
-    /// The options, and the resulting `runs`.
-    pub(crate) fn new(network: &'a NetworkArgs, asked: Asked, runs: Runs) -> Self {
-        Self { network, asked, runs }
+impl<'a, Options> Details<'a, Options> {
+    /// The details of `runs` with these options.
+    pub(crate) fn new(network: &'a NetworkArgs, options: Options, runs: Runs) -> Self {
+        Self { network, options, runs }
     }
 }
 
 #[derive(Serialize)]
-struct Asked {
+struct Options {
     size_bytes: u64,
     /// The content that tensor-relay moved.
     data: Data,
 }
 
-/// Compares and prints a table. `this` is the program that runs, to be started again for each side.
+/// Compares the contenders and prints a table. `this` is the running program, which is started again for each side.
 ///
 /// # Errors
-/// When somebody is unknown, and those of the runs.
+/// When a contender is unknown, and the errors of `Comparison::run`.
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
-    let contenders = chosen(&args, this)?;
+    let contenders = chosen_contenders(&args, this)?;
     let first = contenders.first().map_or("", |contender| contender.name.as_str());
     let about = format!(
-        "{} a round, from memory to memory, both sides on one machine. Medians over runs (least to most) of medians over {} \
-         rounds; CPU of both sides; ratios are {first} / the row, of neighbouring runs, with the interval that holds their \
-         median.",
+        "{} a round, from memory to memory, both sides on one machine. Medians over runs (minimum to maximum) of medians over \
+         {} rounds; CPU of both sides; ratios are {first} / the row, of neighbouring runs, with the confidence interval of \
+         their median.",
         size::text(args.size),
         args.rounds
     );
     let title = format!("{first} beside others, over {}", args.network);
-    let asked = Asked { size_bytes: args.size, data: args.data };
+    let options = Options { size_bytes: args.size, data: args.data };
     let load = Load::new(&args);
     let (pairs, network, json) = (args.pairs, &args.network, args.json.as_deref());
     let comparison = Comparison { contenders, load, pairs, network, json };
     comparison
         .run(
             this,
-            |runs| Results::new("compare", title, about, Details::new(network, asked, runs)),
+            |runs| Results::new("compare", title, about, Details::new(network, options, runs)),
             |_| vec![],
         )
         .await
 }
 
-/// Several ways to move the same, in alternating pairs.
+/// A comparison of contenders that move the same bytes, in alternating pairs of runs.
 pub(crate) struct Comparison<'a> {
     pub(crate) contenders: Vec<Contender>,
     pub(crate) load: Load,
@@ -147,16 +147,16 @@ pub(crate) struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Measures all pairs, and prints the results that `begin` makes of the runs that are to come, with a table of all runs and
-    /// what `tables` makes of them. Who fails is left out from then on, and told below the tables.
+    /// Measures all pairs and prints the results. `begin` creates the results with empty runs; `tables` adds tables to
+    /// the table of all runs. A contender that fails does not run again, and its failure is printed below the tables.
     ///
     /// # Errors
-    /// When the network cannot be made, the file cannot be written, or a contender of this program's own failed. That a
-    /// peer failed is a result.
-    pub(crate) async fn run<'d, Asked: Serialize>(
+    /// When the network cannot be created, the file cannot be written, or a contender of this program failed. The
+    /// failure of a peer is no error but a result.
+    pub(crate) async fn run<'d, Options: Serialize>(
         self,
         this: &Program,
-        begin: impl FnOnce(Runs) -> Results<Details<'d, Asked>>,
+        begin: impl FnOnce(Runs) -> Results<Details<'d, Options>>,
         tables: impl Fn(&Runs) -> Vec<Table>,
     ) -> Result<()> {
         let Self { contenders, load, pairs, network, json } = self;
@@ -164,18 +164,18 @@ impl Comparison<'_> {
         let network = Network::new(network, this).await?;
         let mut results = begin(Runs::new(&contenders));
         for pair in 0..pairs {
-            let turns = turns(pair, &contenders, |name| results.details.runs.has_failed(name));
-            for Turn { contender, beside } in turns {
+            let runs = schedule(pair, &contenders, |name| results.details.runs.has_failed(name));
+            for ScheduledRun { contender, beside } in runs {
                 if !results.details.runs.has_failed(&contender.name) {
                     let run = measure::run(contender, load, &network).await;
-                    tell(pair, pairs, &contender.name, &run);
+                    print_outcome(pair, pairs, &contender.name, &run);
                     results.details.runs.add(&contender.name, pair, beside, run);
                 }
             }
             let runs = &results.details.runs;
             results.tables = [vec![runs.table()], tables(runs)].concat();
             results.notes = runs.notes();
-            // Anew after each pair: a comparison of many takes hours, and may be interrupted.
+            // Written after each pair: a comparison of many contenders takes hours, and may be interrupted.
             results.write(json)?;
         }
         print!("{results}");
@@ -189,21 +189,21 @@ impl Comparison<'_> {
     }
 }
 
-fn chosen(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
-    let mut roster = Roster::of_this(this, args.relay.as_deref());
+fn chosen_contenders(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
+    let mut contenders = Contenders::of_this(this, args.relay.as_deref());
     if let Some(python) = &args.python {
-        roster.extend_with_python(this, python);
+        contenders.extend_with_python(this, python);
     }
     if let Some(path) = &args.peers {
-        roster.extend(peers::read(path)?)?;
+        contenders.extend(peers::read(path)?)?;
     }
     match &args.only {
-        Some(only) => roster.pick(std::slice::from_ref(only)),
-        None => roster.pick(&args.names),
+        Some(only) => contenders.pick(std::slice::from_ref(only)),
+        None => contenders.pick(&args.names),
     }
 }
 
-fn tell(pair: u32, pairs: u32, name: &str, run: &Result<Run>) {
+fn print_outcome(pair: u32, pairs: u32, name: &str, run: &Result<Run>) {
     let number = pair + 1;
     match run {
         Ok(run) => eprintln!("{number} of {pairs}: {name:<16} {run}"),

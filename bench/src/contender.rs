@@ -1,13 +1,13 @@
 //! The interface of a contender in a comparison: two commands, and the JSON lines that they print.
 //!
-//! `serve` holds bytes and sends them on request; `receive` requests them, several rounds on one connection, and writes
-//! them into memory that it has touched before. Each prints JSON, one object a line, on its standard output, for the
-//! harness (or a person with `jq`); other output goes to standard error.
+//! `serve` holds bytes and sends them on request; `receive` requests them, once a round, several rounds on one
+//! connection, and writes them into memory that it has touched before. Each prints JSON, one object a line, on its
+//! standard output, for the harness (or a person with `jq`); other output goes to standard error.
 //!
 //! Before the rounds, a receiver can request small messages, one after the other, preceded by a tenth as many to warm
-//! up. Their latency is the time from when the server begins to send until the
-//! receiver has the whole message: both are on one machine, have one clock, and the message carries the time at
-//! which its sending began. The request itself is not measured.
+//! up. Their latency is the time from the beginning of sending until the receiver has the complete message: both
+//! processes are on one machine with one clock, and the message carries the time at which its sending began. The
+//! request is not included.
 
 use crate::{cells::Cells, cpu::Usage, size};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub struct ServeArgs {
     /// The address to listen on; port 0 lets the system choose.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// The size of a round, e.g. 1GiB.
+    /// The number of bytes in a round, e.g. 1GiB.
     #[arg(long, value_parser = size::parse)]
     pub bytes: u64,
     /// The UDP payload of a full packet: the link's MTU minus 28.
@@ -47,16 +47,16 @@ pub struct ReceiveArgs {
     pub small: u32,
 }
 
-/// The first line of a server: it holds its bytes and listens.
+/// The first line of a server, printed once it holds its bytes and listens.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ready {
-    /// Always true; it makes the line readable without its context.
+    /// Always true: it identifies the line to a reader.
     pub ready: bool,
-    /// The address that it listens on.
+    /// The port that it listens on.
     pub port: u16,
 }
 
-/// The line of a server after each round.
+/// The line that a server prints after each round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sent {
     /// The sent bytes.
@@ -68,8 +68,8 @@ pub struct Sent {
     pub(crate) more: Cells<f64>,
 }
 
-/// The line of a receiver on small messages, if it requested any. Times are microseconds from the beginning of sending
-/// to the whole message.
+/// The line that a receiver prints after its small messages, if it requested any. Times are microseconds from the
+/// beginning of sending until the complete message is there.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Small {
     /// The number of messages.
@@ -84,7 +84,7 @@ pub struct Small {
     pub max_us: f64,
 }
 
-/// The line of a receiver after each round.
+/// The line that a receiver prints after each round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Received {
     /// The number of the round, from 0.
@@ -103,14 +103,14 @@ pub struct Received {
 }
 
 impl Sent {
-    /// A round that began at `begun` and ends now.
+    /// The line for a round that began at `begun` and ends now.
     pub fn since(begun: Begun, bytes: u64) -> Self {
         Self { bytes, cpu_s: begun.cpu_s(), more: Cells::default() }
     }
 }
 
 impl Received {
-    /// Round number `round`, which began at `begun` and ends now.
+    /// The line for round number `round`, which began at `begun` and ends now.
     pub fn since(begun: Begun, round: u32, bytes: u64) -> Self {
         let seconds = begun.instant.elapsed().as_secs_f64();
         let (gb_per_s, more) = (bytes as f64 / seconds / 1e9, Cells::default());
@@ -118,7 +118,7 @@ impl Received {
     }
 }
 
-/// The beginning of a round, by both clocks.
+/// The beginning of a round: wall clock and CPU time used before.
 #[derive(Debug, Clone, Copy)]
 pub struct Begun {
     instant: Instant,
@@ -147,8 +147,8 @@ pub fn print(line: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The minimum that QUIC demands of any link, and the maximum of UDP over IPv4.
+/// The smallest UDP payload that QUIC requires of any link, and the largest of UDP over IPv4.
 pub(crate) const MTU_RANGE: RangeInclusive<i64> = 1200..=65_507;
 
-/// A payload that nearly fills loopback's MTU of 65,536.
+/// A UDP payload that nearly fills loopback's MTU of 65,536.
 pub const LOOPBACK_MTU: u16 = 65_000;

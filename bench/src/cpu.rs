@@ -1,11 +1,11 @@
-//! CPU time: what a transfer costs, whoever has to wait for it.
+//! CPU time of this process.
 
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeVal,
 };
 
-/// CPU time that this process has used, all its threads together.
+/// CPU time that this process has used, the sum of all its threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
     /// Seconds in the program itself.
@@ -15,24 +15,24 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The processor time used so far.
+    /// The CPU time used so far.
     pub fn now() -> Self {
-        let usage = getrusage(UsageWho::RUSAGE_SELF).expect("asking for one's own usage cannot fail");
+        let usage = getrusage(UsageWho::RUSAGE_SELF).expect("getrusage of the own process cannot fail");
         Self { user_s: seconds(usage.user_time()), system_s: seconds(usage.system_time()) }
     }
 
-    /// The processor time used since `earlier`.
+    /// The CPU time used since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self { user_s: self.user_s - earlier.user_s, system_s: self.system_s - earlier.system_s }
     }
 
-    /// Program and kernel together.
+    /// Seconds in program and kernel together.
     pub fn total_s(self) -> f64 {
         self.user_s + self.system_s
     }
 }
 
-/// What `cpu_s` seconds are for each GiB, when they moved `bytes`.
+/// CPU seconds per GiB of a transfer of `bytes` that took `cpu_s`.
 pub fn per_gib(cpu_s: f64, bytes: u64) -> f64 {
     cpu_s / (bytes as f64 / (1u64 << 30) as f64)
 }
@@ -46,9 +46,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_shows() {
+    fn work_counts() {
         let before = Usage::now();
-        // Not for a length of time: the kernel may account all of a short one as system time.
+        // Until user time rises, not for a fixed duration: the kernel may account a short one as system time entirely.
         while Usage::now().user_s <= before.user_s {
             std::hint::black_box((0..10_000u64).map(std::hint::black_box).sum::<u64>());
         }
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gib_is_the_unit() {
+    fn per_gib_divides_by_gib() {
         assert_eq!(per_gib(3.0, 1 << 30), 3.0);
         assert_eq!(per_gib(3.0, 1 << 31), 1.5);
     }

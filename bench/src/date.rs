@@ -1,4 +1,4 @@
-//! The day, for the names of results.
+//! The current date, for result files and their names.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ pub(crate) fn today() -> String {
     day(seconds / 86_400)
 }
 
-/// The day that is so many days after 1970-01-01, in the Gregorian calendar.
+/// The date `days` days after 1970-01-01, in the Gregorian calendar.
 ///
 /// Years are counted from March, so that a leap day is the last of its year, and in cycles of 400 years, which all have
 /// the same number of days.

@@ -1,7 +1,8 @@
-//! Versions that differ a little, one after the other: what they cost as deltas, beside what they cost whole.
+//! `bench deltas`: measures successive versions that differ a little, sent as deltas and whole.
 //!
-//! A producer publishes each version when the one before was committed; a subscriber in mode `every` takes it. Both ways are
-//! measured in turn, in processes of their own. The first two versions of each run come whole in either, and do not count.
+//! A producer publishes each version when the version before was committed; a subscriber in mode `every` receives it.
+//! Runs with deltas and runs without alternate, in processes of their own. The first two versions of each run are
+//! always sent whole, and not counted.
 
 mod ends;
 mod steps;
@@ -31,7 +32,7 @@ pub struct DeltasArgs {
     /// The versions.
     #[command(flatten)]
     pub steps: StepsArgs,
-    /// The number of pairs of measurements, one beside the other. From six pairs on there is an interval.
+    /// The number of pairs of neighbouring runs, with deltas and without. Six or more give confidence intervals.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
     /// The network between both ends.
@@ -49,31 +50,32 @@ Examples:
   deltas --steps checkpoints/ --namespaces --rate 1Gbit --pairs 20
                                                                 safetensors files, in order of their names
 
-What is asked of it, with --steps of a real fine-tuning at 1 Gbit/s: a version comes as at most 1/50 of its bytes at a
-learning rate of 1e-6, as at most 1/20 at 1e-5, and is committed at least 20 times sooner than whole. Both ends keep as many
-bases as they are asked to: no budget of memory is measured here.";
+The goals, with --steps of a real fine-tuning at 1 Gbit/s: a version is sent as at most 1/50 of its bytes at a learning rate
+of 1e-6, as at most 1/20 at 1e-5, and committed at least 20 times sooner than whole. Both ends keep bases without limit: the
+effect of memory budgets is not measured.";
 
-/// The description of the versions in the file.
+/// The options in the result file.
 #[derive(Serialize)]
-struct Asked<'a> {
+struct Options<'a> {
     steps: &'a StepsArgs,
 }
 
-/// The number of versions that travel whole, before the subscriber has a base.
+/// The number of first versions that are always sent whole, and not counted.
 const WHOLE_VERSIONS: u32 = 2;
 
-/// The two ways.
+/// The names of the two contenders.
 const WHOLE: &str = "whole";
 const DELTA: &str = "delta";
 
-/// Measures both ways, and prints a table. `this` is the program that runs, to be started for each end.
+/// Measures versions as deltas and whole, and prints tables. `this` is the running program, which is started for each
+/// end.
 ///
 /// # Errors
-/// When the network cannot be made, files cannot be read or written, or an end fails.
+/// When the network cannot be created, files cannot be read or written, or an end fails.
 pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
     let DeltasArgs { steps, pairs, network, json } = &args;
     let publish = [vec!["publish".into()], steps.words()].concat();
-    let way = |name, follow: &[&str]| {
+    let contender = |name, follow: &[&str]| {
         Contender::relay(name, this, publish.clone(), follow.iter().map(Into::into).collect())
     };
     let load = Load {
@@ -86,7 +88,7 @@ pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
         patience: VERSION_MAX,
     };
     let comparison = Comparison {
-        contenders: vec![way(WHOLE, &["follow", "--whole"]), way(DELTA, &["follow"])],
+        contenders: vec![contender(WHOLE, &["follow", "--whole"]), contender(DELTA, &["follow"])],
         load,
         pairs: *pairs,
         network,
@@ -94,15 +96,15 @@ pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
     };
     let title = format!("Versions that differ a little, over {network}");
     let begin =
-        |runs| Results::new("deltas", title, ABOUT.into(), Details::new(network, Asked { steps }, runs));
+        |runs| Results::new("deltas", title, ABOUT.into(), Details::new(network, Options { steps }, runs));
     comparison.run(this, begin, |runs| vec![versions(runs)]).await
 }
 
-/// Each version on either way, in the middle over all runs.
+/// A table with two rows for each version, whole and as a delta, of the medians over all runs.
 fn versions(runs: &Runs) -> Table {
-    let of = |way: &'static str, at: usize| {
-        let its = runs.runs.iter().filter(move |run| run.contender == way);
-        its.filter_map(move |run| run.rounds.get(at)).collect::<Vec<_>>()
+    let of = |contender: &'static str, at: usize| {
+        let runs = runs.runs.iter().filter(move |run| run.contender == contender);
+        runs.filter_map(move |run| run.rounds.get(at)).collect::<Vec<_>>()
     };
     let rows = |at: usize| {
         let row = |way: &'static str| {
@@ -120,10 +122,10 @@ fn versions(runs: &Runs) -> Table {
     Table::new("Each version", (0..versions).flat_map(rows))
 }
 
-/// From a version's publish until the subscriber has it.
+/// The number of milliseconds from a version's publish until the subscriber has it.
 const COMMIT: &str = "publish_to_commit_ms";
 
 const ABOUT: &str = "\
-Medians over runs (least to most) of medians over versions, without the first two, which come whole. Encoding and decoding \
-are the time of workers, together. Ratios are whole / delta, of neighbouring runs, with the interval that holds their median: \
-of publish to commit, how many times sooner a version is committed as deltas.";
+Medians over runs (minimum to maximum) of medians over versions, without the first two, which are sent whole. Encoding and \
+decoding are the summed times of all worker threads. Ratios are whole / delta, of neighbouring runs, with the confidence \
+interval of their median; that of publish to commit says how many times sooner a version is committed as deltas.";

@@ -1,20 +1,20 @@
-//! The suite for a machine with a GPU: one command that measures everything and writes it down.
+//! The GPU suite: one command that measures all that tensor-relay does with a GPU, and writes the results to files.
 //!
-//! Each part runs in a process of its own, with a deadline, and prints what it finds out line by line; so a part that
-//! fails, crashes or hangs costs nobody else anything, and leaves what it measured until then. The documents are written
-//! anew after each part.
+//! Each part runs in a process of its own, with a deadline, and prints each result as a line. So a part that fails,
+//! crashes or hangs does not affect the others, and its results until then are kept. The documents are rewritten after
+//! each part.
 
 mod child;
 mod document;
 mod line;
 mod loopback;
 mod machine;
+mod own_runtime;
 mod parts;
 mod passes;
 mod payload;
 mod place;
 mod plain;
-mod room;
 mod stream;
 
 pub use parts::{Job, Part};
@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use document::{Document, Findings};
 use line::{Cells, Line};
-use room::Room;
+use own_runtime::OwnRuntime;
 use std::{
     ffi::OsString,
     fs,
@@ -38,27 +38,27 @@ use tensor_relay_device::cuda;
 /// The options of `gpu`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct GpuArgs {
-    /// The device: `cuda:0`, `cuda:1`, … or `host`, which is no GPU and shows that the suite runs.
+    /// The device: `cuda:0`, `cuda:1`, … or `host`, which needs no GPU and only shows that the suite runs.
     #[arg(long, default_value = "cuda:0")]
     pub device: Place,
     /// The folder for the documents.
     #[arg(long, env = "OUT", default_value = ".")]
     pub out: PathBuf,
-    /// Tiny sizes and one pass, to see that everything runs. The documents say so.
+    /// Tiny sizes and one pass, to check that everything runs. The documents are marked as no result.
     #[arg(long)]
     pub quick: bool,
-    /// Only these parts.
+    /// Runs only these parts.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub parts: Vec<Part>,
-    /// When to end, whatever is left to do then.
+    /// The deadline of the suite in seconds. Parts for which no time remains are reported as failed.
     #[arg(long, default_value_t = 510)]
     pub limit_s: u64,
 }
 
-/// Runs all parts, writes the documents, and prints the one for people.
+/// Runs all parts, writes the documents, and prints the Markdown document.
 ///
 /// # Errors
-/// When a part failed, or the documents could not be written. Everything that could be done was done all the same.
+/// When a part failed, or the documents could not be written. All parts are run first.
 pub async fn run(args: GpuArgs) -> Result<()> {
     let mut suite = Suite::begin(args).await;
     let wanted = Part::value_variants().iter().filter(|part| suite.wants(**part));
@@ -69,39 +69,39 @@ pub async fn run(args: GpuArgs) -> Result<()> {
     suite.end()
 }
 
-/// Runs one part in this process, which the suite started for it.
+/// Runs one part in this process, which the suite started for the part.
 ///
 /// # Errors
 /// The error of the part.
 pub async fn run_part(part: Part, job: Job) -> Result<()> {
-    let room = Room::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
-    let done = room.run(part.run(job)).await?;
-    // A process that ends while an engine gives the device back makes the driver clean up behind it.
+    let runtime = OwnRuntime::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
+    let result = runtime.run(part.run(job)).await?;
+    // If the process exited while an engine is closing, the driver would have to release the device.
     let _ = tokio::task::spawn_blocking(|| cuda::all_closed(CLOSING_MAX)).await;
-    done
+    result
 }
 
-/// An engine that was dropped gives the device back in milliseconds, unless it hangs.
+/// The deadline for dropped engines to release the device, which takes milliseconds unless an engine hangs.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
 
-/// The documents in the making.
+/// A run of the suite, and its documents.
 struct Suite {
     args: GpuArgs,
     begun: Instant,
-    /// The largest payload that this machine has room for.
-    room_bytes: u64,
+    /// The maximum payload for the free memory of this machine and its device.
+    payload_max_bytes: u64,
     files: Files,
     document: Document,
-    unwritten: Option<String>,
+    write_error: Option<String>,
 }
 
 impl Suite {
-    /// Asks the device what it is. Where that fails the documents say so, and the other parts are tried all the same:
-    /// they say more.
+    /// Queries the device. If that fails, the documents report it, and the other parts run nevertheless, because their
+    /// errors say more.
     async fn begin(args: GpuArgs) -> Self {
         let mut suite = Self {
             begun: Instant::now(),
-            room_bytes: u64::MAX,
+            payload_max_bytes: u64::MAX,
             files: Files::default(),
             document: Document {
                 title: String::new(),
@@ -114,16 +114,16 @@ impl Suite {
                 machine: machine::facts(),
                 parts: vec![],
             },
-            unwritten: None,
+            write_error: None,
             args,
         };
         let lines = suite.run(Part::Device).await;
-        suite.introduce(&lines);
+        suite.set_device(&lines);
         suite
     }
 
-    /// Names the documents after the device, and finds out how large payloads can be.
-    fn introduce(&mut self, lines: &[Line]) {
+    /// Names the documents after the device, and sets the maximum payload.
+    fn set_device(&mut self, lines: &[Line]) {
         for line in lines {
             if let Line::Fact(fact) = line {
                 self.document.device.0.push((fact.name.clone(), fact.value.clone()));
@@ -134,7 +134,7 @@ impl Suite {
         let name = fact("name").unwrap_or("unknown").to_owned();
         let free = fact(parts::FREE_BYTES).and_then(|bytes| bytes.parse().ok());
         let free = [free, machine::available_bytes()].into_iter().flatten().min();
-        self.room_bytes = free.map_or(u64::MAX, |bytes: u64| bytes / PAYLOADS_MAX);
+        self.payload_max_bytes = free.map_or(u64::MAX, |bytes: u64| bytes / PAYLOADS_MAX);
         self.document.is_result = kind == Kind::Gpu && !self.args.quick;
         self.document.title = kind.title(&name, self.args.quick);
         let stem = kind.file_stem(&self.document.date, &name, self.args.quick);
@@ -149,24 +149,24 @@ impl Suite {
     async fn run(&mut self, part: Part) -> Vec<Line> {
         let begun = Instant::now();
         let left = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());
-        let said = if left < PART_MIN {
-            child::Said { lines: vec![], failure: Some("there was no time left for it".into()) }
+        let output = if left < PART_MIN {
+            child::PartOutput { lines: vec![], failure: Some("no time remained for it".into()) }
         } else {
             eprintln!("{} …", part.title());
             child::run(part.name(), self.arguments(part, left), part.deadline().min(left)).await
         };
         let seconds = begun.elapsed().as_secs_f64();
-        let findings = Findings::new(part, seconds, self.payload_bytes(part), &said.lines, said.failure);
-        for complaint in findings.complaints() {
-            eprintln!("  FAILED: {complaint}");
+        let findings = Findings::new(part, seconds, self.payload_bytes(part), &output.lines, output.failure);
+        for failure in findings.failures() {
+            eprintln!("  FAILED: {failure}");
         }
         eprintln!("  {seconds:.1} s");
         self.document.parts.push(findings);
-        said.lines
+        output.lines
     }
 
     fn payload_bytes(&self, part: Part) -> u64 {
-        let bytes = if self.args.quick { 0 } else { part.bytes().min(self.room_bytes) };
+        let bytes = if self.args.quick { 0 } else { part.bytes().min(self.payload_max_bytes) };
         (bytes - bytes % QUICK_BYTES).max(QUICK_BYTES)
     }
 
@@ -189,20 +189,20 @@ impl Suite {
     }
 
     fn write(&mut self) {
-        self.unwritten = self.files.write(&self.document).err().map(|error| format!("{error:#}"));
+        self.write_error = self.files.write(&self.document).err().map(|error| format!("{error:#}"));
     }
 
-    /// Prints the document, and says where it is and what failed.
+    /// Prints the Markdown document, and the paths of both documents. The error lists all failures.
     fn end(mut self) -> Result<()> {
         self.write();
         println!("{}", self.document.markdown());
-        let mut complaints = self.document.complaints();
-        match self.unwritten {
-            Some(error) => complaints.push(error),
+        let mut failures = self.document.failures();
+        match self.write_error {
+            Some(error) => failures.push(error),
             None => eprintln!("{}\n{}", self.files.markdown.display(), self.files.json.display()),
         }
-        if !complaints.is_empty() {
-            bail!("{} failed:\n{}", complaints.len(), complaints.join("\n"));
+        if !failures.is_empty() {
+            bail!("{} failed:\n{}", failures.len(), failures.join("\n"));
         }
         Ok(())
     }
@@ -214,23 +214,24 @@ fn settings(args: &GpuArgs) -> Cells<String> {
         .and("only these parts", (!parts.is_empty()).then(|| parts.join(", ")))
 }
 
-/// No part holds more payloads than this at one time: eight sessions with two versions each, and what they are made of.
+/// The maximum number of payloads that a part holds at one time: eight sessions with two versions each, and their
+/// sources.
 const PAYLOADS_MAX: u64 = 24;
 
-/// Payloads are a multiple of this, and as long as this in a quick run: a few of its chunks.
+/// The payload of a quick run, a few chunks. Other payloads are a multiple of it.
 const QUICK_BYTES: u64 = 4 << 20;
 
-/// With less time than this a part is not begun.
+/// The minimum time to begin a part.
 const PART_MIN: Duration = Duration::from_secs(5);
 
-/// The kind of measurement. Only one of them is a result.
+/// The kind of device. Only measurements of a GPU are results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Gpu,
-    /// The tests' own driver.
+    /// The tests' fake driver.
     Fake,
     Host,
-    /// The device could not even be asked.
+    /// The device could not be queried.
     Unknown,
 }
 
@@ -250,7 +251,7 @@ impl Kind {
             Self::Gpu => format!("GPU tensors on {name}{quick}"),
             Self::Fake => format!("FAKE: the suite on the tests' fake driver{quick}"),
             Self::Host => format!("HOST: the suite on the host engine, without a GPU{quick}"),
-            Self::Unknown => format!("FAILED: the suite on a device that says nothing{quick}"),
+            Self::Unknown => format!("FAILED: the suite on a device that cannot be queried{quick}"),
         }
     }
 
@@ -273,7 +274,7 @@ fn slug(name: &str) -> String {
     if slug.is_empty() { "unknown".into() } else { slug }
 }
 
-/// The folder of the documents.
+/// The paths of the documents.
 #[derive(Debug, Default)]
 struct Files {
     json: PathBuf,
@@ -281,7 +282,7 @@ struct Files {
 }
 
 impl Files {
-    /// Files of these names, or of the first like them that nobody has taken.
+    /// Paths in `folder` with this `stem`, or with the first number appended to it that makes them unused.
     fn new(folder: &Path, stem: &str) -> Self {
         let numbered = (1..).map(|number| match number {
             1 => stem.to_owned(),
@@ -312,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_gpu_gives_a_name_of_its_own() {
+    fn only_documents_of_a_gpu_have_its_name() {
         let stem = |kind: Kind, quick| kind.file_stem("2026-11-21", "NVIDIA H100 80GB HBM3 (MIG 1g)", quick);
         assert_eq!(stem(Kind::Gpu, false), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g");
         assert_eq!(stem(Kind::Gpu, true), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g-quick");

@@ -1,4 +1,4 @@
-//! The time that a small message takes, one way.
+//! The one-way latency of small messages.
 
 use crate::{clock::monotonic_ns, contender::Small};
 use anyhow::{Context, Result, ensure};
@@ -55,7 +55,7 @@ impl Latencies {
         Self { warming_up: warm_up(counted), ns: Vec::with_capacity(counted as usize) }
     }
 
-    /// Adds the latency of a message that has just arrived. The first messages only warm up.
+    /// Adds the latency of a message that has just arrived; those of warm-up messages are ignored.
     ///
     /// # Errors
     /// When the length is wrong, or the time of the message is in the future.
@@ -66,11 +66,11 @@ impl Latencies {
             "a small message of {} bytes came instead of {MESSAGE_BYTES}",
             message.len()
         );
-        let (stamp, _) = message.split_first_chunk().expect("the message is longer, see above");
+        let (stamp, _) = message.split_first_chunk().expect("the message is longer than a stamp");
         let begun_ns = u64::from_le_bytes(*stamp);
         let ns = now_ns
             .checked_sub(begun_ns)
-            .context("a message was begun in the future: its sender is on another machine")?;
+            .context("a message was sent in the future: its sender is on another machine")?;
         match self.warming_up {
             0 => self.ns.push(ns),
             _ => self.warming_up -= 1,
@@ -82,7 +82,8 @@ impl Latencies {
     pub(crate) fn summary(mut self) -> Small {
         self.ns.sort_unstable();
         let at_most = |percent: usize| {
-            // The nearest rank, as in `bench/peers/contender.py`: the smallest value that at least `percent` % do not exceed.
+            // The nearest rank, as in `bench/peers/contender.py`: the smallest value that at least `percent` % do not
+            // exceed.
             let rank = (percent * self.ns.len()).div_ceil(100);
             self.ns.get(rank.max(1) - 1).map_or(0.0, |ns| *ns as f64 / 1e3)
         };
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_tell_when_they_were_begun() {
+    fn messages_carry_their_time() {
         let mut latencies = Latencies::new(1);
         for _ in 0..messages(1) {
             latencies.add(&stamped()).unwrap();
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_no_latency() {
+    fn invalid_messages_are_refused() {
         let mut latencies = Latencies::new(2);
         assert!(latencies.add(&[0; 9]).is_err());
         assert!(

@@ -1,18 +1,18 @@
 //! Workloads and measurement for tensor-relay.
 //!
-//! - [`workload`] generates a model's tensors from a seed: what `tensor-relay demo` moves, and what benchmarks move.
-//! - [`cpu`] and [`stats`] measure and summarise.
-//! - [`contender`] is what anything that moves bytes must offer to be compared; [`relay`],
-//!   [`stock_quinn`] and [`tcp`] offer it.
-//! - [`compare`] is the harness that compares them, side by side, in processes of their own.
+//! - [`workload`] generates a model's tensors from a seed, for `tensor-relay demo` and for benchmarks.
+//! - [`cpu`] measures CPU time, and [`stats`] summarises samples.
+//! - [`contender`] is the interface of all programs that are compared; [`relay`], [`stock_quinn`] and [`tcp`] implement
+//!   it.
+//! - [`compare`] is the harness that compares contenders, each in two processes of its own.
 //! - [`deltas`] measures versions that differ a little, as deltas and whole.
-//! - [`report`] makes pages and tables of what was measured.
-//! - [`run`] measures what users do, on one machine or across several; [`node`] is its end on another machine.
+//! - [`report`] turns result files into a page or tables.
+//! - [`run`] measures users' workloads, on one machine or across several; [`node`] is its agent on another machine.
 //! - [`codecs`] measures codecs on a user's own tensors.
-//! - [`command`] is all of it as subcommands: of `tensor-relay-bench`, and of `tensor-relay` below `bench`.
+//! - [`command`] has the subcommands of `tensor-relay-bench`, which are also those of `tensor-relay bench`.
 //!
-//! Every command runs on one thread unless it says otherwise, because that is what the rival is fastest with and what
-//! makes CPU seconds comparable.
+//! Every command runs on one thread unless it says otherwise: bare quinn is fastest on one thread, and CPU seconds are
+//! comparable.
 
 #![forbid(unsafe_code)]
 
@@ -39,6 +39,7 @@ pub mod relay;
 pub mod report;
 mod results;
 pub mod run;
+mod server;
 pub mod size;
 pub mod stats;
 pub mod stock_quinn;

@@ -1,8 +1,8 @@
-//! The machine as described by the kernel's files.
+//! Properties of this machine, from the kernel's files.
 
 use std::fs;
 
-/// The name of the processor.
+/// The processor's model name.
 pub(crate) fn cpu() -> Option<String> {
     field(&fs::read_to_string("/proc/cpuinfo").ok()?, "model name")
 }
@@ -17,7 +17,7 @@ pub(crate) fn kernel() -> Option<String> {
     line("/proc/sys/kernel/osrelease")
 }
 
-/// A line of /proc/meminfo, in bytes.
+/// The value called `name` in /proc/meminfo, in bytes.
 #[cfg(feature = "gpu")]
 pub(crate) fn memory_bytes(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
@@ -25,14 +25,14 @@ pub(crate) fn memory_bytes(name: &str) -> Option<u64> {
     value.strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The one line of a small file.
+/// The trimmed content of the file at `path`; `None` if it is empty or unreadable.
 pub(crate) fn line(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.trim();
     (!line.is_empty()).then(|| line.to_owned())
 }
 
-/// The value after `name` and a colon, in the first line that begins so.
+/// The value after `name` and a colon, in the first line that begins with both.
 fn field(text: &str, name: &str) -> Option<String> {
     let value = |line: &str| {
         line.strip_prefix(name)?
@@ -52,6 +52,6 @@ mod tests {
         let text = "MemTotal:       24000000 kB\nmodel name\t: A CPU\n";
         assert_eq!(field(text, "MemTotal").as_deref(), Some("24000000 kB"));
         assert_eq!(field(text, "model name").as_deref(), Some("A CPU"));
-        assert_eq!(field(text, "Mem"), None, "the whole name");
+        assert_eq!(field(text, "Mem"), None, "a prefix of a name is no name");
     }
 }

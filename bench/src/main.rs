@@ -1,4 +1,4 @@
-//! `tensor-relay-bench`: measures tensor-relay beside its rivals.
+//! `tensor-relay-bench`: measures tensor-relay and its rivals.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use tensor_relay_bench::{
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Measures tensor-relay beside its rivals.
+/// Measures tensor-relay and its rivals.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -26,15 +26,15 @@ struct Cli {
     lifetime: Lifetime,
 }
 
-/// The commands of `tensor-relay bench`, and those of this program only, which use internals.
+/// The commands of `tensor-relay bench`, and the GPU suite, which only this program has because it uses internals.
 #[derive(Subcommand)]
 enum Command {
     #[command(flatten)]
     Shared(command::Command),
-    /// Measures a GPU's way through tensor-relay, all of it, and writes it down.
+    /// Measures all that tensor-relay does with a GPU, and writes the results to files.
     #[cfg(feature = "gpu")]
     Gpu(gpu::GpuArgs),
-    /// One part of that, in a process that `gpu` started.
+    /// Runs one part of the suite, in a process that `gpu` started.
     #[cfg(feature = "gpu")]
     #[command(hide = true)]
     GpuPart {

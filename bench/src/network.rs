@@ -1,4 +1,4 @@
-//! The network between both ends.
+//! The network between the serving and the receiving end: loopback, or a virtual link with rate, loss and delay.
 
 pub mod delay;
 mod link;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, net::Ipv4Addr};
 use tokio::process::Command;
 
-/// The network that is asked for.
+/// The requested network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, clap::Args)]
 pub struct NetworkArgs {
     /// Puts the two ends into network namespaces joined by a virtual cable of the right MTU. Needs root and `ip`.
@@ -33,8 +33,8 @@ pub struct NetworkArgs {
     #[arg(long, requires = "namespaces", help_heading = "Network")]
     #[serde(rename = "rate_bits_per_s", default)]
     pub rate: Option<Rate>,
-    /// Cuts batches into single packets before they are on the cable, as a network card does. Without it they cross it
-    /// whole, are received whole, and are lost whole.
+    /// Splits batches into single packets before they enter the cable, as a network card does. Otherwise each batch is
+    /// carried, received and lost as one.
     #[arg(long, requires = "namespaces", help_heading = "Network")]
     #[serde(default)]
     pub segments: bool,
@@ -42,35 +42,34 @@ pub struct NetworkArgs {
     #[arg(long, value_name = "PERCENT", requires = "namespaces", help_heading = "Network")]
     #[serde(rename = "loss_percent", default)]
     pub loss: Option<Loss>,
-    /// The one-way delay in milliseconds: half of the round trip. It is carried by a process of this
-    /// program then, which takes part of the machine. Needs /dev/net/tun.
+    /// The one-way delay in milliseconds: half of the round trip. Packets then pass through a process of this program,
+    /// which takes CPU time. Needs /dev/net/tun.
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000), requires = "namespaces", help_heading = "Network")]
     #[serde(default)]
     pub delay_ms: u32,
 }
 
-/// The end of the network that a process is at. Bytes go from the serving to the receiving end.
+/// The end of the network at which a process runs. The payload goes from the serving to the receiving end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Serving,
     Receiving,
 }
 
-/// The way from the serving to the receiving end. Dropping it removes what was made for it. Only a harness that is
-/// killed by SIGKILL leaves namespaces behind, for `ip netns delete`.
+/// The network between both ends. Dropping it removes its namespaces and its bridge. A harness that is killed by
+/// SIGKILL leaves the namespaces behind; `ip netns delete` removes them.
 pub(crate) struct Network {
     /// The bridge that delays packets. Dropped before its namespaces.
     _bridge: Option<Process>,
-    /// None on loopback, whose MTU is 65,536.
+    /// `None` on loopback.
     namespaces: Option<Namespaces>,
 }
 
 impl Network {
-    /// Prepares the network that `args` ask for. `this` is the program that runs, to be started for what carries
-    /// packets.
+    /// Creates the network that `args` describe. `this` is the running program, which is started again as the bridge.
     ///
     /// # Errors
-    /// When a tool is missing, or the right to use it.
+    /// When a tool or the privilege to use it is missing.
     pub(crate) async fn new(args: &NetworkArgs, this: &Program) -> Result<Self> {
         if !args.namespaces {
             return Ok(Self { _bridge: None, namespaces: None });
@@ -142,11 +141,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_network_says_what_it_is() {
+    fn a_network_is_described() {
         let words = "x --namespaces --mtu=1472 --rate=5Gbit --segments --loss=0.1 --delay-ms=50";
         let args = parsed(words).unwrap();
-        let said = "a virtual cable, 1472 bytes a packet, 5 Gbit/s, packets one by one, 0.1 % of packets lost, 50 ms either way";
-        assert_eq!(args.to_string(), said);
+        let expected = "a virtual cable, 1472 bytes a packet, 5 Gbit/s, packets one by one, 0.1 % of packets lost, 50 ms either way";
+        assert_eq!(args.to_string(), expected);
         let json = serde_json::to_value(&args).unwrap();
         assert_eq!(
             (&json["rate_bits_per_s"], &json["loss_percent"]),

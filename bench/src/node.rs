@@ -1,12 +1,13 @@
-//! One end of a benchmark, on a host of its own: `bench node` waits there until a driver, `bench run`, gives it work.
+//! The agent of `bench run` on another host: `bench node` waits for connections of a driver and starts workers for
+//! them.
 //!
-//! A node is a door and nothing else: it lets in who knows its token, and hands the connection to a worker, a process of
-//! its own (`worker`). The driver starts the same workers by itself where both ends are on its own machine; it speaks to
-//! both alike, in lines of JSON (`order`).
+//! A node only authenticates: it accepts drivers that know its token, and hands each connection to a worker, a process
+//! of its own (`worker`). On its own machine the driver starts the same workers without a node. In both cases it
+//! exchanges lines of JSON with them (`order`).
 
 mod consumer;
-mod desk;
-mod goods;
+mod driver_link;
+mod generator;
 pub(crate) mod greeting;
 pub(crate) mod latency;
 pub(crate) mod load;
@@ -14,8 +15,8 @@ mod memory;
 pub(crate) mod order;
 mod producer;
 mod proof;
+mod stream_content;
 pub(crate) mod token;
-mod windows;
 pub(crate) mod worker;
 
 pub use load::Model;
@@ -41,49 +42,49 @@ use tokio::{
 /// The options of a node.
 #[derive(Debug, Clone, clap::Args)]
 pub struct NodeArgs {
-    /// The address to listen on for a driver. A producer serves its tensors on the same address, by UDP.
+    /// The TCP address to listen on for a driver. A producer serves its tensors on the same IP address.
     #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)))]
     pub listen: SocketAddr,
-    /// The UDP port that a producer serves on; 0 lets the system choose. Give one where ports have to be published.
+    /// The port on which a producer serves; 0 lets the system choose. Set it where ports have to be published.
     #[arg(long, default_value_t = 0)]
     pub data_port: u16,
-    /// The token that a driver must present, of 8 characters or more. By default a random one is made and printed.
+    /// The token that a driver must know, of 8 characters or more. By default a random token is made and printed.
     #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub token: Option<Token>,
 }
 
-/// The port that a node waits on, if nothing else is said.
+/// The default TCP port of a node.
 pub const PORT: u16 = 4748;
 
-/// The environment variable of the token, if no flag has it. All users of a machine can read command lines.
+/// The environment variable of the token. All users of a machine can read command lines, but not the environment.
 pub const TOKEN_VARIABLE: &str = "TENSOR_RELAY_BENCH_TOKEN";
 
-/// The maximum number of connections of a node, workers included. Further ones are closed at once.
+/// The maximum number of connections of a node, workers included. Further connections are closed at once.
 const CONNECTIONS_MAX: usize = 64;
 
 /// The TCP keep-alive time and interval, by which a lost driver is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// The pause after the system could not accept a connection for lack of a resource.
+/// The pause after a failure to accept a connection, e.g. for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Waits for drivers and lets workers work for them, until a signal ends it.
+/// Accepts drivers and starts a worker for each connection, until a signal ends it.
 ///
-/// Prints a line when it waits, which holds the token if it was made here.
+/// Prints a line once it listens, with the token if it was generated.
 ///
 /// # Errors
-/// When it cannot wait there. What goes wrong with a driver is told on standard error, and costs that driver alone.
+/// When it cannot listen. An error of one connection is printed to standard error, and affects no other connection.
 pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {} (TCP)", args.listen))?;
-    let made = args.token.is_none();
-    let door = PublishSocket {
+    let is_generated = args.token.is_none();
+    let node = Node {
         token: args.token.unwrap_or_else(Token::random),
         worker: this.clone(),
         data: SocketAddr::new(args.listen.ip(), args.data_port),
     };
-    let shown = if made { format!(", token {}", door.token.reveal()) } else { String::new() };
+    let shown = if is_generated { format!(", token {}", node.token.reveal()) } else { String::new() };
     writeln!(std::io::stdout(), "tensor-relay bench node waits on {}{shown}", listener.local_addr()?)?;
     let mut connections = JoinSet::new();
     loop {
@@ -97,15 +98,15 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
         };
         while connections.try_join_next().is_some() {}
         if connections.len() >= CONNECTIONS_MAX {
-            eprintln!("{peer} was turned away: {CONNECTIONS_MAX} connections are open");
+            eprintln!("{peer} was refused: {CONNECTIONS_MAX} connections are open");
             continue;
         }
-        let door = door.clone();
+        let node = node.clone();
         connections.spawn(async move {
-            match door.serve(stream).await {
+            match node.serve(stream).await {
                 Ok(status) if status.success() => eprintln!("{peer}: done"),
                 Ok(status) => eprintln!("{peer}: the worker ended with {status}; its message is above"),
-                Err(error) => eprintln!("{peer} was turned away: {error:#}"),
+                Err(error) => eprintln!("{peer} was refused: {error:#}"),
             }
         });
     }
@@ -113,25 +114,25 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
 
 /// The state shared by all connections.
 #[derive(Clone)]
-struct PublishSocket {
+struct Node {
     token: Token,
     worker: Program,
     data: SocketAddr,
 }
 
-impl PublishSocket {
-    /// Lets a driver in that knows the token, and a worker work for it to the end.
+impl Node {
+    /// Authenticates the driver, starts a worker for it, and waits until the worker exits.
     async fn serve(&self, mut stream: TcpStream) -> Result<ExitStatus> {
         stream.set_nodelay(true)?;
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_RETRIES))?;
         let (mut reader, mut writer) = stream.split();
-        greeting::judge(&mut reader, &mut writer, &self.token).await?;
+        greeting::authenticate(&mut reader, &mut writer, &self.token).await?;
         let mut worker = self.start_worker(stream).context("cannot start a worker")?;
         Ok(worker.wait().await?)
     }
 
-    /// The worker speaks to the driver itself: the connection is its standard input and output.
+    /// Starts a worker whose standard input and output are the connection to the driver.
     fn start_worker(&self, stream: TcpStream) -> Result<tokio::process::Child> {
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;

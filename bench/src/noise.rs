@@ -1,8 +1,8 @@
-//! Random numbers that are looked up instead of drawn.
+//! Pseudorandom numbers, computed from their index instead of drawn in sequence.
 
 use bytes::Bytes;
 
-/// `count` bytes of noise: no layer below can compress or deduplicate it.
+/// `count` pseudorandom bytes, which no layer below can compress or deduplicate.
 pub(crate) fn bytes(count: u64) -> Bytes {
     let words = (0..count.div_ceil(8)).map(|index| at(0, index).to_le_bytes());
     let mut memory = Vec::with_capacity(count as usize + 8);
@@ -12,8 +12,8 @@ pub(crate) fn bytes(count: u64) -> Bytes {
 
 /// The number at `index` of the endless sequence that `key` names.
 ///
-/// This is wyrand with the state computed from the index, so any number costs one multiplication wherever it lies. It
-/// passes the usual statistical batteries and keeps no secret.
+/// This is wyrand with the state computed from the index, so any number costs one multiplication, whatever its index.
+/// It passes the usual statistical test suites and is not cryptographic.
 pub(crate) fn at(key: u64, index: u64) -> u64 {
     let state = key.wrapping_add(index.wrapping_add(1).wrapping_mul(STRIDE));
     let product = u128::from(state) * u128::from(state ^ SECRET);

@@ -1,10 +1,10 @@
-//! The origin of numbers: date, machine and build of a result file.
+//! The date, machine and build recorded in a result file.
 
 use crate::{date, machine};
 use serde::{Deserialize, Serialize};
 
-/// The head that all result files share, so that a number can be judged, and found again, years later. Nothing in it
-/// names the machine or its owner. What the system does not tell is `unknown`.
+/// The head that all result files share, so that their numbers can be judged, and measured again, years later. It does
+/// not identify the machine or its owner. A property that the system does not report is `unknown`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// The day in UTC: `2026-11-21`.
@@ -15,7 +15,7 @@ pub struct Origin {
     pub cpu: String,
     /// The number of usable processors.
     pub cores: usize,
-    /// The commit: `TENSOR_RELAY_COMMIT` at build time, or now.
+    /// The commit: `TENSOR_RELAY_COMMIT` at build time, or else at run time.
     pub commit: String,
 }
 
@@ -36,7 +36,7 @@ impl Origin {
     }
 }
 
-/// A sentence without its full stop.
+/// All fields, separated by commas, without a full stop.
 impl std::fmt::Display for Origin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { date, kernel, cpu, cores, commit } = self;

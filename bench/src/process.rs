@@ -1,4 +1,4 @@
-//! A process that the harness starts: one of this program, or a peer.
+//! A process that the harness starts: this program again, or a peer's program.
 
 use crate::wire::{LINE_MAX_BYTES, Lines, WireError};
 use anyhow::{Context, Result, bail};
@@ -15,16 +15,16 @@ use tokio::{
     time::timeout,
 };
 
-/// A running process that prints lines. What it complains is passed on.
+/// A running process whose standard output is lines of JSON. Its standard error is forwarded to that of the harness.
 ///
-/// It is killed when this is dropped. If the harness is killed itself, nothing is dropped; but then the pipe to the
-/// process's standard input closes, and the process ends by itself, as it was told to ([`Lifetime`]).
+/// Dropping it kills the process. If the harness itself is killed, nothing is dropped, but the process's standard input
+/// closes, and the process exits by itself ([`Lifetime`]).
 pub(crate) struct Process {
     name: String,
     child: Child,
     lines: Option<Lines<ChildStdout>>,
-    /// Until they were told.
-    last_words: Option<JoinHandle<String>>,
+    /// Returns the last lines of standard error; `None` once an error has quoted them.
+    stderr_tail: Option<JoinHandle<String>>,
 }
 
 impl Process {
@@ -41,84 +41,85 @@ impl Process {
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let stdout = child.stdout.take().expect("its standard output was piped above");
         let stderr = child.stderr.take().expect("its standard error was piped above");
-        let last_words = Some(tokio::spawn(pass_on(name.clone(), stderr)));
-        Ok(Self { name, child, lines: Some(Lines::new(stdout, LINE_MAX_BYTES)), last_words })
+        let stderr_tail = Some(tokio::spawn(forward_stderr(name.clone(), stderr)));
+        Ok(Self { name, child, lines: Some(Lines::new(stdout, LINE_MAX_BYTES)), stderr_tail })
     }
 
-    /// Its standard input and output, to use both at once.
+    /// Moves the standard input and output of the process out, so that both can be used at once.
     ///
     /// # Errors
-    /// When they are already taken.
+    /// When they were moved out before.
     pub(crate) fn split(&mut self) -> Result<(ChildStdin, Lines<ChildStdout>)> {
         let both = self.child.stdin.take().zip(self.lines.take());
-        both.with_context(|| format!("somebody speaks to {} already", self.name))
+        both.with_context(|| format!("the input and output of {} are already in use", self.name))
     }
 
-    /// Reads the next line; kills the process when it does not come in time.
+    /// Reads the next line; kills the process if it prints none before the deadline.
     ///
     /// # Errors
-    /// When the process ends, or says something else.
+    /// When the process exits, misses the deadline, or prints a line that is no `T`.
     pub(crate) async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T> {
         let name = self.name.clone();
-        let lines = self.lines.as_mut().context("somebody else listens to it")?;
+        let lines = self.lines.as_mut().context("its output is already in use")?;
         match timeout(deadline, lines.next()).await {
             Ok(Ok(Some(line))) => Ok(line),
-            Ok(Ok(None) | Err(WireError::CutOff)) => bail!("{name} {}", self.obituary().await),
-            Ok(Err(error)) => Err(error).with_context(|| format!("cannot understand {name}")),
+            Ok(Ok(None) | Err(WireError::CutOff)) => bail!("{name} {}", self.end_reason().await),
+            Ok(Err(error)) => Err(error).with_context(|| format!("cannot read the output of {name}")),
             Err(_) => bail!("{name} printed nothing for {deadline:?} and was killed{}", self.kill().await),
         }
     }
 
-    /// The error for a process whose output has ended.
-    pub(crate) async fn obituary(&mut self) -> String {
+    /// Why the output of the process ended, as the end of a sentence for an error. Kills a process that does not exit.
+    pub(crate) async fn end_reason(&mut self) -> String {
         match self.wait().await {
-            Some(status) => format!("ended early, with {status}{}", self.last_words().await),
+            Some(status) => format!("ended early, with {status}{}", self.stderr_tail().await),
             None => format!("closed its output and was killed{}", self.kill().await),
         }
     }
 
-    /// Waits for its end, for which its standard input is closed; not for ever.
+    /// Closes its standard input and waits for its exit; `None` if it has not exited at the deadline.
     pub(crate) async fn wait(&mut self) -> Option<ExitStatus> {
         timeout(END_MAX, self.child.wait()).await.ok()?.ok()
     }
 
-    /// Kills it, and gives its last words. A process in a call of a hung driver may not even die; then it is left behind.
+    /// Kills it, and returns the end of its standard error. A process inside a call of a hung GPU driver may survive
+    /// even SIGKILL; it is then left behind.
     pub(crate) async fn kill(&mut self) -> String {
         if timeout(END_MAX, self.child.kill()).await.is_err() {
             eprintln!("{} could not be ended", self.name);
         }
-        self.last_words().await
+        self.stderr_tail().await
     }
 
-    /// Ends the process, whose work is done, and waits until its memory is free for the next one. It is told by the end
-    /// of its standard input, so that it can end what it started itself, and killed when it does not heed that.
+    /// Ends the process, whose work is done, and waits until its memory is free for the next process. Closing its
+    /// standard input lets it end its own children first; if it does not exit in time, it is killed.
     pub(crate) async fn end(mut self) {
         if self.wait().await.is_none() {
             self.kill().await;
         }
     }
 
-    /// The end of what it complained, as part of a sentence; nothing, if there was nothing.
-    async fn last_words(&mut self) -> String {
-        let Some(words) = self.last_words.take() else { return String::new() };
+    /// The end of its standard error, as part of a sentence; empty if nothing was printed there.
+    async fn stderr_tail(&mut self) -> String {
+        let Some(tail) = self.stderr_tail.take() else { return String::new() };
         // A grandchild could keep the pipe open.
-        match timeout(END_MAX, words).await {
-            Ok(Ok(words)) if !words.is_empty() => format!("; its last words: {words}"),
+        match timeout(END_MAX, tail).await {
+            Ok(Ok(tail)) if !tail.is_empty() => format!("; its standard error ended with: {tail}"),
             _ => String::new(),
         }
     }
 }
 
-/// The maximum lifetime of a process.
+/// Whether a process ends with the process that started it.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Lifetime {
-    /// Ends when standard input closes: how the harness's processes end with it.
+    /// Exits when standard input closes, so that no process outlives the harness that started it.
     #[arg(long, hide = true)]
     end_with_stdin: bool,
 }
 
 impl Lifetime {
-    /// Ends this process when its standard input closes, whatever it is doing, if it was told to.
+    /// With the option, starts a thread that exits this process, in mid-work too, when its standard input closes.
     pub fn begin(self) {
         if self.end_with_stdin {
             std::thread::spawn(|| {
@@ -129,11 +130,11 @@ impl Lifetime {
     }
 }
 
-/// The option behind [`Lifetime`].
+/// The command-line option of [`Lifetime`].
 pub(crate) const END_WITH_STDIN: &str = "--end-with-stdin";
 
-/// Passes on what a process called `name` complains, and returns the end of it.
-async fn pass_on(name: String, stderr: ChildStderr) -> String {
+/// Copies the standard error of the process called `name` to that of the harness, and returns its last lines.
+async fn forward_stderr(name: String, stderr: ChildStderr) -> String {
     let mut lines = BufReader::new(stderr).lines();
     let mut last = VecDeque::new();
     let mut is_backtrace = false;
@@ -153,7 +154,7 @@ async fn pass_on(name: String, stderr: ChildStderr) -> String {
 /// The deadline for a process to exit by itself.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// The length of standard error kept for a table.
+/// The lines of standard error that an error quotes, and the length to which each is truncated.
 const LAST_LINES: usize = 6;
 const LAST_LINE_CHARS: usize = 300;
 
@@ -181,12 +182,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failures_say_who_and_what() {
+    async fn failures_name_the_process_and_the_reason() {
         let silent = failure("exec sleep 60", Duration::from_millis(20)).await;
         assert!(silent.contains("test printed nothing for 20ms and was killed"), "{silent}");
         let ended = failure("printf 'no memory\n\nStack backtrace:\n 0: main\n' >&2; exit 3", LONG).await;
         assert!(
-            ended.contains("test ended early, with exit status: 3; its last words: no memory"),
+            ended.contains("test ended early, with exit status: 3; its standard error ended with: no memory"),
             "{ended}"
         );
         let garbage = failure("echo hello; exec sleep 60", LONG).await;

@@ -1,4 +1,4 @@
-//! The programs that play the sides.
+//! The programs that run the sides of contenders.
 
 use anyhow::{Context, Result};
 use std::{
@@ -7,10 +7,10 @@ use std::{
 };
 use tokio::process::Command;
 
-/// An executable, and the words that lead to its contenders' subcommands.
+/// An executable, and the arguments that precede its contenders' subcommands.
 ///
-/// The harness starts itself for each side, and can do so inside of `tensor-relay-bench`, where the subcommands stand
-/// first, as well as inside of `tensor-relay`, where they stand behind `bench`.
+/// The harness starts its own program for each side: `tensor-relay-bench`, where subcommands come first, or
+/// `tensor-relay`, where they follow `bench`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     executable: PathBuf,
@@ -18,27 +18,27 @@ pub struct Program {
 }
 
 impl Program {
-    /// This program, in which `lead` comes before our subcommands.
+    /// The running program, in which `lead` precedes our subcommands.
     ///
     /// # Errors
-    /// When the system does not tell where this program is.
+    /// When the system does not report the path of this program.
     pub fn current(lead: &[&str]) -> Result<Self> {
         let executable = std::env::current_exe().context("cannot find this program to start it again")?;
         Ok(Self::new(executable, lead))
     }
 
-    /// Any other one.
+    /// The program `executable`, with `lead` before its subcommands.
     pub(crate) fn new(executable: impl Into<PathBuf>, lead: &[&str]) -> Self {
         Self { executable: executable.into(), lead: lead.iter().map(Into::into).collect() }
     }
 
-    /// The program that `words` start, the executable first; `None` without words.
+    /// The program in the command line `words`, the executable first; `None` if it is empty.
     pub fn of(words: &[OsString]) -> Option<Self> {
         let (executable, lead) = words.split_first()?;
         Some(Self { executable: executable.into(), lead: lead.to_vec() })
     }
 
-    /// This one, with `further` words behind its lead.
+    /// The same program with `further` arguments appended to its lead.
     pub fn with(mut self, further: &[&str]) -> Self {
         self.lead.extend(further.iter().map(Into::into));
         self
@@ -49,19 +49,19 @@ impl Program {
         &self.executable
     }
 
-    /// The words before those of a subcommand.
+    /// The arguments that precede a subcommand.
     pub fn lead(&self) -> &[OsString] {
         &self.lead
     }
 
-    /// A command that runs it.
+    /// A command that runs the program with its lead.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
         command.args(&self.lead);
         command
     }
 
-    /// All words, the executable first.
+    /// The command line: the executable, then the lead.
     pub(crate) fn words(&self) -> impl Iterator<Item = &OsStr> {
         std::iter::once(self.executable.as_os_str()).chain(self.lead.iter().map(OsString::as_os_str))
     }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leads_to_a_subcommand_stands_before_it() {
+    fn the_lead_follows_the_executable() {
         let program = Program::new("tensor-relay", &["bench"]);
         assert_eq!(program.words().collect::<Vec<_>>(), ["tensor-relay", "bench"]);
         assert!(

@@ -1,34 +1,35 @@
 //! tensor-relay as a contender.
 //!
-//! A round is a subscription: from the request to the verified commit of the whole payload, into memory that earlier
-//! rounds have used. Encryption and hashes are on. Bytes are noise, unless something else is asked for. Each
-//! round has a version of its own, so that choosing codecs and encoding cost in each what they cost in life.
+//! A round is a subscription: from the request to the verified commit of the complete payload, into memory that earlier
+//! rounds have used. Encryption and hashes are on. Each round has a version of its own, so that the costs of choosing
+//! codecs and of encoding recur in each, as in production.
 
 mod data;
+mod round_publisher;
 mod small;
-mod supply;
 mod ticket_file;
 
 use crate::{
     cells::Cells,
     contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
+    server,
 };
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 pub use data::Data;
+use round_publisher::{PublishedRound, RoundPublisher};
 use small::SmallPublisher;
 use std::time::Duration;
-use supply::{Offer, Supply};
 use tensor_relay_client::{Client, Connector, Lanes, Ticket, Tuning};
-use tensor_relay_server::{Access, CodecChoice, CodecId, Config, Identity, Listener, Server};
+use tensor_relay_server::{CodecChoice, CodecId, Config, Server};
 use ticket_file::TicketFile;
 
-/// The deadline of a round, after which the server gives up its receiver.
+/// The deadline of a round, after which the server fails.
 const ROUND_MAX: Duration = Duration::from_secs(600);
 
-/// The options of the server.
+/// The options of the server's payload.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Goods {
+pub struct PayloadArgs {
     /// The number of tensors.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub tensors: u32,
@@ -38,80 +39,83 @@ pub struct Goods {
     /// The codec of chunks.
     #[arg(long, default_value = "auto", value_parser = parse_codec)]
     pub codec: CodecChoice,
-    /// The work of each round.
+    /// How the tensors are published.
     #[arg(long, value_enum, default_value_t)]
     pub hold: Hold,
 }
 
-/// The work of a producer for each version.
+/// How a producer publishes its tensors in each round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Hold {
-    /// Nothing: the bytes were staged and hashed before the first.
+    /// Staged: laid out and hashed once, before the first round.
     #[default]
     Stage,
-    /// Lends its tensors, which are hashed as they are sent.
+    /// Borrowed: lent in each round, and hashed as they are sent.
     Borrow,
 }
 
-/// Publishes what `goods` say, and sends it to whoever subscribes.
+/// Publishes the payload described by `payload` for each round, and small tensors on request.
 ///
 /// # Errors
-/// When the address is taken or there is no memory.
-pub async fn serve(args: ServeArgs, goods: Goods) -> Result<()> {
-    let config = Config { codec: goods.codec, encoded_bytes: 64 << 20, ..Config::default() };
+/// When the address is taken, or memory is exhausted.
+pub async fn serve(args: ServeArgs, payload: PayloadArgs) -> Result<()> {
+    let config = Config { codec: payload.codec, encoded_bytes: 64 << 20, ..Config::default() };
     let (server, ticket) = start(&args, config)?;
-    let supply = Supply::new(server.staging(), args.bytes, &goods)?;
-    let first = supply.offer(&server, 0).await?;
+    let publisher = RoundPublisher::new(server.staging(), args.bytes, &payload)?;
+    let first = publisher.publish(&server, 0).await?;
     let smalls = SmallPublisher::new(&server).await?;
     let _ticket = ready(&server, &ticket)?;
     tokio::select! {
-        ended = rounds(&server, &supply, first, args.bytes) => ended,
+        ended = rounds(&server, &publisher, first, args.bytes) => ended,
         ended = smalls.run() => ended,
     }
 }
 
-/// A server that `args` ask for, and its ticket.
+/// Starts the server that `args` describe, and returns it with its ticket.
 pub(crate) fn start(args: &ServeArgs, config: Config) -> Result<(Server, Ticket)> {
-    let identity = Identity::ephemeral()?;
-    let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
-    let server = Server::start(listener, Access::open(), config);
-    let address = server.local_address().to_string();
-    Ok((server, Ticket::new(vec![address], vec![identity.fingerprint().0], None)?))
+    server::start(args.listen, Some(args.mtu), config, None)
 }
 
-/// Leaves the ticket for the receiving side, and says that `server` may be asked.
+/// Writes the ticket file for the receiving side, and prints that `server` is ready.
 pub(crate) fn ready(server: &Server, ticket: &Ticket) -> Result<TicketFile> {
     let port = server.local_address().port();
-    let left = TicketFile::leave(port, ticket)?;
+    let file = TicketFile::create(port, ticket)?;
     print(&Ready { ready: true, port })?;
-    Ok(left)
+    Ok(file)
 }
 
-/// Connects to the server that `args` name, with the ticket that it left.
+/// Connects to the server that `args` name, with the ticket from its file.
 pub(crate) async fn connect(args: &ReceiveArgs, config: tensor_relay_client::Config) -> Result<Client> {
     let ticket = ticket_file::take(args.connect.port())?;
-    Ok(Client::connect_with(&Connector::new(tuning(args.mtu)), &ticket, config).await?)
+    let tuning = Tuning { udp_payload_max: Some(args.mtu), ..Tuning::default() };
+    Ok(Client::connect_with(&Connector::new(tuning), &ticket, config).await?)
 }
 
-/// Tells of each round, for ever. The version of the next one is there before anybody can ask for it.
-async fn rounds(server: &Server, supply: &Supply, first: Offer, bytes: u64) -> Result<()> {
-    let mut offer = first;
+/// Prints a line for each round, for ever. The version of the next round is published before the receiver can request
+/// it.
+async fn rounds(
+    server: &Server,
+    publisher: &RoundPublisher,
+    first: PublishedRound,
+    bytes: u64,
+) -> Result<()> {
+    let mut current = first;
     for round in 0.. {
-        let next = supply.offer(server, round + 1).await?;
+        let next = publisher.publish(server, round + 1).await?;
         let (begun, looks) = (Begun::now(), server.stats().encoder.looks);
-        let committed = offer.publication.committed(1, ROUND_MAX).await;
+        let committed = current.publication.committed(1, ROUND_MAX).await;
         ensure!(committed, "no receiver finished round {round} within {} s", ROUND_MAX.as_secs());
         let more = Cells::of([("looks", (server.stats().encoder.looks - looks) as f64)]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;
-        std::mem::replace(&mut offer, next).withdraw();
+        std::mem::replace(&mut current, next).withdraw();
     }
     Ok(())
 }
 
-/// Asks for `args.small` small tensors, then subscribes once per round, all in one session of so many `lanes`.
+/// Requests `args.small` small tensors, then subscribes once a round, all in one session with this number of `lanes`.
 ///
 /// # Errors
-/// When the server cannot be reached or sends anything else than what was asked for.
+/// When the server cannot be reached, or sends another number of bytes than expected.
 pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     let config = tensor_relay_client::Config { lanes: Lanes::Fixed(lanes), ..Default::default() };
     let client = connect(&args, config).await?;
@@ -120,12 +124,12 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     }
     for round in 0..args.rounds {
         let begun = Begun::now();
-        let mut subscription = client.subscribe(&supply::topic(round)?).await?;
+        let mut subscription = client.subscribe(&round_publisher::topic(round)?).await?;
         let snapshot = subscription.next().await?;
         let received = Received::since(begun, round, args.bytes);
-        // The payload has padding besides.
+        // The sum of tensors, because the payload also has padding.
         let bytes: u64 = snapshot.tensors().map(|(_, bytes)| bytes.len() as u64).sum();
-        ensure!(bytes == args.bytes, "{bytes} bytes came where {} were asked for", args.bytes);
+        ensure!(bytes == args.bytes, "received {bytes} bytes instead of {}", args.bytes);
         print(&received)?;
     }
     client.close().await;
@@ -141,8 +145,4 @@ fn parse_codec(word: &str) -> Result<CodecChoice, String> {
         let names: Vec<&str> = CodecId::ALL.iter().map(|codec| codec.name()).collect();
         format!("write auto or one of {}", names.join(", "))
     })
-}
-
-fn tuning(mtu: u16) -> Tuning {
-    Tuning { udp_payload_max: Some(mtu), ..Tuning::default() }
 }

@@ -1,6 +1,6 @@
-//! The report: result files as a page to look at, and as tables for a README.
+//! `bench report`: turns result files into an HTML page, or into Markdown tables.
 //!
-//! The page is one file of HTML without scripts, fonts or pictures from elsewhere; its bars are SVG.
+//! The page is one self-contained file, without scripts or external resources; its charts are SVG.
 
 mod html;
 mod svg;
@@ -33,13 +33,13 @@ Examples:
   report loopback.json veth.json --html report.html --markdown report.md
   report results/*.json";
 
-/// A file, without what only its command knows.
-type Read = Results<Nothing>;
+/// A result file without its details, which depend on the command.
+type ResultFile = Results<NoDetails>;
 
 #[derive(Debug, Deserialize)]
-struct Nothing {}
+struct NoDetails {}
 
-/// Reads the files and writes what was asked for.
+/// Reads the files, and writes or prints the requested formats.
 ///
 /// # Errors
 /// When a file cannot be read or is no result, or when one cannot be written.
@@ -48,7 +48,7 @@ pub fn run(args: &ReportArgs) -> Result<()> {
     if let Some(path) = &args.html {
         write(path, &html::page(&results))?;
     }
-    let markdown = || results.iter().map(Read::to_string).collect::<Vec<_>>().join("\n");
+    let markdown = || results.iter().map(ResultFile::to_string).collect::<Vec<_>>().join("\n");
     match &args.markdown {
         Some(path) => write(path, &markdown()),
         None if args.html.is_none() => {
@@ -59,26 +59,26 @@ pub fn run(args: &ReportArgs) -> Result<()> {
     }
 }
 
-fn read(path: &Path) -> Result<Read> {
+fn read(path: &Path) -> Result<ResultFile> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    parse(&text).with_context(|| format!("{} is no result that can be shown", path.display()))
+    parse(&text).with_context(|| format!("{} is no result file of this version", path.display()))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The fields of every result file.
+/// The field that every version of result files has.
 #[derive(Deserialize)]
 struct Head {
     version: u32,
 }
 
-fn parse(text: &str) -> Result<Read> {
+fn parse(text: &str) -> Result<ResultFile> {
     let Head { version } = serde_json::from_str(text).context("it has no version")?;
     ensure!(
         version == VERSION,
-        "its version is {version}, of which nothing is known: use the program that wrote it"
+        "its version is {version}, and this program reads version {VERSION}: use the program that wrote it"
     );
     Ok(serde_json::from_str(text)?)
 }
@@ -92,14 +92,14 @@ mod tests {
     };
 
     #[test]
-    fn what_is_no_result_is_told() {
+    fn invalid_files_are_refused() {
         let reason = |text: &str| format!("{:#}", parse(text).unwrap_err());
         assert!(reason("{").contains("no version"));
         assert!(reason(r#"{"kind":"compare","version":1}"#).contains("version is 1"));
         assert!(reason(r#"{"kind":"compare","version":2}"#).contains("missing field"));
     }
 
-    /// Goal: files become a page and tables that stand for themselves. Method: one through the whole way.
+    /// Goal: a result file becomes a self-contained page and tables. Method: write a file, convert it, read both.
     #[test]
     fn files_become_a_page_and_tables() {
         let folder = std::env::temp_dir().join(format!("tensor-relay-bench-report-{}", std::process::id()));

@@ -1,23 +1,22 @@
-//! Results of a command: printed, written by `--json`, and read by `report`.
+//! The result file of a command: printed, written with `--json`, and read by `report`.
 
 use crate::{origin::Origin, table::Table};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::Path};
 
-/// Tables, what they are of, and in `details` what only the command itself knows: every round.
+/// The tables of a command with their explanation, and in `details` the data that only this command has: every round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Results<Details> {
-    /// The command.
+    /// The command's name.
     pub(crate) kind: String,
-    /// [`VERSION`].
+    /// [`VERSION`] when the file was written.
     version: u32,
-    /// The origin of the numbers.
     #[serde(flatten)]
     pub(crate) origin: Origin,
-    /// The measurement and its network.
+    /// Names the measurement and its network.
     pub(crate) title: String,
-    /// The explanation of the numbers.
+    /// Explains the numbers.
     pub(crate) about: String,
     pub(crate) tables: Vec<Table>,
     /// Remarks on the numbers.
@@ -26,11 +25,11 @@ pub(crate) struct Results<Details> {
     pub(crate) details: Details,
 }
 
-/// The version of the file. Fields may be added without a new one.
+/// The version of the file format. Adding fields does not change it.
 pub(crate) const VERSION: u32 = 2;
 
 impl<Details: Serialize> Results<Details> {
-    /// Nothing but `details`, measured here and today.
+    /// Results with `details` and without tables yet, of this machine and today's date.
     pub(crate) fn new(kind: &str, title: String, about: String, details: Details) -> Self {
         let (tables, notes) = (vec![], vec![]);
         Self {
@@ -45,7 +44,7 @@ impl<Details: Serialize> Results<Details> {
         }
     }
 
-    /// Writes the file, if there is to be one.
+    /// Writes the file to `path`, if given.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -56,7 +55,7 @@ impl<Details: Serialize> Results<Details> {
     }
 }
 
-/// Markdown.
+/// Formats a Markdown section.
 impl<Details> fmt::Display for Results<Details> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "## {}\n\n{}\n\n{}.", self.title, self.about, self.origin)?;
@@ -67,7 +66,7 @@ impl<Details> fmt::Display for Results<Details> {
             writeln!(f)?;
         }
         self.notes.iter().try_for_each(|note| {
-            // A reason may have come over several lines.
+            // The reason of a failure may have several lines.
             writeln!(f, "- {}", note.split_whitespace().collect::<Vec<_>>().join(" "))
         })
     }

@@ -1,18 +1,18 @@
-//! `bench run`: workloads of users, on one machine or across several.
+//! `bench run`: measures users' workloads, on one machine or across several.
 //!
-//! This process is the driver. It moves no tensors: a producer and its consumers are processes of their own, started here,
-//! or by [nodes](crate::node) on other machines. Every round is prepared, then all begin together, and every byte that
-//! arrived is compared with what was published, when the clock no longer runs.
+//! This process is the driver. It moves no tensors: the producer and the consumers are processes of their own, started
+//! by the driver, or by [nodes](crate::node) on other machines. Each round is prepared, then all workers begin
+//! together; after the measured time, every received byte is compared with the published one.
 
 mod address;
 mod barrier;
-mod board;
-mod claims;
-mod crew;
+mod checks;
 mod document;
 mod driver;
-mod peer;
+mod progress;
 mod results;
+mod worker_handle;
+mod workers;
 mod workload;
 
 pub use address::{NodeAddress, NodeAddressError};
@@ -24,11 +24,11 @@ use crate::{
     program::Program,
 };
 use anyhow::{Context, Result, ensure};
-use crew::Crew;
 use document::NetworkFacts;
-use driver::{Driver, Terms};
-use peer::Peer;
+use driver::{Driver, Settings};
 use std::{path::PathBuf, time::Duration};
+use worker_handle::WorkerHandle;
+use workers::Workers;
 
 /// The options of `run`.
 #[derive(Debug, Clone, clap::Args)]
@@ -42,29 +42,29 @@ pub struct RunArgs {
     /// The number of counted rounds. One more of each kind comes first, to warm up.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=ROUNDS_MAX))]
     pub rounds: u32,
-    /// Over how many lanes each consumer receives: more use more cores.
+    /// The number of lanes of each consumer: more lanes use more cores.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=LANES_MAX))]
     pub lanes: u32,
-    /// The memory of the tensors while they are published.
+    /// Where the tensors lie while they are published.
     #[arg(long, value_enum, default_value_t)]
     pub hold: Hold,
-    /// The network on this machine.
+    /// The network, if all workers are on this machine.
     #[command(flatten)]
     pub network: NetworkArgs,
-    /// The node that publishes, HOST or HOST:PORT; `bench node` runs there.
+    /// The node of the producer, HOST or HOST:PORT, where `bench node` runs.
     #[arg(long, value_name = "NODE", requires_all = ["consumer", "token"], conflicts_with = "namespaces")]
     pub producer: Option<NodeAddress>,
-    /// The nodes that subscribe; one that is named twice has two consumers.
+    /// The nodes of the consumers; a node that is named twice runs two.
     #[arg(long, value_name = "NODE", num_args = 1.., requires = "producer")]
     pub consumer: Vec<NodeAddress>,
-    /// The producer's address for consumers, if not that of --producer.
+    /// The host at which consumers reach the producer, if it is not that of --producer.
     #[arg(long, value_name = "HOST", requires = "producer")]
     pub serve_at: Option<NodeAddress>,
-    /// The token of the nodes: what `bench node` printed, or was given.
+    /// The token of the nodes, which `bench node` printed or was given.
     #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub token: Option<Token>,
-    /// The deadline of each step, in seconds. Default: ten minutes to
-    /// prepare a round; a minute to move it, and what a very slow network needs for the size.
+    /// The deadline of each step, in seconds. Default: ten minutes to prepare a round; to move it, a minute and the
+    /// time for its size at 10 MB/s.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: Option<u64>,
     /// Also writes everything that was measured to this file.
@@ -72,7 +72,7 @@ pub struct RunArgs {
     pub json: Option<PathBuf>,
 }
 
-/// The end of the command's help.
+/// The examples at the end of the command's help.
 pub const EXAMPLES: &str = "\
 Examples:
   run --workload state-dict --model gpt2           a model on this machine's loopback
@@ -82,15 +82,16 @@ Examples:
 Across machines: `node` on each, with one token for all in TENSOR_RELAY_BENCH_TOKEN, and then
   run --producer host-a --consumer host-b host-c";
 
-/// As many as one machine has use for.
+/// The maximum number of consumers: more than one machine can use.
 const CONSUMERS_MAX: i64 = 64;
 const ROUNDS_MAX: i64 = 10_000;
 const LANES_MAX: i64 = 16;
 
-/// Measures, and prints a table.
+/// Measures the workload, and prints its tables.
 ///
 /// # Errors
-/// When the words do not go together; and when a worker dies, lies or is late, which is named. All others are then ended.
+/// When options contradict each other; when a worker fails, reports impossible numbers or misses a deadline. The error
+/// names the worker, and all other workers are ended.
 pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
     let consumers = match args.producer {
         Some(_) => args.consumer.len(),
@@ -98,18 +99,18 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
     };
     ensure!(consumers <= CONSUMERS_MAX as usize, "{consumers} consumers are more than {CONSUMERS_MAX}");
     let plan = args.workload.plan(consumers)?;
-    // Kept to the end: the namespaces go with it.
-    let (crew, network, _made) = match &args.producer {
+    // `_namespaces` is kept until the end: dropping it removes the namespaces.
+    let (workers, network, _namespaces) = match &args.producer {
         Some(producer) => {
             let network = NetworkFacts::Nodes { consumers };
-            (at_nodes(&args, producer).await?, network, None)
+            (connect_to_nodes(&args, producer).await?, network, None)
         }
         None => {
-            let made = Network::new(&args.network, this).await?;
-            (here(&made, this, consumers)?, NetworkFacts::Local(args.network.clone()), Some(made))
+            let local = Network::new(&args.network, this).await?;
+            (start_workers(&local, this, consumers)?, NetworkFacts::Local(args.network.clone()), Some(local))
         }
     };
-    let terms = Terms {
+    let settings = Settings {
         name: args.workload.workload.name(),
         plan,
         rounds: args.rounds,
@@ -119,33 +120,33 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
         serve_at: args.serve_at.or(args.producer),
         deadline: args.deadline.map(Duration::from_secs),
     };
-    let results = Driver::new(crew, terms).measure(network).await?;
+    let results = Driver::new(workers, settings).measure(network).await?;
     print!("{results}");
     results.write(args.json.as_deref())
 }
 
-/// Starts all workers on this machine: the producer, and then the consumers.
-fn here(network: &Network, this: &Program, consumers: usize) -> Result<Crew> {
-    let (tell, heard) = Crew::reports();
+/// Starts all workers on this machine: the producer, then the consumers.
+fn start_workers(network: &Network, this: &Program, consumers: usize) -> Result<Workers> {
+    let (events, received) = Workers::event_queue();
     let mut producer = network.command(End::Serving, this);
     producer.arg(WORKER).arg(format!("--data={}:0", network.server_ip()));
-    let mut peers = vec![Peer::start("producer".into(), producer, 0, tell.clone())?];
+    let mut handles = vec![WorkerHandle::start("producer".into(), producer, 0, events.clone())?];
     for number in 1..=consumers {
         let mut consumer = network.command(End::Receiving, this);
         consumer.arg(WORKER);
-        peers.push(Peer::start(format!("consumer {number}"), consumer, number, tell.clone())?);
+        handles.push(WorkerHandle::start(format!("consumer {number}"), consumer, number, events.clone())?);
     }
-    Ok(Crew::new(peers, heard))
+    Ok(Workers::new(handles, received))
 }
 
-/// Finds all nodes, in the same order.
-async fn at_nodes(args: &RunArgs, producer: &NodeAddress) -> Result<Crew> {
-    let token = args.token.as_ref().context("nodes ask for a token: give --token")?;
-    let (tell, heard) = Crew::reports();
-    let mut peers = vec![Peer::connect("producer", producer, token, 0, tell.clone()).await?];
+/// Connects to the nodes of all workers: the producer's, then the consumers'.
+async fn connect_to_nodes(args: &RunArgs, producer: &NodeAddress) -> Result<Workers> {
+    let token = args.token.as_ref().context("nodes require a token: give --token")?;
+    let (events, received) = Workers::event_queue();
+    let mut handles = vec![WorkerHandle::connect("producer", producer, token, 0, events.clone()).await?];
     for (number, address) in (1..).zip(&args.consumer) {
         let role = format!("consumer {number}");
-        peers.push(Peer::connect(&role, address, token, number, tell.clone()).await?);
+        handles.push(WorkerHandle::connect(&role, address, token, number, events.clone()).await?);
     }
-    Ok(Crew::new(peers, heard))
+    Ok(Workers::new(handles, received))
 }

@@ -1,6 +1,6 @@
-//! Sizes as people write them.
+//! Sizes with units, such as `64MiB`, parsed and formatted.
 
-/// Reads `1GiB`, `64 MiB`, `4KiB`, `100B` or a plain number of bytes.
+/// Parses `1GiB`, `64 MiB`, `4KiB`, `100B` or a plain number of bytes.
 ///
 /// # Errors
 /// A sentence for the command line, when `text` is none of these or does not fit 64 bits.
@@ -20,7 +20,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text} is more than 64 bits can count"))
 }
 
-/// Writes `bytes` in the largest unit that divides them.
+/// Formats `bytes` in the largest unit that divides them.
 pub fn text(bytes: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let fits = |(shift, _): &(u32, &str)| bytes > 0 && bytes.is_multiple_of(1 << shift);
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_people_read_them() {
+    fn formatted_sizes_are_parsed_again() {
         for (bytes, expected) in [(0, "0 B"), (1000, "1000 B"), (4 << 20, "4 MiB"), (1536 << 20, "1536 MiB")]
         {
             assert_eq!(text(bytes), expected);
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn as_people_write_them() {
+    fn sizes_are_parsed() {
         assert_eq!(parse("1GiB"), Ok(1 << 30));
         assert_eq!(parse("64 MiB"), Ok(64 << 20));
         assert_eq!(parse("4096"), Ok(4096));

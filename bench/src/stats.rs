@@ -1,11 +1,11 @@
-//! Numbers that stand for many.
+//! Summaries of samples: median and range, and ratios of pairs with a confidence interval.
 
 use serde::{Deserialize, Serialize};
 
-/// The middle and the ends of a list of measurements.
+/// The median and the range of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The value in the middle; of an even number, the mean of the two in the middle.
+    /// The middle value; of an even number of values, the mean of the two middle ones.
     pub median: f64,
     /// The smallest value.
     pub min: f64,
@@ -14,7 +14,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises `values`; nothing, if there are none.
+    /// Summarises `values`; `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let sorted = sorted(values);
         Some(Self { median: median(&sorted)?, min: *sorted.first()?, max: *sorted.last()? })
@@ -33,10 +33,10 @@ impl std::fmt::Display for Summary {
 
 /// The ratio of A to B, measured in pairs.
 ///
-/// Pairs share the minute in which they were measured, so what disturbs a machine for longer than that cancels out. The
-/// interval is made of order statistics: the median lies between the k-th smallest and the k-th largest ratio with a
-/// probability that follows from tosses of a coin, whatever the distribution. The narrowest interval of at least 95 %
-/// is taken; below six pairs there is none, and the fields hold the whole range and the confidence that it really has.
+/// Both values of a pair are measured within a minute, so that slower disturbances of the machine cancel out. The
+/// interval is that of the sign test, for any distribution: the median lies between the k-th smallest and the k-th
+/// largest ratio with a probability that follows from the binomial distribution. The narrowest interval of at least 95
+/// % is chosen. Fewer than six pairs have none: the fields then hold the range of all ratios and its actual confidence.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PairedRatio {
     /// The median of A / B.
@@ -52,7 +52,7 @@ pub struct PairedRatio {
 }
 
 impl PairedRatio {
-    /// Compares each `(a, b)`; nothing, if there are none.
+    /// Summarises `a / b` of each `(a, b)`; `None` if there are none.
     pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
         let ratios: Vec<f64> = pairs.iter().map(|(a, b)| a / b).collect();
         let sorted = sorted(&ratios);
@@ -72,7 +72,7 @@ impl PairedRatio {
     }
 }
 
-/// The median, its interval in brackets, and what that rests on.
+/// The median, and in brackets its interval, the confidence and the number of pairs.
 impl std::fmt::Display for PairedRatio {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { median, confidence, pairs, .. } = self;
@@ -86,10 +86,10 @@ impl std::fmt::Display for PairedRatio {
     }
 }
 
-/// How many of `count` values to leave out at either end so that the median stays between the others with a probability
-/// of at least 95 %, and that probability.
+/// The number of values to drop at either end of `count` sorted ones so that the median lies within the others with a
+/// probability of at least 95 %, and that probability.
 fn interval(count: usize) -> (usize, f64) {
-    // The chance that exactly `cut` of `count` fair coins show heads, as a logarithm: 0.5^2000 is no f64.
+    // The logarithm of the probability that exactly `cut` of `count` fair coins show heads: 0.5^2000 underflows an f64.
     let mut chance = -(count as f64) * std::f64::consts::LN_2;
     let mut confidence = 1.0 - 2.0 * chance.exp();
     let mut cut = 0;
@@ -109,14 +109,14 @@ fn sorted(values: &[f64]) -> Vec<f64> {
     sorted
 }
 
-/// The median of values in order.
+/// The median of sorted values.
 fn median(sorted: &[f64]) -> Option<f64> {
     let upper = *sorted.get(sorted.len() / 2)?;
     let lower = sorted[(sorted.len() - 1) / 2];
     Some((lower + upper) / 2.0)
 }
 
-/// `value` with about three significant digits: more is noise.
+/// Formats `value` with about three significant digits: further ones are noise.
 pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
         large if large >= 100.0 || large == 0.0 => 0,
@@ -127,7 +127,7 @@ pub(crate) fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// The confidence that an interval should have.
+/// The minimum confidence of an interval.
 const CONFIDENCE: f64 = 0.95;
 
 #[cfg(test)]
@@ -136,7 +136,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_middle_and_the_ends() {
+    fn the_median_and_the_range() {
         assert_eq!(Summary::of(&[]), None);
         let odd = Summary::of(&[3.0, 1.0, 2.0]).unwrap();
         assert_eq!((odd.median, odd.min, odd.max), (2.0, 1.0, 3.0));
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(Summary::of(&[4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
     }
 
-    /// The ranks are those of any table of the sign test.
+    /// The ranks agree with published tables of the sign test.
     #[test]
     fn intervals_of_the_sign_test() {
         let permille = |count| {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_as_exact_as_measurements() {
+    fn numbers_have_three_significant_digits() {
         for (value, text) in
             [(1234.5, "1234"), (12.345, "12.3"), (1.2345, "1.23"), (0.012345, "0.012"), (0.0, "0")]
         {
@@ -180,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_is_in_order(pairs in prop::collection::vec((0.1f64..9.0, 0.1f64..9.0), 1..60)) {
+        fn the_median_lies_in_its_interval(pairs in prop::collection::vec((0.1f64..9.0, 0.1f64..9.0), 1..60)) {
             let ratio = PairedRatio::of(&pairs).unwrap();
             prop_assert!(ratio.low <= ratio.median && ratio.median <= ratio.high);
             prop_assert_eq!(ratio.interval().is_some(), pairs.len() >= 6);

@@ -1,10 +1,9 @@
-//! The rival for raw speed: bare quinn, with the settings that measured best.
+//! The rival for raw speed: bare quinn, with the settings that measured fastest.
 //!
-//! It moves bytes from one memory to another and does nothing else: no manifest, no hash, no versions. The distance
-//! between it and tensor-relay is what tensor-relay's own work costs. One uni stream carries each 4 MiB chunk, in order
-//! of opening, four at a time; the receiver copies straight into touched memory. Packets are encrypted with
-//! AES-128-GCM, but the certificate is made on the spot and any is accepted: this is for loopback and test networks
-//! only.
+//! It only moves bytes from memory to memory: no manifest, no hashes, no versions. The difference to tensor-relay is
+//! therefore the cost of tensor-relay's own work. Each 4 MiB chunk has a unidirectional stream of its own, opened in
+//! order, four at a time; the receiver copies packets directly into touched memory. Packets are encrypted with
+//! AES-128-GCM, but the certificate is self-signed and not checked: for loopback and test networks only.
 
 mod client;
 mod server;
@@ -25,7 +24,7 @@ use settings::Settings;
 /// Serves until it is killed.
 ///
 /// # Errors
-/// When it cannot listen, or when standard output is closed. A connection that fails is told on standard error.
+/// When it cannot listen, or when standard output is closed. The error of a connection is printed to standard error.
 pub async fn serve(args: ServeArgs, congestion: Congestion) -> Result<()> {
     let settings = Settings::new(args.mtu, congestion);
     let server = Server::bind(args.listen, noise::bytes(args.bytes), settings)?;
@@ -39,7 +38,7 @@ pub async fn serve(args: ServeArgs, congestion: Congestion) -> Result<()> {
     Ok(())
 }
 
-/// Receives `args.small` small messages, then everything `args.rounds` times.
+/// Receives `args.small` small messages, then the payload `args.rounds` times.
 ///
 /// # Errors
 /// When the connection cannot be made or breaks, or when standard output is closed.
@@ -56,10 +55,10 @@ pub async fn receive(args: ReceiveArgs) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of one stream. Between 1 and 64 MiB no difference was measured.
+/// The number of bytes on one stream. Sizes from 1 to 64 MiB made no difference.
 const CHUNK_BYTES: u64 = 4 << 20;
 
-/// The number of concurrent streams. One was slower at 9000 bytes; 16 were no faster.
+/// The number of concurrent streams. One stream was slower at an MTU of 9000; 16 were no faster.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
 #[cfg(test)]
@@ -67,10 +66,10 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    /// Goal: the rival moves the right bytes, at any packet size, to any length. Method: both ends in one process on
-    /// loopback, sizes around the edges of a chunk, two rounds, and memory compared.
+    /// Goal: the rival moves the right bytes, at any packet size, of any length. Method: both ends in one process on
+    /// loopback, sizes around multiples of a chunk, two rounds, and memory compared.
     #[tokio::test]
-    async fn what_is_sent_arrives() {
+    async fn the_sent_bytes_arrive() {
         for (mtu, congestion) in
             [(1472, Congestion::Cubic), (8972, Congestion::Bbr), (65_000, Congestion::Cubic)]
         {

@@ -1,5 +1,5 @@
-//! Measurements as tables: a row for each setting, with medians, spreads and ratios. Commands print them and write them
-//! to their files, and `report` draws them.
+//! Tables of measurements: a row for each setting, with medians, ranges and ratios. Commands print them and write them
+//! to result files; `report` draws them.
 
 use crate::{
     cells::Cells,
@@ -8,7 +8,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Rows of one name.
+/// A named table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) name: String,
@@ -21,18 +21,18 @@ pub(crate) struct Row {
     pub(crate) setting: Cells<String>,
     /// The number of samples.
     pub(crate) samples: usize,
-    /// Of the values below.
+    /// The summary of each of `values`.
     pub(crate) measured: Cells<Summary>,
-    /// Each value in the order of measuring, so that others can summarise otherwise.
+    /// The values of each number, in the order of measuring, for readers of the file that need other statistics.
     values: Cells<Vec<f64>>,
-    /// The ratios of some values to those of another row, measured in pairs.
+    /// The ratios of some numbers to those of another row, measured in pairs.
     #[serde(default)]
     pub(crate) ratios: Cells<PairedRatio>,
     #[serde(default)]
     pub(crate) kind: Kind,
 }
 
-/// Whose numbers they are.
+/// The kind of contender that a row measures: it decides the colour in a report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
@@ -48,7 +48,7 @@ impl Table {
         Self { name: name.into(), rows: rows.into_iter().collect() }
     }
 
-    /// Adds a sample to the row of its setting, in the order in which they first came.
+    /// Adds a sample to the row of its setting; a new setting is appended as a row.
     #[cfg(feature = "gpu")]
     pub(crate) fn add(&mut self, setting: &Cells<String>, measured: &Cells<f64>) {
         let at = self.rows.iter().position(|row| row.setting == *setting).unwrap_or_else(|| {
@@ -58,7 +58,7 @@ impl Table {
         self.rows[at].add(measured);
     }
 
-    /// The cells, the head first. All rows have the same columns, and none is empty.
+    /// The formatted cells, the header row first. All rows have the same columns, and no cell is empty.
     pub(crate) fn cells(&self) -> Vec<Vec<String>> {
         let settings = names(self.rows.iter().map(|row| &row.setting));
         let measured = names(self.rows.iter().map(|row| &row.measured));
@@ -80,7 +80,7 @@ impl Table {
     }
 }
 
-/// All names, in the order in which they first come.
+/// All names, each once, in the order of their first occurrence.
 fn names<'a, T: 'a>(cells: impl Iterator<Item = &'a Cells<T>>) -> Vec<&'a str> {
     let mut names: Vec<&str> = vec![];
     for (name, _) in cells.flat_map(|cells| &cells.0) {
@@ -95,7 +95,7 @@ fn text(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "–".into(), |value| value.to_string())
 }
 
-/// A name as it stands above its column.
+/// The column header for the number called `name`.
 fn head(name: &str) -> String {
     match name {
         "gb_per_s" => "GB/s".into(),
@@ -110,7 +110,7 @@ fn head(name: &str) -> String {
     }
 }
 
-/// Markdown, with each column as wide as its widest cell.
+/// Formats a Markdown table, with each column as wide as its widest cell.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = |cell: &String| cell.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
@@ -137,7 +137,7 @@ impl Row {
         row
     }
 
-    /// Adds a sample. What is no number, because nothing was moved or nobody knows, is left out.
+    /// Adds a sample without its non-finite values, which result from rounds that moved nothing.
     pub(crate) fn add(&mut self, sample: &Cells<f64>) {
         self.samples += 1;
         for (name, value) in sample.0.iter().filter(|(_, value)| value.is_finite()) {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_some_rows_lack_is_a_dash() {
+    fn missing_values_are_dashes() {
         let other = Row::of(Cells::of([("slots", "3".to_owned())]), [&Cells::of([("small_p50_us", 0.5)])]);
         let mut first = row("2", &[1.0]);
         first.ratios = Cells::of([("gb_per_s", PairedRatio::of(&[(2.0, 1.0)]).unwrap())]);

@@ -1,12 +1,12 @@
-//! The rival that everybody could write: one TCP connection, plain or with TLS, as fast as it can be made.
+//! The simplest rival: one TCP connection, plain or with TLS, tuned to be as fast as possible.
 //!
-//! One connection, written to and read from in large pieces on one thread, into memory that is fresh in the first round
-//! only. With TLS it is TLS 1.3 by rustls with AES-128-GCM, whose certificate is made on the spot and never checked: this is for
-//! loopback and test networks only. The congestion control is CUBIC, because BBR, which some kernels prefer, halves the
-//! speed on a fast link and would flatter us.
+//! It is written and read in large pieces on one thread, into memory that is untouched in the first round only. TLS is
+//! 1.3 by rustls with AES-128-GCM and a self-signed certificate that is not checked: for loopback and test networks
+//! only. The congestion control is CUBIC, because BBR, the default of some kernels, halves the rate on a fast link, and
+//! would make tensor-relay look better.
 
+mod buffered;
 mod client;
-mod roomy;
 mod server;
 mod socket;
 mod stream;
@@ -28,10 +28,10 @@ pub struct Encryption {
     pub tls: bool,
 }
 
-/// Serves until it is killed. What `args` say of packets is the system's to decide.
+/// Serves until it is killed. `args.mtu` has no effect: the kernel chooses the size of packets.
 ///
 /// # Errors
-/// When it cannot listen, or when standard output is closed. A connection that fails is told on standard error.
+/// When it cannot listen, or when standard output is closed. The error of a connection is printed to standard error.
 pub async fn serve(args: ServeArgs, encryption: Encryption) -> Result<()> {
     let serving = spawn_blocking(move || {
         let server = Server::bind(args.listen, noise::bytes(args.bytes), encryption)?;
@@ -46,7 +46,7 @@ pub async fn serve(args: ServeArgs, encryption: Encryption) -> Result<()> {
     serving.await?
 }
 
-/// Receives `args.small` small messages, then everything `args.rounds` times.
+/// Receives `args.small` small messages, then the payload `args.rounds` times.
 ///
 /// # Errors
 /// When the connection cannot be made or breaks, or when standard output is closed.
@@ -64,17 +64,17 @@ pub async fn receive(args: ReceiveArgs, encryption: Encryption) -> Result<()> {
     receiving.await?
 }
 
-/// The size of one read or write. From 256 KiB on there was no difference on most paths.
+/// The size of one read or write. Sizes of 256 KiB and more made no difference on most paths.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The requests of a client, a byte each.
-mod word {
-    /// Send everything.
+/// The messages of a client, a byte each.
+mod request {
+    /// Send the payload.
     pub(super) const ALL: u8 = b'a';
     /// Send one small message.
     pub(super) const SMALL: u8 = b's';
-    /// Everything has come.
-    pub(super) const THANKS: u8 = b't';
+    /// The payload has been received.
+    pub(super) const RECEIVED: u8 = b't';
 }
 
 #[cfg(test)]
@@ -82,10 +82,10 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// Goal: the rival moves the right bytes, to any length, plain and encrypted. Method: both ends in one process on
-    /// loopback, sizes around the edges of a piece, small messages, two rounds, and memory compared.
+    /// Goal: the rival moves the right bytes, of any size, plain and encrypted. Method: both ends in one process on
+    /// loopback, sizes around multiples of a piece, small messages, two rounds, and memory compared.
     #[test]
-    fn what_is_sent_arrives() {
+    fn the_sent_bytes_arrive() {
         for tls in [false, true] {
             for bytes in [0, 1, PIECE_BYTES as u64, 3 * PIECE_BYTES as u64 + 1] {
                 transfer(bytes, Encryption { tls });

@@ -1,44 +1,45 @@
-//! Lines of JSON between a driver and its workers: bounded in length, so that no peer can make the other collect memory.
+//! Lines of JSON between a driver and its workers, bounded in length, so that neither end can exhaust the other's
+//! memory.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The longest line once both ends know each other. A histogram with every bucket used is the longest there is, and takes
-/// less than half of it.
+/// The maximum length of a line after authentication. The longest line, a histogram with every bucket in use, is less
+/// than half as long.
 pub(crate) const LINE_MAX_BYTES: usize = 256 << 10;
 
-/// The longest line of somebody who has not shown that it knows the token.
+/// The maximum length of a line of a peer that has not yet proved that it knows the token.
 pub(crate) const GREETING_MAX_BYTES: usize = 1 << 10;
 
-/// The length to which an invalid line is cut in messages.
+/// The length to which an invalid line is truncated in errors.
 const SHOWN_MAX_CHARS: usize = 80;
 
 /// The size of one read.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// The errors of the other end's messages.
+/// An error of the other end's lines. Each message begins with `it`, the other end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     #[error(
-        "it sent a line of more than {max_bytes} bytes: it is no part of this benchmark, or of another version"
+        "it sent a line of more than {max_bytes} bytes: it is another program, or another version of this one"
     )]
     TooLong { max_bytes: usize },
     #[error("it sent {line:?}, which is no line of this protocol: it is another program, or another version")]
     Garbage { line: String, source: serde_json::Error },
-    #[error("it went away in the middle of a line")]
+    #[error("it disconnected in the middle of a line")]
     CutOff,
     #[error("the connection to it failed: {0}")]
     Failed(#[from] io::Error),
 }
 
-/// Reads values that come one a line.
+/// Reads JSON values, one a line.
 pub(crate) struct Lines<R> {
     from: R,
     max_bytes: usize,
-    /// Bytes read and not yet parsed: less than a line and one read.
+    /// Bytes read and not yet parsed: at most one incomplete line and one read.
     buffer: Vec<u8>,
-    /// The length of its prefix without a line end.
+    /// The length of the prefix of `buffer` that is known to have no line end.
     searched: usize,
 }
 
@@ -48,28 +49,28 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { from, max_bytes, buffer: Vec::new(), searched: 0 }
     }
 
-    /// The same lines from here on, of which each may be of `max_bytes` now.
-    pub(crate) fn of_at_most(self, max_bytes: usize) -> Self {
+    /// The following lines, with another maximum length.
+    pub(crate) fn with_max(self, max_bytes: usize) -> Self {
         Self { max_bytes, ..self }
     }
 
-    /// The next value; `None` when the other end is done. Waits as long as it takes, and is cancel safe: put a deadline
-    /// around it.
+    /// The next value; `None` at the end of the stream. It has no deadline, but is cancel safe, so the caller can add
+    /// one.
     ///
     /// # Errors
-    /// [`WireError`]; nothing sensible comes after one.
+    /// [`WireError`]; do not read on after one.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
         let Some(line) = self.next_line().await? else { return Ok(None) };
         serde_json::from_slice(&line).map(Some).map_err(|source| garbage(&line, source))
     }
 
-    /// The next line, whatever it says, without its end.
+    /// The next line as bytes, without its line end.
     ///
     /// # Errors
-    /// [`WireError`], but not that it is garbage.
+    /// [`WireError`], except [`WireError::Garbage`].
     pub(crate) async fn next_line(&mut self) -> Result<Option<Vec<u8>>, WireError> {
         loop {
-            if let Some(length) = self.whole_line()? {
+            if let Some(length) = self.complete_line()? {
                 let mut line: Vec<u8> = self.buffer.drain(..=length).collect();
                 line.truncate(length);
                 self.searched = 0;
@@ -84,8 +85,8 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         }
     }
 
-    /// The length of the first line, if it is there.
-    fn whole_line(&mut self) -> Result<Option<usize>, WireError> {
+    /// The length of the first line in the buffer; `None` while it is incomplete.
+    fn complete_line(&mut self) -> Result<Option<usize>, WireError> {
         let end = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
         let end = end.map(|end| self.searched + end);
         self.searched = self.buffer.len();
@@ -96,10 +97,10 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 }
 
-/// Sends `value` as a line.
+/// Sends `value` as a line. It has no deadline: the caller adds one, against a peer that does not read.
 ///
 /// # Errors
-/// When the other end is gone. Waits while it takes nothing: put a deadline around it.
+/// When the other end is gone.
 pub(crate) async fn send(to: &mut (impl AsyncWrite + Unpin), value: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_sent_is_read() {
+    async fn sent_values_are_read() {
         let mut wire = Vec::new();
         send(&mut wire, &"a\nb").await.unwrap();
         send(&mut wire, &"c").await.unwrap();
@@ -143,7 +144,7 @@ mod tests {
 
     /// Goal: a peer that never ends its line costs a bounded amount of memory. Method: an endless one.
     #[tokio::test]
-    async fn a_line_without_an_end_is_given_up() {
+    async fn a_line_without_an_end_is_refused() {
         let (mut there, here) = tokio::io::duplex(1 << 10);
         tokio::spawn(async move { while there.write_all(&[b'1'; 1 << 10]).await.is_ok() {} });
         let mut lines = Lines::new(here, 10_000);
@@ -153,14 +154,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_that_is_a_byte_too_long_is_refused_and_one_that_just_fits_is_not() {
+    async fn the_maximum_length_is_exact() {
         assert_eq!(read::<u64>(b"1234\n", 4).await, [Ok(1234)]);
         let refused = read::<u64>(b"12345\n", 4).await;
         assert!(matches!(&refused[..], [Err(error)] if error.contains("more than 4 bytes")), "{refused:?}");
     }
 
     #[tokio::test]
-    async fn garbage_is_shown_in_part() {
+    async fn garbage_is_truncated() {
         let long = format!("\"{}\"\n", "é".repeat(1000));
         let refused = read::<u64>(long.as_bytes(), 10_000).await;
         let [Err(error)] = &refused[..] else { panic!("{refused:?}") };
@@ -170,9 +171,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes: values, then perhaps one error, and never a panic.
+        /// Any bytes are read as values and at most one error, without a panic.
         #[test]
-        fn any_bytes_end_well(bytes in prop::collection::vec(any::<u8>(), 0..500)) {
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..500)) {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let all = runtime.block_on(read::<serde_json::Value>(&bytes, 64));
             prop_assert!(all.iter().rev().skip(1).all(Result::is_ok));

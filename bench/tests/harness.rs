@@ -1,4 +1,4 @@
-//! The program as a person runs it.
+//! `bench compare`, `deltas` and `report`, run as a user runs them.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -15,15 +15,15 @@ fn bench(arguments: &[&str]) -> Command {
     command
 }
 
-/// What `command` prints, which must succeed.
-fn done(command: &mut Command) -> String {
+/// The standard output of `command`, which must succeed.
+fn output_of(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Goal: all contenders of this program are compared, and a peer that fails stops nobody; a page can be made of what was
-/// written. Method: little data over loopback, and a peer that only complains.
+/// Goal: all contenders of this program are compared, even if a peer fails, and the result file can be turned into a
+/// page. Method: little data over loopback, and a peer that exits with an error.
 #[test]
 fn contenders_are_compared_and_reported() {
     let folder = std::env::temp_dir().join(format!("tensor-relay-bench-{}", std::process::id()));
@@ -35,7 +35,7 @@ fn contenders_are_compared_and_reported() {
 
     let options = [option("peers", "peers.json"), option("json", "result.json")];
     let words = ["compare", "all", "--size=5MiB", "--rounds=2", "--pairs=2", "--small=20"];
-    let table = done(bench(&words).args(options));
+    let table = output_of(bench(&words).args(options));
     assert!(table.contains("broken failed: broken serve ended early"), "{table}");
     assert!(table.contains("no such module"), "{table}");
     assert!(table.contains("ratios are tensor-relay / the row"), "{table}");
@@ -48,7 +48,7 @@ fn contenders_are_compared_and_reported() {
     assert_eq!(
         json["runs"].as_array().unwrap().len(),
         13,
-        "two of each that works, and of the first beside each"
+        "two runs of each working contender, as many of the first beside each, and one beside the broken peer"
     );
     for run in json["runs"].as_array().unwrap() {
         assert_eq!(run["rounds"].as_array().unwrap().len(), 2, "the warm-up is not counted");
@@ -56,15 +56,15 @@ fn contenders_are_compared_and_reported() {
         assert!(run["rounds"][1]["gb_per_s"].as_f64().unwrap() > 0.0);
     }
 
-    done(bench(&["report"]).arg(result).arg(option("html", "page.html")));
+    output_of(bench(&["report"]).arg(result).arg(option("html", "page.html")));
     assert!(fs::read_to_string(folder.join("page.html")).unwrap().contains("<svg"));
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// Goal: both ways of versions that change are measured, and deltas are smaller. Method: few weights, two pairs.
+/// Goal: versions are measured as deltas and whole, and deltas are smaller. Method: few weights, two pairs.
 #[test]
 fn versions_are_measured_as_deltas_and_whole() {
-    let table = done(&mut bench(&["deltas", "--size=5MiB", "--versions=4", "--pairs=2"]));
+    let table = output_of(&mut bench(&["deltas", "--size=5MiB", "--versions=4", "--pairs=2"]));
     let row = |start: &str| {
         let line = table
             .lines()
@@ -80,14 +80,14 @@ fn versions_are_measured_as_deltas_and_whole() {
     for version in ["3", "4"] {
         assert!(
             row(&format!("| {version}  ")).contains(&"whole".to_owned()),
-            "the first two come whole: {table}"
+            "each counted version has both rows: {table}"
         );
     }
 }
 
-/// Goal: a network has the rate and the delay that were asked for, and nothing of it is left behind. Method: TCP over a
-/// link with all properties at once; nothing is faster than the link allows. It takes root, `ip`, `tc`, `nft` and TUN
-/// devices; elsewhere it says why it is skipped, and passes.
+/// Goal: a network has the requested rate and delay, and is removed completely. Method: TCP over a link with all
+/// properties at once; nothing is faster than the link allows. The test requires root, `ip`, `tc`, `nft` and TUN
+/// devices; without them it prints the reason and passes.
 #[test]
 fn networks_are_made_and_removed() {
     let json = std::env::temp_dir().join(format!("tensor-relay-bench-network-{}.json", std::process::id()));
@@ -111,18 +111,18 @@ fn networks_are_made_and_removed() {
     }
     assert!(output.status.success(), "{complaints}");
 
-    let said: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let result: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     fs::remove_file(json).unwrap();
-    assert_eq!(said["network"]["rate_bits_per_s"], 100_000_000);
-    let run = &said["runs"][0];
+    assert_eq!(result["network"]["rate_bits_per_s"], 100_000_000);
+    let run = &result["runs"][0];
     assert!(run["small"]["min_us"].as_f64().unwrap() >= 10_000.0, "{run}");
-    // What the token bucket holds, and no more, may come earlier.
+    // Only the content of the token bucket may exceed the rate.
     assert!(run["rounds"][0]["gb_per_s"].as_f64().unwrap() < 0.0125 * 1.2, "{run}");
-    let left = done(Command::new("ip").args(["netns", "list"]));
-    assert!(!left.contains(&namespaces), "{left}");
+    let remaining = output_of(Command::new("ip").args(["netns", "list"]));
+    assert!(!remaining.contains(&namespaces), "{remaining}");
 }
 
-/// Goal: what a script sees tells whether its own contenders worked. Method: a rival that cannot start.
+/// Goal: the exit status shows that a contender of this program failed. Method: a contender that exits at once.
 #[test]
 fn an_own_contender_that_fails_fails_the_command() {
     let other = ["compare", "other-build", "--relay=/bin/false", "--size=1MiB", "--pairs=2"];
@@ -132,15 +132,17 @@ fn an_own_contender_that_fails_fails_the_command() {
     assert!(table.contains("other-build failed:"), "{table}");
 }
 
-/// Goal: bytes that cannot be cut evenly are cut all the same. Method: a size that is no multiple of the tensors.
+/// Goal: a payload is divided into tensors of unequal size. Method: a size that is no multiple of the number of
+/// tensors.
 #[test]
 fn ten_thousand_tensors_of_any_size() {
-    let table = done(&mut bench(&["compare", "10000-tensors", "--size=5MiB", "--rounds=1", "--pairs=1"]));
+    let table =
+        output_of(&mut bench(&["compare", "10000-tensors", "--size=5MiB", "--rounds=1", "--pairs=1"]));
     assert!(table.contains("| 10000-tensors | yes "), "{table}");
     assert!(!table.contains("failed"), "{table}");
 }
 
-/// Goal: no side outlives the harness, even if the harness has no chance to say so. Method: close its standard input.
+/// Goal: no side outlives the harness, even if the harness is killed. Method: close the side's standard input.
 #[test]
 fn a_side_ends_with_its_standard_input() {
     let serve = ["--end-with-stdin", "stock-quinn", "serve", "--bytes=1MiB"];

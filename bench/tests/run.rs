@@ -1,4 +1,4 @@
-//! `bench run` and `bench node` as a person uses them: each workload once, small, with real processes.
+//! `bench run` and `bench node`, run as a user runs them: each workload once, small, with real processes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -17,7 +17,7 @@ fn bench(words: &str) -> Command {
     command
 }
 
-/// A file of this test's own, which is removed at its end.
+/// The path of a temporary file of this test, which is removed at its end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -32,7 +32,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs `run` with `words`; gives its table and its file.
+/// Runs `run` with `words`; returns its standard output and its result file.
 fn run(name: &str, words: &str) -> (String, Value) {
     let json = Scratch::new(&format!("{name}.json"));
     let output = bench(&format!("run {words} --json {}", json.0.display())).output().unwrap();
@@ -54,7 +54,7 @@ fn number(value: &Value) -> f64 {
 /// The row of `table` whose first cell is `name`.
 fn row<'a>(document: &'a Value, table: &str, name: &str) -> &'a Value {
     let tables = document["tables"].as_array().unwrap();
-    let table = tables.iter().find(|known| known["name"] == table).unwrap();
+    let table = tables.iter().find(|other| other["name"] == table).unwrap();
     let is_named = |row: &&Value| row["setting"].as_object().unwrap().values().any(|value| value == name);
     table["rows"]
         .as_array()
@@ -64,7 +64,7 @@ fn row<'a>(document: &'a Value, table: &str, name: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("{name}: {table}"))
 }
 
-/// Goal: the numbers of a round are there and fit each other. Method: one tensor, in both ways to hold it.
+/// Goal: the numbers of a round are complete and consistent. Method: one tensor, staged and borrowed.
 #[test]
 fn bulk() {
     for hold in ["stage", "borrow"] {
@@ -80,7 +80,7 @@ fn bulk() {
         for round in document["rounds"].as_array().unwrap() {
             assert_eq!(round["prepared"]["payload_bytes"], 9 << 20);
             assert!(number(&round["sent"]["traffic"]["sent_bytes"]) > 9e6, "{round}");
-            // Three chunks of 4 MiB or less, hashed where they were not when they were staged.
+            // Three chunks of 4 MiB or less, hashed in the round only if they were not staged.
             assert_eq!(round["sent"]["chunks_hashed"], if hold == "borrow" { 3 } else { 0 });
             assert_eq!(
                 (&round["received"][0]["chunks"], &round["received"][0]["path"]["lanes"]),
@@ -109,7 +109,7 @@ fn state_dicts() {
     assert_eq!(tensors(&small), 300.0);
 }
 
-/// Goal: a file's tensors travel as they are, and where it lies is not written down.
+/// Goal: a file's tensors are sent unchanged, and its folder is not recorded.
 #[test]
 fn a_file() {
     let file = Scratch::new("model.safetensors");
@@ -135,10 +135,10 @@ fn streams() {
     };
     let missed = |document: &Value| sum(document, |round| &round["received"][0]["missed"]);
     let (table, latency) = run("latency", "--workload latency --count 50 --rounds 2");
-    // On a machine that is busy a version may replace another before that is received.
+    // On a busy machine a version may replace the version before it before that is received.
     for (name, buckets, missed) in [
         ("latency, publish to commit", "/received/0/one_way", missed(&latency)),
-        ("latency, publish to commit, and the way back of that news", "/sent/round_trips", 0.0),
+        ("latency, publish until the producer knows of the commit", "/sent/round_trips", 0.0),
     ] {
         let summary = &row(&latency, "Latency", name)["measured"];
         let count = number(&summary["count"]["median"]);
@@ -150,13 +150,13 @@ fn streams() {
     }
     assert!(table.contains("| latency, publish to commit "), "both ends have one clock: {table}");
 
-    // A size that is padded on its way.
+    // A size that the payload pads.
     let words = "--workload versions --size 1000B --per-second 200 --seconds 1 --rounds 1";
     let (_, latest) = run("latest", words);
     let versions = |document: &Value| sum(document, |round| &round["received"][0]["versions"]);
     assert_eq!(versions(&latest) + missed(&latest), 200.0);
     let rate = number(&row(&latest, "All together", "versions")["measured"]["versions_per_s"]["median"]);
-    assert!(rate <= 201.0, "{rate} a second are more than were asked for");
+    assert!(rate <= 201.0, "{rate} a second are more than requested");
 
     let (_, every) = run("every", &format!("{words} --every"));
     assert_eq!((missed(&every), versions(&every)), (0.0, 200.0));
@@ -172,7 +172,7 @@ fn several_consumers() {
     let ratio = &row(&fan_out, "All together", "3 consumers")["ratios"]["gb_per_s"];
     assert_eq!(ratio["pairs"], 2);
 
-    // The slow one has no time for its part of a version, and is not waited for.
+    // The slow consumer does not finish its version, and is not waited for.
     let (table, slow) = run("slow", "--workload slow-reader --size 5MiB --rounds 1");
     let names: Vec<&Value> = slow["rounds"].as_array().unwrap().iter().map(|round| &round["scene"]).collect();
     assert_eq!(names, ["without the slow one", "beside a slow one"]);
@@ -180,7 +180,7 @@ fn several_consumers() {
     assert!(table.contains("ratio of GB/s"), "{table}");
 }
 
-/// Goal: what `report` reads is what `run` writes.
+/// Goal: `report` reads the files that `run` writes.
 #[test]
 fn reports() {
     let json = Scratch::new("reported.json");
@@ -196,7 +196,7 @@ fn reports() {
     assert!(text.contains("Workload latency, over loopback"), "{text}");
 }
 
-/// A node on loopback, with its address and its token; its messages are read to the end, so that it never waits.
+/// A node on loopback, with its address and its token.
 struct Node {
     process: Child,
     address: String,
@@ -210,13 +210,13 @@ impl Node {
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let (address, made) = line.split_once(", token ").unwrap_or((&line, ""));
+        let (address, generated) = line.split_once(", token ").unwrap_or((&line, ""));
         let address = address.rsplit(' ').next().unwrap().trim().to_owned();
-        let token = token.unwrap_or(made).trim().to_owned();
+        let token = token.unwrap_or(generated).trim().to_owned();
         Self { process, address, token }
     }
 
-    /// Ends it as an operator would.
+    /// Ends it by SIGTERM.
     fn terminate(&mut self) {
         let pid = self.process.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -237,17 +237,17 @@ fn failure(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Goal: a run across hosts, of which one has two consumers. Method: two nodes on loopback; strangers call before.
+/// Goal: a run across hosts, one of which has two consumers. Method: two nodes on loopback, after invalid connections.
 #[test]
 fn nodes() {
     let a = Node::start(None);
     let b = Node::start(Some(&a.token));
-    for stranger in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[b'x'; 5_000], b""] {
+    for invalid in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[b'x'; 5_000], b""] {
         let mut stream = TcpStream::connect(&b.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let _ = stream.write_all(stranger);
-        let _ = stream.shutdown(std::net::Shutdown::Write); // It may have had enough already.
-        let _ = stream.read_to_end(&mut Vec::new()); // Until the node has had enough of it.
+        let _ = stream.write_all(invalid);
+        let _ = stream.shutdown(std::net::Shutdown::Write); // Fails if the node has already closed the connection.
+        let _ = stream.read_to_end(&mut Vec::new()); // Until the node closes the connection.
     }
     let at = format!("--producer {} --consumer {} {}", a.address, b.address, b.address);
     let (table, document) = run("nodes", &format!("{at} --token {} --size 5MiB --rounds 1", a.token));
@@ -261,7 +261,8 @@ fn nodes() {
     assert!(without.contains("--token"), "{without}");
 }
 
-/// Goal: a node that dies is named, and ends the run. Method: an endless run; the consumer's node ends when it moves.
+/// Goal: a node that dies is named, and ends the run. Method: an endless run, during which the consumer's node is
+/// ended.
 #[test]
 fn a_node_that_dies_is_named() {
     let a = Node::start(None);
@@ -274,11 +275,11 @@ fn a_node_that_dies_is_named() {
     let mut stderr: BufReader<ChildStderr> = BufReader::new(driver.stderr.take().unwrap());
     let mut line = String::new();
     stderr.read_line(&mut line).unwrap();
-    assert!(line.starts_with("warm-up, latency: consumer 1"), "it tells how far it is: {line}");
+    assert!(line.starts_with("warm-up, latency: consumer 1"), "it prints progress: {line}");
     b.terminate();
-    let mut rest = String::new();
-    stderr.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains(&format!("consumer 1 ({})", b.address)), "{rest}");
-    assert!(rest.contains("is gone"), "{rest}");
+    let mut errors = String::new();
+    stderr.read_to_string(&mut errors).unwrap();
+    assert!(errors.contains(&format!("consumer 1 ({})", b.address)), "{errors}");
+    assert!(errors.contains("is gone"), "{errors}");
     assert!(!driver.wait().unwrap().success());
 }

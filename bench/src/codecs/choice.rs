@@ -1,4 +1,4 @@
-//! The choices of `auto` for the chunks of a file, at each level of effort.
+//! The codecs that `auto` chooses for the chunks of a file, at each level of effort.
 
 use super::measure::Job;
 use serde::Serialize;
@@ -9,11 +9,11 @@ use std::{
 };
 use tensor_relay_protocol::{Codec, CodecId, CodecSet, Effort, SMALL_BYTES, SizeEstimate, Sparse};
 
-/// The choices for the chunks of one dtype, and the cost of choosing.
+/// The choices for the chunks of one dtype, and the time that choosing takes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Choice {
-    /// The time of a look, the shortest of all rounds, in the mean over the chunks that are looked at; nothing where all
-    /// are too small for it.
+    /// The time to estimate the encoded size of a chunk: the minimum over rounds, averaged over chunks; `None` if all
+    /// chunks are too small to be estimated.
     pub(super) look_us: Option<f64>,
     pub(super) efforts: Vec<EffortChoice>,
 }
@@ -22,23 +22,23 @@ pub(super) struct Choice {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct EffortChoice {
     pub(super) effort: &'static str,
-    /// The number of chunks of each codec.
+    /// The number of chunks for which each codec is chosen.
     pub(super) chunks: BTreeMap<&'static str, usize>,
 }
 
 impl Choice {
-    /// Looks at each chunk, `rounds` times, and chooses as a server on this machine does that looks at all of them. A real
-    /// one looks at one in sixteen, and takes the others for the same.
+    /// Estimates each chunk, `rounds` times, and chooses a codec for it as a server does. (A server estimates one chunk
+    /// in sixteen, and uses the result for the others.)
     pub(super) fn of(job: &Job<'_>, rounds: u32) -> Self {
-        let seen: Vec<Seen> = (0..job.chunks()).map(|chunk| Seen::at(job, chunk, rounds)).collect();
-        let times: Vec<Duration> = seen.iter().filter_map(|seen| seen.took).collect();
+        let looks: Vec<Look> = (0..job.chunks()).map(|chunk| Look::at(job, chunk, rounds)).collect();
+        let times: Vec<Duration> = looks.iter().filter_map(|look| look.duration).collect();
         let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len().max(1) as f64;
         let at = |(name, effort)| {
             let mut chunks = BTreeMap::new();
-            for Seen { look, is_delta, .. } in &seen {
+            for Look { estimate, is_delta, .. } in &looks {
                 let codec = match is_delta {
                     true => CodecId::Sparse,
-                    false => look.choose(CodecSet::all(), effort),
+                    false => estimate.choose(CodecSet::all(), effort),
                 };
                 *chunks.entry(codec.name()).or_default() += 1;
             }
@@ -49,32 +49,32 @@ impl Choice {
     }
 }
 
-/// One chunk, looked at.
-struct Seen {
-    look: SizeEstimate,
-    /// Whether it changed so little since its base that nothing is chosen.
+/// The estimate of one chunk.
+struct Look {
+    estimate: SizeEstimate,
+    /// Whether the chunk is sent as a delta of its base, so that no codec is chosen.
     is_delta: bool,
-    took: Option<Duration>,
+    duration: Option<Duration>,
 }
 
-impl Seen {
-    /// Looks at a chunk as a server does, which passes over short ones.
+impl Look {
+    /// Estimates a chunk as a server does, which skips small ones.
     fn at(job: &Job<'_>, chunk: usize, rounds: u32) -> Self {
         let raw = job.chunk(chunk);
         if raw.len() < SMALL_BYTES {
-            return Self { look: SizeEstimate::NOTHING, is_delta: false, took: None };
+            return Self { estimate: SizeEstimate::NOTHING, is_delta: false, duration: None };
         }
-        let look = || {
+        let timed = || {
             let begin = Instant::now();
-            let look = SizeEstimate::at(job.dtype, raw);
-            (look, begin.elapsed())
+            let estimate = SizeEstimate::at(job.dtype, raw);
+            (estimate, begin.elapsed())
         };
-        let (first, mut took) = look();
+        let (estimate, mut duration) = timed();
         for _ in 1..rounds {
-            took = took.min(look().1);
+            duration = duration.min(timed().1);
         }
         let delta = Sparse.encode(job.context(chunk), raw, &mut vec![0; raw.len() / 2]);
-        Self { look: first, is_delta: delta.is_some(), took: Some(took) }
+        Self { estimate, is_delta: delta.is_some(), duration: Some(duration) }
     }
 }
 
@@ -93,7 +93,7 @@ impl Display for Choice {
 }
 
 impl Display for EffortChoice {
-    /// The codec, or the share of chunks that each one gets, the largest first.
+    /// Formats the only codec, or each codec with its share of the chunks, the largest share first.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let all: usize = self.chunks.values().sum();
         let mut chunks: Vec<(&str, usize)> =
@@ -119,7 +119,7 @@ mod tests {
     use tensor_relay_protocol::Dtype;
 
     #[test]
-    fn what_differs_is_told_in_shares() {
+    fn several_codecs_are_shown_with_their_shares() {
         let mut weights = vec![0; 256 << 10];
         workload::fill_with_weights(Dtype::Bf16, 1, &mut weights);
         let mut noise = vec![0; weights.len()];
@@ -130,14 +130,14 @@ mod tests {
         assert!(choice.look_us.is_some_and(|look_us| look_us > 0.0));
         let [light, full] = &choice.efforts[..] else { panic!("there are two levels") };
         assert_eq!((light.effort, full.effort), ("light", "full"));
-        assert_eq!(full.chunks["raw"], 3, "noise, and what is too short to be looked at");
+        assert_eq!(full.chunks["raw"], 3, "noise, and the small chunk");
         let text = choice.to_string();
         assert!(text.starts_with("auto chooses with light effort raw 75 % + "), "{text}");
         assert!(text.ends_with(" µs.\n"), "{text}");
     }
 
     #[test]
-    fn nothing_to_look_at_is_said() {
+    fn small_chunks_are_not_estimated() {
         let choice = Choice::of(&Job::of(Dtype::U8, vec![&[7; 100]]), 1);
         assert_eq!(choice.look_us, None);
         let text = choice.to_string();

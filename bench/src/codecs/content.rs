@@ -1,4 +1,4 @@
-//! Files as a server would send them: laid out, and cut into chunks of one dtype.
+//! Files in the layout of a server: a payload, divided into chunks of one dtype each.
 
 use anyhow::{Context, Result, bail};
 use std::{fs, ops::Range, path::Path};
@@ -13,11 +13,11 @@ pub(super) struct Content {
     payload: Vec<u8>,
 }
 
-/// A tensor, and where it lies in its file.
+/// A tensor, and its byte range in the file.
 type Found = (TensorSpec, Range<u64>);
 
 impl Content {
-    /// Reads a file; `dtype` is what its elements are where it does not say so.
+    /// Reads a file. `dtype` is that of its elements, if the format does not record it.
     pub(super) fn read(path: &Path, dtype: Option<Dtype>, chunk_bytes: u32) -> Result<Self> {
         let about = || format!("cannot use {}", path.display());
         let file = fs::read(path).with_context(about)?;
@@ -26,7 +26,7 @@ impl Content {
             ("safetensors", _) => find_safetensors(&file),
             ("npy", _) => find_npy(&file),
             (_, Some(dtype)) => find_elements(&file, dtype),
-            _ => bail!("{} does not say what its elements are: say it with --dtype", path.display()),
+            _ => bail!("{} does not record the dtype of its elements: give --dtype", path.display()),
         };
         Self::lay_out(&file, found.with_context(about)?, chunk_bytes).with_context(about)
     }
@@ -41,12 +41,12 @@ impl Content {
         Ok(Self { manifest, payload })
     }
 
-    /// Whether the two have the same tensors in the same places, so that one can be the base of the other.
+    /// Whether both have the same tensors at the same offsets, so that one can be the base of the other.
     pub(super) fn fits(&self, other: &Self) -> bool {
         self.manifest.tensors() == other.manifest.tensors()
     }
 
-    /// The dtypes that occur, in the order of the payload.
+    /// The dtypes of the chunks, each once, in the order of the payload.
     pub(super) fn dtypes(&self) -> Vec<Dtype> {
         let mut dtypes: Vec<Dtype> = Vec::new();
         for (chunk, _) in self.manifest.chunking().iter() {
@@ -67,13 +67,13 @@ impl Content {
 }
 
 fn find_safetensors(file: &[u8]) -> Result<Vec<Found>> {
-    let (prefix, rest) = file.split_first_chunk::<PREFIX_BYTES>().context("it is too short")?;
+    let (prefix, tail) = file.split_first_chunk::<PREFIX_BYTES>().context("it is too short")?;
     let header_bytes = safetensors::header_length(*prefix, file.len() as u64)?;
-    let header = safetensors::parse_header(&rest[..header_bytes], file.len() as u64)?;
+    let header = safetensors::parse_header(&tail[..header_bytes], file.len() as u64)?;
     Ok(header.tensors.into_iter().map(|tensor| (tensor.spec, tensor.range)).collect())
 }
 
-/// The elements in the order in which they lie in the file, whether that is C's or Fortran's.
+/// The elements in their order in the file, be it C order or Fortran order.
 fn find_npy(file: &[u8]) -> Result<Vec<Found>> {
     let end = npy::header_end(file, file.len() as u64)?;
     let header = npy::parse_header(&file[..end], file.len() as u64)?;
@@ -81,7 +81,7 @@ fn find_npy(file: &[u8]) -> Result<Vec<Found>> {
     Ok(vec![(spec, header.data_start..file.len() as u64)])
 }
 
-/// As many whole elements as there are.
+/// One tensor of all complete elements in the file.
 fn find_elements(file: &[u8], dtype: Dtype) -> Result<Vec<Found>> {
     let elements = file.len() as u64 * 8 / u64::from(dtype.bits());
     let shape = Shape::new(&[elements])?;
@@ -126,7 +126,11 @@ mod tests {
         let path = written("a.bin", &[9; 7]);
         let content = Content::read(&path, Some(Dtype::Bf16), 256).unwrap();
         let padded: [u8; 256] = std::array::from_fn(|at| if at < 6 { 9 } else { 0 });
-        assert_eq!(content.chunks(Dtype::Bf16), [padded], "whole elements only, and the payload's padding");
+        assert_eq!(
+            content.chunks(Dtype::Bf16),
+            [padded],
+            "complete elements only, and the payload's padding"
+        );
         let error = Content::read(&path, None, 256).err().unwrap();
         assert!(error.to_string().contains("--dtype"));
     }

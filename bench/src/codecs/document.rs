@@ -1,4 +1,4 @@
-//! The result file; `bench/README.md` says what each number means.
+//! The result file; `bench/README.md` explains each number.
 
 use super::{
     choice::Choice,
@@ -8,7 +8,7 @@ use crate::origin::Origin;
 use serde::Serialize;
 use std::path::Path;
 
-/// Everything that was measured.
+/// The content of the result file.
 #[derive(Debug, Serialize)]
 pub(super) struct Document {
     kind: &'static str,
@@ -20,7 +20,7 @@ pub(super) struct Document {
     pub(super) results: Vec<FileResult>,
 }
 
-/// The tensors of one dtype in one file.
+/// The results for the tensors of one dtype in one file.
 #[derive(Debug, Serialize)]
 pub(super) struct FileResult {
     pub(super) file: String,
@@ -39,7 +39,7 @@ impl Document {
 }
 
 impl FileResult {
-    /// Of the file's path only its name is kept: where it lay is nobody's business.
+    /// The results for the file at `path`, of which only the name is recorded, because its folder may be private.
     pub(super) fn new(path: &Path, job: &Job<'_>, codecs: Vec<CodecResult>, auto: Choice) -> Self {
         Self {
             file: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),

@@ -1,4 +1,4 @@
-//! The stopwatch: every codec over every chunk, in turn.
+//! Measures every codec on every chunk, in turn.
 
 use super::content::Content;
 use anyhow::{Result, ensure};
@@ -8,20 +8,20 @@ use tensor_relay_protocol::{
     BitPlanesOn, Codec, CodecId, CodecPath, Context, DecodeError, Dtype, codec, worthwhile_bytes,
 };
 
-/// The chunks of one dtype, and what they may be coded against.
+/// The chunks of one dtype, and their bases, if any.
 pub(super) struct Job<'a> {
     pub(super) dtype: Dtype,
     chunks: Vec<&'a [u8]>,
     bases: Option<Vec<&'a [u8]>>,
 }
 
-/// A codec to be measured.
+/// A codec to measure.
 pub(super) struct Subject {
     name: String,
     codec: Box<dyn Codec>,
 }
 
-/// Long enough that a codec's tables are small beside it.
+/// The size of the test chunk of [`Subject::applies`]: large compared with a codec's tables.
 const EASIEST_BYTES: usize = 4096;
 
 /// The result of a codec for all chunks of a job.
@@ -29,13 +29,13 @@ const EASIEST_BYTES: usize = 4096;
 pub(super) struct CodecResult {
     pub(super) codec: String,
     pub(super) encoded_bytes: u64,
-    /// Chunks that it could not make smaller by 3 %, which travel raw.
+    /// The number of chunks that the codec did not make at least 3 % smaller, which are sent raw.
     pub(super) chunks_raw: usize,
-    /// Nothing, like the rates, where the dtype or a missing base rules the codec out.
+    /// `None`, like the rates, if the codec does not support the dtype or lacks a base.
     pub(super) ratio: Option<f64>,
     pub(super) encode_gb_per_s: Option<f64>,
     pub(super) decode_gb_per_s: Option<f64>,
-    /// The same as shares of what copying did in the same run.
+    /// The rates divided by those of copying in the same measurement.
     pub(super) encode_of_memcpy: Option<f64>,
     pub(super) decode_of_memcpy: Option<f64>,
 }
@@ -73,7 +73,7 @@ impl<'a> Job<'a> {
 }
 
 impl Subject {
-    /// Whether it is of any use for such chunks: whether it encodes the easiest one that there can be.
+    /// Whether the codec can encode chunks of this dtype at all: whether it encodes zeros.
     fn applies(&self, job: &Job<'_>) -> bool {
         let easiest = [0; EASIEST_BYTES];
         let context = Context { dtype: job.dtype, base: job.bases.as_ref().map(|_| &easiest[..]) };
@@ -86,7 +86,7 @@ impl Subject {
         CodecId::ALL.iter().map(subject).collect()
     }
 
-    /// `bitplanes` on each path that this processor can take.
+    /// `bitplanes` with each set of SIMD instructions that this processor supports.
     pub(super) fn paths() -> impl Iterator<Item = Self> {
         CodecPath::all().map(|path| Self {
             name: format!("bitplanes on {}", path.name()),
@@ -95,7 +95,7 @@ impl Subject {
     }
 }
 
-/// A codec by its name: the ones that the library has are not ours to own.
+/// Delegates to a codec of the library, which has static instances only, and so can be boxed.
 struct Known(CodecId);
 
 impl Codec for Known {
@@ -112,96 +112,96 @@ impl Codec for Known {
     }
 }
 
-/// Measures all `subjects` in turn, `rounds` times. The first of them is what the others are compared with.
+/// Measures all `subjects` in turn, `rounds` times. The rates are compared with those of the first.
 ///
 /// # Errors
-/// When a codec does not give back what it was given.
+/// When a codec does not restore the bytes that it encoded.
 pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Result<Vec<CodecResult>> {
-    let mut bench = Bench::new(job);
-    let mut laps: Vec<Laps> = subjects.iter().map(|_| Laps::new(job.chunks())).collect();
+    let mut buffers = Buffers::new(job);
+    let mut times: Vec<CodecTimes> = subjects.iter().map(|_| CodecTimes::new(job.chunks())).collect();
     for _ in 0..rounds {
-        for (subject, laps) in subjects.iter().zip(&mut laps) {
-            bench.go_through(job, subject, laps)?;
+        for (subject, times) in subjects.iter().zip(&mut times) {
+            buffers.run_pass(job, subject, times)?;
         }
     }
-    let copying = laps.first().map(Laps::speed_times);
+    let copying = times.first().map(CodecTimes::total_seconds);
     let results = subjects
         .iter()
-        .zip(&laps)
-        .map(|(subject, laps)| laps.result(subject, job, copying));
+        .zip(&times)
+        .map(|(subject, times)| times.result(subject, job, copying));
     Ok(results.collect())
 }
 
-/// The memory that all codecs work in.
-struct Bench {
+/// The memory used by all codecs in turn.
+struct Buffers {
     /// An encoding of each chunk.
     encoded: Vec<Vec<u8>>,
     /// The decoded bytes.
     decoded: Vec<u8>,
 }
 
-impl Bench {
+impl Buffers {
     fn new(job: &Job<'_>) -> Self {
         let longest = job.chunks.iter().map(|chunk| chunk.len()).max().unwrap_or(0);
-        // Ones, so that the memory is there before the first time is taken.
+        // Not zeros, so that the pages are allocated before the first measurement.
         let encoded = job.chunks.iter().map(|chunk| vec![1; chunk.len()]).collect();
         Self { encoded, decoded: vec![1; longest] }
     }
 
-    /// Encodes all chunks, then decodes all, as a sender and a receiver do: what is worked on next is not in the caches.
-    fn go_through(&mut self, job: &Job<'_>, subject: &Subject, laps: &mut Laps) -> Result<()> {
+    /// Encodes all chunks, then decodes all. As at a sender and a receiver, the next chunk is not in the caches.
+    fn run_pass(&mut self, job: &Job<'_>, subject: &Subject, times: &mut CodecTimes) -> Result<()> {
         for (at, (raw, out)) in job.chunks.iter().zip(&mut self.encoded).enumerate() {
-            let room = room(subject.codec.id(), raw.len());
+            let max = encoding_max(subject.codec.id(), raw.len());
             let begin = Instant::now();
-            let bytes = subject.codec.encode(job.context(at), raw, &mut out[..room]);
-            laps.chunks[at].encode.take(begin.elapsed());
-            laps.chunks[at].encoded_bytes = bytes;
+            let bytes = subject.codec.encode(job.context(at), raw, &mut out[..max]);
+            times.chunks[at].encode.add(begin.elapsed());
+            times.chunks[at].encoded_bytes = bytes;
             if bytes.is_none() {
                 out.copy_from_slice(raw);
             }
         }
         for (at, (raw, encoded)) in job.chunks.iter().zip(&self.encoded).enumerate() {
-            let back = &mut self.decoded[..raw.len()];
+            let decoded = &mut self.decoded[..raw.len()];
             let begin = Instant::now();
-            match laps.chunks[at].encoded_bytes {
-                Some(bytes) => subject.codec.decode(job.context(at), &encoded[..bytes], back)?,
-                None => back.copy_from_slice(encoded),
+            match times.chunks[at].encoded_bytes {
+                Some(bytes) => subject.codec.decode(job.context(at), &encoded[..bytes], decoded)?,
+                None => decoded.copy_from_slice(encoded),
             }
-            laps.chunks[at].decode.take(begin.elapsed());
-            ensure!(back == *raw, "{} did not give back chunk {at}", subject.name);
+            times.chunks[at].decode.add(begin.elapsed());
+            ensure!(decoded == *raw, "{} did not restore chunk {at}", subject.name);
         }
         Ok(())
     }
 }
 
 /// The maximum size of an encoding.
-fn room(id: CodecId, raw_bytes: usize) -> usize {
+fn encoding_max(id: CodecId, raw_bytes: usize) -> usize {
     match id {
         CodecId::Raw => raw_bytes,
         _ => worthwhile_bytes(raw_bytes),
     }
 }
 
-/// The results of one codec so far.
-struct Laps {
-    chunks: Vec<Lap>,
+/// The times and sizes of one codec, for all chunks.
+struct CodecTimes {
+    chunks: Vec<ChunkTimes>,
 }
 
-/// The result of one chunk.
+/// The times and the size of one chunk.
 #[derive(Debug, Clone, Copy, Default)]
-struct Lap {
-    encode: Best,
-    decode: Best,
+struct ChunkTimes {
+    encode: Shortest,
+    decode: Shortest,
     encoded_bytes: Option<usize>,
 }
 
-/// The shortest of some times.
+/// The minimum of the durations added to it.
 #[derive(Debug, Clone, Copy, Default)]
-struct Best(Option<Duration>);
+struct Shortest(Option<Duration>);
 
-impl Best {
-    fn take(&mut self, time: Duration) {
-        self.0 = Some(self.0.map_or(time, |best| best.min(time)));
+impl Shortest {
+    fn add(&mut self, time: Duration) {
+        self.0 = Some(self.0.map_or(time, |shortest| shortest.min(time)));
     }
 
     fn seconds(self) -> f64 {
@@ -209,29 +209,29 @@ impl Best {
     }
 }
 
-impl Laps {
+impl CodecTimes {
     fn new(chunks: usize) -> Self {
-        Self { chunks: vec![Lap::default(); chunks] }
+        Self { chunks: vec![ChunkTimes::default(); chunks] }
     }
 
-    /// The seconds that encoding and decoding take.
-    fn speed_times(&self) -> (f64, f64) {
-        let sum = |of: fn(&Lap) -> Best| self.chunks.iter().map(|lap| of(lap).seconds()).sum();
-        (sum(|lap| lap.encode), sum(|lap| lap.decode))
+    /// The seconds to encode, and to decode, all chunks.
+    fn total_seconds(&self) -> (f64, f64) {
+        let sum = |of: fn(&ChunkTimes) -> Shortest| self.chunks.iter().map(|chunk| of(chunk).seconds()).sum();
+        (sum(|chunk| chunk.encode), sum(|chunk| chunk.decode))
     }
 
     fn result(&self, subject: &Subject, job: &Job<'_>, copying: Option<(f64, f64)>) -> CodecResult {
-        let (encode, decode) = self.speed_times();
+        let (encode, decode) = self.total_seconds();
         let (copied, copied_back) = copying.unwrap_or_default();
         let gigabytes = job.bytes() as f64 / 1e9;
         let sizes = self.chunks.iter().zip(&job.chunks);
-        let encoded_bytes: usize = sizes.map(|(lap, raw)| lap.encoded_bytes.unwrap_or(raw.len())).sum();
+        let encoded_bytes: usize = sizes.map(|(chunk, raw)| chunk.encoded_bytes.unwrap_or(raw.len())).sum();
         let applies = subject.applies(job);
         let over = |a: f64, b: f64| (applies && b > 0.0).then(|| a / b);
         CodecResult {
             codec: subject.name.clone(),
             encoded_bytes: encoded_bytes as u64,
-            chunks_raw: self.chunks.iter().filter(|lap| lap.encoded_bytes.is_none()).count(),
+            chunks_raw: self.chunks.iter().filter(|chunk| chunk.encoded_bytes.is_none()).count(),
             ratio: over(job.bytes() as f64, encoded_bytes as f64),
             encode_gb_per_s: over(gigabytes, encode),
             decode_gb_per_s: over(gigabytes, decode),
@@ -245,7 +245,7 @@ impl Laps {
 mod tests {
     use super::*;
 
-    /// Loses the last byte.
+    /// A codec that does not restore the last byte.
     struct Forgetful;
 
     impl Codec for Forgetful {
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_apply_has_no_numbers() {
+    fn codecs_that_do_not_apply_have_no_numbers() {
         let noise = blake3::hash(b"noise");
         let apply = |job: &Job<'_>| -> Vec<String> {
             let results = measure(job, &Subject::codecs(), 1).unwrap();
@@ -298,19 +298,19 @@ mod tests {
             numbered.map(|result| result.codec).collect()
         };
         let integers = Job::of(Dtype::I8, vec![noise.as_bytes()]);
-        assert_eq!(apply(&integers), ["raw", "zstd", "planes"], "noise gains nothing, but it could");
+        assert_eq!(apply(&integers), ["raw", "zstd", "planes"], "other values of the dtype could shrink");
         let nothing = Job::of(Dtype::I8, vec![]);
-        assert_eq!(apply(&nothing), [""; 0], "nothing is divided by nothing");
+        assert_eq!(apply(&nothing), [""; 0], "no division by zero");
         let base =
             Job { bases: Some(vec![noise.as_bytes()]), ..Job::of(Dtype::Bf16, vec![noise.as_bytes()]) };
         assert_eq!(apply(&base).len(), CodecId::ALL.len());
     }
 
     #[test]
-    fn what_does_not_come_back_is_an_error() {
+    fn a_wrong_decoding_is_an_error() {
         let subject = Subject { name: "forgetful".into(), codec: Box::new(Forgetful) };
         let chunk = [5; 100];
         let error = measure(&Job::of(Dtype::U8, vec![&chunk]), &[subject], 1).err().unwrap();
-        assert!(error.to_string().contains("forgetful did not give back chunk 0"));
+        assert!(error.to_string().contains("forgetful did not restore chunk 0"));
     }
 }

@@ -26,7 +26,7 @@ fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| NOTHING.into(), |value| format!("{value:.digits$}"))
 }
 
-/// The number of chunks left raw, for codecs that encode.
+/// The cell for the number of raw chunks; a dash for a codec that does not apply.
 fn chunks_raw(codec: &CodecResult) -> String {
     codec.ratio.map_or_else(|| NOTHING.into(), |_| codec.chunks_raw.to_string())
 }
@@ -39,7 +39,7 @@ mod tests {
     use super::{super::choice::Choice, *};
 
     #[test]
-    fn a_table_as_people_read_it() {
+    fn results_are_formatted() {
         let codec = CodecResult {
             codec: "bitplanes".into(),
             encoded_bytes: 700,

@@ -1,6 +1,6 @@
-//! One run of one contender: both sides, from start to end.
+//! One run of one contender: starts both sides, reads their measurements and ends them.
 
-use super::{CompareArgs, outcome::Run, roster::Contender};
+use super::{CompareArgs, contenders::Contender, outcome::Run};
 use crate::{
     cells::Cells,
     contender::{Ready, Received, Sent},
@@ -15,7 +15,7 @@ use std::{ffi::OsString, fmt::Display, time::Duration};
 /// The settings of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
-    /// The size of a round; `None` if each round reports its own.
+    /// The number of bytes in a round; `None` if the server reports it for each round.
     pub(crate) bytes: Option<u64>,
     pub(crate) mtu: u16,
     pub(crate) data: Data,
@@ -30,7 +30,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// The settings that `args` ask for.
+    /// The settings in `args`.
     pub(super) fn new(args: &CompareArgs) -> Self {
         Self {
             bytes: Some(args.size),
@@ -44,19 +44,20 @@ impl Load {
     }
 }
 
-/// The time of `bytes` and the small messages on `network`, with a margin for a busy machine.
+/// The deadline for a round of `bytes`, or for all small messages, on `network`.
 fn patience(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
     let bits = bytes as f64 * 8.0;
-    let on_the_line_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
+    let transmission_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
     let round_trip = Duration::from_millis(2 * u64::from(network.delay_ms));
-    let asking = round_trip * SMALL_ROUND_TRIPS * latency::messages(small);
-    ROUND_SLACK + Duration::from_secs_f64(LINE_SHARE * on_the_line_s) + asking
+    let messages = round_trip * SMALL_ROUND_TRIPS * latency::messages(small);
+    ROUND_MARGIN + Duration::from_secs_f64(TRANSMISSION_FACTOR * transmission_s) + messages
 }
 
-/// Runs both sides of `contender`: small messages, rounds to warm up, and those that count.
+/// Runs both sides of `contender`: small messages, warm-up rounds, and counted rounds.
 ///
 /// # Errors
-/// When a side does not start, stops talking, ends, or when they disagree. Both are ended in any case.
+/// When a side does not start, misses a deadline or exits, or when the sides report different sizes. Both sides are
+/// ended in any case.
 pub(super) async fn run(contender: &Contender, load: Load, network: &Network) -> Result<Run> {
     let load = Load { small: if contender.has_small { load.small } else { 0 }, ..load };
     let mut server = start(contender, End::Serving, load, network, listening(network))?;
@@ -94,13 +95,13 @@ async fn rounds(load: Load, client: &mut Process, server: &mut Process) -> Resul
     Ok(run)
 }
 
-/// Waits for what both sides say of one round.
+/// Waits for the reports of both sides about one round.
 async fn round(load: Load, client: &mut Process, server: &mut Process) -> Result<Cells<f64>> {
     let received: Received = client.line(load.patience).await?;
     let sent: Sent = server.line(load.patience).await?;
-    let asked = load.bytes.unwrap_or(sent.bytes);
-    for (what, bytes) in [("sent", sent.bytes), ("received", received.bytes)] {
-        ensure!(bytes == asked, "{bytes} bytes were {what} where {asked} were asked for");
+    let expected = load.bytes.unwrap_or(sent.bytes);
+    for (verb, bytes) in [("sent", sent.bytes), ("received", received.bytes)] {
+        ensure!(bytes == expected, "{bytes} bytes were {verb} instead of {expected}");
     }
     let cpu_s_per_gib = cpu::per_gib(received.cpu_s + sent.cpu_s, received.bytes);
     let mut round = Cells::of([("gb_per_s", received.gb_per_s), ("cpu_s_per_gib", cpu_s_per_gib)]);
@@ -133,8 +134,8 @@ fn start(
     Process::start(format!("{} {side}", contender.name), command)
 }
 
-/// Environment variables added for both ends: rivals are made as fast as they can be,
-/// while tensor-relay runs as its users run it.
+/// Environment variables added for both sides: rivals get the settings that make them fastest, while tensor-relay runs
+/// as its users run it.
 fn environment(contender: &Contender) -> Vec<(&'static str, &'static str)> {
     let copies = (!contender.is_ours).then_some(COPIES);
     let memory = contender.is_peer.then_some(MEMORY);
@@ -149,7 +150,7 @@ fn connecting(network: &Network, port: u16, load: Load) -> Vec<OsString> {
     let connect = option("connect", format_args!("{}:{port}", network.server_ip()));
     let mut options = vec![connect, option("rounds", load.rounds + load.warm_up)];
     if load.small > 0 {
-        // Not said otherwise: builds from before this option can be compared too.
+        // Left out otherwise, so that builds without this option can be compared too.
         options.push(option("small", load.small));
     }
     options
@@ -159,47 +160,48 @@ fn option(name: &str, value: impl Display) -> OsString {
     format!("--{name}={value}").into()
 }
 
-/// How glibc copies. On AMD processors its `rep movsb` is several times slower when both ends lie alike in their pages,
-/// which nearly doubled the CPU time of a receiver over TLS. Other C libraries pass over this.
+/// Keeps glibc from copying with `rep movsb`. On AMD processors that is several times slower if source and destination
+/// have the same offset in their pages, which nearly doubled the CPU time of a receiver over TLS. Other C libraries
+/// ignore it.
 const COPIES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
 
-/// How much free memory glibc keeps. What is given back to the system after each piece, to be asked for again, more than
-/// doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they allocate with mimalloc.
+/// The free memory that glibc keeps. Returning memory to the system after each piece and allocating it again more than
+/// doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they allocate with
+/// mimalloc.
 const MEMORY: (&str, &str) = ("MALLOC_TRIM_THRESHOLD_", "67108864");
 
-/// The deadline for a server to fill its memory and listen; some peers load a gigabyte of libraries first.
+/// The deadline for a server to fill its memory and listen. Some peers load a gigabyte of libraries first.
 const READY_DEADLINE: Duration = Duration::from_secs(90);
 
-/// How long one round, or all small messages, may take beyond what the network asks for: 1 GiB at a hundredth of the usual
-/// speed.
-const ROUND_SLACK: Duration = Duration::from_secs(120);
+/// The margin of the deadline beyond the network's time: enough for 1 GiB at a hundredth of the usual rate.
+const ROUND_MARGIN: Duration = Duration::from_secs(120);
 
-/// How much longer bytes may take than the line's rate says: they have headers, and are sent again where they are lost.
-const LINE_SHARE: f64 = 2.0;
+/// The factor on the transmission time at the link's rate, for headers and retransmissions.
+const TRANSMISSION_FACTOR: f64 = 2.0;
 
-/// The maximum number of round trips of a small message: peers request, prepare, send and acknowledge.
+/// The maximum number of round trips for a small message: some peers request, prepare, send and acknowledge.
 const SMALL_ROUND_TRIPS: u32 = 4;
 
 #[cfg(test)]
 mod tests {
-    use super::{super::roster::Roster, *};
+    use super::{super::contenders::Contenders, *};
     use crate::{network::tests::parsed, program::Program};
 
     #[test]
-    fn slow_networks_are_waited_for() {
+    fn slow_networks_have_later_deadlines() {
         let of = |words| patience(1 << 30, 100, &parsed(words).unwrap());
-        assert_eq!(of("x"), ROUND_SLACK);
+        assert_eq!(of("x"), ROUND_MARGIN);
         let slow = of("x --namespaces --rate=1Mbit");
-        assert_eq!((slow - ROUND_SLACK).as_secs(), 17_179, "8.6 Gbit at 1 Mbit/s, twice");
+        assert_eq!((slow - ROUND_MARGIN).as_secs(), 17_179, "8.6 Gbit at 1 Mbit/s, twice");
         let far = of("x --namespaces --delay-ms=50");
-        assert_eq!((far - ROUND_SLACK).as_secs(), 44, "110 messages, 4 times 0.1 s each");
+        assert_eq!((far - ROUND_MARGIN).as_secs(), 44, "110 messages, 4 times 0.1 s each");
     }
 
     #[test]
-    fn tensor_relay_alone_runs_as_its_users_run_it() {
-        let roster = Roster::of_this(&Program::new("bench", &[]), None);
+    fn only_rivals_get_environment_variables() {
+        let contenders = Contenders::of_this(&Program::new("bench", &[]), None);
         let names = ["tensor-relay", "2-lanes", "stock-quinn", "tcp-tls"].map(str::to_owned);
-        let mut contenders = roster.pick(&names).unwrap();
+        let mut contenders = contenders.pick(&names).unwrap();
         contenders.push(Contender { is_peer: true, ..contenders[3].clone() });
         let environments: Vec<_> = contenders.iter().map(environment).collect();
         assert_eq!(environments, [vec![], vec![], vec![COPIES], vec![COPIES], vec![COPIES, MEMORY]]);

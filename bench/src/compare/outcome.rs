@@ -1,6 +1,6 @@
-//! The results: runs, and the statistics of them.
+//! The runs of a comparison, and their statistics.
 
-use super::roster::Contender;
+use super::contenders::Contender;
 use crate::{
     cells::Cells,
     contender::Small,
@@ -11,41 +11,42 @@ use anyhow::Result;
 use serde::Serialize;
 use std::fmt;
 
-/// All runs of all contenders, the one that the others are compared with first.
+/// All runs of all contenders.
 #[derive(Debug, Serialize)]
 pub(crate) struct Runs {
+    /// The contenders; the others are compared with the first.
     #[serde(skip)]
     contenders: Vec<Contender>,
     /// In the order of measuring.
     pub(crate) runs: Vec<Run>,
-    /// The contenders that were excluded after a failure, and the reasons.
+    /// The contenders that failed and do not run again, with the reasons.
     pub(crate) failures: Cells<String>,
 }
 
-/// The result of one pair of processes.
+/// The result of one run of a contender.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Run {
-    /// The contender.
+    /// The contender's name.
     pub(crate) contender: String,
     /// The number of its pair, from 0.
     pub(super) pair: u32,
-    /// The contender that ran right before or after it, for comparison.
+    /// The name of the contender that it is compared with, which ran right before or after it.
     pub(super) beside: Option<String>,
-    /// Its small messages, if there were any.
+    /// The latencies of small messages, if any were sent.
     pub(super) small: Option<Small>,
-    /// The rate of the first round, which finds fresh memory and connections, and does not count.
+    /// The rate of the first round, which is not counted: memory is untouched and connections are new.
     pub(super) first_gb_per_s: Option<f64>,
-    /// The rounds that count.
+    /// The counted rounds.
     pub(crate) rounds: Vec<Cells<f64>>,
 }
 
 impl Runs {
-    /// Nothing measured yet.
+    /// No runs of `contenders` yet.
     pub(super) fn new(contenders: &[Contender]) -> Self {
         Self { contenders: contenders.to_vec(), runs: vec![], failures: Cells::default() }
     }
 
-    /// Adds what came of the run of the contender called `name` in the pair of that number, `beside` another.
+    /// Adds the result of a run of the contender called `name`, in pair number `pair`, `beside` another contender.
     pub(super) fn add(&mut self, name: &str, pair: u32, beside: Option<&str>, run: Result<Run>) {
         match run {
             Ok(run) => {
@@ -61,7 +62,7 @@ impl Runs {
         self.failures.get(name).is_some()
     }
 
-    /// A row for each contender: of the medians of its runs.
+    /// A table with a row for each contender, which summarises the medians of its runs.
     pub(crate) fn table(&self) -> Table {
         let first = self.contenders.first().map_or("", |contender| contender.name.as_str());
         let row = |contender: &Contender| {
@@ -69,8 +70,8 @@ impl Runs {
             let encrypted = if contender.encrypted { "yes" } else { "no" };
             let setting =
                 [("contender", name), ("encrypted", encrypted), ("memory", &contender.receives_into)];
-            let its = self.runs.iter().filter(|run| run.contender == name);
-            let medians: Vec<_> = its.map(Run::medians).collect();
+            let runs = self.runs.iter().filter(|run| run.contender == name);
+            let medians: Vec<_> = runs.map(Run::medians).collect();
             let mut row = Row::of(Cells::of(setting.map(|(name, value)| (name, value.to_owned()))), &medians);
             row.kind = match contender.encrypted {
                 _ if contender.is_ours => Kind::Ours,
@@ -94,7 +95,7 @@ impl Runs {
         noted.chain(failed).collect()
     }
 
-    /// A number of the contender `a`, divided by that of `b`, of the runs that are neighbours.
+    /// The ratio of a number of contender `a` to that of `b`, over pairs of neighbouring runs.
     pub(crate) fn ratio(&self, a: &str, b: &str, number: &str) -> Option<PairedRatio> {
         let beside = |name, other| {
             self.runs
@@ -110,7 +111,7 @@ impl Runs {
 }
 
 impl Run {
-    /// The middle of each number of its rounds, and of its small messages.
+    /// The median of each number over the counted rounds, and the numbers of the first round and of small messages.
     fn medians(&self) -> Cells<f64> {
         let rounds = Row::of(Cells::default(), &self.rounds).measured.0;
         let medians = rounds.into_iter().map(|(name, Summary { median, .. })| (name, median));
@@ -132,21 +133,21 @@ impl fmt::Display for Run {
     }
 }
 
-/// The numbers that have ratios.
+/// The numbers for which ratios are computed.
 const COMPARED: [&str; 5] =
     ["gb_per_s", "cpu_s_per_gib", "first_gb_per_s", "small_p50_us", "publish_to_commit_ms"];
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{compare::roster::Roster, program::Program};
+    use crate::{compare::contenders::Contenders, program::Program};
 
-    /// Six pairs of `tensor-relay`, twice as fast, and `tcp`; `tcp-tls` fails after the first, beside which `tensor-relay`
-    /// was slow.
+    /// Six pairs of `tensor-relay` and `tcp`, which is half as fast; one pair of a slower `tensor-relay` and `tcp-tls`,
+    /// which then fails.
     fn example() -> Runs {
-        let roster = Roster::of_this(&Program::new("bench", &[]), None);
+        let contenders = Contenders::of_this(&Program::new("bench", &[]), None);
         let names = ["tensor-relay", "tcp", "tcp-tls"].map(str::to_owned);
-        let mut runs = Runs::new(&roster.pick(&names).unwrap());
+        let mut runs = Runs::new(&contenders.pick(&names).unwrap());
         for pair in 0..6 {
             runs.add("tensor-relay", pair, Some("tcp"), Ok(run([4.0, 1.0, 9.0], 100.0)));
             runs.add("tcp", pair, Some("tensor-relay"), Ok(run([2.0, 2.0, 2.0], 50.0)));
@@ -167,7 +168,7 @@ mod tests {
     fn the_first_is_divided_by_the_others() {
         let Table { rows, .. } = example().table();
         let [first, tcp, tls] = &rows[..] else { panic!("three contenders") };
-        assert!(first.ratios.0.is_empty(), "nobody is divided by himself");
+        assert!(first.ratios.0.is_empty(), "the first has no ratio to itself");
         assert_eq!(first.measured.get("gb_per_s").unwrap().median, 4.0);
         assert_eq!(first.measured.get("small_p99_us").unwrap().median, 200.0);
         let speed = tcp.ratios.get("gb_per_s").unwrap();

@@ -1,29 +1,29 @@
-//! Peers: programs of other projects, started by commands that a file lists.
+//! Peers: programs of other projects, listed with their commands in a file.
 
-use super::roster::{Contender, Role};
+use super::contenders::{Contender, Role};
 use crate::program::Program;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use std::path::Path;
 
-/// The file.
+/// The content of the file.
 #[derive(Deserialize)]
 struct File {
     peers: Vec<Peer>,
 }
 
-/// One of them, which speaks the protocol of [`contender`](crate::contender).
+/// A peer, which implements the interface of [`contender`](crate::contender).
 #[derive(Deserialize)]
 struct Peer {
     name: String,
-    /// The program and its first words. What has a slash in it and is there beside the file is meant so.
+    /// The executable and its first arguments. A word that is the name of a file in the list's folder means that file.
     program: Vec<String>,
     encrypted: bool,
     /// `reused` memory, or `fresh` memory in each round.
     receives_into: String,
     #[serde(default)]
     note: String,
-    /// Whether it can be asked for small messages.
+    /// Whether it supports small messages.
     #[serde(default = "yes")]
     small: bool,
 }
@@ -35,10 +35,10 @@ fn yes() -> bool {
 /// Reads the peers that the file at `path` lists.
 ///
 /// # Errors
-/// When it cannot be read, or is no such file.
+/// When the file cannot be read, or does not list peers.
 pub(super) fn read(path: &Path) -> Result<Vec<Contender>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    // Sides run in its folder, wherever this program was started.
+    // Absolute, because both sides run in the folder of the list.
     let path = std::path::absolute(path)?;
     let folder = path.parent().unwrap_or(&path);
     parse(&text, folder).with_context(|| format!("{} does not list peers", path.display()))
@@ -73,7 +73,7 @@ impl Peer {
     }
 }
 
-/// `word` as it is, or as a path, if a file of this name lies in `folder`.
+/// The path of the file called `word` in `folder`, or `word` itself if there is none.
 fn beside(folder: &Path, word: &str) -> String {
     let path = folder.join(word);
     match path.exists() {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_lie_beside_the_list() {
+    fn files_beside_the_list_are_found() {
         let folder = std::env::temp_dir().join(format!("tensor-relay-bench-peers-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("zeromq.py"), "").unwrap();
@@ -101,11 +101,11 @@ mod tests {
         assert_eq!(words, ["python3".as_ref(), script.as_os_str(), "--fast".as_ref()]);
         assert!(peers[0].is_peer && !peers[0].encrypted && !peers[0].has_small);
         assert_eq!(peers[0].serve.words, ["serve"]);
-        assert_eq!(peers[0].folder.as_deref(), Some(folder.as_path()), "that is where it runs");
+        assert_eq!(peers[0].folder.as_deref(), Some(folder.as_path()), "its working directory");
     }
 
     #[test]
-    fn what_lists_no_peers_is_told() {
+    fn invalid_lists_are_refused() {
         for wrong in ["", "[]", r#"{"peers":[{"name":"x"}]}"#] {
             assert!(parse(wrong, Path::new("/")).is_err(), "{wrong}");
         }

@@ -1,4 +1,4 @@
-//! The two processes: one that publishes, one that follows.
+//! The two processes of a run: one publishes versions, the other receives them.
 
 use super::steps::StepsArgs;
 use crate::{
@@ -13,16 +13,16 @@ use tensor_relay_client::{Request, Topic};
 
 const TOPIC: &str = "deltas";
 
-/// When a version was published, in its metadata.
+/// The metadata key of the time at which a version was published.
 const PUBLISHED_NS: &str = "published_ns";
 
-/// The deadline of a commit.
+/// The deadline for the commit of a version.
 pub(super) const VERSION_MAX: Duration = Duration::from_secs(600);
 
-/// Publishes each version when the one before was committed.
+/// Publishes each version when the version before was committed.
 ///
 /// # Errors
-/// When versions cannot be had, or are not committed in time.
+/// When versions cannot be generated or read, or are not committed in time.
 pub async fn publish(args: ServeArgs, steps: StepsArgs) -> Result<()> {
     let mut steps = steps.open()?;
     let config = tensor_relay_server::Config { base_bytes: u64::MAX, ..Default::default() };
@@ -42,11 +42,11 @@ pub async fn publish(args: ServeArgs, steps: StepsArgs) -> Result<()> {
         let more = Cells::of([("staging_ms", ms(staging)), ("encoding_ms", ms(encoding))]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;
     }
-    // The subscriber's last lines are read before this process is ended.
+    // Waits until the harness has read the subscriber's last lines and ends this process.
     std::future::pending().await
 }
 
-/// Takes each version, and tells of it; `whole` keeps no copy, so that versions come whole.
+/// Receives each version, and prints a line for it. With `whole` it keeps no base, so that versions are sent whole.
 ///
 /// # Errors
 /// When the publishing end cannot be reached, or a version is missing.
@@ -60,7 +60,7 @@ pub async fn follow(args: ReceiveArgs, whole: bool) -> Result<()> {
         let snapshot = subscription.next().await?;
         let now_ns = clock::monotonic_ns();
         let published = snapshot.metadata().iter().find(|(key, _)| key == PUBLISHED_NS);
-        let published: u64 = published.context("a version does not say when it was published")?.1.parse()?;
+        let published: u64 = published.context("a version has no publish time in its metadata")?.1.parse()?;
         let (receipt, bytes) = (snapshot.receipt(), snapshot.payload_bytes());
         let seconds = now_ns.saturating_sub(published) as f64 / 1e9;
         let more = Cells::of([

@@ -1,4 +1,4 @@
-//! The versions of a delta benchmark: files, or weights of which some change by one unit in the last place.
+//! The versions of a delta benchmark: files, or generated weights, some of which change in each version.
 
 use crate::{noise, size, workload};
 use anyhow::{Context, Result, ensure};
@@ -16,10 +16,10 @@ pub struct StepsArgs {
     /// The size of a version: bf16 weights in tensors of 16 MiB.
     #[arg(long, default_value = "256MiB", value_parser = size::parse)]
     pub size: u64,
-    /// The percentage of elements that change from one version to the next, each by one unit in its last place.
+    /// The percentage of elements that change from one version to the next, each by one unit in the last place.
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     pub changed: f64,
-    /// The number of versions, including the first two, which travel whole.
+    /// The number of versions, including the first two, which are sent whole.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(3..))]
     pub versions: u32,
     /// Publishes the safetensors files of this folder instead, in order of their names.
@@ -27,18 +27,20 @@ pub struct StepsArgs {
     pub steps: Option<PathBuf>,
 }
 
-/// The versions still to be published.
+/// The versions that are yet to be published.
 pub(super) enum Steps {
     Files(std::vec::IntoIter<PathBuf>),
     Generated(Generated),
 }
 
-/// Weights after some steps.
+/// Generated weights, which change with each step.
 pub(super) struct Generated {
     weights: Vec<u8>,
+    /// The share of elements that change in a step.
     share: f64,
     step: u64,
-    left: u32,
+    /// The number of versions that are yet to be published.
+    remaining: u32,
 }
 
 /// The size of each generated tensor.
@@ -59,7 +61,7 @@ impl StepsArgs {
         }
     }
 
-    /// The versions.
+    /// Opens the folder, or generates the first version.
     ///
     /// # Errors
     /// When the folder cannot be read or has fewer than three files, or a number is out of range.
@@ -70,7 +72,7 @@ impl StepsArgs {
             let mut weights = vec![0; usize::try_from(self.size)?];
             workload::fill_with_weights(Dtype::Bf16, 0, &mut weights);
             let share = self.changed / 100.0;
-            return Ok(Steps::Generated(Generated { weights, share, step: 0, left: self.versions }));
+            return Ok(Steps::Generated(Generated { weights, share, step: 0, remaining: self.versions }));
         };
         Ok(Steps::Files(files(folder)?.into_iter()))
     }
@@ -109,9 +111,9 @@ impl Steps {
                 let Some(path) = paths.next() else { return Ok(None) };
                 Ok(Some(TensorFiles::open(&path)?.stage(staging)?))
             }
-            Self::Generated(generated) if generated.left == 0 => Ok(None),
+            Self::Generated(generated) if generated.remaining == 0 => Ok(None),
             Self::Generated(generated) => {
-                generated.left -= 1;
+                generated.remaining -= 1;
                 let staged = generated.stage(staging)?;
                 generated.step();
                 Ok(Some(staged))
@@ -134,7 +136,7 @@ impl Generated {
         })?)
     }
 
-    /// Moves some elements up or down by one unit in the last place.
+    /// Changes random elements, up or down, by one unit in the last place.
     fn step(&mut self) {
         self.step += 1;
         let below = (self.share * u64::MAX as f64) as u64;
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn about_so_many_elements_change() {
+    fn the_requested_share_of_elements_changes() {
         let args = StepsArgs { size: 200_000, changed: 1.0, versions: 3, steps: None };
         let Steps::Generated(mut generated) = args.open().unwrap() else { panic!("they are generated") };
         let before = generated.weights.clone();
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_folder_is_refused() {
+    fn a_missing_folder_is_refused() {
         let folder = std::env::temp_dir();
         let steps = Some(folder.join("no such folder"));
         assert!(StepsArgs { size: 2, changed: 1.0, versions: 2, steps }.open().is_err());

@@ -1,4 +1,4 @@
-//! A part of the suite in a process of its own, with a deadline.
+//! Runs a part of the suite in a process of its own, with a deadline.
 
 use super::line::Line;
 use crate::{process::Process, program::Program};
@@ -6,28 +6,28 @@ use anyhow::{Result, bail};
 use std::{ffi::OsString, time::Duration};
 use tokio::time::timeout;
 
-/// The output of a part up to its end, however it ended.
+/// The output of a part that has ended, successfully or not.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct PartOutput {
     pub(super) lines: Vec<Line>,
     /// The reason of a failure.
     pub(super) failure: Option<String>,
 }
 
-/// Runs this program with `arguments` until it exits, or kills it at the deadline. Never fails and
-/// never hangs: failures are part of the output. `name` is for messages.
-pub(super) async fn run(name: &str, arguments: Vec<OsString>, deadline: Duration) -> Said {
-    let mut said = Said::default();
-    let listened = listen(name, arguments, deadline, &mut said.lines).await;
-    said.failure = listened.err().map(|error| format!("{error:#}"));
-    said
+/// Runs this program with `arguments` until it exits, or kills it at the deadline. Never fails and never hangs:
+/// failures are part of the output. `name` is for messages.
+pub(super) async fn run(name: &str, arguments: Vec<OsString>, deadline: Duration) -> PartOutput {
+    let mut output = PartOutput::default();
+    let result = read_output(name, arguments, deadline, &mut output.lines).await;
+    output.failure = result.err().map(|error| format!("{error:#}"));
+    output
 }
 
-async fn listen(
+async fn read_output(
     name: &str,
     arguments: Vec<OsString>,
     deadline: Duration,
-    said: &mut Vec<Line>,
+    output: &mut Vec<Line>,
 ) -> Result<()> {
     let mut command = Program::current(&[])?.command();
     command.args(arguments);
@@ -36,9 +36,9 @@ async fn listen(
     let (_stdin, mut lines) = process.split()?;
     let all = async {
         while let Some(line) = lines.next_line().await? {
-            // Lines that are not JSON, e.g. those that a library prints, become notes.
+            // Lines that are not JSON, e.g. output of a library, become notes.
             let note = || Line::Note(String::from_utf8_lossy(&line).into_owned());
-            said.push(serde_json::from_slice(&line).unwrap_or_else(|_| note()));
+            output.push(serde_json::from_slice(&line).unwrap_or_else(|_| note()));
         }
         anyhow::Ok(())
     };
@@ -48,6 +48,6 @@ async fn listen(
     read?;
     match process.wait().await {
         Some(status) if status.success() => Ok(()),
-        _ => bail!("it {}", process.obituary().await),
+        _ => bail!("it {}", process.end_reason().await),
     }
 }

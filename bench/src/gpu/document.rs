@@ -16,7 +16,7 @@ use std::fmt::Write;
 #[derive(Debug, Serialize)]
 pub(super) struct Document {
     pub(super) title: String,
-    /// True for a GPU only. The results of a stand-in show that the suite runs, and nothing else.
+    /// True for a GPU only. The numbers of a stand-in only show that the suite runs.
     pub(super) is_result: bool,
     pub(super) date: String,
     /// The build that was measured.
@@ -35,7 +35,7 @@ pub(super) struct Findings {
     pub(super) seconds: f64,
     /// The largest payload that it moved.
     pub(super) payload_bytes: u64,
-    /// The reason of a failure. Earlier measurements are kept.
+    /// The reason of a failure. Results before it are kept.
     pub(super) failure: Option<String>,
     pub(super) checks: Vec<Check>,
     pub(super) notes: Vec<String>,
@@ -45,7 +45,7 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// The results in the output of `part`.
+    /// The results in the output lines of `part`.
     pub(super) fn new(
         part: Part,
         seconds: f64,
@@ -60,8 +60,8 @@ impl Findings {
                 Line::Note(note) => notes.push(note.clone()),
                 Line::Fact(_) => {}
                 Line::Sample(Sample { table, setting, measured }) => {
-                    match tables.iter_mut().find(|known| known.name == *table) {
-                        Some(known) => known.add(setting, measured),
+                    match tables.iter_mut().find(|other| other.name == *table) {
+                        Some(table) => table.add(setting, measured),
                         None => tables.push(Table::new(table, [Row::of(setting.clone(), [measured])])),
                     }
                 }
@@ -71,7 +71,7 @@ impl Findings {
     }
 
     /// All failures.
-    pub(super) fn complaints(&self) -> Vec<String> {
+    pub(super) fn failures(&self) -> Vec<String> {
         let failed = self.checks.iter().filter(|check| !check.passed);
         let failed = failed.map(|check| format!("{}: {}: {}", self.part, check.name, check.detail));
         let failure = self.failure.iter().map(|failure| format!("{}: {failure}", self.part));
@@ -81,7 +81,7 @@ impl Findings {
     fn markdown(&self) -> String {
         let mut text = format!("\n## {}\n\n{}\n", self.about.title(), self.about.about());
         if let Some(failure) = &self.failure {
-            let _ = writeln!(text, "\n**This part failed.** What it found out before is below. {failure}");
+            let _ = writeln!(text, "\n**This part failed.** Its results until then are below. {failure}");
         }
         for table in &self.tables {
             let _ = write!(text, "\n{}:\n\n{table}", table.name);
@@ -108,11 +108,11 @@ impl Findings {
 
 impl Document {
     /// All failures.
-    pub(super) fn complaints(&self) -> Vec<String> {
-        self.parts.iter().flat_map(Findings::complaints).collect()
+    pub(super) fn failures(&self) -> Vec<String> {
+        self.parts.iter().flat_map(Findings::failures).collect()
     }
 
-    /// The table of this name, from any part.
+    /// The table called `name`, of any part.
     fn table(&self, name: &str) -> Option<&Table> {
         self.parts.iter().flat_map(|part| &part.tables).find(|table| table.name == name)
     }
@@ -138,7 +138,7 @@ impl Document {
         text
     }
 
-    /// The two numbers that judge the pipeline, and the failures.
+    /// The summary: both efficiencies beside their goals, and all failures.
     fn summary(&self) -> String {
         let mut text = String::from("\n## In short\n\n");
         for (name, goal) in [("quic", 0.95), ("null network", 0.90)] {
@@ -160,11 +160,11 @@ impl Document {
                 number(rate)
             );
         }
-        match self.complaints() {
+        match self.failures() {
             none if none.is_empty() => text.push_str("- Nothing failed.\n"),
-            complaints => {
-                for complaint in complaints {
-                    let _ = writeln!(text, "- **Failed**: {complaint}");
+            failures => {
+                for failure in failures {
+                    let _ = writeln!(text, "- **Failed**: {failure}");
                 }
             }
         }
@@ -173,6 +173,6 @@ impl Document {
 }
 
 const PREFACE: &str = "\
-Written by `bench/gpu/run`; how to read it is in `bench/gpu/README.md`. Rates are 10^9 bytes per second; a cell has the \
-median, and the smallest and largest sample. Samples of one row are spread over the whole part, one for each pass.
+Written by `bench/gpu/run`; `bench/gpu/README.md` explains it. Rates are 10^9 bytes per second; a cell has the median, the \
+minimum and the maximum of the samples. Each pass of a part adds one sample to each row.
 ";

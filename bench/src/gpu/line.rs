@@ -1,13 +1,13 @@
-//! The output of a part of the suite: one JSON object a line.
+//! The output of a part of the suite: lines of JSON.
 
 pub(super) use crate::cells::Cells;
 use serde::{Deserialize, Serialize};
 
-/// A line of a part. Lines printed before a failure are kept, so each is complete by itself.
+/// A line of output. Each is complete by itself, because the lines before a failure are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
-    /// One measurement. Those of one table and setting are summarised together.
+    /// One measurement. Measurements with the same table and setting are summarised together.
     Sample(Sample),
     /// A check and its result.
     Check(Check),
@@ -27,11 +27,11 @@ pub(super) struct Fact {
 /// One measurement under one setting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sample {
-    /// The table of the part that it belongs to.
+    /// The name of its table.
     pub(super) table: String,
-    /// The chosen settings; text, so that `8` and `host` have one type.
+    /// The settings; text, so that `8` and `host` have one type.
     pub(super) setting: Cells<String>,
-    /// The measured values. Names end with their unit.
+    /// The measured values. Their names end with the unit.
     pub(super) measured: Cells<f64>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Check {
 pub(super) struct Printer;
 
 impl Printer {
-    /// One measurement.
+    /// Prints a measurement.
     pub(super) fn sample(self, table: &str, setting: Cells<String>, measured: Cells<f64>) {
         self.line(&Line::Sample(Sample { table: table.to_owned(), setting, measured }));
     }
@@ -71,7 +71,7 @@ impl Printer {
         self.line(&Line::Fact(Fact { name: name.to_owned(), value: value.into() }));
     }
 
-    /// If the reader is gone, the line is dropped.
+    /// Prints `line`; drops it if standard output is closed.
     fn line(self, line: &Line) {
         use std::io::Write;
         let text = serde_json::to_string(line).expect("names and numbers have a JSON form");

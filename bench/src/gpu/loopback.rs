@@ -1,15 +1,13 @@
-//! The whole service over QUIC on loopback: a server in one room, clients in others.
+//! The complete service over QUIC on loopback: a server and clients, each on a runtime of its own.
 
-use super::{payload, room::Room};
-use crate::{contender::LOOPBACK_MTU, cpu::Usage};
+use super::{own_runtime::OwnRuntime, payload};
+use crate::{contender::LOOPBACK_MTU, cpu::Usage, server};
 use anyhow::{Context, Result, ensure};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{Client, Connector, Progress, Snapshot, Subscription, Ticket, Topic, Tuning};
 use tensor_relay_device::{Device, Source};
 use tensor_relay_protocol::TensorSpec;
-use tensor_relay_server::{
-    Access, Borrowed, Identity, Listener, Publication, Publisher, Server, ServerStats,
-};
+use tensor_relay_server::{Borrowed, Publication, Publisher, Server, ServerStats};
 use tokio::time::{Instant, timeout};
 
 /// The settings of the service that differ from the defaults.
@@ -19,13 +17,13 @@ pub(super) struct Setup {
     pub(super) chunk_bytes: u64,
     /// The number of chunks in flight, at the server and by the client's credit.
     pub(super) chunks_in_flight: usize,
-    /// The device of snapshots; host memory by default.
+    /// The device on which snapshots land; `None` for host memory.
     pub(super) landing: Option<Device>,
 }
 
-/// A running server with one topic, in a room of its own.
+/// A running server and one of its topics, on a runtime of its own.
 pub(super) struct Serving {
-    room: Arc<Room>,
+    runtime: Arc<OwnRuntime>,
     server: Arc<Server>,
     publisher: Option<Publisher>,
     topic: Topic,
@@ -33,40 +31,47 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Starts a server in `room`.
-    pub(super) async fn start(room: Arc<Room>, setup: &Setup) -> Result<Self> {
+    /// Starts a server on `runtime`.
+    pub(super) async fn start(runtime: Arc<OwnRuntime>, setup: &Setup) -> Result<Self> {
         let config = tensor_relay_server::Config {
             chunk_bytes: u32::try_from(setup.chunk_bytes)?,
             chunks_in_flight: setup.chunks_in_flight,
             stall_timeout: STALL,
             ..Default::default()
         };
-        let (server, ticket) = room.run(async move { start(config) }).await??;
+        let listen = ([127, 0, 0, 1], 0).into();
+        let started = runtime.run(async move { server::start(listen, Some(LOOPBACK_MTU), config, None) });
+        let (server, ticket) = started.await??;
         let server = Arc::new(server);
-        Self::another(room, server, ticket, 0)
+        Self::with_topic(runtime, server, ticket, 0)
     }
 
-    /// Another topic of the same server.
-    pub(super) fn beside(&self, number: u32) -> Result<Self> {
-        Self::another(Arc::clone(&self.room), Arc::clone(&self.server), self.ticket.clone(), number)
+    /// The same server with topic number `number`.
+    pub(super) fn another_topic(&self, number: u32) -> Result<Self> {
+        Self::with_topic(Arc::clone(&self.runtime), Arc::clone(&self.server), self.ticket.clone(), number)
     }
 
-    fn another(room: Arc<Room>, server: Arc<Server>, ticket: Ticket, number: u32) -> Result<Self> {
+    fn with_topic(
+        runtime: Arc<OwnRuntime>,
+        server: Arc<Server>,
+        ticket: Ticket,
+        number: u32,
+    ) -> Result<Self> {
         let topic = Topic::new(&format!("gpu/{number}"))?;
         let publisher = Some(server.publisher(topic.clone())?);
-        Ok(Self { room, server, publisher, topic, ticket })
+        Ok(Self { runtime, server, publisher, topic, ticket })
     }
 
-    /// Publishes `specs`, which lie in `source`, as a new version, whose chunks are hashed when they are first read: as
-    /// weights are that a training step just made.
+    /// Publishes the tensors of `specs`, whose payload is `source`, as a borrowed version. Its chunks are hashed when
+    /// they are first read, like those of weights after a training step.
     pub(super) async fn publish(
         &mut self,
         specs: Vec<TensorSpec>,
         source: Arc<dyn Source>,
     ) -> Result<Publication> {
         let borrowed = Borrowed::from_source(&self.server.staging(), specs, vec![], |_| source)?;
-        let mut publisher = self.publisher.take().context("a publish before failed")?;
-        let published = self.room.run(async move {
+        let mut publisher = self.publisher.take().context("an earlier publish failed")?;
+        let published = self.runtime.run(async move {
             let published = publisher.publish(borrowed, vec![]).await;
             (publisher, published)
         });
@@ -81,22 +86,9 @@ impl Serving {
     }
 }
 
-fn start(config: tensor_relay_server::Config) -> Result<(Server, Ticket)> {
-    let identity = Identity::ephemeral()?;
-    let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, tuning())?;
-    let server = Server::start(listener, Access::open(), config);
-    let address = server.local_address().to_string();
-    let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], None)?;
-    Ok((server, ticket))
-}
-
-fn tuning() -> Tuning {
-    Tuning { udp_payload_max: Some(LOOPBACK_MTU), ..Tuning::default() }
-}
-
-/// A subscriber in a room of its own.
+/// A subscriber on a runtime of its own.
 pub(super) struct Receiving {
-    room: Room,
+    runtime: OwnRuntime,
     subscription: Option<Subscription>,
     _client: Arc<Client>,
 }
@@ -104,7 +96,7 @@ pub(super) struct Receiving {
 impl Receiving {
     /// Connects to `serving` and subscribes to its topic.
     pub(super) async fn start(serving: &Serving, setup: &Setup) -> Result<Self> {
-        let room = Room::new("receiving", 1)?;
+        let runtime = OwnRuntime::new("receiving", 1)?;
         let config = tensor_relay_client::Config {
             device: setup.landing.clone(),
             credit_chunks: u32::try_from(setup.chunks_in_flight)?,
@@ -113,42 +105,43 @@ impl Receiving {
             ..Default::default()
         };
         let (ticket, topic) = (serving.ticket.clone(), serving.topic.clone());
-        let subscribed = room.run(async move {
-            let client = Client::connect_with(&Connector::new(tuning()), &ticket, config).await?;
+        let subscribed = runtime.run(async move {
+            let tuning = Tuning { udp_payload_max: Some(LOOPBACK_MTU), ..Tuning::default() };
+            let client = Client::connect_with(&Connector::new(tuning), &ticket, config).await?;
             let subscription = client.subscribe(&topic).await?;
             anyhow::Ok((client, subscription))
         });
         let (client, subscription) = subscribed.await??;
-        Ok(Self { room, subscription: Some(subscription), _client: Arc::new(client) })
+        Ok(Self { runtime, subscription: Some(subscription), _client: Arc::new(client) })
     }
 
-    /// The next version, whole and verified, within the deadline of a round. A failure ends the subscription.
+    /// The next version, complete and verified, within the deadline of a round. A failure ends the subscription.
     pub(super) async fn next(&mut self) -> Result<Snapshot> {
-        let mut subscription = self.subscription.take().context("the subscription failed before")?;
-        let next = self.room.run(async move {
+        let mut subscription = self.subscription.take().context("the subscription has failed")?;
+        let next = self.runtime.run(async move {
             let next = timeout(ROUND_MAX, subscription.next()).await;
             (subscription, next)
         });
         let (subscription, next) = next.await?;
-        let snapshot = next.with_context(|| format!("no version came within {ROUND_MAX:?}"))??;
+        let snapshot = next.with_context(|| format!("no version was received within {ROUND_MAX:?}"))??;
         self.subscription = Some(subscription);
         Ok(snapshot)
     }
 
-    /// A way to see how far the version on its way is.
+    /// A function that returns the progress of the current version.
     pub(super) fn progress(&self) -> Result<Box<dyn Fn() -> Progress + Send>> {
-        let subscription = self.subscription.as_ref().context("the subscription failed before")?;
+        let subscription = self.subscription.as_ref().context("the subscription has failed")?;
         Ok(Box::new(subscription.progress_reader()))
     }
 }
 
-/// A server and those who read its topic.
+/// A server and the subscribers of its topic.
 pub(super) struct Loopback {
     pub(super) serving: Serving,
     pub(super) readers: Vec<Receiving>,
 }
 
-/// The time of one round, from the publish until the last reader has the whole version.
+/// The time of one round, from the publish until the last reader has the complete version.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Round {
     pub(super) seconds: f64,
@@ -156,23 +149,23 @@ pub(super) struct Round {
 }
 
 impl Loopback {
-    /// A server and `readers` clients, each in a room of its own on one thread.
-    pub(super) async fn start(setup: &Setup, readers: u32) -> Result<Self> {
-        let serving = Serving::start(Arc::new(Room::new("serving", 1)?), setup).await?;
-        let mut all = Vec::new();
-        for _ in 0..readers {
-            all.push(Receiving::start(&serving, setup).await?);
+    /// Starts a server and `reader_count` clients, each on a runtime of its own with one thread.
+    pub(super) async fn start(setup: &Setup, reader_count: u32) -> Result<Self> {
+        let serving = Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), setup).await?;
+        let mut readers = Vec::new();
+        for _ in 0..reader_count {
+            readers.push(Receiving::start(&serving, setup).await?);
         }
-        Ok(Self { serving, readers: all })
+        Ok(Self { serving, readers })
     }
 
-    /// Publishes what `source` has as one tensor, and waits until every reader has it.
+    /// Publishes the payload in `source` as one tensor, and waits until every reader has it.
     pub(super) async fn round(&mut self, source: &Arc<dyn Source>) -> Result<Round> {
         let specs = payload::tensors(1, source.len_bytes())?;
         self.round_of(specs, source).await
     }
 
-    /// The same for tensors of other shapes.
+    /// Publishes the payload in `source` as the tensors of `specs`, and waits until every reader has it.
     pub(super) async fn round_of(
         &mut self,
         specs: Vec<TensorSpec>,
@@ -183,13 +176,13 @@ impl Loopback {
         for reader in &mut self.readers {
             let received = reader.next().await?.payload_bytes();
             let expected = source.len_bytes();
-            ensure!(received == expected, "{received} bytes came where {expected} were published");
+            ensure!(received == expected, "received {received} bytes instead of {expected}");
         }
         Ok(Round { seconds: begun.elapsed().as_secs_f64(), cpu_s: Usage::now().since(usage).total_s() })
     }
 }
 
-/// The deadline of a version. The slowest part of the suite takes less than a second for one.
+/// The deadline of a version. The slowest part of the suite needs less than a second.
 const ROUND_MAX: Duration = Duration::from_secs(20);
 
 /// The stall timeout of both ends: short, so that a device failure is reported soon.

@@ -1,10 +1,10 @@
-//! The machine that the numbers depend on.
+//! The machine's properties in the document.
 
 use super::line::Cells;
 use crate::machine::{cores, cpu, kernel, line, memory_bytes};
 
-/// The facts of the machine without its GPU. What the system does not tell is left out; nothing that names the machine
-/// or its owner is taken down.
+/// The properties of the machine without its GPU. Properties that the system does not report are left out, and so are
+/// those that identify the machine or its owner.
 pub(super) fn facts() -> Cells<String> {
     let gib = |bytes: u64| format!("{} GiB", bytes >> 30);
     let bytes = |path| line(path).map(|bytes| format!("{bytes} bytes"));

@@ -30,9 +30,9 @@ use std::time::Duration;
 pub enum Part {
     /// Describes the device.
     Device,
-    /// The cases that every copy engine passes.
+    /// The test cases of every copy engine.
     Cases,
-    /// The engine's copy rate, beside plain copies.
+    /// The copy rates of the engine and of plain copies.
     Bandwidth,
     /// The pipeline without a network.
     NullNetwork,
@@ -48,9 +48,9 @@ pub enum Part {
     Exact,
     /// Memory that another process reads in place.
     Sharing,
-    /// Device failures in mid-transfer.
+    /// Device failures during a transfer.
     Fault,
-    /// The program itself.
+    /// The program `tensor-relay`.
     Program,
 }
 
@@ -91,7 +91,7 @@ impl Part {
         }
     }
 
-    /// How to read its numbers.
+    /// The explanation of its numbers.
     pub(super) fn about(self) -> &'static str {
         match self {
             Self::Device => device::ABOUT,
@@ -109,7 +109,7 @@ impl Part {
         }
     }
 
-    /// The time to measure. The whole suite stays below nine minutes.
+    /// The time to measure. The suite takes less than nine minutes in all.
     pub(super) fn budget(self) -> Duration {
         Duration::from_secs(match self {
             Self::Device | Self::Cases | Self::Exact | Self::Program => 0,
@@ -129,8 +129,8 @@ impl Part {
         self.budget() + Duration::from_secs(45)
     }
 
-    /// The largest payload it moves: large enough to hide the beginning and end of a transfer, and small enough
-    /// for several passes.
+    /// The largest payload that it moves: large enough that the beginning and the end of a transfer do not matter, and
+    /// small enough for several passes.
     pub(super) fn bytes(self) -> u64 {
         match self {
             Self::Device | Self::Cases | Self::Small | Self::Exact => 0,
@@ -141,7 +141,7 @@ impl Part {
         }
     }
 
-    /// Runs it.
+    /// Runs it in this process.
     pub(super) async fn run(self, job: Job) -> Result<()> {
         match self {
             Self::Device => device::run(job),
@@ -175,10 +175,10 @@ pub struct Job {
     /// Uses few and small settings, to check that everything runs.
     #[arg(long)]
     pub(super) quick: bool,
-    /// The fault to cause, in a process made for it.
+    /// The fault to cause, in a process that the part `fault` started.
     #[arg(long, value_enum)]
     pub(super) scenario: Option<fault::Scenario>,
-    /// Memory shared by another process, in a process made to import it.
+    /// The memory to import, in a process that the part `sharing` started.
     #[arg(long)]
     pub(super) shared: Option<sharing::Shared>,
 }
@@ -197,21 +197,21 @@ impl Job {
         Printer
     }
 
-    /// All of `usual`, or only the `quick` ones.
+    /// The `quick` settings in a quick run, otherwise the `usual` ones.
     fn choose<T: Copy>(&self, usual: &[T], quick: &[T]) -> Vec<T> {
         if self.quick { quick.to_vec() } else { usual.to_vec() }
     }
 
-    /// Slots and chunk sizes of a pipeline: the default first, and more often than the others, because the pipeline is
-    /// judged by it.
+    /// The slots and chunk sizes of the pipelines to measure. The default comes first and a second time in the middle,
+    /// because the goals are those of the default.
     fn pipelines(&self) -> Vec<(usize, u64)> {
         let slots = self.choose(&[2, 3, 4, 8, 16], &[2, 4]);
         let chunks = self.choose(&[1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20], &[256 << 10, 1 << 20]);
         let default = self.default_pipeline();
         let all = slots.iter().flat_map(|slots| chunks.iter().map(|chunk| (*slots, *chunk)));
         let others: Vec<_> = all.filter(|pipeline| *pipeline != default).collect();
-        let (some, rest) = others.split_at(others.len() / 2);
-        [&[default], some, &[default], rest].concat()
+        let (first_half, second_half) = others.split_at(others.len() / 2);
+        [&[default], first_half, &[default], second_half].concat()
     }
 
     fn default_pipeline(&self) -> (usize, u64) {
@@ -220,12 +220,12 @@ impl Job {
     }
 }
 
-/// The name of a pipeline in tables.
+/// The setting of a pipeline in tables.
 fn pipeline_cells(slots: usize, chunk_bytes: u64) -> Cells<String> {
     Cells::of([("slots", slots.to_string()), ("chunk", size::text(chunk_bytes))])
 }
 
-/// 10^9 bytes per second.
+/// The rate in 10^9 bytes per second.
 fn rate(bytes: u64, seconds: f64) -> f64 {
     bytes as f64 / seconds / 1e9
 }

@@ -1,9 +1,9 @@
-//! The number of passes: as many as fit the time.
+//! The number of passes over all settings.
 
 use std::time::{Duration, Instant};
 
-/// Counts passes over all settings, until the time is used up. Passes instead of repetitions of each setting: a machine
-/// that is slow for a minute then disturbs one measurement of every setting, and not all of one.
+/// Counts passes over all settings, until the time budget is used up. Measuring in passes, instead of repeating each
+/// setting, spreads a slow minute of the machine over one sample of each setting.
 #[derive(Debug)]
 pub(super) struct Passes {
     begun: Instant,
@@ -17,7 +17,7 @@ impl Passes {
         Self { begun: Instant::now(), budget, done: 0 }
     }
 
-    /// Whether there is time for another pass, which will take as long as those before did.
+    /// Begins another pass, if the budget suffices for one of average duration. The first pass always begins.
     pub(super) fn another(&mut self) -> bool {
         let elapsed = self.begun.elapsed();
         let next_ends = elapsed + elapsed / self.done.max(1);
@@ -27,7 +27,7 @@ impl Passes {
     }
 }
 
-/// More do not narrow a median any further that is worth waiting for.
+/// The maximum number of passes: more make a median hardly more precise.
 const PASSES_MAX: u32 = 25;
 
 #[cfg(test)]
@@ -35,14 +35,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_pass_whatever_the_time() {
+    fn the_first_pass_needs_no_budget() {
         let mut passes = Passes::within(Duration::ZERO);
         assert!(passes.another());
         assert!(!passes.another());
     }
 
     #[test]
-    fn not_for_ever() {
+    fn the_number_of_passes_is_bounded() {
         let mut passes = Passes::within(Duration::from_secs(3600));
         let count = std::iter::from_fn(|| passes.another().then_some(())).count();
         assert_eq!(count, PASSES_MAX as usize);

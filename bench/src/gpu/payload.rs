@@ -7,7 +7,7 @@ use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{Capacity, Device, DeviceBuffer, HostSource, Sink, Source};
 use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
 
-/// Bytes that suit any place: a multiple of the layout's alignment, so that a payload of one tensor is as long as it.
+/// A tensor size that needs no padding: a multiple of the layout's alignment.
 pub(super) const GRAIN_BYTES: u64 = 4096;
 
 /// `count` tensors of `bytes` each.
@@ -26,7 +26,7 @@ pub(super) fn manifest(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Arc<M
     Ok(Arc::new(Manifest::layout(specs, vec![], chunk_bytes, &Limits::default())?))
 }
 
-/// The layout of a payload on a device: one allocation, or one for each tensor.
+/// The memory of a payload on a device: one allocation, or one for each tensor.
 #[derive(Debug, Clone)]
 pub(super) struct OnDevice {
     len_bytes: u64,
@@ -34,13 +34,13 @@ pub(super) struct OnDevice {
 }
 
 impl OnDevice {
-    /// Takes one allocation for all `len_bytes`.
+    /// Makes one allocation of `len_bytes`.
     pub(super) fn whole(device: &Device, len_bytes: u64) -> Result<Self> {
         let buffer = device.allocate(usize::try_from(len_bytes)?)?;
         Ok(Self { len_bytes, parts: vec![(0..len_bytes, buffer)] })
     }
 
-    /// Takes an allocation for each tensor of `manifest`.
+    /// Makes an allocation for each tensor of `manifest`.
     pub(super) fn scattered(device: &Device, manifest: &Manifest) -> Result<Self> {
         let part = |range: Range<u64>| -> Result<_> {
             let buffer = device.allocate(usize::try_from(range.end - range.start)?)?;
@@ -52,7 +52,7 @@ impl OnDevice {
         Ok(Self { len_bytes: manifest.payload_bytes(), parts })
     }
 
-    /// The same memory behind the slots of another `device` of the same `engine`.
+    /// The same memory, accessed through the slots of another `device` of the same `engine`.
     pub(super) fn through(&self, engine: &Engine, device: &Device) -> Result<Self> {
         let adopt = |(range, buffer): &(Range<u64>, DeviceBuffer)| -> Result<_> {
             Ok((range.clone(), engine.adopt(device, buffer)?))
@@ -60,38 +60,38 @@ impl OnDevice {
         Ok(Self { len_bytes: self.len_bytes, parts: self.parts.iter().map(adopt).collect::<Result<_>>()? })
     }
 
-    /// Reads it.
+    /// A source that reads the payload.
     pub(super) fn source(&self) -> Result<Arc<dyn Source>> {
         Ok(self.device()?.source(self.len_bytes, self.parts.iter().cloned())?)
     }
 
-    /// Writes it.
+    /// A sink that writes the payload.
     pub(super) fn sink(&self) -> Result<Arc<dyn Sink>> {
         Ok(Arc::new(self.device()?.sink(self.len_bytes, self.parts.iter().cloned())?))
     }
 
-    /// Its length.
+    /// The length of the payload.
     pub(super) fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// The memory of its parts.
+    /// All allocations.
     pub(super) fn buffers(&self) -> impl Iterator<Item = &DeviceBuffer> {
         self.parts.iter().map(|(_, buffer)| buffer)
     }
 
     fn device(&self) -> Result<&Device> {
         let first = self.parts.first();
-        ensure!(first.is_some(), "a payload without tensors is nowhere");
+        ensure!(first.is_some(), "a payload without tensors has no device");
         Ok(first.map(|(_, buffer)| buffer.device()).expect("there is a first part"))
     }
 
-    /// Writes `bytes` to it, in pieces as long as its slots.
+    /// Writes `bytes` to the payload, in pieces of the size of a slot.
     pub(super) async fn upload(&self, bytes: &[u8]) -> Result<()> {
-        let piece = self.device()?.slots().slot_bytes();
+        let slot_bytes = self.device()?.slots().slot_bytes();
         let sink = self.sink()?;
         let mut start = 0;
-        for piece in bytes.chunks(piece) {
+        for piece in bytes.chunks(slot_bytes) {
             let end = start + piece.len() as u64;
             let mut target = sink.open(start..end).await?;
             target.copy_from_slice(piece);
@@ -102,7 +102,7 @@ impl OnDevice {
     }
 }
 
-/// A payload of noise on `engine`, and the same on the host.
+/// A payload of noise on the device of `engine`, and the same payload on the host.
 pub(super) async fn both(engine: &Engine, len_bytes: u64) -> Result<(OnDevice, Arc<dyn Source>)> {
     let device = engine.device(Capacity { slots: 2, slot_bytes: 4 << 20 })?;
     let bytes = noise_of(len_bytes, 0)?;
@@ -111,11 +111,9 @@ pub(super) async fn both(engine: &Engine, len_bytes: u64) -> Result<(OnDevice, A
     Ok((on_device, Arc::new(HostSource::new(bytes.into()))))
 }
 
-/// Bytes that nothing compresses, and that `key` sets apart from others.
+/// Incompressible bytes, different for each `key`.
 pub(super) fn noise_of(len_bytes: u64, key: u64) -> Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(len_bytes)?];
-    for (index, word) in (0..).zip(bytes.chunks_mut(8)) {
-        word.copy_from_slice(&noise::at(key, index).to_le_bytes()[..word.len()]);
-    }
+    noise::fill(key, &mut bytes);
     Ok(bytes)
 }

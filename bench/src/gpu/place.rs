@@ -1,4 +1,4 @@
-//! The device of a measurement's tensors.
+//! The device on which the tensors of a measurement lie.
 
 use anyhow::{Context, Result, bail};
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
@@ -10,9 +10,9 @@ use tensor_relay_device::{
 /// A device, as the command line names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// The reference engine in host memory: everything runs, and nothing is a result.
+    /// The reference engine in host memory, which shows that the suite runs.
     Host,
-    /// The GPU of this number.
+    /// The GPU with this number.
     Cuda(usize),
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// An engine of that kind, from which devices with slots of any number and length are made.
+/// An open copy engine, which creates devices with any number and size of slots.
 #[derive(Clone)]
 pub(super) enum Engine {
     Host(Arc<HostEngine>),
@@ -46,7 +46,7 @@ pub(super) enum Engine {
 }
 
 impl Engine {
-    /// Opens one. Each has threads and streams of its own.
+    /// Opens an engine, with threads and streams of its own.
     pub(super) fn open(place: Place) -> Result<Self> {
         match place {
             Place::Host => Ok(Self::Host(Arc::new(HostEngine::new(HostMemory::new(u64::MAX))?))),
@@ -64,7 +64,7 @@ impl Engine {
         device.with_context(|| format!("no memory for {slots} slots of {slot_bytes} bytes"))
     }
 
-    /// `buffer`, which another device of this engine made, as one of `device`.
+    /// The memory of `buffer`, which another device of this engine allocated, as a buffer of `device`.
     pub(super) fn adopt(&self, device: &Device, buffer: &DeviceBuffer) -> Result<DeviceBuffer> {
         let adopted = match self {
             Self::Host(_) => wrapped::<HostEngine>(device, buffer.memory::<HostEngineMemory>()),
@@ -72,7 +72,7 @@ impl Engine {
         };
         match adopted {
             Some(buffer) => Ok(buffer),
-            None => bail!("the buffer of {} is of another kind of engine", buffer.device().name()),
+            None => bail!("the buffer of {} belongs to another kind of engine", buffer.device().name()),
         }
     }
 }
@@ -81,7 +81,7 @@ fn wrapped<E: CopyEngine>(device: &Device, memory: Option<Arc<E::Memory>>) -> Op
     device.wrap::<E>(memory?)
 }
 
-/// As by default, but that a device that hangs is given up within the time that the suite has for it.
+/// The default options, with shorter timeouts for a device that hangs.
 fn options() -> CudaOptions {
     CudaOptions {
         copy_timeout: Duration::from_secs(5),

@@ -1,4 +1,4 @@
-//! The limit of the bus: large plain copies, as the driver does them.
+//! The limit of the bus, measured by large copies of the driver.
 
 use super::place::Place;
 use anyhow::Result;
@@ -46,7 +46,7 @@ impl Plain {
         self.rates(direction).pageable
     }
 
-    /// The slower direction, page-locked: what no pipeline through the device can exceed.
+    /// The slower direction with page-locked memory: the limit of any pipeline through the device.
     pub(super) fn slower(self) -> f64 {
         self.to_host.locked.min(self.to_device.locked)
     }
@@ -59,7 +59,7 @@ impl Plain {
     }
 }
 
-/// Measures with copies of `bytes`, and 256 MiB at most. Nothing for a device that has no driver to ask.
+/// Measures with copies of `bytes`, but at most 256 MiB. `None` for the host engine, which has no driver.
 pub(super) fn measure(place: Place, bytes: u64) -> Result<Option<Plain>> {
     let Place::Cuda(ordinal) = place else { return Ok(None) };
     let len = usize::try_from(bytes.min(COPY_BYTES))?;
@@ -72,5 +72,6 @@ pub(super) fn measure(place: Place, bytes: u64) -> Result<Option<Plain>> {
     Ok(Some(Plain { to_host: of(0), to_device: of(1) }))
 }
 
-/// Long enough that starting a copy costs nothing beside it; page-locking it takes a tenth of a second.
+/// The maximum size of a copy: large enough that the cost of starting it does not matter. Page-locking as much memory
+/// takes a tenth of a second.
 const COPY_BYTES: u64 = 256 << 20;

@@ -1,4 +1,4 @@
-//! A payload's way from source to sink without a network: each stage as in service, handed over in memory.
+//! Moves a payload from source to sink without a network: each stage as in the service, connected through memory.
 
 use anyhow::{Context, Result};
 use std::{
@@ -17,18 +17,18 @@ use tensor_relay_transport::{
 };
 use tokio::{sync::Semaphore, task::JoinSet};
 
-/// The depth of the stages.
+/// The number of chunks in the stages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Depth {
-    /// Chunks that are read, hashed or handed over at one time: a server's chunks in flight.
+    /// The number of chunks read, hashed or sent at one time: a server's chunks in flight.
     pub(super) sending: usize,
-    /// Chunks that are on their way to a server's or a client's end at one time.
+    /// The number of chunks between the first and the last stage at one time, at both ends.
     pub(super) moving: usize,
 }
 
 impl Depth {
-    /// As deep as pools of `slots` at either end allow without ever using up a source's last quarter, below which it
-    /// copies on the host instead of lending its slots.
+    /// The largest depth for pools of `slots` at either end that leaves a quarter of the source's slots free: with
+    /// fewer free slots, a source copies on the host instead of lending its slots.
     pub(super) fn of_slots(slots: usize) -> Self {
         let sending = (slots - slots / 4).max(1);
         Self { sending, moving: sending + slots }
@@ -38,13 +38,14 @@ impl Depth {
 /// The last stage of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// It is written to the sink.
+    /// The chunk is written to the sink.
     Written,
-    /// It is verified and dropped, and only its slot was needed: what everything but the copies costs.
+    /// The chunk is verified and dropped, which measures the cost of all stages without the copy.
     Dropped,
 }
 
-/// Moves all of `source` to `sink`: read, hash, hand over and verify on the way, write.
+/// Moves the payload of `source` to `sink`: reads, hashes, copies and verifies each chunk, and writes it unless `end`
+/// says otherwise.
 pub(super) async fn transfer(
     manifest: &Arc<Manifest>,
     source: &Arc<dyn Source>,
@@ -95,7 +96,7 @@ async fn move_chunks(stream: Arc<Stream>) -> Result<()> {
         }
         let hash = encoded.hash;
         drop((encoded, sending));
-        // No assembly tracks chunks here: the movers end when all have arrived.
+        // No assembly tracks chunks here: the movers end when all chunks are moved.
         let _verified = hasher.verify(chunk, hash)?;
         if stream.end == End::Written {
             stream.sink.write(target).await?;
@@ -103,10 +104,11 @@ async fn move_chunks(stream: Arc<Stream>) -> Result<()> {
     }
 }
 
-/// About what a receiver takes from its socket at once: it is hashed while it is in the cache.
+/// The size of a piece that is copied and then hashed while it is in the cache: about one read from a receiver's
+/// socket.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Reads all `ranges` of `source`, `in_flight` at a time, and drops them.
+/// Reads all `ranges` of `source`, `in_flight` at a time, and drops their bytes.
 pub(super) async fn read_all(
     source: &Arc<dyn Source>,
     ranges: &Arc<[Range<u64>]>,
@@ -126,7 +128,7 @@ pub(super) async fn read_all(
     all_done(readers).await
 }
 
-/// Writes all `ranges` of `sink`, `in_flight` at a time, with whatever the slots hold.
+/// Writes all `ranges` of `sink`, `in_flight` at a time, with arbitrary bytes.
 pub(super) async fn write_all(
     sink: &Arc<dyn Sink>,
     ranges: &Arc<[Range<u64>]>,
@@ -154,20 +156,20 @@ async fn all_done(mut tasks: JoinSet<Result<()>>) -> Result<()> {
     Ok(())
 }
 
-/// `len_bytes` cut into pieces of `piece_bytes`.
+/// Divides `len_bytes` into ranges of `piece_bytes`.
 pub(super) fn pieces(len_bytes: u64, piece_bytes: u64) -> Arc<[Range<u64>]> {
     let starts = (0..len_bytes).step_by(piece_bytes as usize);
     starts.map(|start| start..len_bytes.min(start + piece_bytes)).collect()
 }
 
-/// A source that costs nothing but a slot: whatever the slot holds is the payload.
+/// A source that copies nothing: reading acquires a slot, and returns its arbitrary content.
 pub(super) struct SlotSource {
     slots: SlotPool,
     len_bytes: u64,
 }
 
 impl SlotSource {
-    /// A payload of `len_bytes` out of `slots`, which are as long as any range that is read.
+    /// A source of `len_bytes` with `slots` at least as long as the ranges to be read.
     pub(super) fn new(slots: SlotPool, len_bytes: u64) -> Self {
         Self { slots, len_bytes }
     }

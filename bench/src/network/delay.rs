@@ -1,8 +1,8 @@
-//! A bridge between two devices that gives each packet its time, for kernels without netem.
+//! A bridge between two network devices that delays each packet, for kernels without netem.
 //!
-//! It is a process of its own. The two devices are of the TUN kind: what the system sends on one is read here, kept for
-//! the delay, and written to the other, in order. Batches pass as batches: the header that describes them is passed on
-//! as it came.
+//! It is a process of its own. Both are TUN devices: packets that the system sends on one are read here, held for the
+//! delay, and written to the other in order. Batches stay batches: the header that describes them is forwarded
+//! unchanged.
 
 use crate::contender::{Ready, print};
 use anyhow::{Context, Result};
@@ -35,15 +35,15 @@ pub struct DelayArgs {
 /// The subcommand of the bridge.
 pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";
 
-/// The command that starts the bridge.
+/// The arguments that start the bridge.
 pub(super) fn words(near: &str, far: &str, delay_ms: u32) -> [OsString; 4] {
     [DELAY_BRIDGE.into(), near.into(), far.into(), format!("--delay-ms={delay_ms}").into()]
 }
 
-/// Carries packets until it is killed.
+/// Forwards packets until it is killed.
 ///
 /// # Errors
-/// When a device cannot be made, or is taken away.
+/// When a device cannot be made, or is removed.
 pub(crate) async fn run(args: DelayArgs) -> Result<()> {
     let near = device(&args.near)?;
     let far = device(&args.far)?;
@@ -61,7 +61,7 @@ pub(crate) async fn run(args: DelayArgs) -> Result<()> {
 }
 
 fn device(name: &str) -> Result<Arc<SyncDevice>> {
-    // Offload: batches come, and are taken, whole.
+    // With offload, reads and writes move complete batches.
     let device = DeviceBuilder::new()
         .name(name)
         .offload(true)
@@ -70,14 +70,14 @@ fn device(name: &str) -> Result<Arc<SyncDevice>> {
     Ok(Arc::new(device.with_context(|| format!("cannot make the TUN device {name}"))?))
 }
 
-/// Carries packets from one device to the other.
+/// Forwards packets from one device to the other.
 fn carry(from: &SyncDevice, to: &Arc<SyncDevice>, delay: Duration) -> Result<()> {
     let to = Arc::clone(to);
     // A device that is down, or out of memory, loses packets, as networks do.
     forward(|buffer| from.recv(buffer), move |packet| drop(to.send(packet)), delay)
 }
 
-/// Gives what `receive` brings to `send`, in order and each `delay` later, until `receive` fails.
+/// Sends each packet of `receive` in order, `delay` after its arrival, until `receive` fails.
 fn forward(
     mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
     send: impl FnMut(&[u8]) + Send + 'static,
@@ -96,13 +96,14 @@ fn forward(
     Err(error).context("cannot read packets from a device")
 }
 
-/// A packet, and when it arrives.
+/// A packet, and the time at which it is sent on.
 struct Packet {
     due: Instant,
     bytes: Vec<u8>,
 }
 
-/// Takes in packets until that fails, and tells why. What finds no room is lost.
+/// Receives packets into the queue until that fails, and returns the error. A packet that exceeds the queue's bound is
+/// lost.
 fn receive_all(
     receive: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
     packets: &Sender<Packet>,
@@ -115,7 +116,7 @@ fn receive_all(
             Ok(length) if held.try_add(length) => {
                 let bytes = buffer[..length].to_vec();
                 if packets.send(Packet { due: Instant::now() + delay, bytes }).is_err() {
-                    return io::Error::other("what sends them is gone");
+                    return io::Error::other("the sending thread has ended");
                 }
             }
             Ok(_) => {}
@@ -125,7 +126,7 @@ fn receive_all(
     }
 }
 
-/// Sends each packet when it is due. All take equally long, so the next one is the first that came.
+/// Sends each packet when it is due. The delay of all is equal, so the queue is in the order of due times.
 fn send_when_due(due: &Receiver<Packet>, held: &Held, mut send: impl FnMut(&[u8])) {
     for packet in due {
         thread::sleep(packet.due.saturating_duration_since(Instant::now()));
@@ -134,12 +135,12 @@ fn send_when_due(due: &Receiver<Packet>, held: &Held, mut send: impl FnMut(&[u8]
     }
 }
 
-/// The bytes in flight in one direction: the bound of its queue.
+/// The number of bytes queued in one direction, which is bounded.
 #[derive(Debug, Default)]
 struct Held(AtomicUsize);
 
 impl Held {
-    /// Makes room for a packet of `length` bytes, unless there is none.
+    /// Reserves room for a packet of `length` bytes; false if it would exceed the bound.
     fn try_add(&self, length: usize) -> bool {
         let taken = self.0.fetch_add(length + PACKET_EXTRA_BYTES, Ordering::Relaxed);
         let fits = taken + length + PACKET_EXTRA_BYTES <= HELD_BYTES_MAX;
@@ -154,10 +155,11 @@ impl Held {
     }
 }
 
-/// More than any batch with its headers.
+/// The size of the read buffer: more than any batch with its headers.
 const PACKET_BYTES_MAX: usize = 1 << 17;
 
-/// 25 Gbit/s for 85 ms: more than a machine that has to do this as well can send, over the delays that matter.
+/// The bound of the queue in one direction: 25 Gbit/s for 85 ms, more than a machine that also runs this bridge can
+/// send.
 const HELD_BYTES_MAX: usize = 256 << 20;
 
 /// The maximum overhead of a queued packet beside its bytes.
@@ -171,14 +173,14 @@ mod tests {
     /// Goal: every packet arrives, in order, and none before its time. Method: packets over a local socket that is then
     /// closed; the time between is compared with the delay.
     #[test]
-    fn packets_take_their_time() {
+    fn packets_are_delayed() {
         let (inside, outside) = UnixDatagram::pair().unwrap();
         let arrived = Arc::new(Mutex::new(vec![]));
         let delay = Duration::from_millis(20);
         let forwarding = thread::spawn({
             let arrived = Arc::clone(&arrived);
             let note = move |packet: &[u8]| arrived.lock().unwrap().push((packet.to_vec(), Instant::now()));
-            // A closed socket brings empty packets for ever; a device would fail.
+            // A closed socket returns empty packets for ever; a device would fail.
             let receive = move |buffer: &mut [u8]| match inside.recv(buffer)? {
                 0 => Err(io::ErrorKind::BrokenPipe.into()),
                 length => Ok(length),
@@ -201,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_bounded() {
+    fn the_queue_is_bounded() {
         let held = Held::default();
         let batch = 64 << 10;
         let fitting = (0..).take_while(|_| held.try_add(batch)).count();
         assert_eq!(fitting, HELD_BYTES_MAX / (batch + PACKET_EXTRA_BYTES));
-        assert!(!held.try_add(batch), "and stays so");
+        assert!(!held.try_add(batch), "the refused batch is not counted");
         held.remove(batch);
         assert!(held.try_add(batch) && !held.try_add(batch));
     }

@@ -1,4 +1,4 @@
-//! The link between two namespaces: how it is made, and what it does to packets.
+//! The link between two namespaces: its devices, and the rate, loss and delay of its packets.
 
 use super::{End, NetworkArgs, delay, namespaces::Namespaces};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 use anyhow::Result;
 use std::{net::Ipv4Addr, time::Duration};
 
-/// The name of the device, at either end.
+/// The name of the network device at each end.
 const DEVICE: &str = "relay0";
 
 /// The address of `end`.
@@ -20,38 +20,38 @@ pub(super) fn address(end: End) -> Ipv4Addr {
     }
 }
 
-/// Joins `namespaces` by a pair of virtual devices.
+/// Joins `namespaces` by a veth pair.
 pub(super) fn cable(namespaces: &Namespaces) -> Result<()> {
     let receiving = namespaces.name(End::Receiving);
     namespaces.ip(End::Serving, &format!("link add {DEVICE} type veth peer name {DEVICE} netns {receiving}"))
 }
 
-/// Joins `namespaces` by a process of `this` program, which gives each packet its time.
+/// Joins `namespaces` by a process of `this` program that delays each packet.
 ///
-/// It makes both devices where it runs and holds them; one is then moved to the other end.
+/// The process creates both devices in its own namespace; the far one is then moved to the receiving end.
 pub(super) async fn bridge(namespaces: &Namespaces, this: &Program, delay_ms: u32) -> Result<Process> {
     let far = "relay1";
     let mut command = namespaces.command(End::Serving, this);
     let words = delay::words(DEVICE, far, delay_ms);
     command.arg(END_WITH_STDIN).args(words);
-    let mut bridge = Process::start("the bridge that delays".into(), command)?;
+    let mut bridge = Process::start("the delay bridge".into(), command)?;
     let Ready { .. } = bridge.line(BRIDGE_DEADLINE).await?;
     let receiving = namespaces.name(End::Receiving);
     namespaces.ip(End::Serving, &format!("link set {far} netns {receiving} name {DEVICE}"))?;
     for end in [End::Serving, End::Receiving] {
-        // Packets wait here for the bridge, which may not get a processor at once.
+        // The queue holds packets until the bridge gets a processor.
         namespaces.ip(end, &format!("link set {DEVICE} txqueuelen 10000"))?;
     }
     Ok(bridge)
 }
 
-/// Gives both ends of the link addresses and the properties that `args` ask for.
+/// Sets the addresses of both ends of the link, and the properties that `args` request.
 pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> {
     let mtu = u32::from(args.mtu) + HEADER_BYTES;
     for end in [End::Serving, End::Receiving] {
         namespaces.ip(end, &format!("addr add {}/24 dev {DEVICE}", address(end)))?;
         if args.segments {
-            // Batches that the device may not send are segmented just before they are sent.
+            // A batch of more segments than the device may send is split just before it is sent.
             namespaces.ip(end, &format!("link set {DEVICE} gso_max_segs 1"))?;
         }
         namespaces.ip(end, &format!("link set {DEVICE} mtu {mtu} up"))?;
@@ -67,9 +67,9 @@ pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> 
 
 /// The queueing discipline that limits the rate, if the link has one.
 ///
-/// The token bucket segments batches that exceed it. To let batches pass whole, the bucket is as large as they are; to
-/// segment them, it is small on slow links, so that packets leave one by one. It is never so small that a
-/// timer which is late costs part of the line.
+/// The token bucket splits batches that are larger than itself. To keep batches together, the bucket is as large as the
+/// largest batch; to split them, it is small on slow links, so that packets leave one by one. It always covers the
+/// delay of a late timer, which would otherwise reduce the rate.
 fn token_bucket(args: &NetworkArgs) -> Option<String> {
     let rate = args.rate?;
     let frames = 4 * (u64::from(args.mtu) + u64::from(HEADER_BYTES) + 14);
@@ -77,12 +77,12 @@ fn token_bucket(args: &NetworkArgs) -> Option<String> {
         true => rate.bytes_in_us(TIMER_US).max(frames),
         false => rate.bytes_in_us(TIMER_US).max(BATCH_BYTES).max(frames),
     };
-    // Like a switch with a few milliseconds of memory.
+    // The queue of a switch with a few milliseconds of memory.
     let limit = burst + rate.bytes_in_us(5000).max(1 << 20);
     Some(format!("tbf rate {}bit burst {burst} limit {limit}", rate.bits_per_s()))
 }
 
-/// The rules that lose some of what comes from the serving end, if any shall be lost.
+/// The nftables rules that drop a share of the packets from the serving end; `None` without loss.
 fn losing(args: &NetworkArgs) -> Option<String> {
     let of_million = args.loss?.of_million();
     let from = address(End::Serving);
@@ -92,10 +92,10 @@ fn losing(args: &NetworkArgs) -> Option<String> {
     ))
 }
 
-/// The headers of IPv4 and UDP.
+/// The size of the headers of IPv4 and UDP.
 const HEADER_BYTES: u32 = 28;
 
-/// More than any batch, whose payload is at most 64 KiB, takes with the headers of its packets.
+/// More than the size of any batch: at most 64 KiB of payload, and the headers of its packets.
 const BATCH_BYTES: u64 = 128 << 10;
 
 /// The maximum delay of a timer on a busy machine.
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_hold_whole_batches_unless_these_are_cut() {
+    fn buckets_hold_batches_unless_these_are_split() {
         let rule = |rate, segments| token_bucket(&args(Some(rate), segments, None)).unwrap();
         assert_eq!(rule("1Gbit", false), "tbf rate 1000000000bit burst 131072 limit 1179648");
         assert_eq!(rule("10Gbit", false), "tbf rate 10000000000bit burst 500000 limit 6750000");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_data() {
+    fn only_data_is_lost() {
         let rules = losing(&args(None, false, Some("1"))).unwrap();
         assert!(rules.contains("ip saddr 10.213.0.1 numgen random mod 1000000 < 10000 drop"), "{rules}");
         assert_eq!(losing(&args(None, false, None)), None);

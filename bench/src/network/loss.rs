@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A share, in percent: above 0, below 100.
+/// The share of lost packets, in percent: above 0, below 100.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Loss(f64);
 
 impl Loss {
-    /// The lost packets per million.
+    /// The number of lost packets per million.
     pub(super) fn of_million(self) -> u32 {
         (self.0 * 1e4).round() as u32
     }
@@ -18,7 +18,7 @@ impl Loss {
 impl FromStr for Loss {
     type Err = String;
 
-    /// Reads `1`, `0.1` or `1%`.
+    /// Parses `1`, `0.1` or `1%`.
     fn from_str(text: &str) -> Result<Self, String> {
         let number = text.strip_suffix('%').unwrap_or(text).trim_end();
         let percent: f64 = number.parse().map_err(|_| format!("{text:?} is no number"))?;

@@ -1,4 +1,4 @@
-//! Two network namespaces, and the tools that work in them.
+//! Two network namespaces, and the commands that run in them.
 
 use super::End;
 use crate::program::Program;
@@ -6,26 +6,26 @@ use anyhow::{Context, Result, bail};
 use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::process::Command;
 
-/// A network namespace for each end. Dropping it removes them, with all that is in them.
+/// A network namespace for each end. Dropping this removes both with their devices.
 pub(super) struct Namespaces {
     serving: String,
     receiving: String,
 }
 
 impl Namespaces {
-    /// Makes two, empty but for their loopback devices.
+    /// Creates two namespaces, empty but for their loopback devices.
     ///
     /// # Errors
-    /// When `ip` is missing, or the right to use it.
+    /// When `ip` or the privilege to use it is missing.
     pub(super) fn new() -> Result<Self> {
-        /// One process may have several networks.
+        /// Numbers the networks of this process.
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = |side| format!("relay-bench-{}-{number}-{side}", std::process::id());
         let namespaces = Self { serving: name("server"), receiving: name("client") };
         for end in [End::Serving, End::Receiving] {
             run("ip", &["netns", "add", namespaces.name(end)])?;
-            // A process may want to speak to itself.
+            // Some peers connect to their own address.
             namespaces.ip(end, "link set lo up")?;
         }
         Ok(namespaces)
@@ -39,7 +39,8 @@ impl Namespaces {
         }
     }
 
-    /// A command that runs `program` in the namespace at `end`. `ip` becomes the program, so its handle kills it.
+    /// A command that runs `program` in the namespace at `end`. `ip` replaces itself by the program with exec, so that
+    /// killing the child kills the program.
     pub(super) fn command(&self, end: End, program: &Program) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", self.name(end)]).args(program.words());
@@ -56,10 +57,10 @@ impl Namespaces {
         run_in("tc", self.name(end), words)
     }
 
-    /// Gives `nft` the `rules` of the namespace at `end`.
+    /// Loads nftables `rules` in the namespace at `end`.
     pub(super) fn nft(&self, end: End, rules: &str) -> Result<()> {
         run("ip", &["netns", "exec", self.name(end), "nft", rules])
-            .context("cannot lose packets: --loss needs nftables")
+            .context("cannot drop packets: --loss needs nftables")
     }
 }
 
@@ -79,7 +80,7 @@ fn run_in(tool: &str, namespace: &str, words: &str) -> Result<()> {
     run(tool, &words)
 }
 
-/// Runs `tool`, which takes milliseconds.
+/// Runs `tool` and waits for it, which takes milliseconds.
 fn run(tool: &str, words: &[&str]) -> Result<()> {
     let output = std::process::Command::new(tool).args(words).output();
     let output =

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Bits per second, of whole Ethernet frames without their checksum.
+/// Bits per second, counting Ethernet frames without their checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rate(u64);
@@ -14,7 +14,7 @@ impl Rate {
         self.0
     }
 
-    /// Bytes in `us` microseconds.
+    /// The number of bytes sent in `us` microseconds.
     pub(super) fn bytes_in_us(self, us: u64) -> u64 {
         (u128::from(self.0) * u128::from(us) / 8_000_000) as u64
     }
@@ -23,7 +23,7 @@ impl Rate {
 impl FromStr for Rate {
     type Err = String;
 
-    /// Reads `1Gbit`, `2.5 Gbit/s`, `100Mbit`.
+    /// Parses `1Gbit`, `2.5 Gbit/s` or `100Mbit`.
     fn from_str(text: &str) -> Result<Self, String> {
         let number_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(number_end);
@@ -36,7 +36,7 @@ impl FromStr for Rate {
         let number: f64 = number.parse().map_err(|_| format!("{text:?} does not begin with a number"))?;
         let bits_per_s = number * scale as f64;
         if !(MIN..=MAX).contains(&bits_per_s) {
-            return Err(format!("{text} is no rate that can be kept: from 1Mbit to 1000Gbit"));
+            return Err(format!("{text} is out of range: a rate is between 1Mbit and 1000Gbit"));
         }
         Ok(Self(bits_per_s.round() as u64))
     }
@@ -49,9 +49,10 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Powers of 1000, as networks count.
+/// The units of rates, in powers of 1000, and their bits per second.
 const UNITS: [(&str, u64); 3] = [("Gbit", 1_000_000_000), ("Mbit", 1_000_000), ("Kbit", 1000)];
 
+/// The range of rates, in bits per second.
 const MIN: f64 = 1e6;
 const MAX: f64 = 1e12;
 
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_people_write_them() {
+    fn rates_are_parsed_and_formatted() {
         for (text, bits_per_s, shown) in [
             ("1Gbit", 1_000_000_000, "1 Gbit/s"),
             ("2.5 Gbit/s", 2_500_000_000, "2.5 Gbit/s"),

@@ -1,12 +1,12 @@
 //! The worker that subscribes.
 
 use super::{
-    desk::{Desk, say},
-    goods::STREAM_TENSOR,
-    latency::Latencies,
+    driver_link::{DriverLink, send_report},
+    generator::STREAM_TENSOR,
+    latency::LatencyHistogram,
     order::{Consumption, Order, Path, Received, Report, Round, Traffic, Work},
-    proof::{self, Proof, Proving},
-    windows::Windows,
+    proof::{self, Proof, ProofHasher},
+    stream_content::StreamContent,
 };
 use crate::{clock, cpu::Usage};
 use anyhow::{Context, Result, bail};
@@ -19,44 +19,45 @@ use tensor_relay_client::{
     Client, Config, Connector, LaneStats, Lanes, Request, Snapshot, Subscription, Ticket, Topic, Tuning,
 };
 
-/// The deadline for a topic to appear: that of preparing. The driver gives up earlier.
+/// The deadline for the producer's topic to appear: longer than any deadline of the driver, which then reports the
+/// error.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 
-/// A slow reader's time: nine parts in ten it does nothing at all, not even take what the network brings.
+/// A slow reader blocks its only thread nine tenths of the time, so that it does not even read from the network.
 const ASLEEP: Duration = Duration::from_millis(90);
 const AWAKE: Duration = Duration::from_millis(10);
 
-/// Receives as `job` says, round by round.
+/// Runs the consumer described by `job`, round by round.
 ///
 /// # Errors
-/// When the producer cannot be reached, or sends something else than it should.
-pub(super) async fn run(job: Consumption, desk: &mut Desk) -> Result<()> {
+/// When the producer cannot be reached, or its versions are not the expected ones.
+pub(super) async fn run(job: Consumption, driver: &mut DriverLink) -> Result<()> {
     let ticket: Ticket = job.ticket.parse()?;
     let topic = ticket.topic().context("the driver's ticket names no topic")?.clone();
     let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
     let lanes = Lanes::Fixed(job.lanes);
     let config = Config { topic_timeout: TOPIC_TIMEOUT, lanes, ..Config::default() };
     let client = Client::connect_with(&Connector::new(tuning), &ticket, config).await?;
-    let windows = match &job.work {
-        Work::Stream { bytes, .. } => Some(Windows::new(*bytes)?),
+    let stream_content = match &job.work {
+        Work::Stream { bytes, .. } => Some(StreamContent::new(*bytes)?),
         Work::Version(_) => None,
     };
-    let consumer = Consumer { client, topic, windows, every: job.every, slow: job.slow };
-    let mut waiting = None;
-    say(&Report::Connected)?;
+    let consumer = Consumer { client, topic, stream_content, every: job.every, slow: job.slow };
+    let mut subscribed = None;
+    send_report(&Report::Connected)?;
     loop {
-        match desk.next().await? {
+        match driver.next_order().await? {
             Order::Prepare(round) => {
-                waiting = Some(consumer.subscribe(round).await?);
-                say(&Report::Waiting { round: round.number })?;
+                subscribed = Some(consumer.subscribe(round).await?);
+                send_report(&Report::Waiting { round: round.number })?;
             }
             Order::Begin { round: number, .. } => {
-                let waiting = waiting.take().filter(|waiting| waiting.round.number == number);
-                let waiting = waiting.context("the driver began a round that it did not prepare")?;
-                consumer.take_part(waiting, desk).await?;
+                let subscribed = subscribed.take().filter(|subscribed| subscribed.round.number == number);
+                let subscribed = subscribed.context("the driver began a round that it did not prepare")?;
+                consumer.run_round(subscribed, driver).await?;
             }
             Order::End => break,
-            other => bail!("the driver said {other:?} to a consumer"),
+            other => bail!("the driver sent {other:?} to a consumer"),
         }
     }
     consumer.client.close().await;
@@ -66,37 +67,37 @@ pub(super) async fn run(job: Consumption, desk: &mut Desk) -> Result<()> {
 struct Consumer {
     client: Client,
     topic: Topic,
-    /// The expected versions of a stream.
-    windows: Option<Windows>,
+    /// The expected content, if rounds are streams.
+    stream_content: Option<StreamContent>,
     every: bool,
     slow: bool,
 }
 
-/// A round that may begin.
-struct Waiting {
+/// A prepared round. `usage` and `traffic` are the counters before it.
+struct Subscribed {
     round: Round,
     subscription: Subscription,
     usage: Usage,
     traffic: Traffic,
 }
 
-/// Received versions, before they are compared.
-struct Got {
+/// The measurements of a round.
+struct Measured {
     versions: u64,
     missed: u64,
     bytes: u64,
     seconds: f64,
     chunks: u64,
-    one_way: Latencies,
-    /// The version, if it is not checked yet.
+    one_way: LatencyHistogram,
+    /// The received version, if it is yet to be compared. Those of streams were compared on arrival.
     snapshot: Option<Snapshot>,
 }
 
 impl Consumer {
-    async fn subscribe(&self, round: Round) -> Result<Waiting> {
+    async fn subscribe(&self, round: Round) -> Result<Subscribed> {
         let topic = self.topic.clone();
         let request = if self.every { Request::every(topic) } else { Request::latest(topic) };
-        Ok(Waiting {
+        Ok(Subscribed {
             round,
             subscription: self.client.subscribe_to(request).await?,
             usage: Usage::now(),
@@ -104,57 +105,57 @@ impl Consumer {
         })
     }
 
-    /// Receives what the round brings, and reports it; or stops when it is told to.
-    async fn take_part(&self, waiting: Waiting, desk: &mut Desk) -> Result<()> {
-        let Waiting { round, mut subscription, usage, traffic } = waiting;
+    /// Receives the versions of the round and reports the measurements, or stops on the driver's order.
+    async fn run_round(&self, subscribed: Subscribed, driver: &mut DriverLink) -> Result<()> {
+        let Subscribed { round, mut subscription, usage, traffic } = subscribed;
         let verified = subscription.progress_reader();
         let streamed = AtomicU64::new(0);
-        let progress = || match self.windows {
+        let progress = || match self.stream_content {
             Some(_) => streamed.load(Ordering::Relaxed),
             None => verified().verified_bytes,
         };
         let receive = async {
             let received = self.receive(round, &mut subscription, &streamed);
-            if self.slow { never_done(received).await } else { received.await }
+            if self.slow { receive_slowly(received).await } else { received.await }
         };
-        let Some(got) = desk.until_stopped(receive, progress).await? else {
-            return say(&Report::Stopped { round: round.number, bytes: progress() });
+        let Some(measured) = driver.until_stopped(receive, progress).await? else {
+            return send_report(&Report::Stopped { round: round.number, bytes: progress() });
         };
         let (first, lanes) = (self.client.lane_stats(), self.client.lanes());
         let cpu_s = Usage::now().since(usage).total_s();
-        let proof = match got.snapshot {
-            // Off the executor: it takes seconds for gigabytes, in which the connection must not die.
+        let proof = match measured.snapshot {
+            // Off the executor: hashing gigabytes takes seconds, and the connection's keep-alive must go on.
             Some(snapshot) => Some(tokio::task::spawn_blocking(move || proof_of(&snapshot)).await?),
             None => None,
         };
-        say(&Report::Received(Received {
+        send_report(&Report::Received(Received {
             round: round.number,
-            versions: got.versions,
-            missed: got.missed,
-            bytes: got.bytes,
-            seconds: got.seconds,
+            versions: measured.versions,
+            missed: measured.missed,
+            bytes: measured.bytes,
+            seconds: measured.seconds,
             cpu_s,
-            chunks: got.chunks,
+            chunks: measured.chunks,
             traffic: traffic_of(&lanes).since(traffic),
             path: Path::of(first, lanes.len()),
             proof,
-            one_way: got.one_way.buckets(),
+            one_way: measured.one_way.buckets(),
         }))
     }
 
-    async fn receive(&self, round: Round, from: &mut Subscription, streamed: &AtomicU64) -> Result<Got> {
-        match &self.windows {
-            Some(windows) => receive_stream(windows, round, from, streamed).await,
+    async fn receive(&self, round: Round, from: &mut Subscription, streamed: &AtomicU64) -> Result<Measured> {
+        match &self.stream_content {
+            Some(content) => receive_stream(content, round, from, streamed).await,
             None => {
                 let snapshot = from.next().await?;
                 let receipt = snapshot.receipt();
-                Ok(Got {
+                Ok(Measured {
                     versions: 1,
                     missed: 0,
                     bytes: snapshot.payload_bytes(),
                     seconds: receipt.duration.as_secs_f64(),
                     chunks: receipt.chunks.into(),
-                    one_way: Latencies::new(),
+                    one_way: LatencyHistogram::new(),
                     snapshot: Some(snapshot),
                 })
             }
@@ -162,20 +163,20 @@ impl Consumer {
     }
 }
 
-/// Receives versions up to the last of the round. Each is timed when it is there, and then checked.
+/// Receives versions up to the last of the round. Each is timed on arrival, and then compared.
 async fn receive_stream(
-    windows: &Windows,
+    content: &StreamContent,
     round: Round,
     from: &mut Subscription,
     streamed: &AtomicU64,
-) -> Result<Got> {
-    let mut got = Got {
+) -> Result<Measured> {
+    let mut measured = Measured {
         versions: 0,
         missed: 0,
         bytes: 0,
         seconds: 0.0,
         chunks: 0,
-        one_way: Latencies::new(),
+        one_way: LatencyHistogram::new(),
         snapshot: None,
     };
     let mut first = None;
@@ -186,42 +187,43 @@ async fn receive_stream(
         let tensor = snapshot
             .tensor(STREAM_TENSOR)
             .context("a version came without the stream's tensor")?;
-        let stamp = windows.read(&tensor)?;
-        got.one_way.record(now_ns.saturating_sub(stamp.published_ns));
-        got.versions += 1;
-        got.bytes += tensor.len() as u64;
-        got.chunks += u64::from(snapshot.receipt().chunks);
-        streamed.store(got.bytes, Ordering::Relaxed);
+        let stamp = content.read(&tensor)?;
+        measured.one_way.record(now_ns.saturating_sub(stamp.published_ns));
+        measured.versions += 1;
+        measured.bytes += tensor.len() as u64;
+        measured.chunks += u64::from(snapshot.receipt().chunks);
+        streamed.store(measured.bytes, Ordering::Relaxed);
         if stamp.index >= round.versions.saturating_sub(1) {
-            // Those before the first one included, of which no snapshot tells.
-            got.missed = round.versions.saturating_sub(got.versions);
-            got.seconds = begun.elapsed().as_secs_f64();
-            return Ok(got);
+            // Counted by the difference, because no snapshot counts the versions missed before the first one.
+            measured.missed = round.versions.saturating_sub(measured.versions);
+            measured.seconds = begun.elapsed().as_secs_f64();
+            return Ok(measured);
         }
     }
 }
 
-/// Does `work` slowly, and is not done when it is: a slow reader is only in the way until it is told to stop.
-async fn never_done<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let idle = async {
+/// Runs `work` slowly, and does not return after it: a slow reader stays until the driver stops it. Only errors are
+/// returned.
+async fn receive_slowly<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let work_then_wait = async {
         work.await?;
         std::future::pending().await
     };
     tokio::select! {
-        failed = idle => failed,
-        never = doze() => match never {},
+        failed = work_then_wait => failed,
+        never = block_thread() => match never {},
     }
 }
 
-/// Takes this process's only thread away from everything else, most of the time.
-async fn doze() -> Infallible {
+/// Blocks this process's only thread nine tenths of the time.
+async fn block_thread() -> Infallible {
     loop {
         std::thread::sleep(ASLEEP);
         tokio::time::sleep(AWAKE).await;
     }
 }
 
-/// The bytes of all `lanes` so far, without ended lanes.
+/// The packets and bytes of all open `lanes` so far.
 fn traffic_of(lanes: &[LaneStats]) -> Traffic {
     lanes
         .iter()
@@ -230,9 +232,9 @@ fn traffic_of(lanes: &[LaneStats]) -> Traffic {
 }
 
 fn proof_of(snapshot: &Snapshot) -> Proof {
-    let mut proving = Proving::new();
+    let mut hasher = ProofHasher::new();
     for (tensor, bytes) in snapshot.tensors() {
-        proving.add(&tensor.name, tensor.dtype, &tensor.shape, &proof::of_bytes(&bytes));
+        hasher.add(&tensor.name, tensor.dtype, &tensor.shape, &proof::hash_bytes(&bytes));
     }
-    proving.end()
+    hasher.finish()
 }

@@ -4,13 +4,13 @@ use crate::cells::Cells;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Durations in nanoseconds, each kept to within one percent, in some ten thousand counters whatever comes. Longer ones
-/// than a minute count as a minute.
+/// A histogram of durations in nanoseconds, with a resolution of one percent and a fixed number of buckets, about ten
+/// thousand. Durations above a minute count as a minute.
 #[derive(Debug, Clone)]
-pub(crate) struct Latencies(Histogram<u64>);
+pub(crate) struct LatencyHistogram(Histogram<u64>);
 
-/// The same as it travels, and as result files have it: how many durations were at most so many nanoseconds and more
-/// than those of the bucket before. Only buckets that are in use.
+/// The non-empty buckets of a histogram, as sent in reports and written to result files: pairs of the upper bound in
+/// nanoseconds and the number of durations between the bound of the bucket before and this one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Buckets(Vec<(u64, u64)>);
 
@@ -19,17 +19,17 @@ const LONGEST_NS: u64 = 60_000_000_000;
 /// Significant decimal digits.
 const PRECISION: u8 = 2;
 
-impl Latencies {
+impl LatencyHistogram {
     pub(crate) fn new() -> Self {
         Self(Histogram::new_with_bounds(1, LONGEST_NS, PRECISION).expect("these bounds are in order"))
     }
 
-    /// Counts a duration.
+    /// Adds a duration.
     pub(crate) fn record(&mut self, ns: u64) {
         self.0.saturating_record(ns);
     }
 
-    /// Counts all of somebody else's, who may say what it wants.
+    /// Adds the durations of another histogram. Its numbers come from another host and may be arbitrary.
     pub(crate) fn add(&mut self, buckets: &Buckets) {
         for (ns, count) in &buckets.0 {
             self.0.saturating_record_n(*ns, *count);
@@ -71,8 +71,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn shares_are_where_they_should_be() {
-        let mut latencies = Latencies::new();
+    fn percentiles_are_within_a_percent() {
+        let mut latencies = LatencyHistogram::new();
         (1..=1000).for_each(|us| latencies.record(us * 1000));
         let summary = latencies.summary().unwrap();
         let [count, min, p50, p99, max] =
@@ -80,13 +80,13 @@ mod tests {
         let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.011;
         assert_eq!(count, 1000.0);
         assert!(near(min, 1.0) && near(p50, 500.0) && near(p99, 990.0) && near(max, 1000.0));
-        assert_eq!(Latencies::new().summary(), None);
+        assert_eq!(LatencyHistogram::new().summary(), None);
     }
 
     /// Goal: the longest report of a histogram fits a line. Method: a duration in every bucket there is.
     #[test]
     fn the_fullest_histogram_fits_a_line() {
-        let mut latencies = Latencies::new();
+        let mut latencies = LatencyHistogram::new();
         let mut ns = 1;
         while ns < LONGEST_NS {
             latencies.record(ns);
@@ -101,13 +101,13 @@ mod tests {
     proptest! {
         /// Buckets survive the wire, and hostile ones cannot cause a panic.
         #[test]
-        fn buckets_hold_everything(values in prop::collection::vec(any::<u64>(), 0..200), lies in any::<Vec<(u64, u64)>>()) {
-            let mut latencies = Latencies::new();
+        fn buckets_survive_the_wire(values in prop::collection::vec(any::<u64>(), 0..200), hostile in any::<Vec<(u64, u64)>>()) {
+            let mut latencies = LatencyHistogram::new();
             values.iter().for_each(|ns| latencies.record(*ns));
-            let mut copy = Latencies::new();
+            let mut copy = LatencyHistogram::new();
             copy.add(&latencies.buckets());
             prop_assert_eq!(copy.buckets(), latencies.buckets());
-            copy.add(&Buckets(lies));
+            copy.add(&Buckets(hostile));
             copy.summary();
         }
     }

@@ -1,4 +1,4 @@
-//! The content of a version: its tensors and their bytes.
+//! The tensors of a large version, and their bytes.
 
 mod file;
 mod models;
@@ -23,15 +23,15 @@ pub(crate) struct Load {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Form {
-    /// One.
+    /// One tensor.
     Bulk { bytes: u64 },
-    /// Many of one size.
+    /// `count` tensors of `bytes` each.
     Equal { count: u32, bytes: u64 },
-    /// Those of a transformer that is made up to have this size ([`workload::StateDict`]).
+    /// The tensors of a generated transformer of this size ([`workload::StateDict`]).
     Generated { bytes: u64 },
-    /// Those of a known model.
+    /// The tensors of a known model.
     Known { model: Model, scale: f64 },
-    /// Those of a safetensors file of the producer's machine, with its bytes.
+    /// The tensors of a safetensors file on the producer's machine, with the bytes of the file.
     File { path: PathBuf },
 }
 
@@ -45,14 +45,14 @@ pub(crate) enum Content {
     Weights,
 }
 
-/// More tensors than any model has; each costs some hundred bytes.
+/// The maximum number of tensors: more than any model has. Each costs some hundred bytes of memory.
 const TENSORS_MAX: u32 = 1_000_000;
 
 impl Load {
     /// Plans the tensors, and opens the file if there is one.
     ///
     /// # Errors
-    /// When the file cannot be read, or numbers make no sense.
+    /// When the file cannot be read, or a size is out of range.
     pub(crate) fn open(&self) -> Result<Opened> {
         let generated = |specs| Opened { specs, bytes: Bytes::Generated(self.content) };
         Ok(match &self.form {
@@ -73,7 +73,7 @@ impl Load {
     }
 }
 
-/// A load whose tensors are known.
+/// A load with its planned tensors, ready to generate or read their bytes.
 pub(crate) struct Opened {
     specs: Vec<TensorSpec>,
     bytes: Bytes,
@@ -90,7 +90,7 @@ impl Opened {
         &self.specs
     }
 
-    /// Writes all bytes of the tensor at `index`, as they are in round `round`.
+    /// Writes all bytes that the tensor at `index` has in round `round`.
     ///
     /// # Errors
     /// When a file cannot be read, or has changed.
@@ -110,10 +110,10 @@ impl Opened {
     }
 }
 
-/// Sets the bytes of this harness apart from those of others.
+/// Makes these bytes differ from other uses of [`noise`].
 const SEED: u64 = 0x7275_6e00_0000_0000;
 
-/// A vector of `bytes`: of bf16, or of bytes where their number is odd.
+/// A vector of `bytes` bytes: of bf16 elements, or of u8 if the number is odd.
 fn tensor(name: &str, bytes: u64) -> Result<TensorSpec> {
     let (dtype, elements) =
         if bytes.is_multiple_of(2) { (Dtype::Bf16, bytes / 2) } else { (Dtype::U8, bytes) };
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_what_was_asked_for() {
+    fn sizes_are_the_requested_ones() {
         for bytes in [0, 1, 4095, 4096] {
             assert_eq!(filled(&load(Form::Bulk { bytes }, Content::Random), 0, 0).len() as u64, bytes);
         }
@@ -147,7 +147,7 @@ mod tests {
         assert!(refused.open().is_err());
     }
 
-    /// A round's bytes left in memory must not pass for those of the next.
+    /// Bytes of an earlier round that were left in memory must not pass for those of the next.
     #[test]
     fn rounds_and_tensors_differ() {
         for content in [Content::Random, Content::Weights] {

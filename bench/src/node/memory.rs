@@ -1,6 +1,6 @@
 //! The peak memory of a process.
 
-/// The most memory of this process that was resident at once, in bytes (`VmHWM`); `None` when the kernel does not tell.
+/// The peak resident memory of this process in bytes (`VmHWM`); `None` if the kernel does not report it.
 pub(crate) fn peak_resident_bytes() -> Option<u64> {
     peak_in(&std::fs::read_to_string("/proc/self/status").ok()?)
 }
@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peak_is_read_from_among_the_rest() {
+    fn the_peak_is_parsed() {
         assert_eq!(peak_in("VmPeak:\t 99 kB\nVmHWM:\t  12 kB\nVmRSS:\t 1 kB\n"), Some(12 << 10));
         assert_eq!(peak_in("VmHWM:\t many kB\n"), None);
         assert_eq!(peak_in(""), None);

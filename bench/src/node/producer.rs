@@ -1,13 +1,13 @@
 //! The worker that publishes.
 
 use super::{
-    desk::{Desk, say},
-    goods::{Goods, Made},
-    latency::Latencies,
+    driver_link::{DriverLink, send_report},
+    generator::{Generated, Generator},
+    latency::LatencyHistogram,
     order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic},
-    windows::{Stamp, Windows},
+    stream_content::{Stamp, StreamContent},
 };
-use crate::{clock, cpu::Usage};
+use crate::{clock, cpu::Usage, server};
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     convert::Infallible,
@@ -16,8 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_server::{
-    Access, Config, Identity, Keep, Listener, Publication, Publishable, Publisher, Server, Stage, Staged,
-    Staging, TensorSpec, Ticket, Topic, TopicOptions, Tuning, WhenFull,
+    Config, Keep, Publication, Publishable, Publisher, Server, Stage, Staged, Staging, TensorSpec, Topic,
+    TopicOptions, WhenFull,
 };
 
 /// The topic of all rounds.
@@ -26,40 +26,36 @@ const TOPIC: &str = "bench";
 /// The number of retained versions of a stream, for readers in mode `every`.
 const KEEP_VERSIONS: u32 = 64;
 
-/// How long the bytes of the last round may take to be free for the next, once nobody is sent any of them.
+/// How long to wait until the withdrawn version of the last round is freed.
 const FREE_MAX: Duration = Duration::from_secs(10);
 
-/// The interval at which that is checked.
-const FREE_LOOK: Duration = Duration::from_millis(5);
+/// The interval at which the server's memory is checked meanwhile.
+const FREE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The deadline for the server's shutdown.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Serves `job` at `listen`, round by round.
+/// Runs the producer described by `job` on the address `listen`, round by round.
 ///
 /// # Errors
-/// When nobody can be served there, the tensors cannot be had, or consumers do not commit in time.
-pub(super) async fn run(job: Production, listen: SocketAddr, desk: &mut Desk) -> Result<()> {
-    let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
-    let identity = Identity::ephemeral()?;
-    let listener = Listener::bind(listen, &identity, tuning)?;
-    let server = Server::start(listener, Access::open(), Config::default());
-    let address = server.local_address().to_string();
+/// When it cannot listen, the tensors cannot be generated or read, or consumers do not commit in time.
+pub(super) async fn run(job: Production, listen: SocketAddr, driver: &mut DriverLink) -> Result<()> {
     let topic = Topic::new(TOPIC)?;
-    let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
-    let goods = Arc::new(Goods::open(&job.work)?);
-    let mut producer = Producer { server, topic, goods, hold: job.hold, every: job.every, ready: None };
-    say(&Report::Serving { ticket: ticket.to_string() })?;
+    let (server, ticket) =
+        server::start(listen, job.udp_payload_max, Config::default(), Some(topic.clone()))?;
+    let generator = Arc::new(Generator::open(&job.work)?);
+    let mut producer = Producer { server, topic, generator, hold: job.hold, every: job.every, ready: None };
+    send_report(&Report::Serving { ticket: ticket.to_string() })?;
     loop {
-        match desk.next().await? {
-            Order::Prepare(round) => say(&Report::Prepared(producer.prepare(round).await?))?,
+        match driver.next_order().await? {
+            Order::Prepare(round) => send_report(&Report::Prepared(producer.prepare(round).await?))?,
             Order::Begin { round, patience_s } => {
                 let patience = Duration::from_secs(patience_s);
-                let sent = desk.until_stopped(producer.publish(round, patience), || 0).await?;
-                say(&Report::Sent(sent.context("the driver stopped the producer")?))?;
+                let sent = driver.until_stopped(producer.publish(round, patience), || 0).await?;
+                send_report(&Report::Sent(sent.context("the driver stopped the producer")?))?;
             }
             Order::End => break,
-            other => bail!("the driver said {other:?} to a producer"),
+            other => bail!("the driver sent {other:?} to a producer"),
         }
     }
     drop(producer.ready);
@@ -70,33 +66,33 @@ pub(super) async fn run(job: Production, listen: SocketAddr, desk: &mut Desk) ->
 struct Producer {
     server: Server,
     topic: Topic,
-    goods: Arc<Goods>,
+    generator: Arc<Generator>,
     hold: Hold,
     every: bool,
     ready: Option<Ready>,
 }
 
-/// A round that was prepared; after it, what keeps its last version on offer.
+/// A prepared round. It is kept after the round, because its publisher keeps the last version available.
 struct Ready {
     round: Round,
     publisher: Publisher,
-    /// The version, if there is one that is made beforehand.
-    held: Option<Publishable>,
+    /// The version, unless rounds are streams; `None` once it is published.
+    version: Option<Publishable>,
 }
 
 impl Producer {
-    /// Takes the last round's versions back, and makes those of `round`.
+    /// Withdraws the versions of the last round, and generates the version of `round`.
     async fn prepare(&mut self, round: Round) -> Result<Prepared> {
         if let Some(last) = self.ready.take() {
             last.publisher.withdraw();
             self.wait_until_free().await;
         }
         let publisher = self.server.publisher_with(self.topic.clone(), None, self.options())?;
-        let (goods, staging, hold) = (Arc::clone(&self.goods), self.server.staging(), self.hold);
-        // Off the executor: it takes seconds for gigabytes, in which no connection must die.
-        let made = tokio::task::spawn_blocking(move || goods.make(&staging, hold, round.number));
-        let Made { held, prepared } = made.await??;
-        self.ready = Some(Ready { round, publisher, held });
+        let (generator, staging, hold) = (Arc::clone(&self.generator), self.server.staging(), self.hold);
+        // Off the executor: generating gigabytes takes seconds, and the keep-alive of connections must go on.
+        let generated = tokio::task::spawn_blocking(move || generator.generate(&staging, hold, round.number));
+        let Generated { version, prepared } = generated.await??;
+        self.ready = Some(Ready { round, publisher, version });
         Ok(prepared)
     }
 
@@ -111,66 +107,67 @@ impl Producer {
         }
     }
 
-    /// Lets the next round reuse memory, instead of asking for as much again. When readers are slow to let go, it asks.
+    /// Waits until the memory of the last round is free, so that the next round reuses it. If readers still hold it at
+    /// the deadline, the next round allocates more.
     async fn wait_until_free(&self) {
         let free = async {
             while self.server.stats().staged_bytes > 0 {
-                tokio::time::sleep(FREE_LOOK).await;
+                tokio::time::sleep(FREE_INTERVAL).await;
             }
         };
         let _ = tokio::time::timeout(FREE_MAX, free).await;
     }
 
-    /// Publishes what was prepared, and waits until all readers committed it.
+    /// Publishes the prepared round, and waits until all readers have committed it.
     async fn publish(&mut self, number: u32, patience: Duration) -> Result<Sent> {
         let ready = self.ready.as_mut().filter(|ready| ready.round.number == number);
-        let Ready { round, publisher, held } =
+        let Ready { round, publisher, version } =
             ready.context("the driver began a round that it did not prepare")?;
-        let before = Books::of(&self.server);
-        let mut round_trips = Latencies::new();
+        let before = Counters::of(&self.server);
+        let mut round_trips = LatencyHistogram::new();
         let begun = Instant::now();
-        match &*self.goods {
-            Goods::Version(_) => {
-                let held = held.take().context("the driver began a round twice")?;
-                let publication = publisher.publish(held, vec![]).await?;
+        match &*self.generator {
+            Generator::Version(_) => {
+                let version = version.take().context("the driver began a round twice")?;
+                let publication = publisher.publish(version, vec![]).await?;
                 committed(publication, round.readers, patience).await?;
             }
-            Goods::Stream { windows, spec, pace } => {
-                let mut stream = Stream { windows, spec, staging: self.server.staging(), publisher };
+            Generator::Stream { content, spec, pace } => {
+                let mut stream = Stream { content, spec, staging: self.server.staging(), publisher };
                 stream.publish_all(*round, *pace, patience, &mut round_trips).await?;
             }
         }
         let seconds = begun.elapsed().as_secs_f64();
-        let books = Books::of(&self.server);
+        let after = Counters::of(&self.server);
         Ok(Sent {
             round: number,
             versions: round.versions,
             seconds,
-            cpu_s: books.usage.since(before.usage).total_s(),
-            traffic: books.traffic.since(before.traffic),
-            chunks_hashed: books.hashed - before.hashed,
+            cpu_s: after.usage.since(before.usage).total_s(),
+            traffic: after.traffic.since(before.traffic),
+            chunks_hashed: after.hashed - before.hashed,
             round_trips: round_trips.buckets(),
         })
     }
 }
 
-/// The counters at the beginning and at the end of a round.
-struct Books {
+/// The counters that a round increases.
+struct Counters {
     usage: Usage,
     traffic: Traffic,
     hashed: u64,
 }
 
-impl Books {
+impl Counters {
     fn of(server: &Server) -> Self {
         let stats = server.stats();
         Self { usage: Usage::now(), traffic: stats.traffic.into(), hashed: stats.stages.begun(Stage::Encode) }
     }
 }
 
-/// The versions of a round, as they are published.
+/// Generates and publishes the versions of a stream.
 struct Stream<'a> {
-    windows: &'a Windows,
+    content: &'a StreamContent,
     spec: &'a TensorSpec,
     staging: Staging,
     publisher: &'a mut Publisher,
@@ -182,13 +179,13 @@ impl Stream<'_> {
         round: Round,
         pace: Pace,
         patience: Duration,
-        round_trips: &mut Latencies,
+        round_trips: &mut LatencyHistogram,
     ) -> Result<()> {
         let begun = tokio::time::Instant::now();
         let mut last = None;
         for index in 0..round.versions {
             if let Pace::PerSecond(rate) = pace {
-                // By a timetable that does not wait for who is late: who is, makes up for it.
+                // A fixed timetable: after a delay, versions are published without a pause until it is caught up with.
                 let due = begun + Duration::from_secs_f64(index as f64 / f64::from(rate.max(1)));
                 tokio::time::sleep_until(due).await;
             }
@@ -209,7 +206,7 @@ impl Stream<'_> {
 
     async fn publish_one(&mut self, stamp: Stamp) -> Result<Publication> {
         let staged = Staged::new::<Infallible>(&self.staging, vec![self.spec.clone()], vec![], |_, out| {
-            self.windows.write(stamp, out);
+            self.content.write(stamp, out);
             Ok(())
         })?;
         Ok(self.publisher.publish(staged, vec![]).await?)

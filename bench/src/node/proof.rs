@@ -1,30 +1,31 @@
-//! A digest of a snapshot, with which the driver compares received and published bytes.
+//! A hash of a snapshot, by which the driver compares received and published bytes.
 
 use serde::{Deserialize, Serialize};
 use tensor_relay_protocol::{Dtype, Shape, TensorName};
 
-/// A hash of the names, dtypes, shapes and bytes of all tensors in their order. It is made by other code, and another
-/// function, than what tensor-relay checks chunks with.
+/// A hash of the names, dtypes, shapes and bytes of all tensors in their order. It is independent of tensor-relay's own
+/// chunk hashes: other code, and another hash function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Proof(String);
 
-/// A proof in the making.
-pub(crate) struct Proving(blake3::Hasher);
+/// Computes a [`Proof`] tensor by tensor.
+pub(crate) struct ProofHasher(blake3::Hasher);
 
 /// The hash of one tensor's bytes.
 pub(crate) type BytesHash = blake3::Hash;
 
 /// Hashes the bytes of one tensor, at several GB/s.
-pub(crate) fn of_bytes(bytes: &[u8]) -> BytesHash {
+pub(crate) fn hash_bytes(bytes: &[u8]) -> BytesHash {
     blake3::hash(bytes)
 }
 
-impl Proving {
+impl ProofHasher {
     pub(crate) fn new() -> Self {
         Self(blake3::Hasher::new())
     }
 
-    /// Adds the next tensor. Each part has a fixed length, or its length before it: no two lists of tensors look alike.
+    /// Adds the next tensor. Each field has a fixed length or is preceded by its length, so different lists of tensors
+    /// never hash the same bytes.
     pub(crate) fn add(&mut self, name: &TensorName, dtype: Dtype, shape: &Shape, bytes: &BytesHash) {
         let name = name.as_str().as_bytes();
         self.0.update(&(name.len() as u64).to_le_bytes()).update(name);
@@ -36,7 +37,7 @@ impl Proving {
         self.0.update(bytes.as_bytes());
     }
 
-    pub(crate) fn end(self) -> Proof {
+    pub(crate) fn finish(self) -> Proof {
         Proof(self.0.finalize().to_hex().to_string())
     }
 }
@@ -46,20 +47,20 @@ mod tests {
     use super::*;
 
     fn proof(tensors: &[(&str, Dtype, &[u64], &[u8])]) -> Proof {
-        let mut proving = Proving::new();
+        let mut hasher = ProofHasher::new();
         for (name, dtype, shape, bytes) in tensors {
-            proving.add(
+            hasher.add(
                 &TensorName::new(name).unwrap(),
                 *dtype,
                 &Shape::new(shape).unwrap(),
-                &of_bytes(bytes),
+                &hash_bytes(bytes),
             );
         }
-        proving.end()
+        hasher.finish()
     }
 
     #[test]
-    fn everything_counts() {
+    fn every_field_counts() {
         let base = proof(&[("a", Dtype::U8, &[2], b"xy"), ("b", Dtype::U8, &[1], b"z")]);
         assert_eq!(base, proof(&[("a", Dtype::U8, &[2], b"xy"), ("b", Dtype::U8, &[1], b"z")]));
         for other in [

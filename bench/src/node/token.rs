@@ -1,23 +1,23 @@
-//! The secret that a driver must know to give a node work.
+//! The secret by which a node authenticates a driver.
 
 use std::{fmt, str::FromStr};
 
-/// A token, as `node` prints it and `run` is given it. It never travels: who knows it answers a fresh challenge with a
-/// keyed hash of it. What follows is neither encrypted nor signed, so whoever can change packets between the two can
-/// still give orders: it keeps strangers out, not attackers on the path.
+/// A token, shared by `node` and `run`. It is never sent: a driver that knows it answers a random challenge with a
+/// keyed hash of it. The orders that follow are neither encrypted nor signed, so an attacker who can modify packets
+/// between the two can still inject orders.
 #[derive(Clone)]
 pub struct Token(String);
 
-/// Fewer characters could be guessed.
+/// The minimum length: fewer characters could be guessed.
 const CHARS_MIN: usize = 8;
 
-/// More would be no word for a command line.
+/// The maximum length, so that a token fits a command line.
 const CHARS_MAX: usize = 256;
 
-/// Sets these hashes apart from all others.
+/// The context of the derived key: it makes these hashes differ from those for other purposes.
 const PURPOSE: &str = "tensor-relay bench 2026-11-21: a driver's answer to a node";
 
-/// Why a text is no token.
+/// The error for a text that is no token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a token has {CHARS_MIN} to {CHARS_MAX} visible characters; without --token, `node` makes and prints one"
@@ -25,24 +25,24 @@ const PURPOSE: &str = "tensor-relay bench 2026-11-21: a driver's answer to a nod
 pub struct TokenError;
 
 impl Token {
-    /// A fresh one of 128 random bits.
+    /// A new token of 128 random bits.
     pub(crate) fn random() -> Self {
         Self(format!("{:032x}", rand::random::<u128>()))
     }
 
-    /// The token in full, to be shown to the person who has to pass it on.
+    /// The token in clear text, to be shown to the user.
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// The answer to `challenge` by a holder of the token.
+    /// The answer that proves knowledge of the token to the sender of `challenge`.
     pub(crate) fn answer(&self, challenge: &str) -> String {
         self.keyed(challenge).to_hex().to_string()
     }
 
-    /// Whether `answer` is what somebody says who knows it. Takes the same time for all wrong answers.
+    /// Whether `answer` proves knowledge of the token. Takes the same time for all wrong answers.
     pub(crate) fn accepts(&self, challenge: &str, answer: &str) -> bool {
-        // The comparison of such hashes takes constant time.
+        // `blake3::Hash` compares in constant time.
         blake3::Hash::from_hex(answer).is_ok_and(|answer| answer == self.keyed(challenge))
     }
 
@@ -78,7 +78,7 @@ mod tests {
         let (token, other) = (Token::random(), Token::random());
         let answer = token.answer("one");
         assert!(token.accepts("one", &answer));
-        assert!(!token.accepts("two", &answer), "an answer that was overheard is worth nothing");
+        assert!(!token.accepts("two", &answer), "an intercepted answer cannot be replayed");
         assert!(!other.accepts("one", &answer));
         for wrong in ["", "00", &"é".repeat(32), &"0".repeat(64), &answer[1..]] {
             assert!(!token.accepts("one", wrong), "{wrong:?}");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_words_and_stay_secret() {
+    fn tokens_are_checked_and_not_printed() {
         for wrong in ["", "short", "with a space in it", "tab\tand more", &"x".repeat(257)] {
             assert!(wrong.parse::<Token>().is_err(), "{wrong:?}");
         }

@@ -1,10 +1,10 @@
-//! The process that does the work, at either end: the same on the driver's machine and on another.
+//! The worker, a process that runs the producer or one consumer, on the driver's machine or behind a node.
 //!
-//! It is a process of its own for each job, so that its CPU time and its memory are those of the job alone.
+//! Each job has a worker of its own, so that the CPU time and the memory of the process are those of the job.
 
 use super::{
     consumer,
-    desk::{Desk, DriverGone, say},
+    driver_link::{DriverGone, DriverLink, send_report},
     memory,
     order::{Introduction, Order, Report},
     producer,
@@ -13,37 +13,37 @@ use crate::{clock, origin::Origin};
 use anyhow::{Result, bail};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// The default address of a worker's server.
+/// The options of a worker.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct WorkerArgs {
-    /// The address of this machine.
+    /// The address on which a producer serves.
     #[arg(long, default_value_t = SocketAddr::from((IpAddr::V4(Ipv4Addr::LOCALHOST), 0)))]
     pub(crate) data: SocketAddr,
 }
 
-/// Does what the driver behind standard input says.
+/// Follows the orders of the driver behind standard input.
 ///
 /// # Errors
-/// When something goes wrong, after the driver was told.
+/// The error of the job, after it was reported to the driver.
 pub(crate) async fn run(args: WorkerArgs) -> Result<()> {
-    let mut desk = Desk::new();
-    match work(&mut desk, args).await {
-        Ok(()) => say(&Report::Ended { peak_resident_bytes: memory::peak_resident_bytes() }),
-        // It was killed, or interrupted: that is no fault of ours, and nobody would read it.
+    let mut driver = DriverLink::new();
+    match work(&mut driver, args).await {
+        Ok(()) => send_report(&Report::Ended { peak_resident_bytes: memory::peak_resident_bytes() }),
+        // The driver was killed or interrupted: no failure of this worker, and there is no driver to read a report.
         Err(error) if error.is::<DriverGone>() => Ok(()),
         Err(error) => {
-            say(&Report::Failed { reason: format!("{error:#}") })?;
+            send_report(&Report::Failed { reason: format!("{error:#}") })?;
             Err(error)
         }
     }
 }
 
-async fn work(desk: &mut Desk, args: WorkerArgs) -> Result<()> {
-    say(&Report::Here(Introduction { origin: Origin::here(), clock: clock::name() }))?;
-    match desk.next().await? {
-        Order::Produce(job) => producer::run(job, args.data, desk).await,
-        Order::Consume(job) => consumer::run(job, desk).await,
+async fn work(driver: &mut DriverLink, args: WorkerArgs) -> Result<()> {
+    send_report(&Report::Here(Introduction { origin: Origin::here(), clock: clock::name() }))?;
+    match driver.next_order().await? {
+        Order::Produce(job) => producer::run(job, args.data, driver).await,
+        Order::Consume(job) => consumer::run(job, driver).await,
         Order::End => Ok(()),
-        other => bail!("the driver said {other:?} before it said what to be"),
+        other => bail!("the driver sent {other:?} before it assigned a job"),
     }
 }

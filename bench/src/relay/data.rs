@@ -1,4 +1,4 @@
-//! The content of a comparison: incompressible bytes, or values with the statistics of models.
+//! The content of the payload in a comparison: incompressible bytes, or values with the statistics of model weights.
 
 use crate::{noise, workload};
 use anyhow::{Result, ensure};
@@ -10,17 +10,17 @@ use tensor_relay_server::{Dtype, Shape, TensorName, TensorSpec};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Data {
-    /// Random bytes, which travel raw: what is compared is the way of a byte.
+    /// Random bytes, which no codec makes smaller.
     #[default]
     Noise,
-    /// Normal weights in bf16, with the exponents of real ones: codecs find a third to save.
+    /// Normally distributed weights in bf16, with the exponents of real weights: codecs save a third.
     Weights,
-    /// The same in f32: codecs find a sixth to save.
+    /// The same in f32: codecs save a sixth.
     WeightsF32,
 }
 
 impl Data {
-    /// The word that stands for it.
+    /// Its name on the command line.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Noise => "noise",
@@ -29,10 +29,10 @@ impl Data {
         }
     }
 
-    /// So many `tensors` that together have so many `bytes`.
+    /// Divides `bytes` into this number of `tensors`.
     ///
     /// # Errors
-    /// When the bytes are no whole number of elements.
+    /// When `bytes` is no multiple of the element size.
     pub(super) fn specs(self, bytes: u64, tensors: u32) -> Result<Vec<TensorSpec>> {
         let dtype = self.dtype();
         let element_bytes = u64::from(dtype.bits() / 8);
@@ -44,14 +44,10 @@ impl Data {
         (0u32..).zip(cut(bytes / element_bytes, tensors)).map(spec).collect()
     }
 
-    /// Fills `out` with the bytes of the tensor with this number.
+    /// Fills `out` with the bytes of tensor number `tensor`.
     pub(super) fn fill(self, tensor: usize, out: &mut [u8]) {
         match self {
-            Self::Noise => {
-                for (index, word) in (0..).zip(out.chunks_mut(8)) {
-                    word.copy_from_slice(&noise::at(tensor as u64, index).to_le_bytes()[..word.len()]);
-                }
-            }
+            Self::Noise => noise::fill(tensor as u64, out),
             Self::Weights | Self::WeightsF32 => workload::fill_with_weights(self.dtype(), tensor as u64, out),
         }
     }
@@ -65,11 +61,11 @@ impl Data {
     }
 }
 
-/// The sizes of so many `tensors` that together have so many `elements`: the first ones take what does not divide.
+/// Divides `elements` into this number of `tensors`; the remainder goes to the first ones, an element each.
 fn cut(elements: u64, tensors: u32) -> impl Iterator<Item = u64> {
     let tensors = u64::from(tensors);
-    let (each, rest) = (elements / tensors, elements % tensors);
-    (0..tensors).map(move |number| each + u64::from(number < rest))
+    let (each, remainder) = (elements / tensors, elements % tensors);
+    (0..tensors).map(move |number| each + u64::from(number < remainder))
 }
 
 #[cfg(test)]
@@ -77,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_size_can_be_cut() {
+    fn any_size_can_be_divided() {
         assert_eq!(cut(10, 4).collect::<Vec<_>>(), [3, 3, 2, 2]);
         assert_eq!(cut(2, 3).collect::<Vec<_>>(), [1, 1, 0]);
         assert_eq!(cut(1 << 30, 10_000).sum::<u64>(), 1 << 30);
@@ -85,8 +81,7 @@ mod tests {
 
     #[test]
     fn elements_are_whole() {
-        let bytes = |specs: Vec<TensorSpec>| specs.len() as u64;
-        assert_eq!(bytes(Data::Weights.specs(1000, 3).unwrap()), 3);
+        assert_eq!(Data::Weights.specs(1000, 3).unwrap().len(), 3);
         assert!(Data::Weights.specs(1001, 3).is_err());
         assert!(Data::Noise.specs(1001, 3).is_ok());
     }

@@ -1,8 +1,8 @@
-//! Small tensors, published when they are asked for.
+//! Small tensors, published on request.
 //!
-//! The receiving side asks over a plain TCP connection to the port after the serving side's, a byte for each version. What is
-//! measured begins before the serving side stages the tensor (the time is taken then, and written into the bytes while they
-//! are staged), covers publishing, and ends when the receiving side's program has the committed snapshot.
+//! The receiving side requests each version by a byte, over a plain TCP connection to the port after the serving
+//! side's. The measured time begins before the serving side stages the tensor, which contains this time, includes
+//! publishing, and ends when the receiving program has the committed snapshot.
 
 use crate::{
     contender::Small,
@@ -26,7 +26,7 @@ const TENSOR: &str = "message";
 /// The deadline of one version.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Publishes versions of its topic when somebody asks.
+/// Publishes a version of its topic for each request.
 pub(super) struct SmallPublisher {
     listener: TcpListener,
     publisher: Publisher,
@@ -34,15 +34,15 @@ pub(super) struct SmallPublisher {
 }
 
 impl SmallPublisher {
-    /// Listens on the TCP port [after](asked_at) that of `server`.
+    /// Listens on the TCP port [after](request_address) that of `server`.
     ///
     /// # Errors
     /// When that port is taken.
     pub(super) async fn new(server: &Server) -> Result<Self> {
-        let address = asked_at(server.local_address());
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("TCP port {address} is taken, over which small tensors are asked for")
-        })?;
+        let address = request_address(server.local_address());
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("cannot listen on {address} (TCP) for requests of small tensors"))?;
         Ok(Self { listener, publisher: server.publisher(Topic::new(TOPIC)?)?, staging: server.staging() })
     }
 
@@ -52,11 +52,11 @@ impl SmallPublisher {
     /// When a version cannot be published. A connection that breaks is no error.
     pub(super) async fn run(mut self) -> Result<()> {
         loop {
-            let (mut asking, _) = self.listener.accept().await?;
-            asking.set_nodelay(true)?;
+            let (mut requests, _) = self.listener.accept().await?;
+            requests.set_nodelay(true)?;
             let mut last: Option<Publication> = None;
-            while let Ok(_word) = asking.read_u8().await {
-                // One at a time: the acknowledgement of a message is not part of the next one's time.
+            while let Ok(_request) = requests.read_u8().await {
+                // One at a time: the acknowledgement of a message is not part of the next one's latency.
                 if let Some(mut last) = last.take() {
                     last.committed(1, DEADLINE).await;
                 }
@@ -77,29 +77,29 @@ impl SmallPublisher {
     }
 }
 
-/// The address for requests of small tensors, beside `server`.
-fn asked_at(server: SocketAddr) -> SocketAddr {
+/// The TCP address for requests of small tensors from the server at `server`.
+fn request_address(server: SocketAddr) -> SocketAddr {
     SocketAddr::new(server.ip(), server.port().checked_add(1).unwrap_or(u16::MAX - 1))
 }
 
-/// Asks the server at `remote`, which `client` is connected to, for small tensors, one after the other, until `count` of
-/// them count.
+/// Requests small tensors, one after the other, from the server at `remote`, to which `client` is connected. `count` of
+/// them are counted, after those to warm up.
 ///
 /// # Errors
-/// When a version does not come in time, or is none of ours.
+/// When a version is not received in time, or is not the expected one.
 pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> Result<Small> {
-    let mut asking = TcpStream::connect(asked_at(remote))
+    let mut requests = TcpStream::connect(request_address(remote))
         .await
-        .context("nobody listens for who asks for small tensors")?;
-    asking.set_nodelay(true)?;
+        .context("cannot connect to request small tensors")?;
+    requests.set_nodelay(true)?;
     let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
     let mut latencies = Latencies::new(count);
     for number in 0..latency::messages(count) {
-        asking.write_u8(1).await?;
+        requests.write_u8(1).await?;
         let snapshot = timeout(DEADLINE, subscription.next())
             .await
-            .with_context(|| format!("small tensor {number} did not come within {DEADLINE:?}"))??;
-        let message = snapshot.tensor(TENSOR).context("a snapshot came without its tensor")?;
+            .with_context(|| format!("small tensor {number} was not received within {DEADLINE:?}"))??;
+        let message = snapshot.tensor(TENSOR).context("a snapshot has no small tensor")?;
         latencies.add(&message)?;
     }
     Ok(latencies.summary())

@@ -1,4 +1,4 @@
-//! The ticket, on its way from the serving side to the receiving one. Both are on one machine.
+//! Passes the ticket from the serving side to the receiving side, on the same machine, through a file.
 
 use anyhow::{Context, Result};
 use std::{
@@ -9,24 +9,25 @@ use std::{
 };
 use tensor_relay_client::Ticket;
 
-/// The file that holds the ticket until a receiver takes it, or this is dropped.
+/// The file with the ticket. It is removed when a receiver takes the ticket, or when this is dropped.
 #[derive(Debug)]
 pub(crate) struct TicketFile(PathBuf);
 
 impl TicketFile {
-    /// Leaves `ticket`, of the server at `port`, for processes of the same user. One that a killed server left is replaced.
+    /// Writes `ticket` of the server at `port` to a file for processes of the same user. A file that a killed server
+    /// left is replaced.
     ///
     /// # Errors
-    /// When a file of this name belongs to somebody else, or cannot be written.
-    pub(super) fn leave(port: u16, ticket: &Ticket) -> Result<Self> {
+    /// When a file of this name belongs to another user, or cannot be written.
+    pub(super) fn create(port: u16, ticket: &Ticket) -> Result<Self> {
         let path = path(port);
-        let context = || format!("cannot leave a ticket in {}", path.display());
+        let context = || format!("cannot write a ticket to {}", path.display());
         if let Err(error) = fs::remove_file(&path)
             && error.kind() != ErrorKind::NotFound
         {
             return Err(error).with_context(context);
         }
-        // Never through a link that somebody else put there.
+        // `create_new` does not follow a symbolic link that another user may have put there.
         let mut options = OpenOptions::new();
         let created = options.write(true).create_new(true).mode(OWNER_ONLY).open(&path);
         let mut file = created.with_context(context)?;
@@ -42,10 +43,10 @@ impl Drop for TicketFile {
     }
 }
 
-/// Takes the ticket of the server at `port`: nobody else finds it any more.
+/// Reads the ticket of the server at `port` and removes its file.
 ///
 /// # Errors
-/// When no server left one, or it is none.
+/// When there is no file, or its content is no ticket.
 pub(super) fn take(port: u16) -> Result<Ticket> {
     let path = path(port);
     let ticket = fs::read_to_string(&path).with_context(|| format!("no server wrote {}", path.display()))?;
@@ -64,12 +65,13 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Goal: a ticket is its owner's, is taken once, and nothing is left of it. Method: ports on which nobody serves.
+    /// Goal: only its user can read a ticket, it is taken once, and its file is removed. Method: a port without a
+    /// server.
     #[test]
     fn a_ticket_is_taken_once() {
         let ticket = Ticket::new(vec!["127.0.0.1:1".into()], vec![[7; 32]], None).unwrap();
-        let _replaced = TicketFile::leave(1, &ticket).unwrap();
-        let file = TicketFile::leave(1, &ticket).unwrap();
+        let _replaced = TicketFile::create(1, &ticket).unwrap();
+        let file = TicketFile::create(1, &ticket).unwrap();
         let mode = fs::metadata(&file.0).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, OWNER_ONLY);
         assert_eq!(take(1).unwrap().to_string(), ticket.to_string());
@@ -77,9 +79,9 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_goes_with_its_server() {
+    fn the_file_is_removed_with_its_server() {
         let ticket = Ticket::new(vec!["127.0.0.1:2".into()], vec![[7; 32]], None).unwrap();
-        drop(TicketFile::leave(2, &ticket).unwrap());
+        drop(TicketFile::create(2, &ticket).unwrap());
         assert!(!path(2).exists());
     }
 }

@@ -1,14 +1,14 @@
-//! Results as one page that needs nothing else.
+//! Results as one self-contained HTML page.
 
 use super::{
-    Read,
+    ResultFile,
     svg::{self, escape},
 };
 use crate::table::{Kind, Table};
 use std::fmt::Write;
 
-/// All `results`, one below the other.
-pub(super) fn page(results: &[Read]) -> String {
+/// A page with a section for each of `results`.
+pub(super) fn page(results: &[ResultFile]) -> String {
     let mut text =
         format!("{HEAD}<style>{STYLE}</style>\n</head>\n<body>\n<h1>tensor-relay: measurements</h1>\n");
     text.push_str(&legend());
@@ -19,21 +19,21 @@ pub(super) fn page(results: &[Read]) -> String {
 
 fn legend() -> String {
     let kinds = [
-        (Kind::Ours, "tensor-relay, which encrypts"),
-        (Kind::Encrypted, "others that encrypt"),
-        (Kind::Plain, "others that do not"),
+        (Kind::Ours, "tensor-relay, encrypted"),
+        (Kind::Encrypted, "others, encrypted"),
+        (Kind::Plain, "others, unencrypted"),
     ];
     let items = kinds.map(|(kind, what)| {
         let class = svg::class(kind);
         format!("<svg class=\"key\" viewBox=\"0 0 12 12\"><rect class=\"{class}\" width=\"12\" height=\"12\"/></svg> {what}")
     });
     format!(
-        "<p class=\"legend\">{}. A line across a bar is the spread of its runs.</p>\n",
+        "<p class=\"legend\">{}. A line across a bar is the range of its runs.</p>\n",
         items.join(" &emsp; ")
     )
 }
 
-fn section(text: &mut String, result: &Read) {
+fn section(text: &mut String, result: &ResultFile) {
     let _ = writeln!(text, "<section>\n<h2>{}</h2>", escape(&result.title));
     let _ = writeln!(text, "<p>{}<br>{}.</p>", escape(&result.about), escape(&result.origin.to_string()));
     svg::charts(&result.tables)

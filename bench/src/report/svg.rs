@@ -1,4 +1,4 @@
-//! Bars with their spread, as SVG.
+//! Bar charts with the range of each value, as SVG.
 
 use crate::{
     stats::{Summary, number},
@@ -6,9 +6,9 @@ use crate::{
 };
 use std::fmt::Write;
 
-/// One measure of several, side by side.
+/// A bar chart of one number.
 pub(super) struct Chart {
-    /// The title, the unit, and whether more is better.
+    /// The number's name and unit, and whether more or less is better.
     title: &'static str,
     bars: Vec<Bar>,
 }
@@ -19,7 +19,8 @@ struct Bar {
     value: Summary,
 }
 
-/// The bars drawn from `tables`: each number from the first table that has it, the best first.
+/// The charts of `tables`: one for each number of [`CHARTS`], from the first table that has it. The best bar comes
+/// first.
 pub(super) fn charts(tables: &[Table]) -> Vec<Chart> {
     let chart = |(number, title): (&str, &'static str)| {
         let bars = |table: &Table| {
@@ -47,7 +48,7 @@ const CHARTS: [(&str, &str); 5] = [
     ("publish_to_commit_ms", "Publish to commit, milliseconds: less is better"),
 ];
 
-/// `text` as it is written inside of HTML and SVG, also in attributes.
+/// Escapes `text` for HTML and SVG, attributes included.
 pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -55,7 +56,7 @@ pub(super) fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// Draws `chart`. Its colours are those of the page that it stands in.
+/// Draws `chart`. The style sheet of the page sets its colours.
 pub(super) fn draw(chart: &Chart) -> String {
     let height = TOP + chart.bars.len() as f64 * STEP;
     let scale = Scale::of(&chart.bars);
@@ -91,7 +92,7 @@ fn draw_bar(text: &mut String, bar: &Bar, top: f64, scale: Scale) {
     );
 }
 
-/// The class of a bar, which the page gives a colour.
+/// The CSS class of a bar or row, which sets its colour.
 pub(super) fn class(kind: Kind) -> &'static str {
     match kind {
         Kind::Ours => "ours",
@@ -100,27 +101,28 @@ pub(super) fn class(kind: Kind) -> &'static str {
     }
 }
 
-/// The width of a value.
+/// Converts values to widths.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
-    most: f64,
+    /// The value of the maximum width.
+    max: f64,
 }
 
 impl Scale {
-    /// The largest value gets the whole width. A spread that goes far beyond all values is cut at their double, so that
-    /// one outlier does not make all others small.
+    /// The largest maximum has the full width, unless it exceeds twice the largest median: then it is truncated there,
+    /// so that one outlier does not make all bars small.
     fn of(bars: &[Bar]) -> Self {
-        let most_of = |value: fn(&Bar) -> f64| bars.iter().map(value).fold(0.0, f64::max);
-        let most = most_of(|bar| bar.value.max).min(2.0 * most_of(|bar| bar.value.median));
-        Self { most: if most > 0.0 { most } else { 1.0 } }
+        let largest = |value: fn(&Bar) -> f64| bars.iter().map(value).fold(0.0, f64::max);
+        let max = largest(|bar| bar.value.max).min(2.0 * largest(|bar| bar.value.median));
+        Self { max: if max > 0.0 { max } else { 1.0 } }
     }
 
     fn width(self, value: f64) -> f64 {
-        (value / self.most).clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT)
+        (value / self.max).clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT)
     }
 }
 
-// In the units of the drawing, which the page scales to its width.
+// Lengths in SVG user units; the page scales the drawing to its width.
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 190.0;
 const RIGHT: f64 = 70.0;
@@ -142,13 +144,13 @@ mod tests {
         let text = draw(&Chart { title: "GB/s", bars: vec![bar("a<b>", 2.0, 2.0), bar("c", 1.0, 1.0)] });
         assert!(text.contains("a&lt;b&gt;") && !text.contains("<b>"), "{text}");
         assert!(text.contains("width=\"500.0\"") && text.contains("width=\"250.0\""), "{text}");
-        assert!(text.contains("M440.0 41.0H690.0"), "the spread, from half to all: {text}");
+        assert!(text.contains("M440.0 41.0H690.0"), "the range, from half to all: {text}");
     }
 
     #[test]
-    fn outliers_do_not_make_the_rest_small() {
+    fn outliers_do_not_make_other_bars_small() {
         assert_eq!(Scale::of(&[bar("a", 1.0, 900.0)]).width(1.0), 250.0);
         assert_eq!(Scale::of(&[bar("a", 1.0, 900.0)]).width(900.0), 500.0);
-        assert_eq!(Scale::of(&[bar("a", 0.0, 0.0)]).width(0.0), 0.0, "zeros are no bars");
+        assert_eq!(Scale::of(&[bar("a", 0.0, 0.0)]).width(0.0), 0.0, "zeros have no width");
     }
 }

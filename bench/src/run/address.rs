@@ -3,14 +3,15 @@
 use crate::node::PORT;
 use std::{fmt, net::Ipv6Addr, str::FromStr};
 
-/// `HOST[:PORT]` of a node: a name, an IPv4 address, or an IPv6 address, in brackets where a port follows.
+/// `HOST[:PORT]` of a node. The host is a name, an IPv4 address or an IPv6 address, the latter in brackets if a port
+/// follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeAddress {
     host: String,
     port: u16,
 }
 
-/// Why a text is no such place.
+/// The error for a text that is no node address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not HOST or HOST:PORT")]
 pub struct NodeAddressError(String);
@@ -35,26 +36,26 @@ impl FromStr for NodeAddress {
     type Err = NodeAddressError;
 
     fn from_str(text: &str) -> Result<Self, NodeAddressError> {
-        let bad = || NodeAddressError(text.into());
+        let invalid = || NodeAddressError(text.into());
         if text.parse::<Ipv6Addr>().is_ok() {
             return Ok(Self { host: text.into(), port: PORT });
         }
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
-                let (host, after) = rest.split_once(']').ok_or_else(bad)?;
-                host.parse::<Ipv6Addr>().map_err(|_| bad())?;
+                let (host, after) = rest.split_once(']').ok_or_else(invalid)?;
+                host.parse::<Ipv6Addr>().map_err(|_| invalid())?;
                 (host, after)
             }
             None => text.split_at(text.find(':').unwrap_or(text.len())),
         };
-        let is_known = |c: char| c.is_ascii_alphanumeric() || ".-_:".contains(c);
+        let is_valid = |c: char| c.is_ascii_alphanumeric() || ".-_:".contains(c);
         let port = match port {
             "" => PORT,
-            port => port.strip_prefix(':').and_then(|port| port.parse().ok()).ok_or_else(bad)?,
+            port => port.strip_prefix(':').and_then(|port| port.parse().ok()).ok_or_else(invalid)?,
         };
-        match !host.is_empty() && host.chars().all(is_known) && port != 0 {
+        match !host.is_empty() && host.chars().all(is_valid) && port != 0 {
             true => Ok(Self { host: host.into(), port }),
-            false => Err(bad()),
+            false => Err(invalid()),
         }
     }
 }
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_people_write_them() {
+    fn addresses_are_parsed() {
         for (text, expected) in [
             ("node-1", "node-1:4748"),
             ("node-1.example:99", "node-1.example:99"),
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn as_nobody_should() {
+    fn invalid_addresses_are_refused() {
         for text in [
             "", ":1", "a:", "a:b", "a:0", "a:70000", "a b", "a:1:2", "[::1", "[x]:1", "[::1]1", "r://a",
             "a/b",

@@ -1,17 +1,17 @@
 //! A barrier that all workers must reach before any proceeds.
 
-/// Waits for one thing from each of some workers, which are named by their numbers. Pure: it is told what arrives.
+/// Collects one value from each of a set of workers, identified by their numbers. Pure: it does no I/O.
 #[derive(Debug)]
 pub(crate) struct Barrier<T> {
     places: Vec<(usize, Option<T>)>,
 }
 
-/// Somebody arrived who should not have.
+/// The error for an arrival that the barrier does not expect. Each message begins with `it`, the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unexpected {
-    #[error("it has no part in this step")]
-    NotAsked,
-    #[error("it said so before")]
+    #[error("it does not take part in this step")]
+    NotExpected,
+    #[error("it reported this twice")]
     Twice,
 }
 
@@ -21,11 +21,11 @@ impl<T> Barrier<T> {
         Self { places: workers.iter().map(|worker| (*worker, None)).collect() }
     }
 
-    /// `worker` brings `what`.
-    pub(crate) fn arrive(&mut self, worker: usize, what: T) -> Result<(), Unexpected> {
+    /// Stores the `value` of `worker`.
+    pub(crate) fn arrive(&mut self, worker: usize, value: T) -> Result<(), Unexpected> {
         let place = self.places.iter_mut().find(|(expected, _)| *expected == worker);
-        let (_, place) = place.ok_or(Unexpected::NotAsked)?;
-        match place.replace(what) {
+        let (_, place) = place.ok_or(Unexpected::NotExpected)?;
+        match place.replace(value) {
             None => Ok(()),
             Some(_) => Err(Unexpected::Twice),
         }
@@ -33,15 +33,18 @@ impl<T> Barrier<T> {
 
     /// The workers that have not arrived.
     pub(crate) fn missing(&self) -> impl Iterator<Item = usize> {
-        self.places.iter().filter(|(_, what)| what.is_none()).map(|(worker, _)| *worker)
+        self.places
+            .iter()
+            .filter(|(_, value)| value.is_none())
+            .map(|(worker, _)| *worker)
     }
 
-    /// The values in the order of the workers; or the barrier again, while a worker is missing.
+    /// Returns the values in the order of the workers, or the barrier itself while a worker is missing.
     pub(crate) fn open(self) -> Result<Vec<T>, Self> {
         if self.missing().next().is_some() {
             return Err(self);
         }
-        Ok(self.places.into_iter().filter_map(|(_, what)| what).collect())
+        Ok(self.places.into_iter().filter_map(|(_, value)| value).collect())
     }
 }
 
@@ -51,21 +54,21 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn strangers_and_those_who_come_twice_are_told_apart() {
+    fn unexpected_arrivals_are_refused() {
         let mut barrier = Barrier::new(&[2, 5]);
         assert_eq!(barrier.arrive(5, 'a'), Ok(()));
         assert_eq!(barrier.arrive(5, 'b'), Err(Unexpected::Twice));
-        assert_eq!(barrier.arrive(3, 'c'), Err(Unexpected::NotAsked));
+        assert_eq!(barrier.arrive(3, 'c'), Err(Unexpected::NotExpected));
         assert_eq!(barrier.missing().collect::<Vec<_>>(), [2]);
     }
 
     #[test]
-    fn nobody_is_waited_for_if_nobody_was_asked() {
+    fn without_workers_it_is_open() {
         assert!(Barrier::<u8>::new(&[]).open().is_ok_and(|all| all.is_empty()));
     }
 
     proptest! {
-        /// In whatever order they come: it opens with the last and not before, and gives everyone's own.
+        /// In any order of arrival, the barrier opens with the last worker and returns the value of each.
         #[test]
         fn it_opens_with_the_last(order in Just((0..20usize).collect::<Vec<_>>()).prop_shuffle()) {
             let workers: Vec<usize> = (0..20).collect();

@@ -1,4 +1,4 @@
-//! The content of the result file beside the tables; `bench/README.md` explains each number.
+//! The details of a run's result file beside its tables; `bench/README.md` explains each number.
 
 use super::results::Sample;
 use crate::{
@@ -27,9 +27,9 @@ pub(super) struct Details {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum NetworkFacts {
-    /// This machine's own.
+    /// A network on this machine.
     Local(NetworkArgs),
-    /// Whatever is between so many consumers and their producer.
+    /// The network between the nodes of the producer and of `consumers`.
     Nodes { consumers: usize },
 }
 
@@ -45,7 +45,7 @@ pub(super) struct WorkloadFacts {
     /// The number of lanes that each consumer requested.
     pub(super) lanes: u32,
     pub(super) rounds: u32,
-    /// Rounds of each scene that came first and do not count.
+    /// The number of uncounted first rounds of each scene.
     pub(super) warm_up_rounds: u32,
 }
 
@@ -55,16 +55,17 @@ pub(super) struct Machine {
     pub(super) worker: String,
     #[serde(flatten)]
     pub(super) origin: Origin,
-    /// Whether its clock is the producer's.
+    /// Whether its monotonic clock is also the producer's.
     pub(super) clock_of_producer: bool,
 }
 
-/// The copies of each byte by the programs' design; kernel and network card not counted.
+/// The number of times that the programs copy each byte, by design; copies by the kernel and the network card not
+/// counted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Copies {
-    /// From where it is published into a packet.
+    /// From the published memory into a packet.
     pub(super) producer: u32,
-    /// From a packet to where its user finds it.
+    /// From a packet into the snapshot's memory.
     pub(super) consumer: u32,
 }
 
@@ -82,12 +83,12 @@ impl fmt::Display for NetworkFacts {
 }
 
 impl Machine {
-    /// The machine of `worker`, which may be the producer's.
-    pub(super) fn new(worker: &str, here: &Introduction, producer: &Introduction) -> Self {
+    /// The machine of `worker`, from its `introduction` and the producer's.
+    pub(super) fn new(worker: &str, introduction: &Introduction, producer: &Introduction) -> Self {
         Self {
             worker: worker.into(),
-            origin: here.origin.clone(),
-            clock_of_producer: here.clock.is_some() && here.clock == producer.clock,
+            origin: introduction.origin.clone(),
+            clock_of_producer: introduction.clock.is_some() && introduction.clock == producer.clock,
         }
     }
 }
@@ -96,13 +97,13 @@ impl Machine {
 mod tests {
     use super::*;
 
-    fn here(clock: Option<&str>) -> Introduction {
+    fn introduction(clock: Option<&str>) -> Introduction {
         Introduction { origin: Origin::here(), clock: clock.map(Into::into) }
     }
 
     #[test]
-    fn clocks_without_a_name_are_nobodys() {
-        let same = |a, b| Machine::new("w", &here(a), &here(b)).clock_of_producer;
+    fn unnamed_clocks_are_not_shared() {
+        let same = |a, b| Machine::new("w", &introduction(a), &introduction(b)).clock_of_producer;
         assert!(same(Some("x"), Some("x")));
         assert!(!same(Some("x"), Some("y")));
         assert!(!same(None, None));

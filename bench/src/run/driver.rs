@@ -1,11 +1,11 @@
-//! The driver, which leads the workers through the rounds.
+//! The driver, which sends orders to the workers and collects their reports, round by round.
 
 use super::{
     address::NodeAddress,
-    claims,
-    crew::Crew,
+    checks,
     document::{COPIES, Details, Machine, NetworkFacts, WorkloadFacts},
     results::{Sample, Scenario, tables},
+    workers::Workers,
     workload::{Plan, Scene},
 };
 use crate::{
@@ -25,15 +25,15 @@ use std::time::Duration;
 use tensor_relay_client::Ticket;
 
 /// The settings of the driver.
-pub(super) struct Terms {
+pub(super) struct Settings {
     pub(super) name: &'static str,
     pub(super) plan: Plan,
     pub(super) rounds: u32,
     pub(super) hold: Hold,
     pub(super) udp_payload_max: u16,
-    /// Over how many lanes each consumer receives.
+    /// The number of lanes of each consumer.
     pub(super) lanes: u32,
-    /// The producer's address for consumers, if not that of its ticket.
+    /// The address at which consumers reach the producer, if it is not that of the producer's ticket.
     pub(super) serve_at: Option<NodeAddress>,
     /// The deadline of each step, if the user set it.
     pub(super) deadline: Option<Duration>,
@@ -42,116 +42,118 @@ pub(super) struct Terms {
 /// The deadline for starting, connecting and ending.
 const STEP_MAX: Duration = Duration::from_secs(60);
 
-/// The deadline for generating a version. A producer that died is noticed at once.
+/// The deadline for generating a version. The death of the producer is noticed at once.
 const PREPARE_MAX: Duration = Duration::from_secs(600);
 
-/// The time of a round beyond that of its size and timetable.
+/// The margin of a round's deadline beyond the time for its bytes and its timetable.
 const ROUND_MAX: Duration = Duration::from_secs(60);
 
-/// The slowest network that is waited for.
+/// The rate of the slowest network for whose rounds the default deadline suffices.
 const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
 
-/// The number of the one worker that publishes. Consumers follow.
+/// The number of the producer among the workers. Consumers follow.
 const PRODUCER: usize = 0;
 
-/// Leads a crew whose first worker is the producer.
+/// Runs all rounds with the workers, the first of which is the producer.
 pub(super) struct Driver {
-    crew: Crew,
-    terms: Terms,
+    workers: Workers,
+    settings: Settings,
     consumers: Vec<usize>,
-    /// The rounds that were begun so far.
+    /// The number of rounds begun so far.
     begun: u32,
 }
 
-/// The machines of the workers.
+/// The introduction of each worker, by its number.
 type Introductions = Vec<Introduction>;
 
 impl Driver {
-    pub(super) fn new(crew: Crew, terms: Terms) -> Self {
-        Self { consumers: (PRODUCER + 1..crew.len()).collect(), crew, terms, begun: 0 }
+    pub(super) fn new(workers: Workers, settings: Settings) -> Self {
+        Self { consumers: (PRODUCER + 1..workers.len()).collect(), workers, settings, begun: 0 }
     }
 
-    /// Does all rounds, one of each scene after the other, because a machine's speed drifts: only neighbours are compared.
+    /// Runs all rounds. Scenes alternate round by round, because a machine's speed drifts: only neighbouring rounds are
+    /// compared.
     ///
     /// # Errors
-    /// When a worker fails, lies, goes away or is late; it is named.
+    /// When a worker fails, disconnects, reports impossible numbers or misses a deadline; the error names the worker.
     pub(super) async fn measure(mut self, network: NetworkFacts) -> Result<Results<Details>> {
-        let here = self.meet().await?;
-        self.engage().await?;
-        let scenes = self.terms.plan.scenes.clone();
-        let mut scenarios: Vec<Scenario> = scenes.iter().map(|scene| self.scenario(scene, &here)).collect();
+        let introductions = self.receive_introductions().await?;
+        self.assign_jobs().await?;
+        let scenes = self.settings.plan.scenes.clone();
+        let mut scenarios: Vec<Scenario> =
+            scenes.iter().map(|scene| self.scenario(scene, &introductions)).collect();
         for scene in &scenes {
-            self.round(scene, &format!("warm-up, {}", scene.name), self.terms.plan.warm_up_versions())
+            self.round(scene, &format!("warm-up, {}", scene.name), self.settings.plan.warm_up_versions())
                 .await?;
         }
-        for number in 1..=self.terms.rounds {
+        for number in 1..=self.settings.rounds {
             for (scene, scenario) in scenes.iter().zip(&mut scenarios) {
-                let title = format!("round {number} of {}, {}", self.terms.rounds, scene.name);
-                let sample = self.round(scene, &title, self.terms.plan.versions).await?;
+                let title = format!("round {number} of {}, {}", self.settings.rounds, scene.name);
+                let sample = self.round(scene, &title, self.settings.plan.versions).await?;
                 eprintln!("{title}: {:.3} GB/s", sample.gb_per_s());
                 scenario.samples.push(sample);
             }
         }
-        let memory = self.dismiss(&scenarios).await?;
-        Ok(self.results(network, &here, scenarios, memory))
+        let memory = self.end_workers(&scenarios).await?;
+        Ok(self.results(network, &introductions, scenarios, memory))
     }
 
-    /// Waits until all workers run.
-    async fn meet(&mut self) -> Result<Introductions> {
-        let all: Vec<usize> = (0..self.crew.len()).collect();
-        let introduced = self.crew.gather(&all, "here", self.step(), |report| match report {
+    /// Waits until all workers run and have introduced themselves.
+    async fn receive_introductions(&mut self) -> Result<Introductions> {
+        let all: Vec<usize> = (0..self.workers.len()).collect();
+        let introduced = self.workers.gather(&all, "here", self.step(), |report| match report {
             Report::Here(introduction) => Some(introduction),
             _ => None,
         });
         introduced.await
     }
 
-    /// Gives everyone its job.
-    async fn engage(&mut self) -> Result<()> {
-        let Terms { plan, hold, udp_payload_max, lanes, .. } = &self.terms;
+    /// Starts the producer's server, and connects the consumers to it.
+    async fn assign_jobs(&mut self) -> Result<()> {
+        let Settings { plan, hold, udp_payload_max, lanes, .. } = &self.settings;
         let (work, every) = (plan.work.clone(), plan.every);
         let (udp_payload_max, lanes) = (Some(*udp_payload_max), *lanes);
         let job = Production { work: work.clone(), hold: *hold, udp_payload_max, every };
-        self.crew.tell(&[PRODUCER], &Order::Produce(job)).await?;
-        let tickets = self.crew.gather(&[PRODUCER], "serving", self.step(), |report| match report {
+        self.workers.send(&[PRODUCER], &Order::Produce(job)).await?;
+        let tickets = self.workers.gather(&[PRODUCER], "serving", self.step(), |report| match report {
             Report::Serving { ticket } => Some(ticket),
             _ => None,
         });
-        let said = tickets.await?.concat();
+        let text = tickets.await?.concat();
         let ticket = self
-            .ticket(&said)
-            .with_context(|| format!("{} gave a ticket that is none", self.crew.name(PRODUCER)))?;
+            .ticket(&text)
+            .with_context(|| format!("{} reported an invalid ticket", self.workers.name(PRODUCER)))?;
         for consumer in self.consumers.clone() {
             let slow = self
-                .terms
+                .settings
                 .plan
                 .scenes
                 .iter()
                 .any(|scene| scene.slow.map(worker) == Some(consumer));
             let ticket = ticket.to_string();
             let job = Consumption { ticket, work: work.clone(), udp_payload_max, lanes, every, slow };
-            self.crew.tell(&[consumer], &Order::Consume(job)).await?;
+            self.workers.send(&[consumer], &Order::Consume(job)).await?;
         }
-        let connected = self
-            .crew
-            .gather(&self.consumers, "connected", self.step(), |report| match report {
-                Report::Connected => Some(()),
-                _ => None,
-            });
+        let connected =
+            self.workers
+                .gather(&self.consumers, "connected", self.step(), |report| match report {
+                    Report::Connected => Some(()),
+                    _ => None,
+                });
         connected.await.map(|_| ())
     }
 
     /// The producer's ticket, with an address that consumers can reach.
-    fn ticket(&self, said: &str) -> Result<Ticket> {
-        let ticket: Ticket = said.parse()?;
-        let Some(host) = &self.terms.serve_at else { return Ok(ticket) };
+    fn ticket(&self, text: &str) -> Result<Ticket> {
+        let ticket: Ticket = text.parse()?;
+        let Some(host) = &self.settings.serve_at else { return Ok(ticket) };
         let address = ticket.addresses().first().context("it names no address")?;
         let port = address.rsplit_once(':').context("its address has no port")?.1.parse()?;
         let address = host.with_port(port).to_string();
         Ok(Ticket::new(vec![address], ticket.keys().to_vec(), ticket.topic().cloned())?)
     }
 
-    /// One round, from preparing it to looking at what came of it.
+    /// Prepares, runs and checks one round of `scene`.
     async fn round(&mut self, scene: &Scene, title: &str, versions: u64) -> Result<Sample> {
         let readers: Vec<usize> = scene.readers.iter().copied().map(worker).collect();
         let slow: Vec<usize> = scene.slow.map(worker).into_iter().collect();
@@ -161,37 +163,40 @@ impl Driver {
         let prepared = self.prepare(round, &consumers).await?;
 
         let patience = self.patience(&prepared, round);
-        self.crew
-            .show(title.into(), prepared.payload_bytes.saturating_mul(versions), &consumers);
+        self.workers.start_progress(
+            title.into(),
+            prepared.payload_bytes.saturating_mul(versions),
+            &consumers,
+        );
         let begin = Order::Begin { round: round.number, patience_s: patience.as_secs() };
-        // Consumers first, so that they wait when the producer publishes.
-        self.crew.tell(&consumers, &begin).await?;
-        self.crew.tell(&[PRODUCER], &begin).await?;
+        // Consumers first, so that they are waiting when the producer publishes.
+        self.workers.send(&consumers, &begin).await?;
+        self.workers.send(&[PRODUCER], &begin).await?;
         let (sent, received) = self.outcome(&readers, patience).await?;
-        self.crew.show_nothing();
+        self.workers.stop_progress();
 
-        let producer = self.crew.name(PRODUCER);
-        claims::check_sent(&sent, round).with_context(|| producer.to_owned())?;
+        let producer = self.workers.name(PRODUCER);
+        checks::check_sent(&sent, round).with_context(|| producer.to_owned())?;
         for (reader, received) in readers.iter().zip(&received) {
-            let name = || self.crew.name(*reader).to_owned();
-            claims::check_received(received, &prepared, round).with_context(name)?;
+            let name = || self.workers.name(*reader).to_owned();
+            checks::check_received(received, &prepared, round).with_context(name)?;
         }
         self.stop(&slow, round).await?;
         Ok(Sample { scene: scene.name.clone(), prepared, sent, received })
     }
 
-    /// Lets the producer make the version, and then the consumers subscribe. When this returns all are ready.
+    /// Makes the producer generate the version, and then the consumers subscribe. All are ready when this returns.
     async fn prepare(&mut self, round: Round, consumers: &[usize]) -> Result<Prepared> {
-        let deadline = self.terms.deadline.unwrap_or(PREPARE_MAX);
-        self.crew.tell(&[PRODUCER], &Order::Prepare(round)).await?;
-        let prepared = self.crew.gather(&[PRODUCER], "prepared", deadline, |report| match report {
+        let deadline = self.settings.deadline.unwrap_or(PREPARE_MAX);
+        self.workers.send(&[PRODUCER], &Order::Prepare(round)).await?;
+        let prepared = self.workers.gather(&[PRODUCER], "prepared", deadline, |report| match report {
             Report::Prepared(prepared) => Some(prepared),
             _ => None,
         });
-        let prepared = prepared.await?.pop().context("one was gathered")?;
-        claims::check_prepared(&prepared, round).with_context(|| self.crew.name(PRODUCER).to_owned())?;
-        self.crew.tell(consumers, &Order::Prepare(round)).await?;
-        let waiting = self.crew.gather(consumers, "waiting", self.step(), |report| match report {
+        let prepared = prepared.await?.pop().context("gather returned nothing")?;
+        checks::check_prepared(&prepared, round).with_context(|| self.workers.name(PRODUCER).to_owned())?;
+        self.workers.send(consumers, &Order::Prepare(round)).await?;
+        let waiting = self.workers.gather(consumers, "waiting", self.step(), |report| match report {
             Report::Waiting { round: number } if number == round.number => Some(()),
             _ => None,
         });
@@ -199,58 +204,60 @@ impl Driver {
         Ok(prepared)
     }
 
-    /// The reports of producer and readers at the end of a round, in any order.
+    /// Waits for the reports of producer and readers at the end of a round, in any order.
     async fn outcome(&mut self, readers: &[usize], patience: Duration) -> Result<(Sent, Vec<Received>)> {
         enum Done {
             Sent(Sent),
             Received(Received),
         }
         let all = [&[PRODUCER], readers].concat();
-        // The producer gives up when patience ends, and knows better why.
+        // The producer's own deadline is `patience`, and its error says which consumers are late.
         let deadline = patience + STEP_MAX;
-        let done = self.crew.gather(&all, "sent or received", deadline, |report| match report {
+        let done = self.workers.gather(&all, "sent or received", deadline, |report| match report {
             Report::Sent(sent) => Some(Done::Sent(sent)),
             Report::Received(received) => Some(Done::Received(received)),
             _ => None,
         });
         let (mut sent, mut received) = (None, Vec::new());
-        for (who, done) in all.iter().zip(done.await?) {
-            match (*who, done) {
-                (PRODUCER, Done::Sent(said)) => sent = Some(said),
+        for (worker, done) in all.iter().zip(done.await?) {
+            match (*worker, done) {
+                (PRODUCER, Done::Sent(report)) => sent = Some(report),
                 (PRODUCER, Done::Received(_)) => break,
-                (_, Done::Received(said)) => received.push(said),
+                (_, Done::Received(report)) => received.push(report),
                 (_, Done::Sent(_)) => break,
             }
         }
-        let whole = sent.filter(|_| received.len() == readers.len()).map(|sent| (sent, received));
-        whole.context("a consumer said that it published, or the producer that it received: run the same build on all hosts")
+        let outcome = sent.filter(|_| received.len() == readers.len()).map(|sent| (sent, received));
+        outcome.context(
+            "a consumer reported that it published, or the producer that it received: run the same build on all hosts",
+        )
     }
 
-    /// Ends the part of those who are only in the way.
+    /// Stops the slow readers, which receive until they are told to stop.
     async fn stop(&mut self, slow: &[usize], round: Round) -> Result<()> {
-        self.crew.tell(slow, &Order::Stop { round: round.number }).await?;
-        let stopped = self.crew.gather(slow, "stopped", self.step(), |report| match report {
+        self.workers.send(slow, &Order::Stop { round: round.number }).await?;
+        let stopped = self.workers.gather(slow, "stopped", self.step(), |report| match report {
             Report::Stopped { round: number, .. } if number == round.number => Some(()),
             _ => None,
         });
         stopped.await.map(|_| ())
     }
 
-    /// Ends all workers, the producer last, and asks what memory they took.
-    async fn dismiss(&mut self, scenarios: &[Scenario]) -> Result<Table> {
+    /// Ends all workers, the producer last, and returns a table of their peak memory.
+    async fn end_workers(&mut self, scenarios: &[Scenario]) -> Result<Table> {
         let samples = scenarios.iter().flat_map(|scenario| &scenario.samples);
         let version = samples.map(|sample| sample.prepared.payload_bytes).max().unwrap_or(0);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let mut rows = Vec::new();
         for workers in [self.consumers.clone(), vec![PRODUCER]] {
-            self.crew.tell(&workers, &Order::End).await?;
-            let peaks = self.crew.gather(&workers, "ended", self.step(), |report| match report {
+            self.workers.send(&workers, &Order::End).await?;
+            let peaks = self.workers.gather(&workers, "ended", self.step(), |report| match report {
                 Report::Ended { peak_resident_bytes } => Some(peak_resident_bytes),
                 _ => None,
             });
             for (worker, peak) in workers.iter().zip(peaks.await?) {
-                let setting = Cells::of([("worker", self.crew.name(*worker).to_owned())]);
-                // Nothing, where its kernel does not tell.
+                let setting = Cells::of([("worker", self.workers.name(*worker).to_owned())]);
+                // Without cells, where the worker's kernel does not report its peak.
                 let memory = Cells::default()
                     .and("peak_resident_mib", peak.map(mib))
                     .and("beyond_a_version_mib", peak.map(|peak| mib(peak.saturating_sub(version))));
@@ -260,14 +267,16 @@ impl Driver {
         Ok(Table::new("Memory", rows))
     }
 
-    fn scenario(&self, scene: &Scene, here: &Introductions) -> Scenario {
+    fn scenario(&self, scene: &Scene, introductions: &Introductions) -> Scenario {
         let readers = || scene.readers.iter().copied().map(worker);
-        let is_near = |reader: usize| Machine::new("", &here[reader], &here[PRODUCER]).clock_of_producer;
+        let has_clock_of_producer = |reader: usize| {
+            Machine::new("", &introductions[reader], &introductions[PRODUCER]).clock_of_producer
+        };
         Scenario {
             name: scene.name.clone(),
-            readers: readers().map(|reader| self.crew.name(reader).into()).collect(),
-            one_clock: readers().all(is_near),
-            is_stream: matches!(self.terms.plan.work, Work::Stream { .. }),
+            readers: readers().map(|reader| self.workers.name(reader).into()).collect(),
+            one_clock: readers().all(has_clock_of_producer),
+            is_stream: matches!(self.settings.plan.work, Work::Stream { .. }),
             samples: Vec::new(),
         }
     }
@@ -275,17 +284,16 @@ impl Driver {
     fn results(
         &self,
         network: NetworkFacts,
-        here: &Introductions,
+        introductions: &Introductions,
         scenarios: Vec<Scenario>,
         memory: Table,
     ) -> Results<Details> {
-        let Terms { name, plan, rounds, hold, lanes, .. } = &self.terms;
-        let machines =
-            (0..self.crew.len()).map(|w| Machine::new(self.crew.name(w), &here[w], &here[PRODUCER]));
+        let Settings { name, plan, rounds, hold, lanes, .. } = &self.settings;
+        let machine = |w| Machine::new(self.workers.name(w), &introductions[w], &introductions[PRODUCER]);
         let title = format!("Workload {name}, over {network}");
         let about = format!(
-            "tensor-relay alone; medians over {rounds} rounds (least to most); ratios are of a scene to the first, round by \
-             round, with the interval that holds their median."
+            "tensor-relay alone; medians over {rounds} rounds (minimum to maximum); ratios of each scene to the first, round \
+             by round, with the confidence interval of their median."
         );
         let mut tables = tables(&scenarios);
         tables.push(memory);
@@ -293,7 +301,7 @@ impl Driver {
             network,
             workload: WorkloadFacts {
                 name,
-                work: without_folders(&plan.work),
+                work: without_folder(&plan.work),
                 versions_per_round: plan.versions,
                 mode: if plan.every { "every" } else { "latest" },
                 hold: *hold,
@@ -301,7 +309,7 @@ impl Driver {
                 rounds: *rounds,
                 warm_up_rounds: 1,
             },
-            machines: machines.collect(),
+            machines: (0..self.workers.len()).map(machine).collect(),
             rounds: scenarios.into_iter().flat_map(|scenario| scenario.samples).collect(),
             copies_per_byte: COPIES,
         };
@@ -311,27 +319,27 @@ impl Driver {
     }
 
     fn step(&self) -> Duration {
-        self.terms.deadline.unwrap_or(STEP_MAX)
+        self.settings.deadline.unwrap_or(STEP_MAX)
     }
 
-    /// The deadline of the round, whose size is now known.
+    /// The deadline of `round`, from its size.
     fn patience(&self, prepared: &Prepared, round: Round) -> Duration {
-        self.terms.deadline.unwrap_or_else(|| {
+        self.settings.deadline.unwrap_or_else(|| {
             let bytes = prepared.payload_bytes.saturating_mul(round.versions);
             let bytes = bytes.saturating_mul(round.readers.into());
-            let seconds = 2 * self.terms.plan.timetable_s() + bytes / SLOWEST_BYTES_PER_S;
+            let seconds = 2 * self.settings.plan.timetable_s() + bytes / SLOWEST_BYTES_PER_S;
             ROUND_MAX + Duration::from_secs(seconds)
         })
     }
 }
 
-/// The worker's number of a consumer's.
+/// The worker number of the consumer with number `consumer`.
 fn worker(consumer: usize) -> usize {
     PRODUCER + 1 + consumer
 }
 
-/// The work as it is written down: where a file lay is nobody's business.
-fn without_folders(work: &Work) -> Work {
+/// `work` for the result file: of a file's path only the name, because the folder may be private.
+fn without_folder(work: &Work) -> Work {
     match work {
         Work::Version(Load { form: Form::File { path }, content }) => {
             let path = path.file_name().map(Into::into).unwrap_or_default();

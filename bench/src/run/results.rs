@@ -1,10 +1,10 @@
-//! The statistics of the rounds of a scene.
+//! The tables of a run, from the reports of all rounds.
 
 use crate::{
     cells::Cells,
     cpu,
     node::{
-        latency::{Buckets, Latencies},
+        latency::{Buckets, LatencyHistogram},
         order::{Prepared, Received, Sent, Traffic},
     },
     size,
@@ -13,36 +13,36 @@ use crate::{
 };
 use serde::Serialize;
 
-/// One round, as all who took part told it.
+/// The reports of one round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Sample {
     pub(super) scene: String,
     pub(super) prepared: Prepared,
     pub(super) sent: Sent,
-    /// From each reader, in their order.
+    /// The reports of the readers, in their order.
     pub(super) received: Vec<Received>,
 }
 
-/// All counted rounds of one scene.
+/// The counted rounds of one scene.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Scenario {
     pub(super) name: String,
-    /// The names of its readers.
+    /// The names of the readers.
     pub(super) readers: Vec<String>,
-    /// Whether producer and readers have the same clock.
+    /// Whether the producer and all readers share a clock.
     pub(super) one_clock: bool,
     /// Whether rounds are streams of many versions.
     pub(super) is_stream: bool,
     pub(super) samples: Vec<Sample>,
 }
 
-/// Publish until the consumer has it, by a clock that both share.
+/// From publish until the consumer has the version, by a clock that both share.
 const ONE_WAY: &str = "publish to commit";
 
-/// Until the producer has heard of it.
-const ROUND_TRIP: &str = "publish to commit, and the way back of that news";
+/// From publish until the producer has received the notice of the commit.
+const ROUND_TRIP: &str = "publish until the producer knows of the commit";
 
-/// What `scenarios` come down to: all who take part together, each of them, and how long versions took.
+/// Summarises `scenarios`: all workers together, each worker, and the latencies of versions.
 pub(super) fn tables(scenarios: &[Scenario]) -> Vec<Table> {
     let scenes = scenarios.iter().map(|scenario| scenario.row(scenarios.first()));
     vec![
@@ -78,7 +78,7 @@ impl Sample {
 
     fn of_consumer(&self, reader: usize, is_stream: bool) -> Option<Cells<f64>> {
         let received = self.received.get(reader)?;
-        // A stream has the pace of its producer, so the producer's time is the consumer's.
+        // A stream is paced by the producer, so its rate is measured by the producer's time.
         let seconds = if is_stream { self.sent.seconds } else { received.seconds };
         let cells = [
             ("gb_per_s", received.bytes as f64 / seconds / 1e9),
@@ -97,7 +97,7 @@ fn with_traffic<const N: usize>(cells: [(&str, f64); N], traffic: Traffic) -> Ce
 }
 
 impl Scenario {
-    /// All together, and beside `first`, if it is not that itself.
+    /// The row of all workers together, with the ratio to `first` unless this is `first`.
     fn row(&self, first: Option<&Self>) -> Row {
         let largest = self
             .samples
@@ -117,7 +117,7 @@ impl Scenario {
         row
     }
 
-    /// The producer and the readers.
+    /// A row for each reader and one for the producer.
     fn workers(&self) -> Vec<Row> {
         let row = |worker: &str, cells: Vec<Cells<f64>>| {
             let setting = [("worker", worker.to_owned()), ("scene", self.name.clone())];
@@ -135,7 +135,7 @@ impl Scenario {
         readers.into_iter().chain([producer]).collect()
     }
 
-    /// Of all rounds together; the time of one way where both ends have one clock.
+    /// The latencies of all rounds together; the one-way latency only if both ends share a clock.
     fn latencies(&self) -> Vec<Row> {
         let one_way = self
             .samples
@@ -156,7 +156,7 @@ impl Scenario {
 }
 
 fn merged<'a>(all: impl Iterator<Item = &'a Buckets>) -> Option<Cells<f64>> {
-    let mut latencies = Latencies::new();
+    let mut latencies = LatencyHistogram::new();
     all.for_each(|buckets| latencies.add(buckets));
     latencies.summary()
 }
@@ -164,11 +164,11 @@ fn merged<'a>(all: impl Iterator<Item = &'a Buckets>) -> Option<Cells<f64>> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::claims::tests::{prepared, received, sent},
+        super::checks::tests::{prepared, received, sent},
         *,
     };
 
-    /// Two rounds to two readers: the first took `seconds`, the second twice as long.
+    /// Two rounds with two readers: the first took `seconds`, the second twice as long.
     fn scenario(name: &str, seconds: f64) -> Scenario {
         let sample = |seconds| Sample {
             scene: name.into(),
@@ -187,7 +187,7 @@ mod tests {
 
     fn with_latencies(mut scenario: Scenario, one_way: &[u64], round_trips: &[u64]) -> Scenario {
         let buckets = |ns: &[u64]| {
-            let mut latencies = Latencies::new();
+            let mut latencies = LatencyHistogram::new();
             ns.iter().for_each(|ns| latencies.record(*ns));
             latencies.buckets()
         };
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_nothing_and_no_panic() {
+    fn empty_rounds_have_no_numbers() {
         let mut empty = scenario("scene", 1.0);
         for sample in &mut empty.samples {
             sample.received.iter_mut().for_each(|received| received.bytes = 0);

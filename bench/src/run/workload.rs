@@ -1,4 +1,4 @@
-//! Workloads: options become a plan.
+//! The workloads: their options, and the plan of a run made from these.
 
 use crate::node::{
     Model,
@@ -9,7 +9,7 @@ use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::{convert::Infallible, path::PathBuf, str::FromStr};
 
-/// Something that users do with tensor-relay.
+/// A typical use of tensor-relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workload {
@@ -19,13 +19,13 @@ pub enum Workload {
     StateDict,
     /// Ten thousand tensors of 4 KiB in one version.
     ManySmall,
-    /// A thousand versions of 64 KiB a second: how many arrive, how soon, and how many are missed.
+    /// A thousand versions of 64 KiB a second: the rate, the latency, and the number of missed versions.
     Versions,
-    /// A version of 4 KiB, again and again, each when the one before was committed: how long it takes.
+    /// Versions of 4 KiB, each published when the version before is committed: the latency.
     Latency,
-    /// One large tensor to one consumer, and to several: what each and all of them get.
+    /// One large tensor to one consumer, and to several: the rate of each and of all.
     FanOut,
-    /// One large tensor to a fast consumer, alone and beside one that hardly takes anything.
+    /// One large tensor to fast consumers, alone and beside a consumer that reads a tenth of the time.
     SlowReader,
 }
 
@@ -36,17 +36,17 @@ pub enum ContentArg {
     Random,
     /// Values with the statistics of weights.
     Weights,
-    /// The tensors of a safetensors file, which lies on the producer's machine.
+    /// The tensors of a safetensors file on the producer's machine.
     File(PathBuf),
 }
 
-/// The words that say what is measured.
+/// The options of a workload.
 #[derive(Debug, Clone, clap::Args)]
 pub struct WorkloadArgs {
     /// The workload.
     #[arg(long, value_enum, default_value_t = Workload::Bulk)]
     pub workload: Workload,
-    /// The size of a version, or each tensor of `many-small`, e.g. 256MiB. Default: 1GiB; 4KiB for `many-small` and
+    /// The size of a version, or of each tensor of `many-small`, e.g. 256MiB. Default: 1GiB; 4KiB for `many-small` and
     /// `latency`, 64KiB for `versions`.
     #[arg(long, value_parser = crate::size::parse)]
     pub size: Option<u64>,
@@ -54,22 +54,23 @@ pub struct WorkloadArgs {
     /// `weights` for `state-dict`, else `random`.
     #[arg(long, value_name = "random|weights|FILE")]
     pub content: Option<ContentArg>,
-    /// For `state-dict`: a known model's names and shapes, instead of those of a transformer made up to --size.
+    /// For `state-dict`: the tensor names and shapes of a known model, instead of those of a generated transformer of
+    /// --size.
     #[arg(long, value_enum)]
     pub model: Option<Model>,
-    /// For --model: how many rows its tensors have, as a share of the real ones.
+    /// For --model: the number of rows of its tensors, as a share of the original number.
     #[arg(long, requires = "model")]
     pub scale: Option<f64>,
     /// The number of tensors of `many-small`, or of versions of `latency`. Default 10000.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub count: Option<u32>,
-    /// For `versions`: how many are published a second. Default 1000.
+    /// For `versions`: the number published a second. Default 1000.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub per_second: Option<u32>,
-    /// For `versions`: for how many seconds. Default 5.
+    /// For `versions`: the duration of a round in seconds. Default 5.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: Option<u32>,
-    /// For `versions`: subscribes in mode `every`, so that the producer waits instead of versions being missed.
+    /// For `versions`: subscribes in mode `every`, so that the producer waits and no version is missed.
     #[arg(long)]
     pub every: bool,
 }
@@ -81,17 +82,17 @@ pub(crate) struct Plan {
     /// The number of versions of a round.
     pub(crate) versions: u64,
     pub(crate) every: bool,
-    /// The scenes of each round, in turn.
+    /// The scenes, which alternate round by round.
     pub(crate) scenes: Vec<Scene>,
 }
 
-/// The participants of a round. Consumers are numbered from 0.
+/// A named set of consumers that take part in a round. Consumers are numbered from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Scene {
     pub(crate) name: String,
-    /// Those who are measured, and whom the producer waits for.
+    /// The measured consumers, for whose commits the producer waits.
     pub(crate) readers: Vec<usize>,
-    /// One that is only in the way.
+    /// A consumer that reads slowly and is not measured.
     pub(crate) slow: Option<usize>,
 }
 
@@ -102,10 +103,10 @@ const COUNT: u32 = 10_000;
 const RATE: u32 = 1_000;
 const SECONDS: u32 = 5;
 
-/// The share of a stream that a warm-up has.
+/// A warm-up round has one in so many versions of a stream.
 const WARM_UP_SHARE: u64 = 10;
 
-/// More versions than a round can have an end.
+/// The maximum number of versions in a round.
 const VERSIONS_MAX: u64 = 100_000_000;
 
 impl Workload {
@@ -154,7 +155,7 @@ impl WorkloadArgs {
     /// The plan for this number of consumers.
     ///
     /// # Errors
-    /// When the words do not go together.
+    /// When options contradict each other.
     pub(crate) fn plan(&self, consumers: usize) -> Result<Plan> {
         ensure!(consumers > 0, "at least one consumer is needed");
         self.check()?;
@@ -170,13 +171,13 @@ impl WorkloadArgs {
         Ok(Plan { work, versions, every: self.every, scenes: self.workload.scenes(consumers)? })
     }
 
-    /// Refuses words that would mean nothing here: a result must not look as if they had.
+    /// Refuses options without effect: a result must not suggest that they had one.
     fn check(&self) -> Result<()> {
         use Workload::{Bulk, FanOut, Latency, ManySmall, SlowReader, StateDict, Versions};
-        let is = |those: &[Workload]| those.contains(&self.workload);
+        let is = |workloads: &[Workload]| workloads.contains(&self.workload);
         let has_file = matches!(self.content, Some(ContentArg::File(_)));
         let name = self.workload.name();
-        for (given, means_something, word) in [
+        for (given, has_effect, option) in [
             (self.model.is_some(), is(&[StateDict]) && !has_file, "--model"),
             (self.size.is_some(), self.model.is_none() && !has_file, "--size"),
             (self.count.is_some(), is(&[ManySmall, Latency]), "--count"),
@@ -186,8 +187,8 @@ impl WorkloadArgs {
             (has_file, is(&[Bulk, StateDict, FanOut, SlowReader]), "a file as --content"),
             (self.content == Some(ContentArg::Weights), !is(&[Versions, Latency]), "--content weights"),
         ] {
-            if given && !means_something {
-                bail!("{word} means nothing for `{name}` with these other words");
+            if given && !has_effect {
+                bail!("{option} has no effect for `{name}` with these other options");
             }
         }
         Ok(())
@@ -232,7 +233,7 @@ impl Plan {
         (self.versions / WARM_UP_SHARE).max(1)
     }
 
-    /// The duration of a round's timetable, if it has one.
+    /// The duration of a round that is published by a timetable; 0 for other rounds.
     pub(crate) fn timetable_s(&self) -> u64 {
         match self.work {
             Work::Stream { pace: Pace::PerSecond(rate), .. } => {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn without_further_words_a_workload_is_what_its_help_says() {
+    fn defaults_are_those_of_the_help() {
         let bulk = Load { form: Form::Bulk { bytes: 1 << 30 }, content: Content::Random };
         assert_eq!(load(""), bulk);
         let small = Form::Equal { count: 10_000, bytes: 4096 };
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn further_words_count() {
+    fn options_count() {
         let model = load("--workload state-dict --model gpt2 --scale 0.5 --content random");
         assert_eq!(model.form, Form::Known { model: Model::Gpt2, scale: 0.5 });
         assert_eq!(model.content, Content::Random);
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_would_mean_nothing_are_refused() {
+    fn options_without_effect_are_refused() {
         for words in [
             "--model gpt2",
             "--workload state-dict --scale 1",
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn every_workload_has_consumers_enough_and_names_its_own() {
+    fn default_consumers_all_take_part() {
         for workload in Workload::value_variants() {
             let plan = plan(&format!("--workload {}", workload.name()), workload.consumers()).unwrap();
             let mut taking_part: Vec<usize> = plan

@@ -17,15 +17,15 @@ use tokio::task::JoinSet;
 pub(super) struct Client {
     endpoint: Endpoint,
     connection: Connection,
-    /// Memory for each chunk, written to before the first round so that no round pays for page faults.
+    /// Memory for each chunk, written before the first round, so that no round includes page faults.
     chunks: Vec<Box<[u8]>>,
 }
 
 impl Client {
-    /// Connects to the server at `remote`, which holds `bytes`.
+    /// Connects to the server at `remote`, which holds `bytes` bytes.
     ///
     /// # Errors
-    /// When nobody answers, or the settings are out of quinn's range.
+    /// When the server does not answer, or the settings are out of quinn's range.
     pub(super) async fn connect(remote: SocketAddr, bytes: u64, settings: Settings) -> Result<Self> {
         let endpoint = settings.client(remote)?;
         let connecting = endpoint.connect(remote, tls::SERVER_NAME)?;
@@ -33,14 +33,14 @@ impl Client {
         Ok(Self { endpoint, connection, chunks: touched_memory(bytes) })
     }
 
-    /// Asks for everything and waits until it is in place.
+    /// Requests the payload and receives it into memory.
     ///
     /// # Errors
     /// When the connection breaks, or when the server sends more or less than expected.
     pub(super) async fn receive(&mut self, round: u32) -> Result<Received> {
         let begun = Begun::now();
-        let mut answer = self.ask(Question::ALL).await?;
-        // The server opens a stream for each chunk in order, and QUIC hands them over in that order.
+        let mut response = self.request(Request::ALL).await?;
+        // The server opens a stream for each chunk in order, and quinn accepts them in that order.
         let mut streams = JoinSet::new();
         for (index, chunk) in self.chunks.iter_mut().enumerate() {
             let stream = self.connection.accept_uni().await?;
@@ -53,19 +53,19 @@ impl Client {
         }
         let bytes = self.memory_bytes();
         let received = Received::since(begun, round, bytes);
-        answer.read_to_end(0).await?;
+        response.read_to_end(0).await?;
         Ok(received)
     }
 
-    /// Asks for small messages, one after the other, until `count` of them count.
+    /// Requests small messages, one after the other. `count` of them are counted, after those to warm up.
     ///
     /// # Errors
-    /// When the connection breaks, or something else comes.
+    /// When the connection breaks, or a message is invalid.
     pub(super) async fn receive_small(&self, count: u32) -> Result<Small> {
         let mut latencies = Latencies::new(count);
         for _ in 0..latency::messages(count) {
-            let mut answer = self.ask(Question::SMALL).await?;
-            latencies.add(&answer.read_to_end(latency::MESSAGE_BYTES).await?)?;
+            let mut response = self.request(Request::SMALL).await?;
+            latencies.add(&response.read_to_end(latency::MESSAGE_BYTES).await?)?;
         }
         Ok(latencies.summary())
     }
@@ -76,18 +76,18 @@ impl Client {
         self.chunks.iter().flat_map(|chunk| chunk.iter().copied())
     }
 
-    /// Says goodbye, so that the server need not wait for a timeout.
+    /// Closes the connection, so that the server does not wait for the idle timeout.
     pub(super) async fn close(self) {
         self.connection.close(0u32.into(), b"");
         self.endpoint.wait_idle().await;
     }
 
-    /// Asks for `text`; the stream that is returned ends when the server has done it.
-    async fn ask(&self, text: &[u8]) -> Result<RecvStream> {
-        let (mut question, answer): (SendStream, RecvStream) = self.connection.open_bi().await?;
-        question.write_all(text).await?;
-        question.finish()?;
-        Ok(answer)
+    /// Sends a request; the returned stream ends when the server has completed it.
+    async fn request(&self, text: &[u8]) -> Result<RecvStream> {
+        let (mut request, response): (SendStream, RecvStream) = self.connection.open_bi().await?;
+        request.write_all(text).await?;
+        request.finish()?;
+        Ok(response)
     }
 
     fn memory_bytes(&self) -> u64 {
@@ -95,14 +95,14 @@ impl Client {
     }
 }
 
-/// Memory for `bytes`, in chunks, each page of it really there.
+/// Memory for `bytes` bytes, in chunks, with every page allocated.
 fn touched_memory(bytes: u64) -> Vec<Box<[u8]>> {
     let starts = (0..bytes).step_by(CHUNK_BYTES as usize);
     let lengths = starts.map(|start| CHUNK_BYTES.min(bytes - start) as usize);
     lengths.map(|length| vec![0xff; length].into_boxed_slice()).collect()
 }
 
-/// Fills `chunk` with what `stream` brings, no less and no more.
+/// Fills `chunk` with the bytes of `stream`, which must have its length.
 async fn read(mut stream: RecvStream, mut chunk: Box<[u8]>) -> Result<Box<[u8]>> {
     let mut pieces: [Bytes; PIECES] = std::array::from_fn(|_| Bytes::new());
     let mut filled = 0;
@@ -112,7 +112,7 @@ async fn read(mut stream: RecvStream, mut chunk: Box<[u8]>) -> Result<Box<[u8]>>
             ensure!(end <= chunk.len(), "the server sends more than the {} bytes of a chunk", chunk.len());
             chunk[filled..end].copy_from_slice(piece);
             filled = end;
-            // Gives the packet's memory back before the next one is waited for.
+            // Frees the packet's memory before waiting for the next packet.
             *piece = Bytes::new();
         }
     }
@@ -120,17 +120,17 @@ async fn read(mut stream: RecvStream, mut chunk: Box<[u8]>) -> Result<Box<[u8]>>
     Ok(chunk)
 }
 
-/// The requests.
-pub(super) struct Question;
+/// The requests of a client.
+pub(super) struct Request;
 
-impl Question {
-    /// Everything that the server holds.
+impl Request {
+    /// Send the payload.
     pub(super) const ALL: &[u8] = b"all";
-    /// A small message with the time in it.
+    /// Send a small message that contains the time.
     pub(super) const SMALL: &[u8] = b"small";
-    /// No question is longer.
+    /// The maximum length of a request.
     pub(super) const MAX_BYTES: usize = 5;
 }
 
-/// The number of packets received at a time: fewer wake-ups and locks than one by one.
+/// The maximum number of packets read at a time, which saves wake-ups and locks.
 const PIECES: usize = 64;

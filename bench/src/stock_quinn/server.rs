@@ -1,6 +1,6 @@
 //! The serving side.
 
-use super::{CHUNK_BYTES, CHUNKS_IN_FLIGHT, Settings, client::Question};
+use super::{CHUNK_BYTES, CHUNKS_IN_FLIGHT, Settings, client::Request};
 use crate::{
     contender::{Begun, Sent},
     latency,
@@ -11,7 +11,7 @@ use quinn::{Connection, ConnectionError, Endpoint, Incoming, SendStream};
 use std::net::SocketAddr;
 use tokio::task::JoinSet;
 
-/// Sends the same memory to whoever asks.
+/// Sends the same memory to each client.
 #[derive(Debug)]
 pub(super) struct Server {
     endpoint: Endpoint,
@@ -33,21 +33,20 @@ impl Server {
     /// The address that it listens on.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// When the system does not report it.
     pub(super) fn local_addr(&self) -> Result<SocketAddr> {
         Ok(self.endpoint.local_addr()?)
     }
 
-    /// The next client.
+    /// Waits for the next client.
     pub(super) async fn next(&self) -> Option<Incoming> {
         self.endpoint.accept().await
     }
 
-    /// Serves one client until it closes, and gives `report` a line after each round.
+    /// Serves one client until it disconnects, and calls `report` after each round.
     ///
-    /// A round is a bidirectional stream: the client opens it to ask, and the server closes it when all is
-    /// acknowledged, so that no round's work falls into the next one's measurement. A small message is such a stream
-    /// too, and comes on it.
+    /// Each request has a bidirectional stream. For a round, the server finishes this stream once all chunks are
+    /// acknowledged, so that no work of a round is measured in the next. A small message is sent on the stream itself.
     ///
     /// # Errors
     /// When the connection breaks, or when `report` fails.
@@ -58,16 +57,16 @@ impl Server {
     ) -> Result<()> {
         let connection = incoming.await?;
         loop {
-            let (mut answer, mut question) = match connection.accept_bi().await {
+            let (mut response, mut request) = match connection.accept_bi().await {
                 Ok(streams) => streams,
                 Err(ConnectionError::ApplicationClosed(_)) => return Ok(()),
                 Err(error) => return Err(error.into()),
             };
-            match &*question.read_to_end(Question::MAX_BYTES).await? {
-                Question::SMALL => answer.write_all(&latency::stamped()).await?,
+            match &*request.read_to_end(Request::MAX_BYTES).await? {
+                Request::SMALL => response.write_all(&latency::stamped()).await?,
                 _ => report(self.serve_round(&connection).await?)?,
             }
-            answer.finish()?;
+            response.finish()?;
         }
     }
 
@@ -87,7 +86,7 @@ impl Server {
     }
 }
 
-/// Cuts `memory`, without copying.
+/// Divides `memory` into pieces of `piece_bytes`, without copying.
 fn pieces(memory: &Bytes, piece_bytes: usize) -> impl Iterator<Item = Bytes> {
     let starts = (0..memory.len()).step_by(piece_bytes);
     starts.map(move |start| memory.slice(start..memory.len().min(start + piece_bytes)))

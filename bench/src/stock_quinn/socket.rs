@@ -1,4 +1,4 @@
-//! A UDP socket that never sends more at once than the kernel takes.
+//! A UDP socket that never sends a batch larger than the kernel accepts.
 
 use quinn::{
     AsyncUdpSocket, Runtime, TokioRuntime, UdpPoller,
@@ -13,10 +13,10 @@ use std::{
     task::{Context, Poll},
 };
 
-/// quinn's own socket, except that a batch of segments stays below the 65,507 bytes that one UDP send may have.
+/// quinn's own socket, with batches limited to the 65,507 bytes that one UDP send may have.
 ///
-/// quinn batches ten packets whatever their size. Above 6550 bytes each, the kernel refuses the batch, quinn takes it
-/// for sent, and the losses drive the connection down to packets of 1200 bytes.
+/// quinn batches ten packets of any size. If each has more than 6550 bytes, the kernel refuses the batch, quinn counts
+/// it as sent, and the losses reduce the connection to packets of 1200 bytes.
 #[derive(Debug)]
 pub(super) struct CappedSocket {
     inner: Arc<dyn AsyncUdpSocket>,
@@ -29,7 +29,7 @@ impl CappedSocket {
         let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
         socket.set_recv_buffer_size(buffer_bytes)?;
         socket.set_send_buffer_size(buffer_bytes)?;
-        // Linux reports twice what it grants, its own bookkeeping included.
+        // Linux reports twice the granted size, because it includes its own bookkeeping.
         warn_of_small_buffer(socket.recv_buffer_size()? / 2, buffer_bytes);
         socket.bind(&address.into())?;
         socket.set_nonblocking(true)?;
@@ -40,7 +40,7 @@ impl CappedSocket {
     }
 }
 
-/// Says what the kernel does not: it grants no more than its administrator allows.
+/// Prints a warning if the kernel granted less than requested, which it does without an error.
 fn warn_of_small_buffer(granted_bytes: usize, wanted_bytes: usize) {
     if granted_bytes < wanted_bytes {
         eprintln!(

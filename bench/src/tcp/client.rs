@@ -1,6 +1,6 @@
 //! The receiving side.
 
-use super::{Encryption, PIECE_BYTES, socket, stream::Stream, word};
+use super::{Encryption, PIECE_BYTES, request, socket, stream::Stream};
 use crate::{
     contender::{Begun, Received, Small},
     latency::{self, Latencies},
@@ -15,36 +15,36 @@ use std::{
 #[derive(Debug)]
 pub(super) struct Client {
     stream: Stream,
-    /// Fresh until the first round, which pays for its page faults, as a first version does.
+    /// Untouched until the first round, whose time includes the page faults, like that of a first version.
     memory: Vec<u8>,
 }
 
 impl Client {
-    /// Connects to the server at `remote`, which holds `bytes`.
+    /// Connects to the server at `remote`, which holds `bytes` bytes.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When the server does not answer.
     pub(super) fn connect(remote: SocketAddr, bytes: u64, encryption: Encryption) -> Result<Self> {
         let memory = vec![0; bytes as usize];
         Ok(Self { stream: Stream::client(socket::connect(remote)?, encryption)?, memory })
     }
 
-    /// Asks for everything and waits until it is in place.
+    /// Requests the payload and receives it into memory.
     ///
     /// # Errors
     /// When the connection breaks.
     pub(super) fn receive(&mut self, round: u32) -> Result<Received> {
         let begun = Begun::now();
-        self.say(word::ALL)?;
+        self.send(request::ALL)?;
         for piece in self.memory.chunks_mut(PIECE_BYTES) {
             self.stream.read_exact(piece)?;
         }
         let received = Received::since(begun, round, self.memory.len() as u64);
-        self.say(word::THANKS)?;
+        self.send(request::RECEIVED)?;
         Ok(received)
     }
 
-    /// Asks for small messages, one after the other, until `count` of them count.
+    /// Requests small messages, one after the other. `count` of them are counted, after those to warm up.
     ///
     /// # Errors
     /// When the connection breaks.
@@ -52,7 +52,7 @@ impl Client {
         let mut latencies = Latencies::new(count);
         let mut message = [0; latency::MESSAGE_BYTES];
         for _ in 0..latency::messages(count) {
-            self.say(word::SMALL)?;
+            self.send(request::SMALL)?;
             self.stream.read_exact(&mut message)?;
             latencies.add(&message)?;
         }
@@ -65,8 +65,8 @@ impl Client {
         &self.memory
     }
 
-    fn say(&mut self, word: u8) -> Result<()> {
-        self.stream.write_all(&[word])?;
+    fn send(&mut self, request: u8) -> Result<()> {
+        self.stream.write_all(&[request])?;
         Ok(self.stream.flush()?)
     }
 }

@@ -1,6 +1,6 @@
 //! The serving side.
 
-use super::{Encryption, PIECE_BYTES, socket, stream::Stream, word};
+use super::{Encryption, PIECE_BYTES, request, socket, stream::Stream};
 use crate::{
     contender::{Begun, Sent},
     latency,
@@ -12,7 +12,7 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
 };
 
-/// Sends the same memory to whoever asks.
+/// Sends the same memory to each client.
 #[derive(Debug)]
 pub(super) struct Server {
     listener: TcpListener,
@@ -32,53 +32,55 @@ impl Server {
     /// The address that it listens on.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// When the system does not report it.
     pub(super) fn local_addr(&self) -> Result<SocketAddr> {
         Ok(self.listener.local_addr()?)
     }
 
-    /// The next client; waits for it as long as it takes.
+    /// Waits for the next client, without a deadline.
     ///
     /// # Errors
-    /// When the system is out of something.
+    /// When the system lacks a resource, e.g. file descriptors.
     pub(super) fn accept(&self) -> Result<TcpStream> {
         socket::accept(&self.listener)
     }
 
-    /// Serves one client until it closes, and gives `report` a line after each round.
+    /// Serves one client until it disconnects, and calls `report` after each round.
     ///
     /// # Errors
     /// When the connection breaks, or when `report` fails.
     pub(super) fn serve(&self, client: TcpStream, mut report: impl FnMut(Sent) -> Result<()>) -> Result<()> {
         let mut stream = Stream::server(client, self.encryption)?;
-        while let Some(asked) = next_word(&mut stream)? {
-            match asked {
-                word::ALL => report(self.serve_round(&mut stream)?)?,
-                word::SMALL => stream.write_all(&latency::stamped())?,
-                other => bail!("the client asks for {other:#04x}, which means nothing"),
+        while let Some(request) = next_request(&mut stream)? {
+            match request {
+                request::ALL => report(self.serve_round(&mut stream)?)?,
+                request::SMALL => stream.write_all(&latency::stamped())?,
+                other => bail!("the client sent the unknown request {other:#04x}"),
             }
         }
         Ok(())
     }
 
-    /// A round ends when the client has everything, so that no round's work falls into the next one's measurement.
+    /// Sends the payload, and waits until the client has received it, so that no work of a round is measured in the
+    /// next.
     fn serve_round(&self, stream: &mut Stream) -> Result<Sent> {
         let begun = Begun::now();
         for piece in self.memory.chunks(PIECE_BYTES) {
             stream.write_all(piece)?;
         }
         stream.flush()?;
-        ensure!(next_word(stream)? == Some(word::THANKS), "the client left before it had everything");
+        let received = next_request(stream)? == Some(request::RECEIVED);
+        ensure!(received, "the client disconnected before it had received everything");
         Ok(Sent::since(begun, self.memory.len() as u64))
     }
 }
 
 /// The next request of the client; `None` if it has disconnected.
-fn next_word(stream: &mut Stream) -> Result<Option<u8>> {
-    let mut word = [0];
-    match stream.read_exact(&mut word) {
-        Ok(()) => Ok(Some(word[0])),
-        // With TLS too: our client does not say goodbye.
+fn next_request(stream: &mut Stream) -> Result<Option<u8>> {
+    let mut request = [0];
+    match stream.read_exact(&mut request) {
+        Ok(()) => Ok(Some(request[0])),
+        // With TLS too: our client sends no close_notify.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -1,4 +1,4 @@
-//! TCP sockets as this rival wants them.
+//! TCP sockets with the options of this rival.
 
 use anyhow::{Context, Result};
 use socket2::{Domain, Socket, Type};
@@ -23,7 +23,7 @@ pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
 /// The next connection to `listener`, which inherits its congestion control.
 ///
 /// # Errors
-/// When the system is out of something.
+/// When the system lacks a resource, e.g. file descriptors.
 pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream> {
     let (stream, _) = listener.accept()?;
     prepare(&stream)?;
@@ -33,7 +33,7 @@ pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream> {
 /// Connects to `remote`.
 ///
 /// # Errors
-/// When nobody answers in time.
+/// When the server does not answer in time.
 pub(super) fn connect(remote: SocketAddr) -> Result<TcpStream> {
     let socket = socket(remote)?;
     socket
@@ -44,12 +44,12 @@ pub(super) fn connect(remote: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// The system sizes the buffers better than we could: a fixed size was slower on every path.
+/// A socket with CUBIC. The kernel sizes its buffers: a fixed size was slower on every path.
 fn socket(address: SocketAddr) -> Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket
         .set_tcp_congestion(b"cubic")
-        .context("cannot set the congestion control to cubic, which the comparison is about: load the kernel's tcp_cubic")?;
+        .context("cannot set the congestion control to cubic, which the comparison requires: load the kernel module tcp_cubic")?;
     Ok(socket)
 }
 

@@ -1,6 +1,6 @@
 //! A connection, plain or encrypted.
 
-use super::{Encryption, PIECE_BYTES, roomy::RoomySocket};
+use super::{Encryption, PIECE_BYTES, buffered::BufferedSocket};
 use crate::tls;
 use anyhow::Result;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
@@ -10,12 +10,12 @@ use std::{
     sync::Arc,
 };
 
-/// Bytes go in on one side and come out on the other.
+/// A TCP connection, with or without TLS.
 #[derive(Debug)]
 pub(super) enum Stream {
     Plain(TcpStream),
-    TlsServer(Box<StreamOwned<ServerConnection, RoomySocket>>),
-    TlsClient(Box<StreamOwned<ClientConnection, RoomySocket>>),
+    TlsServer(Box<StreamOwned<ServerConnection, BufferedSocket>>),
+    TlsClient(Box<StreamOwned<ClientConnection, BufferedSocket>>),
 }
 
 impl Stream {
@@ -28,21 +28,21 @@ impl Stream {
             return Ok(Self::Plain(socket));
         }
         let mut connection = ServerConnection::new(Arc::new(tls::server()?))?;
-        // rustls holds as much as this of what is written: a whole piece becomes records in one go.
+        // rustls buffers at most this much plaintext: a complete piece is encrypted in one call.
         connection.set_buffer_limit(Some(PIECE_BYTES));
-        Ok(Self::TlsServer(Box::new(StreamOwned::new(connection, RoomySocket::new(socket)))))
+        Ok(Self::TlsServer(Box::new(StreamOwned::new(connection, BufferedSocket::new(socket)))))
     }
 
     /// The receiving end of `socket`.
     ///
     /// # Errors
-    /// When the library knows no TLS 1.3, which is a mistake in the build.
+    /// When rustls was built without TLS 1.3.
     pub(super) fn client(socket: TcpStream, encryption: Encryption) -> Result<Self> {
         if !encryption.tls {
             return Ok(Self::Plain(socket));
         }
         let connection = ClientConnection::new(Arc::new(tls::client()?), tls::SERVER_NAME.try_into()?)?;
-        Ok(Self::TlsClient(Box::new(StreamOwned::new(connection, RoomySocket::new(socket)))))
+        Ok(Self::TlsClient(Box::new(StreamOwned::new(connection, BufferedSocket::new(socket)))))
     }
 }
 

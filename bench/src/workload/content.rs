@@ -11,7 +11,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// The content of a tensor of `dtype`; `key` sets it apart from every other.
+    /// The content of a tensor of `dtype`, different for each `key`.
     pub(super) fn new(dtype: Dtype, key: u64) -> Self {
         Self { dtype, key }
     }
@@ -21,12 +21,12 @@ impl Content {
         match self.dtype {
             Dtype::Bf16 => self.fill_words(offset, out, four_bf16),
             Dtype::F32 => self.fill_words(offset, out, two_f32),
-            // The plan knows one more dtype, i64.
+            // The plan has only one further dtype, i64.
             _ => self.fill_words(offset, out, one_counter),
         }
     }
 
-    /// The offset of the first byte that differs from `bytes`, which begin at `offset`; what it should be; what it is.
+    /// The first byte at which `bytes`, which begin at `offset`, differ: its offset, the expected and the found value.
     pub(super) fn first_difference(&self, offset: u64, bytes: &[u8]) -> Option<(u64, u8, u8)> {
         let mut expected = [0; BLOCK_BYTES];
         let mut at = offset;
@@ -42,18 +42,18 @@ impl Content {
         None
     }
 
-    /// Writes words, the first and the last of them perhaps in part; `word` gives a word its meaning.
+    /// Writes words, of which the first and the last may be partial. `word` converts noise to the dtype's values.
     fn fill_words(&self, offset: u64, out: &mut [u8], word: impl Fn(u64) -> u64) {
         let bytes_of = |index| word(noise::at(self.key, index)).to_le_bytes();
         let mut index = offset / WORD_BYTES as u64;
         let skipped = (offset % WORD_BYTES as u64) as usize;
         let head_bytes = ((WORD_BYTES - skipped) % WORD_BYTES).min(out.len());
-        let (head, rest) = out.split_at_mut(head_bytes);
+        let (head, body) = out.split_at_mut(head_bytes);
         if !head.is_empty() {
             head.copy_from_slice(&bytes_of(index)[skipped..skipped + head_bytes]);
             index += 1;
         }
-        let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
+        let (words, tail) = body.as_chunks_mut::<WORD_BYTES>();
         for word in words {
             *word = bytes_of(index);
             index += 1;
@@ -62,13 +62,13 @@ impl Content {
     }
 }
 
-/// Four normal weights, each drawn by 16 bits of noise.
+/// Four normally distributed weights, each drawn by 16 bits of noise.
 fn four_bf16(noise: u64) -> u64 {
     let weight = |lane: u32| u64::from(WEIGHTS[usize::from((noise >> lane) as u16)]) << lane;
     weight(0) | weight(16) | weight(32) | weight(48)
 }
 
-/// Two normal weights, with noise for the mantissa bits that bf16 lacks.
+/// Two normally distributed weights, with noise in the mantissa bits that bf16 does not have.
 fn two_f32(noise: u64) -> u64 {
     const MANTISSAS: u64 = 0x0000_ffff_0000_ffff;
     four_bf16(noise) & !MANTISSAS | noise & MANTISSAS

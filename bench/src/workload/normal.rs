@@ -1,15 +1,16 @@
 //! The values of weights: bf16 numbers at the quantiles of a normal distribution.
 
-/// The standard deviation that transformers are initialised with, and stay near.
+/// The standard deviation with which transformers are initialised, and near which they stay.
 const DEVIATION: f64 = 0.02;
 
-/// The bf16 value (as bits) at each of 65,536 equally likely quantiles: a uniform 16-bit index draws a normal weight.
+/// The bf16 value (as bits) at each of 65,536 equally likely quantiles: a uniform 16-bit index draws a normally
+/// distributed weight.
 ///
-/// It is computed by the compiler, with nothing but exact IEEE arithmetic, so every build on every machine has the same
-/// table. Its 128 KiB fit the second-level cache.
+/// It is computed at compile time with exact IEEE arithmetic, so every build on every machine has the same table. Its
+/// 128 KiB fit the second-level cache.
 pub(super) static WEIGHTS: [u16; 2 * HALF] = quantiles();
 
-/// Walks from the median outwards; the lower half mirrors the upper one.
+/// Integrates from the median upwards; the lower half mirrors the upper half.
 const fn quantiles() -> [u16; 2 * HALF] {
     let probability = 0.5 / HALF as f64;
     let mut table = [0; 2 * HALF];
@@ -25,7 +26,7 @@ const fn quantiles() -> [u16; 2 * HALF] {
     table
 }
 
-/// A place on the standard normal distribution.
+/// A point of the standard normal distribution.
 #[derive(Clone, Copy)]
 struct Point {
     quantile: f64,
@@ -38,11 +39,11 @@ impl Point {
         density: 0.398_942_280_401_432_7, // 1 / sqrt(2 pi)
     };
 
-    /// The place that has `probability` more below it.
+    /// The point whose cumulative probability is higher by `probability`.
     ///
-    /// As functions of the probability, the quantile grows by 1 / density and the density by -quantile: two equations
-    /// that need no exponential. Midpoint steps stay within 0.001 of the truth, the last three places of the tail
-    /// within 0.03.
+    /// As functions of the cumulative probability, the quantile has the derivative 1 / density and the density
+    /// -quantile: two differential equations without an exponential. Midpoint steps stay within 0.001 of the exact
+    /// value, and within 0.03 for the last three points of the tail.
     const fn advanced(self, probability: f64) -> Self {
         let middle = self.moved_along(self, probability / 2.0);
         self.moved_along(middle, probability)
@@ -56,7 +57,7 @@ impl Point {
     }
 }
 
-/// The bf16 nearest to `value`, ties to even. For finite values only.
+/// The bf16 nearest to `value`, which must be finite; ties to even.
 const fn bf16(value: f64) -> u16 {
     let bits = (value as f32).to_bits();
     let round = 0x7fff + ((bits >> 16) & 1);

@@ -2,7 +2,7 @@
 
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 
-/// Plans a model of at most `size_bytes`: small tensors first, then matrices for all that is left.
+/// Plans a model of at most `size_bytes`: a share for small tensors, the remainder for matrices.
 pub(super) fn plan(size_bytes: u64) -> Vec<TensorSpec> {
     let adapters = adapters(size_bytes / ADAPTERS_SHARE);
     let adapter_bytes: u64 = adapters.iter().map(byte_len).sum();
@@ -25,13 +25,13 @@ struct Transformer {
 }
 
 impl Transformer {
-    /// Divides `parameters`: nine tenths for layers, as many as fit, and the rest for the embeddings.
+    /// Divides `parameters`: as many layers as fit into nine tenths, and embeddings of the remainder.
     fn of_size(parameters: u64) -> Self {
         let hidden = hidden_size(parameters);
         let layer: u64 = layer(hidden).iter().map(|(_, dimensions)| product(dimensions)).sum();
         let layers = (parameters - parameters / 10) / layer;
-        let rest = (parameters - layers * layer).saturating_sub(hidden);
-        Self { hidden, layers, vocabulary: rest / (2 * hidden) }
+        let remainder = (parameters - layers * layer).saturating_sub(hidden);
+        Self { hidden, layers, vocabulary: remainder / (2 * hidden) }
     }
 
     fn weights(&self) -> Vec<TensorSpec> {
@@ -48,14 +48,14 @@ impl Transformer {
     }
 }
 
-/// The width of a model with `parameters`: real models have about a tenth of the width cubed (8 x 10^9 for 4096).
+/// The width of a model with `parameters`: real models have about width³ / 10 parameters (8 × 10⁹ for a width of 4096).
 fn hidden_size(parameters: u64) -> u64 {
     let fits = |hidden: &u64| u128::from(*hidden).pow(3) <= 10 * u128::from(parameters);
     let sizes = (1..).map(|n| n * HIDDEN_STEP);
     sizes.take_while(fits).last().unwrap_or(HIDDEN_STEP)
 }
 
-/// The matrices and vectors of one layer, with four heads to each pair of key and value.
+/// The matrices and vectors of one layer, with one head of keys and values for four heads of queries.
 fn layer(hidden: u64) -> [(&'static str, Vec<u64>); 9] {
     let (shared, inner) = (hidden / 4, hidden / 4 * 11);
     [
@@ -73,15 +73,15 @@ fn layer(hidden: u64) -> [(&'static str, Vec<u64>); 9] {
 
 /// Up to two thousand small tensors that take no more than `budget_bytes`.
 fn adapters(budget_bytes: u64) -> Vec<TensorSpec> {
-    let mut left = budget_bytes;
-    let affordable = |spec: &TensorSpec| match left.checked_sub(byte_len(spec)) {
-        Some(rest) => {
-            left = rest;
+    let mut remaining = budget_bytes;
+    let fits = |spec: &TensorSpec| match remaining.checked_sub(byte_len(spec)) {
+        Some(bytes) => {
+            remaining = bytes;
             true
         }
         None => false,
     };
-    (0..ADAPTERS_MAX).map(adapter).take_while(affordable).collect()
+    (0..ADAPTERS_MAX).map(adapter).take_while(fits).collect()
 }
 
 /// A bias, a scale or a step counter, of 4 to 4096 bytes.
@@ -110,10 +110,11 @@ fn product(dimensions: &[u64]) -> u64 {
     dimensions.iter().product()
 }
 
-/// Real widths are multiples of this: heads are 64 or 128 wide.
+/// Widths of real models are multiples of this, because heads are 64 or 128 wide.
 const HIDDEN_STEP: u64 = 64;
 
-/// Enough to show what a small tensor costs, and what a checkpoint with biases and quantisation scales really has.
+/// The maximum number of small tensors: enough to show their cost, and as many as a checkpoint with biases and
+/// quantisation scales has.
 const ADAPTERS_MAX: u64 = 2000;
 
 /// Small tensors take at most one part in sixteen, so that a tiny model is still mostly matrices.
@@ -126,7 +127,7 @@ mod tests {
     use tensor_relay_protocol::{Limits, Manifest};
 
     #[test]
-    fn a_gibibyte_looks_like_a_model() {
+    fn a_gibibyte_resembles_a_real_model() {
         let model = Transformer::of_size(1 << 29);
         assert_eq!((model.hidden, model.layers), (1728, 15), "{model:?}");
         assert!((10_000..60_000).contains(&model.vocabulary), "{model:?}");
@@ -142,7 +143,7 @@ mod tests {
     }
 
     proptest! {
-        /// From 1 MiB to 64 GiB: the sum is what was asked for, and the protocol accepts the tensors.
+        /// From 1 MiB to 64 GiB, the sum of all tensors is the requested size, and the protocol accepts them.
         #[test]
         fn sizes_add_up(exponent in 20f64..=36.0) {
             let size_bytes = exponent.exp2() as u64;

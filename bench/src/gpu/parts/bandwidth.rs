@@ -1,4 +1,4 @@
-//! The engine's copy rate, by chunk size, copies in flight and engines, beside plain copies.
+//! The engine's copy rate by chunk size, copies in flight and number of engines, and the rate of plain copies.
 
 use super::{Job, rate};
 use crate::{
@@ -18,9 +18,9 @@ use tensor_relay_device::{Capacity, Sink, Source};
 use tokio::task::JoinSet;
 
 pub(super) const ABOUT: &str = "\
-*Plain* is what the driver does when asked for one large synchronous copy, from and to page-locked memory or ordinary \
-(pageable) memory: the limit of the bus. *Engine* is what a source reads and a sink writes through slots: chunk by chunk, \
-with so many copies in flight. Each engine has one stream for each direction; two engines are two threads and four \
+*Plain* is the rate of one large synchronous copy by the driver, from or to page-locked or ordinary (pageable) memory: the \
+limit of the bus. *Engine* is the rate of a source that reads, or a sink that writes, chunk by chunk through slots, with \
+this number of copies in flight. Each engine has one stream for each direction; two engines have two threads and four \
 streams. `of_plain` is the rate divided by that of the page-locked plain copies of the same pass.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
@@ -28,7 +28,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let slot_bytes = *chunks(&job).iter().max().expect("there are chunk sizes") as usize;
     let mut lanes = Vec::new();
     for engine in engines {
-        // An engine copies the memory that it gave itself, and no other's.
+        // An engine only copies memory that it allocated itself.
         let memory = engine.device(Capacity { slots: 1, slot_bytes })?;
         lanes.push((OnDevice::whole(&memory, job.bytes)?, engine));
     }
@@ -53,7 +53,7 @@ fn chunks(job: &Job) -> Vec<u64> {
     job.choose(&usual, &[256 << 10, 1 << 20])
 }
 
-/// The rate of the bus, if it can be queried.
+/// Measures and prints the rate of the bus; `None` for the host engine.
 fn measure_plain(job: &Job) -> Result<Option<Plain>> {
     let Some(plain) = plain::measure(job.device, job.bytes)? else { return Ok(None) };
     for direction in Direction::BOTH {
@@ -67,7 +67,7 @@ fn measure_plain(job: &Job) -> Result<Option<Plain>> {
     Ok(Some(plain))
 }
 
-/// The use of one engine.
+/// The settings of one engine.
 #[derive(Clone, Copy)]
 struct Lane {
     chunk_bytes: u64,
@@ -113,7 +113,8 @@ enum End {
 }
 
 impl End {
-    /// Either end of `payload` behind slots of its own, with as many to spare as let a source lend all that it reads.
+    /// The source or sink of `payload` with slots of its own: a third more than copies in flight, so that a source can
+    /// lend a slot for every read.
     fn new(engine: &Engine, payload: &OnDevice, direction: Direction, lane: Lane) -> Result<Self> {
         let slots = lane.in_flight + lane.in_flight.div_ceil(3);
         let device = engine.device(Capacity { slots, slot_bytes: lane.chunk_bytes as usize })?;

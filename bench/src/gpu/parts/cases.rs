@@ -1,4 +1,4 @@
-//! The cases that every copy engine passes, on this one.
+//! The test cases of every copy engine, run on this device.
 
 use super::Job;
 use crate::gpu::place::{Engine, Place};
@@ -21,34 +21,34 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// One case, run to its end on an engine of that place.
+/// Runs one case on a new engine of the given device.
 type Case = fn(Place) -> Result<()>;
 
-/// Runs `case` on a thread of its own: one that hangs is left behind.
+/// Runs `case` on a thread of its own, which is left behind if it hangs.
 fn outcome(place: Place, case: Case) -> Result<String, String> {
     let (done, end) = mpsc::channel();
     let begun = Instant::now();
     thread::spawn(move || {
         let end = catch_unwind(AssertUnwindSafe(|| case(place)));
-        let _ = done.send(end.map_err(said));
+        let _ = done.send(end.map_err(panic_message));
     });
     match end.recv_timeout(CASE_MAX) {
         Ok(Ok(Ok(()))) => Ok(format!("{} ms", begun.elapsed().as_millis())),
-        Ok(Ok(Err(error))) => Err(format!("no engine: {error:#}")),
+        Ok(Ok(Err(error))) => Err(format!("cannot open an engine: {error:#}")),
         Ok(Err(panic)) => Err(panic),
         Err(RecvTimeoutError::Timeout) => Err(format!("it did not end within {CASE_MAX:?}")),
-        Err(RecvTimeoutError::Disconnected) => Err("its thread ended without a word".into()),
+        Err(RecvTimeoutError::Disconnected) => Err("its thread ended without a result".into()),
     }
 }
 
-/// The slowest takes a second.
+/// The deadline of a case; the slowest case takes a second.
 const CASE_MAX: Duration = Duration::from_secs(20);
 
 /// The message of a panic.
-fn said(panic: Box<dyn Any + Send>) -> String {
+fn panic_message(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-    text.unwrap_or_else(|| "it panicked without a word".into())
+    text.unwrap_or_else(|| "it panicked without a message".into())
 }
 
 macro_rules! cases {

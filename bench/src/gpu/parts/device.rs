@@ -11,12 +11,13 @@ use crate::{
 use anyhow::{Context, Result};
 use tensor_relay_device::cuda;
 
-pub(super) const ABOUT: &str = "What the driver and the system say of the device, which is listed above, and that an engine opens on it.";
+pub(super) const ABOUT: &str = "\
+The properties that the driver and the system report are listed above. The part fails if no engine opens on the device.";
 
-/// The name of the fact that says what kind of device this is.
+/// The name of the fact with the kind of device.
 pub(in crate::gpu) const KIND: &str = "kind";
 
-/// The name of the fact that says how many bytes of its memory are free.
+/// The name of the fact with the number of free bytes of device memory.
 pub(in crate::gpu) const FREE_BYTES: &str = "free bytes";
 
 pub(super) fn run(job: Job) -> Result<()> {
@@ -47,12 +48,12 @@ fn describe(printer: Printer, ordinal: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether this is the tests' driver. Its device says so, and it is used only where the environment allows it.
+/// Whether this is the tests' fake driver: by the name of its device, or by the environment variable that enables it.
 fn is_fake(name: &str) -> bool {
     name.to_ascii_lowercase().contains("fake") || std::env::var_os("TENSOR_RELAY_FAKE_CUDA").is_some()
 }
 
-/// The kernel's view of the driver and of the device's bus. Containers often hide parts of it.
+/// Prints what the kernel reports about the driver and the device's bus. Containers often hide parts of it.
 fn describe_bus(printer: Printer, pci_bus_id: &str) {
     let of_device = |file: &str| line(&format!("/sys/bus/pci/devices/{pci_bus_id}/{file}"));
     let driver = line("/proc/driver/nvidia/version");

@@ -5,9 +5,9 @@ use crate::{
     gpu::{
         line::Printer,
         loopback::{Receiving, Serving, Setup},
+        own_runtime::OwnRuntime,
         payload::{self, OnDevice, noise_of},
         place::Engine,
-        room::Room,
     },
     size,
 };
@@ -18,8 +18,8 @@ use tensor_relay_device::Capacity;
 use tensor_relay_protocol::{Dtype, Manifest, Shape, TensorName, TensorSpec};
 
 pub(super) const ABOUT: &str = "\
-Tensors of every dtype, of lengths that suit no page and no word, go from allocations of their own on the GPU over QUIC \
-to the GPU and back to the host, in small chunks and in large ones, and are compared with what was uploaded.";
+Tensors of every dtype, of lengths that are no multiple of a page or a word, are sent from allocations of their own on the \
+GPU over QUIC to the GPU, copied to the host, and compared with the uploaded bytes; in small chunks and in large ones.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -38,7 +38,7 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     let bytes = noise_of(manifest.payload_bytes(), chunk_bytes)?;
     from.upload(&bytes).await?;
     let setup = Setup { chunk_bytes, chunks_in_flight: 4, landing: Some(landing) };
-    let mut serving = Serving::start(Arc::new(Room::new("serving", 1)?), &setup).await?;
+    let mut serving = Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), &setup).await?;
     let mut receiving = Receiving::start(&serving, &setup).await?;
     serving.publish(specs, from.source()?).await?;
     let landed = receiving.next().await?;
@@ -46,15 +46,15 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     let name = format!("the snapshot lands on the device, in chunks of {}", size::text(chunk_bytes));
     job.printer().check(name, outcome.map(str::to_owned).map_err(str::to_owned));
     let snapshot = landed.to_host().await?;
-    judge(job.printer(), &manifest, &bytes, &snapshot, chunk_bytes);
+    check_bytes(job.printer(), &manifest, &bytes, &snapshot, chunk_bytes);
     Ok(())
 }
 
-/// Tensors of each dtype: none, one, few and many elements, in shapes that pad.
+/// Four tensors of each dtype: without elements, with few and with many, of lengths that need padding.
 fn specs(elements: u64) -> Result<Vec<TensorSpec>> {
     let mut specs = Vec::new();
     for dtype in Dtype::ALL {
-        // Sub-byte elements fill whole bytes: a multiple of eight of them always does.
+        // Multiples of eight, because elements smaller than a byte must fill bytes completely.
         for (number, elements) in [0, 8, 1_000 * 8 + 8, elements / 8 * 8].into_iter().enumerate() {
             let name = TensorName::new(&format!("{}.{number}", dtype.name()))?;
             specs.push(TensorSpec::new(name, *dtype, Shape::new(&[elements])?));
@@ -63,7 +63,7 @@ fn specs(elements: u64) -> Result<Vec<TensorSpec>> {
     Ok(specs)
 }
 
-fn judge(printer: Printer, manifest: &Manifest, bytes: &[u8], snapshot: &Snapshot, chunk_bytes: u64) {
+fn check_bytes(printer: Printer, manifest: &Manifest, bytes: &[u8], snapshot: &Snapshot, chunk_bytes: u64) {
     for dtype in Dtype::ALL {
         let mut compared_bytes = 0;
         let mut differs = None;

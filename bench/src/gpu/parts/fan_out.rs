@@ -1,4 +1,4 @@
-//! One source on the GPU, many readers: it is read once.
+//! One source on the GPU and several readers, for which it is read once.
 
 use super::{Job, rate};
 use crate::{
@@ -15,10 +15,10 @@ use anyhow::Result;
 use tensor_relay_device::Capacity;
 
 pub(super) const ABOUT: &str = "\
-One server sends one version from the GPU to so many readers in host memory at once, all over one socket and one thread. \
-The rate is of all readers together. `source_asked` is how often a chunk of a version was asked for, `source_reads` how \
-often it was copied off the GPU for that, and `source_rereads` how often once more, because a reader was so far behind \
-the others that the chunk was not kept any longer.";
+One server sends one version from the GPU to several readers in host memory at once, all over one socket and on one thread. \
+The rate is the sum of all readers. Per chunk of the version, `source_asked` is the number of requests, `source_reads` the \
+number of copies off the GPU for these, and `source_rereads` the number of repeated copies, because a reader was so far \
+behind the others that the chunk was no longer cached.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;

@@ -1,4 +1,4 @@
-//! A device that fails in mid-transfer: what everybody says, and how soon.
+//! A device that fails during a transfer: the errors, and the time until they are reported.
 
 use super::{Job, Part};
 use crate::gpu::{
@@ -27,18 +27,18 @@ use tensor_relay_device::{
 use tokio::time::{sleep, timeout};
 
 pub(super) const ABOUT: &str = "\
-In the middle of a transfer over QUIC the device's context is lost for the whole process: reset, as a library might do \
-that believes to be alone, or broken by a kernel that traps. The GPU is at the server or at the client, the other end in \
-host memory. Each case has a process of its own. A server whose device failed gives the version up, and its subscriber \
-waits for the next one, which then comes from host memory; a client whose device failed ends the subscription with an \
-error. Nothing may hang or crash; times are from the fault. Where the whole version came all the same, the case says so.";
+During a transfer over QUIC the process loses the device's context: by a reset, which another library in the process might \
+cause, or by a kernel that traps. The GPU is at the server or at the client; the other end uses host memory. Each case has a \
+process of its own. A server whose device failed gives the version up, and its subscriber waits for the next version, which \
+is then sent from host memory; a client whose device failed ends the subscription with an error. Nothing may hang or crash; \
+times are from the fault. If the complete version arrived nevertheless, the case says so.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     match (job.scenario, job.device) {
-        (Some(scenario), Place::Cuda(ordinal)) => play(&job, scenario, ordinal).await,
+        (Some(scenario), Place::Cuda(ordinal)) => run_scenario(&job, scenario, ordinal).await,
         (None, Place::Cuda(_)) => {
             for scenario in Scenario::value_variants() {
-                watch(&job, *scenario).await;
+                run_in_child(&job, *scenario).await;
             }
             Ok(())
         }
@@ -49,7 +49,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     }
 }
 
-/// The fault, and its place.
+/// The kind of fault, and the end at which it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(in crate::gpu) enum Scenario {
     ResetAtServer,
@@ -80,8 +80,8 @@ impl Scenario {
     }
 }
 
-/// Lets a process of its own play `scenario`, and says what came of it.
-async fn watch(job: &Job, scenario: Scenario) {
+/// Runs `scenario` in a process of its own, and prints its results.
+async fn run_in_child(job: &Job, scenario: Scenario) {
     let arguments: Vec<OsString> = vec![
         "--end-with-stdin".into(),
         "gpu-part".into(),
@@ -93,8 +93,8 @@ async fn watch(job: &Job, scenario: Scenario) {
     ];
     let quick = job.quick.then(|| "--quick".into());
     let arguments = arguments.into_iter().chain(quick).collect();
-    let said = child::run(scenario.name(), arguments, SCENARIO_MAX).await;
-    for line in said.lines {
+    let output = child::run(scenario.name(), arguments, SCENARIO_MAX).await;
+    for line in output.lines {
         match line {
             Line::Check(check) => {
                 let outcome = if check.passed { Ok(check.detail) } else { Err(check.detail) };
@@ -104,20 +104,20 @@ async fn watch(job: &Job, scenario: Scenario) {
             Line::Sample(_) | Line::Fact(_) => {}
         }
     }
-    if let Some(failure) = said.failure {
+    if let Some(failure) = output.failure {
         job.printer().check(scenario.name(), Err(failure));
     }
 }
 
-/// Four of these, and what is left, fit into the time of the part.
+/// The deadline of a scenario. All four fit into the deadline of the part.
 const SCENARIO_MAX: Duration = Duration::from_secs(25);
 
-async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
+async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     let engine = job.engine()?;
     let device = engine.device(Capacity { slots: 8, slot_bytes: CHUNK_BYTES as usize })?;
     let (on_device, on_host) = payload::both(&engine, job.bytes).await?;
     let gpu_source = on_device.through(&engine, &device)?.source()?;
-    // A slot that nobody else can have when the engine is asked afterwards.
+    // A slot that the transfer cannot use, for the check of the engine afterwards.
     let spare = engine.device(Capacity { slots: 1, slot_bytes: CHUNK_BYTES as usize })?;
     let spare = on_device.through(&engine, &spare)?.source()?;
     let source = if scenario.is_at_server() { gpu_source } else { Arc::clone(&on_host) };
@@ -127,8 +127,8 @@ async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     let reader = readers.first_mut().context("one reader was started")?;
     let progress = reader.progress()?;
     serving.publish(payload::tensors(1, job.bytes)?, source).await?;
-    wait_for_the_middle(progress).await?;
-    let broken = Instant::now();
+    wait_for_progress(progress).await?;
+    let broken_at = Instant::now();
     let fault = scenario.fault();
     match tokio::task::spawn_blocking(move || break_context(ordinal, fault)).await? {
         Ok(()) => {}
@@ -137,113 +137,120 @@ async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
             job.printer().note(note);
             return Ok(());
         }
-        Err(error) => return Err(error).context("the context could not be broken"),
+        Err(error) => return Err(error).context("the context could not be broken_at"),
     }
     match scenario.is_at_server() {
         true => {
-            let name = format!("{}: the server lets the version go, and serves the next", scenario.name());
-            let outcome = goes_on(&mut serving, reader, &on_host, broken).await;
+            let name = format!("{}: the server gives the version up, and serves the next", scenario.name());
+            let outcome = server_recovers(&mut serving, reader, &on_host, broken_at).await;
             job.printer().check(name, job.judge(outcome));
         }
         false => {
-            let name = format!("{}: the client says so", scenario.name());
-            job.printer().check(name, job.judge(says_so(reader.next().await, broken)));
+            let name = format!("{}: the client reports an error", scenario.name());
+            job.printer()
+                .check(name, job.judge(client_reports(reader.next().await, broken_at)));
         }
     }
-    ask_engine(job.printer(), scenario, &spare).await;
-    ask_for_another(job.printer(), scenario, job.device);
+    check_engine(job.printer(), scenario, &spare).await;
+    note_second_engine(job.printer(), scenario, job.device);
     Ok(())
 }
 
-/// The server gives the version up, and its subscriber waits for the next one: which comes from host memory.
-async fn goes_on(
+/// Waits until the server gives the version up, then checks that the subscriber receives the next version, which is
+/// sent from host memory.
+async fn server_recovers(
     serving: &mut Serving,
     reader: &mut Receiving,
     on_host: &Arc<dyn Source>,
-    broken: Instant,
-) -> Result<Struck, String> {
+    broken_at: Instant,
+) -> Result<Effect, String> {
     while serving.stats().transfers > 0 {
-        if broken.elapsed() > GIVE_UP_MAX {
+        if broken_at.elapsed() > GIVE_UP_MAX {
             return Err(format!("the server still sends the version {GIVE_UP_MAX:?} after the fault"));
         }
         sleep(Duration::from_millis(1)).await;
     }
-    let given_up_s = broken.elapsed().as_secs_f64();
+    let given_up_s = broken_at.elapsed().as_secs_f64();
     let next = async {
         let published = serving
             .publish(payload::tensors(1, on_host.len_bytes())?, Arc::clone(on_host))
             .await?;
         let version = published.id().version;
-        let mut came_before = 0;
+        let mut earlier_versions = 0;
         while reader.next().await?.id().version != version {
-            came_before += 1;
+            earlier_versions += 1;
         }
-        anyhow::Ok(came_before)
+        anyhow::Ok(earlier_versions)
     };
     match next.await {
-        Ok(0) => Ok(Struck::After(format!("given up after {given_up_s:.3} s, and the next came"))),
-        Ok(_) => Ok(Struck::Not),
-        Err(error) => Err(format!("given up after {given_up_s:.3} s, but the next did not come: {error:#}")),
+        Ok(0) => Ok(Effect::Noticed(format!("given up after {given_up_s:.3} s; the next version arrived"))),
+        Ok(_) => Ok(Effect::Missed),
+        Err(error) => {
+            Err(format!("given up after {given_up_s:.3} s; the next version did not arrive: {error:#}"))
+        }
     }
 }
 
-/// Longer than either end's stall deadline, after which a transfer ends whatever the device says.
+/// The deadline for the server to give the version up: longer than the stall timeout of both ends, after which a
+/// transfer ends in any case.
 const GIVE_UP_MAX: Duration = Duration::from_secs(12);
 
-/// The subscription ends with an error of its own, and not by the deadline of this suite.
-fn says_so(next: Result<Snapshot>, broken: Instant) -> Result<Struck, String> {
-    let seconds = broken.elapsed().as_secs_f64();
+/// Checks that the subscription ended with an error of its own, and not by the deadline of this suite.
+fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Effect, String> {
+    let seconds = broken_at.elapsed().as_secs_f64();
     match next {
-        Ok(_) => Ok(Struck::Not),
+        Ok(_) => Ok(Effect::Missed),
         Err(error) if error.is::<SubscriptionError>() => {
-            Ok(Struck::After(format!("after {seconds:.3} s: {error:#}")))
+            Ok(Effect::Noticed(format!("after {seconds:.3} s: {error:#}")))
         }
-        Err(error) => Err(format!("nothing after {seconds:.3} s: {error:#}")),
+        Err(error) => Err(format!("no error after {seconds:.3} s: {error:#}")),
     }
 }
 
-/// Small, so that many are under way.
+/// The size of chunks: small, so that many are in flight at the fault.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// The outcome of a fault.
-enum Struck {
-    /// It was noticed, as told.
-    After(String),
-    /// The whole version came, verified.
-    Not,
+/// The effect of a fault on a transfer.
+enum Effect {
+    /// The fault was noticed; the text says when and how.
+    Noticed(String),
+    /// The complete version arrived, verified.
+    Missed,
 }
 
 impl Job {
-    /// A fault that did not strike shows nothing, but in a quick run, whose versions may be over before it.
-    fn judge(&self, outcome: Result<Struck, String>) -> Result<String, String> {
-        const WHOLE: &str = "the whole version came, verified: the fault came too late or did not reach it";
+    /// The result of a check. A fault without effect fails it, except in a quick run, whose transfers may end before
+    /// it.
+    fn judge(&self, outcome: Result<Effect, String>) -> Result<String, String> {
+        const NO_EFFECT: &str =
+            "the complete version arrived, verified: the fault came too late or had no effect";
         match outcome? {
-            Struck::After(told) => Ok(told),
-            Struck::Not if self.quick => Ok(WHOLE.into()),
-            Struck::Not => Err(WHOLE.into()),
+            Effect::Noticed(detail) => Ok(detail),
+            Effect::Missed if self.quick => Ok(NO_EFFECT.into()),
+            Effect::Missed => Err(NO_EFFECT.into()),
         }
     }
 }
 
-/// Waits until a tenth of the version is there.
-async fn wait_for_the_middle(progress: Box<dyn Fn() -> Progress + Send>) -> Result<()> {
+/// Waits until a tenth of the version is verified.
+async fn wait_for_progress(progress: Box<dyn Fn() -> Progress + Send>) -> Result<()> {
     let begun = Instant::now();
     loop {
         let Progress { payload_bytes, verified_bytes, .. } = progress();
         if payload_bytes > 0 && verified_bytes > payload_bytes / 10 {
             return Ok(());
         }
-        if begun.elapsed() > MIDDLE_MAX {
-            bail!("the transfer had not reached its middle within {MIDDLE_MAX:?}");
+        if begun.elapsed() > PROGRESS_MAX {
+            bail!("the transfer had not reached a tenth within {PROGRESS_MAX:?}");
         }
         sleep(Duration::from_micros(200)).await;
     }
 }
 
-const MIDDLE_MAX: Duration = Duration::from_secs(10);
+const PROGRESS_MAX: Duration = Duration::from_secs(10);
 
-/// Checks that the engine answers within a deadline, and prints the answer.
-async fn ask_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
+/// Checks that a copy of the engine ends or fails within a deadline, and prints the outcome.
+async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
     let name = format!("{}: the engine answers", scenario.name());
     let begun = Instant::now();
     let range = pieces(source.len_bytes(), CHUNK_BYTES)[0].clone();
@@ -253,18 +260,18 @@ async fn ask_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Sourc
             let error = anyhow::Error::new(error);
             Ok(format!("after {} ms: {error:#}", begun.elapsed().as_millis()))
         }
-        Err(_) => Err(format!("a copy said nothing for {ENGINE_MAX:?}")),
+        Err(_) => Err(format!("a copy did not end within {ENGINE_MAX:?}")),
     };
     printer.check(name, outcome);
 }
 
 const ENGINE_MAX: Duration = Duration::from_secs(8);
 
-/// Whether the device can be opened again in the same process.
-fn ask_for_another(printer: Printer, scenario: Scenario, place: Place) {
-    let said = match Engine::open(place) {
+/// Prints whether the device can be opened again in the same process.
+fn note_second_engine(printer: Printer, scenario: Scenario, place: Place) {
+    let outcome = match Engine::open(place) {
         Ok(_) => "opens".to_owned(),
         Err(error) => format!("does not open: {error:#}"),
     };
-    printer.note(format!("{}: a new engine in the same process {said}", scenario.name()));
+    printer.note(format!("{}: a new engine in the same process {outcome}", scenario.name()));
 }

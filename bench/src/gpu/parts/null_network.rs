@@ -1,5 +1,5 @@
-//! The pipeline without a network: every stage as in service, handed over in memory. Here the copies bind, so here
-//! overlap shows.
+//! The pipeline without a network: every stage as in the service, connected through memory. The copies are the
+//! bottleneck here, so this shows whether the stages overlap.
 
 use super::{Job, pipeline_cells, rate};
 use crate::{
@@ -20,11 +20,11 @@ use tensor_relay_protocol::Manifest;
 
 pub(super) const ABOUT: &str = "\
 GPU → slot → hashed by the egress encoder → copied to the receiver's slot, hashed and verified on the way → GPU, in one \
-process and without sockets. `d2h` and `h2d` are the copies alone with the same slots and chunks, `network` is all the \
-rest alone: hash, hand-over, verification. `efficiency` is `end_to_end` / min(`d2h`, `network`, `h2d`) of the same pass: \
-1 means that the stages overlap fully. `both_ways` is the rate of each direction when both copy at one time and nothing \
-else happens, because here one GPU is at both ends; `of_plain` is `end_to_end` divided by the slower direction of plain \
-page-locked copies of that size and direction. Slots are per end.";
+process and without sockets. `d2h` and `h2d` are the copies alone with the same slots and chunks; `network` is the other \
+stages alone: hash, copy, verification. `efficiency` is `end_to_end` / min(`d2h`, `network`, `h2d`) of the same pass: 1 \
+means that the stages overlap fully. `both_ways` is the rate of each direction when copies in both directions run at one \
+time and nothing else, because one GPU is at both ends; `of_plain` is `end_to_end` divided by the slower direction of plain \
+page-locked copies. Slots are per end.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -45,7 +45,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// Both ends with slots of their own, as they are on two machines.
+/// Both ends with slots of their own, as on two machines.
 struct Pipeline {
     manifest: Arc<Manifest>,
     source: Arc<dyn Source>,
@@ -69,12 +69,12 @@ impl Pipeline {
         })
     }
 
-    /// Each stage alone, then all together: neighbours in time.
+    /// Measures each stage alone, then all together, right after each other.
     async fn measure(&self, plain: Option<Plain>) -> Result<Cells<f64>> {
         let bytes = self.source.len_bytes();
         let ranges = pieces(bytes, self.manifest.chunk_bytes().into());
         let in_flight = self.depth.sending;
-        // The first use of memory provides it.
+        // Warms up: the first use of memory allocates its pages.
         self.copy(End::Written).await?;
         let d2h = timed(bytes, read_all(&self.source, &ranges, in_flight)).await?;
         let h2d = timed(bytes, write_all(&self.sink, &ranges, in_flight)).await?;

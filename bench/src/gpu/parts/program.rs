@@ -1,4 +1,4 @@
-//! The program as people run it, on this device.
+//! The program `tensor-relay`, run on this device as a user runs it.
 
 use super::Job;
 use crate::gpu::place::Place;
@@ -13,17 +13,17 @@ program beside `tensor-relay-bench`.";
 pub(super) async fn run(job: Job) -> Result<()> {
     let Some(program) = beside_this()? else {
         job.printer()
-            .note("The program tensor-relay is not beside this one, so it was not tried.");
+            .note("The program tensor-relay is not in the folder of this program, so it was not run.");
         return Ok(());
     };
     if job.device == Place::Host {
-        job.printer().note("The program knows no host engine, so it was not tried.");
+        job.printer().note("The program has no host engine, so it was not run.");
         return Ok(());
     }
     let (device, size) = (format!("--device={}", job.device), format!("--size={}B", job.bytes));
     let demo = ["demo", &device, &size, "--versions=3", "--small=50"];
     for arguments in [&["devices"][..], &demo] {
-        let outcome = told(&program, arguments).await;
+        let outcome = run_program(&program, arguments).await;
         job.printer().check(format!("tensor-relay {}", arguments[0]), outcome);
     }
     Ok(())
@@ -35,8 +35,8 @@ fn beside_this() -> Result<Option<PathBuf>> {
     Ok(program.is_file().then_some(program))
 }
 
-/// The last output of the program, if it succeeds in time; otherwise all output.
-async fn told(program: &PathBuf, arguments: &[&str]) -> Result<String, String> {
+/// The standard output of the program if it succeeds in time; otherwise its status, standard error and standard output.
+async fn run_program(program: &PathBuf, arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     let output = match timeout(PROGRAM_MAX, command.output()).await {
@@ -44,12 +44,12 @@ async fn told(program: &PathBuf, arguments: &[&str]) -> Result<String, String> {
         Ok(Err(error)) => return Err(format!("it cannot be started: {error}")),
         Err(_) => return Err(format!("it had not ended after {PROGRAM_MAX:?} and was killed")),
     };
-    let said = String::from_utf8_lossy(&output.stdout).trim().replace('\n', " / ");
+    let stdout = String::from_utf8_lossy(&output.stdout).trim().replace('\n', " / ");
     if output.status.success() {
-        return Ok(said);
+        return Ok(stdout);
     }
-    let complaint = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " / ");
-    Err(format!("{}: {complaint} / {said}", output.status))
+    let stderr = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " / ");
+    Err(format!("{}: {stderr} / {stdout}", output.status))
 }
 
 const PROGRAM_MAX: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! The whole service over QUIC on loopback, from GPU to GPU, beside the same from host to host.
+//! The complete service over QUIC on loopback, from GPU to GPU and from host to host.
 
 use super::{Job, pipeline_cells, rate};
 use crate::{
@@ -17,11 +17,10 @@ use std::{ops::Range, sync::Arc, time::Instant};
 use tensor_relay_device::{Capacity, Sink, Source};
 
 pub(super) const ABOUT: &str = "\
-A server and a client on one machine, each on one thread, TLS 1.3 and all hashes on; a round is from the publish to the \
-verified snapshot, and chunks are hashed when they are first read, as those of fresh weights are. `network` is the same \
-from host memory to host memory, in the same pass; `d2h` and `h2d` are the copies alone. `efficiency` is `end_to_end` / \
-min(`d2h`, `network`, `h2d`) of the same pass: what the GPU at both ends costs over the network alone. CPU seconds are \
-those of both ends.";
+A server and a client on one machine, each on one thread, with TLS 1.3 and all hashes. A round is from the publish to the \
+verified snapshot; chunks are hashed when they are first read, like those of new weights. `network` is the same from host \
+memory to host memory, in the same pass; `d2h` and `h2d` are the copies alone. `efficiency` is `end_to_end` / min(`d2h`, \
+`network`, `h2d`) of the same pass: 1 means that a GPU at both ends costs nothing. CPU seconds are those of both ends.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -57,7 +56,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Starts both and moves the payload once, so that memory is there and windows are open.
+    /// Starts both and moves the payload once, so that memory is allocated and windows are open.
     async fn start(
         engine: &Engine,
         from: &OnDevice,
@@ -68,9 +67,9 @@ impl Pair {
     ) -> Result<Self> {
         let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
         let ends = [engine.device(capacity)?, engine.device(capacity)?];
-        // A server keeps chunks in slots for further readers: what it has are not all there are.
+        // Slots of their own for the copies alone, because a server keeps chunks in its slots for further readers.
         let alone = engine.device(capacity)?;
-        // No deeper than the program is without options.
+        // At most the program's default.
         let in_flight = Depth::of_slots(slots)
             .sending
             .clamp(2, tensor_relay_server::Config::default().chunks_in_flight);

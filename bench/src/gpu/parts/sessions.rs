@@ -1,4 +1,4 @@
-//! Several sessions at once: what several lanes of one session could reach.
+//! Several sessions at once: an upper bound for several lanes of one session.
 
 use super::{Job, rate};
 use crate::{
@@ -6,10 +6,10 @@ use crate::{
     gpu::{
         line::Cells,
         loopback::{Loopback, Receiving, Serving, Setup},
+        own_runtime::OwnRuntime,
         passes::Passes,
         payload::{self, OnDevice},
         place::Engine,
-        room::Room,
         stream::Depth,
     },
 };
@@ -19,10 +19,10 @@ use tensor_relay_device::{Capacity, Device, Source};
 use tokio::task::JoinSet;
 
 pub(super) const ABOUT: &str = "\
-What so many sessions reach at once, each with a connection, a client thread and a topic of its own, all from one GPU and \
-to it: an upper bound for as many lanes of one session, whose packets one thread each handles too. `own` servers: each session has a server of its own on a \
-thread of its own. `one` server: all sessions share a server, and its socket, on as many threads. The rate is of all \
-together.";
+The rate of several sessions at once, each with a connection, a client thread and a topic of its own, all from one GPU to \
+the same GPU: an upper bound for as many lanes of one session, each of which has a thread too. `own` servers: each session \
+has a server of its own, on a thread of its own. `one` server: all sessions share a server and its socket, on as many \
+threads. The rate is the sum of all sessions.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -49,7 +49,7 @@ enum Servers {
     One,
 }
 
-/// The pools that all sessions share, one per end, with slots for each session.
+/// The source and the landing device of all sessions, each with one pool that has slots for every session.
 struct Ends {
     source: Arc<dyn Source>,
     landing: Device,
@@ -75,11 +75,12 @@ impl Ends {
         let mut all: Vec<Loopback> = Vec::new();
         for number in 0..self.sessions {
             let serving = match (servers, all.first()) {
-                (Servers::One, Some(first)) => first.serving.beside(number)?,
+                (Servers::One, Some(first)) => first.serving.another_topic(number)?,
                 (Servers::One, None) => {
-                    Serving::start(Arc::new(Room::new("serving", self.sessions as usize)?), &setup).await?
+                    Serving::start(Arc::new(OwnRuntime::new("serving", self.sessions as usize)?), &setup)
+                        .await?
                 }
-                (Servers::Own, _) => Serving::start(Arc::new(Room::new("serving", 1)?), &setup).await?,
+                (Servers::Own, _) => Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), &setup).await?,
             };
             let reader = Receiving::start(&serving, &setup).await?;
             all.push(Loopback { serving, readers: vec![reader] });
@@ -88,7 +89,7 @@ impl Ends {
     }
 }
 
-/// Warms the sessions up, then lets all of them move the payload at once, twice.
+/// Moves the payload once in all sessions to warm up, then measures two rounds of all sessions at once.
 async fn measure(job: &Job, ends: Ends, servers: Servers) -> Result<()> {
     let mut sessions = ends.start(servers).await?;
     for counted in [false, true, true] {

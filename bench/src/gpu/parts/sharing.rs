@@ -1,4 +1,4 @@
-//! Memory of the device that another process reads where it is: what only a real driver can prove.
+//! Device memory shared with another process, which needs a real driver to be tested.
 
 use super::{Job, Part, rate};
 use crate::{
@@ -27,11 +27,11 @@ use tensor_relay_device::{
 use tokio::{process::Command, time::timeout};
 
 pub(super) const ABOUT: &str = "\
-One tensor on the GPU is offered to another process, as a training process offers its tensors to a server beside it: in \
-place, by a handle of CUDA IPC, and as a copy in a buffer that a file descriptor names. The other process compares every \
-byte. Virtual memory, which PyTorch's expandable segments are, must have no handle; then the copy is the way. The rate is \
-that of the copy within the GPU. In namespaces of its own the other process stands for another container: what works \
-there is told, and is no failure.";
+One tensor on the GPU is shared with another process, as a training process shares its tensors with a sidecar: in place, by \
+a CUDA IPC handle, and as a copy in a buffer that is exported as a file descriptor. The other process compares every byte. \
+Virtual memory, such as PyTorch's expandable segments, must have no IPC handle, so that it is shared as a copy. The rate is \
+that of the copy within the GPU. A process in namespaces of its own stands for another container: its results are notes, \
+and no failures.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     match (&job.shared, job.engine()?) {
@@ -39,12 +39,12 @@ pub(super) async fn run(job: Job) -> Result<()> {
             job.printer().note("The host engine shares no memory with other processes.");
             Ok(())
         }
-        (Some(shared), Engine::Cuda(engine)) => take(&job, &engine, shared).await,
-        (None, Engine::Cuda(engine)) => give(&job, &engine).await,
+        (Some(shared), Engine::Cuda(engine)) => import(&job, &engine, shared).await,
+        (None, Engine::Cuda(engine)) => export(&job, &engine).await,
     }
 }
 
-async fn give(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
+async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
     let printer = job.printer();
     let device = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
     let tensor = OnDevice::whole(&device, job.bytes)?;
@@ -52,13 +52,13 @@ async fn give(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
     let memory = tensor.buffers().find_map(|buffer| buffer.memory::<CudaMemory>());
     let memory = memory.context("the tensor is on this engine's device")?;
 
-    let named = name(engine, &memory);
-    let outcome = named.as_ref().map(|named| format!("at {} of its allocation", named.offset));
+    let handle = ipc_handle(engine, &memory);
+    let outcome = handle.as_ref().map(|handle| format!("at {} of its allocation", handle.offset));
     printer.check("a plain allocation has a handle", outcome.map_err(ToString::to_string));
-    if let Ok(named) = named {
-        ways(job, "in place", &Shared::Ipc(named), None).await?;
+    if let Ok(handle) = handle {
+        check_both(job, "in place", &Shared::Ipc(handle), None).await?;
         let this = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
-        let own = this.import(Exported::Ipc(named), &[]);
+        let own = this.import(Exported::Ipc(handle), &[]);
         let outcome = own.err().map(|error| error.to_string()).ok_or_else(|| "it opens".to_owned());
         printer.check("a handle opens nothing in its own process", outcome);
     }
@@ -76,32 +76,33 @@ async fn give(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
         let measured = Cells::of([("gb_per_s", rate(job.bytes, begun.elapsed().as_secs_f64()))]);
         printer.sample("copies within the device", setting, measured);
     }
-    let refused = name(engine, buffer.memory()).err().map(|error| error.to_string());
+    let refused = ipc_handle(engine, buffer.memory()).err().map(|error| error.to_string());
     printer.check("virtual memory has no handle", refused.ok_or_else(|| "it has one".to_owned()));
     let FdMemory { device, fd, len } = buffer.export()?;
-    ways(job, "as a copy", &Shared::Fd { device, len }, Some(fd)).await
+    check_both(job, "as a copy", &Shared::Fd { device, len }, Some(fd)).await
 }
 
-/// Several, because the first makes the stream.
+/// The number of measured copies: several, because the first one creates the stream.
 const FILLS: usize = 5;
 
-fn name(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
+fn ipc_handle(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
     engine.name_memory(std::slice::from_ref(memory))?.remove(0)
 }
 
-/// Offers memory to a process beside this one, and to one in namespaces of its own.
-async fn ways(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
+/// Checks that another process can import the memory, and notes whether a process in namespaces of its own can.
+async fn check_both(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
     let outcome = other_process(job, &[], shared, &fd).await?;
     job.printer().check(format!("another process reads it {how}"), outcome);
-    let apart =
+    let namespaced =
         other_process(job, &["unshare", "--pid", "--ipc", "--fork", "--kill-child"], shared, &fd).await?;
-    let said = apart.unwrap_or_else(|why| format!("it does not: {why}"));
+    let result = namespaced.unwrap_or_else(|reason| format!("it cannot: {reason}"));
     job.printer()
-        .note(format!("A process in PID and IPC namespaces of its own reads it {how}: {said}"));
+        .note(format!("A process in PID and IPC namespaces of its own reads it {how}: {result}"));
     Ok(())
 }
 
-/// Starts this program again, by `prefix`, to take what is shared. A descriptor is its standard input.
+/// Starts this program again, with `prefix` before its command line, to import the shared memory. A file descriptor is
+/// passed as its standard input.
 async fn other_process(
     job: &Job,
     prefix: &[&str],
@@ -128,20 +129,20 @@ async fn other_process(
         Ok(Err(error)) => return Ok(Err(format!("it cannot be started: {error}"))),
         Err(_) => return Ok(Err(format!("it had not ended after {OTHER_MAX:?} and was killed"))),
     };
-    let said = String::from_utf8_lossy(&output.stdout);
-    let mut checks = said.lines().filter_map(|line| match serde_json::from_str(line) {
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let mut checks = stdout.lines().filter_map(|line| match serde_json::from_str(line) {
         Ok(Line::Check(check)) => Some(if check.passed { Ok(check.detail) } else { Err(check.detail) }),
         _ => None,
     });
-    let complaint = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " / ");
-    Ok(checks.next().unwrap_or_else(|| Err(format!("{}: {complaint}", output.status))))
+    let stderr = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " / ");
+    Ok(checks.next().unwrap_or_else(|| Err(format!("{}: {stderr}", output.status))))
 }
 
-/// A context takes a second, as many bytes as this moves another.
+/// The deadline of the other process. Creating a context takes a second, and comparing the bytes another.
 const OTHER_MAX: Duration = Duration::from_secs(15);
 
-/// The other process.
-async fn take(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
+/// Imports and compares the shared memory, in the other process.
+async fn import(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
     let exported = match *shared {
         Shared::Ipc(memory) => Exported::Ipc(memory),
         Shared::Fd { device, len } => {
@@ -159,22 +160,24 @@ async fn compare(job: &Job, engine: &Arc<CudaEngine>, exported: Exported) -> Res
     let begun = Instant::now();
     let (mut buffers, returned) = device.import(exported, std::slice::from_ref(&(0..job.bytes)))?;
     let opened_ms = begun.elapsed().as_millis();
-    let buffer = buffers.pop().context("there is one place")?;
+    let buffer = buffers.pop().context("one range was imported")?;
     let (source, expected) = (buffer.source(), noise_of(job.bytes, 0)?);
     for (number, piece) in expected.chunks(CAPACITY.slot_bytes).enumerate() {
         let start = (number * CAPACITY.slot_bytes) as u64;
         let read = source.read(start..start + piece.len() as u64).await?;
-        ensure!(read[..] == *piece, "bytes from {start} on are others");
+        ensure!(read[..] == *piece, "the bytes from {start} on differ");
     }
     drop((source, buffer));
-    timeout(RETURN_MAX, returned.wait()).await.context("it was not given back")?;
+    timeout(RETURN_MAX, returned.wait())
+        .await
+        .context("the import was not closed in time")?;
     Ok(format!("{} bytes are equal; opened in {opened_ms} ms", job.bytes))
 }
 
 const CAPACITY: Capacity = Capacity { slots: 4, slot_bytes: 4 << 20 };
 const RETURN_MAX: Duration = Duration::from_secs(5);
 
-/// The description of memory for another process, without the descriptor.
+/// The description of shared memory on the command line of the other process, without its file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gpu) enum Shared {
     Ipc(IpcMemory),
@@ -224,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shared_goes_through_an_argument() {
+    fn shared_memory_is_formatted_and_parsed() {
         let device = DeviceUuid::new([9; 16]);
         let ipc = Shared::Ipc(IpcMemory { device, handle: [0xAB; 64], offset: 512, len: 7 });
         for shared in [ipc, Shared::Fd { device, len: 1 << 40 }] {

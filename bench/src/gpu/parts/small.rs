@@ -1,4 +1,4 @@
-//! Many small tensors beside the same bytes in one.
+//! Many small tensors, and the same bytes in one tensor.
 
 use super::{Job, rate};
 use crate::{
@@ -18,20 +18,20 @@ use tensor_relay_device::Capacity;
 use tensor_relay_protocol::TensorSpec;
 
 pub(super) const ABOUT: &str = "\
-The same bytes as many tensors of 4 KiB, each in an allocation of its own on the GPU (a chunk is then gathered from a \
-thousand stretches, each a copy of the driver's), as many tensors in one allocation (a chunk is one copy), and as one \
-tensor. `null network` scatters likewise at the receiving end; over `quic` a snapshot lands in one allocation.";
+The same bytes in three layouts: as many tensors of 4 KiB, each in an allocation of its own on the GPU (a chunk then needs a \
+thousand copies by the driver), as many tensors in one allocation (a chunk needs one copy), and as one tensor. The receiving \
+end has the same layout over the `null network`; over `quic` a snapshot lands in one allocation.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
     let count = if job.quick { 200 } else { 10_000 };
-    let mut ways = Vec::new();
-    for way in Way::ALL {
-        ways.push(Payload::new(&job, &engine, way, count).await?);
+    let mut payloads = Vec::new();
+    for layout in Layout::ALL {
+        payloads.push(Payload::new(&job, &engine, layout, count).await?);
     }
     let mut passes = Passes::within(job.budget());
     while passes.another() {
-        for payload in &mut ways {
+        for payload in &mut payloads {
             payload.measure(&job).await?;
         }
     }
@@ -40,13 +40,13 @@ pub(super) async fn run(job: Job) -> Result<()> {
 
 /// The layout of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Layout {
     OwnAllocations,
     OneAllocation,
     OneTensor,
 }
 
-impl Way {
+impl Layout {
     const ALL: [Self; 3] = [Self::OwnAllocations, Self::OneAllocation, Self::OneTensor];
 
     fn name(self) -> &'static str {
@@ -68,7 +68,7 @@ impl Way {
 const TENSOR_BYTES: u64 = payload::GRAIN_BYTES;
 
 struct Payload {
-    way: Way,
+    layout: Layout,
     count: u64,
     from: OnDevice,
     to: OnDevice,
@@ -78,13 +78,13 @@ struct Payload {
 }
 
 impl Payload {
-    async fn new(job: &Job, engine: &Engine, way: Way, count: u64) -> Result<Self> {
+    async fn new(job: &Job, engine: &Engine, layout: Layout, count: u64) -> Result<Self> {
         let (slots, chunk_bytes) = job.default_pipeline();
         let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
         let [sending, landing] = [engine.device(capacity)?, engine.device(capacity)?];
-        let manifest = payload::manifest(way.specs(count)?, chunk_bytes)?;
-        let on = |device| match way {
-            Way::OwnAllocations => OnDevice::scattered(device, &manifest),
+        let manifest = payload::manifest(layout.specs(count)?, chunk_bytes)?;
+        let on = |device| match layout {
+            Layout::OwnAllocations => OnDevice::scattered(device, &manifest),
             _ => OnDevice::whole(device, manifest.payload_bytes()),
         };
         let (from, to) = (on(&sending)?, on(&landing)?);
@@ -92,12 +92,12 @@ impl Payload {
         let setup = Setup { chunk_bytes, chunks_in_flight: depth.sending.max(2), landing: Some(landing) };
         let mut service = Loopback::start(&setup, 1).await?;
         from.upload(&payload::noise_of(manifest.payload_bytes(), 1)?).await?;
-        service.round_of(way.specs(count)?, &from.source()?).await?;
-        Ok(Self { way, count, from, to, service, chunk_bytes, depth })
+        service.round_of(layout.specs(count)?, &from.source()?).await?;
+        Ok(Self { layout, count, from, to, service, chunk_bytes, depth })
     }
 
     async fn measure(&mut self, job: &Job) -> Result<()> {
-        let specs = self.way.specs(self.count)?;
+        let specs = self.layout.specs(self.count)?;
         let manifest = payload::manifest(specs.clone(), self.chunk_bytes)?;
         let (source, sink) = (self.from.source()?, self.to.sink()?);
         let bytes = source.len_bytes();
@@ -105,9 +105,9 @@ impl Payload {
         transfer(&manifest, &source, &sink, self.depth, End::Written).await?;
         let null = begun.elapsed().as_secs_f64();
         let quic = self.service.round_of(specs, &source).await?;
-        let tensors = if self.way == Way::OneTensor { 1 } else { self.count };
+        let tensors = if self.layout == Layout::OneTensor { 1 } else { self.count };
         let setting =
-            Cells::of([("bytes lie as", self.way.name().to_owned()), ("tensors", tensors.to_string())]);
+            Cells::of([("bytes lie as", self.layout.name().to_owned()), ("tensors", tensors.to_string())]);
         let measured = Cells::of([
             ("null_network_gb_per_s", rate(bytes, null)),
             ("quic_gb_per_s", rate(bytes, quic.seconds)),

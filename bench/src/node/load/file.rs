@@ -1,4 +1,4 @@
-//! A safetensors file as a load.
+//! A safetensors file as the source of a version's tensors.
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -12,7 +12,7 @@ use tensor_relay_protocol::{
     safetensors::{Header, PREFIX_BYTES, header_length, parse_header},
 };
 
-/// An open file whose header was understood. Its tensors are read, by position, when they are asked for.
+/// An open file with its parsed header. Tensors are read by position, when they are requested.
 pub(super) struct TensorFile {
     file: File,
     header: Header,
@@ -27,7 +27,7 @@ impl TensorFile {
         let mut file = File::open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            bail!("it is no file: give one safetensors file");
+            bail!("it is no regular file: give a safetensors file");
         }
         let mut prefix = [0; PREFIX_BYTES];
         file.read_exact(&mut prefix).context("it is too short for a safetensors file")?;
@@ -41,7 +41,7 @@ impl TensorFile {
         self.header.tensors.iter().map(|tensor| tensor.spec.clone()).collect()
     }
 
-    /// Reads the tensor at `index`, whose size `out` has.
+    /// Reads the tensor at `index` into `out`, which has its size.
     pub(super) fn read(&self, index: usize, out: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(out, self.header.tensors[index].range.start)
     }
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_are_read_from_where_they_lie() {
+    fn tensors_are_read_by_position() {
         let header = br#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[3],"data_offsets":[2,5]}}"#;
         let whole = [&(header.len() as u64).to_le_bytes(), &header[..], b"12345"].concat();
         let file = open("good", &whole).unwrap();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_file_is_refused() {
+    fn other_files_are_refused() {
         assert!(open("empty", b"").is_err());
         assert!(open("garbage", &[0xff; 100]).is_err());
         assert!(TensorFile::open(Path::new("/")).is_err());

@@ -1,10 +1,10 @@
-//! The tensors of models that people know, by the names and shapes of their published checkpoints.
+//! The tensors of well-known models, with the names and shapes of their published checkpoints.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 
-/// A model whose tensors are known here.
+/// A model whose tensor names and shapes are built in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Model {
@@ -20,7 +20,7 @@ pub enum Model {
 }
 
 impl Model {
-    /// Its tensors, each with `scale` times as many rows (and at least one): the same names, in the same number, of
+    /// Its tensors, with the number of rows of each multiplied by `scale`, but at least one row: the same names, and
     /// about `scale` times the size.
     ///
     /// # Errors
@@ -40,10 +40,10 @@ impl Model {
     }
 }
 
-/// Far beyond any memory, and far below any overflow.
+/// The maximum scale: far beyond any memory, and far below an overflow of sizes.
 const SCALE_MAX: f64 = 1e3;
 
-/// Tensors as they are listed.
+/// Collects the tensors of a model.
 struct List {
     scale: f64,
     tensors: Vec<TensorSpec>,
@@ -69,7 +69,7 @@ impl List {
         self.add(Dtype::Bf16, name, dimensions);
     }
 
-    /// A weight matrix as GPT-2 has it, inputs first, and its bias.
+    /// A weight matrix in GPT-2's layout, inputs first, and its bias.
     fn with_bias(&mut self, name: &str, inputs: u64, outputs: u64) {
         self.f32(format!("{name}.weight"), &[inputs, outputs]);
         self.f32(format!("{name}.bias"), &[outputs]);
@@ -81,7 +81,8 @@ impl List {
         self.f32(format!("{name}.bias"), &[width]);
     }
 
-    /// The further tensors of a batch normalisation: its statistics and their number of batches.
+    /// The tensors of a batch normalisation: those of a layer normalisation, its statistics and their number of
+    /// batches.
     fn batch_norm(&mut self, name: &str, width: u64) {
         self.layer_norm(name, width);
         self.f32(format!("{name}.running_mean"), &[width]);
@@ -112,7 +113,7 @@ fn gpt2(list: &mut List) {
 
 fn llama(list: &mut List) {
     const WIDTH: u64 = 4_096;
-    const SHARED: u64 = 1_024; // Eight heads of keys and values for thirty-two of queries.
+    const SHARED: u64 = 1_024; // Eight heads of keys and values for thirty-two heads of queries.
     const INNER: u64 = 14_336;
     const VOCABULARY: u64 = 128_256;
     list.bf16("model.embed_tokens.weight", &[VOCABULARY, WIDTH]);
@@ -167,9 +168,9 @@ mod tests {
         tensors.iter().map(value).sum()
     }
 
-    /// The numbers that the models' publishers state.
+    /// Compares with the numbers of parameters that the models' publishers state.
     #[test]
-    fn the_parameters_are_as_many_as_published() {
+    fn parameter_counts_are_those_published() {
         let count = |model: Model| {
             let tensors = model.tensors(1.0).unwrap();
             let statistics = ["running_mean", "running_var", "num_batches_tracked"];

@@ -1,4 +1,4 @@
-//! The contenders.
+//! The registry of contenders.
 
 use crate::program::Program;
 use anyhow::{Result, bail, ensure};
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Something that can be compared.
+/// A program, or a variant of one, that can be compared.
 #[derive(Debug, Clone)]
 pub(crate) struct Contender {
     pub(super) name: String,
@@ -17,33 +17,33 @@ pub(crate) struct Contender {
     pub(super) receive: Role,
     /// Whether bytes travel encrypted.
     pub(super) encrypted: bool,
-    /// Whether the receiving side uses its memory again.
+    /// `reused` if the receiving side reuses its memory in each round, `fresh` if it allocates new memory.
     pub(super) receives_into: String,
     /// Remarks on its numbers.
     pub(super) note: String,
-    /// Whether it can be asked for small messages.
+    /// Whether it supports small messages.
     pub(super) has_small: bool,
-    /// Whether it is tensor-relay, in whatever circumstances.
+    /// Whether it is tensor-relay or a variant of it.
     pub(super) is_ours: bool,
-    /// Whether it is somebody else's program, which may not be installed.
+    /// Whether it is a program of another project, which may not be installed.
     pub(super) is_peer: bool,
 }
 
-/// The program of one end, and its arguments before the options of [`contender`](crate::contender).
+/// The program of one side, and its arguments before the options of [`contender`](crate::contender).
 #[derive(Debug, Clone)]
 pub(super) struct Role {
     pub(super) program: Program,
     pub(super) words: Vec<OsString>,
 }
 
-/// All that there are.
+/// All known contenders, from which [`pick`](Self::pick) chooses.
 #[derive(Debug)]
-pub(super) struct Roster {
+pub(super) struct Contenders {
     contenders: Vec<Contender>,
 }
 
 impl Contender {
-    /// tensor-relay with these `words` at either side.
+    /// tensor-relay with additional arguments for either side.
     pub(crate) fn relay(name: &str, this: &Program, serve: Vec<OsString>, receive: Vec<OsString>) -> Self {
         let side = |words: Vec<OsString>| Role {
             program: this.clone(),
@@ -54,8 +54,8 @@ impl Contender {
     }
 }
 
-impl Roster {
-    /// Those that `this` program is itself, and with `other_build` its tensor-relay too.
+impl Contenders {
+    /// The contenders that `this` program implements, and the tensor-relay of `other_build`, if given.
     pub(super) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
         let own = |name: &str, role: &str, serve: &[&str], receive: &[&str], encrypted: bool| {
             own(name, this, role, serve, receive, encrypted)
@@ -76,7 +76,7 @@ impl Roster {
         Self { contenders }
     }
 
-    /// Adds `borrowed` with Python at either side or at both: `python` is an interpreter that has the package.
+    /// Adds `borrowed` with one or both sides in Python. `python` is an interpreter with the package tensor_relay.
     pub(super) fn extend_with_python(&mut self, this: &Program, python: &Path) {
         let borrowed = own(BORROWED, this, ROLE, &[BORROW], &[], true);
         let in_python = |side: &str| Role {
@@ -115,23 +115,23 @@ impl Roster {
         self.contenders.iter().any(|contender| contender.name == name)
     }
 
-    /// Those that are called `names`, in this order, each once.
+    /// The contenders called `names`, in this order, each once.
     ///
     /// # Errors
-    /// When there is nobody of a name.
+    /// When no contender has one of the names.
     pub(super) fn pick(&self, names: &[String]) -> Result<Vec<Contender>> {
         let mut picked: Vec<Contender> = vec![];
         for name in names {
-            let called = |contender: &&Contender| match name.as_str() {
+            let matches = |contender: &&Contender| match name.as_str() {
                 ALL => contender.name == RELAY || !contender.is_ours,
                 name => contender.name == name,
             };
-            let mut found = self.contenders.iter().filter(called).peekable();
+            let mut found = self.contenders.iter().filter(matches).peekable();
             if found.peek().is_none() {
-                bail!("there is no contender called {name:?}, but {}", self.names());
+                bail!("there is no contender called {name:?}; known are {}", self.names());
             }
             for contender in found {
-                if !picked.iter().any(|known| known.name == contender.name) {
+                if !picked.iter().any(|other| other.name == contender.name) {
                     picked.push(contender.clone());
                 }
             }
@@ -141,11 +141,11 @@ impl Roster {
 
     fn names(&self) -> String {
         let names: Vec<&str> = self.contenders.iter().map(|contender| contender.name.as_str()).collect();
-        format!("{}, and {ALL}; --relay and --peers bring more", names.join(", "))
+        format!("{}, and {ALL}; --relay, --python and --peers add more", names.join(", "))
     }
 }
 
-/// A role of ours, `role`, with more options for either side.
+/// The contender that `program` implements as its subcommand `role`, with additional options for either side.
 fn own(
     name: &str,
     program: &Program,
@@ -174,22 +174,22 @@ fn own(
 
 pub(super) const RELAY: &str = "tensor-relay";
 pub(super) const STOCK_QUINN: &str = "stock-quinn";
-/// The role that is tensor-relay.
+/// The subcommand of tensor-relay.
 const ROLE: &str = "relay";
 const MANY_TENSORS: &str = "10000-tensors";
 const OTHER_BUILD: &str = "other-build";
-/// Tensors that are lent by their producer, and hashed when they are sent.
+/// tensor-relay with tensors that are lent for each round, and hashed when they are sent.
 const BORROWED: &str = "borrowed";
 const BORROW: &str = "--hold=borrow";
-/// Both sides of it in Python.
+/// Both sides of `borrowed` in Python.
 const IN_PYTHON: &str = include_str!("../relay/contender.py");
 const ALL: &str = "all";
 
-/// Sessions of several lanes, for machines with the cores for them.
+/// Variants with several lanes, for machines with enough cores.
 const LANES: [(&str, &str); 3] =
     [("2-lanes", "--lanes=2"), ("4-lanes", "--lanes=4"), ("8-lanes", "--lanes=8")];
 
-/// One codec for all chunks, where `tensor-relay` chooses for each.
+/// Variants with one codec for all chunks, where `tensor-relay` chooses a codec for each.
 const CODECS: [(&str, &str); 4] = [
     ("raw", "--codec=raw"),
     ("bitplanes", "--codec=bitplanes"),
@@ -201,34 +201,34 @@ const CODECS: [(&str, &str); 4] = [
 mod tests {
     use super::*;
 
-    fn roster() -> Roster {
+    fn contenders() -> Contenders {
         let this = Program::new("bench", &[]);
-        let mut roster = Roster::of_this(&this, Some(Path::new("old")));
+        let mut contenders = Contenders::of_this(&this, Some(Path::new("old")));
         let mut peer = own("zeromq", &this, "x", &[], &[], false);
         peer.is_peer = true;
-        roster.extend(vec![peer]).unwrap();
-        roster
+        contenders.extend(vec![peer]).unwrap();
+        contenders
     }
 
     fn picked(names: &[&str]) -> Result<Vec<String>> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        Ok(roster().pick(&names)?.into_iter().map(|contender| contender.name).collect())
+        Ok(contenders().pick(&names)?.into_iter().map(|contender| contender.name).collect())
     }
 
     #[test]
-    fn names_are_taken_in_order_and_once() {
+    fn contenders_are_picked_in_order_and_once() {
         assert_eq!(picked(&["tcp", "tensor-relay", "tcp"]).unwrap(), ["tcp", "tensor-relay"]);
         assert_eq!(
             picked(&["tcp-tls", "all"]).unwrap(),
             ["tcp-tls", "tensor-relay", "stock-quinn", "tcp", "zeromq"],
-            "the first is what the others are compared with, wherever it stands among all"
+            "the named one stays first"
         );
         assert_eq!(picked(&["other-build"]).unwrap(), ["other-build"]);
     }
 
     #[test]
-    fn tensor_relay_is_ours_in_all_circumstances() {
-        let ours = roster().contenders.into_iter().filter(|contender| contender.is_ours);
+    fn all_variants_of_tensor_relay_are_ours() {
+        let ours = contenders().contenders.into_iter().filter(|contender| contender.is_ours);
         let names: Vec<String> = ours.map(|contender| contender.name).collect();
         let variants = [
             "10000-tensors",
@@ -245,23 +245,29 @@ mod tests {
     }
 
     #[test]
-    fn python_plays_either_side() {
-        let mut roster = roster();
-        roster.extend_with_python(&Program::new("bench", &[]), Path::new("python3.12"));
+    fn python_can_run_either_side() {
+        let mut contenders = contenders();
+        contenders.extend_with_python(&Program::new("bench", &[]), Path::new("python3.12"));
         let names = ["python", "python-producer", "python-consumer"].map(String::from);
-        let plays = |role: &Role| role.program.words().next().unwrap() == "python3.12";
-        let sides: Vec<_> = roster
+        let is_python = |role: &Role| role.program.words().next().unwrap() == "python3.12";
+        let sides: Vec<_> = contenders
             .pick(&names)
             .unwrap()
             .iter()
-            .map(|c| (plays(&c.serve), plays(&c.receive)))
+            .map(|c| (is_python(&c.serve), is_python(&c.receive)))
             .collect();
         assert_eq!(sides, [(true, true), (true, false), (false, true)]);
-        assert!(roster.pick(&["all".into()]).unwrap().iter().all(|c| !c.name.contains("python")));
+        assert!(
+            contenders
+                .pick(&["all".into()])
+                .unwrap()
+                .iter()
+                .all(|c| !c.name.contains("python"))
+        );
     }
 
     #[test]
-    fn nobody_is_told_with_everybody() {
+    fn an_unknown_name_lists_the_known_ones() {
         let error = picked(&["tcp", "utp"]).unwrap_err().to_string();
         assert!(
             error.contains("\"utp\"") && error.contains("tcp-tls") && error.contains("zeromq"),
@@ -270,17 +276,17 @@ mod tests {
     }
 
     #[test]
-    fn a_name_belongs_to_one() {
-        let mut roster = roster();
-        let tcp = roster.pick(&["tcp".into()]).unwrap();
-        roster.extend(tcp.clone()).unwrap();
-        assert_eq!(roster.pick(&["peers/tcp".into()]).unwrap().len(), 1);
-        assert!(roster.extend(tcp).unwrap_err().to_string().contains("peers/tcp"));
+    fn names_are_unique() {
+        let mut contenders = contenders();
+        let tcp = contenders.pick(&["tcp".into()]).unwrap();
+        contenders.extend(tcp.clone()).unwrap();
+        assert_eq!(contenders.pick(&["peers/tcp".into()]).unwrap().len(), 1);
+        assert!(contenders.extend(tcp).unwrap_err().to_string().contains("peers/tcp"));
     }
 
     #[test]
-    fn roles_come_before_options() {
-        let tls = roster().pick(&["tcp-tls".into()]).unwrap().remove(0);
+    fn subcommands_come_before_options() {
+        let tls = contenders().pick(&["tcp-tls".into()]).unwrap().remove(0);
         assert_eq!(tls.serve.words, ["tcp", "serve", "--tls"]);
         assert_eq!(tls.receive.words, ["tcp", "receive", "--tls"]);
     }

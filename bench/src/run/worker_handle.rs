@@ -1,4 +1,4 @@
-//! One worker, as the driver speaks to it.
+//! The driver's end of the connection to one worker.
 
 use super::address::NodeAddress;
 use crate::{
@@ -23,31 +23,31 @@ use tokio::{
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// The deadline for writing an order to a worker.
-const TELL_MAX: Duration = Duration::from_secs(10);
+const SEND_MAX: Duration = Duration::from_secs(10);
 
-/// A worker, here or behind a node. Dropping it ends its work: a process here is killed, and one on another machine ends
-/// when the connection does.
-pub(crate) struct Peer {
+/// A worker on this machine or behind a node. Dropping the handle ends the worker: a local process is killed, and a
+/// remote one exits when its connection closes.
+pub(crate) struct WorkerHandle {
     /// For messages: `producer`, or `consumer 2 (10.0.0.7:4748)`.
     name: String,
     orders: Box<dyn AsyncWrite + Send + Unpin>,
     process: Option<Process>,
 }
 
-/// An event of a worker: a message, or its end.
-pub(crate) type Heard = (usize, Result<Report, Silence>);
+/// An event of the worker with a number: a report, or the end of its reports.
+pub(crate) type Event = (usize, Result<Report, Disconnected>);
 
-/// Why nothing more comes from a worker.
+/// The reason for which a worker sends no more reports.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Silence {
+pub(crate) enum Disconnected {
     #[error("it ended")]
     Ended,
     #[error(transparent)]
     Wire(#[from] wire::WireError),
 }
 
-impl Peer {
-    /// Starts a worker on this machine; `command` names it. What it says goes to `heard`, as number `index`.
+impl WorkerHandle {
+    /// Starts a worker on this machine with `command`. Its reports go to `events`, numbered `index`.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -55,24 +55,24 @@ impl Peer {
         name: String,
         command: Command,
         index: usize,
-        heard: mpsc::Sender<Heard>,
+        events: mpsc::Sender<Event>,
     ) -> Result<Self> {
         let mut process = Process::start(name.clone(), command)?;
         let (orders, reports) = process.split()?;
-        tokio::spawn(listen(reports, index, heard));
+        tokio::spawn(forward_reports(reports, index, events));
         Ok(Self { name, orders: Box::new(orders), process: Some(process) })
     }
 
-    /// Connects to the node at `address`, which starts a worker.
+    /// Connects to the node at `address`, which starts a worker. Its reports go to `events`, numbered `index`.
     ///
     /// # Errors
-    /// When no node is there, or it does not let in who knows `token`.
+    /// When no node listens there, or the node refuses `token`.
     pub(crate) async fn connect(
         role: &str,
         address: &NodeAddress,
         token: &Token,
         index: usize,
-        heard: mpsc::Sender<Heard>,
+        events: mpsc::Sender<Event>,
     ) -> Result<Self> {
         let name = format!("{role} ({address})");
         let Ok(connected) = timeout(CONNECT_MAX, TcpStream::connect(address.to_string())).await else {
@@ -83,9 +83,9 @@ impl Peer {
         })?;
         stream.set_nodelay(true)?;
         let (reports, mut orders) = stream.into_split();
-        let greeted = greeting::ask(reports, &mut orders, token).await;
+        let greeted = greeting::present(reports, &mut orders, token).await;
         let reports = greeted.with_context(|| format!("cannot work with {name}"))?;
-        tokio::spawn(listen(reports, index, heard));
+        tokio::spawn(forward_reports(reports, index, events));
         Ok(Self { name, orders: Box::new(orders), process: None })
     }
 
@@ -93,38 +93,40 @@ impl Peer {
         &self.name
     }
 
-    /// Gives an order.
+    /// Sends an order.
     ///
     /// # Errors
-    /// When the worker is gone, or takes nothing in.
-    pub(crate) async fn tell(&mut self, order: &Order) -> Result<()> {
-        match timeout(TELL_MAX, wire::send(&mut self.orders, order)).await {
-            Ok(told) => told.with_context(|| format!("{} takes no orders any more", self.name)),
-            Err(_) => bail!("{} took no order in within {} s", self.name, TELL_MAX.as_secs()),
+    /// When the worker is gone, or reads nothing until the deadline.
+    pub(crate) async fn send(&mut self, order: &Order) -> Result<()> {
+        match timeout(SEND_MAX, wire::send(&mut self.orders, order)).await {
+            Ok(sent) => sent.with_context(|| format!("{} accepts no more orders", self.name)),
+            Err(_) => bail!("{} accepted no order within {} s", self.name, SEND_MAX.as_secs()),
         }
     }
 
-    /// The error for a worker whose connection has ended.
-    pub(crate) async fn obituary(&mut self) -> String {
+    /// Why the worker's connection ended, as a sentence for an error.
+    pub(crate) async fn end_reason(&mut self) -> String {
         match &mut self.process {
-            Some(process) => format!("it {}", process.obituary().await),
-            None => {
-                "its node closed the connection; look at what that node says on its standard error".into()
-            }
+            Some(process) => format!("it {}", process.end_reason().await),
+            None => "its node closed the connection; see the standard error of that node".into(),
         }
     }
 }
 
-/// Passes on what a worker says, until it says nothing more.
-async fn listen(mut lines: Lines<impl AsyncRead + Unpin>, index: usize, heard: mpsc::Sender<Heard>) {
+/// Forwards the reports of a worker to `events`, and at last the reason for which they ended.
+async fn forward_reports(
+    mut lines: Lines<impl AsyncRead + Unpin>,
+    index: usize,
+    events: mpsc::Sender<Event>,
+) {
     loop {
-        let said = match lines.next::<Report>().await {
+        let report = match lines.next::<Report>().await {
             Ok(Some(report)) => Ok(report),
-            Ok(None) => Err(Silence::Ended),
+            Ok(None) => Err(Disconnected::Ended),
             Err(error) => Err(error.into()),
         };
-        let is_last = said.is_err();
-        if heard.send((index, said)).await.is_err() || is_last {
+        let is_last = report.is_err();
+        if events.send((index, report)).await.is_err() || is_last {
             return;
         }
     }

@@ -1,4 +1,4 @@
-//! Threads of their own for a server or a client.
+//! A tokio runtime on threads of its own, for a server or a client.
 
 use anyhow::{Context, Result};
 use std::thread;
@@ -7,16 +7,16 @@ use tokio::{
     sync::oneshot,
 };
 
-/// A tokio runtime on threads of its own, as a process of its own would have. Dropping it ends its tasks.
+/// A tokio runtime on threads of its own, as in a separate process. Dropping it ends its tasks.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct OwnRuntime {
     handle: Handle,
-    /// Dropped to end it.
+    /// Dropping it ends the runtime.
     _end: oneshot::Sender<()>,
 }
 
-impl Room {
-    /// A runtime on `threads` threads. One is what costs a lane least.
+impl OwnRuntime {
+    /// Starts a runtime with `threads` threads; with one thread a lane needs the least CPU time.
     pub(super) fn new(name: &str, threads: usize) -> Result<Self> {
         let mut builder =
             if threads == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
@@ -24,7 +24,7 @@ impl Room {
         let runtime = runtime.context("cannot make a runtime")?;
         let handle = runtime.handle().clone();
         let (end, ended) = oneshot::channel();
-        let run = move || live(runtime, ended);
+        let run = move || run_until(runtime, ended);
         thread::Builder::new()
             .name(name.into())
             .spawn(run)
@@ -32,17 +32,20 @@ impl Room {
         Ok(Self { handle, _end: end })
     }
 
-    /// Does `work` there.
+    /// Runs `work` on the runtime.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T> {
-        self.handle.spawn(work).await.context("the work in another thread did not end")
+        self.handle
+            .spawn(work)
+            .await
+            .context("the work on another thread panicked or was cancelled")
     }
 }
 
-fn live(runtime: Runtime, ended: oneshot::Receiver<()>) {
+fn run_until(runtime: Runtime, ended: oneshot::Receiver<()>) {
     let _ = runtime.block_on(ended);
-    // Blocking work that hangs would hang this too.
+    // In the background, because waiting for blocking work that hangs would hang this thread too.
     runtime.shutdown_background();
 }

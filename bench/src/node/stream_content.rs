@@ -1,4 +1,4 @@
-//! The bytes of a stream of small versions: cheap to make, different in each, and known to both ends.
+//! The content of a stream's versions: cheap to generate, different in each version, and known to both ends.
 
 use crate::noise;
 use anyhow::{Result, ensure};
@@ -8,29 +8,30 @@ use anyhow::{Result, ensure};
 pub(crate) struct Stamp {
     /// The number of the version in the round, from 0.
     pub(crate) index: u64,
-    /// When its publishing began, by the producer's [monotonic clock](crate::clock::monotonic_ns).
+    /// The time before it was staged and published, by the producer's [monotonic clock](crate::clock::monotonic_ns).
     pub(crate) published_ns: u64,
 }
 
-/// A piece of noise that both ends make before the clock runs. The tensor of version `i` is a stamp, and then what a window
-/// on the noise shows that slides with `i`. Making one costs a copy and checking one a comparison, at memory speed.
-pub(crate) struct Windows {
+/// Noise that both ends generate before the first round. The tensor of version `i` is a stamp, followed by a window of
+/// the noise whose position depends on `i`. Generating a tensor is a copy and checking it a comparison, at memory
+/// speed.
+pub(crate) struct StreamContent {
     noise: Vec<u8>,
     bytes: usize,
 }
 
-/// Smaller tensors have no room for a stamp.
+/// The size of a stamp, and the minimum of a tensor.
 pub(crate) const STAMP_BYTES: usize = 16;
 
-/// The step of the window from one version to the next, and the number of steps before it begins again.
+/// The distance of the windows of successive versions, and the number of windows before they repeat.
 const STEP_BYTES: usize = 64;
 const STEPS: u64 = 4096;
 
-impl Windows {
-    /// Prepares tensors of `bytes`.
+impl StreamContent {
+    /// Generates the noise for tensors of `bytes` bytes.
     ///
     /// # Errors
-    /// When that is less than a stamp.
+    /// When `bytes` is less than a stamp.
     pub(crate) fn new(bytes: u64) -> Result<Self> {
         let bytes = usize::try_from(bytes)?;
         ensure!(
@@ -42,21 +43,21 @@ impl Windows {
         Ok(Self { noise, bytes })
     }
 
-    /// Writes the tensor that `stamp` belongs to into `out`, which has its size.
+    /// Writes the tensor of the version with `stamp` to `out`, which has its size.
     pub(crate) fn write(&self, stamp: Stamp, out: &mut [u8]) {
         out.copy_from_slice(self.window(stamp.index));
         out[..8].copy_from_slice(&stamp.index.to_le_bytes());
         out[8..STAMP_BYTES].copy_from_slice(&stamp.published_ns.to_le_bytes());
     }
 
-    /// Reads the stamp of a tensor, and checks every byte behind it.
+    /// Reads the stamp of a tensor, and compares every byte behind it.
     ///
     /// # Errors
-    /// When a byte is not what that version has there.
+    /// When the length or a byte is not the one of that version.
     pub(crate) fn read(&self, tensor: &[u8]) -> Result<Stamp> {
         ensure!(
             tensor.len() == self.bytes,
-            "a version of {} bytes came, not of {}",
+            "received a version of {} bytes instead of {}",
             tensor.len(),
             self.bytes
         );
@@ -68,7 +69,7 @@ impl Windows {
         let expected = self.window(stamp.index);
         ensure!(
             tensor[STAMP_BYTES..] == expected[STAMP_BYTES..],
-            "what came as version {} of the round has other bytes than were published",
+            "received version {} of the round with other bytes than were published",
             stamp.index
         );
         Ok(stamp)
@@ -80,7 +81,7 @@ impl Windows {
     }
 }
 
-/// Sets this noise apart from other noise.
+/// Makes this noise differ from other uses of [`noise`].
 const KEY: u64 = 0x7769_6e64_6f77;
 
 #[cfg(test)]
@@ -90,24 +91,25 @@ mod tests {
 
     #[test]
     fn too_small_is_refused() {
-        assert!(Windows::new(15).is_err());
-        assert!(Windows::new(16).is_ok());
+        assert!(StreamContent::new(15).is_err());
+        assert!(StreamContent::new(16).is_ok());
     }
 
     proptest! {
-        /// Goal: no byte can be wrong and pass. Method: flip any bit behind the stamp, or take it for another version.
+        /// Goal: every wrong byte is noticed. Method: flip any bit behind the stamp, or change the number of the
+        /// version.
         #[test]
         fn every_bit_counts(index: u64, at in STAMP_BYTES..1000, bit in 0u8..8) {
-            let windows = Windows::new(1000).unwrap();
+            let content = StreamContent::new(1000).unwrap();
             let stamp = Stamp { index, published_ns: 7 };
             let mut tensor = vec![0; 1000];
-            windows.write(stamp, &mut tensor);
-            prop_assert_eq!(windows.read(&tensor).unwrap(), stamp);
+            content.write(stamp, &mut tensor);
+            prop_assert_eq!(content.read(&tensor).unwrap(), stamp);
             tensor[at] ^= 1 << bit;
-            prop_assert!(windows.read(&tensor).is_err());
+            prop_assert!(content.read(&tensor).is_err());
             tensor[at] ^= 1 << bit;
             tensor[..8].copy_from_slice(&index.wrapping_add(1).to_le_bytes());
-            prop_assert!(windows.read(&tensor).is_err());
+            prop_assert!(content.read(&tensor).is_err());
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Whether what workers say can be true. A worker on another machine may be another build, or broken.
+//! Plausibility checks of workers' reports: a worker on another machine may be another build, or broken.
 
 use crate::node::order::{Prepared, Received, Round, Sent};
 use anyhow::{Result, ensure};
 
-/// Checks what a producer says it will publish.
+/// Checks a producer's report before a round.
 pub(super) fn check_prepared(prepared: &Prepared, round: Round) -> Result<()> {
     ensure!(prepared.round == round.number, "it prepared round {}, not {}", prepared.round, round.number);
-    let most = prepared.payload_bytes.max(prepared.tensors);
+    let largest = prepared.payload_bytes.max(prepared.tensors);
     ensure!(
-        most <= BYTES_MAX,
+        largest <= BYTES_MAX,
         "it prepared {} tensors of {} bytes",
         prepared.tensors,
         prepared.payload_bytes
@@ -16,7 +16,7 @@ pub(super) fn check_prepared(prepared: &Prepared, round: Round) -> Result<()> {
     Ok(())
 }
 
-/// Checks what a producer says it published.
+/// Checks a producer's report after a round.
 pub(super) fn check_sent(sent: &Sent, round: Round) -> Result<()> {
     ensure!(sent.round == round.number, "it finished round {}, not {}", sent.round, round.number);
     ensure!(
@@ -31,13 +31,13 @@ pub(super) fn check_sent(sent: &Sent, round: Round) -> Result<()> {
     Ok(())
 }
 
-/// Checks what a consumer says it received: as many versions, and as many bytes, as were published, and what the producer
-/// says they were.
+/// Checks a consumer's report after a round: its versions and bytes against those published, and its hash against the
+/// producer's.
 pub(super) fn check_received(received: &Received, prepared: &Prepared, round: Round) -> Result<()> {
     ensure!(received.round == round.number, "it finished round {}, not {}", received.round, round.number);
-    let told = received.versions.checked_add(received.missed);
+    let published = received.versions.checked_add(received.missed);
     ensure!(
-        told == Some(round.versions) && received.versions > 0,
+        published == Some(round.versions) && received.versions > 0,
         "it received {} versions and missed {}, where {} were published",
         received.versions,
         received.missed,
@@ -54,7 +54,7 @@ pub(super) fn check_received(received: &Received, prepared: &Prepared, round: Ro
     ensure!(received.chunks <= CHUNKS_MAX, "it received {} chunks", received.chunks);
     ensure!(
         received.proof == prepared.proof,
-        "what it received is not what was published: the hashes differ"
+        "the received bytes are not the published ones: the hashes differ"
     );
     ensure!(is_time(received.seconds), "it took {} s", received.seconds);
     ensure!(is_time(received.cpu_s), "it used {} s of CPU time", received.cpu_s);
@@ -65,10 +65,11 @@ fn is_time(seconds: f64) -> bool {
     (0.0..=SECONDS_MAX).contains(&seconds)
 }
 
-/// A year, in CPU time of many cores.
+/// The maximum of reported times: CPU time of many cores for a year.
 const SECONDS_MAX: f64 = 1e9;
 
-/// More than any machine holds, or moves in a round; and so little that sums over all rounds stay far from overflow.
+/// The maximum of reported counts: more than any machine moves in a round, and small enough that sums over all rounds
+/// do not overflow.
 const BYTES_MAX: u64 = 1 << 52;
 const CHUNKS_MAX: u64 = 1 << 40;
 
@@ -80,8 +81,8 @@ pub(super) mod tests {
     pub(crate) const ROUND: Round = Round { number: 3, readers: 1, versions: 1 };
 
     pub(crate) fn prepared() -> Prepared {
-        let said = json!({"round": 3, "tensors": 2, "payload_bytes": 1 << 30, "proof": "aa"});
-        serde_json::from_value(said).unwrap()
+        let prepared = json!({"round": 3, "tensors": 2, "payload_bytes": 1 << 30, "proof": "aa"});
+        serde_json::from_value(prepared).unwrap()
     }
 
     pub(crate) fn sent(seconds: f64) -> Sent {
@@ -105,7 +106,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_truth_passes() {
+    fn possible_reports_pass() {
         check_prepared(&prepared(), ROUND).unwrap();
         check_sent(&sent(1.0), ROUND).unwrap();
         check_received(&received(1.0), &prepared(), ROUND).unwrap();
@@ -114,7 +115,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn lies_do_not() {
+    fn impossible_reports_are_refused() {
         for lie in [
             Prepared { round: 2, ..prepared() },
             Prepared { payload_bytes: u64::MAX, ..prepared() },

@@ -1,61 +1,64 @@
-//! The versions of a producer, and their generation.
+//! Generates the versions of a producer.
 
 use super::{
     load::Opened,
     order::{Hold, Pace, Prepared, Work},
-    proof::{self, Proof, Proving},
-    windows::Windows,
+    proof::{self, Proof, ProofHasher},
+    stream_content::StreamContent,
 };
 use anyhow::Result;
 use bytes::Bytes;
 use std::io;
 use tensor_relay_server::{Borrowed, Dtype, Publishable, Shape, Staged, Staging, TensorName, TensorSpec};
 
-/// The one tensor of a stream's versions.
+/// The name of the only tensor in the versions of a stream.
 pub(super) const STREAM_TENSOR: &str = "stream.weight";
 
-/// One version a round, or a stream of them.
-pub(super) enum Goods {
+/// The versions of a round: one large version, or a stream of small ones.
+pub(super) enum Generator {
     Version(Opened),
-    Stream { windows: Windows, spec: TensorSpec, pace: Pace },
+    Stream { content: StreamContent, spec: TensorSpec, pace: Pace },
 }
 
-impl Goods {
-    /// The versions that `work` asks for.
+impl Generator {
+    /// A generator for `work`.
     ///
     /// # Errors
-    /// When its file cannot be read, or its numbers make no sense.
+    /// When the file of the work cannot be read, or a size is out of range.
     pub(super) fn open(work: &Work) -> Result<Self> {
         Ok(match work {
             Work::Version(load) => Self::Version(load.open()?),
             Work::Stream { bytes, pace } => Self::Stream {
-                windows: Windows::new(*bytes)?,
+                content: StreamContent::new(*bytes)?,
                 spec: TensorSpec::new(TensorName::new(STREAM_TENSOR)?, Dtype::U8, Shape::new(&[*bytes])?),
                 pace: *pace,
             },
         })
     }
 
-    /// Makes the version of `round`, if it has one that is made before it begins. Takes as long as it takes to fill its size:
-    /// call it off the executor.
+    /// Generates the version of `round`, unless rounds are streams. Blocks while it fills memory: call it off the
+    /// executor.
     ///
     /// # Errors
-    /// When there is no memory for it, or its file cannot be read.
-    pub(super) fn make(&self, staging: &Staging, hold: Hold, round: u32) -> Result<Made> {
+    /// When memory is exhausted, or the file cannot be read.
+    pub(super) fn generate(&self, staging: &Staging, hold: Hold, round: u32) -> Result<Generated> {
         match self {
             Self::Stream { spec, .. } => {
                 let payload_bytes = spec.shape.byte_len(spec.dtype)?;
-                Ok(Made { held: None, prepared: Prepared { round, tensors: 1, payload_bytes, proof: None } })
+                Ok(Generated {
+                    version: None,
+                    prepared: Prepared { round, tensors: 1, payload_bytes, proof: None },
+                })
             }
             Self::Version(opened) => {
-                let (held, proof) = match hold {
+                let (version, proof) = match hold {
                     Hold::Stage => stage(opened, staging, round)?,
                     Hold::Borrow => borrow(opened, staging, round)?,
                 };
-                let payload_bytes = held.manifest().payload_bytes();
+                let payload_bytes = version.manifest().payload_bytes();
                 let tensors = opened.specs().len() as u64;
-                Ok(Made {
-                    held: Some(held),
+                Ok(Generated {
+                    version: Some(version),
                     prepared: Prepared { round, tensors, payload_bytes, proof: Some(proof) },
                 })
             }
@@ -63,31 +66,31 @@ impl Goods {
     }
 }
 
-/// The version of a round, if it is made before.
-pub(super) struct Made {
-    pub(super) held: Option<Publishable>,
+/// The version of a round; `None` for a stream, whose versions are generated when they are published.
+pub(super) struct Generated {
+    pub(super) version: Option<Publishable>,
     pub(super) prepared: Prepared,
 }
 
-/// Fills the server's memory right away.
+/// Generates the tensors in the server's memory.
 fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable, Proof)> {
-    let mut hashes = vec![proof::of_bytes(&[]); opened.specs().len()];
+    let mut hashes = vec![proof::hash_bytes(&[]); opened.specs().len()];
     let staged = Staged::new::<io::Error>(staging, opened.specs().to_vec(), vec![], |index, out| {
         opened.fill(round, index, out)?;
-        hashes[index] = proof::of_bytes(out);
+        hashes[index] = proof::hash_bytes(out);
         Ok(())
     })?;
     Ok((staged.into(), proof_of(opened.specs(), &hashes)))
 }
 
-/// Fills memory of each tensor's own, and lends it.
+/// Generates each tensor in memory of its own, which the server borrows.
 fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable, Proof)> {
     let mut tensors = Vec::with_capacity(opened.specs().len());
     let mut hashes = Vec::with_capacity(opened.specs().len());
     for (index, spec) in opened.specs().iter().enumerate() {
         let mut bytes = vec![0; usize::try_from(spec.shape.byte_len(spec.dtype)?)?];
         opened.fill(round, index, &mut bytes)?;
-        hashes.push(proof::of_bytes(&bytes));
+        hashes.push(proof::hash_bytes(&bytes));
         tensors.push((spec.clone(), Bytes::from(bytes)));
     }
     let borrowed = Borrowed::from_tensors(staging, tensors, vec![])?;
@@ -95,9 +98,9 @@ fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable
 }
 
 fn proof_of(specs: &[TensorSpec], hashes: &[proof::BytesHash]) -> Proof {
-    let mut proving = Proving::new();
+    let mut hasher = ProofHasher::new();
     for (spec, bytes) in specs.iter().zip(hashes) {
-        proving.add(&spec.name, spec.dtype, &spec.shape, bytes);
+        hasher.add(&spec.name, spec.dtype, &spec.shape, bytes);
     }
-    proving.end()
+    hasher.finish()
 }

@@ -1,6 +1,6 @@
-//! The versions of each round: bytes that are in memory once, published as a new version.
+//! Publishes the payload as a new version for each round, from one copy in memory.
 
-use super::{Goods, Hold};
+use super::{Hold, PayloadArgs};
 use anyhow::Result;
 use bytes::Bytes;
 use std::{convert::Infallible, sync::Arc};
@@ -10,63 +10,61 @@ use tensor_relay_server::{
     Borrowed, Publication, Publishable, Publisher, Server, Staging, TensorSpec, Topic, TopicOptions,
 };
 
-/// The bytes, staged and hashed before the first round.
-pub(super) struct Supply {
+/// The payload, laid out and hashed before the first round.
+pub(super) struct RoundPublisher {
     staging: Staging,
     specs: Vec<TensorSpec>,
     payload: Payload,
     hold: Hold,
 }
 
-/// The bytes of all tensors, as they are laid out.
+/// The bytes of all tensors in their layout.
 #[derive(Clone)]
 struct Payload {
-    /// Those of each tensor.
+    /// The bytes of each tensor.
     tensors: Vec<Bytes>,
     source: Arc<dyn Source>,
     hashes: Vec<ChunkHash>,
 }
 
-/// A version for one round, in a topic of its own. A version of a topic that is subscribed to already would be sent to
-/// whoever has just finished the one before.
-pub(super) struct Offer {
+/// The version of one round, in a topic of its own. In a common topic, a version published early would be sent at once
+/// to the receiver that has just finished the round before.
+pub(super) struct PublishedRound {
     publisher: Publisher,
     pub(super) publication: Publication,
 }
 
-impl Supply {
-    /// Makes what `goods` say. Takes a pass over so many `bytes`, and one more to hash them.
+impl RoundPublisher {
+    /// Generates a payload of `bytes` bytes as `args` describe, in one pass, and hashes it in another.
     ///
     /// # Errors
-    /// When there is no memory, or the bytes cannot be such tensors.
-    pub(super) fn new(staging: Staging, bytes: u64, goods: &Goods) -> Result<Self> {
-        let specs = goods.data.specs(bytes, goods.tensors)?;
-        let mut made = None;
+    /// When memory is exhausted, or `bytes` is no multiple of the element size.
+    pub(super) fn new(staging: Staging, bytes: u64, args: &PayloadArgs) -> Result<Self> {
+        let specs = args.data.specs(bytes, args.tensors)?;
+        let mut filled = None;
         Borrowed::from_hashed_source(&staging, specs.clone(), vec![], |manifest| {
-            let payload = fill(manifest, goods)?;
-            made = Some(payload.clone());
+            let payload = fill(manifest, args)?;
+            filled = Some(payload.clone());
             Ok::<_, AllocError>((payload.source, payload.hashes))
         })?;
-        let payload = made.expect("a version is made of what the function above has filled");
-        Ok(Self { staging, specs, payload, hold: goods.hold })
+        let payload = filled.expect("the closure above has filled it");
+        Ok(Self { staging, specs, payload, hold: args.hold })
     }
 
-    /// Publishes it for this round. Costs some microseconds: nothing is copied, nor hashed before it is sent. What earlier rounds
-    /// chose for its chunks, and encoded of them, is not found again, since it was of another version.
+    /// Publishes the payload for `round`. This costs microseconds, because nothing is copied or hashed. Codec choices
+    /// and encodings cached for earlier rounds are not reused, since they belong to other versions.
     ///
     /// # Errors
-    /// When the topic of the round is there already.
-    pub(super) async fn offer(&self, server: &Server, round: u32) -> Result<Offer> {
+    /// When the topic of the round already has a publisher.
+    pub(super) async fn publish(&self, server: &Server, round: u32) -> Result<PublishedRound> {
         let version = self.version()?;
-        // There is one version of each topic, so that nobody needs a copy of it.
+        // Each topic has one version only, so none is needed as a base.
         let options = TopicOptions { bases: 0, ..TopicOptions::default() };
         let mut publisher = server.publisher_with(topic(round)?, None, options)?;
         let publication = publisher.publish(version, vec![]).await?;
-        Ok(Offer { publisher, publication })
+        Ok(PublishedRound { publisher, publication })
     }
-}
 
-impl Supply {
     fn version(&self) -> Result<Publishable> {
         let (staging, specs) = (&self.staging, self.specs.clone());
         let Payload { tensors, source, hashes } = self.payload.clone();
@@ -82,28 +80,28 @@ impl Supply {
     }
 }
 
-impl Offer {
-    /// Takes it back.
+impl PublishedRound {
+    /// Withdraws the version.
     pub(super) fn withdraw(self) {
         self.publisher.withdraw();
     }
 }
 
-/// The topic of this round.
+/// The topic of `round`.
 ///
 /// # Errors
-/// None: the name is one that topics may have.
+/// Never: the name is valid.
 pub(super) fn topic(round: u32) -> Result<Topic> {
     Ok(Topic::new(&format!("bulk/{round}"))?)
 }
 
-/// The payload that is laid out so, and the hash of each chunk.
-fn fill(manifest: &Manifest, goods: &Goods) -> Result<Payload, AllocError> {
+/// Generates the payload in the layout of `manifest`, and hashes its chunks.
+fn fill(manifest: &Manifest, args: &PayloadArgs) -> Result<Payload, AllocError> {
     let in_memory = |range: std::ops::Range<u64>| range.start as usize..range.end as usize;
     let mut region = HostMemory::new(u64::MAX).allocate(manifest.payload_bytes() as usize)?;
     region.fill(0);
     for (number, tensor) in manifest.tensors().iter().enumerate() {
-        goods.data.fill(number, &mut region[in_memory(tensor.range())]);
+        args.data.fill(number, &mut region[in_memory(tensor.range())]);
     }
     let bytes = region.freeze();
     let chunks = manifest.chunking().iter();

@@ -1,28 +1,28 @@
-//! A socket that is read in large pieces.
+//! A TCP socket with a read buffer.
 
 use std::{
     io::{self, BufReader, Read, Write},
     net::TcpStream,
 };
 
-/// A socket with room for what is read ahead. rustls reads 4 KiB at a time: on a bare socket that is four system calls
-/// for each record.
+/// A TCP socket with a buffer for reads, but not for writes. rustls reads 4 KiB at a time, which on a bare socket are
+/// four system calls per record.
 #[derive(Debug)]
-pub(super) struct RoomySocket(BufReader<TcpStream>);
+pub(super) struct BufferedSocket(BufReader<TcpStream>);
 
-impl RoomySocket {
+impl BufferedSocket {
     pub(super) fn new(socket: TcpStream) -> Self {
-        Self(BufReader::with_capacity(ROOM_BYTES, socket))
+        Self(BufReader::with_capacity(BUFFER_BYTES, socket))
     }
 }
 
-impl Read for RoomySocket {
+impl Read for BufferedSocket {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.0.read(out)
     }
 }
 
-impl Write for RoomySocket {
+impl Write for BufferedSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.get_mut().write(bytes)
     }
@@ -36,21 +36,21 @@ impl Write for RoomySocket {
     }
 }
 
-/// The maximum size of one read.
-const ROOM_BYTES: usize = 256 << 10;
+/// The size of the buffer.
+const BUFFER_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// Goal: what was read ahead is neither lost nor given twice, and writing goes past it. Method: both ends on loopback,
-    /// read in pieces smaller than what comes.
+    /// Goal: buffered bytes are neither lost nor returned twice, and writes bypass the buffer. Method: both ends on
+    /// loopback, reads smaller than what was sent.
     #[test]
-    fn small_reads_give_all_in_order() {
+    fn small_reads_return_all_in_order() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut near = RoomySocket::new(listener.accept().unwrap().0);
+        let mut near = BufferedSocket::new(listener.accept().unwrap().0);
         far.write_all(b"abcdefgh").unwrap();
         let mut piece = [0; 3];
         near.read_exact(&mut piece).unwrap();

@@ -1,0 +1,85 @@
+//! The order of runs.
+
+use super::contenders::Contender;
+
+/// One run of `contender`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ScheduledRun<'a> {
+    pub(super) contender: &'a Contender,
+    /// The contender that it is compared with, which runs right before or after it; `None` if it runs alone.
+    pub(super) beside: Option<&'a str>,
+}
+
+/// The runs of pair number `pair`: the first contender and each rival run back to back. Their order alternates from
+/// pair to pair.
+///
+/// A contender that failed is left out, and so is the run beside it.
+pub(super) fn schedule(
+    pair: u32,
+    contenders: &[Contender],
+    has_failed: impl Fn(&str) -> bool,
+) -> Vec<ScheduledRun<'_>> {
+    let Some((first, rivals)) = contenders.split_first() else { return vec![] };
+    let rivals = rivals.iter().filter(|rival| !has_failed(&rival.name));
+    let rivals: Vec<&Contender> = rivals.collect();
+    match (has_failed(&first.name), rivals.is_empty()) {
+        (true, _) => rivals.into_iter().map(alone).collect(),
+        (false, true) => vec![alone(first)],
+        (false, false) => rivals.into_iter().flat_map(|rival| pair_of(pair, first, rival)).collect(),
+    }
+}
+
+fn alone(contender: &Contender) -> ScheduledRun<'_> {
+    ScheduledRun { contender, beside: None }
+}
+
+fn pair_of<'a>(pair: u32, first: &'a Contender, rival: &'a Contender) -> [ScheduledRun<'a>; 2] {
+    let first_run = ScheduledRun { contender: first, beside: Some(&rival.name) };
+    let rival_run = ScheduledRun { contender: rival, beside: Some(&first.name) };
+    match pair.is_multiple_of(2) {
+        true => [first_run, rival_run],
+        false => [rival_run, first_run],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{compare::contenders::Contenders, program::Program};
+
+    /// The scheduled runs of `names` as text: `a-b` is a run of a beside b.
+    fn runs(pair: u32, names: &[&str], failed: &[&str]) -> Vec<String> {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let contenders = Contenders::of_this(&Program::new("bench", &[]), None).pick(&names).unwrap();
+        let word = |run: &ScheduledRun<'_>| format!("{}-{}", run.contender.name, run.beside.unwrap_or(""));
+        schedule(pair, &contenders, |name| failed.contains(&name))
+            .iter()
+            .map(word)
+            .collect()
+    }
+
+    #[test]
+    fn compared_runs_are_neighbours_in_alternating_order() {
+        let all = ["tensor-relay", "tcp", "tcp-tls"];
+        let (first, second) = (runs(0, &all, &[]), runs(1, &all, &[]));
+        assert_eq!(
+            first,
+            ["tensor-relay-tcp", "tcp-tensor-relay", "tensor-relay-tcp-tls", "tcp-tls-tensor-relay"]
+        );
+        assert_eq!(
+            second,
+            ["tcp-tensor-relay", "tensor-relay-tcp", "tcp-tls-tensor-relay", "tensor-relay-tcp-tls"]
+        );
+        assert_eq!(runs(2, &all[..2], &[]), ["tensor-relay-tcp", "tcp-tensor-relay"]);
+    }
+
+    #[test]
+    fn failed_contenders_and_runs_beside_them_are_left_out() {
+        let all = ["tensor-relay", "tcp", "tcp-tls"];
+        assert_eq!(runs(0, &all, &["tcp"]), ["tensor-relay-tcp-tls", "tcp-tls-tensor-relay"]);
+        assert_eq!(runs(0, &all, &["tcp", "tcp-tls"]), ["tensor-relay-"]);
+        assert_eq!(runs(0, &all, &["tensor-relay"]), ["tcp-", "tcp-tls-"]);
+        assert_eq!(runs(1, &all, &all), [""; 0]);
+        assert_eq!(runs(1, &all[..1], &[]), ["tensor-relay-"]);
+    }
+}
