@@ -34,8 +34,8 @@
 //! executes commands from its `inbox`, with `copies`, `fences` and `holdings`. Pure decisions are separate, for their
 //! tests: `flight` decides when to poll copies, `memory_cache` accounts for device memory.
 //!
-//! Modules around `inbox` refer to each other for one reason: handles that are given out (memory, fences, page-locked memory)
-//! return through the inbox, whose commands carry them, and `gpu`'s completion callbacks send commands too.
+//! Modules around `inbox` refer to each other for one reason: handles that are given out (memory, fences, page-locked
+//! memory) return through the inbox, whose commands carry them, and `gpu`'s completion callbacks send commands too.
 //!
 //! Ownership prevents memory from being freed under a copy. A copy in flight owns its slot and holds its memory, and
 //! dropping it, even in a panic, leaks both; they are released only when the device reports the end of the copy. After

@@ -56,7 +56,7 @@ struct InFlight {
 /// The slot and memory that a copy holds until it has ended.
 struct CopyResources {
     slot: Slot,
-    stretches: Vec<CopySegment<CudaMemory>>,
+    segments: Vec<CopySegment<CudaMemory>>,
 }
 
 impl Copies {
@@ -178,15 +178,15 @@ impl Copies {
     /// Makes the recorded streams wait, except for copies that have not started: those are left for later.
     pub(super) fn order_streams(&mut self, gpu: &mut Gpu) {
         for order in std::mem::take(&mut self.orders) {
-            let touches = |stretches: &[CopySegment<CudaMemory>]| {
-                stretches.iter().any(|stretch| stretch.memory.id() == order.memory)
+            let touches = |segments: &[CopySegment<CudaMemory>]| {
+                segments.iter().any(|segment| segment.memory.id() == order.memory)
             };
-            if self.waiting.iter().any(|waiting| touches(&waiting.job.stretches)) {
+            if self.waiting.iter().any(|waiting| touches(&waiting.job.segments)) {
                 self.orders.push(order);
                 continue;
             }
             let used = |direction: &Direction| {
-                self.flights.lane(*direction).any(|flight| touches(&flight.held.stretches))
+                self.flights.lane(*direction).any(|flight| touches(&flight.held.segments))
             };
             let mut directions = Direction::BOTH.into_iter().filter(used);
             let ordered = directions.try_for_each(|direction| {
@@ -210,8 +210,8 @@ impl Copies {
 
     /// Submits a copy to the device.
     fn begin(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
-        let Job { direction, slot, stretches, done } = job;
-        let held = ManuallyDrop::new(CopyResources { slot, stretches });
+        let Job { direction, slot, segments, done } = job;
+        let held = ManuallyDrop::new(CopyResources { slot, segments });
         let mut flight = InFlight { held, done: Some(done), mark: None, error: None, bytes: 0 };
         if let Err(error) = flight.enqueue(direction, gpu) {
             flight.error = Some(error.into());
@@ -292,23 +292,24 @@ impl Copies {
 impl InFlight {
     /// Submits the segments to the stream, up to the first one that the driver refuses.
     fn enqueue(&mut self, direction: Direction, gpu: &Gpu) -> Result<(), DriverError> {
-        let CopyResources { slot, stretches } = &mut *self.held;
+        let CopyResources { slot, segments } = &mut *self.held;
         // The last time that this thread makes a reference to the slot's bytes before the copy has ended.
         let slot = slot.as_mut_ptr();
-        for stretch in stretches.iter().filter(|stretch| stretch.len > 0) {
-            // SAFETY: `CudaEngine::start` judged the stretch to be in bounds and the slot to be the engine's. Both are
-            // kept by `held`, which only `ended` lets go, and that is for copies whose mark, made after this, was passed.
-            unsafe { gpu.enqueue(direction, slot, stretch) }?;
-            self.bytes += stretch.len as u64;
+        for segment in segments.iter().filter(|segment| segment.len > 0) {
+            // SAFETY: `CudaEngine::start` judged the segment to be in bounds and the slot to be the engine's. Both are
+            // kept by `held`, which only `ended` lets go, and that is for copies whose mark, made after this, was
+            // passed.
+            unsafe { gpu.enqueue(direction, slot, segment) }?;
+            self.bytes += segment.len as u64;
         }
         Ok(())
     }
 
-    /// Releases slot and memory, once the device no longer uses them. Memory is released first, so that a caller that sees
-    /// the copy ended knows that it holds nothing.
+    /// Releases slot and memory, once the device no longer uses them. Memory is released first, so that a caller that
+    /// sees the copy ended knows that it holds nothing.
     fn ended(self, setting: &Setting) {
-        let CopyResources { slot, stretches } = ManuallyDrop::into_inner(self.held);
-        drop(stretches);
+        let CopyResources { slot, segments } = ManuallyDrop::into_inner(self.held);
+        drop(segments);
         let end = match self.error {
             None => Ok(slot),
             Some(source) => {
@@ -332,8 +333,8 @@ fn keep(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) 
         counters.copies_quarantined.sub(1);
         counters.quarantined_bytes.sub(flight.bytes);
     }
-    let CopyResources { slot, stretches } = ManuallyDrop::into_inner(flight.held);
-    std::mem::forget(stretches);
+    let CopyResources { slot, segments } = ManuallyDrop::into_inner(flight.held);
+    std::mem::forget(segments);
     counters.kept_bytes.add(slot.forfeit() as u64 + flight.bytes);
     if let Some(done) = flight.done.take() {
         done.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
@@ -342,16 +343,16 @@ fn keep(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) 
 
 /// Returns the slot of a copy that did not start, then reports the error.
 fn refuse(job: Job, error: CopyError) {
-    let Job { slot, stretches, done, .. } = job;
-    drop((slot, stretches));
+    let Job { slot, segments, done, .. } = job;
+    drop((slot, segments));
     done.finish(Err(error));
 }
 
 /// Whether all fences of a copy's memory are passed: `None` while one is not.
 fn readiness(job: &Job) -> Option<Result<(), CudaError>> {
-    job.stretches
+    job.segments
         .iter()
-        .try_for_each(|stretch| match stretch.memory.is_free() {
+        .try_for_each(|segment| match segment.memory.is_free() {
             Some(Ok(())) => std::ops::ControlFlow::Continue(()),
             other => std::ops::ControlFlow::Break(other),
         })

@@ -123,9 +123,9 @@ impl CudaEngine {
         memory
     }
 
-    fn start(&self, direction: Direction, stretches: Vec<CopySegment<CudaMemory>>, slot: Slot) -> Copying {
-        let judged = check_copy(self.id, &slot, &stretches, CudaMemory::len_bytes);
-        let own = stretches.iter().all(|stretch| stretch.memory.engine() == self.id);
+    fn start(&self, direction: Direction, segments: Vec<CopySegment<CudaMemory>>, slot: Slot) -> Copying {
+        let judged = check_copy(self.id, &slot, &segments, CudaMemory::len_bytes);
+        let own = segments.iter().all(|segment| segment.memory.engine() == self.id);
         let judged = judged.and(if own { Ok(()) } else { Err(CopyError::ForeignMemory) });
         if let Err(error) = judged {
             return Copying::refused(error);
@@ -133,7 +133,7 @@ impl CudaEngine {
         let (done, copying) = Copying::pair();
         let done = self.waiters.add(done);
         // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
-        drop(self.inbox.tell(Command::Copy(Job { direction, slot, stretches, done })));
+        drop(self.inbox.tell(Command::Copy(Job { direction, slot, segments, done })));
         copying
     }
 }

@@ -92,27 +92,27 @@ impl Gpu {
     ///
     /// # Safety
     ///
-    /// `slot` is the start of a slot of this engine, so its pages are locked. The stretch was found to be in bounds of it
-    /// and of its own memory. Until a mark that is made after this was passed, the caller keeps the slot, and lets nobody
-    /// touch it; and keeps the stretch's memory.
+    /// `slot` is the start of a slot of this engine, so its pages are locked. The segment was found to be in bounds of
+    /// it and of its own memory. Until a mark that is made after this was passed, the caller keeps the slot, and lets
+    /// nobody touch it; and keeps the segment's memory.
     pub(super) unsafe fn enqueue(
         &self,
         direction: Direction,
         slot: *mut u8,
-        stretch: &CopySegment<CudaMemory>,
+        segment: &CopySegment<CudaMemory>,
     ) -> Result<(), DriverError> {
         let stream = self.lanes[direction as usize].copies;
         // In bounds, as the caller says, so neither wraps.
-        let host = slot.wrapping_add(stretch.at);
-        let device = stretch.memory.address().wrapping_add(stretch.offset);
+        let host = slot.wrapping_add(segment.at);
+        let device = segment.memory.address().wrapping_add(segment.offset);
         match direction {
             Direction::Out => {
                 // SAFETY: the caller's promise; the stream lives until `close`.
-                unsafe { self.driver.copy_out(host, device, stretch.len, stream) }
+                unsafe { self.driver.copy_out(host, device, segment.len, stream) }
             }
             Direction::In => {
                 // SAFETY: the caller's promise; the stream lives until `close`.
-                unsafe { self.driver.copy_in(device, host, stretch.len, stream) }
+                unsafe { self.driver.copy_in(device, host, segment.len, stream) }
             }
         }
     }

@@ -239,8 +239,8 @@ fn unlock(mapping: &Mapping, gpu: &Gpu) -> Result<(), DriverError> {
 
 /// Returns memory to the driver.
 fn free_block(block: Block, gpu: &Gpu, setting: &Setting) {
-    // SAFETY: it was on the shelf: its last owner is gone, with it all copies, each of which is an owner, and every stream
-    // that was named as using it is past that (`look`).
+    // SAFETY: it was on the shelf: its last owner is gone, with it all copies, each of which is an owner, and every
+    // stream that was named as using it is past that (`look`).
     if unsafe { gpu.driver().free(block.address) }.is_err() {
         // It is not retried: it may have been freed, and its address reused by then.
         setting.counters.kept_bytes.add(block.len_bytes);

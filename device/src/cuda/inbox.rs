@@ -121,6 +121,6 @@ pub(super) enum Command {
 pub(super) struct Job {
     pub(super) direction: Direction,
     pub(super) slot: Slot,
-    pub(super) stretches: Vec<CopySegment<CudaMemory>>,
+    pub(super) segments: Vec<CopySegment<CudaMemory>>,
     pub(super) done: Ticket,
 }

@@ -1,7 +1,7 @@
 //! NUMA locality: which processors are near a device.
 //!
-//! Why: the kernel gives memory on the node of the thread that touches it first. Copies between a GPU and the far node of
-//! a machine were measured at less than half the rate (XLA, eight H100: 13.5 instead of 33 GiB/s).
+//! Why: the kernel gives memory on the node of the thread that touches it first. Copies between a GPU and the far node
+//! of a machine were measured at less than half the rate (XLA, eight H100: 13.5 instead of 33 GiB/s).
 
 use std::fs;
 

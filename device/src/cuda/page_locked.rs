@@ -33,8 +33,8 @@ impl PageLocked {
         mapping.keep_from_children();
         mapping.prefault();
         let (start, len) = (mapping.start(), mapping.len());
-        // SAFETY: the mapping is kept until its pages are unlocked: by `PageLocked`, by the command that it sends, and by
-        // the thread, which leaks it where unlocking fails.
+        // SAFETY: the mapping is kept until its pages are unlocked: by `PageLocked`, by the command that it sends, and
+        // by the thread, which leaks it where unlocking fails.
         unsafe { gpu.driver().lock(start.as_ptr(), len) }.map_err(|source| AllocError::PageLocking {
             device: inbox.device().into(),
             asked_bytes: len as u64,

@@ -47,17 +47,18 @@
 //! # Order
 //!
 //! Streams of two processes are not ordered. Therefore an export returns only when all writers of the memory have
-//! finished: the fences with which it was lent, and the copies into a buffer. The importer may read at once. The calling
-//! thread blocks until its stream is done, for at most [`CudaOptions::fence_timeout`]; a caller that must not block awaits
-//! [`Fence::passed`] first. An event handle (`cuIpcGetEventHandle`) would let the importer's stream wait instead.
+//! finished: the fences with which it was lent, and the copies into a buffer. The importer may read at once. The
+//! calling thread blocks until its stream is done, for at most [`CudaOptions::fence_timeout`]; a caller that must not
+//! block awaits [`Fence::passed`] first. An event handle (`cuIpcGetEventHandle`) would let the importer's stream wait
+//! instead.
 //!
 //! # Ownership
 //!
 //! Memory that is shared in place belongs to the exporter: it keeps the [`CudaMemory`] until the importer reports that
-//! [`Imported::returned`] has completed, which is after the memory was dropped and closed. Reads after that, or after the
-//! exporter died, are undefined in CUDA: an importer stops using the memory when its peer is gone. The memory of a buffer
-//! lives as long as a handle of it, or its descriptor. Imported memory is released on the engine's thread, when it is no
-//! longer held and no copy uses it.
+//! [`Imported::returned`] has completed, which is after the memory was dropped and closed. Reads after that, or after
+//! the exporter died, are undefined in CUDA: an importer stops using the memory when its peer is gone. The memory of a
+//! buffer lives as long as a handle of it, or its descriptor. Imported memory is released on the engine's thread, when
+//! it is no longer held and no copy uses it.
 //!
 //! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block, so the
 //! importer must be trusted with it. The importer reads only the described ranges, and no byte beyond the allocation.
@@ -207,8 +208,8 @@ impl CudaEngine {
     /// Exports memories in place. Each has a result of its own, since memories of one program may come from several
     /// allocators; keep the exported ones until the importer has released them.
     ///
-    /// Waits until the streams that write them are past that ([`CudaEngine::lend`], [`CudaMemory::in_use_until`]), up to
-    /// [`CudaOptions::fence_timeout`], and fails as a whole where they are not, or where the engine cannot be asked.
+    /// Waits until the streams that write them are past that ([`CudaEngine::lend`], [`CudaMemory::in_use_until`]), up
+    /// to [`CudaOptions::fence_timeout`], and fails as a whole where they are not, or where the engine cannot be asked.
     /// Copies to the memory are the caller's to await.
     pub fn name_memory(
         &self,
@@ -257,8 +258,8 @@ impl CudaEngine {
     /// # Safety
     ///
     /// The other process keeps memory that it named by a handle until [`Imported::returned`] says so here: CUDA leaves
-    /// undefined what happens when it is freed earlier. (What a descriptor names, the driver keeps.) Nobody writes the memory
-    /// while a copy from it runs, nor touches it while a copy to it runs.
+    /// undefined what happens when it is freed earlier. (What a descriptor names, the driver keeps.) Nobody writes the
+    /// memory while a copy from it runs, nor touches it while a copy to it runs.
     pub unsafe fn import(&self, exported: Exported) -> Result<Imported, ShareError> {
         let (theirs, len) = match &exported {
             Exported::Ipc(IpcMemory { device, len, .. }) | Exported::Fd(FdMemory { device, len, .. }) => {

@@ -239,8 +239,8 @@ impl InFlight {
     fn enqueue(&mut self, gpu: &mut Gpu) -> Result<(), CudaError> {
         for (from, offset) in &self.fill.parts {
             let to = self.fill.to.address() + offset;
-            // SAFETY: `SharedBuffer::fill` judged the part to be in bounds of the buffer. Both memories are kept by `fill`,
-            // which only `ended` lets go, and that is for copies whose mark, made after this, was passed.
+            // SAFETY: `SharedBuffer::fill` judged the part to be in bounds of the buffer. Both memories are kept by
+            // `fill`, which only `ended` lets go, and that is for copies whose mark, made after this, was passed.
             unsafe { gpu.copy_within(to, from.address(), from.len_bytes() as usize) }?;
             self.bytes += from.len_bytes();
         }

@@ -97,7 +97,8 @@ fn file(name: &str, bytes: usize) -> Answer<OwnedFd> {
 /// Maps a file. With `FIXED`, `at` is the start of a mapping of this length that the caller owns and replaces.
 fn map(at: *mut c_void, bytes: usize, flags: MapFlags, file: BorrowedFd<'_>) -> Answer<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: either the kernel chooses the address, or what is there is replaced by what has the same bytes; see above.
+    // SAFETY: either the kernel chooses the address, or what is there is replaced by what has the same bytes; see
+    // above.
     start_of(unsafe { mmap(at, bytes, protection, flags, file, 0) })
 }
 

@@ -163,8 +163,8 @@ fn exported_of(words: &str) -> Exported {
 
 /// Imports what a test or its neighbour has exported.
 pub(crate) fn take(engine: &CudaEngine, exported: Exported) -> Result<Imported, ShareError> {
-    // SAFETY: these tests keep what they export until it is returned, but for those whose subject is what happens else, on a
-    // device that is none.
+    // SAFETY: these tests keep what they export until it is returned, but for those whose subject is what happens else,
+    // on a device that is none.
     unsafe { engine.import(exported) }
 }
 

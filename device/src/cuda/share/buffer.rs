@@ -47,13 +47,13 @@ impl SharedBuffer {
         Ok(FdMemory { device: self.device, fd, len: self.memory.len_bytes() })
     }
 
-    /// Copies memories into it: each to its offset. Costs a copy within the device, a few microseconds for each part, and
-    /// no byte of the host.
+    /// Copies memories into it: each to its offset. Costs a copy within the device, a few microseconds for each part,
+    /// and no byte of the host.
     ///
     /// Waits until the streams that write the memories are past that, and until the copies have ended: up to
     /// [`CudaOptions::fence_timeout`] and [`CudaOptions::copy_timeout`]. Where it fails, what the parts' places hold is
-    /// unspecified, and late copies may still write to them. Nobody may read the buffer meanwhile: have the importer say
-    /// that it has let go before it is filled again.
+    /// unspecified, and late copies may still write to them. Nobody may read the buffer meanwhile: have the importer
+    /// say that it has let go before it is filled again.
     pub fn fill(&self, parts: Vec<(Arc<CudaMemory>, u64)>) -> Result<(), ShareError> {
         let bytes = self.memory.len_bytes();
         for (memory, offset) in &parts {

@@ -47,9 +47,10 @@ impl Device {
         exported: Exported,
         places: &[Range<u64>],
     ) -> Result<(Vec<DeviceBuffer>, Returned), ShareError> {
-        // SAFETY: the exporter guarantees it, which the caller trusts. No memory of the host is at stake: copies are the
-        // driver's, from a mapping of this process's that lasts until the engine closes it. Where the exporter breaks its
-        // word they have other bytes, or fail with the device's context, which the engine takes like any failed device.
+        // SAFETY: the exporter guarantees it, which the caller trusts. No memory of the host is at stake: copies are
+        // the driver's, from a mapping of this process's that lasts until the engine closes it. Where the exporter
+        // breaks its word they have other bytes, or fail with the device's context, which the engine takes like any
+        // failed device.
         let Imported { memory, returned } = unsafe { self.sharing()?.import(exported) }?;
         let buffer = |place: &Range<u64>| {
             let (offset, len, bytes) =
