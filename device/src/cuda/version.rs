@@ -8,10 +8,10 @@ impl Version {
     /// The oldest supported version: NVIDIA's driver 525, of 2022.
     pub const OLDEST: Self = Self(12_000);
 
-    /// Older than all.
+    /// The version before the driver was queried: older than all.
     pub(super) const UNKNOWN: Self = Self(0);
 
-    /// From the driver's encoding: 13040 for 13.4.
+    /// The version of the driver's encoding: 13040 for 13.4.
     pub(super) fn of(number: u32) -> Self {
         Self(number)
     }
