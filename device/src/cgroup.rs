@@ -110,7 +110,7 @@ fn own_levels() -> Vec<Level> {
 }
 
 /// The levels with a limit, from the cgroup named in `own`, the text of `/proc/self/cgroup`, up to the root. In a
-/// container that path is often the host's, of which only the mount exists.
+/// container the named path is often the host's, and only the mount point exists.
 fn levels(mount: &Path, files: &Files, own: &str) -> Vec<Level> {
     let Some(path) = own.lines().find_map(|line| path_of(line, files.controllers)) else { return vec![] };
     let folder = mount.join(path.trim_start_matches('/'));

@@ -18,7 +18,8 @@
 //!
 //! fn lend(engine: &CudaEngine, device: &Device, tensor: Tensor) -> Result<DeviceBuffer, Box<dyn std::error::Error>> {
 //!     let written = engine.fence(StreamHandle::LEGACY)?;
-//!     // SAFETY: the keeper keeps the memory. The work that writes it is before the fence, and nobody writes it again before the buffer is returned.
+//!     // SAFETY: the keeper keeps the memory. The work that writes it is before the fence, and nobody writes it again
+//!     // before the buffer is returned.
 //!     let memory = unsafe { engine.lend(tensor.address, tensor.len, tensor.keeper, Some(written)) };
 //!     Ok(device.wrap::<CudaEngine>(memory).ok_or("the device has an engine of another kind")?)
 //! }

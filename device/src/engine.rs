@@ -60,7 +60,7 @@ pub trait CopyEngine: Send + Sync + 'static {
 
 /// A range of device memory, and its place in a slot.
 ///
-/// A chunk of one large tensor has one; a chunk of many small tensors, each in its own memory, has many.
+/// A chunk within one large tensor has one segment; a chunk of many small tensors, each in its own memory, has many.
 #[derive(Debug)]
 pub struct CopySegment<M> {
     /// The memory, which the copy keeps until it has ended.
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_at_their_edges() {
+    fn bounds_are_exact() {
         let engine = Id::unique();
         let slot = slot(engine);
         let memory = Arc::new(());
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_engine_that_forgets_a_copy_has_stopped() {
+    async fn a_dropped_completion_reports_a_stopped_engine() {
         let (completion, copying) = Copying::pair();
         drop(completion);
         assert_eq!(copying.await.unwrap_err(), CopyError::EngineStopped);

@@ -173,7 +173,7 @@ mod tests {
 
     impl Gated {
         /// Ends the oldest copy with success, and returns its slot.
-        fn end_one(&self) {
+        fn end_oldest(&self) {
             let (slot, done) = self.copies.lock().unwrap().remove(0);
             done.finish(Ok(slot));
         }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     /// Polls `future` once and drops it.
-    async fn now<F: Future>(future: F) -> Option<F::Output> {
+    async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
         tokio::select! {
             biased;
             output = future => Some(output),
@@ -241,12 +241,12 @@ mod tests {
         let kept = Arc::new(());
         let target = sink.open(5..15).await.unwrap();
         assert!(!sink.waits_for_device());
-        assert!(now(sink.write_keeping(target, Arc::clone(&kept))).await.is_none());
+        assert!(poll_once(sink.write_keeping(target, Arc::clone(&kept))).await.is_none());
         assert!(sink.open(15..30).await.is_ok() && sink.waits_for_device());
-        assert!(now(sink.open(14..30)).await.is_none());
+        assert!(poll_once(sink.open(14..30)).await.is_none());
         assert!(matches!(sink.commit(), Err(SinkError::StillLent { lent_bytes: 10, len_bytes: 100 })));
         assert_eq!(Arc::strong_count(&kept), 2);
-        let (opened, ()) = tokio::join!(sink.open(14..30), async { engine.end_one() });
+        let (opened, ()) = tokio::join!(sink.open(14..30), async { engine.end_oldest() });
         assert_eq!(Arc::strong_count(&kept), 1);
         drop(opened.unwrap());
         sink.commit().unwrap();
@@ -265,7 +265,7 @@ mod tests {
         }
         assert!(sink.open(7..7).await.is_ok(), "an empty range is never busy");
         let mut waiting = std::pin::pin!(sink.open(40..60));
-        assert!(now(&mut waiting).await.is_none() && sink.waits_for_device());
+        assert!(poll_once(&mut waiting).await.is_none() && sink.waits_for_device());
         drop(held);
         drop(waiting.await.unwrap());
         sink.commit().unwrap();
@@ -277,12 +277,12 @@ mod tests {
         let target = sink.open(0..50).await.unwrap();
         let mut writing = std::pin::pin!(sink.write(target));
         for _ in 0..2 {
-            assert!(now(&mut writing).await.is_none());
-            assert!(now(sink.open(0..1)).await.is_none());
-            engine.end_one();
+            assert!(poll_once(&mut writing).await.is_none());
+            assert!(poll_once(sink.open(0..1)).await.is_none());
+            engine.end_oldest();
         }
-        assert!(now(&mut writing).await.is_none());
-        engine.end_one();
+        assert!(poll_once(&mut writing).await.is_none());
+        engine.end_oldest();
         writing.await.unwrap();
         sink.commit().unwrap();
     }
@@ -295,7 +295,7 @@ mod tests {
         let (written, ()) =
             tokio::join!(sink.write_keeping(target, Arc::clone(&kept)), async { engine.fail() });
         assert!(matches!(written, Err(SinkError::Copy(CopyError::EngineStopped))));
-        assert!(now(sink.open(14..30)).await.is_none() && sink.waits_for_device());
+        assert!(poll_once(sink.open(14..30)).await.is_none() && sink.waits_for_device());
         assert!(sink.open(15..30).await.is_ok() && sink.commit().is_err());
         assert_eq!(Arc::strong_count(&kept), 2, "it is kept for ever");
         assert_eq!(sink.slots.available(), 2);

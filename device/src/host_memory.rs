@@ -95,8 +95,8 @@ impl HostMemory {
         Ok(region)
     }
 
-    /// Counts `len` bytes as in use that were not allocated by this: memory of another process that this process keeps
-    /// alive. Evicts cached memory if needed. Fails when the budget has no room.
+    /// Counts `len` bytes as in use that this `HostMemory` did not allocate: memory of another process that this
+    /// process keeps alive. Evicts cached memory if needed. Fails when the budget has no room.
     pub fn charge(&self, len: usize) -> Result<Charge, AllocError> {
         let mapped_len = Mapping::mapped_len(len)
             .ok_or_else(|| AllocError::Os { len, source: io::ErrorKind::OutOfMemory.into() })?;

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_sink_takes_only_its_own_targets() {
+    async fn a_sink_refuses_targets_of_another_sink() {
         let ((mine, _), (other, _)) = (sink(), sink());
         for range in [3..5, 3..9] {
             let target = mine.open(range).await.unwrap();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn owners_come_back_when_the_sink_and_its_targets_are_dropped() {
+    async fn owners_are_returned_when_the_sink_and_its_targets_are_dropped() {
         let (sink, mut owners) = sink();
         let mut target = sink.open(3..5).await.unwrap();
         drop(sink);
@@ -361,11 +361,11 @@ mod tests {
                     let target = &mut self.lent[i % count];
                     target.fill(byte);
                     if matches!(target.lent, Lent::Piece(_)) {
-                        self.arrive(i % count);
+                        self.update_model(i % count);
                     }
                 }
                 Op::Write(i) if count > 0 => {
-                    self.arrive(i % count);
+                    self.update_model(i % count);
                     self.sink.put(self.lent.swap_remove(i % count)).unwrap();
                 }
                 Op::Drop(i) if count > 0 => drop(self.lent.swap_remove(i % count)),
@@ -402,7 +402,7 @@ mod tests {
         }
 
         /// Copies the bytes of a written target to the model.
-        fn arrive(&mut self, i: usize) {
+        fn update_model(&mut self, i: usize) {
             let target = &self.lent[i];
             for (offset, byte) in (target.range.start..).zip(target.iter()) {
                 if self.places.iter().any(|place| place.contains(&offset)) {

@@ -5,8 +5,8 @@
 //! - [`HostMemory`] hands out large [`Region`]s of host memory within a budget, and reuses them;
 //! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;
 //! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
-//!   reference, and what every other engine is tested against; [`cuda`] has that of GPUs);
-//! - a [`Device`] is an engine with its slots, whatever its kind, and a [`DeviceBuffer`] is memory on it;
+//!   reference, against which every other engine is tested; [`cuda`] has the engine of GPUs);
+//! - a [`Device`] is an engine of any kind with its slots, and a [`DeviceBuffer`] is memory on it;
 //! - a [`Source`] reads the bytes of a payload, a [`Sink`] writes them, wherever they lie: in one region, in many
 //!   tensors of the caller's ([`GatherSource`], [`HostSink`]), or on a device;
 //! - a [`Memfd`] is memory to share with another process; [`Sealed`] is another process's memory, which can no longer
@@ -14,7 +14,7 @@
 //! - a [`Reservation`] keeps part of the container's memory limit free for memory that is not allocated here;
 //! - a [`Loan`] reports to the owner of lent bytes that they are returned; a region returns the owner itself
 //!   ([`Region::lent_by`]);
-//! - [`VolatileBytes`] are memory that foreign code may write while it is read here.
+//! - [`VolatileBytes`] are bytes that foreign code may write while this process reads them.
 //!
 //! Ownership enforces the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor memory;
 //! dropping a value is the only way to return its memory. The `unsafe` code of the project's memory handling is here:

@@ -14,7 +14,7 @@ use crate::volatile::VolatileBytes;
 /// keeps slices until they are acknowledged. The loan ends when this value and every clone and slice of all lent bytes
 /// are dropped: drop this value when everything is lent.
 ///
-/// It uses no thread and no timer. Leaked bytes stay on loan for ever.
+/// A loan uses no thread and no timer. Leaked bytes stay on loan for ever.
 #[derive(Debug)]
 pub struct Loan {
     count: Arc<LoanRef>,
@@ -41,7 +41,7 @@ impl Loan {
     }
 }
 
-/// Reports the end of a [`Loan`]. Clones are equivalent.
+/// A handle that reports the end of a [`Loan`]. Clones are equivalent.
 ///
 /// The end of the loan happens after all reads of the bytes, so that they may then be written or freed.
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ impl Returned {
     /// Resolves when the loan has ended, at once if it already has. This waits for the slowest reader: use a deadline.
     /// Cancel safe.
     pub async fn wait(&self) {
-        // Created before the check, so that a return in between wakes it.
+        // Created before the check, so that an end in between wakes this waiter.
         let woken = self.end.woken.notified();
         if !self.is_returned() {
             woken.await;

@@ -4,8 +4,8 @@ use tokio::sync::oneshot;
 
 use crate::region::Keeper;
 
-/// Returns the owner whose memory was lent to a [`Region`](crate::Region), once every part of the region and all
-/// [`Bytes`](bytes::Bytes) frozen from one are dropped.
+/// A handle that returns the owner whose memory was lent to a [`Region`](crate::Region), once every part of the region
+/// and all [`Bytes`](bytes::Bytes) frozen from one are dropped.
 ///
 /// If this handle is dropped first, the owner is dropped with the last part.
 pub struct GiveBack<O> {
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn an_owner_need_not_be_sync() {
-        /// Not `Sync`: several threads access its bytes, but only one the owner itself.
+        /// An owner that is not `Sync`. Several threads access its bytes, but only one thread the owner itself.
         struct Owner(std::cell::Cell<u8>, Box<[u8]>);
         impl AsMut<[u8]> for Owner {
             fn as_mut(&mut self) -> &mut [u8] {

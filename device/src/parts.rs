@@ -124,7 +124,7 @@ pub enum PartsError {
         /// One past the last byte of the part before it.
         previous_end: u64,
     },
-    /// A part lies in memory of another device, or of another kind.
+    /// A part lies in memory of another device.
     #[error(
         "The part {start}..{end} of the payload lies in the memory of another device. Make a payload of the memory of \
          one device."

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_equal_aligned_and_apart() {
+    fn slots_are_aligned_and_do_not_overlap() {
         let pool = pool(3, 5000);
         let mut slots: Vec<Slot> = std::iter::from_fn(|| pool.try_acquire()).collect();
         assert_eq!(slots.len(), 3);

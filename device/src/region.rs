@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_empty_region_is_a_region() {
+    fn empty_regions_are_aligned_and_join() {
         let mut empty = Region::default();
         assert_eq!(empty.as_ptr().addr() % 256, 0);
         let also_empty = empty.split_off(0).unwrap();

@@ -15,8 +15,8 @@ use crate::{mapping::Mapping, memfd::SEALS};
 /// A read-only mapping of memory that another process wrote and sealed, without a copy.
 ///
 /// Why the seals: a mapped file that shrinks kills its readers, and a file that changes corrupts the bytes being sent.
-/// A memfd with all four seals can do neither, whatever its creator does. The mapping keeps the memory until it is
-/// dropped, without the descriptor.
+/// A memfd with all four seals can neither shrink nor change, whatever its creator does. The mapping keeps the memory
+/// until it is dropped, without the descriptor.
 pub struct Sealed {
     /// The mapping of whole pages: up to the end of the last page, which may lie after `len`.
     mapping: Mapping,

@@ -35,9 +35,9 @@ pub enum SinkError {
          follows does not describe this sink."
     )]
     OutOfBounds {
-        /// The first byte asked for.
+        /// The first requested byte.
         start: u64,
-        /// One past the last byte asked for.
+        /// One past the last requested byte.
         end: u64,
         /// The length of the sink.
         len_bytes: u64,
@@ -48,9 +48,9 @@ pub enum SinkError {
          range."
     )]
     Busy {
-        /// The first byte asked for.
+        /// The first requested byte.
         start: u64,
-        /// One past the last byte asked for.
+        /// One past the last requested byte.
         end: u64,
     },
     /// The sink cannot be committed while targets are lent.

@@ -54,9 +54,9 @@ pub enum SourceError {
          follows does not describe this source."
     )]
     OutOfBounds {
-        /// The first byte asked for.
+        /// The first requested byte.
         start: u64,
-        /// One past the last byte asked for.
+        /// One past the last requested byte.
         end: u64,
         /// The length of the source.
         len_bytes: u64,

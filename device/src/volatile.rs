@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_copied_where_they_lie() {
+    fn slices_of_slices_are_copied() {
         let bytes = VolatileBytes::from(Region::from_owner(counting(1000)));
         let part = bytes.slice(100..300).unwrap().slice(50..60).unwrap();
         let mut copy = [0; 10];

@@ -300,8 +300,8 @@ impl InFlight {
         let slot = slot.as_mut_ptr();
         for segment in segments.iter().filter(|segment| segment.len > 0) {
             // SAFETY: `CudaEngine::start` checked that the segment is in bounds and the slot the engine's. `resources`
-            // keeps both. Only `ended` releases it, and is called only when the copy's event, recorded after this, has
-            // passed, or its stream was found idle, or nothing was submitted.
+            // keeps both. Only `ended` releases them, once the device has reported the end of the copy by an event
+            // recorded after this, or by an idle stream, or if nothing was submitted.
             unsafe { gpu.enqueue(direction, slot, segment) }?;
             self.bytes += segment.len as u64;
         }

@@ -46,7 +46,7 @@ pub enum CudaError {
          CUDA_VISIBLE_DEVICES; in a container, start it with access to GPUs (docker run --gpus all)."
     )]
     NoDevice,
-    /// There are devices, but not this one.
+    /// The requested device does not exist.
     #[error("There is no device cuda:{ordinal}. This process sees {}.", Devices(*devices))]
     NoSuchDevice {
         /// The requested ordinal.

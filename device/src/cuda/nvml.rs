@@ -134,9 +134,9 @@ mod tests {
             memory: None,
             processes: None,
         };
-        let facts = NvmlData { driver_version: None, boards: vec![board(0x3b), board(0x19)] };
-        assert_eq!(facts.board_at("0000:19:00.0"), Some(&board(0x19)));
-        assert_eq!(facts.board_at("0000:86:00.0"), None);
+        let nvml_data = NvmlData { driver_version: None, boards: vec![board(0x3b), board(0x19)] };
+        assert_eq!(nvml_data.board_at("0000:19:00.0"), Some(&board(0x19)));
+        assert_eq!(nvml_data.board_at("0000:86:00.0"), None);
     }
 
     #[test]

@@ -17,8 +17,7 @@ pub struct CudaOptions {
     /// seconds.
     pub fence_timeout: Duration,
     /// The time that a call waits for the engine's thread: to allocate, to lock pages, to record an event. Default 60
-    /// s: locking pages takes about a third of a second for each GiB, everything else microseconds, unless the driver
-    /// hangs.
+    /// s: locking pages takes about a third of a second for each GiB, all else microseconds, unless the driver hangs.
     pub answer_timeout: Duration,
 }
 

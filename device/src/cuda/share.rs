@@ -21,7 +21,7 @@
 //! use std::sync::Arc;
 //! use tensor_relay_device::{Device, DeviceBuffer, cuda::{CudaEngine, CudaMemory, share::{self, Exported, Place}}};
 //!
-//! /// In the training process. The tensors were lent to the engine behind a fence of their stream.
+//! /// In the training process. The tensors were lent to the engine with a fence of their stream.
 //! fn offer(engine: &CudaEngine, tensors: &[Arc<CudaMemory>]) -> Result<(), share::ShareError> {
 //!     let export = share::export(engine, tensors)?;
 //!     for place in &export.places {

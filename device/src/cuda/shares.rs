@@ -242,8 +242,8 @@ impl InFlight {
         for (from, offset) in &self.fill.parts {
             let to = self.fill.to.address() + offset;
             // SAFETY: `SharedBuffer::fill` checked that the part is in bounds of the buffer. `fill` keeps both
-            // memories. Only `ended` releases it, and is called only when the copies' event, recorded after this, has
-            // passed, or their stream was found idle, or nothing was submitted.
+            // memories. Only `ended` releases them, once the device has reported the end of the copies by an event
+            // recorded after this, or by an idle stream, or if nothing was submitted.
             unsafe { gpu.copy_within(to, from.address(), from.len_bytes() as usize) }?;
             self.bytes += from.len_bytes();
         }

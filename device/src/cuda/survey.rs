@@ -36,19 +36,19 @@ pub struct SurveyedGpu {
 /// Surveys all GPUs. Takes up to a second, and more without NVML: then the driver is queried for free memory, which
 /// needs a temporary context on each GPU. Blocks, with deadlines for NVML and the driver.
 pub fn survey() -> Survey {
-    let facts = facts();
+    let nvml_data = nvml_data();
     let gpus = probe().and_then(|driver| {
-        let facts = facts.as_ref().ok();
-        let join = |info| join(info, driver.version(), facts, |ordinal| device_memory(ordinal).ok());
+        let nvml_data = nvml_data.as_ref().ok();
+        let join = |info| join(info, driver.version(), nvml_data, |ordinal| device_memory(ordinal).ok());
         Ok(devices()?.into_iter().map(join).collect())
     });
     let name = |board: PciGpu| board.name.unwrap_or_else(|| "a GPU without a name".into());
-    let known_to_nvml = facts.map(|facts| facts.boards.into_iter().map(name).collect());
+    let known_to_nvml = nvml_data.map(|nvml_data| nvml_data.boards.into_iter().map(name).collect());
     Survey { gpus, known_to_nvml }
 }
 
 /// Queries NVML on a separate thread, like the driver, since either may block in the kernel for ever.
-fn facts() -> Result<NvmlData, String> {
+fn nvml_data() -> Result<NvmlData, String> {
     query_aside("NVML", || Ok(NvmlData::read())).unwrap_or_else(|error| {
         Err(match error {
             CudaError::NoAnswer { waited, .. } => format!("NVML did not answer within {waited:?}"),
@@ -64,14 +64,14 @@ fn facts() -> Result<NvmlData, String> {
 fn join(
     info: DeviceInfo,
     cuda_version: Version,
-    facts: Option<&NvmlData>,
+    nvml_data: Option<&NvmlData>,
     measure: impl FnOnce(usize) -> Option<DeviceMemory>,
 ) -> SurveyedGpu {
-    let board = facts.and_then(|facts| facts.board_at(&info.pci_bus_id));
+    let board = nvml_data.and_then(|nvml_data| nvml_data.board_at(&info.pci_bus_id));
     let memory = board.and_then(|board| board.memory).or_else(|| measure(info.ordinal));
     SurveyedGpu {
         cuda_version,
-        driver_version: facts.and_then(|facts| facts.driver_version.clone()),
+        driver_version: nvml_data.and_then(|nvml_data| nvml_data.driver_version.clone()),
         memory,
         processes: board.and_then(|board| board.processes.clone()),
         info,
@@ -105,13 +105,14 @@ mod tests {
             processes: Some(vec![process.clone()]),
         };
         let boards = vec![board("00000000:3B:00.0", None), board("00000000:19:00.0", Some(reported))];
-        let facts = NvmlData { driver_version: Some("550".into()), boards };
-        let join = |place: &str, facts| join(info(0, place), Version::OLDEST, facts, |_| Some(measured));
-        let both = join("0000:19:00.0", Some(&facts));
+        let nvml_data = NvmlData { driver_version: Some("550".into()), boards };
+        let join =
+            |place: &str, nvml_data| join(info(0, place), Version::OLDEST, nvml_data, |_| Some(measured));
+        let both = join("0000:19:00.0", Some(&nvml_data));
         assert_eq!((both.memory, both.processes), (Some(reported), Some(vec![process.clone()])));
-        let divided = join("0000:3b:00.0", Some(&facts));
+        let divided = join("0000:3b:00.0", Some(&nvml_data));
         assert_eq!((divided.memory, divided.driver_version.as_deref()), (Some(measured), Some("550")));
-        let unknown = join("0000:aa:00.0", Some(&facts));
+        let unknown = join("0000:aa:00.0", Some(&nvml_data));
         assert_eq!((unknown.memory, unknown.processes), (Some(measured), None));
         assert_eq!(join("0000:19:00.0", None).memory, Some(measured));
     }

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_read_as_people_write_them() {
+    fn versions_are_formatted_as_major_and_minor() {
         assert_eq!(Version(13_040).to_string(), "13.4");
         assert_eq!(Version(12_000).to_string(), "12.0");
         assert!(Version(11_080) < Version::OLDEST);

@@ -37,8 +37,8 @@ pub(crate) enum Work {
 /// A function of the program, called by a stream.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-// SAFETY: no content of it is bound to a thread: copies and ranges as `copying::Place` says; and CUDA's documentation
-// requires that the argument of a host function may be passed from the program's thread to another.
+// SAFETY: no content of it is bound to a thread: copies and ranges as `copying::Place` says; and the program
+// guarantees, as CUDA's documentation requires, that the argument of a host function may be used on another thread.
 unsafe impl Send for Work {}
 
 #[derive(Debug)]

@@ -108,7 +108,7 @@ async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
     check_clean_end(&fake, neighbour).await;
 }
 
-/// A producer's stream and the memory that it will fill, lent behind a fence.
+/// A producer's stream and the memory that it will fill, lent with a fence.
 struct Producer {
     _current: Current,
     stream: CUstream,

@@ -14,7 +14,7 @@ pub(crate) type Answer<T = ()> = Result<T, CUresult>;
 /// Calls the driver, and converts its code to an [`Answer`].
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: the test passes valid arguments, or invalid ones that the driver checks.
+        // SAFETY: the test passes valid arguments, or invalid ones that the driver must refuse.
         let code = unsafe { cudarc::driver::sys::$function($($argument),*) };
         match code {
             cudarc::driver::sys::CUresult::CUDA_SUCCESS => Ok(()),
