@@ -16,8 +16,8 @@ pub struct CudaOptions {
     /// The time that a copy may wait for the caller's stream before it begins. Default 20 s: a training step takes
     /// seconds.
     pub fence_timeout: Duration,
-    /// The time that a call waits for the engine's thread: to allocate, to lock pages, to record an event. Default 60
-    /// s: locking pages takes about a third of a second for each GiB, all else microseconds, unless the driver hangs.
+    /// The time that a call waits for the engine's thread: to allocate, to lock pages, to record an event. Default
+    /// 60 s: locking pages takes about a third of a second for each GiB, all else microseconds, unless the driver hangs.
     pub answer_timeout: Duration,
 }
 
