@@ -1,7 +1,7 @@
-//! Conformance tests for copy engines, run here on the host engine and elsewhere on every other one.
+//! Conformance tests for copy engines: of the host engine in this crate, of the others in their crates.
 //!
-//! [`engine_cases!`](crate::engine_cases) makes one test of each. A case gets an engine of its own, and panics where
-//! the engine breaks its contract. None has a deadline: an engine that hangs hangs its test.
+//! [`engine_cases!`](crate::engine_cases) makes one test of each case. A case gets an engine of its own, and panics if
+//! the engine breaks its contract. No case has a deadline: an engine that hangs hangs its test.
 
 use std::{ops::Range, sync::Arc};
 
@@ -11,8 +11,8 @@ use crate::{
 };
 
 /// Makes a module `$name` with one `#[tokio::test]` per case. `$make_engine` is the name of a function in the
-/// surrounding module that gives an `Arc` of a fresh engine with at least 16 MiB of memory. The crate that
-/// uses it needs tokio with `macros` and `rt`.
+/// surrounding module that returns an `Arc` of a new engine with at least 16 MiB of memory. The crate that calls this
+/// macro needs tokio with `macros` and `rt`.
 #[macro_export]
 macro_rules! engine_cases {
     ($name:ident, $make_engine:ident) => {
@@ -37,13 +37,13 @@ macro_rules! for_each_engine_case {
         $with! {
             $($before)*
             round_trips_are_exact
-            the_rest_of_memory_and_slot_stays
-            stretches_are_gathered_and_scattered
+            bytes_outside_of_the_copy_stay
+            segments_are_gathered_and_scattered
             copies_out_of_bounds_are_refused
-            one_bad_stretch_refuses_the_copy
+            one_bad_segment_refuses_the_copy
             foreign_slots_are_refused
             many_copies_share_few_slots
-            a_dropped_copy_still_lands
+            a_dropped_copy_still_runs_to_its_end
             a_dropped_engine_loses_no_slot
             source_and_sink_move_a_payload
             a_payload_lies_in_many_places
@@ -68,7 +68,7 @@ pub async fn round_trips_are_exact<E: CopyEngine>(engine: Arc<E>) {
 }
 
 /// A copy touches exactly the requested bytes, at either end.
-pub async fn the_rest_of_memory_and_slot_stays<E: CopyEngine>(engine: Arc<E>) {
+pub async fn bytes_outside_of_the_copy_stay<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 300);
     let memory = engine.allocate(300).expect("the engine has memory");
     fill(&*engine, &memory, &slots, 0, &[1; 300]).await;
@@ -82,15 +82,14 @@ pub async fn the_rest_of_memory_and_slot_stays<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(slot[..], [vec![2; 33], vec![3; 267]].concat());
 }
 
-/// One copy gathers bytes from many places of several memories and scatters them to many others, and touches nothing
-/// between.
-pub async fn stretches_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>) {
+/// One copy gathers segments from several memories, another scatters them, and neither touches the bytes in between.
+pub async fn segments_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 300);
     let memories = [0, 1].map(|_| engine.allocate(300).expect("the engine has memory"));
     for (seed, memory) in memories.iter().enumerate() {
         fill(&*engine, memory, &slots, 0, &pattern(300, seed as u8)).await;
     }
-    let stretch = |(memory, offset, len, at): (usize, u64, usize, usize)| CopySegment {
+    let segment = |(memory, offset, len, at): (usize, u64, usize, usize)| CopySegment {
         memory: Arc::clone(&memories[memory]),
         offset,
         len,
@@ -99,13 +98,13 @@ pub async fn stretches_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>)
     let places = [(0, 10, 50, 200), (1, 299, 1, 0), (0, 0, 0, 300), (1, 33, 77, 5)];
     let mut slot = slots.acquire().await;
     slot.fill(0xDD);
-    let slot = landed(engine.copy_out(places.map(stretch).into(), slot)).await;
+    let slot = landed(engine.copy_out(places.map(segment).into(), slot)).await;
     let mut expected = [0xDD; 300];
     expected[200..250].copy_from_slice(&pattern(300, 0)[10..60]);
     expected[0] = pattern(300, 1)[299];
     expected[5..82].copy_from_slice(&pattern(300, 1)[33..110]);
     assert_eq!(slot[..], expected);
-    landed(engine.copy_in(slot, vec![stretch((1, 100, 60, 195)), stretch((0, 7, 3, 4))])).await;
+    landed(engine.copy_in(slot, vec![segment((1, 100, 60, 195)), segment((0, 7, 3, 4))])).await;
     let mut changed = pattern(300, 1);
     changed[100..160].copy_from_slice(&expected[195..255]);
     assert_eq!(read(&*engine, &memories[1], &slots, 0, 300).await, changed);
@@ -113,23 +112,24 @@ pub async fn stretches_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>)
     landed(engine.copy_out(vec![], slots.acquire().await)).await;
 }
 
-/// Copies out of bounds of memory or slot are refused both ways, with the numbers, and the slot returns to its pool.
+/// Copies out of bounds of memory or slot are refused in both directions with the numbers, and the slot returns to its
+/// pool.
 pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
     for (offset, len) in [(37, 64), (101, 0), (0, 65), (u64::MAX, 1), (1, usize::MAX)] {
         let expected = CopyError::OutOfBounds { offset, len, at: 0, memory_bytes: 100, slot_bytes: 64 };
-        let stretch = || vec![CopySegment::new(&memory, offset, len)];
-        let out = engine.copy_out(stretch(), slots.acquire().await);
+        let segment = || vec![CopySegment::new(&memory, offset, len)];
+        let out = engine.copy_out(segment(), slots.acquire().await);
         assert_eq!(out.await.expect_err("this copy is out of bounds"), expected);
-        let into = engine.copy_in(slots.acquire().await, stretch());
+        let into = engine.copy_in(slots.acquire().await, segment());
         assert_eq!(into.await.expect_err("this copy is out of bounds"), expected);
     }
     assert_eq!(slots.available(), 1);
 }
 
 /// One segment out of bounds refuses the whole copy.
-pub async fn one_bad_stretch_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
+pub async fn one_bad_segment_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
     fill(&*engine, &memory, &slots, 0, &[1; 64]).await;
@@ -143,19 +143,19 @@ pub async fn one_bad_stretch_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(read(&*engine, &memory, &slots, 0, 64).await, [1; 64]);
 }
 
-/// A slot of another engine is refused both ways, and returns to its pool.
+/// A slot of another engine is refused in both directions, and returns to its pool.
 pub async fn foreign_slots_are_refused<E: CopyEngine>(engine: Arc<E>) {
-    let strange = SlotPool::new(Capacity { slots: 1, slot_bytes: 64 }).expect("there is memory for a slot");
+    let foreign = SlotPool::new(Capacity { slots: 1, slot_bytes: 64 }).expect("there is memory for a slot");
     let memory = engine.allocate(64).expect("the engine has memory");
-    let stretch = || vec![CopySegment::new(&memory, 0, 64)];
-    let into = engine.copy_in(strange.acquire().await, stretch());
+    let segment = || vec![CopySegment::new(&memory, 0, 64)];
+    let into = engine.copy_in(foreign.acquire().await, segment());
     assert_eq!(into.await.expect_err("this slot is foreign"), CopyError::ForeignSlot);
-    let out = engine.copy_out(stretch(), strange.acquire().await);
+    let out = engine.copy_out(segment(), foreign.acquire().await);
     assert_eq!(out.await.expect_err("this slot is foreign"), CopyError::ForeignSlot);
-    assert_eq!(strange.available(), 1);
+    assert_eq!(foreign.available(), 1);
 }
 
-/// Hundreds of copies, started as slots come free and awaited in no order, all land where they belong.
+/// Hundreds of copies, started as slots become free and never awaited, all write to their own place.
 pub async fn many_copies_share_few_slots<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 3000;
     const COPIES: usize = 300;
@@ -167,14 +167,14 @@ pub async fn many_copies_share_few_slots<E: CopyEngine>(engine: Arc<E>) {
         // Not awaited: the returning slots pace this loop.
         drop(engine.copy_in(slot, vec![CopySegment::new(&memory, (i * LEN) as u64, LEN)]));
     }
-    all_home(&slots, 4).await;
+    wait_for_all(&slots, 4).await;
     for i in (0..COPIES).rev() {
         assert_eq!(read(&*engine, &memory, &slots, i * LEN, LEN).await, pattern(LEN, i as u8), "copy {i}");
     }
 }
 
 /// A copy whose future is dropped runs to its end, and its slot returns only then.
-pub async fn a_dropped_copy_still_lands<E: CopyEngine>(engine: Arc<E>) {
+pub async fn a_dropped_copy_still_runs_to_its_end<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 4 << 20;
     let slots = slots(&*engine, 1, LEN);
     let memory = engine.allocate(LEN).expect("the engine has memory");
@@ -183,13 +183,13 @@ pub async fn a_dropped_copy_still_lands<E: CopyEngine>(engine: Arc<E>) {
         let mut slot = slots.acquire().await;
         slot.copy_from_slice(&expected);
         drop(engine.copy_in(slot, vec![CopySegment::new(&memory, 0, LEN)]));
-        // The same slot, overwritten as soon as it is back: a copy still running would carry these bytes.
+        // The same slot, overwritten as soon as it is back: a copy that still runs would copy these bytes.
         slots.acquire().await.fill(0xEE);
         assert_eq!(read(&*engine, &memory, &slots, 0, LEN).await, expected);
     }
 }
 
-/// Copies queued when the engine is dropped end in some way, and every slot returns.
+/// Copies queued when the engine is dropped succeed or fail with `EngineStopped`, and every slot returns.
 pub async fn a_dropped_engine_loses_no_slot<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 1 << 20;
     let slots = slots(&*engine, 8, LEN);
@@ -230,7 +230,7 @@ pub async fn source_and_sink_move_a_payload<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(read(&*engine, &to, &whole, 0, LEN).await, pattern(LEN, 1));
 }
 
-/// A payload whose tensors lie in memory of their own, with padding between them, from one set of places to another.
+/// A payload with padding, whose tensors each have memory of their own, is copied to a sink with other parts.
 pub async fn a_payload_lies_in_many_places<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 1000;
     let slots = slots(&*engine, 2, 128);
@@ -261,7 +261,7 @@ pub async fn a_payload_lies_in_many_places<E: CopyEngine>(engine: Arc<E>) {
         assert_eq!(bytes[..], payload[range.start as usize..range.end as usize], "{range:?}");
         let mut target = sink.open(range).await.expect("the range is inside");
         target.copy_from_slice(&bytes);
-        drop(bytes); // There are but two slots.
+        drop(bytes); // There are only two slots.
         sink.write(target).await.expect("the target is the sink's own");
     }
     for (range, memory) in &to {
@@ -272,7 +272,7 @@ pub async fn a_payload_lies_in_many_places<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(slots.available(), 2);
 }
 
-/// A chunk longer than a slot goes through one slot piece by piece, both ways.
+/// A chunk longer than a slot is copied through one slot piece by piece, in both directions.
 pub async fn chunks_longer_than_a_slot_pass_through_it<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 10_000;
     let slots = slots(&*engine, 1, 999);
@@ -284,7 +284,7 @@ pub async fn chunks_longer_than_a_slot_pass_through_it<E: CopyEngine>(engine: Ar
     let source = EngineSource::new(Arc::clone(&engine), memory, slots.clone());
     let bytes = source.read(1..LEN as u64).await.expect("the range is inside");
     assert_eq!(bytes[..], pattern(LEN, 9)[1..]);
-    assert_eq!(slots.available(), 1, "what is longer than a slot holds none");
+    assert_eq!(slots.available(), 1, "bytes longer than a slot hold none");
 }
 
 /// Readers that keep their bytes cannot use up the slots.
@@ -315,7 +315,7 @@ pub async fn ranges_are_checked_before_waiting<E: CopyEngine>(engine: Arc<E>) {
     }
 }
 
-/// Two sinks that share their slots cannot be given each other's chunks.
+/// Two sinks that share their slots refuse each other's targets.
 pub async fn targets_go_only_to_their_sink<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 64);
     let sink = || {
@@ -334,7 +334,7 @@ fn slots(engine: &impl CopyEngine, slots: usize, slot_bytes: usize) -> SlotPool 
         .expect("the engine has memory for slots")
 }
 
-/// A test pattern that shows shifts, swaps and stale copies: no short period, and different for each seed.
+/// A test pattern that reveals shifts, swaps and stale copies: no short period, and different for each seed.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|i| ((i * 31) ^ (i >> 8) ^ (i >> 16)) as u8 ^ seed.wrapping_mul(151))
@@ -354,8 +354,8 @@ async fn fill<E: CopyEngine>(
 ) {
     let mut slot = slots.acquire().await;
     slot[..bytes.len()].copy_from_slice(bytes);
-    let stretch = CopySegment::new(memory, offset as u64, bytes.len());
-    landed(engine.copy_in(slot, vec![stretch])).await;
+    let segment = CopySegment::new(memory, offset as u64, bytes.len());
+    landed(engine.copy_in(slot, vec![segment])).await;
 }
 
 async fn read<E: CopyEngine>(
@@ -372,9 +372,9 @@ async fn read<E: CopyEngine>(
 }
 
 /// Waits until the pool's `count` slots are all free.
-async fn all_home(slots: &SlotPool, count: usize) {
-    let mut home = Vec::new();
+async fn wait_for_all(slots: &SlotPool, count: usize) {
+    let mut acquired = Vec::new();
     for _ in 0..count {
-        home.push(slots.acquire().await);
+        acquired.push(slots.acquire().await);
     }
 }

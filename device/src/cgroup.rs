@@ -1,13 +1,13 @@
-//! The memory limit of this process's container (cgroup). The kernel kills a process that exceeds it without a message,
-//! so it is checked beforehand.
+//! The memory limit of this process's container (cgroup). The kernel kills a process that exceeds the limit without a
+//! message, so allocations are checked beforehand.
 
 use std::{fs, path::Path};
 
 /// The mount points of cgroup version 2 and of version 1's memory controller on all known systems.
 const MOUNTS: [(&str, &Files); 2] = [("/sys/fs/cgroup", &V2), ("/sys/fs/cgroup/memory", &V1)];
 
-/// A warning is given when less than this fraction of the limit is left.
-const CLOSE: u64 = 16;
+/// An allocation that leaves less than one part in this many of the limit fits closely.
+const CLOSE_FRACTION: u64 = 16;
 
 /// Version 1 reports a number of this size for "no limit".
 const UNLIMITED: u64 = 1 << 62;
@@ -20,7 +20,7 @@ struct Files {
     used: &'static str,
     /// The limit and the use of swap.
     swap: [&'static str; 2],
-    /// Whether these two include memory.
+    /// Whether these two numbers include memory.
     swap_has_memory: bool,
     /// In `memory.stat`: file pages, which the kernel reclaims when it needs room.
     file_pages: [&'static str; 2],
@@ -51,18 +51,18 @@ pub(crate) struct Level {
     pub(crate) used: u64,
     /// The part of `used` that the kernel can reclaim: file pages.
     pub(crate) reclaimable: u64,
-    /// The swap space that it may still use, if the host has any.
+    /// The swap space that the cgroup may still use, if the host has any.
     pub(crate) swap_free: u64,
 }
 
 /// Whether an allocation fits the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// It fits.
+    /// The allocation fits.
     Well,
-    /// It fits, and little is left.
+    /// The allocation fits, but leaves little of the limit.
     Closely { left: u64, limit: u64 },
-    /// It cannot fit, even if the kernel reclaims all it can.
+    /// The allocation does not fit, even if the kernel reclaims all it can.
     Not { free: u64, limit: u64 },
 }
 
@@ -82,12 +82,13 @@ pub(crate) fn judge(asked: u64, levels: &[Level], host_swap_free: u64) -> Fit {
     let (free, limit) = (free(tightest), tightest.limit);
     match free.checked_sub(asked) {
         None => Fit::Not { free, limit },
-        Some(left) if left < limit / CLOSE => Fit::Closely { left, limit },
+        Some(left) if left < limit / CLOSE_FRACTION => Fit::Closely { left, limit },
         Some(_) => Fit::Well,
     }
 }
 
-/// Whether `asked` more bytes fit into this process's cgroup now. True without a limit, or where it cannot be read.
+/// Whether `asked` more bytes fit into this process's cgroup now. [`Fit::Well`] without a limit, or if it cannot be
+/// read.
 pub(crate) fn fits(asked: u64) -> Fit {
     let levels = own_levels();
     match levels.is_empty() {
@@ -96,20 +97,20 @@ pub(crate) fn fits(asked: u64) -> Fit {
     }
 }
 
-/// The smallest limit on this process; `None` without one, or where it cannot be read.
+/// The smallest limit on this process; `None` without a limit, or if it cannot be read.
 pub(crate) fn limit_bytes() -> Option<u64> {
     own_levels().iter().map(|level| level.limit).min()
 }
 
-/// The limited cgroups of this process.
+/// The levels of this process's cgroups that have a limit.
 fn own_levels() -> Vec<Level> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let of = |(mount, files): &(&str, &Files)| levels(Path::new(mount), files, &own);
     MOUNTS.iter().flat_map(of).collect()
 }
 
-/// The limited cgroups from the one that `own`, of `/proc/self/cgroup`, names up to the root. In a container the path
-/// is often the host's, and only its mount exists.
+/// The levels with a limit, from the cgroup named in `own`, the text of `/proc/self/cgroup`, up to the root. In a
+/// container the named path is often the host's, and only the mount point exists.
 fn levels(mount: &Path, files: &Files, own: &str) -> Vec<Level> {
     let Some(path) = own.lines().find_map(|line| path_of(line, files.controllers)) else { return vec![] };
     let folder = mount.join(path.trim_start_matches('/'));
@@ -168,17 +169,17 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_fit_is_refused_and_what_hardly_does_is_told() {
+    fn the_fit_follows_from_limit_use_and_swap() {
         let levels = [level(1024, 300, 100)];
         assert_eq!(judge(400 * MIB, &levels, 0), Fit::Well);
         assert_eq!(judge(800 * MIB, &levels, 0), Fit::Closely { left: 24 * MIB, limit: 1024 * MIB });
         let refused = Fit::Not { free: 824 * MIB, limit: 1024 * MIB };
         assert_eq!(judge(825 * MIB, &levels, 0), refused);
-        assert_eq!(judge(900 * MIB, &levels, u64::MAX), Fit::Well, "swap takes the rest");
+        assert_eq!(judge(900 * MIB, &levels, u64::MAX), Fit::Well, "the excess fits into swap");
         let refused_with_swap = Fit::Not { free: (824 + 512) * MIB, limit: 1024 * MIB };
-        assert_eq!(judge(1337 * MIB, &levels, u64::MAX), refused_with_swap, "which is limited, too");
+        assert_eq!(judge(1337 * MIB, &levels, u64::MAX), refused_with_swap, "swap is limited, too");
         assert_eq!(judge(u64::MAX, &levels, 0), refused);
-        assert_eq!(judge(u64::MAX, &[], 0), Fit::Well, "nobody limits it");
+        assert_eq!(judge(u64::MAX, &[], 0), Fit::Well, "there is no limit");
     }
 
     #[test]

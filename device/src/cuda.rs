@@ -1,15 +1,15 @@
 //! The CUDA copy engine: GPU memory through page-locked slots.
 //!
-//! It is built without CUDA and runs on machines without it: [`probe()`] finds the driver, or says what is missing. All
-//! other functions require a probed driver.
+//! It is built without CUDA, and starts on machines without it: [`probe()`] finds the driver, or returns an error that
+//! says what is missing. All other functions require a probed driver.
 //!
-//! A tensor that kernels may still be writing becomes a buffer that can be served, without a copy and without waiting:
+//! Lending a tensor that kernels may still be writing, without a copy and without waiting:
 //!
 //! ```no_run
 //! use std::{any::Any, sync::Arc};
 //! use tensor_relay_device::{Capacity, Device, DeviceBuffer, cuda::{CudaEngine, CudaOptions, StreamHandle}};
 //!
-//! /// A tensor of PyTorch's, say: where it is, and what keeps it there.
+//! /// A tensor, for example of PyTorch: its address, and the object that keeps its memory.
 //! struct Tensor {
 //!     address: u64,
 //!     len: usize,
@@ -18,8 +18,8 @@
 //!
 //! fn lend(engine: &CudaEngine, device: &Device, tensor: Tensor) -> Result<DeviceBuffer, Box<dyn std::error::Error>> {
 //!     let written = engine.fence(StreamHandle::LEGACY)?;
-//!     // SAFETY: the keeper keeps the memory. What writes it is behind the fence, and nobody writes it again before the
-//!     // buffer is given back.
+//!     // SAFETY: the keeper keeps the memory. The work that writes it is before the fence, and nobody writes it again
+//!     // before the buffer is returned.
 //!     let memory = unsafe { engine.lend(tensor.address, tensor.len, tensor.keeper, Some(written)) };
 //!     Ok(device.wrap::<CudaEngine>(memory).ok_or("the device has an engine of another kind")?)
 //! }
@@ -29,17 +29,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Three layers, from the inside: `symbols` holds the driver's functions, found by name; `driver` makes a `Result` of
-//! each; `gpu` owns a context with its streams and events, on the one thread that uses them. Around them, `thread`
-//! executes commands from its `inbox`, with `copies`, `fences` and `holdings`. Pure decisions are separate, for their
-//! tests: `flight` decides when to poll copies, `memory_cache` accounts for device memory.
+//! Three layers, from the inside: `symbols` holds the driver's functions, found by name; `driver` wraps each in a
+//! function that returns a `Result`; `gpu` owns a context with its streams and events, on the one thread that uses
+//! them. Around them, `thread` executes commands from its `inbox`, with `copies`, `fences` and `holdings`. Pure
+//! decisions are separate, so that they can be tested: `flight` decides when to poll copies, `memory_cache` accounts
+//! for device memory.
 //!
-//! Modules around `inbox` refer to each other for one reason: handles that are given out (memory, fences, page-locked memory)
-//! return through the inbox, whose commands carry them, and `gpu`'s completion callbacks send commands too.
+//! The modules around `inbox` depend on each other: its commands carry memory, fences and page-locked memory, whose
+//! handles send commands when they are dropped, and `gpu`'s completion callbacks send commands too.
 //!
-//! Ownership prevents memory from being freed under a copy. A copy in flight owns its slot and holds its memory, and
-//! dropping it, even in a panic, leaks both; they are released only when the device reports the end of the copy. After
-//! a device failure, the memory of its unfinished copies is leaked and counted.
+//! Ownership prevents memory from being freed under a copy. A copy in flight owns its slot and holds its memory. They
+//! are released only when the device reports the end of the copy; dropping the copy before that, even in a panic, leaks
+//! both. After a device failure, the memory of its unfinished copies is leaked and counted.
 
 mod copies;
 mod device_uuid;

@@ -11,10 +11,10 @@ use crate::{
     source::Source,
 };
 
-/// A device that holds tensors: a copy engine with its slots, whatever its kind.
+/// A device that holds tensors: a copy engine of any kind, with its slots.
 ///
-/// Why: servers and clients of tensors need not know what a GPU is. A program makes the device, with one line that
-/// names its kind, and passes it on. A clone is cheap and is the same device.
+/// Why: servers and clients of tensors need no code for GPUs. A program makes the device, with one line that names its
+/// kind, and passes it to them. A clone is cheap and is the same device.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -31,8 +31,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// The device of `engine`, with slots of its own. May block for as long as page-locking the slots takes (about a
-    /// third of a second for a GiB). Fails when there is no memory for them.
+    /// The device of `engine`, with slots of its own. May block while the slots are page-locked (about a third of a
+    /// second for each GiB). Fails when there is no memory for them.
     pub fn new<E: CopyEngine>(engine: Arc<E>, capacity: Capacity) -> Result<Self, AllocError> {
         let slots = engine.slots(capacity)?;
         Ok(Self { any: Arc::new(Typed { engine, slots }) })
@@ -48,29 +48,28 @@ impl Device {
         self.any.slots()
     }
 
-    /// The engine, if it is of this kind.
+    /// The engine, if it is an `E`.
     pub fn engine<E: CopyEngine>(&self) -> Option<&Arc<E>> {
         let typed = self.any.as_any().downcast_ref::<Typed<E>>()?;
         Some(&typed.engine)
     }
 
     /// Allocates `len` bytes of the device's memory, of unspecified content. May block for milliseconds. Fails when
-    /// there is no room, and says how much there is.
+    /// there is no room; the error has the number of free bytes.
     pub fn allocate(&self, len: usize) -> Result<DeviceBuffer, AllocError> {
         let (memory, len_bytes) = self.any.allocate(len)?;
         Ok(DeviceBuffer { device: self.clone(), memory, len_bytes })
     }
 
-    /// Memory of this device's engine, allocated by or lent to it, as a buffer; `None` if the engine is of another
-    /// kind.
+    /// Makes a buffer of memory that this device's engine allocated or was lent; `None` if the engine is not an `E`.
     pub fn wrap<E: CopyEngine>(&self, memory: Arc<E::Memory>) -> Option<DeviceBuffer> {
         let len_bytes = self.engine::<E>()?.memory_len(&memory);
         Some(DeviceBuffer { device: self.clone(), memory, len_bytes })
     }
 
-    /// A source of a payload of `len_bytes` whose tensors lie in `parts`: where each lies in the payload, and its memory,
-    /// which must be this device's. What lies between them reads as zeros. Fails unless they are sorted, disjoint, inside
-    /// of the payload, and each as long as its memory.
+    /// A source of a payload of `len_bytes` in `parts`: the range of each in the payload, and its memory, which must be
+    /// this device's. Bytes between the parts are read as zeros. Fails unless the parts are sorted, disjoint, within
+    /// the payload, and each as long as its memory.
     pub fn source(
         &self,
         len_bytes: u64,
@@ -79,8 +78,8 @@ impl Device {
         self.any.source(len_bytes, self.own(parts)?)
     }
 
-    /// A sink of a payload of `len_bytes` whose tensors go to `parts`, as for [`source`](Self::source). What lies between
-    /// them goes nowhere. Keep the buffers: they are the result.
+    /// A sink of a payload of `len_bytes` in `parts`, as for [`source`](Self::source). Bytes between the parts are
+    /// dropped. Keep the buffers: they are the result.
     pub fn sink(
         &self,
         len_bytes: u64,
@@ -115,7 +114,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Memory on a [`Device`]. Clones share it; it is returned with the last one, after the last copy has ended.
+/// Memory on a [`Device`]. Clones share it; it is returned when the last clone is dropped and the last copy has ended.
 #[derive(Clone)]
 pub struct DeviceBuffer {
     device: Device,
@@ -148,8 +147,8 @@ impl DeviceBuffer {
         Arc::new(self.device.sink(self.len_bytes, whole).expect("one part is the whole payload"))
     }
 
-    /// The engine's own memory type, for what only that kind of device has: addresses, streams, events. `None` for any
-    /// other kind.
+    /// The memory as the engine's own type, for properties that only that kind of device has: addresses, streams,
+    /// events. `None` if it is not an `M`.
     pub fn memory<M: Any + Send + Sync>(&self) -> Option<Arc<M>> {
         Arc::clone(&self.memory).downcast().ok()
     }
@@ -164,18 +163,18 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// Memory of an engine whose type the device knows.
+/// Memory of an engine, whose type only [`Typed`] knows.
 type AnyMemory = Arc<dyn Any + Send + Sync>;
 
 /// A range of a payload, and its memory.
 type Place<M = dyn Any + Send + Sync> = (Range<u64>, Arc<M>);
 
-/// The operations of a device, whatever its engine.
+/// The operations of a device with an engine of any type.
 trait AnyDevice: Send + Sync {
     fn name(&self) -> &str;
     fn slots(&self) -> &SlotPool;
     fn as_any(&self) -> &dyn Any;
-    /// Memory, and its length.
+    /// Allocates memory, and returns it with its length.
     fn allocate(&self, len: usize) -> Result<(AnyMemory, u64), AllocError>;
     fn source(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Source>, PartsError>;
     fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<EngineSink, PartsError>;

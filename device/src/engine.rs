@@ -15,19 +15,19 @@ use crate::{
     slot::Slot,
 };
 
-/// A copy engine: copies bytes between slots and the memory of one kind of device.
+/// An engine that copies bytes between slots and the memory of one kind of device.
 ///
-/// The contract, which every engine keeps, and tested by the module `cases` (feature `engine-cases`):
+/// The contract of every engine, tested by the module `cases` (feature `engine-cases`):
 ///
 /// - A copy starts when it is requested, not when its future is first polled, and it runs to its end, whether or not
 ///   its future is dropped.
-/// - Until then it owns its slot and holds its tensor memory: dropping a [`Copying`] early, or the engine itself, frees
-///   nothing under a running copy. Only afterwards is the slot returned.
+/// - Until it has ended, a copy owns its slot and holds its tensor memory: dropping a [`Copying`] early, or the engine
+///   itself, frees nothing under a running copy. The slot is returned afterwards.
 /// - An engine that cannot tell whether a copy has ended, because its device failed, reports an error and leaks slot
 ///   and memory: memory freed under a copy would corrupt other data.
 /// - Copies of one engine may end in any order. The bytes of a copy are visible when its future resolves.
-/// - One call is one copy, however many segments it has: it ends when the last of them has. All bounds are checked
-///   before anything starts. A refused copy returns its slot to the pool at once.
+/// - One call is one copy, however many segments it has: the copy ends with its last segment. All bounds are checked
+///   before any segment is copied. A refused copy returns its slot to the pool at once.
 /// - Requesting a copy never blocks. The queue is bounded: every copy in flight owns a slot of this engine.
 /// - A device can hang. An engine whose copies may take for ever has a deadline for them: a late copy reports an error,
 ///   and releases its slot and memory if it ends after all.
@@ -38,15 +38,15 @@ pub trait CopyEngine: Send + Sync + 'static {
     /// A short name for messages and metrics: `host`, `cuda:0`.
     fn name(&self) -> &str;
 
-    /// Takes `len` bytes of device memory, of unspecified content. May block for milliseconds: call it once
-    /// per payload, and not where latency counts. The memory is given back with the last clone of the `Arc`.
+    /// Allocates `len` bytes of device memory, of unspecified content. May block for milliseconds: call it once per
+    /// payload, and not where latency counts. The memory is returned with the last clone of the `Arc`.
     fn allocate(&self, len: usize) -> Result<Arc<Self::Memory>, AllocError>;
 
-    /// Makes a pool of slots that this engine can copy from and to: page-locked where the device asks for it.
-    /// May block for as long as page-locking takes, so make pools at the start.
+    /// Makes a pool of slots that this engine can copy from and to: page-locked if the device requires it. May block
+    /// for as long as page-locking takes, so make pools at the start.
     fn slots(&self, capacity: Capacity) -> Result<SlotPool, AllocError>;
 
-    /// The bytes that `memory` holds.
+    /// The length of `memory` in bytes.
     fn memory_len(&self, memory: &Self::Memory) -> u64;
 
     /// Copies each segment to its place in `slot`. Bytes between these places are not changed.
@@ -54,13 +54,13 @@ pub trait CopyEngine: Send + Sync + 'static {
 
     /// Copies each segment from its place in `slot`.
     ///
-    /// Concurrent copies to overlapping ranges of one memory leave either's bytes in the overlap.
+    /// After concurrent copies to overlapping ranges of one memory, each byte of the overlap comes from either of them.
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<Self::Memory>>) -> Copying;
 }
 
 /// A range of device memory, and its place in a slot.
 ///
-/// A chunk of one large tensor has one; a chunk of many small tensors, each in its own memory, has many.
+/// A chunk within one large tensor has one segment; a chunk of many small tensors, each in its own memory, has many.
 #[derive(Debug)]
 pub struct CopySegment<M> {
     /// The memory, which the copy keeps until it has ended.
@@ -90,7 +90,7 @@ pub struct Copying {
 }
 
 impl Copying {
-    /// Makes both ends of a copy: the engine reports to the first, the caller awaits the second.
+    /// Makes both ends of a copy: the engine reports its end through the first, the caller awaits the second.
     pub fn pair() -> (Completion, Self) {
         let (completion, end) = oneshot::channel();
         (Completion { end: completion }, Self { end })
@@ -158,15 +158,15 @@ pub enum CopyError {
         "The slot belongs to another engine, or to none. Take it from a pool that this engine's slots() made."
     )]
     ForeignSlot,
-    /// The memory belongs to another engine, usually of another device. Nothing was written, and the slot is back in
-    /// its pool.
+    /// The memory belongs to another engine, usually that of another device. Nothing was written, and the slot is back
+    /// in its pool.
     #[error(
         "The memory belongs to another engine. Copy it with the engine that allocated it, or that it was lent to."
     )]
     ForeignMemory,
-    /// The copy is so late that the device must be in trouble. Its slot and memory are released if it ends after all.
+    /// The copy is so late that the device must have a problem. Its slot and memory are released if it ends after all.
     #[error(
-        "A copy on {device} did not end within {waited:?}. The device is in trouble, or something keeps its bus busy: look \
+        "A copy on {device} did not end within {waited:?}. The device has a problem, or other transfers fill its bus: look \
          at nvidia-smi, and at the kernel's log for Xid messages."
     )]
     TimedOut {
@@ -175,10 +175,10 @@ pub enum CopyError {
         /// The time that the engine waited.
         waited: Duration,
     },
-    /// The caller's stream, which the copy waits for, takes too long. Nothing was written, and the slot is back in its
-    /// pool.
+    /// The work on the caller's stream, which the copy waits for, takes too long. Nothing was written, and the slot is
+    /// back in its pool.
     #[error(
-        "A stream on {device} that a copy had to wait for was not past its work within {waited:?}. The kernels on it take \
+        "A stream on {device} that a copy had to wait for did not finish its work within {waited:?}. The kernels on it take \
          that long, or hang: raise the fence timeout, or hand tensors over later."
     )]
     FenceTimedOut {
@@ -187,7 +187,7 @@ pub enum CopyError {
         /// The time that the engine waited.
         waited: Duration,
     },
-    /// The driver refused the copy. Another one may succeed. The content of the destination is unspecified.
+    /// The driver refused the copy. A retry may succeed. The content of the destination is unspecified.
     #[error("A copy on {device} was refused: {source}")]
     Refused {
         /// The engine.
@@ -217,7 +217,8 @@ impl CopyError {
         !matches!(self, Self::TimedOut { .. } | Self::FenceTimedOut { .. } | Self::Refused { .. })
     }
 
-    /// Whether the copy may still write: its end is unknown. Its memory must not be trusted or reused until it is free.
+    /// Whether the copy may still write, because its end is unknown. Its memory must not be trusted or reused until the
+    /// engine has released it.
     pub fn may_land_later(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::DeviceFailed { .. } | Self::EngineStopped)
     }
@@ -227,16 +228,16 @@ impl CopyError {
 pub(crate) fn check_copy<M>(
     engine: Id,
     slot: &Slot,
-    stretches: &[CopySegment<M>],
+    segments: &[CopySegment<M>],
     memory_len: impl Fn(&M) -> u64,
 ) -> Result<(), CopyError> {
     if slot.engine() != Some(engine) {
         return Err(CopyError::ForeignSlot);
     }
     let slot_bytes = slot.len();
-    stretches.iter().try_for_each(|stretch| {
-        let CopySegment { offset, len, at, .. } = *stretch;
-        let memory_bytes = memory_len(&stretch.memory);
+    segments.iter().try_for_each(|segment| {
+        let CopySegment { offset, len, at, .. } = *segment;
+        let memory_bytes = memory_len(&segment.memory);
         let in_memory = offset.checked_add(len as u64).is_some_and(|end| end <= memory_bytes);
         let in_slot = at.checked_add(len).is_some_and(|end| end <= slot_bytes);
         let refused = CopyError::OutOfBounds { offset, len, at, memory_bytes, slot_bytes };
@@ -254,16 +255,16 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_at_their_edges() {
+    fn bounds_are_exact() {
         let engine = Id::unique();
         let slot = slot(engine);
         let memory = Arc::new(());
         let fits = |offset, len, at| {
-            let stretches = [
+            let segments = [
                 CopySegment::new(&memory, 0, 1),
                 CopySegment { memory: Arc::clone(&memory), offset, len, at },
             ];
-            check_copy(engine, &slot, &stretches, |()| 150).is_ok()
+            check_copy(engine, &slot, &segments, |()| 150).is_ok()
         };
         assert!(fits(0, 100, 0) && fits(50, 100, 0) && fits(50, 99, 1) && fits(150, 0, 100));
         for (offset, len, at) in [(0, 101, 0), (51, 100, 0), (151, 0, 0), (0, 100, 1), (0, 0, 101)] {
@@ -276,13 +277,13 @@ mod tests {
 
     #[test]
     fn a_slot_of_another_engine_is_refused() {
-        let stretches = [CopySegment::new(&Arc::new(()), 0, 1)];
-        let refused = check_copy(Id::unique(), &slot(Id::unique()), &stretches, |()| 100);
+        let segments = [CopySegment::new(&Arc::new(()), 0, 1)];
+        let refused = check_copy(Id::unique(), &slot(Id::unique()), &segments, |()| 100);
         assert_eq!(refused, Err(CopyError::ForeignSlot));
     }
 
     #[tokio::test]
-    async fn an_engine_that_forgets_a_copy_has_stopped() {
+    async fn a_dropped_completion_reports_a_stopped_engine() {
         let (completion, copying) = Copying::pair();
         drop(completion);
         assert_eq!(copying.await.unwrap_err(), CopyError::EngineStopped);

@@ -2,7 +2,7 @@ use std::{any::Any, fmt, ops::Range, sync::Arc};
 
 use crate::{
     engine::{CopyEngine, Copying},
-    engine_source::stretches,
+    engine_source::segments,
     host_memory::HostMemory,
     id::Id,
     ledger::{Entry, Ledger},
@@ -14,21 +14,21 @@ use crate::{
     source::BoxFuture,
 };
 
-/// A sink in device memory: in one piece, or with each tensor in its own memory. Each range is staged in a slot, and
+/// A sink in device memory: all in one allocation, or each tensor in its own. Each range is staged in a slot, and
 /// copied to the device when it is written.
 ///
 /// A range longer than a slot is staged in ordinary memory and copied through one slot piece by piece, which is slower.
 /// The bytes between parts are padding, and are dropped.
 ///
-/// A copy cannot be cancelled, so it counts as a writer until its engine has ended it, even if its future was dropped:
-/// until then [`open`](Sink::open) of an overlapping range waits, and [`commit`](Self::commit) fails.
+/// A copy cannot be cancelled, so it counts as a writer until it has ended, even if its future was dropped: until then
+/// [`open`](Sink::open) of an overlapping range waits, and [`commit`](Self::commit) fails.
 pub struct EngineSink {
     id: Id,
     len_bytes: u64,
     /// Copies from a slot to a range of the payload.
     copy_in: Box<dyn Fn(Slot, Range<u64>) -> Copying + Send + Sync>,
     slots: SlotPool,
-    /// For ranges longer than a slot. The number of ranges that their writer opens at once bounds it.
+    /// Staging memory for ranges longer than a slot. Bounded by the number of ranges that the caller opens at a time.
     overlong: HostMemory,
     ledger: Arc<Ledger>,
 }
@@ -57,15 +57,15 @@ impl EngineSink {
         Self {
             id: Id::unique(),
             len_bytes: parts.len_bytes(),
-            copy_in: Box::new(move |slot, range| engine.copy_in(slot, stretches(&parts, &range))),
+            copy_in: Box::new(move |slot, range| engine.copy_in(slot, segments(&parts, &range))),
             slots,
             overlong: HostMemory::new(u64::MAX),
             ledger: Arc::default(),
         }
     }
 
-    /// Like [`write`](Sink::write), and keeps `kept` until the copy has ended, even if this future is dropped; for ever
-    /// if its end is unknown.
+    /// Like [`write`](Sink::write), and keeps `kept` alive until the copy has ended, even if this future is dropped;
+    /// for ever if the end of the copy is unknown.
     pub async fn write_keeping(&self, target: Target, kept: impl Any + Send + Sync) -> Result<(), SinkError> {
         let Target { sink, range, lent } = target;
         match lent {
@@ -79,15 +79,15 @@ impl EngineSink {
         }
     }
 
-    /// Ends the writing. It succeeds when no byte is lent and no copy in flight, whether or not all were ever filled,
-    /// which the caller must track. Otherwise it fails and changes nothing. Afterwards, everything fails with
+    /// Ends the writing. Succeeds when no byte is lent and no copy is in flight, whether or not all bytes were filled,
+    /// which the caller must track. Otherwise it fails and changes nothing. After success, every call fails with
     /// [`SinkError::Committed`].
     pub fn commit(&self) -> Result<(), SinkError> {
         self.ledger.commit(self.len_bytes)
     }
 
-    /// Whether anything waits for the device: a range for a slot, or a copy for its end. A lent target waits for its
-    /// writer instead.
+    /// Whether this sink waits for the device: a range waits for a slot, or a copy has not ended. A lent target does
+    /// not count: it waits for its writer.
     pub fn waits_for_device(&self) -> bool {
         self.ledger.waits()
     }
@@ -165,20 +165,20 @@ mod tests {
     use super::*;
     use crate::{AllocError, Capacity, Completion, CopyError, CopySegment};
 
-    /// An engine of memory without bytes, whose copies end when the test says so.
+    /// An engine without real memory, whose copies end when the test ends them.
     #[derive(Default)]
     struct Gated {
         copies: Mutex<Vec<(Slot, Completion)>>,
     }
 
     impl Gated {
-        /// Ends the oldest copy, as one whose slot is back.
-        fn end_one(&self) {
+        /// Ends the oldest copy with success, and returns its slot.
+        fn end_oldest(&self) {
             let (slot, done) = self.copies.lock().unwrap().remove(0);
             done.finish(Ok(slot));
         }
 
-        /// Fails, and knows the end of no copy.
+        /// Fails the engine: the end of every copy is unknown, and its slot is forfeited.
         fn fail(&self) {
             for (slot, done) in self.copies.lock().unwrap().drain(..) {
                 slot.forfeit();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     /// Polls `future` once and drops it.
-    async fn now<F: Future>(future: F) -> Option<F::Output> {
+    async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
         tokio::select! {
             biased;
             output = future => Some(output),
@@ -236,17 +236,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_copy_that_nobody_waits_for_is_a_writer_until_it_has_ended() {
+    async fn a_copy_whose_future_is_dropped_is_a_writer_until_it_has_ended() {
         let (engine, sink) = sink();
         let kept = Arc::new(());
         let target = sink.open(5..15).await.unwrap();
         assert!(!sink.waits_for_device());
-        assert!(now(sink.write_keeping(target, Arc::clone(&kept))).await.is_none());
+        assert!(poll_once(sink.write_keeping(target, Arc::clone(&kept))).await.is_none());
         assert!(sink.open(15..30).await.is_ok() && sink.waits_for_device());
-        assert!(now(sink.open(14..30)).await.is_none());
+        assert!(poll_once(sink.open(14..30)).await.is_none());
         assert!(matches!(sink.commit(), Err(SinkError::StillLent { lent_bytes: 10, len_bytes: 100 })));
         assert_eq!(Arc::strong_count(&kept), 2);
-        let (opened, ()) = tokio::join!(sink.open(14..30), async { engine.end_one() });
+        let (opened, ()) = tokio::join!(sink.open(14..30), async { engine.end_oldest() });
         assert_eq!(Arc::strong_count(&kept), 1);
         drop(opened.unwrap());
         sink.commit().unwrap();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_lent_is_busy_and_waits_for_its_writer_alone() {
+    async fn a_lent_range_is_busy_and_does_not_wait_for_the_device() {
         let (_, sink) = sink();
         let held = [sink.open(0..20).await.unwrap(), sink.open(20..40).await.unwrap()];
         assert!(!sink.waits_for_device());
@@ -263,41 +263,41 @@ mod tests {
             let busy = sink.open(range).await;
             assert!(matches!(busy, Err(SinkError::Busy { start: s, end: e }) if (s, e) == (start, end)));
         }
-        assert!(sink.open(7..7).await.is_ok(), "no byte is nobody's");
+        assert!(sink.open(7..7).await.is_ok(), "an empty range is never busy");
         let mut waiting = std::pin::pin!(sink.open(40..60));
-        assert!(now(&mut waiting).await.is_none() && sink.waits_for_device());
+        assert!(poll_once(&mut waiting).await.is_none() && sink.waits_for_device());
         drop(held);
         drop(waiting.await.unwrap());
         sink.commit().unwrap();
     }
 
     #[tokio::test]
-    async fn a_range_longer_than_a_slot_is_lent_until_its_last_piece_is_there() {
+    async fn a_range_longer_than_a_slot_is_lent_until_its_last_piece_is_copied() {
         let (engine, sink) = sink();
         let target = sink.open(0..50).await.unwrap();
         let mut writing = std::pin::pin!(sink.write(target));
         for _ in 0..2 {
-            assert!(now(&mut writing).await.is_none());
-            assert!(now(sink.open(0..1)).await.is_none());
-            engine.end_one();
+            assert!(poll_once(&mut writing).await.is_none());
+            assert!(poll_once(sink.open(0..1)).await.is_none());
+            engine.end_oldest();
         }
-        assert!(now(&mut writing).await.is_none());
-        engine.end_one();
+        assert!(poll_once(&mut writing).await.is_none());
+        engine.end_oldest();
         writing.await.unwrap();
         sink.commit().unwrap();
     }
 
     #[tokio::test]
-    async fn what_a_failed_device_may_write_to_is_nobodys() {
+    async fn a_range_that_a_failed_device_may_write_stays_busy() {
         let (engine, sink) = sink();
         let kept = Arc::new(());
         let target = sink.open(5..15).await.unwrap();
         let (written, ()) =
             tokio::join!(sink.write_keeping(target, Arc::clone(&kept)), async { engine.fail() });
         assert!(matches!(written, Err(SinkError::Copy(CopyError::EngineStopped))));
-        assert!(now(sink.open(14..30)).await.is_none() && sink.waits_for_device());
+        assert!(poll_once(sink.open(14..30)).await.is_none() && sink.waits_for_device());
         assert!(sink.open(15..30).await.is_ok() && sink.commit().is_err());
-        assert_eq!(Arc::strong_count(&kept), 2, "it is kept for good");
+        assert_eq!(Arc::strong_count(&kept), 2, "it is kept for ever");
         assert_eq!(sink.slots.available(), 2);
     }
 }

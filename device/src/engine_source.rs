@@ -10,13 +10,13 @@ use crate::{
     source::{BoxFuture, Source, SourceError, check_range},
 };
 
-/// A source in device memory: in one piece, or with each tensor in its own memory. Each read waits for a slot and is
-/// copied into it.
+/// A source in device memory: all in one allocation, or each tensor in its own. Each read waits for a slot, into which
+/// the bytes are copied.
 ///
 /// A read returns the slot itself, without a host copy, as long as a quarter of the pool is free, and at least one
 /// slot. Otherwise its bytes are copied to ordinary memory and the slot is returned at once: a reader with a slow
-/// network then costs memory within that reader's bound, and never blocks the copies of others. A range longer than a
-/// slot is copied through one slot, piece by piece.
+/// network then uses memory within its own bound, and never blocks other readers. A range longer than a slot is copied
+/// through one slot, piece by piece.
 ///
 /// The bytes between parts are padding, and zero.
 pub struct EngineSource<E: CopyEngine> {
@@ -54,20 +54,20 @@ impl<E: CopyEngine> EngineSource<E> {
         }
     }
 
-    /// Copies `range`, no longer than a slot, into one.
+    /// Copies `range`, which is no longer than a slot, into a slot.
     async fn copy(&self, range: Range<u64>) -> Result<Slot, SourceError> {
         let mut slot = self.slots.acquire().await;
-        let stretches = stretches(&self.parts, &range);
+        let segments = segments(&self.parts, &range);
         let mut end = 0;
-        for stretch in &stretches {
-            slot[end..stretch.at].fill(0);
-            end = stretch.at + stretch.len;
+        for segment in &segments {
+            slot[end..segment.at].fill(0);
+            end = segment.at + segment.len;
         }
         slot[end..(range.end - range.start) as usize].fill(0);
-        Ok(self.engine.copy_out(stretches, slot).await?)
+        Ok(self.engine.copy_out(segments, slot).await?)
     }
 
-    /// The bytes of a slot: the slot itself while enough are free, otherwise a copy.
+    /// The first `len` bytes of a slot: the slot itself while enough slots are free, otherwise a copy.
     fn hand_out(&self, slot: Slot, len: usize) -> Result<Bytes, SourceError> {
         let Capacity { slots, .. } = self.slots.capacity();
         if self.slots.available() >= (slots / 4).max(1) {
@@ -115,15 +115,15 @@ impl<E: CopyEngine> fmt::Debug for EngineSource<E> {
     }
 }
 
-/// The segments of `range`, no longer than a slot, in each part.
-pub(crate) fn stretches<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<CopySegment<M>> {
-    let stretch = |(common, part, memory): (Range<u64>, &Range<u64>, &Arc<M>)| CopySegment {
+/// The segments of `range`, which is no longer than a slot: one for each part that it touches.
+pub(crate) fn segments<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<CopySegment<M>> {
+    let segment = |(common, part, memory): (Range<u64>, &Range<u64>, &Arc<M>)| CopySegment {
         memory: Arc::clone(memory),
         offset: common.start - part.start,
         len: (common.end - common.start) as usize,
         at: (common.start - range.start) as usize,
     };
-    parts.common_with(range).map(stretch).collect()
+    parts.common_with(range).map(segment).collect()
 }
 
 /// Allocates memory for a host copy. A length beyond the address space is refused like missing memory.

@@ -53,7 +53,7 @@ impl HostBytes {
         }
     }
 
-    /// Appends a copy of those in `range` to `out`, which has room for them.
+    /// Appends a copy of the bytes in `range` to `out`, which has room for them.
     ///
     /// # Panics
     /// When the range is out of bounds.
@@ -80,14 +80,14 @@ impl From<VolatileBytes> for HostBytes {
 
 /// A source whose payload lies in many places of host memory: each tensor in its producer's memory.
 ///
-/// Why: it saves the copy of all tensors. The bytes between the parts are padding, and zero. A read within one part
-/// shares its bytes; one that spans parts or padding is gathered into a fresh buffer of exactly its length, a chunk's,
-/// which is copied where it is awaited. Large tensors start chunks of their own, so nearly all bytes are shared.
+/// Why: tensors need not be copied into one payload. The bytes between the parts are padding, and zero. A read within
+/// one part shares its bytes; a read that spans parts or padding is gathered into a new buffer of its length, by the
+/// task that awaits it. Large tensors start chunks of their own, so nearly all bytes are shared.
 ///
 /// Bytes that may change ([`HostBytes::Volatile`]) are always copied: on an AMD EPYC that took 60 ms for each GiB, in
 /// chunks of 4 MiB.
 ///
-/// To learn when all readers are done, wrap the parts with a [`Loan`].
+/// To be notified when all readers have finished, lend the parts with a [`Loan`].
 pub struct GatherSource {
     parts: Parts<HostBytes>,
 }
@@ -111,7 +111,7 @@ impl GatherSource {
         }
     }
 
-    /// The bytes of `range`, if they lie in one part that readers share.
+    /// The bytes of `range`, if they lie in one part with constant bytes, which readers may share.
     fn in_one_part(&self, range: &Range<u64>) -> Option<Bytes> {
         match self.parts.common_with(range).next()? {
             (common, part, HostBytes::Stable(bytes)) if common == *range => {
@@ -160,9 +160,9 @@ impl fmt::Debug for GatherSource {
     }
 }
 
-/// The range of `common`, which lies in `part`, within that part's bytes.
+/// The offsets of `common`, which lies in `part`, within that part's bytes.
 fn within(common: &Range<u64>, part: &Range<u64>) -> Range<usize> {
-    // In bounds of a `usize` length, so neither end is cut.
+    // Both ends are within the part, whose length is a `usize`.
     (common.start - part.start) as usize..(common.end - part.start) as usize
 }
 
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(source.read(10..12).await.unwrap()[..], [0, 0]);
         assert_eq!(source.read(9..11).await.unwrap()[..], [8, 0]);
         for range in [0..12, 10..12, 9..11, 5..7, 9..13] {
-            assert!(!source.is_in_place(&range), "{range:?} is gathered, or is not there");
+            assert!(!source.is_in_place(&range), "{range:?} is gathered, or out of bounds");
         }
     }
 
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_than_there_is_memory_is_an_error() {
+    async fn a_read_beyond_all_memory_is_an_error() {
         let source = GatherSource::new(u64::MAX, [] as [(_, Bytes); 0]).unwrap();
         let refused = source.read(0..u64::MAX).await;
         assert!(matches!(refused, Err(SourceError::NoMemory { asked_bytes: u64::MAX, .. })));

@@ -15,23 +15,21 @@ use crate::{
 
 /// The reference copy engine: its device is host memory, its copy unit a thread.
 ///
-/// It is the reference for other engines, and lets everything built on engines be tested without a GPU: its copies are
-/// as asynchronous as those on a GPU stream. Payloads that stay on the host need no engine:
+/// Other engines are tested against it, and everything built on engines can be tested with it, without a GPU: its
+/// copies are as asynchronous as those on a GPU stream. Payloads that stay on the host need no engine:
 /// [`HostSource`](crate::HostSource) and [`HostSink`](crate::HostSink) copy nothing.
 ///
-/// Dropping it returns at once. Requested copies still run to their end, then the thread ends.
+/// Dropping it does not block. Requested copies still run to their end, then the thread ends.
 pub struct HostEngine {
     id: Id,
     memory: HostMemory,
-    /// The queue of the copy thread. It is bounded by its jobs: each owns a slot, which `check_copy` found to be of
-    /// this engine.
-    ///
-    /// `None` where copies are done in place.
+    /// The queue of the copy thread; `None` for an inline engine. It is bounded, since each job owns a slot of this
+    /// engine (`check_copy`).
     jobs: Option<mpsc::Sender<Job>>,
 }
 
 impl HostEngine {
-    /// Starts the copy thread. Tensor memory is taken from `memory`. Fails where no thread can be started.
+    /// Starts the copy thread. Tensor memory is allocated from `memory`. Fails if no thread can be started.
     pub fn new(memory: HostMemory) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let copy_all = move || queue.into_iter().for_each(Job::run);
@@ -39,8 +37,8 @@ impl HostEngine {
         Ok(Self { id: Id::unique(), memory, jobs: Some(jobs) })
     }
 
-    /// An engine without a thread, whose copies have ended when the request returns: for simulations, where the order
-    /// of events must follow from a seed.
+    /// An engine without a thread, whose copies have ended when the request returns: for simulations, in which a seed
+    /// must determine the order of events.
     pub fn inline(memory: HostMemory) -> Self {
         Self { id: Id::unique(), memory, jobs: None }
     }
@@ -48,14 +46,14 @@ impl HostEngine {
     fn start(
         &self,
         direction: Direction,
-        stretches: Vec<CopySegment<HostEngineMemory>>,
+        segments: Vec<CopySegment<HostEngineMemory>>,
         slot: Slot,
     ) -> Copying {
-        if let Err(error) = check_copy(self.id, &slot, &stretches, |memory| memory.len as u64) {
+        if let Err(error) = check_copy(self.id, &slot, &segments, |memory| memory.len as u64) {
             return Copying::refused(error);
         }
         let (done, copying) = Copying::pair();
-        let job = Job { direction, slot, stretches, done };
+        let job = Job { direction, slot, segments, done };
         match &self.jobs {
             // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
             Some(jobs) => drop(jobs.send(job)),
@@ -102,7 +100,7 @@ impl fmt::Debug for HostEngine {
     }
 }
 
-/// Tensor memory of the [`HostEngine`]. As with device memory, its bytes are reached by copies only.
+/// Tensor memory of the [`HostEngine`]. As with device memory, only copies access its bytes.
 pub struct HostEngineMemory {
     len: usize,
     bytes: Mutex<Region>,
@@ -131,22 +129,22 @@ enum Direction {
 struct Job {
     direction: Direction,
     slot: Slot,
-    stretches: Vec<CopySegment<HostEngineMemory>>,
+    segments: Vec<CopySegment<HostEngineMemory>>,
     done: Completion,
 }
 
 impl Job {
     fn run(self) {
-        let Self { direction, mut slot, stretches, done } = self;
-        for CopySegment { memory, offset, len, at } in stretches {
+        let Self { direction, mut slot, segments, done } = self;
+        for CopySegment { memory, offset, len, at } in segments {
             let part = &mut slot[at..at + len];
-            let begin = offset as usize; // In bounds of a `usize` length.
+            let begin = offset as usize; // Within the memory, whose length is a `usize`.
             let mut bytes = memory.bytes();
             match direction {
                 Direction::Out => part.copy_from_slice(&bytes[begin..begin + len]),
                 Direction::In => bytes[begin..begin + len].copy_from_slice(part),
             }
-        } // Whoever sees the copy ended may be sure that it holds no memory.
+        } // The tensor memory is released before the end is reported.
         done.finish(Ok(slot));
     }
 }
@@ -174,7 +172,7 @@ mod tests {
     crate::engine_cases!(inline_host_engine, inline_engine);
 
     #[tokio::test]
-    async fn a_slot_comes_back_only_after_its_copy_though_nobody_waits() {
+    async fn a_slot_returns_after_its_copy_even_if_the_future_is_dropped() {
         let engine = engine();
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 1, slot_bytes: 100 }).unwrap();
@@ -182,7 +180,7 @@ mod tests {
         {
             let _copies_wait = memory.bytes();
             drop(engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, 0, 100)]));
-            // The copy cannot end while its bytes are locked, whatever time this gives it.
+            // The copy cannot end while its bytes are locked, however long this waits.
             for _ in 0..20 {
                 thread::sleep(Duration::from_millis(1));
                 assert!(slots.try_acquire().is_none());
@@ -213,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_engine_finishes_what_was_asked_for() {
+    fn a_dropped_engine_finishes_the_requested_copies() {
         let engine = engine();
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 8, slot_bytes: 100 }).unwrap();
@@ -230,7 +228,7 @@ mod tests {
         assert_eq!(slots.available(), 8);
     }
 
-    /// The end of a copy, seen from a thread without a runtime.
+    /// Polls a copy to its end, on a thread without a runtime.
     fn end(copy: &mut Copying) -> Result<Slot, CopyError> {
         let mut context = Context::from_waker(Waker::noop());
         loop {

@@ -21,12 +21,12 @@ use crate::{
     reservation::reserved_bytes,
 };
 
-/// An allocator of large regions of host memory within a budget, which reuses dropped ones.
+/// An allocator of large regions of host memory within a budget, which reuses the memory of dropped regions.
 ///
 /// Why reuse: a consumer receives successive versions of the same size, and receiving into touched memory is several
 /// times faster than into fresh memory. Dropped memory therefore stays mapped, in a cache. The cache counts against the
-/// budget and is evicted, oldest first, when a new mapping needs room. With [`on_demand`](Self::on_demand) there is a
-/// cache only while more allocations are expected, or were until just now.
+/// budget and is evicted, oldest first, when a new mapping needs room. With [`on_demand`](Self::on_demand) memory is
+/// cached only while more allocations are expected, and shortly after that.
 ///
 /// A clone is cheap and shares everything. Regions may outlive the last clone; their memory is unmapped then.
 #[derive(Clone)]
@@ -60,7 +60,7 @@ impl HostMemory {
         Self { cache: Arc::new(Cache::new(budget_bytes, prefault, keep)) }
     }
 
-    /// Announces repeated allocations: memory is cached until the result is dropped.
+    /// Announces repeated allocations: memory is cached until the lease is dropped.
     pub fn demand(&self) -> CacheLease {
         if let Keep::OnDemand(demands) = &mut self.cache.state().keep {
             *demands += 1;
@@ -70,11 +70,11 @@ impl HostMemory {
 
     /// Allocates a region of `len` bytes that starts on a page.
     ///
-    /// Its content is unspecified: zeros in fresh memory, the bytes of an earlier tensor in reused memory.
-    /// Fill it before you show it. Costs a lock when memory is reused; else a few system calls, and the
-    /// unmapping of what had to make room (milliseconds for gigabytes), so call it once per payload and not
-    /// once per chunk. Regions of 32 MiB and more are populated in the background where they are fresh. Fails when
-    /// the budget, the operating system or, for such regions, the memory limit of the container has no room.
+    /// Its content is unspecified: zeros in fresh memory, the bytes of an earlier tensor in reused memory, so fill it
+    /// before it becomes visible. Costs a lock when memory is reused; otherwise a few system calls, and the unmapping
+    /// of evicted memory (milliseconds for gigabytes), so call it once per payload and not once per chunk. Fresh
+    /// regions of 32 MiB and more are populated in the background. Fails when the budget, the operating system or, for
+    /// such regions, the memory limit of the container has no room.
     pub fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         if len == 0 {
             return Ok(Region::default());
@@ -90,13 +90,13 @@ impl HostMemory {
             mapping.begin();
         }
         let mut region = Region::new(Lease { mapping, cache: Arc::downgrade(&self.cache) });
-        // The rest of a larger reused mapping lies idle.
+        // The end of a larger reused mapping stays unused.
         drop(region.split_off(len));
         Ok(region)
     }
 
-    /// Counts `len` bytes as in use that are not allocated here: memory of another process that this one keeps alive.
-    /// Evicts cached memory if needed. Fails when the budget has no room.
+    /// Counts `len` bytes as in use that this `HostMemory` did not allocate: memory of another process that this
+    /// process keeps alive. Evicts cached memory if needed. Fails when the budget has no room.
     pub fn charge(&self, len: usize) -> Result<Charge, AllocError> {
         let mapped_len = Mapping::mapped_len(len)
             .ok_or_else(|| AllocError::Os { len, source: io::ErrorKind::OutOfMemory.into() })?;
@@ -105,7 +105,8 @@ impl HostMemory {
         Ok(Charge { bytes: mapped_len as u64, cache: Arc::downgrade(&self.cache) })
     }
 
-    /// Unmaps all cached memory, when no region of such a size is expected soon. Takes milliseconds for gigabytes.
+    /// Unmaps all cached memory: for callers that expect no allocation of such a size soon. Takes milliseconds for
+    /// gigabytes.
     pub fn release_cached(&self) {
         let released = self.cache.state().shrink_cache(0);
         drop(released); // Outside the lock: unmapping is slow.
@@ -122,7 +123,7 @@ impl HostMemory {
         }
     }
 
-    /// Maps memory for which `take` made room, and undoes that if the system refuses.
+    /// Maps memory that `take` has counted as in use, and undoes that if the system refuses.
     fn map(&self, len: usize) -> Result<Arc<Populated>, AllocError> {
         let fits = if self.is_populated(len) { self.must_fit_cgroup(len as u64) } else { Ok(()) };
         let size = page_costs::preferred();
@@ -145,7 +146,7 @@ impl HostMemory {
         self.cache.prefault && len >= POPULATED_BYTES_MIN
     }
 
-    /// Refuses an allocation beyond the container's memory limit: the system would kill this process when it is
+    /// Refuses an allocation beyond the container's memory limit: the system would kill this process when the memory is
     /// touched. Evicts cached memory if needed.
     fn must_fit_cgroup(&self, asked_bytes: u64) -> Result<(), AllocError> {
         let with_reserved = asked_bytes.saturating_add(reserved_bytes());
@@ -158,8 +159,8 @@ impl HostMemory {
             Fit::Well => Ok(()),
             Fit::Closely { left, limit } => {
                 tracing::warn!(
-                    "{asked_bytes} bytes for tensors leave {left} bytes of the container's memory limit (cgroup) of {limit} \
-                     bytes: the system kills this process when it needs more. Raise that limit."
+                    "After an allocation of {asked_bytes} bytes for tensors, {left} bytes are left of the container's memory \
+                     limit (cgroup) of {limit} bytes: the system kills this process when it needs more. Raise that limit."
                 );
                 Ok(())
             }
@@ -171,8 +172,8 @@ impl HostMemory {
     }
 }
 
-/// The size from which memory is populated in advance: below, threads gain little, and frequent allocations pay for
-/// them.
+/// The smallest mapping that is populated in advance: for smaller ones, threads save little time, and frequent
+/// allocations would start many of them.
 const POPULATED_BYTES_MIN: usize = 32 << 20;
 
 impl fmt::Debug for HostMemory {
@@ -185,8 +186,8 @@ impl fmt::Debug for HostMemory {
     }
 }
 
-/// Announces repeated allocations. With the last lease, cached memory is unmapped, which takes milliseconds for
-/// gigabytes: at once if it is little, otherwise unless another lease comes soon.
+/// Announces repeated allocations. When the last lease is dropped, cached memory is unmapped, which takes milliseconds
+/// for gigabytes: a small cache at once, a large one unless another lease is taken within two seconds.
 #[derive(Debug)]
 pub struct CacheLease(HostMemory);
 
@@ -226,17 +227,18 @@ impl fmt::Debug for Charge {
     }
 }
 
-/// The counters of a [`HostMemory`]. All bytes are those of mappings: whole pages.
+/// The counters of a [`HostMemory`]. All sizes are those of mappings: whole pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostMemoryStats {
-    /// Bytes under regions that live, and those that are [charged](HostMemory::charge). With `cached_bytes`, never more than
-    /// the budget.
+    /// Bytes of existing regions, and bytes that are [charged](HostMemory::charge). The sum with `cached_bytes` never
+    /// exceeds the budget.
     pub in_use_bytes: u64,
     /// Bytes cached for reuse. They move here from `in_use_bytes` when a region is dropped and cached.
     pub cached_bytes: u64,
-    /// Regions that needed a new mapping. With `reused`, all regions ever given (empty ones aside).
+    /// The number of allocated regions that needed a new mapping. The sum with `reused` is the number of all regions
+    /// allocated so far, without empty ones.
     pub fresh: u64,
-    /// Regions in reused memory.
+    /// The number of allocated regions in reused memory.
     pub reused: u64,
 }
 
@@ -261,11 +263,11 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_will_want_again_goes_back_to_the_system() {
+    fn memory_without_a_lease_returns_to_the_system() {
         let memory = HostMemory::on_demand(1 << 20);
         let held = || (memory.stats().in_use_bytes, memory.stats().cached_bytes);
         drop(memory.allocate(PAGE_BYTES).unwrap());
-        assert_eq!(held(), (0, 0), "nobody said that it will");
+        assert_eq!(held(), (0, 0), "without a lease");
         let (one, other) = (memory.demand(), memory.demand());
         let late = memory.allocate(PAGE_BYTES).unwrap();
         drop(memory.allocate(PAGE_BYTES).unwrap());
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_is_in_use() {
+    fn no_more_is_cached_than_is_in_use() {
         let memory = HostMemory::in_proportion(1 << 20);
         let mut regions: Vec<Region> = (0..4).map(|_| memory.allocate(PAGE_BYTES).unwrap()).collect();
         for expected in [(3, 1), (2, 2), (1, 1), (0, 0)] {
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_returns_only_with_the_last_part() {
+    fn memory_returns_when_the_last_part_is_dropped() {
         let memory = HostMemory::new(PAGE);
         let mut region = memory.allocate(4096).unwrap();
         let tail = region.split_off(100).unwrap().freeze();
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn over_budget_names_the_numbers() {
+    fn the_budget_error_has_the_numbers() {
         let memory = HostMemory::new(2 * PAGE);
         let _held = memory.allocate(5000).unwrap();
         let error = memory.allocate(1).unwrap_err();
@@ -343,12 +345,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_charged_counts_until_it_is_dropped() {
+    fn a_charge_counts_until_it_is_dropped() {
         let memory = HostMemory::new(2 * PAGE);
         drop(memory.allocate(1).unwrap());
         let charge = memory.charge(5000).unwrap();
         let stats = memory.stats();
-        assert_eq!((stats.in_use_bytes, stats.cached_bytes), (2 * PAGE, 0), "what was cached made room");
+        assert_eq!((stats.in_use_bytes, stats.cached_bytes), (2 * PAGE, 0), "the cache was evicted");
         assert!(matches!(memory.charge(1), Err(AllocError::OverBudget { .. })));
         assert!(matches!(memory.allocate(1), Err(AllocError::OverBudget { .. })));
         assert!(memory.charge(usize::MAX).is_err());
@@ -357,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_reuse_can_be_given_back() {
+    fn cached_memory_can_be_released() {
         let memory = HostMemory::new(u64::MAX);
         let held = memory.allocate(1).unwrap();
         drop(memory.allocate(5000).unwrap());
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_refuses_leaves_the_books_as_they_were() {
+    fn a_refusal_by_the_system_changes_no_counter() {
         let memory = HostMemory::new(u64::MAX);
         for len in [usize::MAX, 1 << 62] {
             assert!(matches!(memory.allocate(len), Err(AllocError::Os { .. })));
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_costs_nothing() {
+    fn an_empty_region_needs_no_budget() {
         let memory = HostMemory::new(0);
         assert!(memory.allocate(0).unwrap().is_empty());
     }
@@ -395,11 +397,11 @@ mod tests {
         fn the_books_always_balance(ops in vec((any::<bool>(), 1usize..40_000), 0..60)) {
             let memory = HostMemory::new(32 * PAGE);
             let mut held = Vec::new();
-            let mut given = 0;
-            for (take, n) in ops {
-                if take {
+            let mut allocations = 0;
+            for (allocate, n) in ops {
+                if allocate {
                     if let Ok(region) = memory.allocate(n) {
-                        given += 1;
+                        allocations += 1;
                         held.push(region);
                     }
                 } else if !held.is_empty() {
@@ -409,7 +411,7 @@ mod tests {
                 let held_bytes: u64 = held.iter().map(|r| (r.len() as u64).next_multiple_of(PAGE)).sum();
                 prop_assert!(stats.in_use_bytes + stats.cached_bytes <= 32 * PAGE);
                 prop_assert!((held_bytes..=2 * held_bytes).contains(&stats.in_use_bytes));
-                prop_assert_eq!(stats.fresh + stats.reused, given);
+                prop_assert_eq!(stats.fresh + stats.reused, allocations);
             }
             drop(held);
             prop_assert_eq!(memory.stats().in_use_bytes, 0);

@@ -4,7 +4,7 @@ use crate::{
     host_memory::HostMemory,
     id::Id,
     parts::{Parts, PartsError},
-    pieces::{Home, Piece},
+    pieces::{Piece, SinkMemory},
     region::Region,
     sink::{Lent, Sink, SinkError, Target, check_range},
     source::BoxFuture,
@@ -13,17 +13,18 @@ use crate::{
 /// A sink in host memory, in one piece or with each tensor in its own memory, which the network fills in place.
 ///
 /// A range within one part is cut out of its memory: no copy, no slot, no waiting. Writing or dropping the target puts
-/// it back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes that are still being
-/// written. Costs a lock and a few tree steps per chunk; the tree has at most one more piece for each open target.
+/// the memory back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes that are
+/// still being written. Costs a lock and a few tree steps per chunk; each open target adds at most one piece to the
+/// tree.
 ///
 /// A range that spans parts or padding is staged, in memory of exactly its length, and copied to the parts when it is
 /// written; large tensors start chunks of their own, so that affects few bytes. Padding is dropped, and may be lent to
-/// several at a time.
+/// several targets at a time.
 ///
-/// The parts are written before they are verified: their user must not trust them before the commit.
+/// The parts are written before their bytes are verified: do not trust their content before the commit.
 pub struct HostSink {
     id: Id,
-    home: Arc<Home>,
+    memory: Arc<SinkMemory>,
     staging: HostMemory,
 }
 
@@ -32,7 +33,7 @@ impl HostSink {
     pub fn new(region: Region) -> Self {
         let parts = Parts::whole(region.len() as u64, region);
         let staging = HostMemory::new(0); // Every range lies in the one part.
-        Self { id: Id::unique(), home: Arc::new(Home::new(parts)), staging }
+        Self { id: Id::unique(), memory: Arc::new(SinkMemory::new(parts)), staging }
     }
 
     /// Receives a payload of `len_bytes` into `parts`: the range of each in the payload, and its memory. Ranges that
@@ -43,22 +44,22 @@ impl HostSink {
         parts: impl IntoIterator<Item = (Range<u64>, Region)>,
         staging: HostMemory,
     ) -> Result<Self, PartsError> {
-        let home = Arc::new(Home::new(Parts::new(len_bytes, parts)?));
-        Ok(Self { id: Id::unique(), home, staging })
+        let memory = Arc::new(SinkMemory::new(Parts::new(len_bytes, parts)?));
+        Ok(Self { id: Id::unique(), memory, staging })
     }
 
-    /// Ends the writing and returns the regions, in their order, each whole. Empty ones are the default region.
+    /// Ends the writing and returns the complete region of each part, in order. Empty ones are the default region.
     ///
-    /// It succeeds when no byte is lent, whether or not all were ever filled, which the caller must track. While some
-    /// are lent it fails and changes nothing. Afterwards, everything fails with [`SinkError::Committed`].
+    /// Succeeds when no byte is lent, whether or not all were filled, which the caller must track. While bytes are lent
+    /// it fails and changes nothing. After success, every call fails with [`SinkError::Committed`].
     pub fn commit(&self) -> Result<Vec<Region>, SinkError> {
-        self.home.commit()
+        self.memory.commit()
     }
 
     fn lend(&self, range: Range<u64>) -> Result<Target, SinkError> {
         check_range(&range, self.len_bytes())?;
         let lent = if self.is_in_one_part(&range) {
-            Lent::Piece(self.home.lend(&range)?)
+            Lent::Piece(self.memory.lend(&range)?)
         } else {
             self.stage(&range)?
         };
@@ -66,13 +67,14 @@ impl HostSink {
     }
 
     fn is_in_one_part(&self, range: &Range<u64>) -> bool {
-        let first = self.home.parts().common_with(range).next();
+        let first = self.memory.parts().common_with(range).next();
         range.is_empty() || first.is_some_and(|(common, ..)| common == *range)
     }
 
-    /// The pieces are lent with the staging memory, so that nobody else writes them meanwhile.
+    /// Lends staging memory together with the pieces that it will be copied to, so that nobody else writes them
+    /// meanwhile.
     fn stage(&self, range: &Range<u64>) -> Result<Lent, SinkError> {
-        let pieces = self.home.lend_common(range)?;
+        let pieces = self.memory.lend_common(range)?;
         // A length beyond the address space is refused by the allocation.
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let staging = self.staging.allocate(len)?;
@@ -92,7 +94,7 @@ impl HostSink {
 
 impl Sink for HostSink {
     fn len_bytes(&self) -> u64 {
-        self.home.parts().len_bytes()
+        self.memory.parts().len_bytes()
     }
 
     fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>> {
@@ -108,7 +110,7 @@ impl fmt::Debug for HostSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSink")
             .field("len_bytes", &self.len_bytes())
-            .field("parts", &self.home.parts().ranges().count())
+            .field("parts", &self.memory.parts().ranges().count())
             .finish_non_exhaustive()
     }
 }
@@ -116,7 +118,7 @@ impl fmt::Debug for HostSink {
 /// Copies the bytes of the pieces out of `staging`, which begins at `start` in the payload.
 fn scatter(staging: &[u8], start: u64, pieces: Vec<Piece>) {
     for mut piece in pieces {
-        // A piece lies inside of the range that was staged, whose length is a `usize`.
+        // A piece lies within the staged range, whose length is a `usize`.
         let offset = (piece.start() - start) as usize;
         let len = piece.bytes().len();
         piece.bytes_mut().copy_from_slice(&staging[offset..offset + len]);
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_spans_parts_arrives_when_it_is_written() {
+    async fn a_range_over_several_parts_is_copied_when_it_is_written() {
         let (sink, mut owners) = sink();
         let mut target = sink.open(0..12).await.unwrap();
         target.copy_from_slice(&[9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]);
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_spans_parts_and_is_dropped_changes_nothing() {
+    async fn a_range_over_several_parts_that_is_dropped_changes_nothing() {
         let (sink, _) = sink();
         sink.open(4..8).await.unwrap().fill(7);
         let regions = sink.commit().unwrap();
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn padding_is_nobodys() {
+    async fn padding_is_lent_twice_at_a_time() {
         let (sink, _) = sink();
         let one = sink.open(0..2).await.unwrap();
         let other = sink.open(0..2).await.unwrap();
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_sink_takes_only_its_own_targets() {
+    async fn a_sink_refuses_targets_of_another_sink() {
         let ((mine, _), (other, _)) = (sink(), sink());
         for range in [3..5, 3..9] {
             let target = mine.open(range).await.unwrap();
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn owners_come_back_when_the_sink_and_its_targets_are_dropped() {
+    async fn owners_are_returned_when_the_sink_and_its_targets_are_dropped() {
         let (sink, mut owners) = sink();
         let mut target = sink.open(3..5).await.unwrap();
         drop(sink);
@@ -263,8 +265,8 @@ mod tests {
         assert_eq!(owners[1].wait().await, Some(vec![0; 4]));
     }
 
-    /// Goal: concurrent writers never share a byte, and a concurrent commit waits for the last. Method: each byte of a
-    /// writer keeps what it wrote.
+    /// Goal: concurrent writers never share a byte, and a concurrent commit succeeds only after the last writer.
+    /// Method: each writer checks that its bytes still have the value that it wrote.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn many_writers_and_a_commit() {
         let parts = (0..16).map(|i| (i * 64 + i..i * 64 + i + 64, Region::from_owner(vec![0; 64])));
@@ -328,7 +330,7 @@ mod tests {
         ]
     }
 
-    /// A sink beside the bytes of its parts as they should be. Padding stays zero in the model.
+    /// A sink, and the expected bytes of its parts. Padding stays zero in the model.
     struct Model {
         sink: HostSink,
         places: Vec<Range<u64>>,
@@ -337,7 +339,7 @@ mod tests {
     }
 
     impl Model {
-        /// With `shared`, all parts are cut from one region, so that those that touch are neighbours in memory.
+        /// With `shared`, all parts are cut from one region, so that adjacent parts are adjacent in memory too.
         fn new(len_bytes: u64, places: Vec<Range<u64>>, shared: bool) -> Self {
             let bytes = vec![0; len_bytes as usize];
             let mut whole = Region::from_owner(bytes.clone());
@@ -359,11 +361,11 @@ mod tests {
                     let target = &mut self.lent[i % count];
                     target.fill(byte);
                     if matches!(target.lent, Lent::Piece(_)) {
-                        self.arrive(i % count);
+                        self.update_model(i % count);
                     }
                 }
                 Op::Write(i) if count > 0 => {
-                    self.arrive(i % count);
+                    self.update_model(i % count);
                     self.sink.put(self.lent.swap_remove(i % count)).unwrap();
                 }
                 Op::Drop(i) if count > 0 => drop(self.lent.swap_remove(i % count)),
@@ -399,8 +401,8 @@ mod tests {
             }
         }
 
-        /// The bytes of a written target are in the parts now.
-        fn arrive(&mut self, i: usize) {
+        /// Copies the bytes of a written target to the model.
+        fn update_model(&mut self, i: usize) {
             let target = &self.lent[i];
             for (offset, byte) in (target.range.start..).zip(target.iter()) {
                 if self.places.iter().any(|place| place.contains(&offset)) {
@@ -436,7 +438,7 @@ mod tests {
             let mut model = Model::new(len_bytes, places, shared);
             for op in ops {
                 model.apply(op);
-                model.sink.home.check(model.lent_bytes());
+                model.sink.memory.check(model.lent_bytes());
             }
             model.lent.clear();
             let regions = model.sink.commit().unwrap();

@@ -1,12 +1,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A process-wide unique id of an engine or sink, so that a slot or target of another one is refused instead of copied
-/// to a wrong place.
+/// A process-wide unique id of an engine or sink, by which a slot or target of another engine or sink is refused
+/// instead of copied to a wrong place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id(u64);
 
 impl Id {
-    /// A new id: 2^64 do not run out.
+    /// A new id. The 2^64 possible ones do not run out.
     pub(crate) fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))

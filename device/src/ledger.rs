@@ -11,10 +11,10 @@ use crate::sink::SinkError;
 
 /// The ranges of a device sink that are lent, or that a copy may still write to.
 ///
-/// Why: a copy cannot be cancelled. A chunk given up while it is copied may come again, and the old copy must not
-/// overwrite the new bytes. So each range has an [`Entry`], which moves with the copy to the engine and ends when the
-/// engine releases the copy's slot, whether or not anybody waits for it. If the engine never does, since the copy's end
-/// is unknown, neither does the entry.
+/// Why: a copy cannot be cancelled. A chunk that was abandoned while it was copied may be received again, and the old
+/// copy must not overwrite the new bytes. So each range has an [`Entry`], which moves with the copy to the engine and
+/// ends when the engine releases the copy's slot, whether or not a caller waits for the copy. If the engine never
+/// releases the slot, since the end of the copy is unknown, the entry never ends.
 #[derive(Default)]
 pub(crate) struct Ledger {
     state: Mutex<State>,
@@ -23,24 +23,24 @@ pub(crate) struct Ledger {
 
 #[derive(Default)]
 struct State {
-    /// By number. Lent and copied ones have slots, which bound them; the others are chunks that wait for one.
+    /// The entries, by number. Those lent or copied have slots, which bound their count; the others wait for a slot.
     entries: BTreeMap<u64, (Range<u64>, Phase)>,
-    ever: u64,
+    last_number: u64,
     is_committed: bool,
 }
 
 #[derive(PartialEq, Eq)]
 enum Phase {
-    /// It waits for a slot.
+    /// The range waits for a slot.
     Waiting,
-    /// Its writer fills it.
+    /// The writer fills its slot.
     Lent,
-    /// The engine copies it.
+    /// The engine copies its slot.
     Copying,
 }
 
 impl Ledger {
-    /// Adds `range`, once no copy to it is in flight. Fails at once if it is lent. Cancel safe.
+    /// Adds `range`, once no copy to it is in flight. Fails at once if any byte of it is lent. Cancel safe.
     pub(crate) async fn enter(self: &Arc<Self>, range: &Range<u64>) -> Result<Entry, SinkError> {
         loop {
             let ended = self.ended.notified();
@@ -65,7 +65,7 @@ impl Ledger {
         }
     }
 
-    /// Whether a range waits for a slot, or a copy for its end.
+    /// Whether a range waits for a slot, or a copy has not ended.
     pub(crate) fn waits(&self) -> bool {
         self.state().entries.values().any(|(_, phase)| *phase != Phase::Lent)
     }
@@ -76,27 +76,27 @@ impl Ledger {
 }
 
 impl State {
-    /// Adds `range` and returns its number; `None` while it is copied.
+    /// Adds `range` and returns its number; `None` while a copy to any byte of it is in flight.
     fn enter(&mut self, range: &Range<u64>) -> Result<Option<u64>, SinkError> {
         if self.is_committed {
             return Err(SinkError::Committed);
         }
         let overlaps = |other: &Range<u64>| range.start.max(other.start) < range.end.min(other.end);
-        let mut others = self.entries.values().filter(|(other, _)| overlaps(other)).peekable();
-        let is_copied = others.peek().is_some();
-        if others.any(|(_, phase)| *phase != Phase::Copying) {
+        let mut overlapping = self.entries.values().filter(|(other, _)| overlaps(other)).peekable();
+        let is_copied = overlapping.peek().is_some();
+        if overlapping.any(|(_, phase)| *phase != Phase::Copying) {
             return Err(SinkError::Busy { start: range.start, end: range.end });
         }
         if is_copied {
             return Ok(None);
         }
-        self.ever += 1;
-        self.entries.insert(self.ever, (range.clone(), Phase::Waiting));
-        Ok(Some(self.ever))
+        self.last_number += 1;
+        self.entries.insert(self.last_number, (range.clone(), Phase::Waiting));
+        Ok(Some(self.last_number))
     }
 }
 
-/// A range in its [`Ledger`], until this is dropped.
+/// A range's entry in a [`Ledger`], which is removed when this is dropped.
 pub(crate) struct Entry {
     number: u64,
     ledger: Arc<Ledger>,
@@ -104,12 +104,12 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Marks it as lent: it has its slot.
+    /// Marks the range as lent: it has a slot now.
     pub(crate) fn lend(&mut self) {
         self.set(Phase::Lent);
     }
 
-    /// Marks it as copied by the engine, and keeps `kept` with it.
+    /// Marks the range as copied by the engine, and keeps `kept` alive until the entry ends.
     pub(crate) fn copy(mut self, kept: impl Any + Send + Sync) -> Arc<Self> {
         self.kept = Some(Box::new(kept));
         self.set(Phase::Copying);

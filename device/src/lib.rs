@@ -5,22 +5,24 @@
 //! - [`HostMemory`] hands out large [`Region`]s of host memory within a budget, and reuses them;
 //! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;
 //! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
-//!   reference, and what every other engine is tested against; [`cuda`] has that of GPUs);
-//! - a [`Device`] is an engine with its slots, whatever its kind, and a [`DeviceBuffer`] is memory on it;
-//! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie: in one region, in many
+//!   reference, against which every other engine is tested; [`cuda`] has the engine of GPUs);
+//! - a [`Device`] is an engine of any kind with its slots, and a [`DeviceBuffer`] is memory on it;
+//! - a [`Source`] reads the bytes of a payload, a [`Sink`] writes them, wherever they lie: in one region, in many
 //!   tensors of the caller's ([`GatherSource`], [`HostSink`]), or on a device;
-//! - a [`Memfd`] is memory for another process, [`Sealed`] memory of another process that cannot change any more;
-//! - a [`Reservation`] keeps memory of the container's limit free for what does not allocate here;
-//! - a [`Loan`] tells the owner of lent bytes when they are returned; a region returns its owner itself
+//! - a [`Memfd`] is memory to share with another process; [`Sealed`] is another process's memory, which can no longer
+//!   change;
+//! - a [`Reservation`] keeps part of the container's memory limit free for memory that is not allocated here;
+//! - a [`Loan`] reports to the owner of lent bytes that they are returned; a region returns the owner itself
 //!   ([`Region::lent_by`]);
-//! - [`VolatileBytes`] are memory that foreign code may write while it is read here.
+//! - [`VolatileBytes`] are bytes that foreign code may write while this process reads them.
 //!
-//! Ownership carries the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor
-//! memory; dropping a value gives its memory back, and nothing else does. The `unsafe` of the project's
-//! memory handling is here: `mapping` talks to the kernel, `region` makes safe slices of what it got,
-//! `host_memory` vouches that a mapping has one owner, `owner` that a caller's memory is left alone while it is lent,
-//! `sealed` that nobody can change what another process wrote, and `volatile` that nothing refers to what others may write; in [`cuda`], `symbols`, `driver` and `gpu` call the driver, and `page_locked` vouches for the memory of its
-//! slots. The other modules are safe code, but for the places in `cuda` that say why nobody uses what they hand to these.
+//! Ownership enforces the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor memory;
+//! dropping a value is the only way to return its memory. The `unsafe` code of the project's memory handling is here:
+//! `mapping` calls the kernel, and `region` makes safe slices of mapped memory; `host_memory` guarantees that a mapping
+//! has one owner, `owner` that nobody else touches a caller's memory while it is lent, `sealed` that nobody can change
+//! sealed bytes, and `volatile` that no reference points to bytes that others may write. In [`cuda`], `symbols`,
+//! `driver` and `gpu` call the driver, and `page_locked` guarantees that the memory of its slots is valid. The other
+//! modules are safe code, except where `cuda` calls their unsafe functions; each call says why its arguments are valid.
 
 mod cgroup;
 pub mod cuda;

@@ -10,56 +10,56 @@ use crate::volatile::VolatileBytes;
 
 /// A loan of bytes, which reports to their owner when the last reference to them is dropped.
 ///
-/// Why: the lender of a version's tensors may write to them again only when the last reader is done, and QUIC keeps
-/// slices until they are acknowledged. The loan ends when it and every clone and slice of all lent bytes are dropped:
-/// drop it when everything is lent.
+/// Why: the lender of a version's tensors may write to them again only when the last reader has finished, and QUIC
+/// keeps slices until they are acknowledged. The loan ends when this value and every clone and slice of all lent bytes
+/// are dropped: drop this value when everything is lent.
 ///
-/// It uses no thread and no timer. Leaked bytes stay on loan for ever.
+/// A loan uses no thread and no timer. Leaked bytes stay on loan for ever.
 #[derive(Debug)]
 pub struct Loan {
-    out: Arc<Out>,
+    count: Arc<LoanRef>,
 }
 
 impl Loan {
     /// Starts a loan, and returns the handle that reports its end.
     pub fn new() -> (Self, Returned) {
         let end = Arc::new(End::default());
-        let out = Arc::new(Out { end: Arc::clone(&end) });
-        (Self { out }, Returned { end })
+        let count = Arc::new(LoanRef { end: Arc::clone(&end) });
+        (Self { count }, Returned { end })
     }
 
     /// Lends `bytes`, without a copy. Costs one small allocation.
     ///
     /// The returned bytes are on loan; clones of `bytes` taken before are not.
     pub fn lend(&self, bytes: Bytes) -> Bytes {
-        Bytes::from_owner(Lent { bytes, _out: Arc::clone(&self.out) })
+        Bytes::from_owner(Lent { bytes, _count: Arc::clone(&self.count) })
     }
 
     /// Lends bytes that others may write.
     pub fn lend_volatile(&self, bytes: VolatileBytes) -> VolatileBytes {
-        bytes.keep(Arc::clone(&self.out))
+        bytes.keep(Arc::clone(&self.count))
     }
 }
 
-/// Reports the end of a [`Loan`]. Clones are equivalent.
+/// A handle that reports the end of a [`Loan`]. Clones are equivalent.
 ///
-/// Its report happens after all reads of the bytes: they may then be written or freed.
+/// The end of the loan happens after all reads of the bytes, so that they may then be written or freed.
 #[derive(Debug, Clone)]
 pub struct Returned {
     end: Arc<End>,
 }
 
 impl Returned {
-    /// Whether the loan is over. Once true, true for ever.
+    /// Whether the loan has ended. Once true, it stays true.
     pub fn is_returned(&self) -> bool {
-        // Pairs with the release in the drop of `Out`.
+        // Pairs with the release in the drop of `LoanRef`.
         self.end.returned.load(Ordering::Acquire)
     }
 
-    /// Resolves when the loan is over, at once if it already is. It waits for the slowest reader: use a deadline.
+    /// Resolves when the loan has ended, at once if it already has. This waits for the slowest reader: use a deadline.
     /// Cancel safe.
     pub async fn wait(&self) {
-        // Created before the check, so that a return in between wakes it.
+        // Created before the check, so that an end in between wakes this waiter.
         let woken = self.end.woken.notified();
         if !self.is_returned() {
             woken.await;
@@ -67,30 +67,30 @@ impl Returned {
     }
 }
 
-/// The end of a loan.
+/// The state shared by a loan and its [`Returned`] handles: whether the loan has ended.
 #[derive(Debug, Default)]
 struct End {
     returned: AtomicBool,
     woken: Notify,
 }
 
-/// Shared by the loan and all lent bytes. The last drop ends the loan.
+/// The reference count shared by the loan and all lent bytes. Dropping the last reference ends the loan.
 #[derive(Debug)]
-struct Out {
+struct LoanRef {
     end: Arc<End>,
 }
 
-impl Drop for Out {
+impl Drop for LoanRef {
     fn drop(&mut self) {
         self.end.returned.store(true, Ordering::Release);
         self.end.woken.notify_waiters();
     }
 }
 
-/// Bytes on loan. They are dropped in this order: the loan is over when the bytes are gone, not before.
+/// Bytes on loan. The fields are dropped in this order, so that the loan ends after the bytes are dropped.
 struct Lent {
     bytes: Bytes,
-    _out: Arc<Out>,
+    _count: Arc<LoanRef>,
 }
 
 impl AsRef<[u8]> for Lent {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_loan_that_was_never_used_is_over_when_it_is_dropped() {
+    async fn an_unused_loan_ends_when_it_is_dropped() {
         let (loan, returned) = Loan::new();
         assert!(!returned.is_returned());
         drop(loan);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn everybody_who_waits_hears_of_the_end() {
+    async fn every_waiter_is_woken_at_the_end() {
         let (loan, returned) = Loan::new();
         let lent = loan.lend(Bytes::from_static(b"tensor")).slice(2..3);
         drop(loan);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wait_that_was_given_up_is_begun_again() {
+    async fn a_cancelled_wait_can_be_repeated() {
         let (loan, returned) = Loan::new();
         assert!(timeout(Duration::ZERO, returned.wait()).await.is_err());
         drop(loan);
@@ -147,8 +147,8 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_of_the_bytes_is_gone_when_the_loan_is_over() {
-        /// Checks, when it is dropped, whether the loan is over already.
+    fn the_owner_of_the_bytes_is_dropped_before_the_loan_ends() {
+        /// An owner that checks, when it is dropped, that the loan has not ended yet.
         struct Owner(Returned);
         impl AsRef<[u8]> for Owner {
             fn as_ref(&self) -> &[u8] {
@@ -196,8 +196,8 @@ mod tests {
                     Op::Clone(i) if count > 0 => held.push(held[i % count].clone()),
                     Op::Slice(i, at) if count > 0 => {
                         let bytes = &mut held[i % count];
-                        let rest = bytes.split_off(at.min(bytes.len()));
-                        held.push(rest);
+                        let tail = bytes.split_off(at.min(bytes.len()));
+                        held.push(tail);
                     }
                     Op::Drop(i) if count > 0 => drop(held.swap_remove(i % count)),
                     _ => {}
@@ -205,7 +205,7 @@ mod tests {
                 prop_assert!(!returned.is_returned());
             }
             drop(loan);
-            // Empty bytes may hold nothing, or the loan; others hold it.
+            // Empty bytes may or may not hold the loan; all others do.
             held.retain(|bytes| !bytes.is_empty());
             while let Some(bytes) = held.pop() {
                 prop_assert!(!returned.is_returned());

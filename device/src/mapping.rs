@@ -4,17 +4,17 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 /// A private memory mapping, unmapped on drop: zeroed memory from the kernel, or a read-only file.
 ///
-/// It starts on a page, so it is more than aligned for payloads (256 bytes). It owns addresses, not access: reads and
-/// writes are governed by [`Region`](crate::Region), through the one owner that a mapping is given.
+/// It starts on a page, which satisfies the alignment of payloads (256 bytes). A mapping owns addresses and gives no
+/// access to the bytes: its one owner does, usually through a [`Region`](crate::Region).
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a mapping is an address range of the whole process; no thread is special to it.
+// SAFETY: a mapping is an address range of the whole process, and bound to no thread.
 unsafe impl Send for Mapping {}
-// SAFETY: `&Mapping` gives numbers and advice to the kernel only, and no access to the bytes.
+// SAFETY: `&Mapping` only returns address and length and advises the kernel; it gives no access to the bytes.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -24,8 +24,8 @@ impl Mapping {
             .filter(|&bytes| bytes <= isize::MAX as usize)
     }
 
-    /// Maps `len` bytes, rounded up to whole pages, of the size that `pages` says. Costs two system calls; the kernel finds
-    /// the memory itself only when it is touched. Fails where the kernel refuses, and for a length of zero.
+    /// Maps `len` bytes, rounded up to whole pages, preferably of the size `pages`. Costs two system calls; the kernel
+    /// allocates each page when it is first touched. Fails if the kernel refuses, and for a length of zero.
     pub(crate) fn new(len: usize, pages: PageSize) -> io::Result<Self> {
         let len = Self::mapped_len(len).ok_or(io::ErrorKind::OutOfMemory)?;
         let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
@@ -37,12 +37,12 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps `len` bytes of a file of plain pages from `offset` on, a multiple of a page, to be read only. Fails where
-    /// the kernel refuses. The caller must ensure that so many bytes exist and stay: reading missing ones kills the
-    /// process.
+    /// Maps `len` bytes of a file of plain pages read-only, from `offset` on, which is a multiple of a page. Fails if
+    /// the kernel refuses. The caller must ensure that the file has these bytes and keeps them: reading missing ones
+    /// kills the process.
     pub(crate) fn of_file(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         let len = Self::mapped_len(len).ok_or(io::ErrorKind::OutOfMemory)?;
-        // Private, though nobody writes: before Linux 6.7 a sealed file cannot be mapped as a shared one.
+        // Private, though nobody writes: before Linux 6.7 a sealed file cannot be mapped shared.
         // SAFETY: without MAP_FIXED the kernel picks a range that nothing else in this process uses.
         let address = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, fd, offset) }?;
         let start = NonNull::new(address.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -57,8 +57,8 @@ impl Mapping {
         self.len
     }
 
-    /// Populates all pages now, on this thread: near it, on a machine of several nodes. If the kernel cannot, the first
-    /// writer takes the page faults.
+    /// Populates all pages now, on this thread's NUMA node. If the kernel cannot, the first writer takes the page
+    /// faults.
     pub(crate) fn prefault(&self) {
         let pieces = (0..self.len)
             .step_by(PIECE_BYTES)
@@ -70,8 +70,8 @@ impl Mapping {
         }
     }
 
-    /// Populates the pages of `range` now. Changes no content, so others may read and write meanwhile. Fails outside of
-    /// this mapping, and if the kernel cannot (before Linux 5.14) or has no memory.
+    /// Populates the pages of `range` now. Changes no content, so the owner may read and write meanwhile. Fails for a
+    /// range outside of this mapping, and if the kernel cannot (before Linux 5.14) or has no memory.
     pub(crate) fn populate(&self, range: Range<usize>) -> io::Result<()> {
         self.advise(range, Advice::LinuxPopulateWrite)
     }
@@ -82,14 +82,14 @@ impl Mapping {
             PageSize::Huge => Advice::LinuxHugepage,
             PageSize::Small => Advice::LinuxNoHugepage,
         };
-        // A kernel without huge pages refuses; small ones work as well, mostly slower.
+        // A kernel without huge pages refuses; small pages work too, though usually slower.
         let _ = self.advise(range, advice);
     }
 
-    /// Excludes this range from forks, so that its pages stay the parent's own. A child that touches it would be
-    /// killed; one that only executes another program does not.
+    /// Excludes this mapping from forks, so that its pages stay the parent's own. A child that touches them is killed;
+    /// a child that only executes another program never does.
     pub(crate) fn keep_from_children(&self) {
-        // Refused: a fork costs the parent what it costs for all other memory.
+        // If the kernel refuses, a fork costs the parent as much as for all other memory.
         let _ = self.advise(0..self.len, Advice::LinuxDontFork);
     }
 
@@ -99,36 +99,38 @@ impl Mapping {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         if cfg!(miri) {
-            return Err(io::ErrorKind::Unsupported.into()); // Its kernel takes no advice.
+            return Err(io::ErrorKind::Unsupported.into()); // Miri does not implement madvise.
         }
         let start = self.start.as_ptr().wrapping_add(range.start);
-        // SAFETY: the range lies inside this mapping, which `&self` keeps, and none of the callers' advice changes it.
+        // SAFETY: the range lies inside this mapping, which `&self` keeps, and no advice of the callers changes its
+        // content.
         Ok(unsafe { madvise(start.cast(), range.len(), advice) }?)
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` or `of_file` mapped exactly this range, and whoever reads or writes it holds this mapping alive.
+        // SAFETY: `new` or `of_file` mapped exactly this range, and all its readers and writers keep this mapping
+        // alive.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping: {unmapped:?}");
     }
 }
 
-/// The smallest page of any Linux. Where pages are larger the kernel rounds up by itself.
+/// The smallest page size of Linux. On systems with larger pages, the kernel rounds up.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
-/// A huge page of most systems. Where it is another size, pieces that begin on this one cost a little more.
+/// The huge page size of most systems. With another size, pieces aligned to this one cost a little more.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The bytes that one call populates: a few milliseconds of kernel work, so that a released mapping is not held for
-/// long, and about the length of a chunk, so that several threads stay near the first chunks.
+/// long, and about the length of a chunk, so that several threads populate the first chunks first.
 pub(crate) const PIECE_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
 /// The page size of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageSize {
-    /// Huge pages if available: large tensors touch hundreds of thousands of small ones.
+    /// Huge pages if available: a large tensor takes hundreds of thousands of small pages.
     Huge,
     Small,
 }
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_is_whole_pages_on_a_page() {
+    fn a_mapping_consists_of_whole_pages() {
         let mapping = Mapping::new(5000, PageSize::Huge).unwrap();
         assert_eq!(mapping.len(), 8192);
         assert_eq!(mapping.start().addr().get() % PAGE_BYTES, 0);
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_populated_outside() {
+    fn ranges_outside_are_not_populated() {
         let mapping = Mapping::new(5000, PageSize::Huge).unwrap();
         for range in [0..0, 8192..8193, 0..8193, 4096..usize::MAX] {
             assert!(mapping.populate(range).is_err());

@@ -8,10 +8,10 @@ use rustix::{
     io::{Errno, pwrite},
 };
 
-/// A memfd: memory that is written once here, sealed, and passed to another process.
+/// A memfd: anonymous shared memory that this process writes once, seals, and passes to another process.
 ///
 /// It is written by system calls and not mapped, so that the writer pays one copy and no page faults. Pass it on only
-/// after it is sealed; from then on nobody can change it, not even its writer. It uses no mount: it is bounded by the
+/// after it is sealed; from then on nobody can change it, not even its writer. It needs no mount: it is bounded by the
 /// container's memory, not by the 64 MiB of its `/dev/shm`.
 #[derive(Debug)]
 pub struct Memfd {
@@ -31,13 +31,13 @@ pub(crate) const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::SEAL);
 
 impl Memfd {
-    /// Creates one of `len_bytes` zeros. Allocates nothing yet: each page comes when it is first written.
+    /// Creates a memfd of `len_bytes` zeros. Allocates nothing yet: the kernel allocates each page at its first write.
     pub fn new(len_bytes: u64) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
-            // Before Linux 6.3. Newer ones may insist on it.
+            // Linux before 6.3 does not know `NOEXEC_SEAL`; newer versions may require it.
             Err(Errno::INVAL) => memfd_create(NAME, flags),
-            made => made,
+            created => created,
         }?;
         ftruncate(&fd, len_bytes)?;
         Ok(Self { fd, len_bytes, written_bytes: 0 })
@@ -53,9 +53,9 @@ impl Memfd {
         self.written_bytes
     }
 
-    /// Copies `bytes` to `offset`. One thread writes as fast as several: the kernel admits one at a time.
+    /// Copies `bytes` to `offset`. One thread writes as fast as several: the kernel admits one writer at a time.
     ///
-    /// Fails beyond the end, and if the system has no memory.
+    /// Fails if the bytes reach beyond the end, or the system has no memory.
     pub fn write_at(&mut self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.len_bytes) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "written beyond the end"));
@@ -74,7 +74,7 @@ impl Memfd {
         Ok(())
     }
 
-    /// Seals it. Unwritten bytes stay zero.
+    /// Seals the memfd. Unwritten bytes stay zero.
     pub fn seal(self) -> io::Result<SealedFd> {
         fcntl_add_seals(&self.fd, SEALS)?;
         Ok(SealedFd(self.fd))
@@ -93,7 +93,7 @@ impl AsFd for SealedFd {
     }
 }
 
-/// Its name in listings of a process's files.
+/// The memfd's name in listings of a process's files.
 const NAME: &str = "tensor-relay";
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sealed_cannot_be_written() {
+    fn a_sealed_memfd_cannot_be_written() {
         let mut memfd = Memfd::new(10).unwrap();
         memfd.write_at(b"abc", 7).unwrap();
         assert_eq!(memfd.written_bytes(), 3);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_end_nothing_is_written() {
+    fn writes_beyond_the_end_are_refused() {
         let mut memfd = Memfd::new(10).unwrap();
         for offset in [8, 10, u64::MAX] {
             assert!(memfd.write_at(b"abc", offset).is_err(), "{offset}");

@@ -4,25 +4,25 @@ use tokio::sync::oneshot;
 
 use crate::region::Keeper;
 
-/// Returns the owner that lent its memory to a [`Region`](crate::Region), once nothing of the region is left: no part,
-/// and no [`Bytes`](bytes::Bytes) frozen from one.
+/// A handle that returns the owner whose memory was lent to a [`Region`](crate::Region), once every part of the region
+/// and all [`Bytes`](bytes::Bytes) frozen from one are dropped.
 ///
-/// After dropping this, the owner is dropped with the last part.
+/// If this handle is dropped first, the owner is dropped with the last part.
 pub struct GiveBack<O> {
     /// `None` once the owner was returned.
     receiver: Option<oneshot::Receiver<O>>,
 }
 
 impl<O> GiveBack<O> {
-    /// Waits until nothing of the region is left, and returns the owner; `None` if it was returned before. It waits for
-    /// the slowest holder: use a deadline. Cancel safe.
+    /// Waits until all parts of the region are dropped, and returns the owner; `None` if it was returned before. This
+    /// waits for the slowest holder: use a deadline. Cancel safe.
     pub async fn wait(&mut self) -> Option<O> {
         let owner = self.receiver.as_mut()?.await.ok();
         self.receiver = None;
         owner
     }
 
-    /// Returns the owner, unless something of the region is left or it was returned before.
+    /// Returns the owner; `None` while any part of the region exists, or if the owner was returned before.
     pub fn try_take(&mut self) -> Option<O> {
         let owner = self.receiver.as_mut()?.try_recv().ok()?;
         self.receiver = None;
@@ -40,10 +40,10 @@ impl<O> fmt::Debug for GiveBack<O> {
 
 /// The keeper of a region in a caller's memory.
 ///
-/// The owner is put into a box of its own, behind a plain pointer, before it is asked for its bytes: they may lie
-/// inside of it (an array), so it must not move, and neither must a `Box` that claims to be the only way to it.
-/// It is asked once and not touched again until nobody reaches its bytes; what it would answer to a second
-/// question does not matter.
+/// The owner is moved into a box before `as_mut` is called: its bytes may lie inside of it (an array), so it must not
+/// move. The box is leaked and held by a plain pointer, since a `Box` claims to be the only access to its content.
+/// `as_mut` is called once, and the owner is not touched again until nobody accesses its bytes; a second call could
+/// return other bytes.
 pub(crate) struct Owned<O> {
     owner: NonNull<O>,
     start: NonNull<u8>,
@@ -52,14 +52,14 @@ pub(crate) struct Owned<O> {
 }
 
 impl<O: AsMut<[u8]> + Send + 'static> Owned<O> {
-    /// Takes over all bytes of `owner`, and drops it when it is dropped itself.
+    /// Takes over all bytes of `owner`, which is dropped with the result.
     pub(crate) fn new(owner: O) -> Self {
         let owner = NonNull::from(Box::leak(Box::new(owner)));
-        // Whole before the owner is asked: if that panics, dropping this drops the owner.
+        // Complete before `as_mut` is called: if that panics, dropping `owned` drops the owner.
         let mut owned = Self { owner, start: NonNull::dangling(), len: 0, give_back: None };
-        // SAFETY: `Box::leak` made the pointer, and nothing else has it. The borrow may last for ever (`O` is
-        // 'static), so what `as_mut` returns is valid and exclusive for as long as nobody touches the owner
-        // through another way; the only one who ever does is the drop of `Owned`.
+        // SAFETY: `Box::leak` made the pointer, and nothing else has it. The borrow may last for ever (`O` is 'static),
+        // so the slice that `as_mut` returns is valid and exclusive for as long as nobody accesses the owner otherwise;
+        // only the drop of `Owned` does.
         let owner: &'static mut O = unsafe { owned.owner.as_mut() };
         let bytes: &'static mut [u8] = owner.as_mut();
         owned.len = bytes.len();
@@ -76,15 +76,15 @@ impl<O: AsMut<[u8]> + Send + 'static> Owned<O> {
     }
 }
 
-// SAFETY: the owner may be dropped and given away on any thread, since it is `Send`; its bytes are plain bytes,
-// which have no thread.
+// SAFETY: the owner may be dropped and returned on any thread, since it is `Send`; its bytes are plain bytes, which are
+// bound to no thread.
 unsafe impl<O: Send> Send for Owned<O> {}
-// SAFETY: `&Owned` gives two numbers; nobody reaches the owner through it.
+// SAFETY: `&Owned` returns only an address and a length; nobody accesses the owner through it.
 unsafe impl<O: Send> Sync for Owned<O> {}
 
-// SAFETY: `start` and `len` are set once, from a `&'static mut [u8]`: initialised bytes that any thread may read
-// and write, and that the compiler vouches for nobody else reaching, until the owner is touched again. That is
-// in `drop`, when the keeper's owner, the region, is gone with all its parts.
+// SAFETY: `start` and `len` are set once, from a `&'static mut [u8]`: initialised bytes that any thread may read and
+// write, and that, as the compiler guarantees, nobody else accesses until the owner is touched again. That happens in
+// `drop`, after the keeper's owner, the region, was dropped with all its parts.
 unsafe impl<O: Send + 'static> Keeper for Owned<O> {
     fn start(&self) -> NonNull<u8> {
         self.start
@@ -97,11 +97,11 @@ unsafe impl<O: Send + 'static> Keeper for Owned<O> {
 
 impl<O> Drop for Owned<O> {
     fn drop(&mut self) {
-        // SAFETY: `new` leaked this box, and this is the one place that takes it back. No part of the region is
-        // left (`Keeper`), so nobody reaches the owner's bytes any more.
+        // SAFETY: `new` leaked this box, and only this call takes it back. All parts of the region are dropped
+        // (`Keeper`), so nobody accesses the owner's bytes any more.
         let owner = unsafe { Box::from_raw(self.owner.as_ptr()) };
         if let Some(give_back) = self.give_back.take() {
-            // Not wanted: dropped here.
+            // If the `GiveBack` was dropped, this drops the owner.
             let _ = give_back.send(*owner);
         }
     }
@@ -120,7 +120,7 @@ mod tests {
     use crate::Region;
 
     #[tokio::test]
-    async fn an_owner_comes_back_with_what_was_written() {
+    async fn an_owner_is_returned_with_the_written_bytes() {
         let owner = vec![0; 100];
         let address = owner.as_ptr();
         let (mut region, mut back) = Region::lent_by(owner);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_is_not_wanted_back_is_dropped() {
+    fn an_owner_without_a_give_back_handle_is_dropped() {
         /// Bytes with a count of living owners.
         struct Owner(Vec<u8>, #[expect(dead_code, reason = "counts")] Arc<()>);
         impl AsMut<[u8]> for Owner {
@@ -177,8 +177,8 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_is_asked_once() {
-        /// Returns other bytes each time.
+    fn as_mut_is_called_once() {
+        /// An owner whose `as_mut` returns other bytes on each call.
         struct Fickle(Vec<Vec<u8>>);
         impl AsMut<[u8]> for Fickle {
             fn as_mut(&mut self) -> &mut [u8] {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_without_bytes_is_kept_too() {
+    fn an_owner_without_bytes_is_returned_too() {
         let (region, mut back) = Region::lent_by(Vec::new());
         assert!(region.is_empty() && back.try_take().is_none());
         drop(region.freeze());
@@ -216,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_may_only_be_sent_is_enough() {
-        /// Not `Sync`: its bytes are reached by several threads, and it is not.
+    fn an_owner_need_not_be_sync() {
+        /// An owner that is not `Sync`. Several threads access its bytes, but only one thread the owner itself.
         struct Owner(std::cell::Cell<u8>, Box<[u8]>);
         impl AsMut<[u8]> for Owner {
             fn as_mut(&mut self) -> &mut [u8] {

@@ -1,7 +1,7 @@
 use std::ops::Range;
 
-/// The ranges of a payload with memory of their own, sorted and disjoint. Between them lie padding and unselected
-/// tensors.
+/// The ranges of a payload that have memory of their own, sorted and disjoint. The bytes between them are padding or
+/// unselected tensors.
 ///
 /// Finding the parts of a range is a binary search, so that ten thousand tensors cost no more per chunk than ten.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl<T: AsRef<[u8]>> Parts<T> {
 }
 
 impl<T> Parts<T> {
-    /// The same for memory whose length `len_of` returns.
+    /// Like `new`, for memory whose length `len_of` returns.
     pub(crate) fn measured(
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, T)>,
@@ -98,8 +98,8 @@ pub enum PartsError {
     },
     /// A part ends after the payload.
     #[error(
-        "The part {start}..{end} reaches out of a payload of {len_bytes} bytes. Take the parts from the manifest that \
-         the payload has."
+        "The part {start}..{end} ends after the payload of {len_bytes} bytes. Take the parts from the payload's own \
+         manifest."
     )]
     OutOfBounds {
         /// The first byte of the part.
@@ -121,10 +121,10 @@ pub enum PartsError {
         end: u64,
         /// The first byte of the part before it.
         previous_start: u64,
-        /// One past the last byte of that.
+        /// One past the last byte of the part before it.
         previous_end: u64,
     },
-    /// A part lies in memory of another device, or of another kind.
+    /// A part lies in memory of another device.
     #[error(
         "The part {start}..{end} of the payload lies in the memory of another device. Make a payload of the memory of \
          one device."
@@ -180,8 +180,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Typical ranges of payloads: some touch, some have gaps between them, some are empty. With the payload's length,
-    /// which may include padding at the end.
+    /// A payload's length, which may include padding at the end, and the ranges of its parts: some touch, some have
+    /// gaps between them, some are empty.
     pub(crate) fn places() -> impl Strategy<Value = (u64, Vec<Range<u64>>)> {
         let gap_and_len = (prop_oneof![Just(0), 0u64..9], prop_oneof![1 => Just(0), 4 => 0u64..20]);
         (vec(gap_and_len, 0..8), 0u64..5).prop_map(|(parts, padding)| {
@@ -233,7 +233,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn what_is_found_is_what_a_look_at_each_part_finds(
+        fn binary_search_finds_the_same_parts_as_a_scan(
             (len_bytes, places) in places(),
             start in 0u64..90,
             len in 0u64..50,

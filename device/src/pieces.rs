@@ -6,16 +6,16 @@ use std::{
 
 use crate::{parts::Parts, region::Region, sink::SinkError};
 
-/// The memory of a host sink, lent in pieces, until all pieces are returned.
+/// The memory of a host sink, which lends it in pieces and returns it when no piece is lent.
 ///
 /// A piece is cut out of the memory and put back when it is dropped. Therefore no two writers share a byte, and memory
 /// is never returned while it is being written.
-pub(crate) struct Home {
+pub(crate) struct SinkMemory {
     parts: Parts<()>,
     state: Mutex<State>,
 }
 
-impl Home {
+impl SinkMemory {
     pub(crate) fn new(parts: Parts<Region>) -> Self {
         let (parts, regions) = parts.split();
         let mut pieces = Pieces::default();
@@ -34,7 +34,7 @@ impl Home {
         let Range { start, end } = *range;
         let cut = self.state().open()?.cut(range);
         let region = cut.ok_or(SinkError::Busy { start, end })?;
-        Ok(Piece { start, region, home: Arc::clone(self) })
+        Ok(Piece { start, region, memory: Arc::clone(self) })
     }
 
     /// Lends the intersections of `range` with the parts, all or nothing.
@@ -43,7 +43,7 @@ impl Home {
         let common: Vec<_> = self.parts.common_with(range).map(|(common, ..)| common).collect();
         let cut = self.state().open()?.cut_all(&common);
         let regions = cut.ok_or(SinkError::Busy { start, end })?;
-        let piece = |(start, region)| Piece { start, region, home: Arc::clone(self) };
+        let piece = |(start, region)| Piece { start, region, memory: Arc::clone(self) };
         Ok(regions.into_iter().map(piece).collect())
     }
 
@@ -56,14 +56,14 @@ impl Home {
         if lent_bytes > 0 {
             return Err(SinkError::StillLent { lent_bytes, len_bytes });
         }
-        let whole = |range| pieces.cut(range).expect("nothing is lent, so all of each part is here");
+        let whole = |range| pieces.cut(range).expect("nothing is lent, so each part is complete");
         let regions = self.parts.ranges().map(whole).collect();
         state.is_committed = true;
         Ok(regions)
     }
 
     fn take_back(&self, start: u64, region: Region) {
-        // Only an empty piece can be out after the commit, and it changes nothing here.
+        // Only an empty piece can still be lent after the commit, and returning it changes nothing.
         self.state().pieces.put_back(start, region);
     }
 
@@ -84,11 +84,11 @@ impl Home {
     }
 }
 
-/// A lent part of a sink's memory. Dropping it returns it.
+/// A lent part of a sink's memory. Dropping it returns the memory to the sink.
 pub(crate) struct Piece {
     start: u64,
     region: Region,
-    home: Arc<Home>,
+    memory: Arc<SinkMemory>,
 }
 
 impl Piece {
@@ -108,7 +108,7 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        self.home.take_back(self.start, std::mem::take(&mut self.region));
+        self.memory.take_back(self.start, std::mem::take(&mut self.region));
     }
 }
 
@@ -126,7 +126,8 @@ impl State {
     }
 }
 
-/// The memory that is not lent, by its start in the payload. None is empty, and neighbours in memory are joined.
+/// The memory that is not lent, by its start in the payload. No piece is empty, and pieces adjacent in memory are
+/// joined.
 #[derive(Default)]
 struct Pieces {
     by_start: BTreeMap<u64, Region>,
@@ -137,13 +138,13 @@ impl Pieces {
         self.by_start.values().map(|region| region.len() as u64).sum()
     }
 
-    /// Whether `range` is here in one piece.
+    /// Whether one piece contains `range`.
     fn has(&self, range: &Range<u64>) -> bool {
         let around = self.by_start.range(..=range.start).next_back();
         range.is_empty() || around.is_some_and(|(start, region)| range.end <= start + region.len() as u64)
     }
 
-    /// Takes `range` out, if it is here in one piece.
+    /// Removes `range`, if one piece contains it.
     fn cut(&mut self, range: &Range<u64>) -> Option<Region> {
         if range.is_empty() {
             return Some(Region::default());
@@ -160,14 +161,15 @@ impl Pieces {
         Some(cut)
     }
 
-    /// Takes all of `ranges` out with their starts, or none. They are disjoint.
+    /// Removes all of `ranges`, which are disjoint, and returns them with their starts; `None`, and nothing changes, if
+    /// any is lent.
     fn cut_all(&mut self, ranges: &[Range<u64>]) -> Option<Vec<(u64, Region)>> {
         let all_here = ranges.iter().all(|range| self.has(range));
         let cut = |range: &Range<u64>| Some((range.start, self.cut(range)?));
         all_here.then(|| ranges.iter().map(cut).collect())?
     }
 
-    /// Adds a piece, and joins it with its neighbours in memory.
+    /// Adds a piece, and joins it with the pieces adjacent to it in memory.
     fn put_back(&mut self, mut start: u64, mut region: Region) {
         if region.is_empty() {
             return;

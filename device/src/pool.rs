@@ -15,8 +15,8 @@ use crate::{
 
 /// The capacity of a [`SlotPool`].
 ///
-/// More slots than bandwidth × round-trip time / `slot_bytes` cannot speed a transfer up: QUIC keeps a sent
-/// slot until it is acknowledged, and this many fill the path.
+/// More slots than bandwidth × round-trip time / `slot_bytes` cannot speed a transfer up: QUIC keeps a sent slot until
+/// it is acknowledged, and that number of slots fills the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// The number of slots.
@@ -25,11 +25,10 @@ pub struct Capacity {
     pub slot_bytes: usize,
 }
 
-/// A pool of equal staging buffers. Waiting for one is the back-pressure of the whole pipeline.
+/// A pool of staging buffers of one size. Waiting for a slot is the back-pressure of the whole pipeline.
 ///
-/// All memory is mapped at the start, and the kernel provides it when a slot is first used. The slot that
-/// came back last goes out first, so that a lightly used pool stays small and warm. A clone is cheap and
-/// shares the slots.
+/// All memory is mapped at the start, and the kernel provides it when a slot is first used. The slot returned last is
+/// handed out first, so that a lightly used pool stays small and warm. A clone is cheap and shares the slots.
 #[derive(Clone)]
 pub struct SlotPool {
     shared: Arc<Shared>,
@@ -38,33 +37,32 @@ pub struct SlotPool {
 impl SlotPool {
     /// Makes a pool in one mapping of ordinary memory, outside any budget. Each slot starts on a page.
     ///
-    /// Its slots suit hashing, coding and the network, and no copy engine: take those from
-    /// [`CopyEngine::slots`](crate::CopyEngine::slots). Fails where the capacity holds no byte or the system
-    /// has no room.
+    /// Its slots are for hashing, coding and the network. Copy engines refuse them: use
+    /// [`CopyEngine::slots`](crate::CopyEngine::slots) there. Fails if the capacity is zero or the system has no room.
     pub fn new(capacity: Capacity) -> Result<Self, AllocError> {
         Self::in_host_memory(capacity, None)
     }
 
-    /// Like `new`, for the slots that `engine` is to copy from and to.
+    /// Like `new`, for slots that `engine` copies from and to.
     pub(crate) fn of_engine(capacity: Capacity, engine: Id) -> Result<Self, AllocError> {
         Self::in_host_memory(capacity, Some(engine))
     }
 
-    /// Waits for a slot, first come, first served. Dropping the future gives up the place and loses nothing. It has no
-    /// deadline of its own: add one if you do not control the holders of slots.
+    /// Waits for a slot, first come, first served. Dropping the future leaves the queue and loses no slot. There is no
+    /// deadline: add one if you do not control the holders of slots.
     pub async fn acquire(&self) -> Slot {
         let permit = self.shared.permits.acquire().await.expect("nobody closes the semaphore");
         permit.forget();
         self.shared.hand_out()
     }
 
-    /// Takes a slot if one is free and no caller waits for one.
+    /// Returns a slot if one is free and no other caller waits for one.
     pub fn try_acquire(&self) -> Option<Slot> {
         self.shared.permits.try_acquire().ok()?.forget();
         Some(self.shared.hand_out())
     }
 
-    /// The free slots. With those held, always the capacity.
+    /// The number of free slots. All others are held.
     pub fn available(&self) -> usize {
         self.shared.permits.available_permits()
     }
@@ -84,7 +82,7 @@ impl SlotPool {
         self.shared.capacity.slot_bytes
     }
 
-    /// The bytes of memory that a pool needs, saturating.
+    /// The bytes of memory that a pool needs. Fails for an empty pool.
     pub(crate) fn memory_len(capacity: Capacity) -> Result<usize, AllocError> {
         let Capacity { slots, slot_bytes } = capacity;
         if slots == 0 || slot_bytes == 0 {
@@ -99,7 +97,7 @@ impl SlotPool {
         let Capacity { slots, slot_bytes } = capacity;
         let mut cut_slot = || {
             let mut region = memory.split_to(stride(slot_bytes)).expect("the memory is `slots` strides long");
-            drop(region.split_off(slot_bytes)); // The rest of the last page stays unused.
+            drop(region.split_off(slot_bytes)); // The end of the last page stays unused.
             region
         };
         let free = Mutex::new((0..slots).map(|_| cut_slot()).collect());
@@ -113,7 +111,7 @@ impl SlotPool {
     }
 }
 
-/// From the start of one slot to that of the next: whole pages.
+/// The distance from the start of one slot to that of the next: whole pages.
 fn stride(slot_bytes: usize) -> usize {
     slot_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
 }
@@ -142,14 +140,14 @@ impl Shared {
         self.engine
     }
 
-    /// Takes back the memory of a slot. The memory comes before the permit, so that a permit always finds
-    /// one.
+    /// Returns the memory of a slot to the pool. The memory is added before the permit, so that a permit always finds
+    /// memory.
     pub(crate) fn put_back(&self, region: Region) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(region);
         self.permits.add_permits(1);
     }
 
-    /// Makes the slot of a permit that is now forgotten.
+    /// Makes the slot for a permit that the caller has taken and forgotten.
     fn hand_out(self: &Arc<Self>) -> Slot {
         let region = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Slot::new(region.expect("put_back adds a region before its permit"), Arc::clone(self))
@@ -174,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_equal_aligned_and_apart() {
+    fn slots_are_aligned_and_do_not_overlap() {
         let pool = pool(3, 5000);
         let mut slots: Vec<Slot> = std::iter::from_fn(|| pool.try_acquire()).collect();
         assert_eq!(slots.len(), 3);
@@ -191,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_can_carry_nothing_is_refused() {
+    fn a_pool_without_capacity_is_refused() {
         for (slots, slot_bytes) in [(0, 1), (1, 0)] {
             let refused = SlotPool::new(Capacity { slots, slot_bytes });
             assert!(matches!(refused, Err(AllocError::EmptyPool { .. })));
@@ -220,23 +218,23 @@ mod tests {
     }
 
     #[test]
-    fn no_frozen_bytes_hold_no_slot() {
+    fn empty_frozen_bytes_hold_no_slot() {
         let pool = pool(1, 100);
         let empty = pool.try_acquire().unwrap().freeze(0);
         assert_eq!((empty.len(), pool.available()), (0, 1));
     }
 
     #[test]
-    fn a_forfeited_slot_leaves_its_place_to_another() {
+    fn a_forfeited_slot_is_replaced() {
         let pool = pool(1, 5000);
         let mut slot = pool.try_acquire().unwrap();
         slot.fill(7);
-        let kept = slot.as_ptr();
+        let leaked = slot.as_ptr();
         assert_eq!(slot.forfeit(), 5000);
-        let other = pool.try_acquire().unwrap();
-        assert_eq!(other.len(), 5000);
-        assert_ne!(other.as_ptr(), kept);
-        assert!(other.iter().all(|&byte| byte == 0), "new memory, and not what a device may still write");
+        let replacement = pool.try_acquire().unwrap();
+        assert_eq!(replacement.len(), 5000);
+        assert_ne!(replacement.as_ptr(), leaked);
+        assert!(replacement.iter().all(|&byte| byte == 0), "new memory, which no device writes");
     }
 
     #[test]
@@ -275,7 +273,7 @@ mod tests {
         waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// A pool of `SLOTS` and everyone who holds or awaits a slot of it, oldest waiter first.
+    /// A pool of `SLOTS`, and all holders and waiters of its slots, oldest waiter first.
     struct Model {
         pool: SlotPool,
         held: Vec<Slot>,
@@ -313,7 +311,7 @@ mod tests {
                 Op::GiveUp(i) if !self.waiting.is_empty() => {
                     self.waiting.remove(i % self.waiting.len());
                 }
-                // The oldest waiter is given a slot and is dropped before it is polled.
+                // A released slot is assigned to the oldest waiter, which is dropped before it is polled.
                 Op::GiveUpServed(i) if !self.held.is_empty() => {
                     self.held.swap_remove(i % self.held.len());
                     self.waiting.pop_front();
@@ -322,7 +320,8 @@ mod tests {
             }
         }
 
-        /// A free slot goes to the oldest waiter: polling from the youngest, no other is ready.
+        /// Checks that free slots go to the oldest waiters only: all others are still pending, the youngest polled
+        /// first.
         fn serve(&mut self) {
             let free = SLOTS - self.out();
             let served = free.min(self.waiting.len());

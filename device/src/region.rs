@@ -16,10 +16,10 @@ use crate::{
 
 /// An exclusive handle on a byte range of memory, pooled or a caller's: what `BytesMut` is to the heap.
 ///
-/// A region as it was allocated starts on a page, so that tensors in it keep their 256-byte alignment; parts
-/// start where they were cut, and a caller's memory where the caller has it. Splitting and joining move no byte,
-/// and cost one atomic count. When the last part and the last [`Bytes`] frozen from any part are dropped, the
-/// memory goes back where it came from.
+/// An allocated region starts on a page, so that tensors in it keep their 256-byte alignment; its parts start where
+/// they were cut, and a caller's memory where the caller placed it. Splitting and joining move no byte, and cost one
+/// update of an atomic reference count. When the last part and the last [`Bytes`] frozen from any part are dropped, the
+/// memory returns to its cache, pool or owner.
 ///
 /// The default is the empty region, which holds no memory.
 pub struct Region {
@@ -35,17 +35,16 @@ impl Region {
         Self { start: keeper.start(), len: keeper.len(), keeper: Some(Arc::new(keeper)) }
     }
 
-    /// Makes a region of all bytes of `owner`, in place: memory that a caller provides, such as a `Vec<u8>` or a
-    /// tensor of another library. The owner is dropped when nothing of the region is left, on whatever thread
-    /// that is.
+    /// Makes a region of all bytes of `owner`, in place: memory that a caller provides, such as a `Vec<u8>` or a tensor
+    /// of another library. The owner is dropped with the last part of the region, on the thread that drops that part.
     ///
     /// `as_mut` is called once, now. Costs two small allocations.
     pub fn from_owner<O: AsMut<[u8]> + Send + 'static>(owner: O) -> Self {
         Self::new(Owned::new(owner))
     }
 
-    /// Like [`from_owner`](Self::from_owner), and gives the owner back when nothing of the region is left: no
-    /// part, and no `Bytes` frozen from one. Its bytes are then what was written.
+    /// Like [`from_owner`](Self::from_owner), and returns the owner, with the bytes that were written, once every part
+    /// of the region and every `Bytes` frozen from one are dropped.
     pub fn lent_by<O: AsMut<[u8]> + Send + 'static>(owner: O) -> (Self, GiveBack<O>) {
         let (owned, give_back) = Owned::lent(owner);
         (Self::new(owned), give_back)
@@ -61,25 +60,25 @@ impl Region {
         self.len == 0
     }
 
-    /// Cuts off and returns the first `at` bytes; `self` keeps the rest. `None`, and nothing changes, where
-    /// the region is shorter than that.
+    /// Cuts off and returns the first `at` bytes; `self` keeps the remaining ones. `None`, and nothing changes, if the
+    /// region is shorter than `at`.
     pub fn split_to(&mut self, at: usize) -> Option<Self> {
         let rest = self.split_off(at)?;
         Some(std::mem::replace(self, rest))
     }
 
-    /// Cuts off and returns what follows the first `at` bytes; `self` keeps those. `None`, and nothing
-    /// changes, where the region is shorter than that.
+    /// Cuts off and returns all bytes after the first `at`, which `self` keeps. `None`, and nothing changes, if the
+    /// region is shorter than `at`.
     pub fn split_off(&mut self, at: usize) -> Option<Self> {
-        let rest = self.len.checked_sub(at)?;
-        // SAFETY: `at` is at most `len`, so this stays within or one past the range that `keeper` keeps.
+        let len = self.len.checked_sub(at)?;
+        // SAFETY: `at` is at most `self.len`, so this stays within or one past the range that `keeper` keeps.
         let start = unsafe { self.start.add(at) };
         self.len = at;
-        Some(Self { start, len: rest, keeper: self.keeper.clone() })
+        Some(Self { start, len, keeper: self.keeper.clone() })
     }
 
-    /// Undoes a split: one region where `next` begins right where `self` ends, in the same memory. Otherwise both are
-    /// returned unchanged.
+    /// Undoes a split: joins `self` and `next` to one region if `next` begins right where `self` ends, in the same
+    /// memory. Otherwise both are returned unchanged.
     pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
         if !self.is_followed_by(&next) {
             return Err((self, next));
@@ -87,8 +86,7 @@ impl Region {
         Ok(Self { start: self.start, len: self.len + next.len, keeper: self.keeper })
     }
 
-    /// Makes the bytes immutable and shareable, without a copy. The memory is held until the last clone is
-    /// dropped.
+    /// Makes the bytes immutable and shareable, without a copy. The memory is held until the last clone is dropped.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -108,7 +106,7 @@ impl Region {
     }
 }
 
-// SAFETY: a region is the only handle on its bytes (`Keeper` and splitting see to it), like a `Box<[u8]>`.
+// SAFETY: a region is the only handle on its bytes (guaranteed by `Keeper` and by splitting), like a `Box<[u8]>`.
 unsafe impl Send for Region {}
 // SAFETY: `&Region` only reads.
 unsafe impl Sync for Region {}
@@ -117,15 +115,15 @@ impl Deref for Region {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are initialised and stay valid while `keeper` lives; only this region reaches
-        // them, and `&self` keeps writers out.
+        // SAFETY: the bytes are initialised and stay valid while `keeper` lives; only this region accesses them, and
+        // `&self` excludes writers.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Region {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `&mut self` keeps every other reader and writer out.
+        // SAFETY: as in `deref`, and `&mut self` excludes every other reader and writer.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -151,20 +149,19 @@ impl fmt::Debug for Region {
     }
 }
 
-/// Owns the memory under a region, and gives it back when it is dropped: a mapping of the host's, page-locked memory of a
-/// GPU's engine, or a caller's.
+/// The owner of the memory under a region, which returns the memory when it is dropped: a mapping of the host's,
+/// page-locked memory of a GPU's engine, or a caller's.
 ///
 /// # Safety
 ///
-/// For as long as the keeper lives, `start` and `len` are constant and name initialised bytes, valid for
-/// reads and writes by any thread, that nobody but the keeper's owner reaches. Dropping a keeper is allowed
-/// on any thread.
+/// For as long as the keeper lives, `start` and `len` are constant and name initialised bytes, valid for reads and
+/// writes by any thread, that nobody but the keeper's owner accesses. Dropping a keeper is allowed on any thread.
 pub(crate) unsafe trait Keeper: Send + Sync + 'static {
     fn start(&self) -> NonNull<u8>;
     fn len(&self) -> usize;
 }
 
-/// The address of empty regions: no memory, yet aligned as any other region.
+/// The address of empty regions: no memory, but aligned like that of any other region.
 const EMPTY_ADDRESS: NonZeroUsize = NonZeroUsize::new(PAGE_BYTES).expect("a page has bytes");
 
 #[cfg(test)]
@@ -178,7 +175,7 @@ mod tests {
         HostMemory::new(u64::MAX).allocate(len).unwrap()
     }
 
-    /// A region whose bytes count up, in pooled or a caller's memory, and the same bytes on the heap as the model.
+    /// A region whose bytes count up, in pooled memory or a caller's, and its model: the same bytes on the heap.
     fn counted(len: usize, pooled: bool) -> (Region, Vec<u8>) {
         let model: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
         let mut region = if pooled { region(len) } else { Region::from_owner(vec![0; len]) };
@@ -187,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_do_not_join() {
+    fn regions_of_different_memory_do_not_join() {
         let (a, b) = region(4096).join(region(4096)).unwrap_err();
         assert_eq!((a.len(), b.len()), (4096, 4096));
     }
@@ -212,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_empty_region_is_a_region() {
+    fn empty_regions_are_aligned_and_join() {
         let mut empty = Region::default();
         assert_eq!(empty.as_ptr().addr() % 256, 0);
         let also_empty = empty.split_off(0).unwrap();
@@ -257,7 +254,7 @@ mod tests {
         ]
     }
 
-    /// A part beside its model: where it begins in the whole, and its bytes.
+    /// A part, its start in the original region, and its expected bytes.
     type Part = (Region, usize, Vec<u8>);
 
     fn apply(parts: &mut Vec<Part>, op: Op) {
@@ -321,7 +318,7 @@ mod tests {
                     prop_assert_eq!(&region[..], &model[..]);
                 }
             }
-            // An empty part may be left inside of what was joined around it.
+            // An empty part may remain at an offset inside a joined one.
             parts.retain(|(region, ..)| !region.is_empty());
             parts.sort_by_key(|(_, begin, _)| *begin);
             let whole = parts.into_iter().map(|(region, ..)| region).reduce(|a, b| a.join(b).unwrap());

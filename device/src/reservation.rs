@@ -1,4 +1,4 @@
-//! Memory that is kept free for what does not allocate here.
+//! Reservations of memory that is allocated outside of this crate.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,28 +10,28 @@ use crate::{
 /// The bytes of all reservations of this process.
 static RESERVED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Memory of the container's limit (cgroup) that this process may still need: what regions are allocated leaves it free.
-/// Until this is dropped.
+/// Part of the container's memory limit (cgroup) that allocated regions leave free for other allocations of this
+/// process, until this is dropped.
 ///
-/// Why: the kernel kills a process that exceeds the limit, and what a connection needs at worst it needs long after it was
-/// accepted. What has been used of a reservation counts twice, as used and as reserved; so less is handed out than there
-/// is, never more. Without a limit it is a number and costs nothing.
+/// Why: the kernel kills a process that exceeds the limit, and a connection may need its memory long after it was
+/// accepted. Memory that was allocated out of a reservation counts twice, as used and as reserved; so regions get less
+/// than the limit has, never more. Without a limit a reservation is only a number and costs nothing.
 #[derive(Debug)]
 #[must_use = "it counts until this is dropped"]
 pub struct Reservation(u64);
 
 impl Reservation {
-    /// Reserves `bytes`, whether there is room or not.
+    /// Reserves `bytes`, whether or not the limit has room for them.
     pub fn new(bytes: u64) -> Self {
         RESERVED_BYTES.fetch_add(bytes, Ordering::Relaxed);
         Self(bytes)
     }
 
-    /// Reserves `bytes` if the container's limit has room for them beside all other reservations. Reads a few files of the
-    /// kernel: tens of microseconds.
+    /// Reserves `bytes` if the container's limit has room for them and all other reservations. Reads a few files of the
+    /// kernel, which takes tens of microseconds.
     ///
     /// # Errors
-    /// [`AllocError::OverCgroup`].
+    /// [`AllocError::OverCgroup`] if the limit has no room.
     pub fn fitting(bytes: u64) -> Result<Self, AllocError> {
         let reservation = Self::new(bytes);
         match cgroup::fits(reserved_bytes()) {
@@ -56,7 +56,8 @@ pub(crate) fn reserved_bytes() -> u64 {
     RESERVED_BYTES.load(Ordering::Relaxed)
 }
 
-/// The memory limit of this process's container, in bytes: the smallest of its cgroup and all parents. `None` without one.
+/// The memory limit of this process's container, in bytes: the smallest limit of its cgroup and all parents. `None` if
+/// there is no limit.
 pub fn container_memory_bytes() -> Option<u64> {
     cgroup::limit_bytes()
 }

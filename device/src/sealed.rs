@@ -14,11 +14,11 @@ use crate::{mapping::Mapping, memfd::SEALS};
 
 /// A read-only mapping of memory that another process wrote and sealed, without a copy.
 ///
-/// Why the seals: a mapped file that shrinks kills its readers, and one that changes corrupts what is being sent. A
-/// memfd with all four seals can do neither, whatever its creator does. It holds no descriptor: the mapping keeps the
-/// memory until it is dropped.
+/// Why the seals: a mapped file that shrinks kills its readers, and a file that changes corrupts the bytes being sent.
+/// A memfd with all four seals can neither shrink nor change, whatever its creator does. The mapping keeps the memory
+/// until it is dropped, without the descriptor.
 pub struct Sealed {
-    /// The mapping includes bytes behind the end on the last page; `len` does not.
+    /// The mapping of whole pages: up to the end of the last page, which may lie after `len`.
     mapping: Mapping,
     len: usize,
 }
@@ -26,25 +26,25 @@ pub struct Sealed {
 impl Sealed {
     /// Maps all of `fd`, if it has exactly `len_bytes`, all of them written and immutable.
     ///
-    /// Partial mappings are refused: the whole file would stay in memory, uncounted. Checks every page for holes; call
-    /// it off the executor.
+    /// Partial mappings are refused: the whole file would stay in memory, uncounted. Checks every page for holes; do
+    /// not call it on an async executor's thread.
     ///
     /// # Errors
-    /// [`SealedError`] says what is wrong with it.
+    /// [`SealedError`] says what is wrong with the descriptor.
     pub fn map(fd: impl AsFd, len_bytes: u64) -> Result<Self, SealedError> {
         let fd = fd.as_fd();
         let seals = match fcntl_get_seals(fd) {
             Err(Errno::INVAL) => return Err(SealedError::NotAMemfd),
             seals => seals?,
         };
-        // Those of huge pages have seals, too, and cannot be unmapped by plain ones.
+        // A memfd of huge pages has seals, too, but cannot be unmapped in units of plain pages.
         if u64::try_from(fstatfs(fd)?.f_type).ok() != Some(TMPFS) {
             return Err(SealedError::NotAMemfd);
         }
         if !seals.contains(SEALS) {
             return Err(SealedError::NotSealed);
         }
-        let stat = fstat(fd)?; // After the seals: nothing changes any more.
+        let stat = fstat(fd)?; // After the check of the seals: the length cannot change any more.
         let found_bytes = u64::try_from(stat.st_size).unwrap_or(0);
         if found_bytes != len_bytes || len_bytes == 0 {
             return Err(SealedError::WrongLength { len_bytes, found_bytes });
@@ -58,21 +58,22 @@ impl Sealed {
     }
 }
 
-/// The number of bytes written without a gap from the beginning. The file's allocated size is not a proof: space can be
-/// reserved beyond its end, for as many pages as are missing before it.
+/// The number of bytes before the first unwritten one. The file's allocated size alone proves nothing: pages can be
+/// reserved beyond its end while others are missing before it.
 fn written_bytes(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, SealedError> {
     let taken_bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES);
     match seek(fd, SeekFrom::Hole(0)) {
         Ok(hole) => Ok(hole.min(taken_bytes)),
-        Err(Errno::INVAL) => Ok(taken_bytes), // A sandbox's kernel without this call; it counts what it gives by itself.
+        Err(Errno::INVAL) => Ok(taken_bytes), // A sandbox's kernel without `SEEK_HOLE`; it counts its pages itself.
         Err(error) => Err(error.into()),
     }
 }
 
 impl AsRef<[u8]> for Sealed {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `map` saw that so many bytes of the file lie under the mapping, which `self` keeps; by their seals they
-        // stay, and neither this process nor another can write there while any such seal exists, which is for ever.
+        // SAFETY: `map` checked that the file has `len` bytes under the mapping, which `self` keeps. The seals, which
+        // `map` checked and nobody can remove, guarantee that these bytes stay, and that no process, this one included,
+        // can write them.
         unsafe { slice::from_raw_parts(self.mapping.start().as_ptr(), self.len) }
     }
 }
@@ -89,12 +90,12 @@ impl fmt::Debug for Sealed {
     }
 }
 
-/// Why a descriptor is not memory that can be lent. Its sender is to blame.
+/// Why a descriptor cannot be mapped as sealed memory. Its sender is to blame.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealedError {
     /// A file, a pipe, or memory of another kind.
-    #[error("the descriptor is no memfd of plain pages: make one with memfd_create, and allow sealing")]
+    #[error("the descriptor is not a memfd of plain pages: make one with memfd_create, and allow sealing")]
     NotAMemfd,
     /// A memfd that could still change.
     #[error(
@@ -104,7 +105,7 @@ pub enum SealedError {
     NotSealed,
     /// A memfd of another length than stated.
     #[error(
-        "the memfd has {found_bytes} bytes, and was said to have {len_bytes}: lend one that holds the payload and nothing else"
+        "the memfd has {found_bytes} bytes instead of the stated {len_bytes}: lend one that holds the payload and nothing else"
     )]
     WrongLength {
         /// The stated length.
@@ -112,7 +113,7 @@ pub enum SealedError {
         /// The actual length.
         found_bytes: u64,
     },
-    /// Parts of it were never written: reading them here would allocate memory.
+    /// Parts of the memfd were never written: reading them in this process would allocate memory.
     #[error(
         "the memfd has {found_bytes} bytes, of which only the first {written_bytes} were ever written: write all of them"
     )]
@@ -123,7 +124,7 @@ pub enum SealedError {
         found_bytes: u64,
     },
     /// The system refused.
-    #[error("the system does not map the memfd: {0}")]
+    #[error("the system refused to map the memfd: {0}")]
     Os(#[from] io::Error),
 }
 
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_is_read_where_it_is() {
+    fn sealed_memory_is_read_in_place() {
         let bytes: Vec<u8> = (0..10_000).map(|i| i as u8).collect();
         let mut memfd = Memfd::new(10_000).unwrap();
         memfd.write_at(&bytes, 0).unwrap();
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_change_is_refused() {
+    fn memory_without_all_seals_is_refused() {
         for missing in [SealFlags::WRITE, SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL] {
             let refused = Sealed::map(memfd(b"abc", SEALS.difference(missing)), 3);
             assert!(matches!(refused, Err(SealedError::NotSealed)), "{missing:?}: {refused:?}");
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_memfd_is_refused() {
+    fn other_descriptors_are_refused() {
         for path in ["/dev/zero", "/proc/self/exe", "/"] {
             let refused = Sealed::map(std::fs::File::open(path).unwrap(), 1);
             assert!(matches!(refused, Err(SealedError::NotAMemfd)), "{path}: {refused:?}");
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_has_paid_for_is_refused() {
+    fn unwritten_memory_is_refused() {
         let file = memfd(b"abc", SealFlags::empty());
         ftruncate(&file, 1 << 30).unwrap();
         fcntl_add_seals(&file, SEALS).unwrap();
@@ -208,10 +209,10 @@ mod tests {
         assert!(matches!(refused, Err(SealedError::Sparse { .. })), "{refused:?}");
     }
 
-    /// Goal: a file that takes as much memory as it is long, though not where its bytes are, is refused.
-    /// Method: leave its pages out, and reserve as many beyond its end.
+    /// Goal: a file that has enough pages in total, but not for all of its bytes, is refused.
+    /// Method: leave its pages unwritten, and reserve as many beyond its end.
     #[test]
-    fn memory_that_was_paid_for_elsewhere_is_refused() {
+    fn pages_reserved_beyond_the_end_do_not_count() {
         let len = 64 << 10;
         let file = memfd(b"abc", SealFlags::empty());
         ftruncate(&file, len).unwrap();

@@ -17,15 +17,15 @@ pub trait Sink: Send + Sync + fmt::Debug {
     fn len_bytes(&self) -> u64;
 
     /// Lends memory for the bytes of `range`, of unspecified content. May wait for a staging slot, and for an abandoned
-    /// copy to these bytes. No byte is lent twice at one time. Cancel safe.
+    /// copy to these bytes. No byte is lent twice at a time. Cancel safe.
     fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>>;
 
-    /// Takes back a target that was filled; its bytes are in place when this resolves. A target that was not
-    /// filled is just dropped, which leaves the content of its range unspecified.
+    /// Writes the bytes of a filled target; they are in place when this resolves. Drop a target that was not filled:
+    /// the content of its range is then unspecified.
     fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>>;
 }
 
-/// Why a sink failed to take bytes.
+/// Why a sink refused a range or a target.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SinkError {
@@ -35,22 +35,22 @@ pub enum SinkError {
          follows does not describe this sink."
     )]
     OutOfBounds {
-        /// The first byte asked for.
+        /// The first requested byte.
         start: u64,
-        /// One past the last byte asked for.
+        /// One past the last requested byte.
         end: u64,
         /// The length of the sink.
         len_bytes: u64,
     },
-    /// Some byte of the range is lent to another target. Retry when that one is written or dropped.
+    /// Some byte of the range is lent to another target. Retry when that target is written or dropped.
     #[error(
         "The bytes {start}..{end} are being written already, in whole or in part. Wait for the other writer of this \
          range."
     )]
     Busy {
-        /// The first byte asked for.
+        /// The first requested byte.
         start: u64,
-        /// One past the last byte asked for.
+        /// One past the last requested byte.
         end: u64,
     },
     /// The sink cannot be committed while targets are lent.
@@ -68,7 +68,7 @@ pub enum SinkError {
         "The sink was committed, and its bytes are no longer its own. Make a new sink for a new version."
     )]
     Committed,
-    /// The target belongs to another sink. It was returned there, and nothing was written.
+    /// The target belongs to another sink. It was dropped, and nothing was written.
     #[error("The target was opened by another sink. Write it to the sink that opened it.")]
     ForeignTarget,
     /// No memory to stage a range that spans several places, or is longer than a slot.
@@ -81,17 +81,17 @@ pub enum SinkError {
 
 /// The memory that a sink lends for one range: dereferences to exactly the range's bytes.
 ///
-/// In host memory it is the destination itself, if the range lies in one place. Dropping it returns the range
-/// unwritten.
+/// In host memory this is the destination itself, if the range lies in one part. Dropping the target returns the range
+/// without writing it.
 pub struct Target {
-    /// The sink that lent it.
+    /// The sink that opened this target.
     pub(crate) sink: Id,
     pub(crate) range: Range<u64>,
     pub(crate) lent: Lent,
 }
 
 impl Target {
-    /// The range of the payload that it holds.
+    /// The range of the payload that this target is for.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }

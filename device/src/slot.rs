@@ -10,13 +10,13 @@ use crate::{host_memory::HostMemory, id::Id, ledger::Entry, pool::Shared, region
 
 /// One staging buffer of a [`SlotPool`](crate::SlotPool): memory, permission and back-pressure at once.
 ///
-/// The holder of a slot may write its bytes and have one chunk in flight. Dropping it gives all three to the oldest
-/// waiter. The content is whatever the last holder left.
+/// The holder of a slot may write its bytes and have one chunk in flight. Dropping the slot passes it to the oldest
+/// waiter. Its content is unspecified: the bytes of its previous holder.
 pub struct Slot {
     region: Region,
     pool: Arc<Shared>,
-    /// The entry of the sink's range that its bytes are copied to. It ends with the copy, since the engine holds the
-    /// slot until then.
+    /// The ledger entry of the sink's range that the bytes are copied to. It ends with the copy, since the engine holds
+    /// the slot until then.
     entry: Option<Arc<Entry>>,
 }
 
@@ -30,8 +30,8 @@ impl Slot {
         self.entry = Some(entry);
     }
 
-    /// Makes the first `len` bytes immutable and shareable, without a copy. The slot goes back to its pool
-    /// when the last clone is dropped; for a `len` of zero that is at once.
+    /// Makes the first `len` bytes immutable and shareable, without a copy. The slot returns to its pool when the last
+    /// clone is dropped; for a `len` of zero that is at once.
     ///
     /// # Panics
     ///
@@ -40,9 +40,9 @@ impl Slot {
         Bytes::from_owner(self).slice(..len)
     }
 
-    /// Leaks the slot's memory, since a failed device may still access it, and refills its place in the pool with
-    /// ordinary memory. So no caller waits forever for a slot, and its next holder learns that the engine refuses copies.
-    /// The copy's destination stays marked. Without memory, the place is lost. Returns the number of leaked bytes, and
+    /// Leaks the slot's memory, since a failed device may still access it, and replaces it in the pool by ordinary
+    /// memory. So no caller waits for ever for a slot: its next holder gets the engine's error. The copy's destination
+    /// stays in its ledger. If there is no memory, the pool has one slot less. Returns the number of leaked bytes, and
     /// reads none of them.
     pub(crate) fn forfeit(mut self) -> usize {
         let len = self.region.len();

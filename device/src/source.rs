@@ -12,8 +12,8 @@ use bytes::Bytes;
 
 use crate::{engine::CopyError, pool::SlotPool};
 
-/// A boxed future: makes [`Source`] and [`Sink`](crate::Sink) usable as trait objects. Costs one small allocation per
-/// chunk.
+/// A boxed future, which makes [`Source`] and [`Sink`](crate::Sink) usable as trait objects. Costs one small allocation
+/// per chunk.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The origin of one payload's bytes.
@@ -23,17 +23,17 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// The length of the whole payload.
     fn len_bytes(&self) -> u64;
 
-    /// Gives the bytes of `range`, without a copy where they lie in host memory. May wait for a staging slot, which the
-    /// bytes then hold until their last clone is dropped: a reader that keeps them blocks others.
+    /// Returns the bytes of `range`, without a copy where they lie in host memory. May wait for a staging slot, which
+    /// the bytes then hold until their last clone is dropped: a reader that keeps them blocks other readers.
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>>;
 
-    /// Whether `range` lies in host memory in one piece, so that a read copies nothing. For counters alone.
+    /// Whether `range` lies in host memory in one piece, so that a read copies nothing. Only for counters.
     fn is_in_place(&self, range: &Range<u64>) -> bool {
         let _ = range;
         false
     }
 
-    /// The slots that reads come from, if any. Bytes that were read may hold one of them.
+    /// The pool of slots that reads go through, if any. Bytes that were read may hold a slot of it.
     fn slots(&self) -> Option<&SlotPool> {
         None
     }
@@ -54,9 +54,9 @@ pub enum SourceError {
          follows does not describe this source."
     )]
     OutOfBounds {
-        /// The first byte asked for.
+        /// The first requested byte.
         start: u64,
-        /// One past the last byte asked for.
+        /// One past the last requested byte.
         end: u64,
         /// The length of the source.
         len_bytes: u64,
@@ -75,7 +75,7 @@ pub enum SourceError {
     /// The engine could not copy the bytes from its device.
     #[error("The source could not be copied off its device. {0}")]
     Copy(#[from] CopyError),
-    /// The device gave no bytes for longer than any copy may take.
+    /// The device returned no bytes for longer than any copy may take.
     #[error(
         "A read of {asked_bytes} bytes had not ended after {waited_ms} ms. The device hangs, or copies that never ended \
          keep all of its slots: look for its first error, and restart this process if there is no other."
@@ -107,7 +107,7 @@ pub enum SourceError {
 
 impl SourceError {
     /// Whether a retry would fail as well: the bytes changed or never existed, or their device failed. A refusal by the
-    /// system may pass.
+    /// system may be temporary.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Copy(error) => error.is_final(),
@@ -130,7 +130,7 @@ impl HostSource {
 
     fn slice(&self, range: Range<u64>) -> Result<Bytes, SourceError> {
         check_range(&range, self.len_bytes())?;
-        // In bounds of a `usize` length, so neither end is cut.
+        // Both ends are within the bytes, whose length is a `usize`.
         Ok(self.bytes.slice(range.start as usize..range.end as usize))
     }
 }

@@ -14,9 +14,9 @@ use crate::region::Region;
 
 /// Shared bytes that others may write while they are read: what [`Bytes`] is for constant memory.
 ///
-/// Why: behind a reference the compiler takes bytes for constant, so none may ever point to memory that another
-/// language writes. This holds a pointer instead, and gives its bytes out as copies. A copy made during a write is a
-/// mixture of old and new bytes, nothing worse: hashing and encoding see one content of the copy.
+/// Why: the compiler assumes that bytes behind a reference are constant, so no reference may ever point to memory that
+/// another language writes. This type holds a pointer instead, and returns only copies of its bytes. A copy made during
+/// a write is a mixture of old and new bytes, nothing worse: hashing and encoding read the same copy.
 #[derive(Clone)]
 pub struct VolatileBytes {
     start: NonNull<u8>,
@@ -33,8 +33,8 @@ impl VolatileBytes {
     ///
     /// # Safety
     ///
-    /// While `owner` lives, `len` initialised bytes lie at `start`, which any thread may read. They may change meanwhile, but
-    /// no `&mut` reference to them exists.
+    /// While `owner` lives, `len` initialised bytes lie at `start`, which any thread may read. They may change
+    /// meanwhile, but no `&mut` reference to them exists.
     pub unsafe fn new(start: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Self {
         Self { start, len, owner: Some(Arc::new(owner)) }
     }
@@ -49,13 +49,14 @@ impl VolatileBytes {
         self.len == 0
     }
 
-    /// Their address. Bytes of a [`Region`] may be written there for as long as this or a clone lives, unless
-    /// another owner reads or will read them as [`Bytes`] ([`Region::freeze_volatile`]); otherwise the owner decides.
+    /// The address of the bytes. Those of a [`Region`] may be written there for as long as `self` or a clone lives,
+    /// unless they are or will be read as [`Bytes`] too ([`Region::freeze_volatile`]). For bytes of any other owner,
+    /// that owner decides who may write them.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// A part of them, in the same memory; `None` where it does not lie in them.
+    /// The bytes of `range`, in the same memory; `None` if the range is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let len = range.end.checked_sub(range.start).filter(|_| range.end <= self.len)?;
         // SAFETY: `range` ends within the bytes, so this stays within the memory that `owner` keeps, or one past it.
@@ -63,28 +64,28 @@ impl VolatileBytes {
         Some(Self { start, len, owner: self.owner.clone() })
     }
 
-    /// The same bytes, which keep `other` as well: it is dropped after their owner.
+    /// The same bytes, which also keep `other` alive: it is dropped after their owner.
     #[must_use]
     pub fn keep(self, other: impl Any + Send + Sync) -> Self {
         Self { owner: Some(Arc::new((self.owner, other))), ..self }
     }
 
-    /// Copies all of them to `out`.
+    /// Copies all bytes to `out`.
     ///
     /// # Panics
     ///
-    /// When `out` has another length.
+    /// When `out` has a different length.
     pub fn copy_to(&self, out: &mut [u8]) {
         assert_eq!(out.len(), self.len, "as long as the bytes");
         // SAFETY: `owner` keeps `len` readable bytes at `start`. `out` is exclusive, so they do not overlap.
         unsafe { self.start.copy_to_nonoverlapping(NonNull::from(out).cast(), self.len) };
     }
 
-    /// Appends a copy of them to `out`. Fails, with `out` as it was, where there is no memory.
+    /// Appends a copy of the bytes to `out`. Fails, and leaves `out` unchanged, when there is no memory.
     pub fn append_to(&self, out: &mut Vec<u8>) -> Result<(), TryReserveError> {
         out.try_reserve_exact(self.len)?;
         let spare = NonNull::from(out.spare_capacity_mut()).cast::<u8>();
-        // SAFETY: `owner` keeps `len` readable bytes at `start`, and so many of `out` are spare, which nobody else has.
+        // SAFETY: `owner` keeps `len` readable bytes at `start`, and `out`, which is exclusive, has `len` spare bytes.
         unsafe { self.start.copy_to_nonoverlapping(spare, self.len) };
         let len = out.len() + self.len;
         // SAFETY: the capacity was reserved, and all bytes up to `len` are written.
@@ -92,7 +93,7 @@ impl VolatileBytes {
         Ok(())
     }
 
-    /// Writes all of them to `writer`, through a buffer that stays in the processor's cache.
+    /// Writes all bytes to `writer`, through a buffer that stays in the processor's cache.
     pub fn write_to(&self, writer: &mut impl Write) -> io::Result<()> {
         let mut buffer = vec![0; self.len.min(WRITE_BYTES)];
         for start in (0..self.len).step_by(WRITE_BYTES) {
@@ -105,13 +106,13 @@ impl VolatileBytes {
     }
 }
 
-/// The size of that buffer. Measured with 512 MiB written to shared memory (AMD EPYC, 1 MiB of L2): 104 ms with a
-/// buffer of this size, 95 ms without one.
+/// The size of the buffer of `write_to`. Measured with 512 MiB written to shared memory (AMD EPYC, 1 MiB of L2): 104 ms
+/// with a buffer of this size, 95 ms without one.
 const WRITE_BYTES: usize = 256 << 10;
 
-// SAFETY: any thread may read the bytes (`new`), and the owner may be dropped on any.
+// SAFETY: any thread may read the bytes (`new` requires it) and drop the owner (`Send`).
 unsafe impl Send for VolatileBytes {}
-// SAFETY: likewise; through a shared reference they are only read.
+// SAFETY: likewise; through a shared reference the bytes are only read.
 unsafe impl Sync for VolatileBytes {}
 
 impl From<Region> for VolatileBytes {
@@ -121,8 +122,9 @@ impl From<Region> for VolatileBytes {
 }
 
 impl Region {
-    /// Like [`freeze`](Self::freeze), and gives the same memory to those who may let others write it. Once somebody did, by
-    /// [`VolatileBytes::as_ptr`], the [`Bytes`] must not be read any more: the writer vouches for that.
+    /// Like [`freeze`](Self::freeze), and also returns the same memory as volatile bytes, which others may write
+    /// through [`VolatileBytes::as_ptr`]. From the first such write on, the [`Bytes`] must not be read any more: the
+    /// writer guarantees that.
     pub fn freeze_volatile(self) -> (Bytes, VolatileBytes) {
         let (start, len, region) = (self.start(), self.len(), Arc::new(self));
         let volatile = VolatileBytes { start, len, owner: Some(Arc::clone(&region) as Arc<_>) };
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_copied_where_they_lie() {
+    fn slices_of_slices_are_copied() {
         let bytes = VolatileBytes::from(Region::from_owner(counting(1000)));
         let part = bytes.slice(100..300).unwrap().slice(50..60).unwrap();
         let mut copy = [0; 10];
@@ -178,11 +180,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_by_others_is_copied() {
+    fn bytes_written_by_others_are_copied() {
         let (bytes, volatile) = Region::from_owner(counting(100)).freeze_volatile();
         assert_eq!(bytes[..], counting(100));
         drop(bytes);
-        // SAFETY: within, and nobody reads the `Bytes` any more.
+        // SAFETY: 7 is within the 100 bytes, and nobody reads the `Bytes` any more.
         let at = unsafe { volatile.as_ptr().add(7) };
         // SAFETY: likewise.
         unsafe { at.write(99) };
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn long_bytes_are_written_whole() {
+    fn bytes_longer_than_the_buffer_are_written_completely() {
         let model = counting(2 * WRITE_BYTES + 77);
         let mut written = vec![];
         VolatileBytes::from(Region::from_owner(model.clone()))
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_part_gives_the_memory_back() {
+    fn dropping_the_last_part_returns_the_memory() {
         let memory = HostMemory::new(u64::MAX);
         let (loan, returned) = Loan::new();
         let bytes = VolatileBytes::from(memory.allocate(100).unwrap());

@@ -19,23 +19,24 @@ use crate::{
 
 /// The copies of an engine: those waiting for a caller's stream, and those in flight.
 pub(super) struct Copies {
-    /// In the order in which they came. Each owns a slot, which bounds them.
+    /// The copies that wait for a caller's stream, in the order of their requests. Each owns a slot, which bounds them.
     waiting: Vec<Waiting>,
     flights: Flights<InFlight>,
-    /// The directions that have signalled since the last poll.
-    rung: [bool; 2],
-    /// Callers' streams that are to wait for copies. Their threads block until that is arranged, which bounds them.
-    orders: Vec<Order>,
+    /// Whether a copy of each direction has signalled its end since the last poll.
+    signalled: [bool; 2],
+    /// Requests that a caller's stream wait for copies. Each caller blocks until its request is handled, which bounds
+    /// them.
+    stream_waits: Vec<StreamWait>,
     /// Whether the driver refused a call since the last poll, so that the device itself is to be queried.
-    suspected: bool,
+    is_suspect: bool,
 }
 
 struct Waiting {
     job: Job,
-    until: Instant,
+    deadline: Instant,
 }
 
-struct Order {
+struct StreamWait {
     memory: Id,
     stream: StreamHandle,
     reply: Reply<Result<(), CudaError>>,
@@ -43,12 +44,12 @@ struct Order {
 
 /// A copy that the device may be executing. Dropping it leaks its slot and memory: only `ended` releases them.
 struct InFlight {
-    held: ManuallyDrop<CopyResources>,
-    /// The waiter's handle; `None` once it was told that the copy is late.
+    resources: ManuallyDrop<CopyResources>,
+    /// The waiter's ticket; `None` once the copy was reported as late.
     done: Option<Ticket>,
-    /// The event recorded behind the copy. `None` if the driver refused to record one.
-    mark: Option<RecordedEvent>,
-    /// The error, if the copy was submitted only in part.
+    /// The event recorded after the copy. `None` if the driver refused to record it.
+    event: Option<RecordedEvent>,
+    /// The driver's error, if the copy was submitted only in part.
     error: Option<CudaError>,
     bytes: u64,
 }
@@ -56,7 +57,7 @@ struct InFlight {
 /// The slot and memory that a copy holds until it has ended.
 struct CopyResources {
     slot: Slot,
-    stretches: Vec<CopySegment<CudaMemory>>,
+    segments: Vec<CopySegment<CudaMemory>>,
 }
 
 impl Copies {
@@ -66,9 +67,9 @@ impl Copies {
         Self {
             waiting: Vec::new(),
             flights: Flights::new(timing),
-            rung: [false; 2],
-            orders: Vec::new(),
-            suspected: false,
+            signalled: [false; 2],
+            stream_waits: Vec::new(),
+            is_suspect: false,
         }
     }
 
@@ -79,7 +80,7 @@ impl Copies {
             Some(Err(error)) => self.refuse(job, &error, setting),
             None => self
                 .waiting
-                .push(Waiting { job, until: Instant::now() + setting.options.fence_timeout }),
+                .push(Waiting { job, deadline: Instant::now() + setting.options.fence_timeout }),
         }
     }
 
@@ -88,18 +89,18 @@ impl Copies {
         refuse(job, CopyError::DeviceFailed { device: setting.device(), source: error.clone() });
     }
 
-    /// Records the device's signal for a copy of this direction.
-    pub(super) fn rang(&mut self, direction: Direction) {
-        self.rung[direction as usize] = true;
+    /// Records the device's signal that a copy of this direction has ended.
+    pub(super) fn signal(&mut self, direction: Direction) {
+        self.signalled[direction as usize] = true;
     }
 
     /// Records that the driver refused a call: without a copy in flight to reveal a failed device, the next poll
     /// queries it.
     pub(super) fn suspect(&mut self) {
-        self.suspected = true;
+        self.is_suspect = true;
     }
 
-    /// Starts the copies whose fences are passed by now, and refuses those that have waited too long.
+    /// Starts the copies whose fences are passed, and refuses those that have waited too long.
     pub(super) fn start_waiting(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) {
         if self.waiting.is_empty() {
             return;
@@ -108,7 +109,7 @@ impl Copies {
             match readiness(&waiting.job) {
                 Some(Ok(())) => self.begin(waiting.job, gpu, setting),
                 Some(Err(error)) => self.refuse(waiting.job, &error, setting),
-                None if waiting.until > now => self.waiting.push(waiting),
+                None if waiting.deadline > now => self.waiting.push(waiting),
                 None => {
                     let waited = setting.options.fence_timeout;
                     refuse(waiting.job, CopyError::FenceTimedOut { device: setting.device(), waited });
@@ -117,25 +118,25 @@ impl Copies {
         }
     }
 
-    /// Completes the copies that have ended, and reports late ones to their waiters. Fails if the device cannot tell
-    /// whether a copy has ended, or hangs.
-    pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
-        if std::mem::take(&mut self.suspected) {
-            // Either direction will do: an error spoils the whole context. An error that the driver repeats is final.
+    /// Completes the copies that have ended, and reports late ones to their waiters. Fails if the device hangs, or the
+    /// driver cannot report whether a copy has ended.
+    pub(super) fn poll(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
+        if std::mem::take(&mut self.is_suspect) {
+            // Either direction will do: an error makes the whole context unusable. A repeated error is final.
             gpu.is_idle(Direction::Out).or_else(|_| gpu.is_idle(Direction::Out))?;
         }
         for direction in Direction::BOTH {
-            let rung = std::mem::take(&mut self.rung[direction as usize]);
+            let signalled = std::mem::take(&mut self.signalled[direction as usize]);
             let due = self.flights.is_due(direction, now);
-            if rung || due {
+            if signalled || due {
                 let ended = self.end_all(direction, gpu, setting)?;
-                if !rung {
+                if !signalled {
                     setting.counters.ends_found_by_asking.add(ended);
                 }
                 self.flights.still_running(direction, now);
             }
         }
-        self.tell_late(now, setting);
+        self.report_late(now, setting);
         match self.flights.hangs(now) {
             true => Err(CudaError::Hangs {
                 device: setting.device(),
@@ -145,89 +146,91 @@ impl Copies {
         }
     }
 
-    /// Fails all copies after a device failure. Those that the device still reports as ended are completed; the slots
-    /// and memory of the others are leaked. No stream can be made to wait for them any more.
+    /// Fails all copies after a device failure. Copies that the driver still reports as ended are completed; the slots
+    /// and memory of all others are leaked. Requests to make a stream wait fail.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
             self.refuse(waiting.job, error, setting);
         }
-        for order in std::mem::take(&mut self.orders) {
-            let _ = order.reply.send(Err(error.clone())); // Nobody waits any more: then nobody is told.
+        for wait in std::mem::take(&mut self.stream_waits) {
+            let _ = wait.reply.send(Err(error.clone())); // Fails if the caller has stopped waiting.
         }
         for direction in Direction::BOTH {
-            while let Some((flight, late)) = self.flights.land(direction) {
-                let ended = flight.mark.as_ref().is_some_and(|mark| gpu.has_passed(mark) == Ok(true));
+            while let Some((flight, late)) = self.flights.remove_oldest(direction) {
+                let ended = flight.event.as_ref().is_some_and(|event| gpu.has_passed(event) == Ok(true));
                 match ended {
                     true => self.end(direction, flight, late, gpu, setting),
-                    false => keep(flight, late, error, setting),
+                    false => leak(flight, late, error, setting),
                 }
             }
         }
     }
 
-    /// Records that a stream is to wait for all copies of a memory requested so far.
-    pub(super) fn order_later(
+    /// Accepts a request that a stream wait for all copies of a memory requested so far.
+    pub(super) fn add_stream_wait(
         &mut self,
         memory: Id,
         stream: StreamHandle,
         reply: Reply<Result<(), CudaError>>,
     ) {
-        self.orders.push(Order { memory, stream, reply });
+        self.stream_waits.push(StreamWait { memory, stream, reply });
     }
 
-    /// Makes the recorded streams wait, except for copies that have not started: those are left for later.
-    pub(super) fn order_streams(&mut self, gpu: &mut Gpu) {
-        for order in std::mem::take(&mut self.orders) {
-            let touches = |stretches: &[CopySegment<CudaMemory>]| {
-                stretches.iter().any(|stretch| stretch.memory.id() == order.memory)
+    /// Makes streams wait for copies, as requested. A request waits while a copy of its memory has not started.
+    pub(super) fn make_streams_wait(&mut self, gpu: &mut Gpu) {
+        for wait in std::mem::take(&mut self.stream_waits) {
+            let touches = |segments: &[CopySegment<CudaMemory>]| {
+                segments.iter().any(|segment| segment.memory.id() == wait.memory)
             };
-            if self.waiting.iter().any(|waiting| touches(&waiting.job.stretches)) {
-                self.orders.push(order);
+            if self.waiting.iter().any(|waiting| touches(&waiting.job.segments)) {
+                self.stream_waits.push(wait);
                 continue;
             }
             let used = |direction: &Direction| {
-                self.flights.lane(*direction).any(|flight| touches(&flight.held.stretches))
+                self.flights
+                    .copies(*direction)
+                    .any(|flight| touches(&flight.resources.segments))
             };
             let mut directions = Direction::BOTH.into_iter().filter(used);
-            let ordered = directions.try_for_each(|direction| {
-                let mark = gpu.mark(direction)?;
-                let ordered = gpu.order(&order.stream, &mark);
-                gpu.recycle(mark);
-                ordered
+            let result = directions.try_for_each(|direction| {
+                let event = gpu.record_event(direction)?;
+                let result = gpu.make_wait(&wait.stream, &event);
+                gpu.recycle(event);
+                result
             });
-            let _ = order.reply.send(ordered); // Nobody waits any more: the stream waits all the same.
+            let _ = wait.reply.send(result); // Fails if the caller has stopped waiting; the stream waits anyway.
         }
     }
 
-    pub(super) fn are_over(&self) -> bool {
+    pub(super) fn are_done(&self) -> bool {
         self.waiting.is_empty() && self.flights.is_empty()
     }
 
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        let waiting = self.waiting.iter().map(|waiting| waiting.until).min();
+        let waiting = self.waiting.iter().map(|waiting| waiting.deadline).min();
         [waiting, self.flights.wake_at()].into_iter().flatten().min()
     }
 
     /// Submits a copy to the device.
     fn begin(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
-        let Job { direction, slot, stretches, done } = job;
-        let held = ManuallyDrop::new(CopyResources { slot, stretches });
-        let mut flight = InFlight { held, done: Some(done), mark: None, error: None, bytes: 0 };
+        let Job { direction, slot, segments, done } = job;
+        let resources = ManuallyDrop::new(CopyResources { slot, segments });
+        let mut flight = InFlight { resources, done: Some(done), event: None, error: None, bytes: 0 };
         if let Err(error) = flight.enqueue(direction, gpu) {
             flight.error = Some(error.into());
         }
         if flight.bytes == 0 {
-            // Nothing was submitted. A refusal may be the first sign of a failed device.
+            // Nothing was submitted. The refusal may be the first sign of a failed device.
             if flight.error.is_some() {
                 self.suspect();
             }
             return flight.ended(setting);
         }
         setting.counters.copies_begun.add(1);
-        flight.mark = gpu.mark(direction).ok();
-        if let Some(mark) = &flight.mark {
+        flight.event = gpu.record_event(direction).ok();
+        if let Some(event) = &flight.event {
             // Without a signal, the copy is polled.
-            let _ = gpu.ring(direction, mark);
+            let _ = gpu.request_signal(direction, event);
         }
         self.flights.begin(direction, flight, Instant::now());
     }
@@ -237,7 +240,7 @@ impl Copies {
         let mut ended = 0;
         // Queried twice if the driver refuses: a repeated error is final.
         while self.has_ended(direction, gpu).or_else(|_| self.has_ended(direction, gpu))? {
-            if let Some((flight, late)) = self.flights.land(direction) {
+            if let Some((flight, late)) = self.flights.remove_oldest(direction) {
                 self.end(direction, flight, late, gpu, setting);
                 ended += 1;
             }
@@ -245,23 +248,23 @@ impl Copies {
         Ok(ended)
     }
 
-    /// Whether the oldest copy of one direction has ended. Copies of a stream end in order: one without an event has
-    /// ended when a later one has, or when the stream is idle.
+    /// Whether the oldest copy of one direction has ended. Copies of a stream end in order: a copy without an event has
+    /// ended when a later copy has, or when the stream is idle.
     fn has_ended(&self, direction: Direction, gpu: &Gpu) -> Result<bool, DriverError> {
-        let mut flights = self.flights.lane(direction).peekable();
+        let mut flights = self.flights.copies(direction).peekable();
         if flights.peek().is_none() {
             return Ok(false);
         }
-        match flights.find_map(|flight| flight.mark.as_ref()) {
-            Some(mark) => gpu.has_passed(mark),
+        match flights.find_map(|flight| flight.event.as_ref()) {
+            Some(event) => gpu.has_passed(event),
             None => gpu.is_idle(direction),
         }
     }
 
     /// Completes an ended copy.
     fn end(&self, direction: Direction, mut flight: InFlight, late: bool, gpu: &mut Gpu, setting: &Setting) {
-        if let Some(mark) = flight.mark.take() {
-            gpu.recycle(mark);
+        if let Some(event) = flight.event.take() {
+            gpu.recycle(event);
         }
         let counters = &setting.counters;
         counters.copies_ended.add(1);
@@ -277,7 +280,7 @@ impl Copies {
     }
 
     /// Reports late copies to their waiters. Slots and memory stay held.
-    fn tell_late(&mut self, now: Instant, setting: &Setting) {
+    fn report_late(&mut self, now: Instant, setting: &Setting) {
         for flight in self.flights.newly_late(now) {
             setting.counters.copies_quarantined.add(1);
             setting.counters.quarantined_bytes.add(flight.bytes);
@@ -292,23 +295,24 @@ impl Copies {
 impl InFlight {
     /// Submits the segments to the stream, up to the first one that the driver refuses.
     fn enqueue(&mut self, direction: Direction, gpu: &Gpu) -> Result<(), DriverError> {
-        let CopyResources { slot, stretches } = &mut *self.held;
-        // The last time that this thread makes a reference to the slot's bytes before the copy has ended.
+        let CopyResources { slot, segments } = &mut *self.resources;
+        // This thread makes no further reference to the slot's bytes before the copy has ended.
         let slot = slot.as_mut_ptr();
-        for stretch in stretches.iter().filter(|stretch| stretch.len > 0) {
-            // SAFETY: `CudaEngine::start` judged the stretch to be in bounds and the slot to be the engine's. Both are
-            // kept by `held`, which only `ended` lets go, and that is for copies whose mark, made after this, was passed.
-            unsafe { gpu.enqueue(direction, slot, stretch) }?;
-            self.bytes += stretch.len as u64;
+        for segment in segments.iter().filter(|segment| segment.len > 0) {
+            // SAFETY: `CudaEngine::start` checked that the segment is in bounds and the slot the engine's. `resources`
+            // keeps both. Only `ended` releases them, once the device has reported the end of the copy by an event
+            // recorded after this, or by an idle stream, or if nothing was submitted.
+            unsafe { gpu.enqueue(direction, slot, segment) }?;
+            self.bytes += segment.len as u64;
         }
         Ok(())
     }
 
-    /// Releases slot and memory, once the device no longer uses them. Memory is released first, so that a caller that sees
-    /// the copy ended knows that it holds nothing.
+    /// Releases slot and memory, once the device no longer uses them. The memory is released before the end is
+    /// reported, so that the caller then finds it released.
     fn ended(self, setting: &Setting) {
-        let CopyResources { slot, stretches } = ManuallyDrop::into_inner(self.held);
-        drop(stretches);
+        let CopyResources { slot, segments } = ManuallyDrop::into_inner(self.resources);
+        drop(segments);
         let end = match self.error {
             None => Ok(slot),
             Some(source) => {
@@ -323,17 +327,17 @@ impl InFlight {
     }
 }
 
-/// Leaks the slot and memory of a copy, whose end is unknown. The slot's place in the pool is refilled with ordinary
-/// memory, so that waiters for a slot get one and learn of the failure.
-fn keep(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) {
+/// Leaks the slot and memory of a copy whose end is unknown. The slot is replaced in its pool by ordinary memory, so
+/// that waiters for a slot get one, and then the engine's error.
+fn leak(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) {
     let counters = &setting.counters;
     counters.copies_kept.add(1);
     if late {
         counters.copies_quarantined.sub(1);
         counters.quarantined_bytes.sub(flight.bytes);
     }
-    let CopyResources { slot, stretches } = ManuallyDrop::into_inner(flight.held);
-    std::mem::forget(stretches);
+    let CopyResources { slot, segments } = ManuallyDrop::into_inner(flight.resources);
+    std::mem::forget(segments);
     counters.kept_bytes.add(slot.forfeit() as u64 + flight.bytes);
     if let Some(done) = flight.done.take() {
         done.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
@@ -342,16 +346,16 @@ fn keep(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) 
 
 /// Returns the slot of a copy that did not start, then reports the error.
 fn refuse(job: Job, error: CopyError) {
-    let Job { slot, stretches, done, .. } = job;
-    drop((slot, stretches));
+    let Job { slot, segments, done, .. } = job;
+    drop((slot, segments));
     done.finish(Err(error));
 }
 
-/// Whether all fences of a copy's memory are passed: `None` while one is not.
+/// Whether all fences of a copy's memory are passed: `None` while any is not, an error if one failed.
 fn readiness(job: &Job) -> Option<Result<(), CudaError>> {
-    job.stretches
+    job.segments
         .iter()
-        .try_for_each(|stretch| match stretch.memory.is_free() {
+        .try_for_each(|segment| match segment.memory.is_free() {
             Some(Ok(())) => std::ops::ControlFlow::Continue(()),
             other => std::ops::ControlFlow::Break(other),
         })

@@ -10,13 +10,13 @@ impl DeviceUuid {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// The bytes of the UUID.
     pub const fn bytes(self) -> [u8; 16] {
         self.0
     }
 }
 
-/// As in `nvidia-smi -L`: `GPU-` and groups of digits.
+/// Formats the UUID as `nvidia-smi -L` does: `GPU-` and groups of digits.
 impl fmt::Display for DeviceUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GPU")?;

@@ -5,41 +5,43 @@ use super::{
     driver::Driver,
     error::CudaError,
     gpu,
-    probe::{ask_aside, probe},
+    probe::{probe, query_aside},
 };
 
 /// The properties of a device that the driver reports without a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// The ordinal: `cuda:0` is 0. Counted among the devices visible to this process (`CUDA_VISIBLE_DEVICES`).
+    /// The ordinal among the devices visible to this process (`CUDA_VISIBLE_DEVICES`): 0 for `cuda:0`.
     pub ordinal: usize,
-    /// Its model: `NVIDIA H100 80GB HBM3`.
+    /// The model: `NVIDIA H100 80GB HBM3`.
     pub name: String,
     /// The PCI bus address: `0000:17:00.0`, the same in NVML and in sysfs.
     pub pci_bus_id: String,
     /// The UUID, the same in every process; `None` if the driver does not report it.
     pub uuid: Option<DeviceUuid>,
-    /// The architecture: (9, 0) for Hopper.
+    /// The compute capability: (9, 0) for Hopper.
     pub compute_capability: (u32, u32),
-    /// The size of its memory.
+    /// The size of the device's memory.
     pub total_bytes: u64,
 }
 
-/// All devices visible to this process. Fails without CUDA, and says what is missing.
+/// All devices visible to this process. Without CUDA, the error says what is missing.
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     let driver = probe()?;
-    ask_aside("the CUDA driver", move || {
-        (0..driver.devices()).map(|ordinal| DeviceInfo::ask(&driver, ordinal)).collect()
+    query_aside("the CUDA driver", move || {
+        (0..driver.devices())
+            .map(|ordinal| DeviceInfo::query(&driver, ordinal))
+            .collect()
     })
 }
 
 /// The free and total memory of a device.
 ///
-/// Queries the driver in a context, on a thread of its own: that takes some hundred milliseconds, and as many megabytes
-/// of the device meanwhile, unless this process uses it already. NVML reports the same for less.
+/// Queries the driver in a context, on a separate thread: this takes some hundred milliseconds, and temporarily some
+/// hundred megabytes of device memory, unless this process already has a context. NVML reports the same at less cost.
 pub fn device_memory(ordinal: usize) -> Result<DeviceMemory, CudaError> {
     let driver = probe()?;
-    ask_aside(&format!("cuda:{ordinal}"), move || {
+    query_aside(&format!("cuda:{ordinal}"), move || {
         let (free_bytes, total_bytes) = gpu::measure(&driver, ordinal)?;
         Ok(DeviceMemory { free_bytes, total_bytes })
     })
@@ -55,7 +57,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceInfo {
-    pub(super) fn ask(driver: &Driver, ordinal: usize) -> Result<Self, CudaError> {
+    pub(super) fn query(driver: &Driver, ordinal: usize) -> Result<Self, CudaError> {
         let device = driver.device(ordinal)?;
         let capability = |attribute| {
             let number = driver.attribute(device, attribute)?;

@@ -20,7 +20,7 @@ use super::{
     version::Version,
 };
 
-/// The CUDA driver of this process: loaded, new enough, and with a device.
+/// The CUDA driver of this process, probed: it is loaded, new enough, and has a device.
 #[derive(Clone, Copy)]
 pub struct Driver {
     symbols: &'static Symbols,
@@ -39,13 +39,13 @@ impl Driver {
         self.devices
     }
 
-    /// A driver with these functions, not yet probed.
+    /// A driver with these functions, not yet initialised or queried.
     pub(super) fn new(symbols: &'static Symbols) -> Self {
         Self { symbols, version: Version::UNKNOWN, devices: 0 }
     }
 
     /// Queries and stores the version.
-    pub(super) fn ask_version(&mut self) -> Result<Version, DriverError> {
+    pub(super) fn query_version(&mut self) -> Result<Version, DriverError> {
         let mut version: c_int = 0;
         // SAFETY: the driver writes one number to a local.
         let code = unsafe { (self.symbols.cuDriverGetVersion)(&raw mut version) };
@@ -55,13 +55,13 @@ impl Driver {
     }
 
     pub(super) fn init(&self) -> Result<(), DriverError> {
-        // SAFETY: may be called at any time, and on any thread.
+        // SAFETY: `cuInit` may be called at any time, on any thread.
         let code = unsafe { (self.symbols.cuInit)(0) };
         self.check("cuInit", code)
     }
 
     /// Queries and stores the number of devices. The driver must be initialised.
-    pub(super) fn ask_devices(&mut self) -> Result<usize, DriverError> {
+    pub(super) fn query_devices(&mut self) -> Result<usize, DriverError> {
         let mut devices: c_int = 0;
         // SAFETY: the driver writes one number to a local.
         let code = unsafe { (self.symbols.cuDeviceGetCount)(&raw mut devices) };
@@ -73,8 +73,8 @@ impl Driver {
     /// The device with this ordinal.
     pub(super) fn device(&self, ordinal: usize) -> Result<CUdevice, CudaError> {
         let devices = self.devices;
-        let known = c_int::try_from(ordinal).ok().filter(|_| ordinal < devices);
-        let ordinal = known.ok_or(CudaError::NoSuchDevice { ordinal, devices })?;
+        let valid = c_int::try_from(ordinal).ok().filter(|_| ordinal < devices);
+        let ordinal = valid.ok_or(CudaError::NoSuchDevice { ordinal, devices })?;
         let mut device: CUdevice = 0;
         // SAFETY: the driver writes one handle to a local.
         let code = unsafe { (self.symbols.cuDeviceGet)(&raw mut device, ordinal) };
@@ -84,7 +84,7 @@ impl Driver {
 
     pub(super) fn device_name(&self, device: CUdevice) -> Result<String, DriverError> {
         let mut name = [0; 256];
-        // SAFETY: the driver writes a string and its zero into the array, whose length it is given.
+        // SAFETY: the driver writes a zero-terminated string into the array, whose length is passed.
         let code = unsafe { (self.symbols.cuDeviceGetName)(name.as_mut_ptr(), 256, device) };
         self.check("cuDeviceGetName", code)?;
         Ok(text_of(&name))
@@ -93,7 +93,7 @@ impl Driver {
     /// The PCI bus address of the device, as sysfs writes it: `0000:17:00.0`.
     pub(super) fn pci_bus_id(&self, device: CUdevice) -> Result<String, DriverError> {
         let mut id = [0; 32];
-        // SAFETY: the driver writes a string and its zero into the array, whose length it is given.
+        // SAFETY: the driver writes a zero-terminated string into the array, whose length is passed.
         let code = unsafe { (self.symbols.cuDeviceGetPCIBusId)(id.as_mut_ptr(), 32, device) };
         self.check("cuDeviceGetPCIBusId", code)?;
         Ok(text_of(&id).to_ascii_lowercase())
@@ -119,7 +119,7 @@ impl Driver {
         Ok(bytes as u64)
     }
 
-    /// Retains the device's primary context, which is shared by all of the process that does not make its own.
+    /// Retains the device's primary context, which all code in the process shares that does not create a context.
     pub(super) fn retain(&self, device: CUdevice) -> Result<CUcontext, DriverError> {
         let mut context: CUcontext = ptr::null_mut();
         // SAFETY: the driver writes one handle to a local.
@@ -132,7 +132,7 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// Nothing that the caller made in the context is used any more: where nobody else holds it, it is gone.
+    /// Nothing that the caller created in the context is used any more: the last release destroys the context.
     pub(super) unsafe fn release(&self, device: CUdevice) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.symbols.cuDevicePrimaryCtxRelease_v2)(device) };
@@ -151,18 +151,18 @@ impl Driver {
     }
 
     /// Relaxes this thread's capture mode, so that it may allocate and query while another thread captures a graph.
-    /// Otherwise such a call would be refused and invalidate the capture. None of this thread's streams is ever
+    /// Otherwise the driver would refuse such calls and invalidate the capture. This thread's own streams are never
     /// captured.
     pub(super) fn relax_capture(&self) {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         if let Some(exchange) = self.symbols.cuThreadExchangeStreamCaptureMode {
-            // A driver that refuses leaves things as they were.
-            // SAFETY: the driver reads one mode from a local and writes the one before, which nobody looks at.
+            // If the driver refuses, the mode stays as it was.
+            // SAFETY: the driver reads the new mode from a local and writes the previous mode there, which is not used.
             let _ = unsafe { exchange(&raw mut mode) };
         }
     }
 
-    /// Free and total bytes of the device of the calling thread's context.
+    /// The free and total bytes of the device of the calling thread's context.
     pub(super) fn memory(&self) -> Result<(u64, u64), DriverError> {
         let (mut free, mut total): (usize, usize) = (0, 0);
         // SAFETY: the driver writes two numbers to locals.
@@ -171,7 +171,7 @@ impl Driver {
         Ok((free as u64, total as u64))
     }
 
-    /// Allocates device memory: at least 256-byte aligned, of arbitrary content.
+    /// Allocates device memory of unspecified content, aligned to at least 256 bytes.
     pub(super) fn allocate(&self, len: usize) -> Result<u64, DriverError> {
         let mut address: u64 = 0;
         // SAFETY: the driver writes one address to a local.
@@ -191,13 +191,13 @@ impl Driver {
         self.check("cuMemFree_v2", code)
     }
 
-    /// Locks the pages of host memory, so that the device copies from and to them by itself.
+    /// Locks the pages of host memory, so that the device can access them directly.
     ///
     /// # Safety
     ///
     /// The range stays mapped until `unlock`.
     pub(super) unsafe fn lock(&self, start: *mut u8, len: usize) -> Result<(), DriverError> {
-        // SAFETY: the caller's promise. No flags: cached by the processor as all memory, and never write-combined.
+        // SAFETY: the caller's promise. Without flags the memory stays cached by the processor, not write-combined.
         let code = unsafe { (self.symbols.cuMemHostRegister_v2)(start.cast(), len, 0) };
         self.check("cuMemHostRegister_v2", code)
     }
@@ -225,7 +225,7 @@ impl Driver {
 
     /// # Safety
     ///
-    /// `stream` is one of `new_stream` and is not used after this. What is on it still runs to its end.
+    /// `stream` was created by `new_stream` and is not used after this. Its submitted work still runs to its end.
     pub(super) unsafe fn destroy_stream(&self, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.symbols.cuStreamDestroy_v2)(stream) };
@@ -243,22 +243,22 @@ impl Driver {
         self.check_ready("cuStreamQuery", code)
     }
 
-    /// Whether the stream is being captured into a graph; false where the driver is too old to tell.
+    /// Whether the stream is being captured into a graph; false if the driver is too old to report it.
     ///
     /// # Safety
     ///
-    /// `stream` is a living stream, or names a default one.
+    /// `stream` is a living stream, or a default stream.
     pub(super) unsafe fn is_capturing(&self, stream: CUstream) -> Result<bool, DriverError> {
-        let Some(ask) = self.symbols.cuStreamIsCapturing else { return Ok(false) };
-        // A number, since a status that cudarc does not know would be undefined behaviour as its enum.
+        let Some(query) = self.symbols.cuStreamIsCapturing else { return Ok(false) };
+        // A number, since a value missing from cudarc's enum would be undefined behaviour as that enum.
         let mut status: u32 = 0;
         // SAFETY: the caller's promise; the driver writes one number to a local.
-        let code = unsafe { ask(stream, (&raw mut status).cast()) };
+        let code = unsafe { query(stream, (&raw mut status).cast()) };
         self.check("cuStreamIsCapturing", code)?;
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)
     }
 
-    /// An event that measures no time, which makes it cheap.
+    /// Creates an event without timing, which makes it cheap.
     pub(super) fn new_event(&self) -> Result<CUevent, DriverError> {
         let mut event: CUevent = ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -270,18 +270,18 @@ impl Driver {
 
     /// # Safety
     ///
-    /// `event` is one of `new_event` and is not used after this. Streams that wait for it still do.
+    /// `event` was created by `new_event` and is not used after this. Streams that wait for it still do.
     pub(super) unsafe fn destroy_event(&self, event: CUevent) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.symbols.cuEventDestroy_v2)(event) };
         self.check("cuEventDestroy_v2", code)
     }
 
-    /// Records the event on the stream, behind all work there.
+    /// Records the event on the stream, after all work submitted so far.
     ///
     /// # Safety
     ///
-    /// Both live; `stream` may name a default one.
+    /// `event` and `stream` live; `stream` may be a default stream.
     pub(super) unsafe fn record(&self, event: CUevent, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.symbols.cuEventRecord)(event, stream) };
@@ -303,19 +303,19 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// Both live; `stream` may name a default one.
+    /// `event` and `stream` live; `stream` may be a default stream.
     pub(super) unsafe fn wait_for(&self, stream: CUstream, event: CUevent) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.symbols.cuStreamWaitEvent)(stream, event, 0) };
         self.check("cuStreamWaitEvent", code)
     }
 
-    /// Submits a copy from the device to the stream.
+    /// Submits a copy from the device to host memory, on the stream.
     ///
     /// # Safety
     ///
-    /// Until the copy has ended: `from` and `len` lie in device memory that nobody frees, `to` and `len` in host memory
-    /// whose pages are locked and that nobody else touches. `stream` lives.
+    /// Until the copy has ended, the `len` bytes at `from` lie in device memory that nobody frees, and the `len` bytes
+    /// at `to` in host memory whose pages are locked and that nobody else touches. `stream` lives.
     pub(super) unsafe fn copy_out(
         &self,
         to: *mut u8,
@@ -328,11 +328,11 @@ impl Driver {
         self.check("cuMemcpyDtoHAsync_v2", code)
     }
 
-    /// Submits a copy to the device to the stream.
+    /// Submits a copy from host memory to the device, on the stream.
     ///
     /// # Safety
     ///
-    /// As for `copy_out`; the host memory may be read meanwhile.
+    /// As for `copy_out`, with `from` and `to` exchanged; the host memory may be read meanwhile.
     pub(super) unsafe fn copy_in(
         &self,
         to: u64,
@@ -345,13 +345,13 @@ impl Driver {
         self.check("cuMemcpyHtoDAsync_v2", code)
     }
 
-    /// Has a driver thread call `function` when all work on the stream has ended. It is not called if the context fails
-    /// before that.
+    /// Requests that a driver thread call `function` when all work on the stream has ended. It is not called if the
+    /// context fails before that.
     ///
     /// # Safety
     ///
-    /// `data` is what `function` expects, until it was called or the stream is known to be idle. `function` does not
-    /// unwind, and calls nothing of CUDA. `stream` lives.
+    /// `data` is a valid argument of `function` until that was called or the stream is known to be idle. `function`
+    /// does not unwind, and does not call CUDA. `stream` lives.
     pub(super) unsafe fn launch(
         &self,
         stream: CUstream,
@@ -385,23 +385,23 @@ impl Driver {
             call,
             code,
             name: name.unwrap_or_else(|| "an unknown error".into()),
-            text: text.unwrap_or_else(|| "the driver says nothing about it".into()),
+            text: text.unwrap_or_else(|| "the driver has no description".into()),
         }
     }
 
     /// The driver's text for a code.
     fn describe(
         &self,
-        ask: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
+        query: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
         code: Code,
     ) -> Option<String> {
         let mut text: *const c_char = ptr::null();
-        // SAFETY: the driver knows the code or refuses it, and writes one pointer to a local.
-        let answer = unsafe { ask(code, &raw mut text) };
+        // SAFETY: the driver refuses an unknown code, and writes one pointer to a local.
+        let answer = unsafe { query(code, &raw mut text) };
         if answer != SUCCESS || text.is_null() {
             return None;
         }
-        // SAFETY: the driver's own constant string.
+        // SAFETY: the pointer is to a constant zero-terminated string of the driver's.
         let text = unsafe { CStr::from_ptr(text) };
         Some(text.to_string_lossy().into_owned())
     }
@@ -416,7 +416,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// The driver's codes that the program handles.
+/// The result codes of the driver that this crate handles.
 const SUCCESS: Code = 0;
 pub(super) const OUT_OF_MEMORY: Code = 2;
 pub(super) const STUB_LIBRARY: Code = 34;

@@ -26,11 +26,11 @@ use crate::{
 
 /// The copy engine of one CUDA device.
 ///
-/// It uses the device's primary context, shared with the rest of the process, PyTorch included, and streams of its own,
-/// which no other stream waits for. Copies in both directions run at once.
+/// It uses the device's primary context, shared with all other code in the process, PyTorch included, and streams of
+/// its own, which no other stream waits for. Copies in both directions run at the same time.
 ///
-/// Every driver call is made by one thread of its own. Asking for a copy is a message to it, and costs its thread a few
-/// microseconds. Dropping the engine returns at once: the thread ends when all copies have, and all its memory has been
+/// One thread per engine makes all driver calls. Requesting a copy sends it a message, which takes that thread a few
+/// microseconds. Dropping the engine does not block: the thread ends when all copies have ended and all memory has been
 /// returned.
 ///
 /// Nobody in the process may reset the device (`cudaDeviceReset`) while the engine lives. After a reset, copies fail
@@ -45,7 +45,7 @@ pub struct CudaEngine {
 }
 
 impl CudaEngine {
-    /// Opens the device `cuda:ordinal`. Takes some hundred milliseconds where nothing else in the process uses it yet.
+    /// Opens the device `cuda:ordinal`. Takes some hundred milliseconds if the process has no context on it yet.
     pub fn open(ordinal: usize, options: CudaOptions) -> Result<Arc<Self>, CudaError> {
         let id = Id::unique();
         let Started { info, inbox, counters, waiters } = thread::start(probe()?, ordinal, id, &options)?;
@@ -60,7 +60,7 @@ impl CudaEngine {
         &self.inbox
     }
 
-    /// Its options.
+    /// The engine's options.
     pub(super) fn options(&self) -> &CudaOptions {
         &self.options
     }
@@ -75,41 +75,44 @@ impl CudaEngine {
         self.counters.read()
     }
 
-    /// The device failure, if it failed: every copy is refused from then on, for the rest of the process.
+    /// The error with which the device failed, if it did: every copy is refused from then on, for the rest of the
+    /// process.
     pub fn failure(&self) -> Option<&CudaError> {
         self.counters.failure.get()
     }
 
-    /// Records a fence on `stream`: passed when all work on it at the return of this call has ended. The calling thread
-    /// waits for no device.
+    /// Records a fence on `stream`, which is passed when all work submitted before this call returns has ended. The
+    /// calling thread does not wait for the device.
     pub fn fence(&self, stream: StreamHandle) -> Result<Fence, CudaError> {
-        self.inbox.ask(|reply| Command::Fence(stream, reply))?
+        self.inbox.request(|reply| Command::Fence(stream, reply))?
     }
 
-    /// The intake: a stream of the engine's own, passed to producers of tensors as DLPack's `stream` argument. They
-    /// make it wait for their work, and [`fence_intake`](Self::fence_intake) reports when that is done, so that no
-    /// foreign stream waits for anything. It lives as long as the engine, and nothing else may be submitted to it.
+    /// The intake: a stream of the engine's own, passed to producers of tensors as DLPack's `stream` argument.
+    /// Producers make the intake wait for their work, and [`fence_intake`](Self::fence_intake) reports when that work
+    /// has ended; the producers' own streams wait for nothing. The intake lives as long as the engine, and nothing else
+    /// may be submitted to it.
     pub fn intake(&self) -> Result<usize, CudaError> {
-        self.inbox.ask(Command::Intake)?
+        self.inbox.request(Command::Intake)?
     }
 
-    /// Records a fence on the intake: passed when all work that it was made to wait for has ended.
+    /// Records a fence on the intake, which is passed when all work that the intake waits for has ended.
     pub fn fence_intake(&self) -> Result<Fence, CudaError> {
-        self.inbox.ask(Command::FenceIntake)?
+        self.inbox.request(Command::FenceIntake)?
     }
 
-    /// Lends the caller's memory to this engine, which copies from and to it in place. No copy of it begins before
-    /// `after` is passed. The engine polls for that, so no stream is kept waiting; a copy that waits longer than the
-    /// option `fence_timeout` fails.
+    /// Lends the caller's memory to this engine, which copies from and to it in place. No copy of the memory begins
+    /// before `after` is passed. The engine polls the fence, so that no stream has to wait; a copy that waits longer
+    /// than the option `fence_timeout` fails.
     ///
-    /// `owner` keeps the memory: it is dropped when no copy uses it any more and the result is dropped. That may be on
-    /// the engine's thread: its destructor must not wait for a lock held by a caller of this engine.
+    /// `owner` keeps the memory: it is dropped when the result is dropped and no copy uses the memory any more,
+    /// possibly on the engine's thread. So its destructor must not wait for a lock held by a caller of this engine.
     ///
     /// # Safety
     ///
-    /// While `owner` lives, `address` and `len` name memory of this engine's device, allocated in its primary context,
-    /// that stays allocated. While a copy to it runs, nobody else reads or writes it; while a copy from it runs, nobody
-    /// writes it, and what was put on streams before to write it is behind `after`.
+    /// While `owner` lives, the `len` bytes at `address` are memory of this engine's device, allocated in its primary
+    /// context, and stay allocated. While a copy to the memory runs, nobody else reads or writes it; while a copy from
+    /// it runs, nobody writes it. Work submitted to streams earlier that writes the memory has ended when `after` is
+    /// passed.
     pub unsafe fn lend(
         &self,
         address: u64,
@@ -117,15 +120,15 @@ impl CudaEngine {
         owner: impl Any + Send + Sync,
         after: Option<Fence>,
     ) -> Arc<CudaMemory> {
-        let holding = MemoryOwner::Owner(Box::new(owner));
-        let memory = CudaMemory::new(self.id, address, len, holding, self.inbox.clone());
-        after.into_iter().for_each(|fence| memory.hold_for(fence));
+        let owner = MemoryOwner::Caller(Box::new(owner));
+        let memory = CudaMemory::new(self.id, address, len, owner, self.inbox.clone());
+        after.into_iter().for_each(|fence| memory.add_fence(fence));
         memory
     }
 
-    fn start(&self, direction: Direction, stretches: Vec<CopySegment<CudaMemory>>, slot: Slot) -> Copying {
-        let judged = check_copy(self.id, &slot, &stretches, CudaMemory::len_bytes);
-        let own = stretches.iter().all(|stretch| stretch.memory.engine() == self.id);
+    fn start(&self, direction: Direction, segments: Vec<CopySegment<CudaMemory>>, slot: Slot) -> Copying {
+        let judged = check_copy(self.id, &slot, &segments, CudaMemory::len_bytes);
+        let own = segments.iter().all(|segment| segment.memory.engine() == self.id);
         let judged = judged.and(if own { Ok(()) } else { Err(CopyError::ForeignMemory) });
         if let Err(error) = judged {
             return Copying::refused(error);
@@ -133,7 +136,7 @@ impl CudaEngine {
         let (done, copying) = Copying::pair();
         let done = self.waiters.add(done);
         // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
-        drop(self.inbox.tell(Command::Copy(Job { direction, slot, stretches, done })));
+        drop(self.inbox.send(Command::Copy(Job { direction, slot, segments, done })));
         copying
     }
 }
@@ -146,13 +149,13 @@ impl CopyEngine for CudaEngine {
     }
 
     fn allocate(&self, len: usize) -> Result<Arc<CudaMemory>, AllocError> {
-        let answer = self.inbox.ask(|reply| Command::Allocate(len, reply));
+        let answer = self.inbox.request(|reply| Command::Allocate(len, reply));
         answer.unwrap_or_else(|source| Err(self.no_memory(source)))
     }
 
     fn slots(&self, capacity: Capacity) -> Result<SlotPool, AllocError> {
         let len = SlotPool::memory_len(capacity)?;
-        let answer = self.inbox.ask(|reply| Command::Lock(len, reply));
+        let answer = self.inbox.request(|reply| Command::Lock(len, reply));
         let locked = answer.unwrap_or_else(|source| Err(self.no_memory(source)))?;
         Ok(SlotPool::cut(Region::new(locked), capacity, Some(self.id)))
     }
@@ -187,7 +190,7 @@ impl fmt::Debug for CudaEngine {
 
 impl Drop for CudaEngine {
     fn drop(&mut self) {
-        // Without the thread, the engine has ended already.
-        let _ = self.inbox.tell(Command::Close);
+        // Fails if the thread has ended already.
+        let _ = self.inbox.send(Command::Close);
     }
 }

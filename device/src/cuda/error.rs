@@ -2,7 +2,7 @@ use std::{fmt, time::Duration};
 
 use super::version::Version;
 
-/// Why CUDA cannot be used, or a call failed: what is missing and what to do.
+/// Why CUDA cannot be used, or a call failed. Messages say what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -17,7 +17,7 @@ pub enum CudaError {
     },
     /// The loaded library is not a driver, or a very old one.
     #[error(
-        "The CUDA driver's library has no function {symbol}. It is older than CUDA {}, or no driver: look for another \
+        "The CUDA driver's library has no function {symbol}. It is older than CUDA {}, or not a driver: look for another \
          libcuda.so in LD_LIBRARY_PATH.",
         Version::OLDEST
     )]
@@ -27,7 +27,7 @@ pub enum CudaError {
     },
     /// The driver is too old.
     #[error(
-        "The CUDA driver supports CUDA {found}, and {} is needed. Update NVIDIA's driver.",
+        "The CUDA driver supports CUDA {found}, but {} is needed. Update NVIDIA's driver.",
         Version::OLDEST
     )]
     DriverTooOld {
@@ -36,17 +36,17 @@ pub enum CudaError {
     },
     /// The library is the toolkit's stub, which is for linkers.
     #[error(
-        "The CUDA library that was loaded is the toolkit's stub and no driver. Take the toolkit's folder `stubs` out of \
+        "The loaded CUDA library is the toolkit's stub, not a driver. Remove the toolkit's folder `stubs` from \
          LD_LIBRARY_PATH."
     )]
     Stub,
     /// There is a driver, but no device.
     #[error(
-        "There is a CUDA driver and no device that this process may use. Look at nvidia-smi and at \
+        "There is a CUDA driver, but no device that this process may use. Look at nvidia-smi and at \
          CUDA_VISIBLE_DEVICES; in a container, start it with access to GPUs (docker run --gpus all)."
     )]
     NoDevice,
-    /// There are devices, but not this one.
+    /// The requested device does not exist.
     #[error("There is no device cuda:{ordinal}. This process sees {}.", Devices(*devices))]
     NoSuchDevice {
         /// The requested ordinal.
@@ -58,17 +58,17 @@ pub enum CudaError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// The engine's thread could not be started.
-    #[error("The system gave no thread for the engine of {device}: {reason}.")]
+    #[error("The system could not start a thread for the engine of {device}: {reason}.")]
     NoThread {
         /// The engine's device.
         device: String,
         /// The system's message.
         reason: String,
     },
-    /// The engine's thread did not answer in time: a driver call blocks it. It handles the request later, so a stream
-    /// named in it must never be destroyed.
+    /// The engine's thread did not answer in time: a driver call blocks it. The thread handles the request later, so a
+    /// stream in the request must never be destroyed.
     #[error(
-        "The engine of {device} did not answer within {waited:?}: the driver holds its thread in a call. The device hangs, \
+        "The engine of {device} did not answer within {waited:?}: a driver call blocks its thread. The device hangs, \
          or another program keeps it busy; look at nvidia-smi and at the kernel's log for Xid messages."
     )]
     NoAnswer {
@@ -86,7 +86,7 @@ pub enum CudaError {
     /// A copy is so late that the device counts as hung.
     #[error(
         "A copy on {device} did not end within {waited:?}: the device hangs. Look at the kernel's log for Xid messages, \
-         and start this process again."
+         and restart this process."
     )]
     Hangs {
         /// The engine's device.
@@ -94,14 +94,15 @@ pub enum CudaError {
         /// The time that the engine waited.
         waited: Duration,
     },
-    /// The caller's stream is capturing a graph, where an event does not tell when work is done.
+    /// The caller's stream is capturing a graph, in which an event does not show when work has ended.
     #[error(
         "The stream is being captured into a graph. Hand tensors over before the capture begins, or after it ends."
     )]
     Capturing,
-    /// The per-thread default stream differs on each thread, so it cannot be passed to the engine's.
+    /// The per-thread default stream is a different stream on each thread, so it cannot be passed to the engine's
+    /// thread.
     #[error(
-        "The per-thread default stream cannot be named to another thread. Use a stream of your own, or the legacy \
+        "The per-thread default stream cannot be passed to another thread. Use a stream of your own, or the legacy \
          default stream."
     )]
     PerThreadStream,
@@ -121,7 +122,7 @@ pub struct DriverError {
 }
 
 impl DriverError {
-    /// The refusal without advice, for callers that give their own.
+    /// The message without the usual advice, for callers with advice of their own.
     pub(super) fn refusal(&self) -> String {
         let Self { call, code, name, text } = self;
         format!("The CUDA driver refused {call} with {name} ({code}): {text}.")
@@ -132,16 +133,16 @@ impl DriverError {
         Some(match self.code {
             2 => "Release memory of the device, or set smaller budgets.",
             3 | 4 => "The process is ending, or the driver was never initialised.",
-            46 => "Another process has the device for itself: look at its compute mode with nvidia-smi.",
+            46 => "Another process uses the device exclusively: look at its compute mode with nvidia-smi.",
             201 | 709 => "Something in this process has reset the device or destroyed its primary context.",
             214 => "The device found an error in its memory: look at nvidia-smi -q -d ECC, and reset it.",
             700 | 702 | 710 | 714..=719 => {
-                "A kernel or copy in this process broke the device's context: start the process again."
+                "A kernel or copy in this process broke the device's context: restart the process."
             }
             800 => "The system does not permit it: look at the container's device rules.",
             802 => "The system's GPU fabric is not ready: start nvidia-fabricmanager.",
             803 => {
-                "The driver's kernel module and its library differ: load the new module, or start the machine again."
+                "The versions of the driver's kernel module and library differ: load the new module, or restart the machine."
             }
             999 => "Look at the kernel's log for Xid messages.",
             _ => return None,
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_the_driver_says_what_to_do() {
+    fn a_driver_error_says_what_to_do() {
         let error = DriverError {
             call: "cuMemAlloc_v2",
             code: 2,
@@ -197,14 +198,14 @@ mod tests {
         let breaks = |code: &u32| {
             let error =
                 DriverError { call: "cuEventQuery", code: *code, name: String::new(), text: String::new() };
-            error.advice().is_some_and(|advice| advice.contains("start the process again"))
+            error.advice().is_some_and(|advice| advice.contains("restart the process"))
         };
         let breaking: Vec<u32> = (690..=730).filter(breaks).collect();
         assert_eq!(breaking, [700, 702, 710, 714, 715, 716, 717, 718, 719]);
     }
 
     #[test]
-    fn a_device_that_is_not_there_is_told_from_those_that_are() {
+    fn a_missing_device_is_reported_with_the_visible_ones() {
         let message = |devices| CudaError::NoSuchDevice { ordinal: 7, devices }.to_string();
         assert_eq!(message(1), "There is no device cuda:7. This process sees one, cuda:0.");
         assert_eq!(message(4), "There is no device cuda:7. This process sees 4, cuda:0 to cuda:3.");

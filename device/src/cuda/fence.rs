@@ -12,9 +12,9 @@ use super::{
     stream::StreamHandle,
 };
 
-/// A position on a stream: passed when all work submitted before it has ended.
+/// A position on a stream, which is passed when all work submitted before it has ended.
 ///
-/// A safe wrapper of an event. Clones are the same position.
+/// A safe wrapper of a CUDA event. Clones are the same position.
 #[derive(Clone)]
 pub struct Fence {
     shared: Arc<Shared>,
@@ -25,28 +25,28 @@ impl Fence {
         Self { shared: Arc::new(Shared { id, verdict, inbox }) }
     }
 
-    /// Resolves when the fence is passed; fails when the device does. It waits for as long as the stream's work takes:
-    /// give it a deadline. Cancel safe.
+    /// Resolves when the fence is passed; fails when the device fails. This waits for as long as the stream's work
+    /// takes: use a deadline. Cancel safe.
     pub async fn passed(&self) -> Result<(), CudaError> {
         let mut verdict = self.shared.verdict.clone();
-        let seen = verdict.wait_for(Option::is_some).await.ok().and_then(|seen| seen.clone());
-        seen.unwrap_or_else(|| Err(CudaError::Stopped { device: self.shared.inbox.device().into() }))
+        let final_verdict = verdict.wait_for(Option::is_some).await.ok().and_then(|verdict| verdict.clone());
+        final_verdict.unwrap_or_else(|| Err(CudaError::Stopped { device: self.shared.inbox.device().into() }))
     }
 
-    /// Whether the fence is known to be passed, without a driver call. `None` while it is not.
+    /// Whether the fence was passed or has failed at the last poll, without a driver call; `None` before.
     pub fn verdict(&self) -> Option<Result<(), CudaError>> {
         self.shared.verdict.borrow().clone()
     }
 
-    /// Makes later work on `stream` wait for this fence. The calling thread waits for no device. Fails after a device
-    /// failure.
+    /// Makes later work on `stream` wait for this fence. The calling thread does not wait for the device. Fails after a
+    /// device failure.
     pub fn wait_on(&self, stream: StreamHandle) -> Result<(), CudaError> {
         if let Some(verdict) = self.verdict() {
             return verdict;
         }
         let id = self.shared.id;
-        self.shared.inbox.ask(|reply| Command::WaitFence(id, stream, reply))??;
-        // If the fence failed meanwhile, the thread had nothing left for the stream to wait for.
+        self.shared.inbox.request(|reply| Command::WaitFence(id, stream, reply))??;
+        // If the fence failed meanwhile, the thread could not make the stream wait.
         match self.verdict() {
             Some(Err(error)) => Err(error),
             _ => Ok(()),
@@ -66,7 +66,7 @@ impl fmt::Debug for Fence {
 /// A fence's state: `None` until it is passed or failed.
 pub(super) type Verdict = watch::Receiver<Option<Result<(), CudaError>>>;
 
-/// The state shared by a fence's clones. The last one returns its event.
+/// The state shared by a fence's clones. Dropping the last clone returns the event.
 struct Shared {
     id: u64,
     verdict: Verdict,
@@ -75,35 +75,35 @@ struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Without the thread, its events are gone too.
-        let _ = self.inbox.tell(Command::DropFence(self.id));
+        // Fails if the thread has ended, with all its events.
+        let _ = self.inbox.send(Command::DropFence(self.id));
     }
 }
 
-/// The polling schedule of a fence without a signal: soon at first, since much of a stream's work is short, then at
-/// growing intervals. So polling costs little, and adds little delay.
+/// The polling schedule of an event without a completion signal: soon at first, since a stream's work is often short,
+/// then at growing intervals. So polling costs little, and adds little delay.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PollSchedule {
-    ask_at: Instant,
+    poll_at: Instant,
     pause: Duration,
 }
 
 impl PollSchedule {
     pub(super) fn new(now: Instant) -> Self {
-        Self { ask_at: now + FIRST_PAUSE, pause: FIRST_PAUSE }
+        Self { poll_at: now + FIRST_PAUSE, pause: FIRST_PAUSE }
     }
 
-    pub(super) fn ask_at(self) -> Instant {
-        self.ask_at
+    pub(super) fn poll_at(self) -> Instant {
+        self.poll_at
     }
 
     pub(super) fn is_due(self, now: Instant) -> bool {
-        self.ask_at <= now
+        self.poll_at <= now
     }
 
-    pub(super) fn asked(&mut self, now: Instant) {
+    pub(super) fn polled(&mut self, now: Instant) {
         self.pause = (self.pause * 5 / 4).min(LONGEST_PAUSE);
-        self.ask_at = now + self.pause;
+        self.poll_at = now + self.pause;
     }
 }
 
@@ -115,18 +115,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn asking_never_adds_much_to_the_wait() {
+    fn polling_adds_little_delay() {
         let start = Instant::now();
-        let mut asking = PollSchedule::new(start);
-        let mut questions = 0;
-        while asking.ask_at() - start < Duration::from_secs(1) {
-            let now = asking.ask_at();
-            assert!(asking.is_due(now));
-            asking.asked(now);
-            let (waited, pause) = (now - start, asking.ask_at() - now);
+        let mut schedule = PollSchedule::new(start);
+        let mut polls = 0;
+        while schedule.poll_at() - start < Duration::from_secs(1) {
+            let now = schedule.poll_at();
+            assert!(schedule.is_due(now));
+            schedule.polled(now);
+            let (waited, pause) = (now - start, schedule.poll_at() - now);
             assert!(pause <= waited * 5 / 4 && pause <= Duration::from_millis(5));
-            questions += 1;
+            polls += 1;
         }
-        assert!(questions < 240, "{questions}");
+        assert!(polls < 240, "{polls}");
     }
 }

@@ -10,19 +10,19 @@ use super::{
     stream::StreamHandle,
 };
 
-/// The open fences: held and not yet passed. They are polled at growing intervals, since a callback would have to be
-/// put on the caller's stream.
+/// The open fences: held by callers and not yet passed. They are polled at growing intervals, since a callback would
+/// have to be submitted to the caller's stream.
 #[derive(Default)]
 pub(super) struct Fences {
     next_id: u64,
-    /// One for each live fence, which bounds it.
+    /// The open fences by id. Callers hold their fences, which bounds them.
     open: BTreeMap<u64, Watched>,
 }
 
 struct Watched {
-    mark: RecordedEvent,
+    event: RecordedEvent,
     verdict: watch::Sender<Option<Result<(), CudaError>>>,
-    asking: PollSchedule,
+    schedule: PollSchedule,
 }
 
 impl Fences {
@@ -33,26 +33,26 @@ impl Fences {
         gpu: &mut Gpu,
         setting: &Setting,
     ) -> Result<Fence, CudaError> {
-        Ok(self.keep(gpu.mark_stream(stream)?, setting))
+        Ok(self.open(gpu.record_event_on(stream)?, setting))
     }
 
     /// Records a fence on the intake stream.
     pub(super) fn record_intake(&mut self, gpu: &mut Gpu, setting: &Setting) -> Result<Fence, CudaError> {
-        Ok(self.keep(gpu.mark_intake()?, setting))
+        Ok(self.open(gpu.record_event_on_intake()?, setting))
     }
 
-    /// A fence that never passes, for a stream on which none could be recorded.
-    pub(super) fn lost(&mut self, error: CudaError, setting: &Setting) -> Fence {
-        let (_, seen) = watch::channel(Some(Err(error)));
-        Fence::new(self.new_id(), seen, setting.inbox.clone())
+    /// A failed fence, for a stream on which no fence could be recorded.
+    pub(super) fn failed(&mut self, error: CudaError, setting: &Setting) -> Fence {
+        let (_, receiver) = watch::channel(Some(Err(error)));
+        Fence::new(self.new_id(), receiver, setting.inbox.clone())
     }
 
-    fn keep(&mut self, mark: RecordedEvent, setting: &Setting) -> Fence {
+    fn open(&mut self, event: RecordedEvent, setting: &Setting) -> Fence {
         let id = self.new_id();
-        let (verdict, seen) = watch::channel(None);
+        let (verdict, receiver) = watch::channel(None);
         self.open
-            .insert(id, Watched { mark, verdict, asking: PollSchedule::new(Instant::now()) });
-        Fence::new(id, seen, setting.inbox.clone())
+            .insert(id, Watched { event, verdict, schedule: PollSchedule::new(Instant::now()) });
+        Fence::new(id, receiver, setting.inbox.clone())
     }
 
     fn new_id(&mut self) -> u64 {
@@ -60,47 +60,48 @@ impl Fences {
         self.next_id
     }
 
-    /// Makes a stream wait for a fence. One that is no longer open has passed or failed, as its owner knows.
-    pub(super) fn order(&self, id: u64, stream: &StreamHandle, gpu: &Gpu) -> Result<(), CudaError> {
+    /// Makes a stream wait for a fence. If the fence is no longer open, it has passed or failed, and its holder was
+    /// notified.
+    pub(super) fn make_wait(&self, id: u64, stream: &StreamHandle, gpu: &Gpu) -> Result<(), CudaError> {
         match self.open.get(&id) {
-            Some(watched) => gpu.order(stream, &watched.mark),
+            Some(watched) => gpu.make_wait(stream, &watched.event),
             None => Ok(()),
         }
     }
 
     pub(super) fn drop_fence(&mut self, id: u64, gpu: &mut Gpu) {
         if let Some(watched) = self.open.remove(&id) {
-            gpu.recycle(watched.mark);
+            gpu.recycle(watched.event);
         }
     }
 
-    /// Polls the fences that are due, and notifies their holders. Returns whether the driver refused to answer for one.
-    pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu) -> bool {
+    /// Polls the fences that are due, and notifies their holders. Returns whether the driver refused a query.
+    pub(super) fn poll(&mut self, now: Instant, gpu: &mut Gpu) -> bool {
         let mut refused = false;
         let due = self.open.extract_if(.., |_, watched| {
-            if !watched.asking.is_due(now) {
+            if !watched.schedule.is_due(now) {
                 return false;
             }
-            watched.asking.asked(now);
+            watched.schedule.polled(now);
             // Queried twice if the driver refuses: a repeated error is final.
-            match gpu.has_passed(&watched.mark).or_else(|_| gpu.has_passed(&watched.mark)) {
+            match gpu.has_passed(&watched.event).or_else(|_| gpu.has_passed(&watched.event)) {
                 Ok(false) => false,
-                Ok(true) => watched.tell(Ok(())),
+                Ok(true) => watched.report(Ok(())),
                 Err(error) => {
                     refused = true;
-                    watched.tell(Err(error.into()))
+                    watched.report(Err(error.into()))
                 }
             }
         });
-        let over: Vec<RecordedEvent> = due.map(|(_, watched)| watched.mark).collect();
-        over.into_iter().for_each(|mark| gpu.recycle(mark));
+        let ended: Vec<RecordedEvent> = due.map(|(_, watched)| watched.event).collect();
+        ended.into_iter().for_each(|event| gpu.recycle(event));
         refused
     }
 
     /// Fails all fences after a device failure.
     pub(super) fn fail(&mut self, error: &CudaError) {
         for watched in std::mem::take(&mut self.open).into_values() {
-            watched.tell(Err(error.clone()));
+            watched.report(Err(error.clone()));
         }
     }
 
@@ -109,13 +110,13 @@ impl Fences {
     }
 
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        self.open.values().map(|watched| watched.asking.ask_at()).min()
+        self.open.values().map(|watched| watched.schedule.poll_at()).min()
     }
 }
 
 impl Watched {
-    /// Reports how the fence ended.
-    fn tell(&self, verdict: Result<(), CudaError>) -> bool {
+    /// Reports whether the fence was passed or failed. Returns true, for `extract_if`.
+    fn report(&self, verdict: Result<(), CudaError>) -> bool {
         self.verdict.send_replace(Some(verdict));
         true
     }

@@ -3,7 +3,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The direction of a copy: each has a stream of its own, so that both directions of the bus are used at once.
+/// The direction of a copy. Each direction has a stream of its own, so that both directions of the bus are used at the
+/// same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     /// From the device into a slot.
@@ -19,107 +20,109 @@ impl Direction {
 /// The copies in flight, and when to poll them. Pure: no driver call.
 ///
 /// Copies of one direction share a stream, so they end in the order in which they began, and only the oldest is polled.
-/// Usually the device signals the end. It is polled besides, since signals can be lost: a failed context sends none.
+/// Usually the device signals the end of a copy. Copies are polled as well, since signals can be lost: a failed context
+/// sends none.
 #[derive(Debug)]
 pub(super) struct Flights<C> {
-    lanes: [VecDeque<Flight<C>>; 2],
+    queues: [VecDeque<Flight<C>>; 2],
     timing: Timing,
 }
 
 /// The deadlines of copies.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timing {
-    /// After this long, the waiter is told that the copy failed.
+    /// After this time, a copy is reported to its waiter as timed out.
     pub(super) late_after: Duration,
-    /// After this long, the device counts as hung.
+    /// After this time, the device counts as hung.
     pub(super) hung_after: Duration,
 }
 
 #[derive(Debug)]
 struct Flight<C> {
-    cargo: C,
-    begun: Instant,
-    ask_at: Instant,
+    copy: C,
+    started: Instant,
+    poll_at: Instant,
     pause: Duration,
     late: bool,
 }
 
 impl<C> Flights<C> {
     pub(super) fn new(timing: Timing) -> Self {
-        Self { lanes: [VecDeque::new(), VecDeque::new()], timing }
+        Self { queues: [VecDeque::new(), VecDeque::new()], timing }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.lanes.iter().all(VecDeque::is_empty)
+        self.queues.iter().all(VecDeque::is_empty)
     }
 
     /// Adds a copy submitted after all others of its direction.
-    pub(super) fn begin(&mut self, direction: Direction, cargo: C, now: Instant) {
-        let flight = Flight { cargo, begun: now, ask_at: now + FIRST_ASK, pause: FIRST_ASK, late: false };
-        self.lanes[direction as usize].push_back(flight);
+    pub(super) fn begin(&mut self, direction: Direction, copy: C, now: Instant) {
+        let flight = Flight { copy, started: now, poll_at: now + FIRST_POLL, pause: FIRST_POLL, late: false };
+        self.queues[direction as usize].push_back(flight);
     }
 
     /// The copies of one direction, oldest first.
-    pub(super) fn lane(&self, direction: Direction) -> impl Iterator<Item = &C> {
-        self.lanes[direction as usize].iter().map(|flight| &flight.cargo)
+    pub(super) fn copies(&self, direction: Direction) -> impl Iterator<Item = &C> {
+        self.queues[direction as usize].iter().map(|flight| &flight.copy)
     }
 
-    /// Removes the oldest copy of one direction; the flag tells whether it was reported late.
-    pub(super) fn land(&mut self, direction: Direction) -> Option<(C, bool)> {
-        let flight = self.lanes[direction as usize].pop_front()?;
-        Some((flight.cargo, flight.late))
+    /// Removes the oldest copy of one direction, and returns it with whether it was reported as late.
+    pub(super) fn remove_oldest(&mut self, direction: Direction) -> Option<(C, bool)> {
+        let flight = self.queues[direction as usize].pop_front()?;
+        Some((flight.copy, flight.late))
     }
 
-    /// Whether the oldest copy is to be polled without a signal.
+    /// Whether the oldest copy of one direction is due to be polled without a signal.
     pub(super) fn is_due(&self, direction: Direction, now: Instant) -> bool {
-        self.lanes[direction as usize]
+        self.queues[direction as usize]
             .front()
-            .is_some_and(|flight| flight.ask_at <= now)
+            .is_some_and(|flight| flight.poll_at <= now)
     }
 
-    /// Records that the oldest was polled and has not ended: the next poll comes after a longer pause.
+    /// Records that the oldest copy was polled and has not ended: the next poll comes after a longer pause.
     pub(super) fn still_running(&mut self, direction: Direction, now: Instant) {
-        if let Some(flight) = self.lanes[direction as usize].front_mut()
-            && flight.ask_at <= now
+        if let Some(flight) = self.queues[direction as usize].front_mut()
+            && flight.poll_at <= now
         {
             flight.pause = (flight.pause * 2).min(LONGEST_PAUSE);
-            flight.ask_at = now + flight.pause;
+            flight.poll_at = now + flight.pause;
         }
     }
 
-    /// The copies that have just become late, once each.
+    /// The copies that have become late since the last call.
     pub(super) fn newly_late(&mut self, now: Instant) -> impl Iterator<Item = &mut C> {
         let late_after = self.timing.late_after;
-        let is_new = move |flight: &&mut Flight<C>| !flight.late && flight.begun + late_after <= now;
-        self.lanes.iter_mut().flatten().filter(is_new).map(|flight| {
+        let is_new = move |flight: &&mut Flight<C>| !flight.late && flight.started + late_after <= now;
+        self.queues.iter_mut().flatten().filter(is_new).map(|flight| {
             flight.late = true;
-            &mut flight.cargo
+            &mut flight.copy
         })
     }
 
     /// Whether a copy is so late that the device counts as hung.
     pub(super) fn hangs(&self, now: Instant) -> bool {
         let hung_after = self.timing.hung_after;
-        self.lanes
+        self.queues
             .iter()
             .filter_map(VecDeque::front)
-            .any(|flight| flight.begun + hung_after <= now)
+            .any(|flight| flight.started + hung_after <= now)
     }
 
     /// The next time to act without a signal.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let Timing { late_after, hung_after } = self.timing;
-        let oldest = self.lanes.iter().filter_map(VecDeque::front);
-        let ask = oldest.map(|flight| flight.ask_at.min(flight.begun + hung_after));
-        let on_time =
-            |lane: &VecDeque<Flight<C>>| lane.iter().find(|flight| !flight.late).map(|flight| flight.begun);
-        let late = self.lanes.iter().filter_map(on_time).map(|begun| begun + late_after);
-        ask.chain(late).min()
+        let oldest = self.queues.iter().filter_map(VecDeque::front);
+        let poll_at_next = oldest.map(|flight| flight.poll_at.min(flight.started + hung_after));
+        let on_time = |queue: &VecDeque<Flight<C>>| {
+            queue.iter().find(|flight| !flight.late).map(|flight| flight.started)
+        };
+        let late = self.queues.iter().filter_map(on_time).map(|started| started + late_after);
+        poll_at_next.chain(late).min()
     }
 }
 
-/// The first poll without a signal: long after most copies have ended, and soon enough where signals are lost.
-const FIRST_ASK: Duration = Duration::from_millis(10);
+/// The first poll without a signal: long after most copies have ended, and soon enough if a signal is lost.
+const FIRST_POLL: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
@@ -136,31 +139,31 @@ mod tests {
     }
 
     #[test]
-    fn without_copies_nothing_is_to_be_done() {
+    fn without_copies_there_is_no_deadline() {
         let flights = Flights::<u32>::new(TIMING);
         assert!(flights.is_empty() && flights.wake_at().is_none() && !flights.hangs(Instant::now()));
     }
 
     #[test]
-    fn the_oldest_is_asked_after_at_growing_intervals() {
+    fn the_oldest_copy_is_polled_at_growing_intervals() {
         let start = Instant::now();
         let mut flights = Flights::new(TIMING);
         flights.begin(Direction::Out, 1, start);
         flights.begin(Direction::Out, 2, start + millis(5));
-        let mut asked = Vec::new();
-        while asked.len() < 7 {
+        let mut polls = Vec::new();
+        while polls.len() < 7 {
             let now = flights.wake_at().unwrap();
             assert!(flights.is_due(Direction::Out, now) && !flights.is_due(Direction::In, now));
             flights.still_running(Direction::Out, now);
-            asked.push((now - start).as_millis());
+            polls.push((now - start).as_millis());
         }
-        assert_eq!(asked, [10, 30, 70, 150, 310, 560, 810]);
-        assert_eq!(flights.land(Direction::Out), Some((1, false)));
-        assert!(flights.is_due(Direction::Out, start + millis(810)), "the next is overdue");
+        assert_eq!(polls, [10, 30, 70, 150, 310, 560, 810]);
+        assert_eq!(flights.remove_oldest(Direction::Out), Some((1, false)));
+        assert!(flights.is_due(Direction::Out, start + millis(810)), "the next copy is overdue");
     }
 
     #[test]
-    fn a_ring_that_comes_early_changes_no_pause() {
+    fn an_early_signal_changes_no_pause() {
         let start = Instant::now();
         let mut flights = Flights::new(TIMING);
         flights.begin(Direction::In, 1, start);
@@ -169,20 +172,20 @@ mod tests {
     }
 
     #[test]
-    fn a_late_copy_is_reported_once_and_may_still_land() {
+    fn a_late_copy_is_reported_once_and_may_still_end() {
         let start = Instant::now();
         let mut flights = Flights::new(TIMING);
         flights.begin(Direction::In, 1, start);
         flights.begin(Direction::In, 2, start + millis(500));
         let late = |flights: &mut Flights<u32>, after| -> Vec<u32> {
-            flights.newly_late(start + millis(after)).map(|cargo| *cargo).collect()
+            flights.newly_late(start + millis(after)).map(|copy| *copy).collect()
         };
         assert_eq!(late(&mut flights, 9_999), []);
         assert_eq!(late(&mut flights, 10_000), [1]);
         assert_eq!(late(&mut flights, 10_499), []);
         assert_eq!(late(&mut flights, 20_000), [2]);
         assert!(!flights.hangs(start + millis(59_999)) && flights.hangs(start + millis(60_000)));
-        assert_eq!(flights.land(Direction::In), Some((1, true)));
+        assert_eq!(flights.remove_oldest(Direction::In), Some((1, true)));
         assert!(!flights.hangs(start + millis(60_000)));
     }
 
@@ -202,8 +205,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every copy is reported late at its deadline, once, unless it ended before; and sleeping until `wake_at`
-        /// misses nothing.
+        /// Every copy is reported late once, at its deadline, unless it ended before, if the thread always wakes at
+        /// `wake_at`.
         #[test]
         fn no_deadline_is_missed(ops in vec(op(), 0..60)) {
             let start = Instant::now();
@@ -222,7 +225,7 @@ mod tests {
                         let direction = if out { Direction::Out } else { Direction::In };
                         let oldest = model.iter().position(|entry| entry.0 == direction);
                         let expected = oldest.map(|at| model.remove(at)).map(|(_, id, _, late)| (id, late));
-                        prop_assert_eq!(flights.land(direction), expected);
+                        prop_assert_eq!(flights.remove_oldest(direction), expected);
                     }
                     Op::Wait(ms) => {
                         let until = now + millis(ms);
@@ -241,8 +244,8 @@ mod tests {
                             return Ok(());
                         }
                         now = until;
-                        for (_, id, begun, late) in &model {
-                            prop_assert_eq!(*late, now - *begun >= TIMING.late_after, "copy {}", id);
+                        for (_, id, started, late) in &model {
+                            prop_assert_eq!(*late, now - *started >= TIMING.late_after, "copy {}", id);
                         }
                     }
                 }

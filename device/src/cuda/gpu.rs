@@ -17,67 +17,75 @@ use crate::engine::CopySegment;
 
 /// A device on its engine's thread: the primary context, bound to this thread, and the streams and events made in it.
 ///
-/// Dropping it makes no driver call and frees nothing: `close` does, when that is known to be safe.
+/// Dropping it makes no driver call and frees nothing. `close` releases the device, when that is known to be safe.
 pub(super) struct Gpu {
     driver: Driver,
     device: CUdevice,
-    lanes: [Lane; 2],
+    streams: [Streams; 2],
     /// The stream of copies within the device, made on first use.
     within: Option<CUstream>,
     /// The intake stream, made on first use.
     intake: Option<CUstream>,
     /// Unused events.
     events: Vec<CUevent>,
-    /// The context is current on the thread that opened it, and on no other.
-    _here: PhantomData<*const ()>,
+    /// Neither `Send` nor `Sync`: the context is current only on the thread that opened it.
+    _not_send: PhantomData<*const ()>,
 }
 
 /// The streams of one direction.
-struct Lane {
-    /// The stream of copies. It is not shared with the caller's work, and waits for none.
+struct Streams {
+    /// The stream of copies. Callers submit nothing to it, and it waits for no stream of theirs.
     copies: CUstream,
-    /// The stream of callbacks, each behind the event of its copy: a host function on the stream of the copies would
-    /// delay the next copy by more than a tenth of a chunk's time.
-    bells: CUstream,
-    bell: Arc<CompletionCallback>,
+    /// The stream of callbacks, each of which waits for the event of its copy: a host function on the stream of copies
+    /// would delay the next copy by more than a tenth of the time that a chunk takes.
+    signals: CUstream,
+    callback: Arc<CompletionCallback>,
 }
 
-/// The argument of a callback: the signal and its receiver.
+/// The argument of the completion callback.
 struct CompletionCallback {
     direction: Direction,
     inbox: Inbox,
 }
 
-/// A recorded event. `recycle` returns it; a dropped one is leaked, which is harmless.
+/// A recorded event, to be returned by `recycle`. A dropped event is leaked, which is harmless.
 #[derive(Debug)]
 #[must_use = "an event that is not recycled is lost"]
 pub(super) struct RecordedEvent(CUevent);
 
 impl Gpu {
-    /// Binds the calling thread to the device: to near processors, and to its primary context.
+    /// Binds the calling thread to the processors near the device and to its primary context, and creates the streams.
     pub(super) fn open(driver: Driver, ordinal: usize, inbox: &Inbox) -> Result<Self, CudaError> {
         let device = driver.device(ordinal)?;
         if let Ok(pci_bus_id) = driver.pci_bus_id(device) {
             locality::stay_near(&pci_bus_id);
         }
         bind(&driver, device)?;
-        let mut streams = Vec::new();
-        while streams.len() < 4 {
+        let mut created = Vec::new();
+        while created.len() < 4 {
             match driver.new_stream() {
-                Ok(stream) => streams.push(stream),
+                Ok(stream) => created.push(stream),
                 Err(error) => {
-                    unbind(&driver, device, &streams, &[]);
+                    unbind(&driver, device, &created, &[]);
                     return Err(error.into());
                 }
             }
         }
-        let lane = |direction| Lane {
-            copies: streams[2 * direction as usize],
-            bells: streams[2 * direction as usize + 1],
-            bell: Arc::new(CompletionCallback { direction, inbox: inbox.clone() }),
+        let of_direction = |direction| Streams {
+            copies: created[2 * direction as usize],
+            signals: created[2 * direction as usize + 1],
+            callback: Arc::new(CompletionCallback { direction, inbox: inbox.clone() }),
         };
-        let lanes = Direction::BOTH.map(lane);
-        Ok(Self { driver, device, lanes, within: None, intake: None, events: Vec::new(), _here: PhantomData })
+        let streams = Direction::BOTH.map(of_direction);
+        Ok(Self {
+            driver,
+            device,
+            streams,
+            within: None,
+            intake: None,
+            events: Vec::new(),
+            _not_send: PhantomData,
+        })
     }
 
     pub(super) fn driver(&self) -> &Driver {
@@ -92,34 +100,34 @@ impl Gpu {
     ///
     /// # Safety
     ///
-    /// `slot` is the start of a slot of this engine, so its pages are locked. The stretch was found to be in bounds of it
-    /// and of its own memory. Until a mark that is made after this was passed, the caller keeps the slot, and lets nobody
-    /// touch it; and keeps the stretch's memory.
+    /// `slot` is the start of a slot of this engine, so its pages are locked. The caller has checked that the segment
+    /// is in bounds of the slot and of its memory. Until an event recorded after this call has passed, the caller keeps
+    /// the segment's memory and the slot, and lets nobody touch the slot.
     pub(super) unsafe fn enqueue(
         &self,
         direction: Direction,
         slot: *mut u8,
-        stretch: &CopySegment<CudaMemory>,
+        segment: &CopySegment<CudaMemory>,
     ) -> Result<(), DriverError> {
-        let stream = self.lanes[direction as usize].copies;
-        // In bounds, as the caller says, so neither wraps.
-        let host = slot.wrapping_add(stretch.at);
-        let device = stretch.memory.address().wrapping_add(stretch.offset);
+        let stream = self.streams[direction as usize].copies;
+        // In bounds, as the caller promises, so neither wraps.
+        let host = slot.wrapping_add(segment.at);
+        let device = segment.memory.address().wrapping_add(segment.offset);
         match direction {
             Direction::Out => {
                 // SAFETY: the caller's promise; the stream lives until `close`.
-                unsafe { self.driver.copy_out(host, device, stretch.len, stream) }
+                unsafe { self.driver.copy_out(host, device, segment.len, stream) }
             }
             Direction::In => {
                 // SAFETY: the caller's promise; the stream lives until `close`.
-                unsafe { self.driver.copy_in(device, host, stretch.len, stream) }
+                unsafe { self.driver.copy_in(device, host, segment.len, stream) }
             }
         }
     }
 
-    /// Records an event behind all work on this direction's stream.
-    pub(super) fn mark(&mut self, direction: Direction) -> Result<RecordedEvent, DriverError> {
-        let stream = self.lanes[direction as usize].copies;
+    /// Records an event after all copies of this direction submitted so far.
+    pub(super) fn record_event(&mut self, direction: Direction) -> Result<RecordedEvent, DriverError> {
+        let stream = self.streams[direction as usize].copies;
         // SAFETY: the stream lives until `close`.
         unsafe { self.record(stream) }
     }
@@ -128,7 +136,7 @@ impl Gpu {
     ///
     /// # Safety
     ///
-    /// Until a mark that is made after this was passed, the caller keeps both memories, which are so long.
+    /// Both memories have `len` bytes, and the caller keeps them until an event recorded after this call has passed.
     pub(super) unsafe fn copy_within(&mut self, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
         let stream = match self.within {
             Some(stream) => stream,
@@ -138,9 +146,9 @@ impl Gpu {
         unsafe { self.driver.copy_within(to, from, len, stream) }
     }
 
-    /// Records an event behind all copies within the device.
-    pub(super) fn mark_within(&mut self) -> Result<RecordedEvent, DriverError> {
-        let stream = self.within.unwrap_or(self.lanes[0].copies);
+    /// Records an event after all copies within the device submitted so far.
+    pub(super) fn record_event_within(&mut self) -> Result<RecordedEvent, DriverError> {
+        let stream = self.within.unwrap_or(self.streams[0].copies);
         // SAFETY: the stream lives until `close`.
         unsafe { self.record(stream) }
     }
@@ -155,9 +163,9 @@ impl Gpu {
     }
 
     /// Records an event on a caller's stream.
-    pub(super) fn mark_stream(&mut self, stream: &StreamHandle) -> Result<RecordedEvent, CudaError> {
+    pub(super) fn record_event_on(&mut self, stream: &StreamHandle) -> Result<RecordedEvent, CudaError> {
         self.refuse_capturing(stream)?;
-        // SAFETY: a living stream: it lives while the handle does, promised who made that (`StreamHandle::from_raw`).
+        // SAFETY: the stream lives while its handle does, as the handle's creator promised (`StreamHandle::from_raw`).
         Ok(unsafe { self.record(stream.raw()) }?)
     }
 
@@ -170,9 +178,10 @@ impl Gpu {
     }
 
     /// Records an event on the intake stream.
-    pub(super) fn mark_intake(&mut self) -> Result<RecordedEvent, CudaError> {
+    pub(super) fn record_event_on_intake(&mut self) -> Result<RecordedEvent, CudaError> {
         let stream = self.intake()?;
-        // SAFETY: the stream lives until `close`. Who made it wait for a stream that is captured has captured it, too.
+        // A producer that makes the intake wait for a captured stream captures the intake too.
+        // SAFETY: the stream lives until `close`.
         if unsafe { self.driver.is_capturing(stream) }? {
             return Err(CudaError::Capturing);
         }
@@ -181,59 +190,66 @@ impl Gpu {
     }
 
     /// Makes a caller's stream wait for an event.
-    pub(super) fn order(&self, stream: &StreamHandle, mark: &RecordedEvent) -> Result<(), CudaError> {
+    pub(super) fn make_wait(&self, stream: &StreamHandle, event: &RecordedEvent) -> Result<(), CudaError> {
         self.refuse_capturing(stream)?;
-        // SAFETY: a living stream, as above, and a mark's event lives.
-        Ok(unsafe { self.driver.wait_for(stream.raw(), mark.0) }?)
+        // SAFETY: the stream lives while its handle does (`StreamHandle::from_raw`), and a recorded event lives.
+        Ok(unsafe { self.driver.wait_for(stream.raw(), event.0) }?)
     }
 
-    /// Requests a signal to the inbox when the event is passed. That may fail, and a signal may be lost: poll as well.
-    pub(super) fn ring(&self, direction: Direction, mark: &RecordedEvent) -> Result<(), DriverError> {
-        let lane = &self.lanes[direction as usize];
-        // SAFETY: the stream lives until `close`, and a mark's event lives.
-        unsafe { self.driver.wait_for(lane.bells, mark.0) }?;
-        let bell = Arc::into_raw(Arc::clone(&lane.bell));
-        // SAFETY: `ring` takes the bell that is passed to it, once. It calls nothing of CUDA and does not unwind.
-        let launched = unsafe { self.driver.launch(lane.bells, ring, bell.cast_mut().cast()) };
+    /// Requests a signal to the inbox when the event has passed. The request may fail, and a signal may be lost: poll
+    /// as well.
+    pub(super) fn request_signal(
+        &self,
+        direction: Direction,
+        event: &RecordedEvent,
+    ) -> Result<(), DriverError> {
+        let streams = &self.streams[direction as usize];
+        // SAFETY: the stream lives until `close`, and a recorded event lives.
+        unsafe { self.driver.wait_for(streams.signals, event.0) }?;
+        let callback = Arc::into_raw(Arc::clone(&streams.callback));
+        // SAFETY: `on_completion` takes ownership of the callback, which is passed to it once. It does not call CUDA
+        // and does not unwind.
+        let launched =
+            unsafe { self.driver.launch(streams.signals, on_completion, callback.cast_mut().cast()) };
         if launched.is_err() {
-            // SAFETY: made by `into_raw` just above, and the driver, which refused it, does not have it.
-            drop(unsafe { Arc::from_raw(bell) });
+            // SAFETY: made by `into_raw` just above, and the driver refused the call, so it does not keep the pointer.
+            drop(unsafe { Arc::from_raw(callback) });
         }
         launched
     }
 
     /// Whether all work before the event has ended.
-    pub(super) fn has_passed(&self, mark: &RecordedEvent) -> Result<bool, DriverError> {
-        // SAFETY: a mark's event lives.
-        unsafe { self.driver.has_passed(mark.0) }
+    pub(super) fn has_passed(&self, event: &RecordedEvent) -> Result<bool, DriverError> {
+        // SAFETY: a recorded event lives.
+        unsafe { self.driver.has_passed(event.0) }
     }
 
     /// Whether no copy of this direction runs.
     pub(super) fn is_idle(&self, direction: Direction) -> Result<bool, DriverError> {
         // SAFETY: the stream lives until `close`.
-        unsafe { self.driver.stream_is_idle(self.lanes[direction as usize].copies) }
+        unsafe { self.driver.stream_is_idle(self.streams[direction as usize].copies) }
     }
 
     /// Returns an event for reuse. Streams that wait for it still do.
-    pub(super) fn recycle(&mut self, mark: RecordedEvent) {
-        self.events.push(mark.0);
+    pub(super) fn recycle(&mut self, event: RecordedEvent) {
+        self.events.push(event.0);
     }
 
-    /// Releases the device: streams and events first, the context last. Call it when no copy runs and nothing made in
-    /// the context is in use. If the device cannot confirm that all callbacks have ended, everything is leaked.
+    /// Releases the device: streams and events first, the context last. Call this when no copy runs and nothing created
+    /// in the context is in use. If the driver does not confirm that all callbacks have ended, everything is leaked.
     pub(super) fn close(self) {
-        let [out, into] = &self.lanes;
-        if [out, into].into_iter().all(|lane| self.becomes_idle(lane.bells)) {
-            let own = [out.copies, out.bells, into.copies, into.bells];
+        let [out, into] = &self.streams;
+        if [out, into].into_iter().all(|streams| self.becomes_idle(streams.signals)) {
+            let own = [out.copies, out.signals, into.copies, into.signals];
             let streams: Vec<CUstream> = own.into_iter().chain(self.within).chain(self.intake).collect();
             unbind(&self.driver, self.device, &streams, &self.events);
         }
     }
 
-    /// Waits briefly for the last callbacks, which come right after their copies.
+    /// Waits up to `LAST_CALLBACKS_MS` for the last callbacks; returns whether the stream became idle.
     fn becomes_idle(&self, stream: CUstream) -> bool {
-        (0..LAST_RINGS_MS).any(|_| {
-            // SAFETY: the stream lives: it is about to be destroyed.
+        (0..LAST_CALLBACKS_MS).any(|_| {
+            // SAFETY: the stream lives: `close` destroys it after this.
             let idle = unsafe { self.driver.stream_is_idle(stream) } == Ok(true);
             if !idle {
                 thread::sleep(Duration::from_millis(1));
@@ -244,13 +260,13 @@ impl Gpu {
 
     /// # Safety
     ///
-    /// The stream lives, or names a default one.
+    /// The stream lives, or is a default stream.
     unsafe fn record(&mut self, stream: CUstream) -> Result<RecordedEvent, DriverError> {
         let event = match self.events.pop() {
             Some(event) => event,
             None => self.driver.new_event()?,
         };
-        // SAFETY: the event lives, and so does the stream, as the caller says.
+        // SAFETY: the event lives, and so does the stream, as the caller promises.
         let recorded = unsafe { self.driver.record(event, stream) };
         if recorded.is_err() {
             self.events.push(event);
@@ -259,7 +275,7 @@ impl Gpu {
     }
 
     fn refuse_capturing(&self, stream: &StreamHandle) -> Result<(), CudaError> {
-        // SAFETY: a living stream: it lives while the handle does, promised who made that (`StreamHandle::from_raw`).
+        // SAFETY: the stream lives while its handle does, as the handle's creator promised (`StreamHandle::from_raw`).
         match unsafe { self.driver.is_capturing(stream.raw()) }? {
             true => Err(CudaError::Capturing),
             false => Ok(()),
@@ -268,16 +284,16 @@ impl Gpu {
 }
 
 /// The time that the shutdown of an engine waits for the last callbacks.
-const LAST_RINGS_MS: u32 = 1000;
+const LAST_CALLBACKS_MS: u32 = 1000;
 
 /// Retains the device's primary context and makes it current on this thread.
 pub(super) fn bind(driver: &Driver, device: CUdevice) -> Result<(), DriverError> {
     let context = driver.retain(device)?;
     driver.relax_capture();
-    // SAFETY: retained just above, and let go when this thread is done with it.
+    // SAFETY: retained just above, and released when this thread no longer uses it (`unbind`).
     let bound = unsafe { driver.set_current(context) };
     if bound.is_err() {
-        // SAFETY: nothing was made in it.
+        // SAFETY: nothing was created in the context.
         let _ = unsafe { driver.release(device) };
     }
     bound
@@ -286,17 +302,19 @@ pub(super) fn bind(driver: &Driver, device: CUdevice) -> Result<(), DriverError>
 /// Undoes `bind`, after destroying the streams and events. What the driver refuses to destroy is leaked.
 pub(super) fn unbind(driver: &Driver, device: CUdevice, streams: &[CUstream], events: &[CUevent]) {
     for &event in events {
-        // SAFETY: one of `new_event`, and these are all that is left of it.
+        // SAFETY: created by `new_event`, and the caller, which passes its last copy of the handle, does not use it
+        // again.
         let _ = unsafe { driver.destroy_event(event) };
     }
     for &stream in streams {
-        // SAFETY: one of `new_stream`, and these are all that is left of it.
+        // SAFETY: created by `new_stream`, and the caller, which passes its last copy of the handle, does not use it
+        // again.
         let _ = unsafe { driver.destroy_stream(stream) };
     }
-    // SAFETY: no context is always one that may be used.
+    // SAFETY: null, for no context, is always valid.
     let _ = unsafe { driver.set_current(ptr::null_mut()) };
-    // SAFETY: what this thread made in the context is destroyed, and nobody holds memory of it: `close` asks for that,
-    // and before it was open nobody could.
+    // SAFETY: all that this thread created in the context is destroyed, and nobody holds memory of it: `close` requires
+    // that, and all other callers have given out no memory.
     let _ = unsafe { driver.release(device) };
 }
 
@@ -304,18 +322,17 @@ pub(super) fn unbind(driver: &Driver, device: CUdevice, streams: &[CUstream], ev
 ///
 /// # Safety
 ///
-/// `bell` comes from `Arc::into_raw` and is passed once.
-unsafe extern "C" fn ring(bell: *mut c_void) {
-    let bell: *const CompletionCallback = bell.cast_const().cast();
+/// `callback` comes from `Arc::into_raw` of a [`CompletionCallback`] and is passed once.
+unsafe extern "C" fn on_completion(callback: *mut c_void) {
+    let callback: *const CompletionCallback = callback.cast_const().cast();
     // SAFETY: the caller's promise.
-    let bell = unsafe { Arc::from_raw(bell) };
-    // Without the engine's thread, nobody waits for the signal. This locks only to push a message into a queue, and
-    // cannot panic.
-    let _ = bell.inbox.tell(Command::Rang(bell.direction));
+    let callback = unsafe { Arc::from_raw(callback) };
+    // Fails if the engine's thread has ended. Sending locks only to push a message into a queue, and cannot panic.
+    let _ = callback.inbox.send(Command::Signal(callback.direction));
 }
 
-/// Free and total bytes of a device, queried in a temporarily retained context. Costs a few hundred milliseconds, and
-/// as many megabytes of the device meanwhile, unless this process already has a context.
+/// The free and total bytes of a device, queried in a temporarily retained context. Costs a few hundred milliseconds,
+/// and temporarily a few hundred megabytes of device memory, unless this process already has a context.
 pub(super) fn measure(driver: &Driver, ordinal: usize) -> Result<(u64, u64), CudaError> {
     let device = driver.device(ordinal)?;
     bind(driver, device)?;

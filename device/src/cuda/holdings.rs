@@ -21,24 +21,24 @@ use super::{
 };
 use crate::{host_memory::AllocError, mapping::Mapping};
 
-/// The memory that an engine gave out, and returned memory that is not free yet.
+/// The device and page-locked memory of an engine: given out, returned but still in use, or cached.
 pub(super) struct Holdings {
-    shelf: MemoryCache,
+    cache: MemoryCache,
     /// Opened allocations of other processes.
     opened: Opened,
-    /// Device memory that is held, or that waits below.
+    /// The number of device memories that are given out or in `waiting`.
     blocks: usize,
-    /// Page-locked memory that is held.
+    /// The number of page-locked memories that are given out.
     locked: usize,
-    /// Returned memory that a caller's stream may still use. Each was given out once, which bounds it.
+    /// Returned memory that a caller's stream may still use. Bounded by the memory given out.
     waiting: Vec<Waiting>,
     last_wait: Duration,
-    /// Whether leaked memory may still be in use: then its context must stay.
-    kept: bool,
+    /// Whether leaked memory may still be in use: then its context must be leaked too.
+    has_leaked: bool,
 }
 
 struct Waiting {
-    holding: ManuallyDrop<MemoryOwner>,
+    owner: ManuallyDrop<MemoryOwner>,
     fences: Vec<Fence>,
     since: Instant,
 }
@@ -46,17 +46,17 @@ struct Waiting {
 impl Holdings {
     pub(super) fn new(options: &CudaOptions) -> Self {
         Self {
-            shelf: MemoryCache::new(options.memory_limit_bytes.unwrap_or(u64::MAX)),
+            cache: MemoryCache::new(options.memory_limit_bytes.unwrap_or(u64::MAX)),
             opened: Opened::default(),
             blocks: 0,
             locked: 0,
             waiting: Vec::new(),
             last_wait: options.last_wait(),
-            kept: false,
+            has_leaked: false,
         }
     }
 
-    /// Allocates device memory: reused, or the driver's.
+    /// Allocates device memory: from the cache, or from the driver.
     pub(super) fn allocate(
         &mut self,
         len: usize,
@@ -67,16 +67,16 @@ impl Holdings {
         if let Some(error) = failed {
             return Err(AllocError::Device { device: setting.device(), source: error.clone() });
         }
-        let (address, holding) = match len {
+        let (address, owner) = match len {
             0 => (0, MemoryOwner::Nothing),
             _ => {
-                let block = self.block(len, gpu, setting)?;
+                let block = self.take_block(len, gpu, setting)?;
                 self.blocks += 1;
                 (block.address, MemoryOwner::Block(block))
             }
         };
         self.count(setting);
-        Ok(CudaMemory::new(setting.engine, address, len, holding, setting.inbox.clone()))
+        Ok(CudaMemory::new(setting.engine, address, len, owner, setting.inbox.clone()))
     }
 
     /// Allocates page-locked host memory.
@@ -97,11 +97,11 @@ impl Holdings {
     }
 
     /// Accepts returned memory, to be freed once its fences are passed.
-    pub(super) fn take_back(&mut self, holding: ManuallyDrop<MemoryOwner>, fences: Vec<Fence>) {
-        self.waiting.push(Waiting { holding, fences, since: Instant::now() });
+    pub(super) fn take_back(&mut self, owner: ManuallyDrop<MemoryOwner>, fences: Vec<Fence>) {
+        self.waiting.push(Waiting { owner, fences, since: Instant::now() });
     }
 
-    /// Unlocks returned memory. If that fails it stays mapped: the device may reach it.
+    /// Unlocks and unmaps returned memory. If unlocking fails, the memory stays mapped: the device may still access it.
     pub(super) fn unlock(
         &mut self,
         mapping: ManuallyDrop<Mapping>,
@@ -119,19 +119,20 @@ impl Holdings {
         }
     }
 
-    /// Frees the memory whose fences are passed by now. Long after the engine is closed, the rest is leaked.
-    pub(super) fn look(&mut self, now: Instant, gpu: &Gpu, setting: &Setting, failed: bool, closed: bool) {
+    /// Frees the returned memory whose fences are passed. After the engine is closed, memory that has waited for
+    /// `last_wait` is leaked.
+    pub(super) fn poll(&mut self, now: Instant, gpu: &Gpu, setting: &Setting, failed: bool, closed: bool) {
         if self.waiting.is_empty() {
             return;
         }
         for mut waiting in mem::take(&mut self.waiting) {
-            let given_up = closed && waiting.since + self.last_wait <= now;
+            let is_late = closed && waiting.since + self.last_wait <= now;
             match are_passed(&mut waiting.fences) {
-                _ if failed => self.keep(waiting.holding, setting),
-                Some(Ok(())) => self.free(ManuallyDrop::into_inner(waiting.holding), gpu, setting),
-                None if !given_up => self.waiting.push(waiting),
-                // Its users are unknown.
-                _ => self.keep(waiting.holding, setting),
+                _ if failed => self.leak(waiting.owner, setting),
+                Some(Ok(())) => self.free(ManuallyDrop::into_inner(waiting.owner), gpu, setting),
+                None if !is_late => self.waiting.push(waiting),
+                // A stream may still use the memory.
+                _ => self.leak(waiting.owner, setting),
             }
         }
         self.count(setting);
@@ -143,22 +144,22 @@ impl Holdings {
     }
 
     /// Whether everything given out has been returned.
-    pub(super) fn are_back(&self) -> bool {
+    pub(super) fn are_returned(&self) -> bool {
         self.blocks == 0 && self.locked == 0 && self.waiting.is_empty()
     }
 
-    /// Returns cached memory to the driver; the result tells whether the context may be released too: not while leaked
-    /// memory of it may be in use.
-    pub(super) fn free_all(mut self, gpu: &Gpu, setting: &Setting) -> bool {
-        while let Some(block) = self.shelf.evict() {
+    /// Returns cached memory to the driver. Returns whether the context may be released too: not while leaked memory of
+    /// it may be in use.
+    pub(super) fn free_cached(mut self, gpu: &Gpu, setting: &Setting) -> bool {
+        while let Some(block) = self.cache.evict() {
             free_block(block, gpu, setting);
         }
         self.count(setting);
-        !self.kept
+        !self.has_leaked
     }
 
-    fn block(&mut self, len: usize, gpu: &Gpu, setting: &Setting) -> Result<Block, AllocError> {
-        let (evicted, len_bytes) = match self.shelf.take(len) {
+    fn take_block(&mut self, len: usize, gpu: &Gpu, setting: &Setting) -> Result<Block, AllocError> {
+        let (evicted, len_bytes) = match self.cache.take(len) {
             Ok(Taken::Reused(block)) => return Ok(block),
             Ok(Taken::Room { evicted, len_bytes }) => (evicted, len_bytes),
             Err(NoRoom { in_use_bytes, limit_bytes }) => {
@@ -171,19 +172,19 @@ impl Holdings {
             }
         };
         evicted.into_iter().for_each(|block| free_block(block, gpu, setting));
-        let taken = self.ask_driver(len_bytes, gpu, setting);
+        let taken = self.allocate_block(len_bytes, gpu, setting);
         taken.map_err(|error| {
-            self.shelf.give_up(len_bytes);
+            self.cache.release(len_bytes);
             refusal(error, len_bytes, gpu, setting)
         })
     }
 
-    /// Asks the driver for memory; if it has none, again after returning each cached block.
-    fn ask_driver(&mut self, len_bytes: u64, gpu: &Gpu, setting: &Setting) -> Result<Block, DriverError> {
+    /// Allocates memory from the driver. While the driver has none, frees one cached block and retries.
+    fn allocate_block(&mut self, len_bytes: u64, gpu: &Gpu, setting: &Setting) -> Result<Block, DriverError> {
         loop {
             match gpu.driver().allocate(len_bytes as usize) {
                 Ok(address) => return Ok(Block { address, len_bytes }),
-                Err(error) if error.code == OUT_OF_MEMORY => match self.shelf.evict() {
+                Err(error) if error.code == OUT_OF_MEMORY => match self.cache.evict() {
                     Some(block) => free_block(block, gpu, setting),
                     None => return Err(error),
                 },
@@ -192,45 +193,46 @@ impl Holdings {
         }
     }
 
-    /// Frees unused memory: the engine's own goes to the cache, a caller's to its owner; shared memory is unmapped.
-    fn free(&mut self, holding: MemoryOwner, gpu: &Gpu, setting: &Setting) {
-        match holding {
+    /// Releases unused memory: the engine's own goes to the cache, a caller's to its owner; shared memory is unmapped.
+    fn free(&mut self, owner: MemoryOwner, gpu: &Gpu, setting: &Setting) {
+        match owner {
             MemoryOwner::Block(block) => {
                 self.blocks -= 1;
-                self.shelf.put_back(block);
+                self.cache.put_back(block);
             }
             MemoryOwner::Shared(shared) => {
                 self.blocks -= 1;
                 self.unmap(shared, gpu, setting);
             }
-            MemoryOwner::Owner(owner) => drop(owner),
+            MemoryOwner::Caller(owner) => drop(owner),
             MemoryOwner::Nothing => {}
         }
     }
 
     /// Leaks memory that may still be in use.
-    fn keep(&mut self, holding: ManuallyDrop<MemoryOwner>, setting: &Setting) {
-        let own_bytes = match &*holding {
+    fn leak(&mut self, owner: ManuallyDrop<MemoryOwner>, setting: &Setting) {
+        let own_bytes = match &*owner {
             MemoryOwner::Block(block) => Some(block.len_bytes),
             MemoryOwner::Shared(shared) => Some(shared.own_bytes()),
-            MemoryOwner::Owner(_) | MemoryOwner::Nothing => None,
+            MemoryOwner::Caller(_) | MemoryOwner::Nothing => None,
         };
         if let Some(own_bytes) = own_bytes {
             self.blocks -= 1;
             setting.counters.kept_bytes.add(own_bytes);
         }
-        self.kept = true;
+        self.has_leaked = true;
     }
 
     fn count(&self, setting: &Setting) {
-        setting.counters.device_bytes.set(self.shelf.in_use_bytes());
-        setting.counters.cached_bytes.set(self.shelf.cached_bytes());
+        setting.counters.device_bytes.set(self.cache.in_use_bytes());
+        setting.counters.cached_bytes.set(self.cache.cached_bytes());
     }
 }
 
-/// Unlocks the pages of memory. Pages that are not locked are fine too.
+/// Unlocks the pages of memory. Succeeds for pages that are not locked, too.
 fn unlock(mapping: &Mapping, gpu: &Gpu) -> Result<(), DriverError> {
-    // SAFETY: its last owner has sent it, so no slot of it is left, and no copy either: each owns its slot.
+    // SAFETY: the memory's last owner has returned it, so no slot of it exists, and no copy runs, since each copy owns
+    // its slot.
     match unsafe { gpu.driver().unlock(mapping.start().as_ptr()) } {
         Err(error) if error.code == NOT_REGISTERED => Ok(()),
         unlocked => unlocked,
@@ -239,10 +241,10 @@ fn unlock(mapping: &Mapping, gpu: &Gpu) -> Result<(), DriverError> {
 
 /// Returns memory to the driver.
 fn free_block(block: Block, gpu: &Gpu, setting: &Setting) {
-    // SAFETY: it was on the shelf: its last owner is gone, with it all copies, each of which is an owner, and every stream
-    // that was named as using it is past that (`look`).
+    // SAFETY: the block was in the cache: its last owner was dropped, so no copy of it runs, since each copy is an
+    // owner; and every stream that was named as using it has passed its work (`poll`).
     if unsafe { gpu.driver().free(block.address) }.is_err() {
-        // It is not retried: it may have been freed, and its address reused by then.
+        // Not retried: the memory may have been freed despite the error, and its address reused.
         setting.counters.kept_bytes.add(block.len_bytes);
     }
 }

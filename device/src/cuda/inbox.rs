@@ -24,8 +24,9 @@ use crate::{engine::CopySegment, host_memory::AllocError, id::Id, mapping::Mappi
 
 /// The command queue of an engine's thread, through which every request to the device goes.
 ///
-/// Nothing is lost in it while the thread lives, and sending never blocks. Its commands bound it: a copy owns a slot of
-/// the engine, a signal belongs to a copy in flight, memory is returned once, and a caller waits for its answer.
+/// No command is lost while the thread lives, and sending never blocks. The queue is bounded by what its commands stand
+/// for: a copy owns a slot of the engine, a signal belongs to a copy in flight, memory is returned once, and a caller
+/// waits for its answer.
 #[derive(Debug, Clone)]
 pub(super) struct Inbox {
     sender: Sender<Command>,
@@ -43,30 +44,31 @@ impl Inbox {
         &self.device
     }
 
-    /// Sends a command; returns it if the thread has ended.
-    pub(super) fn tell(&self, command: Command) -> Result<(), Command> {
+    /// Sends a command; returns the command if the thread has ended.
+    pub(super) fn send(&self, command: Command) -> Result<(), Command> {
         self.sender.send(command).map_err(|mpsc::SendError(command)| command)
     }
 
-    /// Sends a request and waits for its answer up to a deadline. The thread handles the request in any case, and drops
-    /// a late answer with what it carries. A stream in the request is used even then, and kept by its handle.
-    pub(super) fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, CudaError> {
-        self.ask_for(self.answer_timeout, question)
+    /// Sends a request and waits up to `answer_timeout` for its answer. The thread handles the request even after that,
+    /// and drops a late answer with the memory or fence in it. It then still uses a stream in the request, which the
+    /// handle keeps.
+    pub(super) fn request<T>(&self, request: impl FnOnce(Reply<T>) -> Command) -> Result<T, CudaError> {
+        self.request_within(self.answer_timeout, request)
     }
 
-    /// The same with `patience`, for requests on which the thread itself waits.
-    pub(super) fn ask_for<T>(
+    /// Like `request`, with another timeout, for requests on which the thread itself waits.
+    pub(super) fn request_within<T>(
         &self,
-        patience: Duration,
-        question: impl FnOnce(Reply<T>) -> Command,
+        timeout: Duration,
+        request: impl FnOnce(Reply<T>) -> Command,
     ) -> Result<T, CudaError> {
         let stopped = || CudaError::Stopped { device: self.device.to_string() };
-        let (reply, answer) = mpsc::sync_channel(1); // One answer: sending it never waits.
-        self.tell(question(reply)).map_err(|_| stopped())?;
-        answer.recv_timeout(patience).map_err(|missing| match missing {
+        let (reply, answer) = mpsc::sync_channel(1); // Room for the one answer, so sending it never blocks.
+        self.send(request(reply)).map_err(|_| stopped())?;
+        answer.recv_timeout(timeout).map_err(|missing| match missing {
             RecvTimeoutError::Disconnected => stopped(),
             RecvTimeoutError::Timeout => {
-                CudaError::NoAnswer { device: self.device.to_string(), waited: patience }
+                CudaError::NoAnswer { device: self.device.to_string(), waited: timeout }
             }
         })
     }
@@ -77,13 +79,13 @@ pub(super) type Reply<T> = SyncSender<T>;
 
 /// A command to an engine's thread.
 ///
-/// Memory that only the thread may free is in a `ManuallyDrop`: an unhandled command leaks it.
+/// Memory that only the thread may free is in a `ManuallyDrop`: dropping an unhandled command leaks the memory.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Start a copy.
     Copy(Job),
-    /// Signal from the device: a copy of this direction has ended.
-    Rang(Direction),
+    /// The device's signal that a copy of this direction has ended.
+    Signal(Direction),
     /// Allocate device memory.
     Allocate(usize, Reply<Result<Arc<CudaMemory>, AllocError>>),
     /// Allocate page-locked host memory.
@@ -96,7 +98,7 @@ pub(super) enum Command {
     Share(ExportRequest),
     /// Take back unused memory, to be freed once these fences are passed.
     TakeBack(ManuallyDrop<MemoryOwner>, Vec<Fence>),
-    /// Release a memory, once these streams have passed their current work.
+    /// Release memory, once these streams have passed their current work.
     GiveUp(Arc<CudaMemory>, Vec<StreamHandle>),
     /// Take back unused page-locked memory.
     Unlock(ManuallyDrop<Mapping>),
@@ -112,7 +114,7 @@ pub(super) enum Command {
     DropFence(u64),
     /// Make a caller's stream wait for all copies of a memory requested before.
     WaitMemory(Id, StreamHandle, Reply<Result<(), CudaError>>),
-    /// The engine was dropped: end when everything given out is returned.
+    /// The engine was dropped: end when all memory given out is returned.
     Close,
 }
 
@@ -121,6 +123,6 @@ pub(super) enum Command {
 pub(super) struct Job {
     pub(super) direction: Direction,
     pub(super) slot: Slot,
-    pub(super) stretches: Vec<CopySegment<CudaMemory>>,
+    pub(super) segments: Vec<CopySegment<CudaMemory>>,
     pub(super) done: Ticket,
 }

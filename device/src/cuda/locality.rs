@@ -1,16 +1,16 @@
-//! NUMA locality: which processors are near a device.
+//! NUMA locality: binds threads to the processors near a device.
 //!
-//! Why: the kernel gives memory on the node of the thread that touches it first. Copies between a GPU and the far node of
-//! a machine were measured at less than half the rate (XLA, eight H100: 13.5 instead of 33 GiB/s).
+//! Why: the kernel allocates memory on the NUMA node of the thread that touches it first. Copies between a GPU and the
+//! memory of a far node were measured at less than half the rate (XLA, eight H100: 13.5 instead of 33 GiB/s).
 
 use std::fs;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Keeps the calling thread on the processors near the PCI device, as far as it may use them, so that memory it touches
-/// first is near too. Threads that it starts, the driver's among them, inherit this.
+/// Binds the calling thread to the processors near the PCI device that it may use, so that memory it touches first is
+/// near too. Threads that it starts, the driver's among them, inherit this.
 ///
-/// Changes nothing if the machine does not report it, or if none of those processors may be used: it only affects
+/// Changes nothing if the system does not report these processors, or the thread may use none of them. Only affects
 /// speed.
 pub(super) fn stay_near(pci_bus_id: &str) {
     let path = format!("/sys/bus/pci/devices/{pci_bus_id}/local_cpulist");
@@ -20,12 +20,12 @@ pub(super) fn stay_near(pci_bus_id: &str) {
     let usable = parse(&list).filter(|&cpu| cpu < CpuSet::MAX_CPU && allowed.is_set(cpu));
     usable.for_each(|cpu| near.set(cpu));
     if near.count() > 0 {
-        // Refused: the thread stays where it may be.
+        // If the system refuses, the thread keeps its processors.
         let _ = sched_setaffinity(None, &near);
     }
 }
 
-/// The numbers in a list such as `0-15,32-47`. What is no number is passed over.
+/// The numbers in a list such as `0-15,32-47`. Invalid entries are skipped.
 fn parse(list: &str) -> impl Iterator<Item = usize> {
     list.trim().split(',').flat_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_nobody_knows_changes_nothing() {
+    fn an_unknown_device_changes_nothing() {
         let before = sched_getaffinity(None).unwrap();
         stay_near("ffff:ff:1f.7");
         assert_eq!(sched_getaffinity(None).unwrap(), before);

@@ -1,6 +1,6 @@
-//! Measurements for benchmarks: the speed of plain copies, and broken contexts.
+//! Tools for benchmarks (feature `measure`): the speed of plain copies, and faults that break a context.
 //!
-//! Not for use in service (feature `measure`). Everything here runs on a thread of its own and waits for the device.
+//! Not for use in production. Each function runs on a separate thread and waits for the device without a deadline.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -26,13 +26,13 @@ use crate::{
 /// The kind of pages of a copy's host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
-    /// Locked: the device reads and writes them by itself.
+    /// Locked pages, which the device accesses directly.
     Locked,
-    /// Ordinary memory, which the driver copies through page-locked memory of its own.
+    /// Ordinary pages, which the driver copies through page-locked memory of its own.
     Pageable,
 }
 
-/// The time of plain copies in seconds, after a warm-up: the fastest of several.
+/// The shortest times of plain copies in seconds, after a warm-up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlainCopies {
     /// From the device to the host.
@@ -55,11 +55,11 @@ pub enum MeasureError {
 
 /// Measures synchronous copies of `len` bytes, as `cudaMemcpy` does them: the limit of the bus, or of pageable memory.
 pub fn plain_copies(ordinal: usize, len: usize, pages: Pages) -> Result<PlainCopies, MeasureError> {
-    on_a_thread(ordinal, After::LetGo, move |driver, _| {
+    on_a_thread(ordinal, After::Release, move |driver, _| {
         let host = Mapping::new(len, PageSize::Huge).map_err(|source| AllocError::Os { len, source })?;
         host.prefault();
         if pages == Pages::Locked {
-            // SAFETY: the mapping lives until it was unlocked below; where that fails it is leaked.
+            // SAFETY: the mapping lives until its pages are unlocked below; if that fails, it is leaked.
             unsafe { driver.lock(host.start().as_ptr(), host.len()) }.map_err(CudaError::Driver)?;
         }
         let copied = copy_both_ways(driver, &host, len);
@@ -76,14 +76,14 @@ pub fn plain_copies(ordinal: usize, len: usize, pages: Pages) -> Result<PlainCop
 }
 
 fn copy_both_ways(driver: &Driver, host: &Mapping, len: usize) -> Result<PlainCopies, CudaError> {
-    // SAFETY: this is the function's type: compared with cudarc's binding below.
+    // SAFETY: the function has this type: it is compared with cudarc's binding below.
     let to_host: CopyToHost = unsafe { find("cuMemcpyDtoH_v2") }?;
     // SAFETY: likewise.
     let to_device: CopyToDevice = unsafe { find("cuMemcpyHtoD_v2") }?;
     let address = driver.allocate(len)?;
     let start: *mut c_void = host.start().as_ptr().cast();
     let copied = fastest(|| {
-        // SAFETY: `len` bytes of a mapping and of an allocation that both live here; the call returns when it is done.
+        // SAFETY: mapping and allocation have `len` bytes and outlive this call, which returns when the copy has ended.
         let code = unsafe { to_device(address, start, len) };
         driver.check("cuMemcpyHtoD_v2", code)
     })
@@ -102,7 +102,7 @@ fn copy_both_ways(driver: &Driver, host: &Mapping, len: usize) -> Result<PlainCo
     Ok(copied)
 }
 
-/// The shortest of several tries, after one that does not count.
+/// The shortest time of several tries, after a warm-up, in seconds.
 fn fastest<E>(mut copy: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     copy()?;
     let mut shortest = f64::INFINITY;
@@ -119,15 +119,15 @@ const TRIES: usize = 5;
 /// The fault that breaks a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Break {
-    /// A device reset, as by a library that believes to be alone in the process.
+    /// A reset of the device, as by a library that assumes it is alone in the process.
     Reset,
     /// A trap in a kernel, as by a bug.
     Trap,
 }
 
-/// Breaks the primary context of a device for all of this process, for good.
+/// Breaks the primary context of a device for the whole process, permanently.
 pub fn break_context(ordinal: usize, how: Break) -> Result<(), CudaError> {
-    let broken = on_a_thread(ordinal, After::Hold, move |driver, device| match how {
+    let broken = on_a_thread(ordinal, After::Keep, move |driver, device| match how {
         Break::Reset => reset(driver, device).map_err(MeasureError::Cuda),
         Break::Trap => trap(driver).map_err(MeasureError::Cuda),
     });
@@ -138,27 +138,27 @@ pub fn break_context(ordinal: usize, how: Break) -> Result<(), CudaError> {
 }
 
 fn reset(driver: &Driver, device: CUdevice) -> Result<(), CudaError> {
-    // SAFETY: this is the function's type: compared with cudarc's binding below.
+    // SAFETY: the function has this type: it is compared with cudarc's binding below.
     let reset: Reset = unsafe { find("cuDevicePrimaryCtxReset_v2") }?;
-    // SAFETY: the driver allows it at any time; what others then do with their handles are errors of the driver.
+    // SAFETY: the driver allows a reset at any time; it refuses handles that others use afterwards, with an error.
     let code = unsafe { reset(device) };
     Ok(driver.check("cuDevicePrimaryCtxReset_v2", code)?)
 }
 
 /// Runs a kernel that traps. The context of the calling thread is then unusable.
 fn trap(driver: &Driver) -> Result<(), CudaError> {
-    // SAFETY: these are the functions' types: compared with cudarc's bindings below.
+    // SAFETY: the function has this type: it is compared with cudarc's binding below.
     let load: LoadModule = unsafe { find("cuModuleLoadData") }?;
     // SAFETY: likewise.
     let get: GetFunction = unsafe { find("cuModuleGetFunction") }?;
     // SAFETY: likewise.
     let launch: Launch = unsafe { find("cuLaunchKernel") }?;
     let mut module: CUmodule = ptr::null_mut();
-    // SAFETY: the text ends with a zero; the driver reads it and writes one handle to a local.
+    // SAFETY: the text is zero-terminated; the driver reads it and writes one handle to a local.
     let code = unsafe { load(&raw mut module, TRAP.as_ptr().cast()) };
     driver.check("cuModuleLoadData", code)?;
     let mut kernel: CUfunction = ptr::null_mut();
-    // SAFETY: the name ends with a zero; the driver writes one handle to a local.
+    // SAFETY: the name is zero-terminated; the driver writes one handle to a local.
     let code = unsafe { get(&raw mut kernel, module, c"relay_trap".as_ptr()) };
     driver.check("cuModuleGetFunction", code)?;
     let stream: CUstream = ptr::null_mut();
@@ -167,7 +167,7 @@ fn trap(driver: &Driver) -> Result<(), CudaError> {
     Ok(driver.check("cuLaunchKernel", code)?)
 }
 
-/// A kernel that does nothing but trap, in an assembly that any driver of the last years compiles for its device.
+/// A kernel that only traps, in PTX of a version that every recent driver compiles.
 const TRAP: &std::ffi::CStr = c".version 7.0
 .target sm_70
 .address_size 64
@@ -177,12 +177,12 @@ const TRAP: &std::ffi::CStr = c".version 7.0
 /// Whether the context is released after the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum After {
-    LetGo,
-    /// There is nothing left to let go of.
-    Hold,
+    Release,
+    /// The work broke the context, so that it cannot be released.
+    Keep,
 }
 
-/// Runs `work` on a thread of its own with the device's primary context current. Waits for it without a deadline.
+/// Runs `work` on a separate thread with the device's primary context current. Waits for it without a deadline.
 fn on_a_thread<T: Send + 'static>(
     ordinal: usize,
     after: After,
@@ -196,7 +196,7 @@ fn on_a_thread<T: Send + 'static>(
         }
         bind(&driver, device).map_err(CudaError::Driver)?;
         let result = work(&driver, device);
-        if after == After::LetGo {
+        if after == After::Release {
             unbind(&driver, device, &[], &[]);
         }
         result
@@ -257,11 +257,11 @@ const _: () = assert!(size_of::<CUdevice>() == size_of::<c_int>());
 ///
 /// # Safety
 ///
-/// `F` is the type of that function. The probe found the library.
+/// `F` is the type of that function. The driver was probed, so its library is loaded.
 unsafe fn find<F: Copy>(symbol: &'static str) -> Result<F, CudaError> {
-    // SAFETY: the caller vouches that the library is there.
+    // SAFETY: the caller guarantees that the library is loaded.
     let library = unsafe { sys::culib() };
-    // SAFETY: the caller vouches for the type.
+    // SAFETY: the caller guarantees the type.
     let found = unsafe { library.get::<F>(symbol.as_bytes()) };
     found.map(|function| *function).map_err(|_| CudaError::NoSymbol { symbol })
 }

@@ -16,84 +16,84 @@ use crate::id::Id;
 
 /// Memory of a CUDA device that holds a tensor or a payload: the engine's own, or lent by a caller.
 ///
-/// It is returned to its owner when it is dropped, no copy uses it any more, and every stream named to
-/// [`in_use_until`](Self::in_use_until) has passed its work.
+/// It is returned to its owner when it is dropped, no copy uses it any more, and every stream passed to
+/// [`in_use_until`](Self::in_use_until) has finished its work.
 pub struct CudaMemory {
     id: Id,
     engine: Id,
     address: u64,
     len: usize,
-    holding: MemoryOwner,
-    /// The fences that must be passed before a copy begins or the memory is returned. Passed ones are dropped at the
+    owner: MemoryOwner,
+    /// The fences that must be passed before a copy begins or the memory is returned. Passed fences are dropped at the
     /// next check.
     fences: Mutex<Vec<Fence>>,
     inbox: Inbox,
 }
 
 impl CudaMemory {
-    pub(super) fn new(engine: Id, address: u64, len: usize, holding: MemoryOwner, inbox: Inbox) -> Arc<Self> {
+    pub(super) fn new(engine: Id, address: u64, len: usize, owner: MemoryOwner, inbox: Inbox) -> Arc<Self> {
         let (id, fences) = (Id::unique(), Mutex::default());
-        Arc::new(Self { id, engine, address, len, holding, fences, inbox })
+        Arc::new(Self { id, engine, address, len, owner, fences, inbox })
     }
 
-    /// Its device address. Valid for as long as this value lives; for work that outlasts it, see
+    /// The device address, valid for as long as this value lives. For work on streams that outlasts this value, see
     /// [`in_use_until`](Self::in_use_until).
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its size.
+    /// The size of the memory.
     pub fn len_bytes(&self) -> u64 {
         self.len as u64
     }
 
-    /// A part of it, as memory of its own that keeps the whole; `None` if the range is out of bounds.
+    /// The memory of `range`, as a value of its own that keeps `self` alive; `None` if the range is out of bounds.
     ///
-    /// Streams named to one of the two later are unknown to the other, and [`wait_on`](Self::wait_on) of the whole does
-    /// not wait for copies of a part.
+    /// Streams that are passed to one of the two values later do not affect the other, and [`wait_on`](Self::wait_on)
+    /// of `self` does not wait for copies of the part.
     pub fn slice(self: &Arc<Self>, range: Range<u64>) -> Option<Arc<Self>> {
         let len = range.end.checked_sub(range.start)?;
         if range.end > self.len_bytes() {
             return None;
         }
-        let holding = MemoryOwner::Owner(Box::new(Arc::clone(self)));
+        let owner = MemoryOwner::Caller(Box::new(Arc::clone(self)));
         let address = self.address + range.start;
-        let part = Self::new(self.engine, address, len as usize, holding, self.inbox.clone());
-        self.fences().iter().for_each(|fence| part.hold_for(fence.clone()));
+        let part = Self::new(self.engine, address, len as usize, owner, self.inbox.clone());
+        self.fences().iter().for_each(|fence| part.add_fence(fence.clone()));
         Some(part)
     }
 
     /// Makes later work on `stream` wait for all copies to and from this memory requested before.
     ///
-    /// Not needed after awaiting the copies: an end that the host has seen is visible to every stream. The calling
-    /// thread waits for no copy, except for one that still waits for a fence. Fails after a device failure.
+    /// Not needed after awaiting the copies: the bytes of an awaited copy are visible to every stream. The calling
+    /// thread does not wait for copies, except for those that still wait for a fence. Fails after a device failure.
     pub fn wait_on(&self, stream: StreamHandle) -> Result<(), CudaError> {
-        self.inbox.ask(|reply| Command::WaitMemory(self.id, stream, reply))?
+        self.inbox.request(|reply| Command::WaitMemory(self.id, stream, reply))?
     }
 
-    /// Records that the current work on `stream` uses this memory: no later copy of it begins, and it is not returned,
-    /// before that work has ended. The calling thread waits for no device.
+    /// Records that the current work on `stream` uses this memory: before that work has ended, no later copy of the
+    /// memory begins, and it is not returned. The calling thread does not wait for the device.
     pub fn in_use_until(&self, stream: StreamHandle) -> Result<(), CudaError> {
-        let fence = self.inbox.ask(|reply| Command::Fence(stream, reply))??;
-        self.hold_for(fence);
+        let fence = self.inbox.request(|reply| Command::Fence(stream, reply))??;
+        self.add_fence(fence);
         Ok(())
     }
 
-    /// Releases the memory, once each of `streams` has passed the work on it when the engine's thread handles this. For
-    /// destructors: it never blocks. If that cannot be determined, because the device failed or the stream is capturing
-    /// a graph, the memory is leaked.
+    /// Releases the memory, once each of `streams` has finished the work submitted before the engine's thread handles
+    /// this request. Never blocks: for destructors. If the end of that work cannot be determined, because the device
+    /// failed or a stream is capturing a graph, the memory is leaked.
     pub fn give_up(self: Arc<Self>, streams: Vec<StreamHandle>) {
         let inbox = self.inbox.clone();
-        // If the thread is gone, the memory is not reused.
-        let _ = inbox.tell(Command::GiveUp(self, streams));
+        // If the thread has ended, memory of the engine is leaked, not reused.
+        let _ = inbox.send(Command::GiveUp(self, streams));
     }
 
-    /// Adds a fence that must be passed first.
-    pub(super) fn hold_for(&self, fence: Fence) {
+    /// Adds a fence that must be passed before a copy begins or the memory is returned.
+    pub(super) fn add_fence(&self, fence: Fence) {
         self.fences().push(fence);
     }
 
-    /// Whether every fence is passed: `None` while one is not, an error if one failed.
+    /// Whether every fence is passed: `None` while any is not, an error if one failed.
     pub(super) fn is_free(&self) -> Option<Result<(), CudaError>> {
         are_passed(&mut self.fences())
     }
@@ -111,7 +111,7 @@ impl CudaMemory {
     }
 }
 
-/// Drops the passed fences, and tells whether all are: `None` while one is not.
+/// Drops the passed fences. Returns `None` while any is not passed, an error if one failed.
 pub(super) fn are_passed(fences: &mut Vec<Fence>) -> Option<Result<(), CudaError>> {
     let mut failed = None;
     fences.retain(|fence| match fence.verdict() {
@@ -139,16 +139,16 @@ impl fmt::Debug for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        let holding = mem::replace(&mut self.holding, MemoryOwner::Nothing);
+        let owner = mem::replace(&mut self.owner, MemoryOwner::Nothing);
         let mut fences = mem::take(&mut *self.fences());
         let is_free = matches!(are_passed(&mut fences), Some(Ok(())));
-        match holding {
+        match owner {
             MemoryOwner::Nothing => {}
-            // The caller's memory, which no stream uses any more.
-            MemoryOwner::Owner(owner) if is_free => drop(owner),
-            holding => {
-                // Without the engine's thread, its users are unknown: it is leaked.
-                let _ = self.inbox.tell(Command::TakeBack(ManuallyDrop::new(holding), fences));
+            // A caller's memory that no stream uses any more needs no command.
+            MemoryOwner::Caller(owner) if is_free => drop(owner),
+            owner => {
+                // If the engine's thread has ended, nobody can tell who uses the memory: it is leaked.
+                let _ = self.inbox.send(Command::TakeBack(ManuallyDrop::new(owner), fences));
             }
         }
     }

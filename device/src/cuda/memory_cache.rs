@@ -3,17 +3,17 @@ use std::collections::VecDeque;
 /// The accounting and cache of an engine's device memory: what is in use, what is cached for reuse, and the limit.
 ///
 /// Why reuse: successive versions have the same size, and freeing memory may wait for all work on the device, the
-/// caller's kernels included. So returned memory stays here until its room is needed.
+/// caller's kernels included. So returned memory stays cached until the limit requires its eviction.
 #[derive(Debug)]
 pub(super) struct MemoryCache {
     limit_bytes: u64,
     in_use_bytes: u64,
     cached_bytes: u64,
-    /// Least recently used first.
+    /// The cached blocks, least recently used first.
     cached: VecDeque<Block>,
 }
 
-/// One allocation of the driver's. Dropping it frees nothing.
+/// One allocation of the driver's. Dropping the value frees nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) address: u64,
@@ -21,12 +21,12 @@ pub(super) struct Block {
     pub(super) len_bytes: u64,
 }
 
-/// The result of a request.
+/// The result of a successful `take`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken {
     /// A cached block.
     Reused(Block),
-    /// Room for a new allocation, once these blocks are freed. It is already counted as in use.
+    /// Room for a new allocation, once `evicted` is freed. Its bytes are already counted as in use.
     Room { evicted: Vec<Block>, len_bytes: u64 },
 }
 
@@ -52,7 +52,7 @@ impl MemoryCache {
 
     pub(super) fn take(&mut self, len: usize) -> Result<Taken, NoRoom> {
         let no_room = NoRoom { in_use_bytes: self.in_use_bytes, limit_bytes: self.limit_bytes };
-        let Some(len_bytes) = whole(len) else { return Err(no_room) };
+        let Some(len_bytes) = round_up(len) else { return Err(no_room) };
         if let Some(block) = self.take_cached(len_bytes) {
             return Ok(Taken::Reused(block));
         }
@@ -60,7 +60,7 @@ impl MemoryCache {
         Ok(Taken::Room { evicted, len_bytes })
     }
 
-    /// Counts bytes that are not a block as in use, once the returned blocks are freed. `give_up` ends them.
+    /// Counts `len_bytes` as in use, until `release`. The caller frees the returned blocks, which are evicted.
     pub(super) fn make_room(&mut self, len_bytes: u64) -> Result<Vec<Block>, NoRoom> {
         let no_room = NoRoom { in_use_bytes: self.in_use_bytes, limit_bytes: self.limit_bytes };
         let free_bytes = self.limit_bytes - self.in_use_bytes;
@@ -73,8 +73,8 @@ impl MemoryCache {
         Ok(evicted)
     }
 
-    /// Undoes a `Room` that the driver did not fill, or a `make_room`.
-    pub(super) fn give_up(&mut self, len_bytes: u64) {
+    /// Undoes `make_room`, or a `take` that returned `Room` which the driver could not allocate.
+    pub(super) fn release(&mut self, len_bytes: u64) {
         self.in_use_bytes -= len_bytes;
     }
 
@@ -92,7 +92,7 @@ impl MemoryCache {
         Some(block)
     }
 
-    /// Takes the smallest cached block that fits, unless more than half of it would lie idle.
+    /// Takes the smallest cached block that fits, unless more than half of it would be unused.
     fn take_cached(&mut self, len_bytes: u64) -> Option<Block> {
         let fits = len_bytes..=len_bytes.saturating_mul(2);
         let candidates = self
@@ -108,18 +108,18 @@ impl MemoryCache {
     }
 }
 
-/// Rounds up to what the driver takes from the device anyway: so that tensors of nearly one size fit each other's
-/// memory, and so that the limit counts what is really taken. `None` on overflow.
-fn whole(len: usize) -> Option<u64> {
+/// Rounds a length up to the driver's allocation unit, so that tensors of nearly equal size can reuse each other's
+/// memory, and the limit counts the memory really allocated. `None` on overflow.
+fn round_up(len: usize) -> Option<u64> {
     let len = len as u64;
     let unit = if len < LARGE_BYTES { SMALL_UNIT_BYTES } else { LARGE_UNIT_BYTES };
     len.checked_next_multiple_of(unit)
 }
 
-/// The driver takes memory from the device in pages of this size, and gives small allocations parts of one.
+/// The size of the driver's device pages. Small allocations share a page.
 const LARGE_UNIT_BYTES: u64 = 2 << 20;
 const SMALL_UNIT_BYTES: u64 = 512;
-/// From here on an allocation has pages of its own.
+/// The smallest allocation that has pages of its own.
 const LARGE_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// A device that gives each allocation an address of its own and knows which it gave.
+    /// A device model that numbers its allocations and tracks which are live.
     #[derive(Default)]
     struct Device {
         next: u64,
@@ -149,52 +149,52 @@ mod tests {
     }
 
     #[test]
-    fn small_requests_share_no_large_pages() {
-        assert_eq!(whole(0), Some(0));
-        assert_eq!(whole(1), Some(512));
-        assert_eq!(whole((1 << 20) - 1), Some(1 << 20));
-        assert_eq!(whole(1 << 20), Some(2 << 20));
-        assert_eq!(whole((2 << 20) + 1), Some(4 << 20));
-        assert_eq!(whole(usize::MAX), None);
+    fn lengths_are_rounded_to_the_drivers_units() {
+        assert_eq!(round_up(0), Some(0));
+        assert_eq!(round_up(1), Some(512));
+        assert_eq!(round_up((1 << 20) - 1), Some(1 << 20));
+        assert_eq!(round_up(1 << 20), Some(2 << 20));
+        assert_eq!(round_up((2 << 20) + 1), Some(4 << 20));
+        assert_eq!(round_up(usize::MAX), None);
     }
 
     #[test]
-    fn what_does_not_fit_names_the_numbers() {
-        let mut shelf = MemoryCache::new(4096);
-        assert!(matches!(shelf.take(4000), Ok(Taken::Room { len_bytes: 4096, .. })));
-        assert_eq!(shelf.take(1), Err(NoRoom { in_use_bytes: 4096, limit_bytes: 4096 }));
+    fn the_error_of_a_full_cache_has_the_numbers() {
+        let mut cache = MemoryCache::new(4096);
+        assert!(matches!(cache.take(4000), Ok(Taken::Room { len_bytes: 4096, .. })));
+        assert_eq!(cache.take(1), Err(NoRoom { in_use_bytes: 4096, limit_bytes: 4096 }));
         assert!(MemoryCache::new(u64::MAX).take(usize::MAX).is_err());
     }
 
     #[test]
-    fn the_oldest_makes_room() {
-        let mut shelf = MemoryCache::new(4096);
+    fn the_oldest_block_is_evicted_first() {
+        let mut cache = MemoryCache::new(4096);
         for _ in 0..2 {
-            assert!(matches!(shelf.take(1024), Ok(Taken::Room { .. })));
+            assert!(matches!(cache.take(1024), Ok(Taken::Room { .. })));
         }
         for address in [1, 2] {
-            shelf.put_back(Block { address, len_bytes: 1024 });
+            cache.put_back(Block { address, len_bytes: 1024 });
         }
-        let Ok(Taken::Room { evicted, .. }) = shelf.take(3072) else { panic!("there is room") };
+        let Ok(Taken::Room { evicted, .. }) = cache.take(3072) else { panic!("there is room") };
         assert_eq!(evicted, [Block { address: 1, len_bytes: 1024 }]);
-        assert_eq!(shelf.take(1000), Ok(Taken::Reused(Block { address: 2, len_bytes: 1024 })));
+        assert_eq!(cache.take(1000), Ok(Taken::Reused(Block { address: 2, len_bytes: 1024 })));
     }
 
     proptest! {
         #[test]
         fn the_books_always_balance(ops in vec((any::<bool>(), 1usize..9000, any::<bool>()), 0..80)) {
             const LIMIT: u64 = 32 << 10;
-            let mut shelf = MemoryCache::new(LIMIT);
+            let mut cache = MemoryCache::new(LIMIT);
             let mut device = Device::default();
             let mut held: Vec<Block> = Vec::new();
             for (take, n, refused) in ops {
                 if take {
-                    match shelf.take(n) {
+                    match cache.take(n) {
                         Ok(Taken::Reused(block)) => held.push(block),
                         Ok(Taken::Room { evicted, len_bytes }) => {
                             evicted.iter().for_each(|block| device.free(block));
                             match refused {
-                                true => shelf.give_up(len_bytes),
+                                true => cache.release(len_bytes),
                                 false => held.push(device.allocate(len_bytes)),
                             }
                         }
@@ -204,19 +204,19 @@ mod tests {
                         prop_assert!(device.live.contains(&block.address));
                     }
                 } else if !held.is_empty() {
-                    shelf.put_back(held.swap_remove(n % held.len()));
+                    cache.put_back(held.swap_remove(n % held.len()));
                 }
                 let in_use: u64 = held.iter().map(|block| block.len_bytes).sum();
-                prop_assert_eq!(shelf.in_use_bytes(), in_use);
-                prop_assert!(in_use + shelf.cached_bytes() <= LIMIT);
-                prop_assert_eq!(device.live.len(), held.len() + shelf.cached.len());
+                prop_assert_eq!(cache.in_use_bytes(), in_use);
+                prop_assert!(in_use + cache.cached_bytes() <= LIMIT);
+                prop_assert_eq!(device.live.len(), held.len() + cache.cached.len());
             }
-            held.drain(..).for_each(|block| shelf.put_back(block));
-            while let Some(block) = shelf.evict() {
+            held.drain(..).for_each(|block| cache.put_back(block));
+            while let Some(block) = cache.evict() {
                 device.free(&block);
             }
             prop_assert!(device.live.is_empty());
-            prop_assert_eq!((shelf.in_use_bytes(), shelf.cached_bytes()), (0, 0));
+            prop_assert_eq!((cache.in_use_bytes(), cache.cached_bytes()), (0, 0));
         }
     }
 }

@@ -9,8 +9,8 @@ pub(super) enum MemoryOwner {
     Block(Block),
     /// Memory shared with another process.
     Shared(Shared),
-    /// A caller's memory, by its keeper.
-    Owner(Box<dyn Any + Send + Sync>),
+    /// A caller's memory: the value that keeps it.
+    Caller(Box<dyn Any + Send + Sync>),
     /// No memory.
     Nothing,
 }
@@ -20,7 +20,7 @@ impl fmt::Debug for MemoryOwner {
         match self {
             Self::Block(block) => block.fmt(f),
             Self::Shared(shared) => shared.fmt(f),
-            Self::Owner(_) => f.write_str("Owner"),
+            Self::Caller(_) => f.write_str("Caller"),
             Self::Nothing => f.write_str("Nothing"),
         }
     }
@@ -33,6 +33,6 @@ pub(super) enum Shared {
     Buffer(Mapped),
     /// Another process's buffer, on loan.
     Imported(Mapped, Loan),
-    /// A part of another process's allocation, likewise.
+    /// A part of another process's allocation, on loan.
     Opened(IpcHandle, Loan),
 }

@@ -1,8 +1,8 @@
 //! NVML queries: the GPUs' memory without a context, and the processes that use them, which the CUDA driver does not
 //! report.
 //!
-//! For diagnostics only: in a container it exists only with the driver capability `utility`. Nothing here panics,
-//! whatever library is found under its name.
+//! For diagnostics only: in a container NVML exists only with the driver capability `utility`. Nothing here panics,
+//! even if the library of that name is not NVML.
 
 use nvml_wrapper::{Device, Nvml, enums::device::UsedGpuMemory, error::NvmlError};
 
@@ -11,7 +11,7 @@ use super::devices::DeviceMemory;
 /// A process that computes on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProcess {
-    /// Its process id on the machine. In a container it may mean nothing, or another process.
+    /// The process id in the host's PID namespace. In a container, that id may not exist or belong to another process.
     pub pid: u32,
     /// The GPU memory that it uses, if the driver reports it.
     pub used_bytes: Option<u64>,
@@ -19,7 +19,7 @@ pub struct DeviceProcess {
 
 /// NVML's data of the machine.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Facts {
+pub(super) struct NvmlData {
     /// The driver's version, such as `550.163.01`.
     pub(super) driver_version: Option<String>,
     pub(super) boards: Vec<PciGpu>,
@@ -30,12 +30,12 @@ pub(super) struct Facts {
 pub(super) struct PciGpu {
     pub(super) pci: PciAddress,
     pub(super) name: Option<String>,
-    /// Total and free memory. Not reported for a divided GPU (MIG): the driver counts its parts, NVML the whole.
+    /// Total and free memory. `None` for a divided GPU (MIG): NVML reports the whole GPU, and the CUDA driver a part.
     pub(super) memory: Option<DeviceMemory>,
     pub(super) processes: Option<Vec<DeviceProcess>>,
 }
 
-/// The PCI bus address of a GPU. Driver and NVML order GPUs differently, so this identifies them.
+/// The PCI bus address of a GPU, which identifies it: the CUDA driver and NVML number GPUs differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PciAddress {
     domain: u32,
@@ -44,22 +44,22 @@ pub(super) struct PciAddress {
 }
 
 impl PciAddress {
-    /// Reads `0000:19:00.0`, as the CUDA driver writes it, or `00000000:19:00.0`, as NVML does.
+    /// Parses `0000:19:00.0`, the CUDA driver's form, or `00000000:19:00.0`, NVML's form.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let number = |digits: &str| u32::from_str_radix(digits, 16).ok();
-        let (rest, _function) = text.split_once('.')?;
-        let mut parts = rest.splitn(3, ':').map(number);
+        let (address, _function) = text.split_once('.')?;
+        let mut parts = address.splitn(3, ':').map(number);
         let (domain, bus, device) = (parts.next()??, parts.next()??, parts.next()??);
         Some(Self { domain, bus, device })
     }
 }
 
-impl Facts {
-    /// Queries NVML. The error says why that failed, as half a sentence.
+impl NvmlData {
+    /// Queries NVML. The error says why that failed, as a clause without a full stop.
     pub(super) fn read() -> Result<Self, String> {
         let nvml = Nvml::init().map_err(|error| absence(&error))?;
         if nvml.lib().nvmlShutdown.is_err() {
-            // Dropping it would panic.
+            // Dropping `nvml` would panic.
             std::mem::forget(nvml);
             return Err("the library under NVML's name lacks nvmlShutdown".into());
         }
@@ -68,7 +68,7 @@ impl Facts {
         Ok(Self { driver_version: nvml.sys_driver_version().ok(), boards: boards.collect() })
     }
 
-    /// The GPU at `pci`, written as the driver or NVML does.
+    /// The GPU at the bus address `pci`, in the form of the CUDA driver or NVML.
     pub(super) fn board_at(&self, pci: &str) -> Option<&PciGpu> {
         let pci = PciAddress::parse(pci)?;
         self.boards.iter().find(|board| board.pci == pci)
@@ -104,9 +104,9 @@ fn processes(device: &Device<'_>) -> Result<Vec<DeviceProcess>, NvmlError> {
 fn absence(error: &NvmlError) -> String {
     match error {
         NvmlError::LibloadingError(error) => {
-            format!("NVML is not there ({error}); containers have it with the driver capability `utility`")
+            format!("NVML was not found ({error}); containers have it with the driver capability `utility`")
         }
-        error => format!("NVML cannot be asked: {error}"),
+        error => format!("NVML cannot be queried: {error}"),
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_on_the_bus_is_one_however_it_is_written() {
+    fn both_forms_of_a_bus_address_are_parsed() {
         let place = PciAddress { domain: 0, bus: 0x19, device: 0 };
         for text in ["0000:19:00.0", "00000000:19:00.0", "0:19:0.0"] {
             assert_eq!(PciAddress::parse(text), Some(place), "{text}");
@@ -127,22 +127,22 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_found_by_its_place() {
+    fn a_gpu_is_found_by_its_bus_address() {
         let board = |bus| PciGpu {
             pci: PciAddress { domain: 0, bus, device: 0 },
             name: None,
             memory: None,
             processes: None,
         };
-        let facts = Facts { driver_version: None, boards: vec![board(0x3b), board(0x19)] };
-        assert_eq!(facts.board_at("0000:19:00.0"), Some(&board(0x19)));
-        assert_eq!(facts.board_at("0000:86:00.0"), None);
+        let nvml_data = NvmlData { driver_version: None, boards: vec![board(0x3b), board(0x19)] };
+        assert_eq!(nvml_data.board_at("0000:19:00.0"), Some(&board(0x19)));
+        assert_eq!(nvml_data.board_at("0000:86:00.0"), None);
     }
 
     #[test]
-    fn without_the_library_the_reason_is_told() {
-        // Where it is there, as on a machine with a GPU, whatever it says is as good.
-        if let Err(reason) = Facts::read() {
+    fn without_the_library_the_error_names_nvml() {
+        // On a machine with a GPU the query succeeds.
+        if let Err(reason) = NvmlData::read() {
             assert!(reason.starts_with("NVML"), "{reason}");
         }
     }

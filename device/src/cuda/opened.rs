@@ -1,15 +1,15 @@
-//! Memory of other processes that this one has opened, shared by its users.
+//! Allocations of other processes that this process has opened.
 
 use std::collections::BTreeMap;
 
 use super::{driver::IpcHandle, error::CudaError, gpu::Gpu};
 
-/// The opened allocations of other processes, each once, with a count of its users.
+/// The opened allocations of other processes, each opened once, with a count of its users.
 ///
 /// Why: many tensors lie in one allocation, and a driver may refuse to open it again.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
-    /// One for each that is in use, which bounds it.
+    /// The allocations that are in use. Each user holds memory, which bounds them.
     open: BTreeMap<IpcHandle, Allocation>,
 }
 
@@ -22,14 +22,14 @@ pub(super) struct Allocation {
 }
 
 impl Opened {
-    /// Opens an allocation for one more user, and returns its address.
+    /// Opens an allocation, or adds a user if it is open already.
     pub(super) fn open(&mut self, handle: &IpcHandle, gpu: &Gpu) -> Result<Allocation, CudaError> {
-        if let Some(known) = self.open.get_mut(handle) {
-            known.users += 1;
-            return Ok(*known);
+        if let Some(allocation) = self.open.get_mut(handle) {
+            allocation.users += 1;
+            return Ok(*allocation);
         }
         let start = gpu.driver().open_ipc(handle)?;
-        // The peer's description is not trusted: a copy out of bounds would break the context.
+        // The length is the driver's, since the peer's is not trusted: a copy out of bounds would break the context.
         match gpu.driver().allocation_of(start) {
             Ok((first, all)) => {
                 let len = all.saturating_sub(start.saturating_sub(first));
@@ -39,23 +39,24 @@ impl Opened {
             }
             Err(error) => {
                 // SAFETY: opened just above, and nobody has its address.
-                let _ = unsafe { gpu.driver().close_ipc(start) }; // It stays open, and takes nothing of the device.
+                let _ = unsafe { gpu.driver().close_ipc(start) }; // If this fails, it stays open, at no cost in memory.
                 Err(error)
             }
         }
     }
 
-    /// Closes an allocation for one user who no longer uses its memory; the last one closes it for good. Returns
-    /// whether the driver did so: if not, it stays open, which takes no device memory.
+    /// Removes a user that no longer uses the memory, and closes the allocation with its last user. Returns false if
+    /// the driver refuses: then it stays open, which takes no device memory.
     pub(super) fn close(&mut self, handle: &IpcHandle, gpu: &Gpu) -> bool {
-        let Some(known) = self.open.get_mut(handle) else { return false };
-        known.users -= 1;
-        if known.users > 0 {
+        let Some(allocation) = self.open.get_mut(handle) else { return false };
+        allocation.users -= 1;
+        if allocation.users > 0 {
             return true;
         }
-        let start = known.start;
+        let start = allocation.start;
         self.open.remove(handle);
-        // SAFETY: its last user is gone, with it all copies, each of which is one, and the streams that were named.
+        // SAFETY: the last user was dropped, so no copy of the memory runs, since each copy is a user, and every stream
+        // that was named as using it has passed its work.
         unsafe { gpu.driver().close_ipc(start) }.is_ok()
     }
 }

@@ -13,12 +13,11 @@ use crate::{
 
 /// Page-locked host memory, which the device accesses directly.
 ///
-/// It is a mapping of our own whose pages the driver locks, not memory of the driver's, so that it outlives the
-/// driver's context. Anybody in the process can reset the device, which would unmap the driver's memory under readers
-/// of a slot.
+/// This crate maps the memory, and the driver only locks its pages, so that the memory outlives the driver's context:
+/// any code in the process can reset the device, which would unmap memory of the driver's own while a slot is read.
 #[derive(Debug)]
 pub(super) struct PageLocked {
-    /// `None` once it was returned.
+    /// `None` only while this is dropped.
     mapping: Option<Mapping>,
     start: NonNull<u8>,
     len: usize,
@@ -26,15 +25,15 @@ pub(super) struct PageLocked {
 }
 
 impl PageLocked {
-    /// Maps and locks `len` bytes, near the calling thread. Takes about a third of a second for a GiB.
+    /// Maps and locks `len` bytes on the calling thread's NUMA node. Takes about a third of a second for each GiB.
     pub(super) fn new(gpu: &Gpu, len: usize, inbox: &Inbox) -> Result<Self, AllocError> {
         let mapping = Mapping::new(len, PageSize::Huge).map_err(|source| AllocError::Os { len, source })?;
-        // A child that a fork leaves behind must not make the kernel copy pages away from under the device.
+        // After a fork, the kernel must not move pages that the device accesses to copies for the child.
         mapping.keep_from_children();
         mapping.prefault();
         let (start, len) = (mapping.start(), mapping.len());
-        // SAFETY: the mapping is kept until its pages are unlocked: by `PageLocked`, by the command that it sends, and by
-        // the thread, which leaks it where unlocking fails.
+        // SAFETY: the mapping is kept until its pages are unlocked: by `PageLocked`, then by the command that its drop
+        // sends, then by the engine's thread, which leaks the mapping if unlocking fails.
         unsafe { gpu.driver().lock(start.as_ptr(), len) }.map_err(|source| AllocError::PageLocking {
             device: inbox.device().into(),
             asked_bytes: len as u64,
@@ -44,9 +43,9 @@ impl PageLocked {
     }
 }
 
-// SAFETY: the mapping, which is constant, zeroed and nobody else's, lives until `drop` sends it away or leaks it. The
-// device reaches it only in copies, each of which owns the slot that it writes or reads. `drop` calls no driver: any
-// thread may do it.
+// SAFETY: the mapping, whose range is constant, initialised by the kernel and nobody else's, lives until `drop` sends
+// it to the engine's thread or leaks it. The device accesses it only in copies, each of which owns the slot that it
+// reads or writes. `drop` does not call the driver, so any thread may drop this.
 unsafe impl Keeper for PageLocked {
     fn start(&self) -> NonNull<u8> {
         self.start
@@ -57,15 +56,15 @@ unsafe impl Keeper for PageLocked {
     }
 }
 
-// SAFETY: the pointer is the mapping's, which may be sent: addresses of the whole process.
+// SAFETY: the pointer is that of the mapping, which is `Send`: its addresses are valid in the whole process.
 unsafe impl Send for PageLocked {}
-// SAFETY: `&PageLocked` gives two constant numbers.
+// SAFETY: `&PageLocked` returns only a constant address and length.
 unsafe impl Sync for PageLocked {}
 
 impl Drop for PageLocked {
     fn drop(&mut self) {
         let Some(mapping) = self.mapping.take() else { return };
-        // Without the engine's thread nobody can unlock the pages: they and the mapping are leaked.
-        let _ = self.inbox.tell(Command::Unlock(ManuallyDrop::new(mapping)));
+        // If the engine's thread has ended, nobody can unlock the pages: the mapping is leaked.
+        let _ = self.inbox.send(Command::Unlock(ManuallyDrop::new(mapping)));
     }
 }

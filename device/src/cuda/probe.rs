@@ -18,24 +18,24 @@ use super::{
     version::Version,
 };
 
-/// Finds the CUDA driver, once per process: loads its library, looks up every function used, and queries its version
-/// and devices.
+/// Finds the CUDA driver, once per process: loads its library, finds every function used, and queries its version and
+/// devices.
 ///
-/// Never panics, and needs no CUDA at build time. The error says what is missing. Costs nothing without a library, and
-/// some tens of milliseconds with one; later calls are free. Failures are retried at the next call.
+/// Never panics, and needs no CUDA at build time. The error says what is missing. Takes some tens of milliseconds if
+/// there is a driver; later calls are free. After a failure, the next call tries again.
 pub fn probe() -> Result<Driver, CudaError> {
     match FOUND.get() {
         Some(driver) => Ok(*driver),
-        None => ask_aside("the CUDA driver", find),
+        None => query_aside("the CUDA driver", find),
     }
 }
 
 static FOUND: OnceLock<Driver> = OnceLock::new();
 
-/// Searches for the driver, one thread at a time: later ones share the result.
+/// Finds the driver, on one thread at a time: later threads share the result.
 fn find() -> Result<Driver, CudaError> {
-    static LOOKING: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+    static SEARCH: Mutex<()> = Mutex::new(());
+    let _lock = SEARCH.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(driver) = FOUND.get() {
         return Ok(*driver);
     }
@@ -44,25 +44,25 @@ fn find() -> Result<Driver, CudaError> {
 }
 
 fn load() -> Result<Driver, CudaError> {
-    // SAFETY: loading runs the library's own initialisers, which is what loading NVIDIA's driver is. A program that
-    // has another libcuda.so in its search path has chosen to run that.
+    // SAFETY: loading runs the library's initialisers, as every program that loads NVIDIA's driver does. Whoever put
+    // another libcuda.so into the search path has chosen to run its code.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoLibrary { reason: why_no_library() });
     }
-    // SAFETY: the library is there.
+    // SAFETY: the library was found just above.
     let symbols = unsafe { Symbols::find() }.map_err(|symbol| CudaError::NoSymbol { symbol })?;
-    // Nothing unloads a driver, so its functions are leaked with it: once per process, but for what fails below.
+    // A driver is never unloaded, so its functions are leaked: once per process, and once for each failure below.
     let mut driver = Driver::new(Box::leak(Box::new(symbols)));
-    let found = driver.ask_version().map_err(unusable)?;
+    let found = driver.query_version().map_err(unusable)?;
     if found < Version::OLDEST {
         return Err(CudaError::DriverTooOld { found });
     }
     driver.init().map_err(unusable)?;
-    let devices = driver.ask_devices()?;
+    let devices = driver.query_devices()?;
     (devices > 0).then_some(driver).ok_or(CudaError::NoDevice)
 }
 
-/// Explains why a driver refuses the first calls.
+/// The error for a driver that refuses its first calls.
 fn unusable(error: DriverError) -> CudaError {
     match error.code {
         STUB_LIBRARY => CudaError::Stub,
@@ -71,32 +71,33 @@ fn unusable(error: DriverError) -> CudaError {
     }
 }
 
-/// The loader's reason why there is no driver.
+/// The loader's message about the missing library.
 fn why_no_library() -> String {
-    // SAFETY: as for every attempt before, which found nothing to run; this one is made for its message.
+    // SAFETY: as in `load`, which has found no library; this attempt is made for its error message.
     match unsafe { libloading::Library::new("libcuda.so.1") } {
         Ok(library) => {
-            mem::forget(library); // It came this very moment. A driver is never unloaded.
+            mem::forget(library); // The library was installed meanwhile. A driver is never unloaded.
             "it has only just appeared".into()
         }
-        // The loader's own words are in the source.
+        // The loader's own message is in the error's source.
         Err(error) => error.source().map_or_else(|| error.to_string(), ToString::to_string),
     }
 }
 
-/// Runs a driver query on a thread of its own, so that a driver that never answers does not block the caller.
-pub(super) fn ask_aside<T: Send + 'static>(
-    whom: &str,
-    question: impl FnOnce() -> Result<T, CudaError> + Send + 'static,
+/// Runs a driver query on a separate thread, so that a driver that never answers does not block the caller for ever.
+/// `name` is the queried component, for errors.
+pub(super) fn query_aside<T: Send + 'static>(
+    name: &str,
+    query: impl FnOnce() -> Result<T, CudaError> + Send + 'static,
 ) -> Result<T, CudaError> {
     let (reply, answer) = mpsc::sync_channel(1);
     thread::Builder::new()
         .name("relay-look".into())
-        .spawn(move || reply.send(question()))
-        .map_err(|error| CudaError::NoThread { device: whom.into(), reason: error.to_string() })?;
+        .spawn(move || reply.send(query()))
+        .map_err(|error| CudaError::NoThread { device: name.into(), reason: error.to_string() })?;
     let waited = ANSWER_TIMEOUT;
     answer.recv_timeout(waited).unwrap_or_else(|missing| {
-        let device = whom.into();
+        let device = name.into();
         Err(match missing {
             RecvTimeoutError::Timeout => CudaError::NoAnswer { device, waited },
             RecvTimeoutError::Disconnected => CudaError::Stopped { device },
@@ -104,8 +105,8 @@ pub(super) fn ask_aside<T: Send + 'static>(
     })
 }
 
-/// The deadline of such a query. Loading the driver or making a context takes seconds at most, unless a device is in
-/// trouble.
+/// The deadline of a query. Loading the driver or creating a context takes seconds at most, unless a device has a
+/// problem.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_probe_never_panics_and_says_what_is_missing() {
-        // Machines that build this have no GPU, as a rule: then the error says so. With one, there is a device.
+        // Usually the tests run without a GPU; then the error says what is missing.
         for _ in 0..2 {
             match probe() {
                 Ok(driver) => assert!(driver.devices() > 0 && driver.version() >= Version::OLDEST),

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::{inbox::Inbox, options::CudaOptions, stats::Counters};
 use crate::id::Id;
 
-/// The settings shared by all parts of the thread.
+/// The identity, options, inbox and counters of an engine, shared by all modules of its thread.
 pub(super) struct Setting {
     pub(super) engine: Id,
     pub(super) options: CudaOptions,

@@ -21,7 +21,7 @@
 //! use std::sync::Arc;
 //! use tensor_relay_device::{Device, DeviceBuffer, cuda::{CudaEngine, CudaMemory, share::{self, Exported, Place}}};
 //!
-//! /// In the training process. The tensors were lent to the engine behind a fence of their stream.
+//! /// In the training process. The tensors were lent to the engine with a fence of their stream.
 //! fn offer(engine: &CudaEngine, tensors: &[Arc<CudaMemory>]) -> Result<(), share::ShareError> {
 //!     let export = share::export(engine, tensors)?;
 //!     for place in &export.places {
@@ -37,8 +37,8 @@
 //! }
 //!
 //! /// In the server.
-//! fn take(device: &Device, came: Exported, len: u64) -> Result<Vec<DeviceBuffer>, share::ShareError> {
-//!     let (tensors, returned) = device.import(came, &[0..len])?;
+//! fn take(device: &Device, exported: Exported, len: u64) -> Result<Vec<DeviceBuffer>, share::ShareError> {
+//!     let (tensors, returned) = device.import(exported, &[0..len])?;
 //!     // When `returned` completes, report the release to the training process.
 //!     Ok(tensors)
 //! }
@@ -47,17 +47,18 @@
 //! # Order
 //!
 //! Streams of two processes are not ordered. Therefore an export returns only when all writers of the memory have
-//! finished: the fences with which it was lent, and the copies into a buffer. The importer may read at once. The calling
-//! thread blocks until its stream is done, for at most [`CudaOptions::fence_timeout`]; a caller that must not block awaits
-//! [`Fence::passed`] first. An event handle (`cuIpcGetEventHandle`) would let the importer's stream wait instead.
+//! finished: the fences with which it was lent are passed, and the copies into a buffer have ended. The importer may
+//! read at once. The calling thread blocks until then, for at most [`CudaOptions::fence_timeout`]; a caller that must
+//! not block awaits [`Fence::passed`] first. An event handle (`cuIpcGetEventHandle`) would let the importer's stream
+//! wait instead.
 //!
 //! # Ownership
 //!
-//! Memory that is shared in place belongs to the exporter: it keeps the [`CudaMemory`] until the importer reports that
-//! [`Imported::returned`] has completed, which is after the memory was dropped and closed. Reads after that, or after the
-//! exporter died, are undefined in CUDA: an importer stops using the memory when its peer is gone. The memory of a buffer
-//! lives as long as a handle of it, or its descriptor. Imported memory is released on the engine's thread, when it is no
-//! longer held and no copy uses it.
+//! Memory that is shared in place belongs to the exporter, which keeps the [`CudaMemory`] until the importer reports
+//! that [`Imported::returned`] has completed. That is after the importer has dropped and closed the memory. Reads after
+//! the exporter has freed the memory or died are undefined in CUDA: an importer stops using the memory when the
+//! exporter has ended. The memory of a buffer lives as long as any handle or descriptor of it. Imported memory is
+//! released on the engine's thread, when it is no longer held and no copy uses it.
 //!
 //! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block, so the
 //! importer must be trusted with it. The importer reads only the described ranges, and no byte beyond the allocation.
@@ -82,14 +83,14 @@ pub use error::ShareError;
 pub enum Exported {
     /// A part of an allocation of the other process.
     Ipc(IpcMemory),
-    /// A buffer that was made to be shared.
+    /// A buffer that was allocated for sharing.
     Fd(FdMemory),
 }
 
 /// A part of an allocation of another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpcMemory {
-    /// The device that it is on.
+    /// The device of the memory.
     pub device: DeviceUuid,
     /// CUDA's handle of the allocation (`CUipcMemHandle`), valid in other processes only.
     pub handle: [u8; 64],
@@ -99,10 +100,10 @@ pub struct IpcMemory {
     pub len: u64,
 }
 
-/// A buffer that another process made to be shared.
+/// A buffer that another process allocated for sharing.
 #[derive(Debug)]
 pub struct FdMemory {
-    /// The device that it is on.
+    /// The device of the memory.
     pub device: DeviceUuid,
     /// The buffer's descriptor. It is sent over a Unix socket (`SCM_RIGHTS`), and may be closed after the import.
     pub fd: OwnedFd,
@@ -113,18 +114,18 @@ pub struct FdMemory {
 /// Imported memory of another process, as memory of an engine.
 #[derive(Debug)]
 pub struct Imported {
-    /// The memory: for [`Device::wrap`](crate::Device::wrap) and everything that engines do, writing included. It is
+    /// The memory, for [`Device::wrap`](crate::Device::wrap) and all operations of an engine, writing included. It is
     /// returned when it is dropped and no copy uses it.
     pub memory: Arc<CudaMemory>,
-    /// Reports when it was returned, so that its owner may free or write it. Never, if the device failed under a copy
-    /// or the driver does not close it.
+    /// Reports when the memory was returned, so that its owner may free or write it. It never reports if the device
+    /// failed during a copy, or the driver refused to close the memory.
     pub returned: Returned,
 }
 
 /// The result of [`export`]. Keep it, and the memories, until the importer has released them.
 #[derive(Debug)]
 pub struct Export {
-    /// The location of each memory, in their order.
+    /// The location of each memory, in the order of the memories.
     pub places: Vec<Place>,
     /// The buffer with the copies, if there are any.
     pub buffer: Option<SharedBuffer>,
@@ -155,11 +156,11 @@ pub enum Place {
     },
 }
 
-/// Shares memories of an engine with another process: in place where CUDA allows it, the others as copies in one buffer
-/// if there is room for it.
+/// Exports memories of an engine to another process: in place if CUDA allows it, all others as copies in one buffer, if
+/// the device has room for it.
 ///
-/// Waits for the streams that write the memories, then for the copies, each with its deadline; fails as a whole where a
-/// stream takes too long, or the device or its engine cannot be asked.
+/// Waits for the streams that write the memories, then for the copies, each with its deadline. Fails as a whole if a
+/// stream takes too long, or the device or its engine does not answer.
 pub fn export(engine: &CudaEngine, memories: &[Arc<CudaMemory>]) -> Result<Export, ShareError> {
     let named = engine.name_memory(memories)?;
     let mut len = 0;
@@ -191,7 +192,7 @@ pub fn export(engine: &CudaEngine, memories: &[Arc<CudaMemory>]) -> Result<Expor
     }
 }
 
-/// Copies in one buffer begin at multiples of this, as tensors in a payload do.
+/// The alignment of copies in a buffer, the same as that of tensors in a payload.
 const COPIES_ALIGN: u64 = 256;
 
 impl Place {
@@ -205,11 +206,11 @@ impl Place {
 
 impl CudaEngine {
     /// Exports memories in place. Each has a result of its own, since memories of one program may come from several
-    /// allocators; keep the exported ones until the importer has released them.
+    /// allocators. Keep the exported memories until the importer has released them.
     ///
-    /// Waits until the streams that write them are past that ([`CudaEngine::lend`], [`CudaMemory::in_use_until`]), up to
-    /// [`CudaOptions::fence_timeout`], and fails as a whole where they are not, or where the engine cannot be asked.
-    /// Copies to the memory are the caller's to await.
+    /// Waits up to [`CudaOptions::fence_timeout`] for the streams that write them ([`CudaEngine::lend`],
+    /// [`CudaMemory::in_use_until`]), and fails as a whole if one takes longer, or the engine does not answer. The
+    /// caller must await its own copies to the memories first.
     pub fn name_memory(
         &self,
         memories: &[Arc<CudaMemory>],
@@ -217,11 +218,11 @@ impl CudaEngine {
         let device = self.uuid()?;
         memories.iter().try_for_each(|memory| self.check_own(memory))?;
         // The driver knows no allocation for an empty memory.
-        let some = memories.iter().filter(|memory| memory.len_bytes() > 0).cloned().collect();
+        let non_empty = memories.iter().filter(|memory| memory.len_bytes() > 0).cloned().collect();
         let patience = self.options().answer_timeout + self.options().fence_timeout;
         let named = self
             .inbox()
-            .ask_for(patience, |reply| Command::Share(ExportRequest::Name(some, reply)))??;
+            .request_within(patience, |reply| Command::Share(ExportRequest::InPlace(non_empty, reply)))??;
         let mut named = named.into_iter();
         let name = |memory: &Arc<CudaMemory>| match memory.len_bytes() {
             0 => Err(ShareError::Empty),
@@ -235,14 +236,14 @@ impl CudaEngine {
     }
 
     /// Allocates a shareable buffer of unspecified content. It counts against [`CudaOptions::memory_limit_bytes`],
-    /// usually in whole pages of 2 MiB, and costs some milliseconds for a GiB: reuse it for the next version.
+    /// usually in whole pages of 2 MiB, and takes some milliseconds for each GiB: reuse it for the next version.
     pub fn shared_buffer(&self, len: u64) -> Result<SharedBuffer, ShareError> {
         let device = self.uuid()?;
         if len == 0 {
             return Err(ShareError::Empty);
         }
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
-        let (memory, fd) = self.inbox().ask(|reply| Command::Buffer(bytes, reply))??;
+        let (memory, fd) = self.inbox().request(|reply| Command::Buffer(bytes, reply))??;
         let options = self.options();
         let patience = options.answer_timeout + options.fence_timeout + options.copy_timeout;
         Ok(SharedBuffer { device, memory, fd, engine: self.id(), inbox: self.inbox().clone(), patience })
@@ -251,14 +252,14 @@ impl CudaEngine {
     /// Imports memory that another process exported, as memory of this engine.
     ///
     /// The peer's description is checked as far as possible: memory on another device, an invalid handle and a length
-    /// beyond the memory are refused. [`Device::import`](crate::Device::import) is the same without `unsafe`, for
-    /// memory of a peer that is trusted with this.
+    /// beyond the memory are refused. [`Device::import`](crate::Device::import) does the same without `unsafe`, for
+    /// peers that are trusted to keep the contract below.
     ///
     /// # Safety
     ///
-    /// The other process keeps memory that it named by a handle until [`Imported::returned`] says so here: CUDA leaves
-    /// undefined what happens when it is freed earlier. (What a descriptor names, the driver keeps.) Nobody writes the memory
-    /// while a copy from it runs, nor touches it while a copy to it runs.
+    /// The other process keeps memory that it exported by a handle until [`Imported::returned`] completes here: CUDA
+    /// leaves the effects of an earlier free undefined. (The memory of a descriptor is kept by the driver.) Nobody
+    /// writes the memory while a copy from it runs, nor touches it while a copy to it runs.
     pub unsafe fn import(&self, exported: Exported) -> Result<Imported, ShareError> {
         let (theirs, len) = match &exported {
             Exported::Ipc(IpcMemory { device, len, .. }) | Exported::Fd(FdMemory { device, len, .. }) => {
@@ -272,7 +273,7 @@ impl CudaEngine {
         if len == 0 {
             return Err(ShareError::Empty);
         }
-        self.inbox().ask(|reply| Command::Import(exported, reply))?
+        self.inbox().request(|reply| Command::Import(exported, reply))?
     }
 
     fn uuid(&self) -> Result<DeviceUuid, ShareError> {

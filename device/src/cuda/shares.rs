@@ -17,31 +17,31 @@ use super::{
     share::ShareError,
 };
 
-/// The pending exports of an engine: they wait for the callers' streams, and for copies within the device. Each caller
-/// waits for its answer, which bounds all of this.
+/// The pending exports of an engine: they wait for callers' streams, or for copies within the device. Each caller waits
+/// for its answer, which bounds them.
 pub(super) struct Shares {
     waiting: Vec<Waiting>,
-    /// In the order in which they were put on the one stream of such copies.
+    /// The copies in flight, in the order in which they were submitted to their one stream.
     copying: Vec<InFlight>,
     /// Whether the driver refused a call since the last poll, so that the device itself is to be queried.
-    suspected: bool,
+    is_suspect: bool,
     fence_timeout: Duration,
     copy_timeout: Duration,
 }
 
-/// A pending export, waiting for the streams that write the memory.
+/// A request to export memory, which waits for the streams that write the memory.
 #[derive(Debug)]
 pub(super) enum ExportRequest {
     /// Export memory in place.
-    Name(Vec<Arc<CudaMemory>>, Reply<Result<Vec<Name>, ShareError>>),
-    /// To fill a shared buffer with copies.
+    InPlace(Vec<Arc<CudaMemory>>, Reply<Result<Vec<Location>, ShareError>>),
+    /// Fill a shared buffer with copies.
     Fill(Fill, Reply<Result<(), ShareError>>),
 }
 
-/// One memory's exported location: the handle of its allocation, and the offset in it.
-pub(super) type Name = Result<(IpcHandle, u64), CudaError>;
+/// The exported location of one memory: the handle of its allocation, and the offset in the allocation.
+pub(super) type Location = Result<(IpcHandle, u64), CudaError>;
 
-/// Copies into one memory.
+/// Copies of several memories into one.
 #[derive(Debug)]
 pub(super) struct Fill {
     pub(super) to: Arc<CudaMemory>,
@@ -50,59 +50,61 @@ pub(super) struct Fill {
 }
 
 struct Waiting {
-    wish: ExportRequest,
-    until: Instant,
+    request: ExportRequest,
+    deadline: Instant,
 }
 
-/// Copies that the device may be executing. Dropping them leaks their memory: only `ended` releases it.
+/// Copies that the device may be executing. Dropping this leaks their memory: only `ended` releases it.
 struct InFlight {
     fill: ManuallyDrop<Fill>,
-    /// The waiter; `None` once it was told that the copies are late.
+    /// The waiter's reply; `None` once the copies were reported as late.
     reply: Option<Reply<Result<(), ShareError>>>,
-    /// The event recorded behind the copies. `None` if the driver refused to record one.
-    mark: Option<RecordedEvent>,
-    /// The error, if they were submitted only in part.
+    /// The event recorded after the copies. `None` if the driver refused to record it.
+    event: Option<RecordedEvent>,
+    /// The driver's error, if the copies were submitted only in part.
     error: Option<CudaError>,
     bytes: u64,
     begun: Instant,
-    asking: PollSchedule,
+    schedule: PollSchedule,
 }
 
 impl Shares {
     pub(super) fn new(options: &CudaOptions) -> Self {
         let CudaOptions { fence_timeout, copy_timeout, .. } = *options;
-        Self { waiting: Vec::new(), copying: Vec::new(), suspected: false, fence_timeout, copy_timeout }
+        Self { waiting: Vec::new(), copying: Vec::new(), is_suspect: false, fence_timeout, copy_timeout }
     }
 
-    /// Accepts a request, and handles it now or when the streams that use its memory have passed their work.
-    pub(super) fn start(&mut self, wish: ExportRequest, gpu: &mut Gpu, setting: &Setting) {
-        match wish.readiness() {
-            Some(Ok(())) => self.begin(wish, gpu, setting),
-            Some(Err(error)) => wish.refuse(error.into()),
-            None => self.waiting.push(Waiting { wish, until: Instant::now() + self.fence_timeout }),
+    /// Accepts a request, and starts it now or when the streams that use its memory have passed their fences.
+    pub(super) fn start(&mut self, request: ExportRequest, gpu: &mut Gpu, setting: &Setting) {
+        match request.readiness() {
+            Some(Ok(())) => self.begin(request, gpu, setting),
+            Some(Err(error)) => request.refuse(error.into()),
+            None => self
+                .waiting
+                .push(Waiting { request, deadline: Instant::now() + self.fence_timeout }),
         }
     }
 
     /// Starts requests that are ready, refuses those that have waited too long, and completes ended copies. Fails if
-    /// the device cannot tell whether copies ended, or hangs.
-    pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
+    /// the device hangs, or the driver cannot report whether copies have ended.
+    pub(super) fn poll(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
         for waiting in std::mem::take(&mut self.waiting) {
-            match waiting.wish.readiness() {
-                Some(Ok(())) => self.begin(waiting.wish, gpu, setting),
-                Some(Err(error)) => waiting.wish.refuse(error.into()),
-                None if waiting.until > now => self.waiting.push(waiting),
+            match waiting.request.readiness() {
+                Some(Ok(())) => self.begin(waiting.request, gpu, setting),
+                Some(Err(error)) => waiting.request.refuse(error.into()),
+                None if waiting.deadline > now => self.waiting.push(waiting),
                 None => {
                     let (device, waited) = (setting.device(), self.fence_timeout);
-                    waiting.wish.refuse(ShareError::FenceTimedOut { device, waited });
+                    waiting.request.refuse(ShareError::FenceTimedOut { device, waited });
                 }
             }
         }
-        if std::mem::take(&mut self.suspected) {
+        if std::mem::take(&mut self.is_suspect) {
             // A repeated error is final.
             gpu.is_idle(Direction::Out).or_else(|_| gpu.is_idle(Direction::Out))?;
         }
         self.end_copies(now, gpu, setting)?;
-        self.tell_late(now, setting);
+        self.report_late(now, setting);
         match self
             .copying
             .iter()
@@ -116,53 +118,53 @@ impl Shares {
         }
     }
 
-    /// Fails everything after a device failure. Copies that the device still reports as ended are completed; the memory
-    /// of the others is leaked.
+    /// Fails all requests after a device failure. Copies that the driver still reports as ended are completed; the
+    /// memory of all others is leaked.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
-            waiting.wish.refuse(error.clone().into());
+            waiting.request.refuse(error.clone().into());
         }
         for mut flight in std::mem::take(&mut self.copying) {
-            match flight.mark.as_ref().is_some_and(|mark| gpu.has_passed(mark) == Ok(true)) {
+            match flight.event.as_ref().is_some_and(|event| gpu.has_passed(event) == Ok(true)) {
                 true => flight.ended(gpu, setting),
                 false => {
                     setting.counters.kept_bytes.add(flight.bytes);
-                    flight.tell(Err(error.clone().into()));
+                    flight.report(Err(error.clone().into()));
                 }
             }
         }
     }
 
-    pub(super) fn are_over(&self) -> bool {
+    pub(super) fn are_done(&self) -> bool {
         self.waiting.is_empty() && self.copying.is_empty()
     }
 
-    /// The next time to act in any case. Pending fences are polled elsewhere.
+    /// The next deadline or poll. Fences have a schedule of their own (`Fences`).
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        let waiting = self.waiting.iter().map(|waiting| waiting.until).min();
-        let copying = self.copying.first().map(|flight| flight.asking.ask_at());
+        let waiting = self.waiting.iter().map(|waiting| waiting.deadline).min();
+        let copying = self.copying.first().map(|flight| flight.schedule.poll_at());
         [waiting, copying].into_iter().flatten().min()
     }
 
-    fn begin(&mut self, wish: ExportRequest, gpu: &mut Gpu, setting: &Setting) {
-        match wish {
-            ExportRequest::Name(memories, reply) => {
-                let names = name_all(&memories, gpu);
-                self.suspected |= names.iter().any(Result::is_err);
-                let _ = reply.send(Ok(names)); // Nobody waits any more: nothing was begun.
+    fn begin(&mut self, request: ExportRequest, gpu: &mut Gpu, setting: &Setting) {
+        match request {
+            ExportRequest::InPlace(memories, reply) => {
+                let locations = export_all(&memories, gpu);
+                self.is_suspect |= locations.iter().any(Result::is_err);
+                let _ = reply.send(Ok(locations)); // Fails if the caller has stopped waiting.
             }
             ExportRequest::Fill(fill, reply) => {
                 let begun = InFlight::begin(fill, reply, gpu, setting);
-                self.suspected |= begun.is_none();
+                self.is_suspect |= begun.is_none();
                 self.copying.extend(begun);
             }
         }
     }
 
-    /// Completes the ended copies, oldest first: those of one stream end in order.
+    /// Completes the ended copies, oldest first: copies of one stream end in order.
     fn end_copies(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
-        while let Some(oldest) = self.copying.first_mut().filter(|oldest| oldest.asking.is_due(now)) {
-            oldest.asking.asked(now);
+        while let Some(oldest) = self.copying.first_mut().filter(|oldest| oldest.schedule.is_due(now)) {
+            oldest.schedule.polled(now);
             // Queried twice if the driver refuses: a repeated error is final.
             if !oldest.has_ended(gpu).or_else(|_| oldest.has_ended(gpu))? {
                 return Ok(());
@@ -173,19 +175,19 @@ impl Shares {
     }
 
     /// Reports late copies to their waiters. Their memory stays held.
-    fn tell_late(&mut self, now: Instant, setting: &Setting) {
+    fn report_late(&mut self, now: Instant, setting: &Setting) {
         let waited = self.copy_timeout;
         for flight in self.copying.iter_mut().filter(|flight| flight.begun + waited <= now) {
-            flight.tell(Err(ShareError::CopyTimedOut { device: setting.device(), waited }));
+            flight.report(Err(ShareError::CopyTimedOut { device: setting.device(), waited }));
         }
     }
 }
 
 impl ExportRequest {
-    /// Whether all fences of the memory are passed: `None` while one is not.
+    /// Whether all fences of the memory are passed: `None` while any is not, an error if one failed.
     fn readiness(&self) -> Option<Result<(), CudaError>> {
         let memories: Box<dyn Iterator<Item = &Arc<CudaMemory>>> = match self {
-            Self::Name(memories, _) => Box::new(memories.iter()),
+            Self::InPlace(memories, _) => Box::new(memories.iter()),
             Self::Fill(fill, _) => Box::new(fill.parts.iter().map(|(memory, _)| memory).chain([&fill.to])),
         };
         let unready = memories.map(|memory| memory.is_free()).find(|free| *free != Some(Ok(())));
@@ -195,7 +197,7 @@ impl ExportRequest {
     /// Reports an error to the waiter, if there still is one.
     pub(super) fn refuse(self, error: ShareError) {
         match self {
-            Self::Name(memories, reply) => {
+            Self::InPlace(memories, reply) => {
                 drop(memories);
                 let _ = reply.send(Err(error));
             }
@@ -219,11 +221,11 @@ impl InFlight {
         let mut flight = Self {
             fill: ManuallyDrop::new(fill),
             reply: Some(reply),
-            mark: None,
+            event: None,
             error: None,
             bytes: 0,
             begun,
-            asking: PollSchedule::new(begun),
+            schedule: PollSchedule::new(begun),
         };
         if let Err(error) = flight.enqueue(gpu) {
             flight.error = Some(error);
@@ -232,33 +234,34 @@ impl InFlight {
             flight.ended(gpu, setting);
             return None;
         }
-        flight.mark = gpu.mark_within().ok();
+        flight.event = gpu.record_event_within().ok();
         Some(flight)
     }
 
     fn enqueue(&mut self, gpu: &mut Gpu) -> Result<(), CudaError> {
         for (from, offset) in &self.fill.parts {
             let to = self.fill.to.address() + offset;
-            // SAFETY: `SharedBuffer::fill` judged the part to be in bounds of the buffer. Both memories are kept by `fill`,
-            // which only `ended` lets go, and that is for copies whose mark, made after this, was passed.
+            // SAFETY: `SharedBuffer::fill` checked that the part is in bounds of the buffer. `fill` keeps both
+            // memories. Only `ended` releases them, once the device has reported the end of the copies by an event
+            // recorded after this, or by an idle stream, or if nothing was submitted.
             unsafe { gpu.copy_within(to, from.address(), from.len_bytes() as usize) }?;
             self.bytes += from.len_bytes();
         }
         Ok(())
     }
 
-    /// Without an event, the end of the stream decides.
+    /// Whether the copies have ended. Without an event, their stream must be idle.
     fn has_ended(&self, gpu: &Gpu) -> Result<bool, CudaError> {
-        Ok(match &self.mark {
-            Some(mark) => gpu.has_passed(mark)?,
+        Ok(match &self.event {
+            Some(event) => gpu.has_passed(event)?,
             None => gpu.is_idle_within()?,
         })
     }
 
     /// Releases the memory, once the device no longer uses it.
     fn ended(mut self, gpu: &mut Gpu, setting: &Setting) {
-        if let Some(mark) = self.mark.take() {
-            gpu.recycle(mark);
+        if let Some(event) = self.event.take() {
+            gpu.recycle(event);
         }
         setting.counters.shared_bytes.add(self.bytes);
         let end = match self.error.take() {
@@ -268,22 +271,22 @@ impl InFlight {
         let reply = self.reply.take();
         drop(ManuallyDrop::into_inner(self.fill));
         if let Some(reply) = reply {
-            let _ = reply.send(end); // Nobody waits any more.
+            let _ = reply.send(end); // Fails if the caller has stopped waiting.
         }
     }
 
-    /// Reports to the waiter, once.
-    fn tell(&mut self, end: Result<(), ShareError>) {
+    /// Reports the end to the waiter, unless that was done before.
+    fn report(&mut self, end: Result<(), ShareError>) {
         if let Some(reply) = self.reply.take() {
-            let _ = reply.send(end); // Nobody waits any more.
+            let _ = reply.send(end); // Fails if the caller has stopped waiting.
         }
     }
 }
 
-/// Exports memories in place, each allocation once: a handle costs a driver call.
-fn name_all(memories: &[Arc<CudaMemory>], gpu: &Gpu) -> Vec<Name> {
+/// Exports memories in place. Successive memories of one allocation share its handle, which costs a driver call.
+fn export_all(memories: &[Arc<CudaMemory>], gpu: &Gpu) -> Vec<Location> {
     let mut last: Option<(u64, u64, Result<IpcHandle, CudaError>)> = None;
-    let name = |memory: &Arc<CudaMemory>| -> Name {
+    let name = |memory: &Arc<CudaMemory>| -> Location {
         let address = memory.address();
         if last
             .as_ref()

@@ -7,20 +7,20 @@ use super::error::CudaError;
 
 /// The counters of a [`CudaEngine`](super::CudaEngine).
 ///
-/// The counters are read one after the other, so while copies run the sums may be off by what happens in between.
+/// The counters are read one after the other, so the sums may differ by the copies that begin or end in between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CudaStats {
-    /// Copies submitted to the device, at least in part. Balanced by `copies_ended`, `copies_in_flight` and
+    /// Copies submitted to the device, at least in part: the sum of `copies_ended`, `copies_in_flight` and
     /// `copies_kept`.
     pub copies_begun: u64,
     /// Copies that the device reported as ended, successful or not.
     pub copies_ended: u64,
     /// Copies in flight.
     pub copies_in_flight: u64,
-    /// Of those, the ones that took longer than the timeout. Their slots and memory are in quarantine: they are
-    /// released when the device reports the end of the copy.
+    /// Copies in flight that have exceeded the timeout. Their slots and memory are in quarantine: they are released
+    /// when the device reports the end of the copy.
     pub copies_quarantined: u64,
-    /// Copies whose end a failed device cannot report. Their slots and memory are leaked.
+    /// Copies whose end is unknown because the device failed. Their slots and memory are leaked.
     pub copies_kept: u64,
     /// Bytes that were copied off the device, by copies that ended.
     pub out_bytes: u64,
@@ -34,13 +34,13 @@ pub struct CudaStats {
     pub kept_bytes: u64,
     /// Page-locked bytes of slots.
     pub pinned_bytes: u64,
-    /// Device memory in use. With `cached_bytes`, never more than the limit.
+    /// Device memory in use. The sum with `cached_bytes` never exceeds the limit.
     pub device_bytes: u64,
     /// Device memory kept for reuse.
     pub cached_bytes: u64,
     /// Completion signals from the device.
     pub rings: u64,
-    /// Copies whose end was found by polling, without a signal. Few, unless signals are lost.
+    /// Copies whose end was found by polling, without a signal: few, unless signals are lost.
     pub ends_found_by_asking: u64,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Counters {
     pub(super) cached_bytes: Counter,
     pub(super) rings: Counter,
     pub(super) ends_found_by_asking: Counter,
-    /// The device failure, if it failed.
+    /// The error with which the device failed, if it did.
     pub(super) failure: OnceLock<CudaError>,
 }
 
@@ -89,7 +89,7 @@ impl Counters {
     }
 }
 
-/// A counter that one thread changes and all may read.
+/// A counter that one thread changes and any thread may read.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 

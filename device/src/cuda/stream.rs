@@ -2,11 +2,11 @@ use std::{any::Any, ffi::c_void, fmt, sync::Arc};
 
 use super::error::CudaError;
 
-/// A caller's stream on which kernels use the tensors that are handed over, with its keeper.
+/// A caller's stream, on which kernels use the tensors passed to an engine, with its keeper.
 ///
-/// Every holder of a clone may use the stream, even an engine's thread that handles a request after its caller gave up
-/// ([`CudaError::NoAnswer`]). No thread here ever blocks on a caller's stream, and the stream waits for nothing that
-/// was not requested.
+/// Every holder of a clone may use the stream, even an engine's thread that handles a request after the caller has
+/// stopped waiting ([`CudaError::NoAnswer`]). The engine's thread never blocks on a caller's stream, and makes the
+/// stream wait only on request.
 #[derive(Clone)]
 pub struct StreamHandle {
     raw: usize,
@@ -16,14 +16,14 @@ pub struct StreamHandle {
 }
 
 impl StreamHandle {
-    /// The legacy default stream of the device's primary context, on which kernels run that name no stream; PyTorch's
-    /// default too.
+    /// The legacy default stream of the device's primary context, used by kernels without a stream argument; PyTorch's
+    /// default stream too.
     pub const LEGACY: Self = Self { raw: 1, _keeper: None };
 
     /// Wraps a stream handle: a `CUstream`, a `cudaStream_t`, or PyTorch's `stream.cuda_stream`. Null is the legacy
     /// default stream.
     ///
-    /// Refuses the per-thread default stream (2), which is another one on the engine's thread.
+    /// Refuses the per-thread default stream (2), which would be a different stream on the engine's thread.
     ///
     /// # Safety
     ///
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn the_per_thread_stream_is_refused() {
         let from_raw = |address| {
-            // SAFETY: nothing is done with the handle.
+            // SAFETY: the handle is never used.
             unsafe { StreamHandle::from_raw(std::ptr::without_provenance_mut(address), ()) }
         };
         assert_eq!(from_raw(2), Err(CudaError::PerThreadStream));
@@ -71,9 +71,9 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_keeps_what_keeps_the_stream() {
+    fn a_clone_holds_the_keeper() {
         let keeper = Arc::new(());
-        // SAFETY: nothing is done with the handle.
+        // SAFETY: the handle is never used.
         let stream =
             unsafe { StreamHandle::from_raw(std::ptr::without_provenance_mut(7), Arc::clone(&keeper)) };
         let clone = stream.clone().unwrap();

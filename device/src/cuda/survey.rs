@@ -1,8 +1,8 @@
 use super::{
     devices::{DeviceInfo, DeviceMemory, device_memory, devices},
     error::CudaError,
-    nvml::{Facts, PciGpu},
-    probe::{ask_aside, probe},
+    nvml::{NvmlData, PciGpu},
+    probe::{probe, query_aside},
     version::Version,
 };
 
@@ -11,9 +11,10 @@ pub use super::nvml::DeviceProcess;
 /// A survey of this machine's GPUs for diagnostics, from CUDA's driver and NVML.
 #[derive(Debug)]
 pub struct Survey {
-    /// The GPUs usable by this process, or why there are none.
+    /// The GPUs that this process can use, or the error if CUDA cannot be used.
     pub gpus: Result<Vec<SurveyedGpu>, CudaError>,
-    /// The names of the GPUs known to NVML, whether or not CUDA can use them; or why NVML failed, as half a sentence.
+    /// The names of the GPUs known to NVML, whether or not CUDA can use them; or why NVML failed, as a clause without a
+    /// full stop.
     pub known_to_nvml: Result<Vec<String>, String>,
 }
 
@@ -24,51 +25,53 @@ pub struct SurveyedGpu {
     pub info: DeviceInfo,
     /// The newest CUDA that the driver supports.
     pub cuda_version: Version,
-    /// The driver's version, such as `550.163.01`, if there is NVML.
+    /// The driver's version, such as `550.163.01`, if NVML reports it.
     pub driver_version: Option<String>,
-    /// Its free and total memory, if known.
+    /// The free and total memory, if known.
     pub memory: Option<DeviceMemory>,
-    /// The processes that use it, if there is NVML.
+    /// The processes that use the GPU, if NVML reports them.
     pub processes: Option<Vec<DeviceProcess>>,
 }
 
-/// Surveys all GPUs. Takes up to a second, and more without NVML: then the driver is asked for free memory, which takes
-/// a context on each GPU for a moment. Blocks, with a deadline for NVML and the driver.
+/// Surveys all GPUs. Takes up to a second, and more without NVML: then the driver is queried for free memory, which
+/// needs a temporary context on each GPU. Blocks, with deadlines for NVML and the driver.
 pub fn survey() -> Survey {
-    let facts = facts();
+    let nvml_data = nvml_data();
     let gpus = probe().and_then(|driver| {
-        let facts = facts.as_ref().ok();
-        let join = |info| join(info, driver.version(), facts, |ordinal| device_memory(ordinal).ok());
+        let nvml_data = nvml_data.as_ref().ok();
+        let join = |info| join(info, driver.version(), nvml_data, |ordinal| device_memory(ordinal).ok());
         Ok(devices()?.into_iter().map(join).collect())
     });
     let name = |board: PciGpu| board.name.unwrap_or_else(|| "a GPU without a name".into());
-    let known_to_nvml = facts.map(|facts| facts.boards.into_iter().map(name).collect());
+    let known_to_nvml = nvml_data.map(|nvml_data| nvml_data.boards.into_iter().map(name).collect());
     Survey { gpus, known_to_nvml }
 }
 
-/// Queries NVML on a thread of its own, as the driver: it may block in the kernel for ever.
-fn facts() -> Result<Facts, String> {
-    ask_aside("NVML", || Ok(Facts::read())).unwrap_or_else(|error| {
+/// Queries NVML on a separate thread, like the driver, since either may block in the kernel for ever.
+fn nvml_data() -> Result<NvmlData, String> {
+    query_aside("NVML", || Ok(NvmlData::read())).unwrap_or_else(|error| {
         Err(match error {
             CudaError::NoAnswer { waited, .. } => format!("NVML did not answer within {waited:?}"),
-            CudaError::NoThread { reason, .. } => format!("NVML cannot be asked without a thread: {reason}"),
-            _ => "NVML gave no answer".into(),
+            CudaError::NoThread { reason, .. } => {
+                format!("NVML cannot be queried without a thread: {reason}")
+            }
+            _ => "NVML did not answer".into(),
         })
     })
 }
 
-/// Joins the driver's and NVML's data of a GPU. `measure` queries its memory if NVML does not report it.
+/// Joins the driver's and NVML's data of a GPU. `measure` queries the GPU's memory if NVML does not report it.
 fn join(
     info: DeviceInfo,
     cuda_version: Version,
-    facts: Option<&Facts>,
+    nvml_data: Option<&NvmlData>,
     measure: impl FnOnce(usize) -> Option<DeviceMemory>,
 ) -> SurveyedGpu {
-    let board = facts.and_then(|facts| facts.board_at(&info.pci_bus_id));
+    let board = nvml_data.and_then(|nvml_data| nvml_data.board_at(&info.pci_bus_id));
     let memory = board.and_then(|board| board.memory).or_else(|| measure(info.ordinal));
     SurveyedGpu {
         cuda_version,
-        driver_version: facts.and_then(|facts| facts.driver_version.clone()),
+        driver_version: nvml_data.and_then(|nvml_data| nvml_data.driver_version.clone()),
         memory,
         processes: board.and_then(|board| board.processes.clone()),
         info,
@@ -91,9 +94,9 @@ mod tests {
     }
 
     #[test]
-    fn what_driver_and_nvml_know_is_joined_by_place() {
+    fn data_of_driver_and_nvml_is_joined_by_bus_address() {
         let measured = DeviceMemory { free_bytes: 1, total_bytes: 100 };
-        let told = DeviceMemory { free_bytes: 50, total_bytes: 101 };
+        let reported = DeviceMemory { free_bytes: 50, total_bytes: 101 };
         let process = DeviceProcess { pid: 7, used_bytes: None };
         let board = |place: &str, memory| PciGpu {
             pci: super::super::nvml::PciAddress::parse(place).unwrap(),
@@ -101,14 +104,15 @@ mod tests {
             memory,
             processes: Some(vec![process.clone()]),
         };
-        let boards = vec![board("00000000:3B:00.0", None), board("00000000:19:00.0", Some(told))];
-        let facts = Facts { driver_version: Some("550".into()), boards };
-        let join = |place: &str, facts| join(info(0, place), Version::OLDEST, facts, |_| Some(measured));
-        let both = join("0000:19:00.0", Some(&facts));
-        assert_eq!((both.memory, both.processes), (Some(told), Some(vec![process.clone()])));
-        let divided = join("0000:3b:00.0", Some(&facts));
+        let boards = vec![board("00000000:3B:00.0", None), board("00000000:19:00.0", Some(reported))];
+        let nvml_data = NvmlData { driver_version: Some("550".into()), boards };
+        let join =
+            |place: &str, nvml_data| join(info(0, place), Version::OLDEST, nvml_data, |_| Some(measured));
+        let both = join("0000:19:00.0", Some(&nvml_data));
+        assert_eq!((both.memory, both.processes), (Some(reported), Some(vec![process.clone()])));
+        let divided = join("0000:3b:00.0", Some(&nvml_data));
         assert_eq!((divided.memory, divided.driver_version.as_deref()), (Some(measured), Some("550")));
-        let unknown = join("0000:aa:00.0", Some(&facts));
+        let unknown = join("0000:aa:00.0", Some(&nvml_data));
         assert_eq!((unknown.memory, unknown.processes), (Some(measured), None));
         assert_eq!(join("0000:19:00.0", None).memory, Some(measured));
     }

@@ -1,10 +1,10 @@
 //! The first layer: the driver's functions, found once by name.
 //!
-//! cudarc finds each function when it is first called, and panics where the driver lacks it. Here all are found by the
-//! probe, before anything is called, so that a driver that lacks one is an error that names it. Results are plain
-//! numbers: a newer driver's code that cudarc's enum does not know would be undefined behaviour as that enum.
+//! cudarc finds each function at its first call, and panics if the driver lacks it. Here the probe finds all functions
+//! before the first call, so that a missing one is an error with its name. Results are plain numbers: a newer driver's
+//! code that is missing from cudarc's enum would be undefined behaviour as that enum.
 //!
-//! The signatures are NVIDIA's: each is compared with cudarc's binding of it when this is compiled.
+//! The signatures are NVIDIA's: the compiler compares each with cudarc's binding.
 
 #![expect(non_snake_case, reason = "the driver's names")]
 
@@ -16,7 +16,7 @@ use cudarc::driver::sys::{
     CUmemGenericAllocationHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
-/// A `CUresult`, known or not.
+/// The number of a `CUresult`, which cudarc's enum may not have.
 pub(super) type Code = u32;
 
 macro_rules! symbols {
@@ -39,17 +39,17 @@ macro_rules! symbols {
             ///
             /// cudarc must have found the library: see `sys::is_culib_present`.
             pub(super) unsafe fn find() -> Result<Self, &'static str> {
-                // SAFETY: the caller vouches that the library is there, so this does not panic; loading it again runs
-                // nothing that finding it did not.
+                // SAFETY: the caller guarantees that the library was found, so this does not panic; loading it again
+                // runs no other initialisers.
                 let library = unsafe { sys::culib() };
                 $(
-                    // SAFETY: a function of this name has this signature: compared with cudarc's binding below, but
-                    // for its result, an enum of `u32` there.
+                    // SAFETY: the function of this name has this signature: it is compared with cudarc's binding below,
+                    // except for the result, which is an enum of `u32` there.
                     let $name = *unsafe { library.get(stringify!($name).as_bytes()) }
                         .map_err(|_| stringify!($name))?;
                 )*
                 $(
-                    // SAFETY: as above; its code, too, is an enum of `u32` there.
+                    // SAFETY: as above; the parameter `code`, too, is an enum of `u32` there.
                     let $of_code = *unsafe { library.get(stringify!($of_code).as_bytes()) }
                         .map_err(|_| stringify!($of_code))?;
                 )*
@@ -133,7 +133,7 @@ symbols! {
             address: *mut CUdeviceptr,
             len: usize,
             alignment: usize,
-            wish: CUdeviceptr,
+            hint: CUdeviceptr,
             flags: c_ulonglong,
         );
         fn cuMemAddressFree(address: CUdeviceptr, len: usize);

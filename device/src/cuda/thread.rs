@@ -1,7 +1,7 @@
-//! The engine's thread: the only one that calls the driver.
+//! The engine's thread: the only thread that calls the driver for an engine.
 //!
-//! Why one: a context is bound to threads, some driver calls block others, and destructors must not call a driver. So
-//! everybody else puts commands into an inbox, and this thread owns the driver's objects.
+//! Why one thread: a context is bound to threads, some driver calls block others, and destructors must not call a
+//! driver. So this thread owns the driver's objects, and all other threads send it commands through an inbox.
 
 use std::{
     io,
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::id::Id;
 
-/// An engine's handle of its thread.
+/// The result of starting an engine's thread.
 pub(super) struct Started {
     pub(super) info: DeviceInfo,
     pub(super) inbox: Inbox,
@@ -49,7 +49,7 @@ pub(super) fn start(
     let device: Arc<str> = format!("cuda:{ordinal}").into();
     let no_thread =
         |error: io::Error| CudaError::NoThread { device: device.to_string(), reason: error.to_string() };
-    // Longer than every wait of the thread itself.
+    // Longer than the thread itself waits for any copy.
     let patience = options.fence_timeout + 2 * options.copy_timeout;
     let waiters = Waiters::watch(Arc::clone(&device), patience).map_err(no_thread)?;
     let (sender, commands) = mpsc::channel();
@@ -71,8 +71,8 @@ pub(super) fn start(
         })
     });
     if opened.is_err() {
-        // If it still opens, nobody will use it.
-        let _ = inbox.tell(Command::Close);
+        // If the device still opens, the thread must end, since nobody will use it.
+        let _ = inbox.send(Command::Close);
     }
     opened.map(|info| Started { info, inbox, counters, waiters })
 }
@@ -84,11 +84,11 @@ fn run(
     commands: &Receiver<Command>,
     opened: &Reply<Result<DeviceInfo, CudaError>>,
 ) {
-    let _open = Open::count();
-    let info = DeviceInfo::ask(&driver, ordinal);
+    let _running = RunningThread::count();
+    let info = DeviceInfo::query(&driver, ordinal);
     match info.and_then(|info| Ok((Gpu::open(driver, ordinal, &setting.inbox)?, info))) {
         Ok((gpu, info)) => {
-            // If the caller gave up, `Close` is in the inbox.
+            // If the caller has stopped waiting, `Close` is in the inbox.
             let _ = opened.send(Ok(info));
             Worker::new(gpu, setting).run(commands);
         }
@@ -109,9 +109,9 @@ struct Worker {
     fences: Fences,
     holdings: Holdings,
     shares: Shares,
-    /// The device failure: later commands are refused with it.
+    /// The error with which the device failed: later commands are refused with it.
     failed: Option<CudaError>,
-    /// When the engine was dropped.
+    /// The time when the engine was dropped.
     closed: Option<Instant>,
 }
 
@@ -128,9 +128,9 @@ impl Worker {
             if let Some(command) = self.next(commands) {
                 self.handle(command);
             }
-            // All commands of a moment are handled before anything is polled.
-            commands.try_iter().take(AT_ONCE).for_each(|command| self.handle(command));
-            self.look(Instant::now());
+            // All commands received so far are handled before the device is polled.
+            commands.try_iter().take(BATCH_MAX).for_each(|command| self.handle(command));
+            self.poll(Instant::now());
         }
         self.end();
     }
@@ -139,15 +139,16 @@ impl Worker {
     fn next(&self, commands: &Receiver<Command>) -> Option<Command> {
         match self.wake_at() {
             Some(at) => commands.recv_timeout(at.saturating_duration_since(Instant::now())).ok(),
-            // This thread has an inbox itself, so the channel does not close.
+            // This thread holds a sender itself (`setting.inbox`), so the channel does not close.
             None => commands.recv().ok(),
         }
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        // Once the engine is dropped, memory used only by a caller's stream has a deadline, which the next check after
-        // it settles, so this is in the future. Open fences have a deadline too (`is_done`), but not here: once past,
-        // it would keep this thread awake for as long as memory is held; and they are polled all the time.
+        // Once the engine is dropped, memory that waits for a caller's stream has a deadline. The poll after it
+        // releases the memory, so the deadline is in the future. Open fences have a deadline too (`is_done`). It is not
+        // included: once past, it would keep this thread awake for as long as memory is held; and fences are polled
+        // anyway.
         let last = self.closed.and_then(|_| self.holdings.wake_at());
         let all = [self.copies.wake_at(), self.fences.wake_at(), self.shares.wake_at(), last];
         all.into_iter().flatten().min()
@@ -160,27 +161,27 @@ impl Worker {
                 Some(error) => copies.refuse(job, error, setting),
                 None => copies.start(job, gpu, setting),
             },
-            Command::Rang(direction) => {
+            Command::Signal(direction) => {
                 setting.counters.rings.add(1);
-                copies.rang(direction);
+                copies.signal(direction);
             }
             Command::Allocate(len, reply) => {
-                // Memory returned before this request makes room for it.
-                holdings.look(Instant::now(), gpu, setting, failed.is_some(), false);
+                // Memory returned before this request is freed first.
+                holdings.poll(Instant::now(), gpu, setting, failed.is_some(), false);
                 let memory = holdings.allocate(len, gpu, setting, failed.as_ref());
-                let _ = reply.send(memory); // Nobody waits any more: it is dropped, and comes back.
+                let _ = reply.send(memory); // If the caller has stopped waiting, the memory is dropped and returns.
             }
             Command::Lock(len, reply) => {
                 let locked = holdings.lock(len, gpu, setting, failed.as_ref());
                 let _ = reply.send(locked);
             }
             Command::Buffer(len, reply) => {
-                holdings.look(Instant::now(), gpu, setting, failed.is_some(), false);
+                holdings.poll(Instant::now(), gpu, setting, failed.is_some(), false);
                 let buffer = match failed {
                     Some(error) => Err(error.clone().into()),
                     None => holdings.buffer(len, gpu, setting),
                 };
-                let _ = reply.send(buffer); // Nobody waits any more: it is dropped, and comes back.
+                let _ = reply.send(buffer); // As above.
             }
             Command::Import(exported, reply) => {
                 let imported = match (failed, &exported) {
@@ -188,13 +189,13 @@ impl Worker {
                     (None, Exported::Fd(shared)) => holdings.import_fd(shared, gpu, setting),
                     (None, Exported::Ipc(shared)) => holdings.import_ipc(shared, gpu, setting),
                 };
-                let _ = reply.send(imported); // Nobody waits any more: it is dropped, and comes back.
+                let _ = reply.send(imported); // As above.
             }
-            Command::Share(wish) => match failed {
-                Some(error) => wish.refuse(error.clone().into()),
-                None => shares.start(wish, gpu, setting),
+            Command::Share(request) => match failed {
+                Some(error) => request.refuse(error.clone().into()),
+                None => shares.start(request, gpu, setting),
             },
-            Command::TakeBack(holding, until) => holdings.take_back(holding, until),
+            Command::TakeBack(owner, fences) => holdings.take_back(owner, fences),
             Command::GiveUp(memory, streams) => {
                 for stream in streams {
                     let fence = match failed {
@@ -202,7 +203,7 @@ impl Worker {
                         None => fences.record(&stream, gpu, setting),
                     };
                     // If a stream's progress is unknown, the memory is leaked.
-                    memory.hold_for(fence.unwrap_or_else(|error| fences.lost(error, setting)));
+                    memory.add_fence(fence.unwrap_or_else(|error| fences.failed(error, setting)));
                 }
             }
             Command::Unlock(mapping) => holdings.unlock(mapping, gpu, setting, failed.is_some()),
@@ -228,34 +229,34 @@ impl Worker {
                 let _ = reply.send(fence);
             }
             Command::WaitFence(id, stream, reply) => {
-                let ordered = match failed {
+                let result = match failed {
                     Some(error) => Err(error.clone()),
-                    None => fences.order(id, &stream, gpu),
+                    None => fences.make_wait(id, &stream, gpu),
                 };
-                let _ = reply.send(ordered);
+                let _ = reply.send(result);
             }
             Command::DropFence(id) => fences.drop_fence(id, gpu),
             Command::WaitMemory(memory, stream, reply) => match failed {
                 Some(error) => {
                     let _ = reply.send(Err(error.clone()));
                 }
-                None => copies.order_later(memory, stream, reply),
+                None => copies.add_stream_wait(memory, stream, reply),
             },
             Command::Close => self.closed = Some(Instant::now()),
         }
     }
 
-    /// Does what is due, whether or not a command came.
-    fn look(&mut self, now: Instant) {
+    /// Polls copies, fences and returned memory, and handles their deadlines.
+    fn poll(&mut self, now: Instant) {
         let Self { gpu, setting, copies, fences, holdings, shares, failed, closed } = self;
-        if fences.look(now, gpu) {
+        if fences.poll(now, gpu) {
             copies.suspect();
         }
         if failed.is_none() {
             copies.start_waiting(now, gpu, setting);
-            let looked = copies.look(now, gpu, setting);
-            if let Err(error) = looked.and_then(|()| shares.look(now, gpu, setting)) {
-                // Set here alone.
+            let polled = copies.poll(now, gpu, setting);
+            if let Err(error) = polled.and_then(|()| shares.poll(now, gpu, setting)) {
+                // Set only here, and once.
                 let _ = setting.counters.failure.set(error.clone());
                 *failed = Some(error);
             }
@@ -265,38 +266,39 @@ impl Worker {
             shares.fail(error, gpu, setting);
             fences.fail(error);
         }
-        copies.order_streams(gpu);
-        holdings.look(now, gpu, setting, failed.is_some(), closed.is_some());
+        copies.make_streams_wait(gpu);
+        holdings.poll(now, gpu, setting, failed.is_some(), closed.is_some());
     }
 
-    /// Whether the engine was dropped and everything given out is returned or, after a failure, what can be.
+    /// Whether the engine was dropped, no copy is in flight, and all memory given out is returned; after a device
+    /// failure, memory is not waited for.
     fn is_done(&self) -> bool {
         let Some(closed) = self.closed else { return false };
         let fenced = !self.fences.is_empty() && closed.elapsed() < self.setting.options.last_wait();
-        let all_back = self.holdings.are_back() && !fenced;
-        self.copies.are_over() && self.shares.are_over() && (self.failed.is_some() || all_back)
+        let all_back = self.holdings.are_returned() && !fenced;
+        self.copies.are_done() && self.shares.are_done() && (self.failed.is_some() || all_back)
     }
 
-    /// Releases the device. If it failed, or memory was leaked, its context is leaked too, since the memory may be in
-    /// use.
+    /// Releases the device. If the device failed, or memory was leaked, the context is leaked too, since the memory may
+    /// be in use.
     fn end(self) {
         let Self { gpu, setting, holdings, failed, .. } = self;
-        if failed.is_none() && holdings.free_all(&gpu, &setting) {
+        if failed.is_none() && holdings.free_cached(&gpu, &setting) {
             gpu.close();
         }
     }
 }
 
 /// The most commands handled between two polls.
-const AT_ONCE: usize = 256;
+const BATCH_MAX: usize = 256;
 
-/// Waits until the threads of all engines of this process have ended; returns whether they did within `timeout`.
+/// Waits until the threads of all engines of this process have ended; returns whether they ended within `timeout`.
 ///
-/// For the end of a program: an engine's thread releases the device after the engine is dropped, and a process that
-/// exits before that leaves the cleanup to the driver.
+/// For the end of a program: an engine's thread releases the device after the engine is dropped, and if the process
+/// exits before that, the driver has to clean up.
 pub fn all_closed(timeout: Duration) -> bool {
     let until = Instant::now() + timeout;
-    let mut open = Open::number();
+    let mut open = RunningThread::number();
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if *open == 0 || left.is_zero() {
@@ -307,24 +309,24 @@ pub fn all_closed(timeout: Duration) -> bool {
     }
 }
 
-/// Counts an engine's thread while it runs.
-struct Open;
+/// Counts an engine's thread from its start to its end.
+struct RunningThread;
 
-static OPEN: Mutex<usize> = Mutex::new(0);
+static RUNNING: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();
 
-impl Open {
+impl RunningThread {
     fn count() -> Self {
         *Self::number() += 1;
         Self
     }
 
     fn number() -> MutexGuard<'static, usize> {
-        OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Open {
+impl Drop for RunningThread {
     fn drop(&mut self) {
         *Self::number() -= 1;
         ENDED.notify_all();

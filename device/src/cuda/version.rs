@@ -8,10 +8,10 @@ impl Version {
     /// The oldest supported version: NVIDIA's driver 525, of 2022.
     pub const OLDEST: Self = Self(12_000);
 
-    /// Older than all.
+    /// The version before the driver was queried: older than all.
     pub(super) const UNKNOWN: Self = Self(0);
 
-    /// From the driver's encoding: 13040 for 13.4.
+    /// The version of the driver's encoding: 13040 for 13.4.
     pub(super) fn of(number: u32) -> Self {
         Self(number)
     }
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_read_as_people_write_them() {
+    fn versions_are_formatted_as_major_and_minor() {
         assert_eq!(Version(13_040).to_string(), "13.4");
         assert_eq!(Version(12_000).to_string(), "12.0");
         assert!(Version(11_080) < Version::OLDEST);

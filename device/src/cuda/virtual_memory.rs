@@ -11,9 +11,9 @@ use super::{
     setting::Setting,
 };
 
-/// A mapping of device memory that may be shared with another process. Dropping it unmaps nothing: `end` does.
+/// A mapping of device memory that may be shared with another process. `end` unmaps it; dropping it does not.
 ///
-/// The memory lives as long as any process has it mapped, or has a descriptor of it open.
+/// The memory lives as long as any process has it mapped or has a descriptor of it open.
 #[derive(Debug)]
 pub(super) struct Mapped {
     pub(super) address: u64,
@@ -25,13 +25,13 @@ impl Mapped {
     pub(super) fn create(gpu: &Gpu, len: usize, setting: &Setting) -> Result<(Self, OwnedFd), CudaError> {
         let driver = gpu.driver();
         let physical = driver.create_physical(gpu.device(), len)?;
-        let made = driver.export_physical(physical).and_then(|fd| {
+        let created = driver.export_physical(physical).and_then(|fd| {
             // Child processes must not inherit the descriptor and keep the memory.
-            let _ = fcntl_setfd(&fd, FdFlags::CLOEXEC); // A descriptor that is open takes flags.
+            let _ = fcntl_setfd(&fd, FdFlags::CLOEXEC); // Cannot fail for an open descriptor.
             Ok((Self::map(gpu, physical, len, setting)?, fd))
         });
-        let_go(driver, physical, len, setting);
-        made
+        release(driver, physical, len, setting);
+        created
     }
 
     /// Maps the first `len` bytes of a descriptor's memory, a multiple of the granularity.
@@ -44,7 +44,7 @@ impl Mapped {
         let driver = gpu.driver();
         let physical = driver.import_physical(fd)?;
         let mapped = Self::map(gpu, physical, len, setting);
-        let_go(driver, physical, len, setting);
+        release(driver, physical, len, setting);
         mapped
     }
 
@@ -54,15 +54,15 @@ impl Mapped {
         // SAFETY: reserved just above.
         let mapped = unsafe { driver.map(address, len, physical) };
         if let Err(error) = mapped {
-            // SAFETY: the reservation of above, which nothing is mapped to.
-            let _ = unsafe { driver.unreserve(address, len) }; // Addresses alone are lost.
+            // SAFETY: reserved above, and nothing is mapped there.
+            let _ = unsafe { driver.unreserve(address, len) }; // If this fails, only addresses are lost.
             return Err(error);
         }
         let mapped = Self { address, len };
         match driver.allow(address, len, gpu.device()) {
             Ok(()) => Ok(mapped),
             Err(error) => {
-                // SAFETY: nobody has its address.
+                // SAFETY: nobody has the mapping's address.
                 if !unsafe { mapped.end(gpu) } {
                     setting.counters.kept_bytes.add(len as u64);
                 }
@@ -71,8 +71,8 @@ impl Mapped {
         }
     }
 
-    /// Unmaps the memory and frees its addresses. Returns whether the driver did so; if not, it is leaked, and the
-    /// caller counts what is this process's.
+    /// Unmaps the memory and frees its addresses. Returns false if the driver refuses: then the memory is leaked, and
+    /// the caller counts its bytes if they are this process's.
     ///
     /// # Safety
     ///
@@ -85,14 +85,14 @@ impl Mapped {
         if unmapped.is_err() {
             return false;
         }
-        // SAFETY: its mapping was taken away, and was all that there was.
-        let _ = unsafe { gpu.driver().unreserve(address, len) }; // Addresses alone are lost.
+        // SAFETY: the whole reservation was unmapped just above.
+        let _ = unsafe { gpu.driver().unreserve(address, len) }; // If this fails, only addresses are lost.
         true
     }
 }
 
-/// Releases a handle: mappings keep the memory.
-fn let_go(driver: &Driver, physical: Physical, len: usize, setting: &Setting) {
+/// Releases the handle of physical memory. Mappings of it keep the memory.
+fn release(driver: &Driver, physical: Physical, len: usize, setting: &Setting) {
     if driver.release_physical(physical).is_err() {
         setting.counters.kept_bytes.add(len as u64);
     }

@@ -11,10 +11,11 @@ use crate::{
     slot::Slot,
 };
 
-/// The waiters for an engine's copies, with a last deadline for when a driver call blocks the engine's thread, which
-/// then has no waiter to notify.
+/// The waiters for an engine's copies, each with a deadline that holds even while a driver call blocks the engine's
+/// thread.
 ///
-/// A thread of its own watches it. It sleeps until the deadline, so a copy costs it nothing.
+/// A separate thread watches the deadlines. It sleeps until the next one, so that a copy that ends in time costs it
+/// nothing.
 #[derive(Debug)]
 pub(super) struct Waiters {
     shared: Arc<Shared>,
@@ -30,7 +31,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     next_id: u64,
-    /// By age, which is by deadline too. One for each copy, which owns a slot: that bounds it.
+    /// The waiters by id, which is the order of their deadlines too. One for each copy, and each copy owns a slot,
+    /// which bounds them.
     waiting: BTreeMap<u64, Waiter>,
     /// Whether the watching thread has no deadline to wake up for.
     asleep: bool,
@@ -43,7 +45,7 @@ struct Waiter {
 }
 
 impl Waiters {
-    /// Starts the watching thread. A waiter is told that its copy is late after `patience`.
+    /// Starts the watching thread, which reports a copy as timed out after `patience`.
     pub(super) fn watch(device: Arc<str>, patience: Duration) -> io::Result<Self> {
         let shared = Shared { device, patience, state: Mutex::default(), woken: Condvar::new() };
         let shared = Arc::new(shared);
@@ -77,7 +79,7 @@ impl Drop for Waiters {
     }
 }
 
-/// The engine's end of a waiter. Dropping it reports that the engine has stopped.
+/// The engine's handle of a waiter. Dropping it reports that the engine has stopped.
 #[derive(Debug)]
 pub(super) struct Ticket {
     id: u64,
@@ -85,7 +87,7 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Reports the end of the copy to the waiter. If it is gone, the slot returns to its pool.
+    /// Reports the end of the copy to the waiter. If that was removed at its deadline, the slot returns to its pool.
     pub(super) fn finish(self, end: Result<Slot, CopyError>) {
         match self.shared.take(self.id) {
             Some(waiter) => waiter.done.finish(end),
@@ -126,8 +128,8 @@ impl Shared {
                 }
                 Some(until) if until <= now => {
                     let late = state.waiting.pop_first();
-                    drop(state); // Whoever is told may do anything.
-                    late.into_iter().for_each(|(_, waiter)| self.tell(waiter));
+                    drop(state); // Reporting runs the waiter's code, which must not find the lock held.
+                    late.into_iter().for_each(|(_, waiter)| self.report_late(waiter));
                     self.state()
                 }
                 Some(until) => {
@@ -138,7 +140,7 @@ impl Shared {
         }
     }
 
-    fn tell(&self, waiter: Waiter) {
+    fn report_late(&self, waiter: Waiter) {
         let (device, waited) = (self.device.to_string(), self.patience);
         waiter.done.finish(Err(CopyError::TimedOut { device, waited }));
     }
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_told_hears_it_once() {
+    async fn the_end_of_a_copy_is_reported() {
         let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
         let waiters = waiters(NEVER);
         let (done, copying) = Copying::pair();
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_ticket_that_is_lost_means_that_the_engine_has_stopped() {
+    async fn a_dropped_ticket_reports_that_the_engine_has_stopped() {
         let waiters = waiters(NEVER);
         let (done, copying) = Copying::pair();
         drop(waiters.add(done));
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_too_long_is_told_and_the_slot_comes_back_all_the_same() {
+    async fn a_copy_times_out_and_its_slot_still_returns() {
         let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
         let waited = Duration::from_millis(2);
         let waiters = waiters(waited);

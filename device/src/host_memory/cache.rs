@@ -27,19 +27,20 @@ pub(super) struct State {
     pub(super) linger: Linger,
 }
 
-/// The limit of cached memory, within the budget.
+/// The policy that limits cached memory, within the budget.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) enum Keep {
     #[default]
     All,
-    /// All while so many [`CacheLease`](super::CacheLease)s live, nothing without any.
+    /// All memory while there are [`CacheLease`](super::CacheLease)s, whose number this is; no memory without any.
     OnDemand(u64),
+    /// As much memory as is in use.
     InProportion,
 }
 
 pub(super) enum Taken {
     Reused(Arc<Populated>),
-    /// Room for a new mapping, already counted as in use. Drop `evicted` first, outside the lock: unmapping is slow.
+    /// Budget for a new mapping, already counted as in use. Drop `evicted` first, outside the lock: unmapping is slow.
     Room {
         evicted: Vec<Arc<Populated>>,
         mapped_len: usize,
@@ -88,7 +89,7 @@ impl Cache {
 }
 
 impl State {
-    /// Takes the smallest cached mapping that fits, unless more than half of it would lie idle.
+    /// Takes the smallest cached mapping that fits, unless more than half of it would be unused.
     fn take_cached(&mut self, mapped_len: usize) -> Option<Arc<Populated>> {
         let fits = mapped_len..=mapped_len.saturating_mul(2);
         let candidates = self
@@ -114,7 +115,7 @@ impl State {
         self.cached.drain(..count).collect()
     }
 
-    /// Evicts what the policy does not keep.
+    /// Evicts the mappings that the policy does not keep.
     pub(super) fn evict_unneeded(&mut self) -> Vec<Arc<Populated>> {
         match self.keep {
             Keep::All | Keep::OnDemand(1..) => vec![],
@@ -138,9 +139,9 @@ pub(super) struct Lease {
     pub(super) cache: Weak<Cache>,
 }
 
-// SAFETY: `Mapping` keeps its constant range mapped and initialised (zeroed by the kernel) as long as it
-// lives. A mapping is in one lease or in the cache, never both, and others who hold it (populating) do not
-// reach its bytes.
+// SAFETY: `Mapping` keeps its constant range mapped and initialised (zeroed by the kernel) as long as it lives. A
+// mapping is in one lease or in the cache, never both, and the threads that populate it hold it too but do not access
+// its bytes.
 unsafe impl Keeper for Lease {
     fn start(&self) -> NonNull<u8> {
         self.mapping.start()
@@ -153,7 +154,7 @@ unsafe impl Keeper for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.mapping.let_go();
+        self.mapping.stop();
         if let Some(cache) = self.cache.upgrade() {
             let released = cache.state().put_back(Arc::clone(&self.mapping));
             drop(released); // Outside the lock: unmapping is slow.

@@ -22,9 +22,9 @@ pub enum AllocError {
     },
     /// The container's memory limit has no room: the system would kill this process when the memory is used.
     #[error(
-        "{asked_bytes} bytes of host memory were asked for, and the memory limit of the container (cgroup) of {limit_bytes} \
-         bytes leaves {free_bytes} beside what this process has and what is reserved for its connections. Raise that limit, or \
-         release versions that are still held"
+        "{asked_bytes} bytes of host memory were asked for, and only {free_bytes} are free of the container's memory limit \
+         (cgroup) of {limit_bytes} bytes, without those that this process uses or reserves for its connections. Raise that \
+         limit, or release versions that are still held"
     )]
     OverCgroup {
         /// The requested bytes.
@@ -89,22 +89,21 @@ pub enum AllocError {
         source: CudaError,
     },
     /// The device failed, or its engine does not answer.
-    #[error("{device} gives no memory: {source}")]
+    #[error("{device} could not allocate memory: {source}")]
     Device {
         /// The device.
         device: String,
-        /// Its error.
+        /// The device's error.
         source: CudaError,
     },
     /// A pool without capacity was requested: waiting for its slots would never end.
     #[error(
-        "A pool of {slots} slots of {slot_bytes} bytes can carry nothing. Configure at least one slot of at least \
-         one byte"
+        "A pool of {slots} slots of {slot_bytes} bytes has no capacity. Configure at least one slot of at least one byte"
     )]
     EmptyPool {
-        /// The requested slots.
+        /// The requested number of slots.
         slots: usize,
-        /// The requested bytes of each.
+        /// The requested length of each.
         slot_bytes: usize,
     },
 }

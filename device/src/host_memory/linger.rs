@@ -1,4 +1,4 @@
-//! The linger time of cached memory after the last lease: for programs that subscribe again.
+//! The linger time of cached memory after the last lease is dropped: for programs that subscribe again.
 
 use std::{
     sync::{Arc, Weak},
@@ -12,14 +12,14 @@ use super::{
     populated::Populated,
 };
 
-/// The time: enough for a program that receives successive versions with a subscription for each.
+/// The linger time: enough for a program that makes a new subscription for each version.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// The end of the linger time of a cache without leases.
 #[derive(Debug, Default)]
 pub(super) struct Linger {
     until: Option<Instant>,
-    /// Whether a thread waits for it.
+    /// Whether a thread waits for `until`.
     is_awaited: bool,
 }
 
@@ -29,14 +29,14 @@ impl Linger {
     }
 }
 
-/// Whether the last lease is gone, and enough memory is cached to be worth a thread.
+/// Whether there is no lease, and enough memory to be worth a thread.
 pub(super) fn is_worth_it(state: &State) -> bool {
     let bytes = state.in_use_bytes + state.cached_bytes;
     matches!(state.keep, Keep::OnDemand(0)) && bytes >= POPULATED_BYTES_MIN as u64
 }
 
-/// Starts or restarts the linger time. One thread waits for each cache. If none can be started, returns the evicted
-/// mappings at once.
+/// Starts or restarts the linger time. One thread waits for each cache. If no thread can be started, evicts the cache
+/// and returns its mappings.
 pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>> {
     state.linger.until = Some(Instant::now() + LINGER);
     if !state.linger.is_awaited {
@@ -51,7 +51,7 @@ pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>
     vec![]
 }
 
-/// Waits for the end, which may be postponed meanwhile, and evicts the cache.
+/// Waits for the end of the linger time, which may be postponed meanwhile, and evicts the cache.
 fn wait(weak: Weak<Cache>) {
     let mut left = LINGER;
     while !left.is_zero() {
@@ -66,7 +66,7 @@ fn wait(weak: Weak<Cache>) {
 }
 
 impl Linger {
-    /// The time left at `now`; at zero it is over.
+    /// The time left at `now`; if zero, the linger time is reset.
     fn left(&mut self, now: Instant) -> Duration {
         let left = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
         if left.is_zero() {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_soon_finds_its_memory() {
+    fn a_lease_within_the_linger_time_reuses_the_memory() {
         let memory = HostMemory::on_demand(u64::MAX);
         let first = memory.demand();
         drop(memory.allocate(LEN).unwrap());
@@ -102,13 +102,13 @@ mod tests {
         assert_eq!(memory.stats().reused, 1);
         drop(again);
         drop(region);
-        assert_eq!(memory.stats().cached_bytes, LEN as u64, "what is dropped later is kept as well");
+        assert_eq!(memory.stats().cached_bytes, LEN as u64, "regions dropped later are cached as well");
         end(&memory);
         assert_eq!(memory.stats().cached_bytes, 0);
     }
 
     #[test]
-    fn who_came_back_keeps_its_memory_when_the_time_is_over() {
+    fn a_new_lease_keeps_the_memory_after_the_linger_time() {
         let memory = HostMemory::on_demand(u64::MAX);
         let first = memory.demand();
         drop(memory.allocate(LEN).unwrap());

@@ -8,9 +8,9 @@ use crate::mapping::PageSize;
 /// The measured cost of populating memory in pages of either size.
 ///
 /// Huge pages are populated in half the time of small ones, and are faster to use. But a virtual machine that returns
-/// free memory to its host ("free page reporting") does so in blocks of the size of huge pages: then each takes
-/// hundreds of faults in the host, up to ten times the cost of small pages in retained blocks. Compaction for huge
-/// pages may also take the kernel long. No file reports this, so it is measured.
+/// free memory to its host ("free page reporting") does so in blocks of the size of huge pages: then each huge page
+/// takes hundreds of faults in the host, up to ten times the cost of small pages in blocks that the machine has kept.
+/// Compaction for huge pages may also take the kernel long. No file reports this, so it is measured.
 #[derive(Debug, Default)]
 pub(super) struct PageCosts {
     huge: Cost,
@@ -23,11 +23,11 @@ enum Cost {
     Unknown,
     /// A measurement is running.
     Tried,
-    /// Processor time per MiB.
+    /// The processor time per MiB.
     Known(Duration),
 }
 
-/// The factor by which huge pages may cost more than small ones, for their advantages in use and in unmapping.
+/// The factor by which huge pages may cost more than small ones, since they are faster to use and to unmap.
 const HUGE_MAY_COST: u32 = 2;
 
 /// The process-wide instance: all memory comes from the same kernel.
@@ -51,7 +51,7 @@ impl PageCosts {
         }
     }
 
-    /// The page size for a piece whose cost will be [settled](Self::settle): each size once, then the preferred one.
+    /// The page size for a piece whose cost will be [recorded](Self::record): each size once, then the preferred one.
     pub(super) fn choose(&mut self) -> PageSize {
         match (self.huge, self.small) {
             (Cost::Unknown, _) => {
@@ -68,7 +68,7 @@ impl PageCosts {
     }
 
     /// Records the processor time for `bytes`; `None` if the kernel could not populate them.
-    pub(super) fn settle(&mut self, size: PageSize, bytes: usize, time: Option<Duration>) {
+    pub(super) fn record(&mut self, size: PageSize, bytes: usize, time: Option<Duration>) {
         let per_mib = |time: Duration| time.mul_f64((1 << 20) as f64 / bytes as f64);
         let cost = time.map_or(Cost::Unknown, |time| Cost::Known(per_mib(time)));
         match size {
@@ -92,14 +92,14 @@ mod tests {
         let mut costs = PageCosts::default();
         for (expected, time) in [(PageSize::Huge, huge), (PageSize::Small, small)] {
             let size = costs.choose();
-            assert_eq!(size, expected, "each is tried once");
-            costs.settle(size, 4 * MIB, us(4 * time));
+            assert_eq!(size, expected, "each size is tried once");
+            costs.record(size, 4 * MIB, us(4 * time));
         }
         costs
     }
 
     #[test]
-    fn huge_pages_are_taken_unless_they_are_much_dearer() {
+    fn huge_pages_are_chosen_unless_they_cost_much_more() {
         for (huge, small, expected) in
             [(100, 350, PageSize::Huge), (600, 350, PageSize::Huge), (800, 350, PageSize::Small)]
         {
@@ -109,32 +109,32 @@ mod tests {
     }
 
     #[test]
-    fn what_became_dear_is_left() {
+    fn the_choice_follows_the_latest_cost() {
         let mut costs = known(100, 350);
-        costs.settle(PageSize::Huge, MIB, us(4000));
+        costs.record(PageSize::Huge, MIB, us(4000));
         assert_eq!(costs.choose(), PageSize::Small);
-        costs.settle(PageSize::Small, MIB, us(2500));
-        assert_eq!(costs.choose(), PageSize::Huge, "the small ones that were kept are used up");
+        costs.record(PageSize::Small, MIB, us(2500));
+        assert_eq!(costs.choose(), PageSize::Huge, "small pages cost more now");
     }
 
     #[test]
-    fn nobody_waits_for_who_tries() {
+    fn a_running_measurement_delays_nobody() {
         let mut costs = PageCosts::default();
         let chosen: Vec<_> = (0..3).map(|_| costs.choose()).collect();
         assert_eq!(chosen, [PageSize::Huge, PageSize::Small, PageSize::Small]);
         assert_eq!(costs.preferred(), PageSize::Huge);
-        costs.settle(PageSize::Small, MIB, us(1));
+        costs.record(PageSize::Small, MIB, us(1));
         assert_eq!(costs.choose(), PageSize::Small);
-        costs.settle(PageSize::Huge, MIB, us(1));
+        costs.record(PageSize::Huge, MIB, us(1));
         assert_eq!(costs.choose(), PageSize::Huge);
     }
 
     #[test]
-    fn what_cannot_be_measured_stays_huge() {
+    fn without_measurements_pages_stay_huge() {
         let mut costs = PageCosts::default();
         for _ in 0..3 {
             let size = costs.choose();
-            costs.settle(size, MIB, None);
+            costs.record(size, MIB, None);
         }
         assert_eq!(costs.preferred(), PageSize::Huge);
     }

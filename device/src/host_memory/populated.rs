@@ -10,12 +10,13 @@ use rustix::time::{ClockId, clock_gettime};
 use super::page_costs::{PAGE_COSTS, PageCosts};
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize};
 
-/// A mapping whose pages are populated ahead of its first writer, on threads of their own.
+/// A mapping whose pages are populated ahead of its first writer, on background threads.
 ///
-/// Why: finding and clearing memory takes about as long as receiving into it, and up to ten times as long if a host has
-/// to find it too. The threads start at the beginning, where the first chunks go, and take a piece each in turn. They
-/// hold the mapping only while they work on a piece, and stop when it is released. The contents do not change, so the
-/// owner may write meanwhile. Failure costs only speed: the first writer takes the page faults itself.
+/// Why: to allocate and clear pages takes the kernel about as long as receiving into them, and up to ten times as long
+/// if the host of a virtual machine has to allocate them too. The threads start at the beginning, where the first
+/// chunks go, and take a piece each in turn. They hold the mapping only while they work on a piece, and stop when it is
+/// released. The contents do not change, so the owner may write meanwhile. Failure costs only speed: the first writer
+/// takes the page faults itself.
 #[derive(Debug)]
 pub(super) struct Populated {
     mapping: Mapping,
@@ -28,18 +29,18 @@ struct Progress {
     next: usize,
     /// The page size from `next` on.
     size: PageSize,
-    /// The number of working threads. More would only wait for each other: these clear memory as fast as it can be
-    /// written.
+    /// The number of working threads.
     threads: usize,
     /// Whether the memory is in use and will be written.
     is_wanted: bool,
 }
 
-/// The most threads per mapping, if there are as many processors.
+/// The most threads per mapping, if there are as many processors. They clear memory as fast as it can be written, so
+/// more would only wait for each other.
 const THREADS_MAX: usize = 4;
 
 impl Populated {
-    /// A mapping without populated pages. `size` is its page size.
+    /// Wraps a mapping whose pages are not populated. `size` is its page size.
     pub(super) fn new(mapping: Mapping, size: PageSize) -> Self {
         let progress = Progress { next: 0, size, threads: 0, is_wanted: false };
         Self { mapping, progress: Mutex::new(progress) }
@@ -54,7 +55,7 @@ impl Populated {
         let threads = left.min(processors).min(THREADS_MAX);
         while progress.threads < threads {
             let weak = Arc::downgrade(self);
-            // Without a thread, the others do it, or the first writer.
+            // Without this thread, the threads already started populate the pages, or the first writer does.
             let spawned = thread::Builder::new().name("relay-prefault".into()).spawn(|| work(weak));
             if spawned.is_err() {
                 return;
@@ -64,7 +65,7 @@ impl Populated {
     }
 
     /// Stops populating: the memory will not be written soon.
-    pub(super) fn let_go(&self) {
+    pub(super) fn stop(&self) {
         self.progress().is_wanted = false;
     }
 
@@ -74,7 +75,7 @@ impl Populated {
         let before = processor_time();
         let populated = self.mapping.populate(piece.clone());
         let time = processor_time().saturating_sub(before);
-        page_costs().settle(size, piece.len(), populated.is_ok().then_some(time));
+        page_costs().record(size, piece.len(), populated.is_ok().then_some(time));
         if populated.is_err() {
             let mut progress = self.progress();
             (progress.next, progress.size) = (self.mapping.len(), PageSize::Huge);
@@ -87,19 +88,19 @@ impl Populated {
     fn take_piece(&self) -> Option<(Range<usize>, PageSize)> {
         let mut progress = self.progress();
         if !progress.is_wanted || progress.next >= self.mapping.len() {
-            progress.threads -= 1; // Under the lock: who wants the memory again begins another.
+            progress.threads -= 1; // Under the lock, so that `begin` never counts a thread that ends.
             return None;
         }
         let size = page_costs().choose();
-        let (start, rest) = (progress.next, progress.next..self.mapping.len());
+        let start = progress.next;
         if size != progress.size {
-            self.mapping.prefer(size, rest.clone());
+            self.mapping.prefer(size, start..self.mapping.len());
             progress.size = size;
         }
-        // Pieces end at huge page boundaries: no two threads populate one.
+        // Pieces end at huge page boundaries, so that no two threads populate the same huge page.
         let address = self.mapping.start().addr().get();
         let end = (address + start + PIECE_BYTES) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - address;
-        progress.next = end.min(rest.end);
+        progress.next = end.min(self.mapping.len());
         Some((start..progress.next, size))
     }
 
@@ -153,7 +154,7 @@ mod tests {
             populated.progress().is_wanted = is_wanted;
         };
         thread(false);
-        assert!(populated.take_piece().is_none(), "nobody wants it yet");
+        assert!(populated.take_piece().is_none(), "the memory is not wanted yet");
         thread(true);
         let (address, mut end) = (populated.start().addr().get(), 0);
         while let Some((piece, _)) = populated.take_piece() {
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_is_populated() {
+    fn all_pages_are_populated() {
         let populated = populated(9);
         populated.begin();
         wait_for_threads(&populated);
@@ -174,12 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_let_go_goes_on_when_it_is_wanted_again() {
+    fn populating_resumes_after_a_stop() {
         let populated = populated(3);
         populated.progress().is_wanted = true;
         populated.progress().threads = 1;
         assert!(populated.advance());
-        populated.let_go();
+        populated.stop();
         let next = populated.progress().next;
         assert!(!populated.advance() && populated.progress().next == next);
         assert_eq!(populated.progress().threads, 0);
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_let_go_of_their_mapping() {
+    fn threads_release_a_dropped_mapping() {
         let populated = populated(20);
         let weak = Arc::downgrade(&populated);
         populated.begin();

@@ -11,13 +11,13 @@ use rustix::{
 
 use crate::status::{Answer, Status};
 
-/// The fill byte of fresh device memory: reading unwritten memory does not give zeroes.
+/// The fill byte of fresh device memory, so that unwritten memory is not read as zeros.
 const FRESH: u8 = 0xD7;
 
-/// The bytes behind a block of device memory, accessed through raw pointers only.
+/// The bytes of a block of device memory, accessed through raw pointers only.
 ///
-/// They are private to this process until they are shared: then they move to a file in memory, which other processes
-/// map as well. So most blocks need no file.
+/// They are private to this process until the block is shared: then they move to a file in memory, which other
+/// processes map too. So most blocks need no file.
 #[derive(Debug)]
 pub(crate) struct Backing {
     start: NonNull<u8>,
@@ -25,43 +25,43 @@ pub(crate) struct Backing {
     file: Option<OwnedFd>,
 }
 
-// SAFETY: it owns its mapping, which belongs to no thread.
+// SAFETY: a `Backing` owns its mapping, which is bound to no thread.
 unsafe impl Send for Backing {}
 
 impl Backing {
-    /// Memory private to this process.
+    /// Maps memory private to this process.
     pub(crate) fn new(bytes: usize) -> Answer<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: new memory at an address that the kernel chooses changes no memory that exists.
+        // SAFETY: the kernel chooses an address that nothing else uses.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
         let backing = Self { start: start_of(mapped)?, bytes, file: None };
-        // SAFETY: the mapping is new, and so long.
+        // SAFETY: the mapping is new and has `bytes` bytes.
         unsafe { backing.start.as_ptr().write_bytes(FRESH, bytes) };
         Ok(backing)
     }
 
-    /// A file in memory, filled with [`FRESH`], for [`of`](Self::of).
+    /// Creates a file in memory filled with [`FRESH`], for [`of`](Self::of).
     pub(crate) fn fresh_file(name: &str, bytes: usize) -> Answer<OwnedFd> {
         let file = file(name, bytes)?;
         let filled = Self::of(file.try_clone().map_err(|_| Status::OUT_OF_MEMORY)?, bytes)?;
-        // SAFETY: the mapping is so long, and nobody else knows the file.
+        // SAFETY: the mapping has `bytes` bytes, and nobody else has the file.
         unsafe { filled.start.as_ptr().write_bytes(FRESH, bytes) };
         Ok(file)
     }
 
-    /// The first bytes of a file in memory, which other processes may map too.
+    /// Maps the first `bytes` bytes of a file in memory, which other processes may map too.
     pub(crate) fn of(file: OwnedFd, bytes: usize) -> Answer<Self> {
         let start = map(ptr::null_mut(), bytes, MapFlags::SHARED, file.as_fd())?;
         Ok(Self { start, bytes, file: Some(file) })
     }
 
-    /// Moves the bytes into a file of this name, unless they are in a file already. Their address stays. Concurrent
-    /// writes would be lost.
+    /// Moves the bytes into a file of this name, unless they are in a file already. Their address does not change.
+    /// Concurrent writes would be lost.
     pub(crate) fn move_to_file(&mut self, name: &str) -> Answer<BorrowedFd<'_>> {
         if self.file.is_none() {
             let file = file(name, self.bytes)?;
             let copy = Self::of(file.try_clone().map_err(|_| Status::OUT_OF_MEMORY)?, self.bytes)?;
-            // SAFETY: both mappings are so long, and different.
+            // SAFETY: both mappings have `self.bytes` bytes and do not overlap.
             unsafe { self.start.as_ptr().copy_to_nonoverlapping(copy.start.as_ptr(), self.bytes) };
             map(self.start.as_ptr().cast(), self.bytes, MapFlags::SHARED | MapFlags::FIXED, file.as_fd())?;
             self.file = Some(file);
@@ -82,7 +82,7 @@ impl Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this one's own. Whoever drops it has seen that no copy uses it.
+        // SAFETY: the mapping belongs to `self`. The caller that drops it has checked that no copy uses it.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping can be unmapped: {unmapped:?}");
     }
@@ -94,10 +94,12 @@ fn file(name: &str, bytes: usize) -> Answer<OwnedFd> {
     Ok(file)
 }
 
-/// Maps a file. With `FIXED`, `at` is the start of a mapping of this length that the caller owns and replaces.
+/// Maps a file. With `FIXED`, `at` must be the start of a mapping of `bytes` bytes that the caller owns; it is
+/// replaced.
 fn map(at: *mut c_void, bytes: usize, flags: MapFlags, file: BorrowedFd<'_>) -> Answer<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: either the kernel chooses the address, or what is there is replaced by what has the same bytes; see above.
+    // SAFETY: either the kernel chooses the address, or the caller replaces its own mapping by a file with the same
+    // bytes.
     start_of(unsafe { mmap(at, bytes, protection, flags, file, 0) })
 }
 

@@ -11,12 +11,12 @@ use crate::{
 };
 
 thread_local! {
-    /// The contexts of this thread; the last is current. Zero is none.
+    /// This thread's stack of contexts; the last is current. Zero stands for no context.
     static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
-    /// The generation of this thread's latest context; zero if it never had one.
+    /// The generation of this thread's latest context; zero if the thread never had a context.
     static GENERATION: Cell<u64> = const { Cell::new(0) };
-    /// Read from the system: the program's threads were started by another copy of Rust's standard library.
+    /// Read from the system, since the program's threads were started by another copy of Rust's standard library.
     static THREAD_NAME: String = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default().trim_end().to_owned();
 }
 
@@ -28,12 +28,12 @@ pub(crate) struct Calls {
     pub(crate) threads: BTreeMap<String, u64>,
 }
 
-/// Runs a call that works before `cuInit`.
-pub(crate) fn early(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
+/// Runs a call that is allowed before `cuInit`.
+pub(crate) fn before_init(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
     Status::of(enter(name, state::lock()).and_then(body))
 }
 
-/// Runs a call that needs the driver, but no context.
+/// Runs a call that needs `cuInit`, but no context.
 pub(crate) fn initialized(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
     let locked = enter(name, state::lock());
     let ready =
@@ -41,10 +41,10 @@ pub(crate) fn initialized(name: &'static str, body: impl FnOnce(Guard) -> Answer
     Status::of(ready.and_then(body))
 }
 
-/// Runs a call that needs the current context; `body` gets the index of its device. Once the context has failed, all
-/// such calls return its error.
+/// Runs a call that needs a current context; `body` receives the index of the context's device. Once the context has
+/// failed, all such calls return its error.
 pub(crate) fn in_context(name: &'static str, body: impl FnOnce(Guard, usize) -> Answer) -> u32 {
-    let ready = enter_again(name, state::lock()).and_then(|state| {
+    let ready = enter_current(name, state::lock()).and_then(|state| {
         let device = if state.initialized { current_device(&state) } else { Err(Status::NOT_INITIALIZED) }?;
         state.devices[device].check()?;
         Ok((state, device))
@@ -52,16 +52,16 @@ pub(crate) fn in_context(name: &'static str, body: impl FnOnce(Guard, usize) -> 
     Status::of(ready.and_then(|(state, device)| body(state, device)))
 }
 
-/// Runs a call that releases what an earlier call returned.
-pub(crate) fn returning(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
-    let locked = enter_again(name, state::lock());
+/// Runs a call on an object that an earlier call created, which needs no current context.
+pub(crate) fn on_object(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
+    let locked = enter_current(name, state::lock());
     let ready =
         locked.and_then(|state| if state.initialized { Ok(state) } else { Err(Status::NOT_INITIALIZED) });
     Status::of(ready.and_then(body))
 }
 
-/// As `enter`, but calls from threads that outlived a reset fail and are not counted.
-fn enter_again(name: &'static str, state: Guard) -> Answer<Guard> {
+/// Like `enter`, but calls from threads whose context is older than the last reset fail and are not counted.
+fn enter_current(name: &'static str, state: Guard) -> Answer<Guard> {
     match GENERATION.get() {
         generation if generation == 0 || generation == state.generation => enter(name, state),
         _ => Err(Status::CONTEXT_IS_DESTROYED),
@@ -69,7 +69,7 @@ fn enter_again(name: &'static str, state: Guard) -> Answer<Guard> {
 }
 
 /// Records that this thread has a context of this generation.
-pub(crate) fn joins(generation: u64) {
+pub(crate) fn set_generation(generation: u64) {
     GENERATION.set(generation);
 }
 
@@ -81,7 +81,7 @@ fn enter(name: &'static str, mut state: Guard) -> Answer<Guard> {
         state.report.violation(format!("{name} is called in a host function"));
         return Err(Status::NOT_PERMITTED);
     }
-    match state.faults.strike(name) {
+    match state.faults.count(name) {
         None => Ok(state),
         Some(Effect::Fail(status)) => Err(status),
         Some(Effect::Hang) => Ok(until_released(state)),
@@ -96,7 +96,7 @@ fn until_released(mut state: Guard) -> Guard {
     state
 }
 
-/// Runs a host function and refuses driver calls in it.
+/// Runs a host function, in which driver calls are refused.
 pub(crate) fn as_host_function(run: impl FnOnce()) {
     IN_HOST_FUNCTION.set(true);
     run();
@@ -141,5 +141,5 @@ pub(crate) fn device_of(state: &State, context: u64) -> Option<usize> {
     state
         .devices
         .iter()
-        .position(|device| device.context.as_ref().is_some_and(|it| it.handle == context))
+        .position(|device| device.context.as_ref().is_some_and(|primary| primary.handle == context))
 }

@@ -10,12 +10,12 @@ use crate::{
     status::Status,
 };
 
-/// Executes the first `length` bytes of `command`. Writes as much of the answer as fits and returns its full length.
-/// The answer is `+` and the result, or `-` and an error.
+/// Executes the command in the first `length` bytes of `command`. Writes as much of the answer as fits, and returns its
+/// full length. The answer is `+` and the result, or `-` and an error.
 ///
 /// # Safety
 ///
-/// `command` has `length` bytes to read, and `answer` has `capacity` to write.
+/// `command` has `length` readable bytes, and `answer` has `capacity` writable ones.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fake_cuda_control(
     command: *const u8,
@@ -23,19 +23,19 @@ unsafe extern "C" fn fake_cuda_control(
     answer: *mut u8,
     capacity: usize,
 ) -> usize {
-    // SAFETY: the caller vouches for the bytes of the command.
+    // SAFETY: the caller guarantees `length` readable bytes.
     let command = unsafe { std::slice::from_raw_parts(command, length) };
-    let text = match obey(&String::from_utf8_lossy(command)) {
+    let text = match execute(&String::from_utf8_lossy(command)) {
         Some(text) => format!("+{text}"),
         None => format!("-{:?} is not a command of the fake driver", String::from_utf8_lossy(command)),
     };
     let written = text.len().min(capacity);
-    // SAFETY: the caller vouches for the bytes of the answer, and no more of them are written.
+    // SAFETY: the caller guarantees `capacity` writable bytes, and at most that many are written.
     unsafe { answer.copy_from_nonoverlapping(text.as_ptr(), written) };
     text.len()
 }
 
-fn obey(command: &str) -> Option<String> {
+fn execute(command: &str) -> Option<String> {
     let words: Vec<&str> = command.split_whitespace().collect();
     let mut state = state::lock();
     let done = Some(String::new());
@@ -111,7 +111,7 @@ fn engine(state: &Guard, device: &str, direction: &str) -> Option<String> {
     Some(format!("waiting={waiting} in_flight={in_flight} ended={ended} ended_bytes={ended_bytes}"))
 }
 
-/// One `name=number` per line: names of threads may have spaces.
+/// One `name=number` per line, since names of threads may have spaces.
 fn pairs<K: Display>(counts: &BTreeMap<K, u64>) -> String {
     counts.iter().map(|(name, count)| format!("{name}={count}\n")).collect()
 }

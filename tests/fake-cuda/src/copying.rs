@@ -12,9 +12,9 @@ use crate::{
     uses::Use,
 };
 
-/// Copies proceed in pieces of this many bytes, so a program that does not wait sees partial copies.
+/// The size of the pieces in which copies proceed, so that a program that does not wait observes partial copies.
 const PIECE_BYTES: usize = 256 << 10;
-/// The fill byte of the destination of a copy to page-locked memory until its bytes arrive.
+/// The byte that fills page-locked memory when a copy to it is requested, until the copied bytes arrive.
 const PENDING: u8 = 0xA5;
 
 /// The direction of a copy. A device has one copy engine for each.
@@ -28,7 +28,7 @@ pub(crate) enum Direction {
 impl Direction {
     pub(crate) const ALL: [Self; 3] = [Self::HostToDevice, Self::DeviceToHost, Self::DeviceToDevice];
 
-    /// The name that faults and gates use.
+    /// The name of this direction in faults and gates.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::HostToDevice => "@htod",
@@ -42,7 +42,7 @@ impl Direction {
     }
 }
 
-/// A copy between two memory ranges, which it keeps allocated until it has ended.
+/// A copy between two memory ranges, which stay allocated until the copy has ended.
 #[derive(Debug)]
 pub(crate) struct Copy {
     pub(crate) direction: Direction,
@@ -61,8 +61,8 @@ enum Place {
     Staged(Box<[u8]>),
 }
 
-// SAFETY: places are memory that no thread owns. What they hold is shared with the program under test by the rules that
-// this driver is here to check, and it is reached through raw pointers alone.
+// SAFETY: places are memory that is bound to no thread. Their bytes are shared with the program under test by the rules
+// that this driver checks, and are accessed only through raw pointers.
 unsafe impl Send for Place {}
 
 impl Place {
@@ -86,7 +86,7 @@ pub(crate) struct Prepared {
     pub(crate) pageable: bool,
 }
 
-/// A copy from host to device. Ordinary memory is read before this returns.
+/// Prepares a copy from host to device. Ordinary memory is read before this returns.
 pub(crate) fn from_host(
     state: &mut State,
     device: usize,
@@ -102,7 +102,7 @@ pub(crate) fn from_host(
     Ok(Prepared { copy: Copy { direction: Direction::HostToDevice, from, to, bytes }, pageable })
 }
 
-/// A copy from device to host. Page-locked memory is overwritten at once, so that early reads are noticed.
+/// Prepares a copy from device to host. Page-locked memory is overwritten at once, so that early reads are noticed.
 pub(crate) fn to_host(
     state: &mut State,
     device: usize,
@@ -121,14 +121,14 @@ pub(crate) fn to_host(
     Ok(Prepared { copy: Copy { direction: Direction::DeviceToHost, from, to, bytes }, pageable })
 }
 
-/// A copy within a device.
+/// Prepares a copy within a device.
 pub(crate) fn within(state: &mut State, device: usize, to: u64, from: u64, bytes: usize) -> Answer<Copy> {
     let to = Place::of(device_range(state, device, to, bytes)?);
     let from = Place::of(device_range(state, device, from, bytes)?);
     Ok(Copy { direction: Direction::DeviceToDevice, from, to, bytes })
 }
 
-/// A range of device memory. Use after free is a violation.
+/// Finds a range of device memory. Use after free is reported as a violation.
 pub(crate) fn device_range(
     state: &mut State,
     device: usize,
@@ -145,7 +145,7 @@ pub(crate) fn device_range(
     })
 }
 
-/// Page-locked memory; `None` for ordinary memory.
+/// Finds a range of page-locked memory; `None` for ordinary memory.
 fn host_range(state: &mut State, start: *mut u8, bytes: usize) -> Answer<Option<Place>> {
     match state.host.range(start.addr(), bytes) {
         HostRange::PageLocked(used) => Ok(Some(Place::Used { start, _used: used })),
@@ -163,14 +163,14 @@ fn host_range(state: &mut State, start: *mut u8, bytes: usize) -> Answer<Option<
 
 fn stage(from: *const u8, bytes: usize) -> Box<[u8]> {
     let mut staged = vec![0; bytes];
-    // SAFETY: the caller of the driver vouches for his memory, until the call returns; `staged` has as many bytes.
+    // SAFETY: the caller of the driver guarantees `bytes` readable bytes until the call returns; `staged` has as many.
     unsafe { from.copy_to_nonoverlapping(staged.as_mut_ptr(), bytes) };
     staged.into()
 }
 
-/// Fills memory that `device_range` or `host_range` found.
+/// Fills a range that `device_range` or `host_range` returned.
 pub(crate) fn fill(start: *mut u8, value: u8, bytes: usize) {
-    // SAFETY: the range was checked when it was found, and its `Use` keeps it.
+    // SAFETY: the range was checked by that function, and its `Use` keeps it allocated.
     unsafe { start.write_bytes(value, bytes) };
 }
 
@@ -178,9 +178,9 @@ pub(crate) fn fill(start: *mut u8, value: u8, bytes: usize) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     pub(crate) generation: u64,
-    /// 0 is unbounded.
+    /// The speed limit; 0 for none.
     pub(crate) bytes_per_second: f64,
-    /// Whether it fails halfway.
+    /// Whether the copy fails halfway.
     pub(crate) breaks: bool,
 }
 
@@ -200,7 +200,7 @@ impl Copy {
         self.bytes
     }
 
-    /// Copies piece by piece, without the lock.
+    /// Copies piece by piece. Called without the driver's lock.
     pub(crate) fn run(&mut self, pace: Pace) {
         let begun = Instant::now();
         let (from, to) = (self.from.start(), self.to.start());
@@ -209,9 +209,9 @@ impl Copy {
         while done < end && state::is_current(pace.generation) {
             let piece = (end - done).min(PIECE_BYTES);
             let (from, to) = (from.wrapping_add(done), to.wrapping_add(done));
-            // SAFETY: both ranges were checked when the copy was asked for, and the copy uses them; device memory and
-            // host memory never overlap, and overlapping copies within a device are the caller's fault, as in CUDA,
-            // but `copy` defines even them.
+            // SAFETY: both ranges were checked when the copy was requested, and its `Use`s keep them. Device and host
+            // memory never overlap; ranges within a device may, by an error of the caller as in CUDA, which `copy_to`
+            // allows.
             unsafe { from.copy_to(to, piece) };
             done += piece;
             if pace.bytes_per_second > 0.0 {

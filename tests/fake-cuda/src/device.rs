@@ -23,11 +23,11 @@ pub(crate) struct Device {
     pub(crate) streams: HashMap<u64, Stream>,
     pub(crate) events: HashMap<u64, Event>,
     pub(crate) engines: [Engine; Direction::ALL.len()],
-    /// Objects that the program had not freed when their context was destroyed.
+    /// The number of objects that the program had not freed when their context was destroyed.
     pub(crate) reclaimed: usize,
-    /// The legacy default stream, once it was used.
+    /// The legacy default stream, created at its first use.
     legacy: Option<u64>,
-    /// The default streams of threads that used them.
+    /// The per-thread default streams, created at their first use.
     per_thread: HashMap<ThreadId, u64>,
 }
 
@@ -36,17 +36,18 @@ pub(crate) struct Device {
 pub(crate) struct Context {
     pub(crate) handle: u64,
     pub(crate) retains: u32,
-    /// The asynchronous error that corrupted it. It stays until the context is destroyed.
+    /// The asynchronous error that corrupted the context, until it is destroyed.
     pub(crate) failed: Option<Status>,
 }
 
-/// A copy engine: runs one copy at a time.
+/// A copy engine, which runs one copy at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
     pub(crate) busy: bool,
     pub(crate) gate: Gate,
-    /// Successful copies, and their bytes.
+    /// The number of successful copies.
     pub(crate) ended: u64,
+    /// The bytes of successful copies.
     pub(crate) ended_bytes: u64,
 }
 
@@ -69,7 +70,7 @@ impl Device {
         }
     }
 
-    /// An error once the context has failed.
+    /// Returns an error if the context has failed or does not exist.
     pub(crate) fn check(&self) -> Answer {
         match &self.context {
             None => Err(Status::CONTEXT_IS_DESTROYED),
@@ -86,24 +87,24 @@ impl Device {
         state::changed();
     }
 
-    /// Ends all streams without doing their queued work.
+    /// Removes all streams and drops their queued work.
     pub(crate) fn abandon_streams(&mut self) {
         self.streams.clear();
         self.legacy = None;
         self.per_thread.clear();
     }
 
-    /// Copies that are queued or running.
+    /// The number of copies that are queued or running.
     pub(crate) fn copies_in_flight(&self) -> usize {
         Direction::ALL.iter().map(|direction| self.in_flight(*direction)).sum()
     }
 
-    /// The same for one direction.
+    /// The number of copies of one direction that are queued or running.
     pub(crate) fn in_flight(&self, direction: Direction) -> usize {
         self.waiting(direction) + usize::from(self.engines[direction as usize].busy)
     }
 
-    /// Copies that have not begun: they wait for a gate, an engine, or earlier work.
+    /// The number of copies of one direction that have not begun: they wait for a gate, an engine, or earlier work.
     pub(crate) fn waiting(&self, direction: Direction) -> usize {
         self.streams.values().map(|stream| stream.waiting(direction)).sum()
     }
@@ -112,8 +113,8 @@ impl Device {
         self.streams.values().filter(|stream| stream.created && !stream.closing).count()
     }
 
-    /// Queues work in a stream by the rule of the legacy default stream: it waits for all streams that are not
-    /// `NON_BLOCKING`, and they wait for it.
+    /// Queues work in a stream, by the rule of the legacy default stream: that stream waits for all streams that are
+    /// not `NON_BLOCKING`, and they wait for it.
     pub(crate) fn push(&mut self, stream: u64, work: Work) {
         for earlier in self.implicitly_before(stream) {
             let barrier = Arc::new(Progress::default());
@@ -151,12 +152,12 @@ impl Device {
 pub(crate) fn resolve_stream(state: &mut State, device: usize, handle: u64) -> Answer<u64> {
     const LEGACY: [u64; 2] = [0, 1];
     const PER_THREAD: u64 = 2;
-    let known = &state.devices[device];
+    let found = &state.devices[device];
     let default = match handle {
-        PER_THREAD => known.per_thread.get(&thread::current().id()).copied(),
-        _ if LEGACY.contains(&handle) => known.legacy,
+        PER_THREAD => found.per_thread.get(&thread::current().id()).copied(),
+        _ if LEGACY.contains(&handle) => found.legacy,
         _ => {
-            let open = known.streams.get(&handle).is_some_and(|stream| !stream.closing);
+            let open = found.streams.get(&handle).is_some_and(|stream| !stream.closing);
             return if open { Ok(handle) } else { Err(Status::INVALID_HANDLE) };
         }
     };
@@ -173,13 +174,13 @@ pub(crate) fn resolve_stream(state: &mut State, device: usize, handle: u64) -> A
     Ok(stream)
 }
 
-/// Destroys a context, at its last release or when the device is reset, with all of its objects.
-pub(crate) fn end_context(state: &mut State, device: usize) {
-    let it = &mut state.devices[device];
-    it.reclaimed += it.created_streams() + it.events.len();
-    it.abandon_streams();
-    it.events.clear();
-    it.reclaimed += it.memory.free_all() + state.host.remove_all(device);
-    it.context = None;
+/// Destroys a device's context with all of its objects: at its last release, or when the device is reset.
+pub(crate) fn end_context(state: &mut State, index: usize) {
+    let device = &mut state.devices[index];
+    device.reclaimed += device.created_streams() + device.events.len();
+    device.abandon_streams();
+    device.events.clear();
+    device.reclaimed += device.memory.free_all() + state.host.remove_all(index);
+    device.context = None;
     state::changed();
 }

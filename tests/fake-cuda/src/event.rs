@@ -9,9 +9,9 @@ use std::{
 /// An event, which can be recorded repeatedly.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// How many records were queued.
+    /// The number of queued records.
     pub(crate) recorded: u64,
-    /// How many were executed. Shared with streams, because an event may be destroyed while streams wait for it.
+    /// The executed records. Shared with streams, because an event may be destroyed while streams wait for it.
     pub(crate) progress: Arc<Progress>,
     pub(crate) timed: bool,
 }
@@ -28,7 +28,7 @@ impl Event {
         Self { recorded: 0, progress: Arc::default(), timed }
     }
 
-    /// Whether the last record was executed, or there was none.
+    /// Whether the last record was executed. True if the event was never recorded.
     pub(crate) fn is_complete(&self) -> bool {
         self.progress.has_reached(self.recorded)
     }
@@ -44,7 +44,7 @@ impl Progress {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// When the last record was executed.
+    /// The time when the latest record was executed.
     pub(crate) fn at(&self) -> Option<Instant> {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }

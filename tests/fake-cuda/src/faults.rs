@@ -3,9 +3,9 @@ use crate::status::Status;
 /// The faults to inject.
 ///
 /// A fault is written `WHAT:NTH:EFFECT` or `WHAT:NTH:EFFECT:on`. *What* is the name of a driver function, `*` for any
-/// of them, or work of a stream: `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host` for a host function, `@free`. *Nth*
-/// counts from 1, beginning when the fault was added. The *effect* is a code or `hang`. With `on`, all later
-/// occurrences are affected as well.
+/// function, or work of a stream: `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host` for a host function, `@free`. *Nth*
+/// counts occurrences from 1, from the time when the fault is added. The *effect* is an error code or `hang`. With
+/// `on`, all later occurrences are affected as well.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     faults: Vec<Fault>,
@@ -19,13 +19,13 @@ struct Fault {
     nth: u64,
     effect: Effect,
     stays: bool,
-    seen: u64,
+    occurrences: u64,
 }
 
 /// The effect of a fault on a call or on work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// A call does nothing and returns this code. Work of a stream stops halfway and corrupts its context.
+    /// A call returns this code without doing anything. Work of a stream stops halfway and corrupts its context.
     Fail(Status),
     /// Blocks until the test releases it.
     Hang,
@@ -43,7 +43,7 @@ impl Faults {
         self.faults.clear();
     }
 
-    /// Releases what hangs now or would hang later, until the next fault is added.
+    /// Releases hanging calls and work, and prevents further hangs until the next fault is added.
     pub(crate) fn release(&mut self) {
         self.released = true;
     }
@@ -52,11 +52,11 @@ impl Faults {
         self.released
     }
 
-    /// Counts an occurrence, and returns the effect on it.
-    pub(crate) fn strike(&mut self, what: &str) -> Option<Effect> {
-        let struck = self.faults.iter_mut().filter_map(|fault| fault.strike(what));
+    /// Counts an occurrence of `what`, and returns the effect of the faults on it.
+    pub(crate) fn count(&mut self, what: &str) -> Option<Effect> {
+        let effects = self.faults.iter_mut().filter_map(|fault| fault.count(what));
         // Not `find`: every fault counts the occurrence.
-        struck.fold(None, |first, effect| first.or(Some(effect)))
+        effects.fold(None, |first, effect| first.or(Some(effect)))
     }
 }
 
@@ -74,16 +74,16 @@ impl Fault {
             Some("on") => true,
             Some(_) => return None,
         };
-        (nth > 0 && parts.next().is_none()).then_some(Self { what, nth, effect, stays, seen: 0 })
+        (nth > 0 && parts.next().is_none()).then_some(Self { what, nth, effect, stays, occurrences: 0 })
     }
 
-    fn strike(&mut self, what: &str) -> Option<Effect> {
+    fn count(&mut self, what: &str) -> Option<Effect> {
         let any_call = self.what == "*" && !what.starts_with('@');
         if self.what != what && !any_call {
             return None;
         }
-        self.seen += 1;
-        (self.seen == self.nth || (self.stays && self.seen > self.nth)).then_some(self.effect)
+        self.occurrences += 1;
+        (self.occurrences == self.nth || (self.stays && self.occurrences > self.nth)).then_some(self.effect)
     }
 }
 
@@ -92,13 +92,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_strikes_when_it_should() {
+    fn a_fault_affects_the_chosen_occurrences() {
         let mut faults = Faults::default();
         assert!(faults.add("cuMemAlloc_v2:2:719"));
         assert!(faults.add("@dtoh:1:hang:on"));
         let launch_failed = Some(Effect::Fail(Status::LAUNCH_FAILED));
-        let strikes = ["cuMemAlloc_v2", "@htod", "cuMemAlloc_v2", "cuMemAlloc_v2", "@dtoh", "@dtoh"];
-        let effects = strikes.map(|what| faults.strike(what));
+        let occurrences = ["cuMemAlloc_v2", "@htod", "cuMemAlloc_v2", "cuMemAlloc_v2", "@dtoh", "@dtoh"];
+        let effects = occurrences.map(|what| faults.count(what));
         assert_eq!(effects, [None, None, launch_failed, None, Some(Effect::Hang), Some(Effect::Hang)]);
     }
 
@@ -106,7 +106,7 @@ mod tests {
     fn the_wildcard_matches_calls_only() {
         let mut faults = Faults::default();
         assert!(faults.add("*:2:1"));
-        let effects = ["cuInit", "@host", "cuCtxSynchronize"].map(|what| faults.strike(what).is_some());
+        let effects = ["cuInit", "@host", "cuCtxSynchronize"].map(|what| faults.count(what).is_some());
         assert_eq!(effects, [false, false, true]);
     }
 

@@ -1,8 +1,8 @@
-/// The gate of a copy engine: holds its copies, so that a test can count waiting copies without a clock.
+/// The gate of a copy engine, which holds its copies, so that a test can count waiting copies without a clock.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     holds: bool,
-    /// How many copies may pass while it holds.
+    /// The number of copies that may still pass while the gate holds.
     passes: u64,
 }
 

@@ -8,24 +8,24 @@ use crate::{
     uses::{Use, Uses},
 };
 
-/// Page-locked host memory: allocated here, or registered by its owner.
+/// The page-locked host memory: allocated by this driver, or registered by its owner.
 #[derive(Debug, Default)]
 pub(crate) struct HostMemory {
     blocks: BTreeMap<usize, HostBlock>,
-    /// Starts and lengths of freed blocks. Their addresses stay reserved, and fault.
+    /// The starts and lengths of freed blocks. Their addresses stay reserved, and accesses fault.
     freed: BTreeMap<usize, usize>,
 }
 
 #[derive(Debug)]
 struct HostBlock {
     bytes: usize,
-    /// The device in whose context it was allocated, and with whose context it is freed.
+    /// The device in whose context the block was allocated. The block is freed when that context is destroyed.
     device: usize,
     origin: Locked,
     uses: Uses,
 }
 
-/// How host memory was page-locked.
+/// The way in which host memory was page-locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Locked {
     /// `cuMemHostAlloc`
@@ -37,13 +37,13 @@ pub(crate) enum Locked {
 /// The kind of a range of host memory.
 #[derive(Debug)]
 pub(crate) enum HostRange {
-    /// All of it is page-locked.
+    /// The whole range is page-locked.
     PageLocked(Use),
-    /// None of it is.
+    /// No part is page-locked.
     Pageable,
-    /// Only some of it is, which is an error.
+    /// Only a part is page-locked, which is an error.
     Mixed,
-    /// It was freed.
+    /// The range was freed.
     Freed,
 }
 
@@ -53,7 +53,7 @@ impl HostMemory {
             return Err(Status::INVALID_VALUE);
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: new memory at an address that the kernel chooses changes no memory that exists.
+        // SAFETY: the kernel chooses an address that nothing else uses.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
         let start = mapped.map_err(|_| Status::OUT_OF_MEMORY)? as usize;
         self.insert(start, bytes, device, Locked::Allocated);
@@ -71,7 +71,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Frees or unregisters the block that begins at an address, if it has this origin.
+    /// Frees or unregisters the block that begins at `start`, if it has this origin.
     pub(crate) fn remove(&mut self, start: usize, origin: Locked) -> Result<Freed, Missing> {
         let found = self.blocks.get(&start).is_some_and(|block| block.origin == origin);
         let Some(block) = found.then(|| self.blocks.remove(&start)).flatten() else {
@@ -115,7 +115,7 @@ impl HostMemory {
         }
     }
 
-    /// The number of blocks, and their bytes.
+    /// The number of blocks and their total bytes.
     pub(crate) fn blocks(&self) -> (usize, usize) {
         (self.blocks.len(), self.blocks.values().map(|block| block.bytes).sum())
     }
@@ -131,11 +131,11 @@ impl HostMemory {
     }
 }
 
-/// Frees the memory but keeps the addresses reserved, so that any use of them faults at once.
+/// Frees the memory but keeps the addresses reserved, so that any access to them faults.
 fn make_inaccessible(start: usize, bytes: usize) {
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     let start = ptr::without_provenance_mut::<c_void>(start);
-    // SAFETY: the mapping is one that `allocate` made, and that its owner has just given back.
+    // SAFETY: the mapping was made by `allocate`, and its owner has just freed it.
     let replaced = unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) };
     debug_assert!(replaced.is_ok(), "a mapping can be replaced: {replaced:?}");
 }

@@ -13,14 +13,14 @@ use crate::{
 
 /// A `CUipcMemHandle`: 64 bytes that identify a block of device memory to other processes.
 ///
-/// Here they hold the owner's process id and file descriptor. Processes that may read the owner's files under `/proc`
-/// can open it; processes in a PID namespace of their own cannot, as with the real driver.
+/// In this driver they hold the owner's process id and file descriptor. Processes that may read the owner's files under
+/// `/proc` can open the block; processes in another PID namespace cannot, as with the real driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     process: u32,
     file: u32,
-    /// The block's address in its process, which is never reused: distinguishes it from a later file of the same
-    /// number.
+    /// The block's address in its process. Addresses are never reused, so this distinguishes the block from a later one
+    /// whose file has the same number.
     address: u64,
     bytes: u64,
     device_number: u32,
@@ -73,37 +73,37 @@ impl Handle {
         (bytes[..8] == MAGIC && handle.encode() == *bytes).then_some(handle)
     }
 
-    /// Maps the block. A process can open neither its own blocks nor those of a process that it cannot see: for the
-    /// driver, both have an invalid context.
+    /// Maps the block. Fails with an invalid context, as the real driver does, for blocks of this process and of
+    /// processes that it cannot see.
     pub(crate) fn open(self) -> Answer<(Backing, usize)> {
         let process = format!("/proc/{}", self.process);
         if self.process == process::id() || fs::metadata(&process).is_err() {
             return Err(Status::INVALID_CONTEXT);
         }
         let path = format!("{process}/fd/{}", self.file);
-        let names_it = |found: &std::path::Path| {
-            found.to_string_lossy() == format!("/memfd:{} (deleted)", name_of(self.address))
+        let is_the_block = |target: &std::path::Path| {
+            target.to_string_lossy() == format!("/memfd:{} (deleted)", name_of(self.address))
         };
-        if !fs::read_link(&path).is_ok_and(|found| names_it(&found)) {
+        if !fs::read_link(&path).is_ok_and(|target| is_the_block(&target)) {
             return Err(Status::INVALID_VALUE);
         }
         let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|_| Status::INVALID_CONTEXT)?;
         // The exporter checks for this lock when it frees the block.
         flock(&file, FlockOperation::NonBlockingLockShared).map_err(|_| Status::INVALID_VALUE)?;
-        let held = rustix::fs::fstat(&file)
+        let file_bytes = rustix::fs::fstat(&file)
             .map_err(|_| Status::INVALID_VALUE)?
             .st_size
             .unsigned_abs();
-        if held != self.bytes || held == 0 {
+        if file_bytes != self.bytes || file_bytes == 0 {
             return Err(Status::INVALID_VALUE);
         }
-        let bytes = held as usize;
+        let bytes = file_bytes as usize;
         Ok((Backing::of(file, bytes)?, bytes))
     }
 }
 
-/// The name of the file that a block's bytes are in.
+/// The name of the file that holds the bytes of the block at `address`.
 pub(crate) fn name_of(address: u64) -> String {
     format!("fake-cuda-block-{address:x}")
 }

@@ -1,10 +1,10 @@
-//! A CUDA driver without a GPU: implements what CUDA's documentation promises, and no more.
+//! A CUDA driver without a GPU, for tests: it keeps the promises of CUDA's documentation, and no others.
 //!
-//! Programs that load `libcuda.so` get this library instead, if a test arranges it. It allocates memory, runs streams
-//! and copies, so that whole programs run on it, and is as strict as the documentation allows:
+//! Programs that load `libcuda.so` get this library instead, if a test arranges it. It allocates memory and runs
+//! streams and copies, so that whole programs run on it, and is as strict as the documentation allows:
 //!
-//! - copies are really asynchronous: threads of their own run them, one at a time per direction and device, in pieces,
-//!   at a configurable rate. A program that does not wait sees torn bytes, or `0xA5` (`copying`);
+//! - copies are asynchronous: separate threads run them, one at a time per direction and device, in pieces, at a
+//!   configurable rate. A program that does not wait reads torn bytes, or `0xA5` (`copying`);
 //! - fresh device memory is filled with `0xD7`, and its addresses fault when the CPU accesses them (`memory`);
 //! - any call and any work of a stream can be made to fail or hang, once or from then on (`faults`), and copies can be
 //!   held until a test releases them (`gates`);
@@ -14,14 +14,15 @@
 //! - illegal uses are reported as violations: freeing under a copy, double free, use after free, calling CUDA in a host
 //!   function, destroying a context under copies (`report`).
 //!
-//! It proves nothing about speed, copy engines or NVIDIA's locks, and implements one reading of the documentation. The
-//! tests in `tests/tests/fake_cuda/contract.rs` define that reading, and run on a real driver too.
+//! It says nothing about the speed, copy engines and locks of NVIDIA's driver, and implements one interpretation of the
+//! documentation. The tests in `tests/tests/fake_cuda/contract.rs` define that interpretation, and run on a real driver
+//! too.
 //!
-//! It cannot be mistaken for a driver. Its file has another name, `cuInit` finds no device unless
+//! It cannot be mistaken for NVIDIA's driver. Its file has another name, `cuInit` finds no device unless
 //! `TENSOR_RELAY_FAKE_CUDA=1` is set or a test has enabled it (`control`), its device names say that they are fake, and
 //! no package contains it.
 //!
-//! One lock guards all state (`state`): simple, and fast enough for tests.
+//! One lock guards all state (`state`), which is simple, and fast enough for tests.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("The fake CUDA driver is for tests on Linux.");

@@ -12,31 +12,31 @@ use crate::{
     uses::{Use, Uses},
 };
 
-/// The alignment of `cuMemAlloc`; every block takes a multiple of it from the device.
+/// The alignment of `cuMemAlloc`, and the unit in which blocks count against the device's memory.
 const ALIGNMENT: usize = 512;
-/// No processor that runs tests maps memory here, so device addresses fault on the CPU.
+/// The first device address. CPUs cannot map memory there, so that accesses from the host fault.
 const FIRST_ADDRESS: u64 = 1 << 60;
 
-/// Addresses are never reused, so the use of a freed address is recognised.
+/// The next device address. Addresses are never reused, so that the use of a freed one is recognised.
 static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(FIRST_ADDRESS);
 
 /// Why an address cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// It was never allocated, or the range exceeds its block.
+    /// The address was never allocated, or the range exceeds its block.
     Unknown,
-    /// It was freed.
+    /// The address was freed.
     Freed,
 }
 
 /// The result of freeing a block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Freed {
-    /// It was not in use.
+    /// The block was not in use.
     Unused,
-    /// A copy uses it. Its memory is leaked, so that the copy does no harm.
+    /// A copy uses the block. Its memory is leaked, so that the copy does no harm.
     InUse,
-    /// Another process has it open by CUDA IPC, which CUDA calls undefined.
+    /// Another process has the block open by CUDA IPC, which is undefined in CUDA.
     OpenElsewhere,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct DeviceMemory {
     pub(crate) limit_bytes: usize,
     pub(crate) used_bytes: usize,
     blocks: BTreeMap<u64, Block>,
-    /// Starts and lengths of freed blocks.
+    /// The starts and lengths of freed blocks.
     freed: BTreeMap<u64, usize>,
 }
 
@@ -65,14 +65,14 @@ pub(crate) enum Origin {
     Allocated,
     /// `cuMemAllocAsync`: from a pool, so it cannot be exported.
     Pooled,
-    /// `cuIpcOpenMemHandle`: owned by another process; `times` counts how often it was opened here.
+    /// `cuIpcOpenMemHandle`: owned by another process; `times` is the number of openings in this process.
     Opened { handle: Handle, times: usize },
-    /// `cuMemMap`; `accessible` once `cuMemSetAccess` allowed its use.
+    /// `cuMemMap`; `accessible` once `cuMemSetAccess` has allowed the use.
     Mapped { accessible: bool },
 }
 
 impl Origin {
-    /// Whether `cuMemFree` frees it.
+    /// Whether `cuMemFree` frees such blocks.
     fn is_own(&self) -> bool {
         matches!(self, Self::Allocated | Self::Pooled)
     }
@@ -101,7 +101,7 @@ impl DeviceMemory {
         Ok(address)
     }
 
-    /// Reserves bytes of the device, if it has them.
+    /// Counts bytes as used, if the device has them.
     pub(crate) fn take(&mut self, bytes: usize) -> Answer {
         if bytes > self.limit_bytes - self.used_bytes {
             return Err(Status::OUT_OF_MEMORY);
@@ -120,19 +120,19 @@ impl DeviceMemory {
         Ok(block.end())
     }
 
-    /// A handle by which other processes can open the block that begins at an address. No copy may run meanwhile.
+    /// Makes a handle by which other processes can open the block that begins at an address. No copy may run meanwhile.
     pub(crate) fn export(&mut self, address: u64, device_number: usize) -> Answer<Handle> {
-        let known = self.blocks.get_mut(&address).ok_or(Status::INVALID_VALUE)?;
-        let Origin::Allocated = known.origin else { return Err(Status::INVALID_VALUE) };
-        let file = known.backing.move_to_file(&ipc::name_of(address))?;
-        Ok(Handle::new(file, address, known.bytes, device_number))
+        let block = self.blocks.get_mut(&address).ok_or(Status::INVALID_VALUE)?;
+        let Origin::Allocated = block.origin else { return Err(Status::INVALID_VALUE) };
+        let file = block.backing.move_to_file(&ipc::name_of(address))?;
+        Ok(Handle::new(file, address, block.bytes, device_number))
     }
 
-    /// Opens another process's block, or counts another opening of it.
+    /// Opens another process's block, or adds an opening if it is open already.
     pub(crate) fn open(&mut self, handle: Handle) -> Answer<u64> {
         for (address, block) in &mut self.blocks {
-            if let Origin::Opened { handle: known, times } = &mut block.origin
-                && *known == handle
+            if let Origin::Opened { handle: opened, times } = &mut block.origin
+                && *opened == handle
             {
                 *times += 1;
                 return Ok(*address);
@@ -144,7 +144,7 @@ impl DeviceMemory {
         Ok(address)
     }
 
-    /// Undoes one opening of the block at an address.
+    /// Removes an opening of the block at an address, and closes the block with the last one.
     pub(crate) fn close(&mut self, address: u64) -> Result<Freed, Missing> {
         let missing = self.why_missing(address);
         let Some(Block { origin: Origin::Opened { times, .. }, .. }) = self.blocks.get_mut(&address) else {
@@ -241,7 +241,7 @@ impl DeviceMemory {
         self.block_at(address).is_some_and(|(block, _)| block.uses.any())
     }
 
-    /// The numbers of this process's own blocks and of opened or mapped ones.
+    /// The number of this process's own blocks, and that of opened or mapped ones.
     pub(crate) fn blocks(&self) -> (usize, usize) {
         let own = self.blocks.values().filter(|block| block.origin.is_own()).count();
         (own, self.blocks.len() - own)
@@ -264,13 +264,13 @@ impl DeviceMemory {
 }
 
 impl Block {
-    /// Frees its bytes, unless a copy uses them.
+    /// Frees the block's bytes, unless a copy uses them.
     fn end(self) -> Freed {
         if self.uses.any() {
             std::mem::forget(self.backing);
             return Freed::InUse;
         }
-        // A process that opened it holds a lock on its file until it closes it or exits.
+        // A process that has opened the block holds a lock on its file until it closes the block or exits.
         let exported = self.backing.file().filter(|_| self.origin.is_own());
         match exported.map(|file| flock(file, FlockOperation::NonBlockingLockExclusive)) {
             Some(Err(_)) => Freed::OpenElsewhere,
@@ -279,7 +279,7 @@ impl Block {
     }
 }
 
-/// A new address for this many bytes, with unused addresses between blocks.
+/// A new address for `bytes` bytes, with unused addresses between blocks.
 pub(crate) fn unused_address(bytes: usize, alignment: usize) -> u64 {
     let (room, alignment) = ((bytes + 2 * alignment) as u64, alignment as u64);
     NEXT_ADDRESS

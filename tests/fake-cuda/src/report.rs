@@ -9,8 +9,8 @@ use crate::state::{self, State};
 
 /// The report of violations, in memory and in a file that outlives the process.
 ///
-/// With `FAKE_CUDA_REPORT=PATH`, lines are appended to a file: `PID init`, `PID violation TEXT` as soon as it happens,
-/// and at process exit `PID exit` with the objects that still exist.
+/// With `FAKE_CUDA_REPORT=PATH`, lines are appended to a file: `PID init`, `PID violation TEXT` for each violation when
+/// it happens, and at process exit `PID exit` with the objects that still exist.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) violations: Vec<String>,
@@ -28,7 +28,7 @@ impl Report {
         self.violations.push(text);
     }
 
-    /// Adds a line to the file, if there is one.
+    /// Appends a line to the file, if there is a file.
     pub(crate) fn line(&self, text: &str) {
         let Some(path) = &self.path else { return };
         if let Err(error) = append(path, &format!("{} {text}\n", process::id())) {
@@ -42,7 +42,7 @@ impl Report {
     }
 }
 
-/// Appends in one write, so that the lines of several processes do not mix.
+/// Appends a line in one write, so that the lines of several processes do not mix.
 fn append(path: &Path, line: &str) -> std::io::Result<()> {
     fs::OpenOptions::new()
         .create(true)
@@ -55,12 +55,12 @@ fn append(path: &Path, line: &str) -> std::io::Result<()> {
 pub(crate) fn live(state: &State) -> String {
     let (host_blocks, host_bytes) = state.host.blocks();
     let own_blocks = |device: &crate::device::Device| device.memory.blocks().0;
-    let others_blocks = |device: &crate::device::Device| device.memory.blocks().1;
+    let foreign_blocks = |device: &crate::device::Device| device.memory.blocks().1;
     let sum = |count: fn(&crate::device::Device) -> usize| state.devices.iter().map(count).sum::<usize>();
     let pairs = [
         ("device_blocks", sum(own_blocks)),
         ("device_bytes", sum(|device| device.memory.used_bytes)),
-        ("shared", sum(others_blocks) + state.virtual_memory.things()),
+        ("shared", sum(foreign_blocks) + state.virtual_memory.count()),
         ("host_blocks", host_blocks),
         ("host_bytes", host_bytes),
         ("streams", sum(|device| device.created_streams())),
@@ -72,7 +72,7 @@ pub(crate) fn live(state: &State) -> String {
     pairs.map(|(name, number)| format!("{name}={number}")).join(" ")
 }
 
-/// Runs when the process exits normally: by returning from `main`, or by `exit`.
+/// Reports the remaining objects when the process exits normally: by returning from `main`, or by `exit`.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = {

@@ -13,13 +13,13 @@ use crate::{
     virtual_memory::VirtualMemory,
 };
 
-/// The state of the driver, guarded by one lock. Streams and calls hold the lock, and release it only while they copy,
-/// run a host function, or wait.
+/// The state of the driver, guarded by one lock. Streams and calls release the lock only while they copy, run a host
+/// function, or wait.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// Counts resets. Objects of an earlier generation are ignored.
+    /// The number of the machine, which each reset increments. Objects of an earlier generation are ignored.
     pub(crate) generation: u64,
-    /// Whether this process may use the driver at all.
+    /// Whether this process may use the driver: otherwise `cuInit` finds no device.
     pub(crate) allowed: bool,
     pub(crate) initialized: bool,
     pub(crate) options: Options,
@@ -27,10 +27,10 @@ pub(crate) struct State {
     pub(crate) calls: Calls,
     pub(crate) report: Report,
     pub(crate) devices: Vec<Device>,
-    /// Host memory is page-locked for all devices at once, as with unified addressing.
+    /// The page-locked host memory, which is locked for all devices, as with unified addressing.
     pub(crate) host: HostMemory,
     pub(crate) virtual_memory: VirtualMemory,
-    /// Copies that run without the lock.
+    /// The number of copies that run without the lock.
     pub(crate) copying: usize,
 }
 
@@ -47,17 +47,17 @@ pub(crate) fn lock() -> Guard {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Releases the lock until something has changed.
+/// Releases the lock and waits until the state has changed.
 pub(crate) fn wait(state: Guard) -> Guard {
     CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes all waiting threads.
+/// Wakes all waiting threads. Call this after a change of the state.
 pub(crate) fn changed() {
     CHANGED.notify_all();
 }
 
-/// Whether a copy that began in `generation` is still wanted. Needs no lock.
+/// Whether there was no reset since `generation`, so that a copy continues. Needs no lock.
 pub(crate) fn is_current(generation: u64) -> bool {
     GENERATION.load(Ordering::Acquire) == generation
 }
@@ -86,9 +86,10 @@ impl State {
     }
 }
 
-/// Makes a new machine with the same options, without faults, counts and violations. It stays initialised.
+/// Replaces the machine by a new one with the same options, without faults, counts and violations. The driver stays
+/// initialised.
 ///
-/// Earlier handles are refused. Page-locked host memory stays mapped, because programs may still access it.
+/// Earlier handles become invalid. Page-locked host memory stays mapped, because programs may still access it.
 pub(crate) fn reset(mut state: Guard) -> Guard {
     state.generation = GENERATION.fetch_add(1, Ordering::AcqRel) + 1;
     state.devices.iter_mut().for_each(Device::abandon_streams);

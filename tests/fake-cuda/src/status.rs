@@ -4,7 +4,7 @@ use std::ffi::CStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(pub(crate) u32);
 
-/// The result of a call; an error is its status.
+/// The result of a call, with the status as its error.
 pub(crate) type Answer<T = ()> = Result<T, Status>;
 
 /// Prefixes a name with `CUDA_ERROR_`, except for `CUDA_SUCCESS`.
@@ -27,8 +27,8 @@ macro_rules! statuses {
         impl Status {
             $(pub(crate) const $name: Self = Self($code);)*
 
-            /// The name and meaning in CUDA's header. `None` for unknown codes.
-            pub(crate) fn words(self) -> Option<(&'static CStr, &'static CStr)> {
+            /// The name and description in CUDA's header. `None` for unknown codes.
+            pub(crate) fn name_and_text(self) -> Option<(&'static CStr, &'static CStr)> {
                 match self {
                     $(Self::$name => Some((named!($name), $text)),)*
                     _ => None,

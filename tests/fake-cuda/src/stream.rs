@@ -10,16 +10,16 @@ use crate::{
     status::{Answer, Status},
 };
 
-/// A stream: a queue of work, done in order by a thread of its own.
+/// A stream: a queue of work, executed in order by a separate thread.
 #[derive(Debug)]
 pub(crate) struct Stream {
     queue: VecDeque<Queued>,
     running: bool,
-    /// Whether it and the legacy default stream wait for each other.
+    /// Whether this stream and the legacy default stream wait for each other.
     pub(crate) blocking: bool,
-    /// Whether a program created it, and has to destroy it.
+    /// Whether a program created the stream, and has to destroy it.
     pub(crate) created: bool,
-    /// Destroyed, but not yet empty.
+    /// Whether the stream was destroyed. It is removed once its queue is empty.
     pub(crate) closing: bool,
 }
 
@@ -37,19 +37,19 @@ pub(crate) enum Work {
 /// A function of the program, called by a stream.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-// SAFETY: what is in it belongs to no thread: copies and ranges as `copying::Place` says, and the argument of a host
-// function is given from the program's thread to the stream's, as CUDA's documentation tells the program.
+// SAFETY: no content of it is bound to a thread: copies and ranges as `copying::Place` says; and the program
+// guarantees, as CUDA's documentation requires, that the argument of a host function may be used on another thread.
 unsafe impl Send for Work {}
 
 #[derive(Debug)]
 struct Queued {
     work: Work,
-    /// Whether faults have counted it, which they do when it reaches the front.
-    asked: bool,
+    /// Whether faults have counted this work, which they do when it reaches the front.
+    is_counted: bool,
     effect: Option<Effect>,
 }
 
-/// What the thread of a stream does next.
+/// The next action of a stream's thread.
 enum Next {
     Run(Work, Option<Status>),
     Wait,
@@ -57,8 +57,8 @@ enum Next {
 }
 
 impl Work {
-    /// The name of this work in faults, if they can affect it.
-    fn execution(&self) -> Option<&'static str> {
+    /// The name of this work in faults; `None` if no fault can affect it.
+    fn fault_name(&self) -> Option<&'static str> {
         match self {
             Self::Copy(copy) => Some(copy.direction.name()),
             Self::Fill { .. } => Some("@memset"),
@@ -94,19 +94,19 @@ impl Stream {
     }
 
     pub(crate) fn enqueue(&mut self, work: Work) {
-        self.queue.push_back(Queued { work, asked: false, effect: None });
+        self.queue.push_back(Queued { work, is_counted: false, effect: None });
     }
 
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty() && !self.running
     }
 
-    /// Drops the work that has not begun.
+    /// Drops the work that has not started.
     pub(crate) fn abandon(&mut self) {
         self.queue.clear();
     }
 
-    /// The copies of one direction that have not begun.
+    /// The number of copies of one direction that have not started.
     pub(crate) fn waiting(&self, direction: Direction) -> usize {
         let of_direction =
             |queued: &&Queued| matches!(&queued.work, Work::Copy(copy) if copy.direction == direction);
@@ -129,19 +129,19 @@ fn work_through(generation: u64, device: usize, stream: u64) {
     }
 }
 
-/// Takes the work at the front, if it can begin.
+/// Takes the work at the front of a stream's queue, if it can start.
 fn next(state: &mut State, device: usize, stream: u64) -> Next {
     let device = &mut state.devices[device];
-    let Some(known) = device.streams.get_mut(&stream) else { return Next::End };
-    let Some(front) = known.queue.front_mut() else {
-        if known.closing {
+    let Some(found) = device.streams.get_mut(&stream) else { return Next::End };
+    let Some(front) = found.queue.front_mut() else {
+        if found.closing {
             device.streams.remove(&stream);
             return Next::End;
         }
         return Next::Wait;
     };
-    if !mem::replace(&mut front.asked, true) {
-        front.effect = front.work.execution().and_then(|execution| state.faults.strike(execution));
+    if !mem::replace(&mut front.is_counted, true) {
+        front.effect = front.work.fault_name().and_then(|name| state.faults.count(name));
     }
     if front.effect == Some(Effect::Hang) && !state.faults.released() {
         return Next::Wait;
@@ -158,8 +158,8 @@ fn next(state: &mut State, device: usize, stream: u64) -> Next {
         }
         _ => {}
     }
-    known.running = true;
-    let taken = known.queue.pop_front().expect("there is work at the front");
+    found.running = true;
+    let taken = found.queue.pop_front().expect("there is work at the front");
     let fails = match taken.effect {
         Some(Effect::Fail(status)) => Some(status),
         Some(Effect::Hang) | None => None,
@@ -167,7 +167,7 @@ fn next(state: &mut State, device: usize, stream: u64) -> Next {
     Next::Run(taken.work, fails)
 }
 
-/// Does one item of work, without the lock where it takes time, and wakes waiting threads.
+/// Executes one item of work, and wakes waiting threads. Releases the lock during long work.
 fn run(mut state: Guard, device: usize, stream: u64, work: Work, fails: Option<Status>) -> Guard {
     let generation = state.generation;
     match work {
@@ -184,8 +184,8 @@ fn run(mut state: Guard, device: usize, stream: u64, work: Work, fails: Option<S
         Work::Host { function, argument } => {
             if fails.is_none() {
                 drop(state);
-                // SAFETY: the program gave the function to `cuLaunchHostFunc`, and vouches that it may be called once,
-                // on any thread.
+                // SAFETY: the program passed the function to `cuLaunchHostFunc`, and thereby guarantees that it may be
+                // called once, on any thread.
                 call::as_host_function(|| unsafe { function(argument) });
                 state = state::lock();
             }
@@ -233,29 +233,30 @@ pub(crate) fn free(state: &mut State, device: usize, address: u64) -> Answer {
     Err(Status::INVALID_VALUE)
 }
 
-/// Waits until a stream has done its current work. Fails if the context fails meanwhile.
-pub(crate) fn settle(mut state: Guard, device: usize, stream: u64) -> Answer<Guard> {
-    let mark = Arc::new(Progress::default());
-    state.devices[device].push(stream, Work::Record(mark.clone(), 1));
-    settle_marks(state, device, &[mark])
+/// Waits until a stream has finished its current work. Fails if the context fails meanwhile.
+pub(crate) fn synchronize(mut state: Guard, device: usize, stream: u64) -> Answer<Guard> {
+    let record = Arc::new(Progress::default());
+    state.devices[device].push(stream, Work::Record(record.clone(), 1));
+    wait_for_records(state, device, &[record])
 }
 
-/// The same for all streams of a device.
-pub(crate) fn settle_all(mut state: Guard, device: usize) -> Answer<Guard> {
+/// Waits until all streams of a device have finished their current work. Fails if the context fails meanwhile.
+pub(crate) fn synchronize_all(mut state: Guard, device: usize) -> Answer<Guard> {
     let streams: Vec<u64> = state.devices[device].streams.keys().copied().collect();
-    let marks: Vec<Arc<Progress>> = streams
+    let records: Vec<Arc<Progress>> = streams
         .into_iter()
         .map(|stream| {
-            let mark = Arc::new(Progress::default());
-            state.devices[device].push(stream, Work::Record(mark.clone(), 1));
-            mark
+            let record = Arc::new(Progress::default());
+            state.devices[device].push(stream, Work::Record(record.clone(), 1));
+            record
         })
         .collect();
-    settle_marks(state, device, &marks)
+    wait_for_records(state, device, &records)
 }
 
-/// Waits for records that belong to one device.
-pub(crate) fn settle_event(
+/// Waits until the record of an event of this device was executed. Fails if the context fails or is destroyed
+/// meanwhile.
+pub(crate) fn wait_for_record(
     mut state: Guard,
     device: usize,
     progress: &Progress,
@@ -264,7 +265,7 @@ pub(crate) fn settle_event(
     let context = state.devices[device].context.as_ref().map(|context| context.handle);
     let generation = state.generation;
     loop {
-        // Checked first: during the wait, a reset may have made a machine with fewer devices.
+        // Checked first: during the wait, a reset may have created a machine with fewer devices.
         if state.generation != generation
             || state.devices[device].context.as_ref().map(|context| context.handle) != context
         {
@@ -278,6 +279,8 @@ pub(crate) fn settle_event(
     }
 }
 
-fn settle_marks(state: Guard, device: usize, marks: &[Arc<Progress>]) -> Answer<Guard> {
-    marks.iter().try_fold(state, |state, mark| settle_event(state, device, mark, 1))
+fn wait_for_records(state: Guard, device: usize, records: &[Arc<Progress>]) -> Answer<Guard> {
+    records
+        .iter()
+        .try_fold(state, |state, record| wait_for_record(state, device, record, 1))
 }

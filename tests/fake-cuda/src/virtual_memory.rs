@@ -13,7 +13,7 @@ use crate::{
     status::{Answer, Status},
 };
 
-/// Sizes and addresses are multiples of this, as on current devices.
+/// The granularity of sizes and addresses, the same as on current devices.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
 /// The objects of the virtual memory API: handles of physical memory, and reserved address ranges.
@@ -23,15 +23,15 @@ pub(crate) struct VirtualMemory {
     reserved: BTreeMap<u64, Reserved>,
 }
 
-/// Physical memory. It exists while it has a handle or a mapping; other processes share it through its file.
+/// Physical memory, which exists while it has a handle or a mapping. Other processes share it through its file.
 #[derive(Debug)]
 struct Physical {
     device: usize,
     bytes: usize,
     file: OwnedFd,
-    /// Whether it may be exported.
+    /// Whether the memory may be exported.
     shareable: bool,
-    /// Whether another process allocated it.
+    /// Whether another process allocated the memory.
     imported: bool,
 }
 
@@ -65,11 +65,11 @@ impl VirtualMemory {
     /// Releases a handle: `cuMemRelease`.
     pub(crate) fn release(&mut self, handle: u64, devices: &mut [Device]) -> Answer {
         let physical = self.handles.remove(&handle).ok_or(Status::INVALID_VALUE)?;
-        give_back(physical, devices);
+        drop_reference(physical, devices);
         Ok(())
     }
 
-    /// A file through which another process can import the memory: `cuMemExportToShareableHandle`.
+    /// Returns the file by which another process can import the memory: `cuMemExportToShareableHandle`.
     pub(crate) fn export(&self, handle: u64) -> Answer<OwnedFd> {
         let physical = self.handles.get(&handle).ok_or(Status::INVALID_VALUE)?;
         if !physical.shareable {
@@ -78,8 +78,8 @@ impl VirtualMemory {
         physical.file.try_clone().map_err(|_| Status::OUT_OF_MEMORY)
     }
 
-    /// Imports memory from such a file, which the caller keeps: `cuMemImportFromShareableHandle`. `device_of` maps a
-    /// machine-wide device number to an index.
+    /// Imports memory from an exported file, which the caller keeps: `cuMemImportFromShareableHandle`. `device_of` maps
+    /// a machine-wide device number to an index.
     pub(crate) fn import(
         &mut self,
         handle: u64,
@@ -142,18 +142,18 @@ impl VirtualMemory {
         Ok(physical.device)
     }
 
-    /// Removes a mapping: `cuMemUnmap`. Returns whether it was in use.
+    /// Removes a mapping: `cuMemUnmap`. Returns whether the mapping was in use.
     pub(crate) fn unmap(&mut self, devices: &mut [Device], address: u64, bytes: usize) -> Answer<Freed> {
         let device = self.device_at(address, bytes)?;
         let freed = devices[device].memory.unmap(address, bytes)?;
         if let Some(physical) = self.reserved_at(address, bytes)?.mapped.remove(&address) {
-            give_back(physical, devices);
+            drop_reference(physical, devices);
         }
         Ok(freed)
     }
 
     /// The number of handles and reserved ranges.
-    pub(crate) fn things(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.handles.len() + self.reserved.len()
     }
 
@@ -166,8 +166,8 @@ impl VirtualMemory {
     }
 }
 
-/// Returns the memory to its device when the last reference is dropped.
-fn give_back(physical: Arc<Physical>, devices: &mut [Device]) {
+/// Returns the memory to its device if this is the last reference.
+fn drop_reference(physical: Arc<Physical>, devices: &mut [Device]) {
     if let Some(Physical { device, bytes, imported: false, .. }) = Arc::into_inner(physical)
         && let Some(device) = devices.get_mut(device)
     {
@@ -175,7 +175,7 @@ fn give_back(physical: Arc<Physical>, devices: &mut [Device]) {
     }
 }
 
-/// The machine-wide number of a file's device, if `export` of any process made the file.
+/// The machine-wide device number in the name of an exported file; `None` for other files.
 fn number_in(file: BorrowedFd<'_>) -> Option<usize> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let name = readlinkat(CWD, path, Vec::new()).ok()?;
@@ -183,7 +183,7 @@ fn number_in(file: BorrowedFd<'_>) -> Option<usize> {
     name.strip_prefix(PHYSICAL)?.parse().ok()
 }
 
-/// The prefix of the file names of physical memory; the device's number follows.
+/// The prefix of the names of files with physical memory; the machine-wide number of the device follows.
 const PHYSICAL: &str = "fake-cuda-physical-";
 /// The largest range that can be reserved.
 const ADDRESSES_BYTES: usize = 1 << 47;

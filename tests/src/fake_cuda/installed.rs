@@ -34,7 +34,7 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// Creates the folder. All but the fake driver need a C compiler, as the project does.
+    /// Creates the folder with the library. All libraries but the fake driver need a C compiler, as the project does.
     pub fn new(which: Library) -> Self {
         let installed = Self { folder: tempfile::tempdir().expect("a folder can be made") };
         installed
@@ -43,13 +43,13 @@ impl Installed {
         installed
     }
 
-    /// The variables with which a program finds and may use this library. `FAKE_CUDA_DEVICES`, `_MEM` (in bytes),
-    /// `_H2D_GBPS`, `_D2H_GBPS`, `_VERSION` and `_FAULTS` may be added (`tests/fake-cuda/src/options.rs`).
+    /// The environment variables by which a program finds the library and is allowed to use it. Others of
+    /// `tests/fake-cuda/src/options.rs` may be added.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut path = self.folder.path().as_os_str().to_owned();
-        if let Some(others) = env::var_os("LD_LIBRARY_PATH") {
+        if let Some(inherited) = env::var_os("LD_LIBRARY_PATH") {
             path.push(":");
-            path.push(others);
+            path.push(inherited);
         }
         vec![
             ("LD_LIBRARY_PATH", path),
@@ -58,7 +58,7 @@ impl Installed {
         ]
     }
 
-    /// What the programs that ran with this environment have reported so far.
+    /// The report of the programs that have run with this environment so far.
     pub fn report(&self) -> Report {
         match fs::read_to_string(self.report_path()) {
             Ok(text) => Report::read(&text),
@@ -114,11 +114,11 @@ impl Installed {
 /// The parsed contents of the file that `FAKE_CUDA_REPORT` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// How many processes initialised CUDA.
+    /// The number of processes that initialised CUDA.
     pub processes: usize,
-    /// Their illegal uses of the driver.
+    /// The illegal uses of the driver.
     pub violations: Vec<String>,
-    /// The objects that remained when they exited. Killed processes are missing.
+    /// The objects that remained when each process exited. Killed processes are missing.
     pub at_exit: Vec<Live>,
 }
 
@@ -126,8 +126,8 @@ impl Report {
     fn read(text: &str) -> Self {
         let mut report = Self::default();
         for line in text.lines() {
-            let (_process, said) = line.split_once(' ').expect("a line begins with a process");
-            match said.split_once(' ').unwrap_or((said, "")) {
+            let (_process, entry) = line.split_once(' ').expect("a line begins with a process");
+            match entry.split_once(' ').unwrap_or((entry, "")) {
                 ("init", _) => report.processes += 1,
                 ("violation", text) => report.violations.push(text.to_owned()),
                 ("exit", live) => report.at_exit.push(Live::read(live)),

@@ -1,6 +1,7 @@
-//! Devices that fail as a whole: by a foreign error, by a hang, or because their context is destroyed.
+//! Devices that fail as a whole: by an error elsewhere in the process, by a hang, or because their context is
+//! destroyed.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tensor_relay_device::{
     AllocError, CopyEngine, CopyError, CopySegment, Copying, Slot,
@@ -16,7 +17,7 @@ use crate::{
     order::handle,
 };
 
-/// The result of a copy, within a deadline.
+/// Waits for the result of a copy, with a deadline.
 async fn end_of(copying: Copying) -> Result<Slot, CopyError> {
     timeout(Duration::from_secs(5), copying)
         .await
@@ -41,7 +42,7 @@ async fn a_corrupted_context_fails_everything_in_time() {
     for copy in copies {
         let failure = end_of(copy).await.unwrap_err();
         assert!(matches!(failure, CopyError::DeviceFailed { .. }), "{failure:?}");
-        let text = format!("{:?}", anyhow_like(&failure));
+        let text = format!("{:?}", messages(&failure));
         assert!(text.contains("cuda:0") && text.contains("700"), "{text}");
     }
     drop(gate);
@@ -58,7 +59,7 @@ async fn a_corrupted_context_fails_everything_in_time() {
 }
 
 /// Waits until the engine reports that its device failed, and checks that all later requests fail.
-async fn is_given_up(fake: &Turn, end: &End) {
+async fn check_failed(fake: &Turn, end: &End) {
     fake.until("the engine declares the device failed", |_| end.engine.failure().is_some());
     let failure = end.engine.failure().expect("the device failed").to_string();
     assert!(failure.contains("700"), "{failure}");
@@ -79,7 +80,7 @@ async fn a_context_corrupted_between_copies_fails_the_next_copy() {
     assert_eq!(end.engine.stats().copies_in_flight, 0);
     fake.fail_device(0, 700);
     end_of(read_a_chunk(&end).await).await.unwrap_err();
-    is_given_up(&fake, &end).await;
+    check_failed(&fake, &end).await;
 }
 
 #[tokio::test]
@@ -93,7 +94,7 @@ async fn a_context_corrupted_between_copies_fails_a_fence() {
     fake.fail_device(0, 700);
     let passed = timeout(Duration::from_secs(5), fence.passed()).await;
     passed.expect("a fence completes, whatever its device does").unwrap_err();
-    is_given_up(&fake, &end).await;
+    check_failed(&fake, &end).await;
     assert!(matches!(fence.wait_on(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
     block.lift();
     drop(current);
@@ -113,7 +114,7 @@ async fn a_refused_copy_does_not_fail_its_device() {
 }
 
 /// The messages of an error and of its sources.
-fn anyhow_like(error: &dyn std::error::Error) -> Vec<String> {
+fn messages(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(Some(error), |error| error.source())
         .map(ToString::to_string)
         .collect()
@@ -124,16 +125,16 @@ async fn a_destroyed_context_leaves_slots_readable() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
-    let landed = end_of(read_a_chunk(&end).await).await.unwrap();
+    let copied = end_of(read_a_chunk(&end).await).await.unwrap();
     let gate = fake.hold(0, Direction::DeviceToHost);
     let copy = read_a_chunk(&end).await;
     gate.until_waiting(1);
     fake.destroy_context(0);
     let failure = end_of(copy).await.unwrap_err();
     assert!(matches!(failure, CopyError::DeviceFailed { .. }), "{failure:?}");
-    assert!(landed[..] == pattern(LEN)[..CHUNK], "memory that a reader still holds is unchanged");
+    assert!(copied[..] == pattern(LEN)[..CHUNK], "a slot that a reader still holds is unchanged");
     assert!(matches!(end_of(read_a_chunk(&end).await).await, Err(CopyError::DeviceFailed { .. })));
-    drop((gate, landed, end));
+    drop((gate, copied, end));
     assert_eq!(fake.violations(), [""; 0]);
     // The device can be opened again.
     let again = End::open(0, impatient()).unwrap();
@@ -185,7 +186,7 @@ async fn a_device_that_keeps_hanging_is_declared_failed() {
 }
 
 #[tokio::test]
-async fn what_is_dropped_under_copies_is_kept_until_they_have_ended() {
+async fn memory_dropped_under_copies_is_kept_until_they_have_ended() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     let gates = [fake.hold(0, Direction::DeviceToHost), fake.hold(0, Direction::HostToDevice)];
@@ -216,7 +217,7 @@ async fn memory_is_limited_by_budget_and_device() {
         ),
         "{refused:?}"
     );
-    // Returned memory is reused, and freed if another size needs the budget.
+    // Returned memory is reused, or freed if an allocation of another size needs the budget.
     drop(held);
     drop(small.allocate(600 << 10).unwrap());
     drop(small.allocate(1000 << 10).unwrap());
@@ -231,15 +232,18 @@ async fn memory_is_limited_by_budget_and_device() {
 }
 
 #[tokio::test]
-async fn versions_use_the_same_memory_again() {
+async fn successive_versions_reuse_memory() {
     let fake = machine();
     let engine = CudaEngine::open(0, impatient()).unwrap();
     for _ in 0..10 {
         drop(engine.allocate(LEN).unwrap());
-        let back = Arc::clone(&engine);
-        fake.until("the memory is back", |_| back.stats().device_bytes == 0);
+        fake.until("the memory is returned", |_| engine.stats().device_bytes == 0);
     }
-    assert_eq!(fake.calls()["cuMemAlloc_v2"], 1, "freeing waits for the whole device");
+    assert_eq!(
+        fake.calls()["cuMemAlloc_v2"],
+        1,
+        "memory is reused, since freeing it waits for the whole device"
+    );
     assert!(!fake.calls().contains_key("cuMemFree_v2"));
     drop(engine);
     nothing_is_left(&fake, 0).await;

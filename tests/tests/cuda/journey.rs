@@ -1,4 +1,5 @@
-//! Moves one tensor between devices by every operation of an engine: the body of the sweep.
+//! Moves one tensor between devices by every operation of an engine: a transfer for the sweep. Has the helpers of all
+//! tests, too.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -27,7 +28,7 @@ pub(crate) fn impatient() -> CudaOptions {
     }
 }
 
-/// Bytes in which shifted or swapped parts are detected.
+/// Bytes that reveal shifted or swapped parts.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| ((i * 31) ^ (i >> 8) ^ (i >> 16)) as u8).collect()
 }
@@ -86,9 +87,9 @@ async fn put(sink: &impl Sink, number: usize, chunk: &[u8]) -> Result<(), Failur
     Ok(sink.write(target).await?)
 }
 
-/// Moves a tensor onto the first device, lends it behind a fence, copies it to the second, hands it over to a stream
-/// there, and reads it back. Returns the bytes read. The engines are added to `engines`, so that they survive a
-/// failure.
+/// Writes a tensor to the first device, lends it after a fence, copies it to the second device, orders a stream there
+/// after the copies, and reads the tensor back. Returns the bytes read. The engines are added to `engines`, so that
+/// they survive a failure.
 pub(crate) async fn move_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result<Vec<u8>, Failure> {
     let from = open(0, engines)?;
     from.fill(&pattern(LEN)).await?;
@@ -98,15 +99,19 @@ pub(crate) async fn move_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result<
 
     let source = EngineSource::new(from.engine.clone(), lent, from.slots.clone());
     let sink = to.sink();
-    // Three at a time, so that reads and writes are in flight together.
-    tokio::try_join!(lane(&source, &sink, 0), lane(&source, &sink, 1), lane(&source, &sink, 2))?;
+    // Three chunks at a time, so that reads and writes are in flight together.
+    tokio::try_join!(
+        copy_from(&source, &sink, 0),
+        copy_from(&source, &sink, 1),
+        copy_from(&source, &sink, 2)
+    )?;
     to.memory.wait_on(StreamHandle::LEGACY)?;
     to.memory.in_use_until(StreamHandle::LEGACY)?;
     to.read().await
 }
 
-/// Moves every third chunk.
-async fn lane(source: &impl Source, sink: &impl Sink, first: usize) -> Result<(), Failure> {
+/// Copies every third chunk, from the chunk `first` on.
+async fn copy_from(source: &impl Source, sink: &impl Sink, first: usize) -> Result<(), Failure> {
     for number in (first..LEN.div_ceil(CHUNK)).step_by(3) {
         let start = (number * CHUNK) as u64;
         let bytes = source.read(start..(start + CHUNK as u64).min(LEN as u64)).await?;
@@ -121,34 +126,30 @@ fn open(ordinal: usize, engines: &mut Vec<Arc<CudaEngine>>) -> Result<End, Failu
     End::of(engine)
 }
 
-/// Lends the endpoint's memory as a caller would.
+/// Lends the memory of `end`, like a caller of the library.
 fn lend(end: &End) -> Result<Arc<CudaMemory>, Failure> {
     let fence = end.engine.fence(StreamHandle::LEGACY)?;
     let owner = end.memory.clone();
-    // SAFETY: the owner is the memory itself, nobody else writes to it, and what did is behind the fence.
+    // SAFETY: the owner is the memory itself, nobody else writes to it, and earlier work that did is before the fence.
     Ok(unsafe { end.engine.lend(owner.address(), LEN, owner, Some(fence)) })
 }
 
-/// Waits until an engine has freed all memory that it can free, and returns its statistics.
-pub(crate) async fn come_home(fake: &FakeCuda, engine: &CudaEngine) -> CudaStats {
+/// Waits until an engine has freed all memory that it can free, and returns its counters.
+pub(crate) async fn wait_until_freed(fake: &FakeCuda, engine: &CudaEngine) -> CudaStats {
     let begun = Instant::now();
     loop {
         let stats = engine.stats();
-        // A slot that is never freed keeps its whole pool allocated.
-        let is_back = stats.kept_bytes > 0 || (stats.device_bytes == 0 && stats.pinned_bytes == 0);
-        if is_back && fake.live().in_flight == 0 {
+        // A leaked slot keeps its whole pool allocated.
+        let is_freed = stats.kept_bytes > 0 || (stats.device_bytes == 0 && stats.pinned_bytes == 0);
+        if is_freed && fake.live().in_flight == 0 {
             return stats;
         }
-        assert!(
-            begun.elapsed() < Duration::from_secs(5),
-            "memory does not come back: {stats:?} {:?}",
-            fake.live()
-        );
+        assert!(begun.elapsed() < Duration::from_secs(5), "memory is not freed: {stats:?} {:?}", fake.live());
         sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Waits until no driver objects remain, except up to `reclaimed` that a destroyed context had left.
+/// Waits until no driver objects remain. Up to `reclaimed` objects may have been destroyed together with their context.
 pub(crate) async fn nothing_is_left(fake: &FakeCuda, reclaimed: u64) {
     let begun = Instant::now();
     loop {
@@ -161,7 +162,7 @@ pub(crate) async fn nothing_is_left(fake: &FakeCuda, reclaimed: u64) {
     }
 }
 
-/// Waits until at most `kept_bytes` of memory remain: the threads of dropped engines free theirs asynchronously.
+/// Waits until at most `kept_bytes` of memory remain: the threads of dropped engines free their memory asynchronously.
 pub(crate) async fn no_more_is_left(fake: &FakeCuda, kept_bytes: u64) {
     let begun = Instant::now();
     loop {

@@ -1,7 +1,7 @@
-//! A second process on the same machine: this test binary, started again, with an engine of its own. It reads commands
+//! A second process on the same machine: another run of this test binary, with an engine of its own. It reads commands
 //! and prints answers, one per line.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 use std::{
     env, fs,
@@ -35,7 +35,8 @@ pub(crate) struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts it. Its device `cuda:0` is the machine's device `first_device`; it inherits `fd` under the same number.
+    /// Starts the process. Its device `cuda:0` is the machine's device `first_device`; it inherits `fd` under the same
+    /// number.
     pub(crate) fn start(first_device: usize, fd: Option<BorrowedFd<'_>>) -> Self {
         let installed = Installed::new(Library::Fake);
         let mut command = Command::new(env::current_exe().unwrap());
@@ -55,62 +56,62 @@ impl Neighbour {
         Self { process, commands, answers, installed }
     }
 
-    /// Sends it a command and waits for the answer; the error is that of the failed command.
-    pub(crate) fn tell(&mut self, command: &str) -> Result<String, String> {
+    /// Sends the process a command and waits for the answer. The error is that of a failed command.
+    pub(crate) fn send(&mut self, command: &str) -> Result<String, String> {
         let commands = self.commands.as_mut().unwrap();
         writeln!(commands, "{command}").unwrap();
         loop {
             let mut line = String::new();
             let read = self.answers.read_line(&mut line).unwrap();
             assert!(read > 0, "the neighbour exited instead of executing: {command}");
-            if let Some((_, said)) = line.trim_end().split_once(SAYS) {
-                return match said.split_once(' ') {
+            if let Some((_, answer)) = line.trim_end().split_once(SAYS) {
+                return match answer.split_once(' ') {
                     Some(("failed", why)) => Err(why.to_owned()),
-                    _ => Ok(said.to_owned()),
+                    _ => Ok(answer.to_owned()),
                 };
             }
         }
     }
 
-    /// Makes it import a part of an allocation.
+    /// Makes the process import a part of an allocation.
     pub(crate) fn import(&mut self, memory: &IpcMemory) -> Result<String, String> {
-        self.tell(&format!("import {}", words_of(memory)))
+        self.send(&format!("import {}", text_of(memory)))
     }
 
-    /// Makes it import `len` bytes of the buffer whose descriptor it inherited.
+    /// Makes the process import `len` bytes of the buffer whose descriptor it has inherited.
     pub(crate) fn import_fd(
         &mut self,
         device: DeviceUuid,
         fd: BorrowedFd<'_>,
         len: u64,
     ) -> Result<String, String> {
-        self.tell(&format!("import fd {} {} {len}", hex(&device.bytes()), fd.as_raw_fd()))
+        self.send(&format!("import fd {} {} {len}", hex(&device.bytes()), fd.as_raw_fd()))
     }
 
-    /// The bytes of the memory that it imported.
+    /// Returns the bytes of the memory that the process has imported.
     pub(crate) fn read(&mut self) -> Result<Vec<u8>, String> {
         let path = self.path();
-        self.tell(&format!("read {}", path.display()))?;
+        self.send(&format!("read {}", path.display()))?;
         Ok(fs::read(path).unwrap())
     }
 
-    /// Makes it export a tensor of `pattern` in memory of its own.
+    /// Makes the process export a tensor of `pattern` in its own memory.
     pub(crate) fn export(&mut self) -> IpcMemory {
-        let said = self.tell("export").unwrap();
-        match exported_of(&said) {
+        let answer = self.send("export").unwrap();
+        match parse(&answer) {
             Exported::Ipc(memory) => memory,
-            Exported::Fd(_) => panic!("{said}"),
+            Exported::Fd(_) => panic!("{answer}"),
         }
     }
 
-    /// Lets it exit, and returns its driver's report.
+    /// Lets the process exit, and returns its driver's report.
     pub(crate) fn end(mut self) -> Report {
         drop(self.commands.take());
         assert!(self.process.wait().unwrap().success());
         self.installed.report()
     }
 
-    /// Kills it.
+    /// Kills the process.
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -123,13 +124,13 @@ impl Neighbour {
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        let _ = self.process.kill(); // It may have ended.
+        let _ = self.process.kill(); // Fails if the process has ended.
         let _ = self.process.wait();
     }
 }
 
 /// The text form of memory in commands and answers.
-fn words_of(memory: &IpcMemory) -> String {
+fn text_of(memory: &IpcMemory) -> String {
     let IpcMemory { device, handle, offset, len } = memory;
     format!("ipc {} {} {offset} {len}", hex(&device.bytes()), hex(handle))
 }
@@ -138,12 +139,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn exported_of(words: &str) -> Exported {
+/// Parses the text form of memory.
+fn parse(text: &str) -> Exported {
     fn bytes<const N: usize>(hex: &str) -> [u8; N] {
         let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap();
         std::array::from_fn(byte)
     }
-    let words: Vec<&str> = words.split(' ').collect();
+    let words: Vec<&str> = text.split(' ').collect();
     match words[..] {
         ["ipc", device, handle, offset, len] => Exported::Ipc(IpcMemory {
             device: DeviceUuid::new(bytes(device)),
@@ -153,7 +155,7 @@ fn exported_of(words: &str) -> Exported {
         }),
         ["fd", device, number, len] => Exported::Fd(FdMemory {
             device: DeviceUuid::new(bytes(device)),
-            // SAFETY: the test has left it open to this process, for this.
+            // SAFETY: this process has inherited the descriptor for this purpose, and uses it once.
             fd: unsafe { OwnedFd::from_raw_fd(number.parse().unwrap()) },
             len: len.parse().unwrap(),
         }),
@@ -161,10 +163,10 @@ fn exported_of(words: &str) -> Exported {
     }
 }
 
-/// Imports what a test or its neighbour has exported.
+/// Imports memory that a test or its neighbour has exported.
 pub(crate) fn take(engine: &CudaEngine, exported: Exported) -> Result<Imported, ShareError> {
-    // SAFETY: these tests keep what they export until it is returned, but for those whose subject is what happens else, on a
-    // device that is none.
+    // SAFETY: these tests keep exported memory until it is returned, except for those that test what happens otherwise,
+    // which is safe on the fake device.
     unsafe { engine.import(exported) }
 }
 
@@ -179,9 +181,9 @@ fn neighbour() {
     let mut imported = None;
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
-        let said = match line.split_once(' ').unwrap_or((&line, "")) {
+        let result = match line.split_once(' ').unwrap_or((&line, "")) {
             ("export", _) => Ok(runtime.block_on(export(&end))),
-            ("import", words) => take(&end.engine, exported_of(words))
+            ("import", words) => take(&end.engine, parse(words))
                 .map(|new| imported = Some(new))
                 .map(|()| "done".to_owned()),
             ("read", path) => {
@@ -196,10 +198,10 @@ fn neighbour() {
                 runtime.block_on(waiting).unwrap();
                 Ok("done".to_owned())
             }
-            _ => panic!("the neighbour is told {line:?}"),
+            _ => panic!("unknown command {line:?}"),
         };
-        match said {
-            Ok(said) => println!("{SAYS}{said}"),
+        match result {
+            Ok(answer) => println!("{SAYS}{answer}"),
             Err(error) => println!("{SAYS}failed {error}"),
         }
     }
@@ -209,9 +211,9 @@ fn neighbour() {
 
 async fn export(end: &End) -> String {
     end.fill(&pattern(end.memory.len_bytes() as usize)).await.unwrap();
-    let named = end.engine.name_memory(std::slice::from_ref(&end.memory)).unwrap();
-    let memory: IpcMemory = named.into_iter().next().unwrap().unwrap();
-    words_of(&memory)
+    let exported = end.engine.name_memory(std::slice::from_ref(&end.memory)).unwrap();
+    let memory: IpcMemory = exported.into_iter().next().unwrap().unwrap();
+    text_of(&memory)
 }
 
 impl End {

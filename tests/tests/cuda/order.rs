@@ -1,4 +1,5 @@
-//! Ordering with callers' streams: the engine waits for their work, they wait for its copies, and nothing else waits.
+//! Ordering with callers' streams: the engine waits for the streams' work, and the streams wait for the engine's
+//! copies. Neither waits for anything else.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,21 +23,21 @@ pub(crate) fn handle(stream: CUstream) -> StreamHandle {
     unsafe { StreamHandle::from_raw(stream.cast(), ()) }.expect("it is not a default stream")
 }
 
-/// Lends memory as a caller would.
+/// Lends memory, like a caller of the library.
 fn lend(engine: &CudaEngine, memory: &Arc<CudaMemory>, after: Fence) -> Arc<CudaMemory> {
-    // SAFETY: the owner is the memory itself, and what writes to it is behind the fence.
+    // SAFETY: the owner is the memory itself, and the work that writes to it is before the fence.
     unsafe { engine.lend(memory.address(), CHUNK, memory.clone(), Some(after)) }
 }
 
-/// Waits until the engine has polled its fence five more times: a copy begun by mistake would be visible by then.
-fn engine_has_polled(fake: &Turn) {
-    let asked = |fake: &FakeCuda| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
-    let before = asked(fake);
-    fake.until("the engine polls a fence", |fake| asked(fake) >= before + 5);
+/// Waits until the engine has polled its fence five more times: by then, a copy started by mistake would be visible.
+fn wait_for_polls(fake: &Turn) {
+    let polls = |fake: &FakeCuda| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
+    let before = polls(fake);
+    fake.until("the engine has polled a fence five times", |fake| polls(fake) >= before + 5);
 }
 
 #[tokio::test]
-async fn a_copy_waits_for_the_producers_stream_and_takes_the_new_bytes() {
+async fn a_copy_waits_for_the_producers_stream_and_reads_the_new_bytes() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
@@ -49,12 +50,12 @@ async fn a_copy_waits_for_the_producers_stream_and_takes_the_new_bytes() {
 
     let slot = end.slots.acquire().await;
     let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
-    engine_has_polled(&fake);
+    wait_for_polls(&fake);
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
     assert_eq!(fence.verdict(), None);
     block.lift();
     let slot = copying.await.unwrap();
-    assert!(slot.iter().all(|byte| *byte == 0x22), "the bytes are those that the stream wrote");
+    assert!(slot.iter().all(|byte| *byte == 0x22), "the bytes were written by the stream");
     fence.passed().await.unwrap();
 
     call!(cuStreamDestroy_v2(producer)).unwrap();
@@ -64,7 +65,7 @@ async fn a_copy_waits_for_the_producers_stream_and_takes_the_new_bytes() {
 }
 
 #[tokio::test]
-async fn a_stream_that_does_not_come_to_its_end_fails_the_copy() {
+async fn a_stream_that_never_finishes_fails_the_copy() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     let current = Current::new(0);
@@ -75,7 +76,7 @@ async fn a_stream_that_does_not_come_to_its_end_fails_the_copy() {
     let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
     let failure = timeout(Duration::from_secs(5), copying)
         .await
-        .expect("it has a deadline")
+        .expect("the copy has a deadline")
         .unwrap_err();
     assert!(matches!(failure, CopyError::FenceTimedOut { .. }), "{failure:?}");
     assert_eq!(end.slots.available(), 4);
@@ -94,27 +95,27 @@ async fn a_stream_that_does_not_come_to_its_end_fails_the_copy() {
 }
 
 #[tokio::test]
-async fn the_consumers_stream_waits_for_the_copy_and_its_thread_does_not() {
+async fn the_consumers_stream_waits_for_the_copy_without_blocking_its_thread() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&vec![0; LEN]).await.unwrap();
     let current = Current::new(0);
-    let (consumer, seen) = (stream(), PageLocked::new(0, CHUNK));
+    let (consumer, host) = (stream(), PageLocked::new(0, CHUNK));
 
     let gate = fake.hold(0, Direction::HostToDevice);
     let mut slot = end.slots.acquire().await;
     slot.fill(0x33);
     let copying = end.engine.copy_in(slot, vec![CopySegment::new(&end.memory, 0, CHUNK)]);
     end.memory.wait_on(handle(consumer)).unwrap();
-    call!(cuMemcpyDtoHAsync_v2(seen.address(), end.memory.address(), CHUNK, consumer)).unwrap();
+    call!(cuMemcpyDtoHAsync_v2(host.address(), end.memory.address(), CHUNK, consumer)).unwrap();
     gate.until_waiting(1);
     assert_eq!(call!(cuStreamQuery(consumer)), Err(CUresult::CUDA_ERROR_NOT_READY));
     drop(gate);
     call!(cuStreamSynchronize(consumer)).unwrap();
-    assert!(seen.read().iter().all(|byte| *byte == 0x33), "the stream saw the new bytes");
+    assert!(host.read().iter().all(|byte| *byte == 0x33), "the stream read the new bytes");
 
     drop(copying.await.unwrap());
-    seen.free().unwrap();
+    host.free().unwrap();
     call!(cuStreamDestroy_v2(consumer)).unwrap();
     drop((current, end));
     nothing_is_left(&fake, 0).await;
@@ -122,27 +123,27 @@ async fn the_consumers_stream_waits_for_the_copy_and_its_thread_does_not() {
 }
 
 #[tokio::test]
-async fn memory_stays_as_it_is_while_the_consumers_stream_uses_it() {
+async fn memory_is_not_written_while_the_consumers_stream_uses_it() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     end.fill(&vec![0x44; LEN]).await.unwrap();
     let current = Current::new(0);
-    let (consumer, seen) = (stream(), PageLocked::new(0, CHUNK));
+    let (consumer, host) = (stream(), PageLocked::new(0, CHUNK));
     let block = Block::in_stream(consumer);
-    call!(cuMemcpyDtoHAsync_v2(seen.address(), end.memory.address(), CHUNK, consumer)).unwrap();
+    call!(cuMemcpyDtoHAsync_v2(host.address(), end.memory.address(), CHUNK, consumer)).unwrap();
     end.memory.in_use_until(handle(consumer)).unwrap();
 
     let mut slot = end.slots.acquire().await;
     slot.fill(0x55);
     let copying = end.engine.copy_in(slot, vec![CopySegment::new(&end.memory, 0, CHUNK)]);
-    engine_has_polled(&fake);
+    wait_for_polls(&fake);
     assert_eq!(fake.engine(0, Direction::HostToDevice).in_flight, 0, "the next version waits");
     block.lift();
     drop(copying.await.unwrap());
     call!(cuStreamSynchronize(consumer)).unwrap();
-    assert!(seen.read().iter().all(|byte| *byte == 0x44), "the stream saw the bytes that it was given");
+    assert!(host.read().iter().all(|byte| *byte == 0x44), "the stream read the old bytes");
 
-    seen.free().unwrap();
+    host.free().unwrap();
     call!(cuStreamDestroy_v2(consumer)).unwrap();
     drop((current, end));
     nothing_is_left(&fake, 0).await;
@@ -150,7 +151,7 @@ async fn memory_stays_as_it_is_while_the_consumers_stream_uses_it() {
 }
 
 #[tokio::test]
-async fn memory_that_a_stream_uses_is_given_to_nobody_else() {
+async fn memory_that_a_stream_uses_is_not_reused() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     let current = Current::new(0);
@@ -185,8 +186,9 @@ async fn given_up_memory_waits_for_its_readers_without_blocking() {
         unsafe { StreamHandle::from_raw(stream.cast(), Arc::clone(&kept)) }.unwrap()
     });
     memory.give_up(readers.into());
-    // The engine's thread has handled `give_up` when it answers this call, and its results when it answers the next.
-    let heard = engine.allocate(1).unwrap();
+    // When it answers this call, the engine's thread has handled `give_up`; when it answers the next, the commands that
+    // `give_up` sent.
+    let first_answer = engine.allocate(1).unwrap();
     let next = engine.allocate(LEN).unwrap();
     assert_ne!(next.address(), address);
     assert_eq!(Arc::strong_count(&kept), 1, "the streams are not needed any more");
@@ -198,27 +200,27 @@ async fn given_up_memory_waits_for_its_readers_without_blocking() {
 
     call!(cuStreamDestroy_v2(first)).unwrap();
     call!(cuStreamDestroy_v2(second)).unwrap();
-    drop((current, heard, next, slots, engine));
+    drop((current, first_answer, next, slots, engine));
     nothing_is_left(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
-async fn memory_is_kept_if_its_readers_cannot_be_queried() {
+async fn memory_is_leaked_if_its_readers_cannot_be_queried() {
     let fake = machine();
     let End { engine, slots, memory } = End::open(0, impatient()).unwrap();
     let current = Current::new(0);
     let reader = stream();
     fake.fault(&Fault::once("cuEventRecord", 1, Effect::Fail(999)));
     memory.give_up(vec![handle(reader)]);
-    fake.until("the memory is kept", |_| engine.stats().kept_bytes >= LEN as u64);
+    fake.until("the memory is leaked", |_| engine.stats().kept_bytes >= LEN as u64);
     assert_eq!(engine.stats().cached_bytes, 0);
     call!(cuStreamDestroy_v2(reader)).unwrap();
     drop((current, slots, engine));
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// As with DLPack: the producer makes the engine's stream wait, and no other.
+/// As with DLPack: the producer makes the engine's intake stream wait for its work.
 #[tokio::test]
 async fn a_copy_waits_for_events_of_the_intake_stream() {
     let fake = machine();
@@ -240,11 +242,11 @@ async fn a_copy_waits_for_events_of_the_intake_stream() {
 
     let slot = end.slots.acquire().await;
     let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
-    engine_has_polled(&fake);
+    wait_for_polls(&fake);
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
     block.lift();
     let slot = copying.await.unwrap();
-    assert!(slot.iter().all(|byte| *byte == 0x22), "the bytes are those that the producer wrote");
+    assert!(slot.iter().all(|byte| *byte == 0x22), "the bytes were written by the producer");
 
     call!(cuStreamDestroy_v2(producer)).unwrap();
     drop((current, slot, memory, end));

@@ -1,4 +1,4 @@
-//! Concurrency: counts the copies in flight while others are held.
+//! Concurrency of copies: counts the copies in flight while a gate holds others.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use crate::machine;
 async fn both_directions_copy_at_once() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
-    let held = fake.hold(0, Direction::HostToDevice);
-    let stretch = |offset| vec![CopySegment::new(&end.memory, offset, 100)];
-    let into = end.engine.copy_in(end.slots.acquire().await, stretch(0));
-    held.until_waiting(1);
+    let gate = fake.hold(0, Direction::HostToDevice);
+    let segment = |offset| vec![CopySegment::new(&end.memory, offset, 100)];
+    let copying = end.engine.copy_in(end.slots.acquire().await, segment(0));
+    gate.until_waiting(1);
     // While that copy is held, copies from the device complete.
     for _ in 0..3 {
         end.engine
-            .copy_out(stretch(CHUNK as u64), end.slots.acquire().await)
+            .copy_out(segment(CHUNK as u64), end.slots.acquire().await)
             .await
             .unwrap();
     }
     assert_eq!(fake.engine(0, Direction::HostToDevice).in_flight, 1);
     assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, 3);
-    drop(held);
-    into.await.unwrap();
+    drop(gate);
+    copying.await.unwrap();
 }
 
 #[tokio::test]
@@ -51,7 +51,7 @@ async fn the_next_reads_are_in_flight_while_a_chunk_is_written() {
         while fake.engine(1, Direction::HostToDevice).in_flight < 3 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // All are read, and none is written.
+        // All three chunks have been read, and none has been written.
         assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, 3);
         assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
         drop(held);
@@ -76,7 +76,7 @@ async fn devices_copy_independently() {
     assert_eq!((first.engine.name(), second.engine.name()), ("cuda:0", "cuda:1"));
 }
 
-/// Memory belongs to one device, whatever its address.
+/// Memory belongs to one device, even if its address is valid on another.
 #[tokio::test]
 async fn memory_of_another_device_is_refused() {
     let _fake = machine();
@@ -86,8 +86,8 @@ async fn memory_of_another_device_is_refused() {
     assert_eq!(first.slots.available(), 4);
 }
 
-/// Contexts are bound to threads and some driver calls block, so only the engine's thread makes calls. And no call ever
-/// waits for a device or for a caller's stream.
+/// Only the engine's thread calls the driver, since contexts are bound to threads and some calls block. No call waits
+/// for a device or a caller's stream.
 #[tokio::test]
 async fn one_thread_calls_the_driver_and_nothing_synchronises() {
     let fake = machine();
@@ -102,7 +102,7 @@ async fn one_thread_calls_the_driver_and_nothing_synchronises() {
     let threads = fake.threads();
     let by_engines = threads["relay-cuda:0"] + threads["relay-cuda:1"];
     assert!(by_engines > copies && copies > 20, "{threads:?}");
-    let others = threads.iter().filter(|(name, _)| !name.starts_with("relay-cuda:"));
-    let by_others: u64 = others.map(|(_, count)| count).sum();
+    let other_threads = threads.iter().filter(|(name, _)| !name.starts_with("relay-cuda:"));
+    let by_others: u64 = other_threads.map(|(_, count)| count).sum();
     assert!(by_others <= 40, "opening a device only queries its attributes: {threads:?}");
 }

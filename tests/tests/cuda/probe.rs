@@ -1,11 +1,12 @@
-//! The probe reports what is missing if there is no driver, or a library that only resembles one.
+//! The probe reports what is missing if there is no driver, or only a library that resembles one.
 
 use std::{env, process::Command};
 
 use tensor_relay_device::cuda::{CudaEngine, CudaError, CudaOptions, devices, probe};
 use tensor_relay_tests::fake_cuda::{Installed, Library};
 
-/// Marks the child process, which prints the result of the probe. A process probes once, so each case is a process.
+/// The environment variable of child processes, which print the result of the probe. A process probes only once, so
+/// each case has a process.
 const CHILD: &str = "CUDA_PROBE_CHILD";
 
 #[test]
@@ -31,36 +32,37 @@ fn child() {
     );
 }
 
-fn found(which: Library, more: &[(&str, &str)]) -> String {
+/// The result of the probe in a child process with this library and additional environment variables.
+fn probe_in_child(which: Library, variables: &[(&str, &str)]) -> String {
     let installed = Installed::new(which);
     let mut command = Command::new(env::current_exe().expect("a test knows its executable"));
     command
         .args(["--exact", "probe::child", "--nocapture", "--test-threads=1"])
         .env(CHILD, "1");
     command.envs(installed.environment());
-    command.envs(more.iter().copied());
+    command.envs(variables.iter().copied());
     let output = command.output().expect("the test can be started again");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let line = said.lines().find_map(|line| line.split_once("found: "));
-    line.unwrap_or_else(|| panic!("{said} {}", String::from_utf8_lossy(&output.stderr)))
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let line = stdout.lines().find_map(|line| line.split_once("found: "));
+    line.unwrap_or_else(|| panic!("{stdout} {}", String::from_utf8_lossy(&output.stderr)))
         .1
         .to_owned()
 }
 
 #[test]
 fn a_driver_is_found() {
-    let said = found(Library::Fake, &[("FAKE_CUDA_DEVICES", "2")]);
-    assert_eq!(said, "a driver; opened: Ok(()); devices: Ok(2)");
-    let said = found(Library::Fake, &[]);
-    assert!(said.starts_with("a driver; opened: Err(\"There is no device cuda:1."), "{said}");
+    let result = probe_in_child(Library::Fake, &[("FAKE_CUDA_DEVICES", "2")]);
+    assert_eq!(result, "a driver; opened: Ok(()); devices: Ok(2)");
+    let result = probe_in_child(Library::Fake, &[]);
+    assert!(result.starts_with("a driver; opened: Err(\"There is no device cuda:1."), "{result}");
 }
 
 #[test]
-fn a_machine_without_devices_is_told_from_one_without_a_driver() {
-    let said = found(Library::Fake, &[("FAKE_CUDA_DEVICES", "0")]);
-    assert!(said.starts_with("no device;"), "{said}");
-    let said = found(Library::Fake, &[("TENSOR_RELAY_FAKE_CUDA", "0")]);
-    assert!(said.starts_with("no device;"), "{said}");
+fn a_missing_device_is_not_a_missing_driver() {
+    let result = probe_in_child(Library::Fake, &[("FAKE_CUDA_DEVICES", "0")]);
+    assert!(result.starts_with("no device;"), "{result}");
+    let result = probe_in_child(Library::Fake, &[("TENSOR_RELAY_FAKE_CUDA", "0")]);
+    assert!(result.starts_with("no device;"), "{result}");
 }
 
 #[test]
@@ -71,14 +73,14 @@ fn broken_and_foreign_libraries_are_named() {
         (Library::Empty, "no symbol;"),
         (Library::Garbage, "no library;"),
     ] {
-        let said = found(library, &[]);
-        assert!(said.starts_with(kind) && said.contains("opened: Err("), "{library:?}: {said}");
+        let result = probe_in_child(library, &[]);
+        assert!(result.starts_with(kind) && result.contains("opened: Err("), "{library:?}: {result}");
     }
-    let said = found(Library::Fake, &[("FAKE_CUDA_VERSION", "11040")]);
-    assert!(said.starts_with("too old;"), "{said}");
+    let result = probe_in_child(Library::Fake, &[("FAKE_CUDA_VERSION", "11040")]);
+    assert!(result.starts_with("too old;"), "{result}");
     for code in ["999", "803", "3"] {
         let fault = format!("cuInit:1:{code}:on");
-        let said = found(Library::Fake, &[("FAKE_CUDA_FAULTS", &fault)]);
-        assert!(said.starts_with("refused;") && said.contains(code), "{said}");
+        let result = probe_in_child(Library::Fake, &[("FAKE_CUDA_FAULTS", &fault)]);
+        assert!(result.starts_with("refused;") && result.contains(code), "{result}");
     }
 }

@@ -1,5 +1,5 @@
-//! The whole path over the loopback network: a tensor on a producer's device, lent to a server, and a client that
-//! receives it onto a device of its own. The sweep runs it; the tests below count copies and inject failures.
+//! The whole path over the loopback network: a server serves a tensor on a producer's device, and a client receives it
+//! onto its own device. This is a transfer for the sweep; the tests of this module count copies and inject failures.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -22,30 +22,30 @@ use tokio::time::timeout;
 
 use crate::{
     calls::{Block, Current, call, stream},
-    journey::{CHUNK, Failure, LEN, come_home, impatient, nothing_is_left, pattern},
+    journey::{CHUNK, Failure, LEN, impatient, nothing_is_left, pattern, wait_until_freed},
     machine,
 };
 
 /// The name of the tensor.
 const NAME: &str = "tensor";
 
-/// A version usually arrives within this time. Later is no failure.
-const SOON: Duration = Duration::from_millis(250);
+/// The time in which a version usually arrives. A later one is no failure.
+const USUAL_TIME: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Neither of two versions arrived, and no error was reported.
 #[derive(Debug)]
-pub(crate) struct NothingCame;
+pub(crate) struct NothingReceived;
 
-impl std::error::Error for NothingCame {}
+impl std::error::Error for NothingReceived {}
 
-impl std::fmt::Display for NothingCame {
+impl std::fmt::Display for NothingReceived {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("neither of two versions arrived")
     }
 }
 
-/// A server and a client with a device each.
+/// A server and a client, each with a device.
 struct Relay {
     producer: Device,
     server: Server,
@@ -125,24 +125,25 @@ async fn bytes_of(snapshot: &Snapshot) -> Result<Vec<u8>, Failure> {
 /// failure.
 pub(crate) async fn relay_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result<Vec<u8>, Failure> {
     let mut relay = Relay::connect(engines).await?;
-    let received = relay.one_version().await;
+    let received = relay.publish_and_receive().await;
     relay.close().await;
     received
 }
 
 impl Relay {
-    /// The server abandons a version that it cannot read, and the subscriber gets the next one: so this tries a second.
-    async fn one_version(&mut self) -> Result<Vec<u8>, Failure> {
-        for wait in [SOON, PATIENCE] {
+    /// Publishes a version, and a second one if the first does not arrive: a server abandons a version that it cannot
+    /// read.
+    async fn publish_and_receive(&mut self) -> Result<Vec<u8>, Failure> {
+        for wait in [USUAL_TIME, PATIENCE] {
             let buffer = upload(&self.producer, &pattern(LEN)).await?;
             let publication = self.publish(buffer).await?;
             let Ok(snapshot) = timeout(wait, self.subscription.next()).await else { continue };
             let bytes = bytes_of(&snapshot?).await?;
             publication.withdraw();
-            assert!(publication.released(PATIENCE).await, "the producer gets its memory back");
+            assert!(publication.released(PATIENCE).await, "the memory is returned to the producer");
             return Ok(bytes);
         }
-        Err(NothingCame.into())
+        Err(NothingReceived.into())
     }
 
     /// Waits for the next version, with a deadline.
@@ -155,29 +156,33 @@ impl Relay {
 async fn clean_up(fake: &FakeCuda, relay: Relay, engines: Vec<Arc<CudaEngine>>) {
     relay.close().await;
     for engine in &engines {
-        come_home(fake, engine).await;
+        wait_until_freed(fake, engine).await;
     }
     drop(engines);
     nothing_is_left(fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Goal: chunk k+1 is copied off its device while chunk k is sent, received, and copied to the other device.
-/// Method: let one chunk off the device, and hold the next there until the first has landed.
+/// Goal: chunk k+1 is copied from the producer's device while chunk k is sent, received, and copied to the other
+/// device.
+/// Method: let one chunk's copy from the device pass, and hold the next one until the first chunk is on the other
+/// device.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_next_chunk_leaves_its_device_while_one_is_under_way() {
+async fn the_next_chunk_is_read_while_a_chunk_is_sent_and_written() {
     let fake = machine();
     let mut engines = Vec::new();
     let mut relay = Relay::connect(&mut engines).await.unwrap();
     let buffer = upload(&relay.producer, &pattern(LEN)).await.unwrap();
     let gate = fake.hold(0, Direction::DeviceToHost);
     let publication = relay.publish(buffer).await.unwrap();
-    for landed in 1..4 {
+    for count in 1..4 {
         gate.until_waiting(1);
         gate.pass(1);
-        fake.until("a chunk has landed", |fake| fake.engine(1, Direction::HostToDevice).ended == landed);
+        fake.until("a chunk is on the other device", |fake| {
+            fake.engine(1, Direction::HostToDevice).ended == count
+        });
         fake.until("the next is in flight", |fake| fake.engine(0, Direction::DeviceToHost).in_flight >= 1);
-        assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, landed, "no more copies have passed");
+        assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, count, "no more copies have passed");
     }
     drop(gate);
     let snapshot = relay.next().await.unwrap();
@@ -186,17 +191,17 @@ async fn the_next_chunk_leaves_its_device_while_one_is_under_way() {
     clean_up(&fake, relay, engines).await;
 }
 
-/// Goal: a chunk's copy to its device does not block the reception of later chunks. Method: hold all copies to the
-/// device, and count the copies from the other one.
+/// Goal: a chunk's copy to the consumer's device does not block the reception of later chunks. Method: hold all copies
+/// to that device, and count the waiting ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chunks_are_received_while_others_land() {
+async fn chunks_are_received_while_others_are_copied_to_the_device() {
     let fake = machine();
     let mut engines = Vec::new();
     let mut relay = Relay::connect(&mut engines).await.unwrap();
     let buffer = upload(&relay.producer, &pattern(LEN)).await.unwrap();
     let gate = fake.hold(1, Direction::HostToDevice);
     let publication = relay.publish(buffer).await.unwrap();
-    // Four of six, for all of which the receiver gave credit.
+    // Four of the six chunks, for all of which the receiver has granted credit.
     gate.until_waiting(4);
     assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
     let stages = relay.client.stages();
@@ -208,16 +213,16 @@ async fn chunks_are_received_while_others_land() {
     clean_up(&fake, relay, engines).await;
 }
 
-/// Goal: a version contains what the producer's stream wrote before publishing, although no thread waits for the
-/// stream. Method: block the stream before a write, publish after it, and check that nothing is read until the stream
-/// continues.
+/// Goal: a version contains the bytes that the producer's stream wrote before publishing, although no thread waits for
+/// the stream. Method: block the stream before a write, publish after it, and check that nothing is read until the
+/// stream continues.
 #[tokio::test]
-async fn a_version_is_read_when_its_producers_stream_has_written_it() {
+async fn a_version_is_read_after_its_producers_stream_has_written_it() {
     let fake = machine();
     let mut engines = Vec::new();
     let mut relay = Relay::connect(&mut engines).await.unwrap();
-    let old = upload(&relay.producer, &pattern(CHUNK)).await.unwrap();
-    let memory = old.memory::<CudaMemory>().expect("the device is one of CUDA");
+    let uploaded = upload(&relay.producer, &pattern(CHUNK)).await.unwrap();
+    let memory = uploaded.memory::<CudaMemory>().expect("the device is one of CUDA");
     let current = Current::new(0);
     let stream = stream();
     let block = Block::in_stream(stream);
@@ -225,14 +230,14 @@ async fn a_version_is_read_when_its_producers_stream_has_written_it() {
     // SAFETY: the stream lives until the end of this test.
     let handle = unsafe { StreamHandle::from_raw(stream.cast(), ()) }.unwrap();
     let fence = engines[0].fence(handle).unwrap();
-    // SAFETY: the owner is the memory itself, and what writes to it is behind the fence.
+    // SAFETY: the owner is the memory itself, and the work that writes to it is before the fence.
     let lent = unsafe { engines[0].lend(memory.address(), CHUNK, memory.clone(), Some(fence)) };
     let buffer = relay.producer.wrap::<CudaEngine>(lent).expect("the engine is this device's");
-    drop((old, memory));
+    drop((uploaded, memory));
 
     let publication = relay.publish(buffer).await.unwrap();
     let early = timeout(Duration::from_millis(100), relay.subscription.next()).await;
-    assert!(early.is_err(), "nothing is there to be read");
+    assert!(early.is_err(), "the version cannot be read yet");
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0);
     block.lift();
     let snapshot = relay.next().await.unwrap();
@@ -244,9 +249,9 @@ async fn a_version_is_read_when_its_producers_stream_has_written_it() {
 }
 
 /// Goal: a consumer whose device fails during a version gets an error, and the producer is unaffected. Method: hold a
-/// copy to the device and corrupt its context; the publication is then released.
+/// copy to the device, corrupt the device's context, and check that the publication is released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_fails_while_a_version_lands_is_an_error_for_its_user() {
+async fn a_device_that_fails_while_a_version_is_received_is_an_error() {
     let fake = machine();
     let mut engines = Vec::new();
     let mut relay = Relay::connect(&mut engines).await.unwrap();
@@ -263,12 +268,13 @@ async fn a_device_that_fails_while_a_version_lands_is_an_error_for_its_user() {
     assert!(publication.released(PATIENCE).await);
     drop(publication);
     relay.close().await;
-    come_home(&fake, &engines[0]).await;
+    wait_until_freed(&fake, &engines[0]).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Goal: a producer whose device fails gets an error, and no subscriber gets torn data: it waits for the next version.
-/// Method: let one chunk leave the device, and destroy its context during the next.
+/// Goal: a producer whose device fails gets an error, and a subscriber gets no torn data but waits for the next
+/// version.
+/// Method: let one chunk's copy from the device pass, and destroy the device's context during the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_fails_while_a_version_is_read_tears_nothing() {
     let fake = machine();
@@ -279,7 +285,7 @@ async fn a_device_that_fails_while_a_version_is_read_tears_nothing() {
     let publication = relay.publish(buffer).await.unwrap();
     gate.until_waiting(1);
     gate.pass(1);
-    fake.until("a chunk has landed", |fake| fake.engine(1, Direction::HostToDevice).ended == 1);
+    fake.until("a chunk is on the other device", |fake| fake.engine(1, Direction::HostToDevice).ended == 1);
     fake.destroy_context(0);
     drop(gate);
     let nothing = timeout(Duration::from_millis(300), relay.subscription.next()).await;
@@ -288,6 +294,6 @@ async fn a_device_that_fails_while_a_version_is_read_tears_nothing() {
     assert!(failure.to_string().contains("cuda:0"), "{failure}");
     drop(publication);
     relay.close().await;
-    come_home(&fake, &engines[1]).await;
+    wait_until_freed(&fake, &engines[1]).await;
     assert_eq!(fake.violations(), [""; 0]);
 }

@@ -1,6 +1,6 @@
 //! Memory shared by two processes: this one and a [`Neighbour`].
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 use std::{fs, sync::Arc, thread, time::Duration};
 
@@ -22,21 +22,21 @@ use crate::{
     order::handle,
 };
 
-/// A device with a tensor of `pattern`.
-async fn full(fake: &Turn) -> End {
+/// Opens a device with a tensor of `pattern`.
+async fn open_filled(fake: &Turn) -> End {
     let end = End::open(0, impatient()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
     assert_eq!(fake.live().shared, 0);
     end
 }
 
-/// The name under which memory is shared in place.
-fn name(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
+/// Exports memory in place.
+fn export(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
     engine.name_memory(std::slice::from_ref(memory))?.remove(0)
 }
 
-/// Checks that no objects of this process remain, and that neither driver reports a violation.
-async fn all_is_well(fake: &Turn, neighbour: Neighbour) {
+/// Ends the neighbour, and checks that no objects of either process remain and no driver reports a violation.
+async fn check_clean_end(fake: &Turn, neighbour: Neighbour) {
     nothing_is_left(fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
     let report = neighbour.end();
@@ -45,47 +45,47 @@ async fn all_is_well(fake: &Turn, neighbour: Neighbour) {
 }
 
 #[tokio::test]
-async fn another_process_reads_a_tensor_where_it_is() {
+async fn another_process_reads_a_tensor_in_place() {
     let fake = machine();
-    let end = full(&fake).await;
-    let named = name(&end.engine, &end.memory).unwrap();
-    assert_eq!((named.offset, named.len), (0, LEN as u64));
+    let end = open_filled(&fake).await;
+    let exported = export(&end.engine, &end.memory).unwrap();
+    assert_eq!((exported.offset, exported.len), (0, LEN as u64));
     let mut neighbour = Neighbour::start(0, None);
-    neighbour.import(&named).unwrap();
+    neighbour.import(&exported).unwrap();
     assert!(neighbour.read().unwrap() == pattern(LEN));
-    // It is the same memory: later writes are visible.
+    // Both processes have the same memory: later writes are visible.
     end.fill(&vec![0x5A; LEN]).await.unwrap();
     assert!(neighbour.read().unwrap() == vec![0x5A; LEN]);
-    neighbour.tell("drop").unwrap();
+    neighbour.send("drop").unwrap();
     drop(end);
-    all_is_well(&fake, neighbour).await;
+    check_clean_end(&fake, neighbour).await;
 }
 
 #[tokio::test]
-async fn tensors_of_one_allocation_are_parts_of_it() {
+async fn parts_of_one_allocation_share_a_handle() {
     let fake = machine();
-    let end = full(&fake).await;
+    let end = open_filled(&fake).await;
     let parts = [end.memory.slice(1000..5000).unwrap(), end.memory.slice(70_001..LEN as u64).unwrap()];
     assert!(end.memory.slice(1..LEN as u64 + 1).is_none() && end.memory.slice(0..0).is_some());
-    let named = end.engine.name_memory(&parts).unwrap();
-    assert_eq!(fake.calls()["cuIpcGetMemHandle"], 1, "they have one handle");
+    let exported = end.engine.name_memory(&parts).unwrap();
+    assert_eq!(fake.calls()["cuIpcGetMemHandle"], 1, "the parts have one handle");
     let mut neighbour = Neighbour::start(0, None);
-    for (named, part) in named.into_iter().zip([1000..5000, 70_001..LEN]) {
-        neighbour.import(&named.unwrap()).unwrap();
+    for (exported, part) in exported.into_iter().zip([1000..5000, 70_001..LEN]) {
+        neighbour.import(&exported.unwrap()).unwrap();
         assert!(neighbour.read().unwrap() == pattern(LEN)[part]);
     }
-    neighbour.tell("drop").unwrap();
+    neighbour.send("drop").unwrap();
     drop((parts, end));
-    all_is_well(&fake, neighbour).await;
+    check_clean_end(&fake, neighbour).await;
 }
 
 #[tokio::test]
 async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
-    let named = neighbour.export();
+    let exported = neighbour.export();
     let end = End::open(0, impatient()).unwrap();
-    let import = |offset| Exported::Ipc(IpcMemory { offset, len: CHUNK as u64, ..named });
+    let import = |offset| Exported::Ipc(IpcMemory { offset, len: CHUNK as u64, ..exported });
     let Imported { memory: first, returned: first_returned } = take(&end.engine, import(0)).unwrap();
     let Imported { memory: second, returned } = take(&end.engine, import(CHUNK as u64)).unwrap();
     assert_eq!(second.address() - first.address(), CHUNK as u64);
@@ -98,17 +98,17 @@ async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
     let copying = end.engine.copy_out(vec![CopySegment::new(&second, 0, CHUNK)], slot);
     drop(second);
     gate.until_waiting(1);
-    assert_eq!(fake.live().shared, 1, "a copy reads it");
+    assert_eq!(fake.live().shared, 1, "a copy reads the memory");
     assert!(!returned.is_returned());
     drop(gate);
     assert!(copying.await.unwrap()[..] == pattern(LEN)[CHUNK..2 * CHUNK]);
     returned.wait().await;
     assert_eq!((fake.live().shared, fake.calls()["cuIpcCloseMemHandle"]), (0, 1));
     drop(end);
-    all_is_well(&fake, neighbour).await;
+    check_clean_end(&fake, neighbour).await;
 }
 
-/// A producer's stream and the memory that it will fill, lent behind a fence.
+/// A producer's stream and the memory that it will fill, lent with a fence.
 struct Producer {
     _current: Current,
     stream: CUstream,
@@ -122,7 +122,7 @@ impl Producer {
         let block = Some(Block::in_stream(stream));
         call!(cuMemsetD8Async(end.memory.address(), 0x22, LEN, stream)).unwrap();
         let fence = end.engine.fence(handle(stream)).unwrap();
-        // SAFETY: the owner is the memory itself, and what writes to it is behind the fence.
+        // SAFETY: the owner is the memory itself, and the work that writes to it is before the fence.
         let memory = unsafe { end.engine.lend(end.memory.address(), LEN, end.memory.clone(), Some(fence)) };
         Self { _current: current, stream, block, memory }
     }
@@ -135,38 +135,35 @@ impl Producer {
 }
 
 #[tokio::test]
-async fn what_is_shared_waits_for_its_stream() {
+async fn an_export_waits_for_the_stream_that_writes() {
     for in_place in [true, false] {
         let fake = machine();
         fake.set_shareable(in_place, true);
-        let end = full(&fake).await;
+        let end = open_filled(&fake).await;
         let mut producer = Producer::new(&end);
         let (engine, memory) = (end.engine.clone(), producer.memory.clone());
         let exporting = thread::spawn(move || share::export(&engine, &[memory]));
-        let asked = |fake: &Turn| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
-        let before = asked(&fake);
-        fake.until("the engine has polled the stream", |_| asked(&fake) >= before + 5);
+        let polls = |fake: &Turn| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
+        let before = polls(&fake);
+        fake.until("the engine has polled the stream", |_| polls(&fake) >= before + 5);
         assert!(!exporting.is_finished() && !fake.calls().contains_key("cuIpcGetMemHandle"));
         producer.block.take().unwrap().lift();
         let export = exporting.join().unwrap().unwrap();
         let mut neighbour = match (&export.places[0], &export.buffer) {
-            (Place::InPlace(named), None) if in_place => {
+            (Place::InPlace(exported), None) if in_place => {
                 let mut neighbour = Neighbour::start(0, None);
-                neighbour.import(named).unwrap();
+                neighbour.import(exported).unwrap();
                 neighbour
             }
             (Place::Copied { offset: 0, .. }, Some(buffer)) if !in_place => importer_of(&end, buffer),
             other => panic!("{other:?}"),
         };
-        assert!(
-            neighbour.read().unwrap()[..LEN] == vec![0x22; LEN],
-            "the bytes are those that the stream wrote"
-        );
-        neighbour.tell("drop").unwrap();
+        assert!(neighbour.read().unwrap()[..LEN] == vec![0x22; LEN], "the bytes were written by the stream");
+        neighbour.send("drop").unwrap();
         drop(export);
         producer.end();
         drop(end);
-        all_is_well(&fake, neighbour).await;
+        check_clean_end(&fake, neighbour).await;
     }
 }
 
@@ -186,7 +183,7 @@ fn device_of(end: &End) -> DeviceUuid {
 #[tokio::test]
 async fn a_stream_that_does_not_end_fails_the_export() {
     let fake = machine();
-    let end = full(&fake).await;
+    let end = open_filled(&fake).await;
     let producer = Producer::new(&end);
     let refused = share::export(&end.engine, std::slice::from_ref(&producer.memory)).unwrap_err();
     assert!(matches!(refused, ShareError::FenceTimedOut { .. }), "{refused:?}");
@@ -197,10 +194,10 @@ async fn a_stream_that_does_not_end_fails_the_export() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_shared_in_place_is_copied_into_a_buffer_that_outlives_it() {
+async fn memory_that_cannot_be_shared_in_place_is_copied_into_a_buffer() {
     let fake = machine();
     fake.set_shareable(false, true);
-    let end = full(&fake).await;
+    let end = open_filled(&fake).await;
     let parts = [end.memory.slice(3..1003).unwrap(), end.memory.slice(0..0).unwrap(), end.memory.clone()];
     let export = share::export(&end.engine, &parts).unwrap();
     let [Place::Copied { offset: 0, len: 1000, why }, Place::Empty, Place::Copied { offset: 1024, .. }] =
@@ -217,19 +214,19 @@ async fn what_cannot_be_shared_in_place_is_copied_into_a_buffer_that_outlives_it
 
     let mut neighbour = importer_of(&end, export.buffer.as_ref().unwrap());
     drop((export, parts));
-    fake.until("the exporter has released it", |fake| fake.live().shared == 0);
+    fake.until("the exporter has released the buffer", |fake| fake.live().shared == 0);
     let read = neighbour.read().unwrap();
     assert!(read[..1000] == pattern(LEN)[3..1003] && read[1024..1024 + LEN] == pattern(LEN));
-    neighbour.tell("drop").unwrap();
+    neighbour.send("drop").unwrap();
     drop(end);
-    all_is_well(&fake, neighbour).await;
+    check_clean_end(&fake, neighbour).await;
 }
 
 #[tokio::test]
 async fn both_reasons_are_reported_if_nothing_can_be_shared() {
     let fake = machine();
     fake.set_shareable(false, false);
-    let end = full(&fake).await;
+    let end = open_filled(&fake).await;
     let export = share::export(&end.engine, std::slice::from_ref(&end.memory)).unwrap();
     assert!(export.buffer.is_none());
     let [Place::Nowhere { in_place, copy }] = &export.places[..] else { panic!("{export:?}") };
@@ -244,7 +241,7 @@ async fn both_reasons_are_reported_if_nothing_can_be_shared() {
 #[tokio::test]
 async fn a_buffer_has_a_budget() {
     let fake = machine();
-    let end = full(&fake).await;
+    let end = open_filled(&fake).await;
     let most = end.engine.shared_buffer(14 << 20).unwrap();
     let refused = end.engine.shared_buffer((2 << 20) + 1).unwrap_err();
     let expected = ShareError::OverBudget {
@@ -255,7 +252,7 @@ async fn a_buffer_has_a_budget() {
     };
     assert_eq!(refused, expected);
     drop(most);
-    fake.until("the buffer is gone", |fake| fake.live().shared == 0);
+    fake.until("the buffer is freed", |fake| fake.live().shared == 0);
     drop(end.engine.shared_buffer((2 << 20) + 1).unwrap());
     assert!(matches!(end.engine.shared_buffer(u64::MAX), Err(ShareError::OverBudget { .. })));
     drop(end);
@@ -264,48 +261,48 @@ async fn a_buffer_has_a_budget() {
 }
 
 #[tokio::test]
-async fn parts_that_do_not_fit_and_memory_of_others_are_refused() {
+async fn parts_out_of_bounds_and_memory_of_another_engine_are_refused() {
     let fake = machine();
-    let (end, other) = (full(&fake).await, End::open(1, impatient()).unwrap());
+    let (end, other) = (open_filled(&fake).await, End::open(1, impatient()).unwrap());
     let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
     for offset in [1, u64::MAX] {
         let refused = buffer.fill(vec![(end.memory.clone(), offset)]).unwrap_err();
         assert!(matches!(refused, ShareError::OutOfBuffer { .. }), "{refused:?}");
     }
     assert_eq!(buffer.fill(vec![(other.memory.clone(), 0)]), Err(ShareError::ForeignMemory));
-    assert_eq!(name(&end.engine, &other.memory), Err(ShareError::ForeignMemory));
+    assert_eq!(export(&end.engine, &other.memory), Err(ShareError::ForeignMemory));
     assert!(!fake.calls().contains_key("cuMemcpyDtoDAsync_v2"));
     drop((buffer, end, other));
     nothing_is_left(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Invalid names of memory, sent by mistake or on purpose, and the resulting errors.
+/// Invalid descriptions of memory, sent by mistake or on purpose, and the resulting errors.
 #[tokio::test]
-async fn invalid_names_from_a_neighbour_are_refused() {
+async fn invalid_descriptions_from_a_neighbour_are_refused() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
-    let named = neighbour.export();
-    let end = full(&fake).await;
+    let exported = neighbour.export();
+    let end = open_filled(&fake).await;
     let import = |memory: IpcMemory| take(&end.engine, Exported::Ipc(memory)).unwrap_err();
 
     let other = DeviceUuid::new([7; 16]);
-    let refused = import(IpcMemory { device: other, ..named });
+    let refused = import(IpcMemory { device: other, ..exported });
     assert!(matches!(refused, ShareError::OtherDevice { theirs, .. } if theirs == other), "{refused:?}");
     assert!(refused.to_string().contains("GPU-07070707-0707-0707-0707-070707070707"), "{refused}");
-    let mut handle = named.handle;
+    let mut handle = exported.handle;
     handle[20] ^= 1;
-    assert!(matches!(import(IpcMemory { handle, ..named }), ShareError::NotOpened { .. }));
-    assert!(matches!(import(IpcMemory { handle: [0; 64], ..named }), ShareError::NotOpened { .. }));
-    // The size of the neighbour's allocation for the tensor.
+    assert!(matches!(import(IpcMemory { handle, ..exported }), ShareError::NotOpened { .. }));
+    assert!(matches!(import(IpcMemory { handle: [0; 64], ..exported }), ShareError::NotOpened { .. }));
+    // The size of the allocation that holds the neighbour's tensor.
     let bytes = (LEN as u64).next_multiple_of(512);
     for (offset, len) in [(1, bytes), (0, bytes + 1), (u64::MAX, 2), (bytes, 1)] {
-        let refused = import(IpcMemory { offset, len, ..named });
+        let refused = import(IpcMemory { offset, len, ..exported });
         assert_eq!(refused, ShareError::OutOfBounds { offset, len, bytes });
     }
-    assert_eq!(import(IpcMemory { len: 0, ..named }), ShareError::Empty);
+    assert_eq!(import(IpcMemory { len: 0, ..exported }), ShareError::Empty);
     // A handle cannot be opened in the process that exported it.
-    let own = name(&end.engine, &end.memory).unwrap();
+    let own = export(&end.engine, &end.memory).unwrap();
     let refused = import(own).to_string();
     assert!(
         refused.contains("CUDA_ERROR_INVALID_CONTEXT") && !refused.contains("reset the device"),
@@ -318,43 +315,43 @@ async fn invalid_names_from_a_neighbour_are_refused() {
     let files = too_long.map(|len| FdMemory { len, ..buffer.export().unwrap() });
     let null = FdMemory { device, fd: fs::File::open("/dev/null").unwrap().into(), len: 1 };
     for file in files.into_iter().chain([null]) {
-        let (said, refused) = (format!("{file:?}"), take(&end.engine, Exported::Fd(file)).unwrap_err());
-        assert!(matches!(refused, ShareError::NotMapped { .. }), "{said}: {refused:?}");
+        let (text, refused) = (format!("{file:?}"), take(&end.engine, Exported::Fd(file)).unwrap_err());
+        assert!(matches!(refused, ShareError::NotMapped { .. }), "{text}: {refused:?}");
     }
     drop(buffer);
     assert!(end.read().await.unwrap() == pattern(LEN), "the engine still works");
     drop(end);
-    all_is_well(&fake, neighbour).await;
+    check_clean_end(&fake, neighbour).await;
 }
 
 /// As with `CUDA_VISIBLE_DEVICES`: the neighbour's `cuda:0` is this process's `cuda:1`.
 #[tokio::test]
-async fn devices_are_matched_by_name_and_not_by_number() {
+async fn devices_are_matched_by_uuid_and_not_by_number() {
     let fake = machine();
     let mut neighbour = Neighbour::start(1, None);
-    let named = neighbour.export();
+    let exported = neighbour.export();
     let [first, second] = [0, 1].map(|ordinal| End::open(ordinal, impatient()).unwrap());
-    let refused = take(&first.engine, Exported::Ipc(named)).unwrap_err();
+    let refused = take(&first.engine, Exported::Ipc(exported)).unwrap_err();
     assert!(matches!(refused, ShareError::OtherDevice { .. }), "{refused:?}");
-    let imported = take(&second.engine, Exported::Ipc(named)).unwrap();
+    let imported = take(&second.engine, Exported::Ipc(exported)).unwrap();
     assert!(second.with(imported.memory).read().await.unwrap() == pattern(LEN));
     drop((first, second));
-    all_is_well(&fake, neighbour).await;
+    check_clean_end(&fake, neighbour).await;
 }
 
 #[tokio::test]
-async fn an_exporter_dies() {
+async fn imported_memory_stays_open_when_its_exporter_dies() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
-    let named = neighbour.export();
+    let exported = neighbour.export();
     let end = End::open(0, impatient()).unwrap();
-    let Imported { memory, returned } = take(&end.engine, Exported::Ipc(named)).unwrap();
+    let Imported { memory, returned } = take(&end.engine, Exported::Ipc(exported)).unwrap();
     neighbour.kill();
     // Imported memory stays open until it is dropped.
     assert!(end.with(memory).read().await.is_ok());
     returned.wait().await;
     assert_eq!(fake.live().shared, 0);
-    let refused = take(&end.engine, Exported::Ipc(named)).unwrap_err();
+    let refused = take(&end.engine, Exported::Ipc(exported)).unwrap_err();
     assert!(matches!(refused, ShareError::NotOpened { .. }), "{refused:?}");
     drop(end);
     nothing_is_left(&fake, 0).await;
@@ -366,14 +363,14 @@ async fn an_exporter_dies() {
 async fn nothing_leaks() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
-    let named = neighbour.export();
-    let end = full(&fake).await;
+    let exported = neighbour.export();
+    let end = open_filled(&fake).await;
     let files = || fs::read_dir("/proc/self/fd").unwrap().count();
     let mut before = 0;
     for version in 0..50 {
         let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
         buffer.fill(vec![(end.memory.clone(), 0)]).unwrap();
-        let both = [Exported::Fd(buffer.export().unwrap()), Exported::Ipc(named)];
+        let both = [Exported::Fd(buffer.export().unwrap()), Exported::Ipc(exported)];
         for exported in both {
             let memory = take(&end.engine, exported).unwrap().memory;
             assert!(version % 10 > 0 || end.with(memory).read().await.unwrap() == pattern(LEN));
@@ -387,13 +384,13 @@ async fn nothing_leaks() {
     assert_eq!(files(), before);
     assert_eq!(end.engine.stats().kept_bytes, 0);
     drop(end);
-    all_is_well(&fake, neighbour).await;
+    check_clean_end(&fake, neighbour).await;
 }
 
 #[tokio::test]
 async fn late_copies_keep_their_memory_until_they_have_ended() {
     let fake = machine();
-    let end = full(&fake).await;
+    let end = open_filled(&fake).await;
     let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
     let gate = fake.hold(0, Direction::DeviceToDevice);
     let late = buffer.fill(vec![(end.memory.clone(), 0)]).unwrap_err();
@@ -402,7 +399,7 @@ async fn late_copies_keep_their_memory_until_they_have_ended() {
     let End { engine, slots, memory } = end;
     drop((memory, slots));
     thread::sleep(Duration::from_millis(50));
-    assert_eq!(fake.live().shared, 2, "the copy writes to it: a mapping and its address range remain");
+    assert_eq!(fake.live().shared, 2, "a mapping and its address range remain, since the copy writes there");
     drop(gate);
     fake.until("all is released", |fake| fake.live().shared == 0);
     drop(engine);
@@ -411,15 +408,15 @@ async fn late_copies_keep_their_memory_until_they_have_ended() {
 }
 
 #[tokio::test]
-async fn a_device_that_failed_shares_nothing() {
+async fn a_failed_device_exports_and_imports_nothing() {
     let fake = machine();
-    let end = full(&fake).await;
+    let end = open_filled(&fake).await;
     let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
     fake.fail_device(0, 700);
     let refused = buffer.fill(vec![(end.memory.clone(), 0)]).unwrap_err();
     assert!(refused.to_string().contains("700"), "{refused}");
     fake.until("the engine declares the device failed", |_| end.engine.failure().is_some());
-    let refused = name(&end.engine, &end.memory).unwrap_err();
+    let refused = export(&end.engine, &end.memory).unwrap_err();
     assert!(matches!(refused, ShareError::Engine(CudaError::Driver(_))), "{refused:?}");
     assert!(matches!(end.engine.shared_buffer(1), Err(ShareError::Engine(_))));
     assert!(matches!(take(&end.engine, Exported::Fd(buffer.export().unwrap())), Err(ShareError::Engine(_))));

@@ -1,6 +1,6 @@
-//! A sidecar that serves tensors of another process's GPU, by each kind of shared memory and each fallback.
+//! A sidecar that serves tensors on another process's GPU, by each kind of shared memory and each fallback.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A tensor of `pattern`.
+/// Allocates a tensor of `pattern`.
 async fn tensor(device: &Device) -> DeviceBuffer {
     let buffer = device.allocate(LEN).unwrap();
     let sink = buffer.sink();
@@ -59,10 +59,10 @@ fn device() -> Device {
     Device::new(engine, Capacity { slots: 4, slot_bytes: 4 << 20 }).unwrap()
 }
 
-/// Goal: the server takes the shortest path that works, and reports why no shorter one did. Method: a driver that
-/// shares allocations, one that shares buffers only, and one that shares nothing.
+/// Goal: the server uses the first kind of memory that works, and reports why an earlier one did not. Method: a driver
+/// that shares allocations, a driver that shares buffers only, and a driver that shares nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_shortest_way_that_works() {
+async fn the_first_kind_of_memory_that_works() {
     for (in_place, buffers, expected) in [
         (true, true, MemoryKind::CudaIpc),
         (false, true, MemoryKind::CudaFd),
@@ -77,8 +77,8 @@ async fn the_shortest_way_that_works() {
         assert_eq!(published.path(), expected, "{}", published.reason());
         let copied = if expected == MemoryKind::CudaIpc { 0 } else { LEN as u64 };
         assert_eq!(published.copied_bytes(), copied);
-        let is_shortest = !published.reason().contains("since");
-        assert_eq!(is_shortest, in_place, "{}", published.reason());
+        let is_first = !published.reason().contains("since");
+        assert_eq!(is_first, in_place, "{}", published.reason());
         server.process.hear_out(&format!(r#""path":"{expected}""#));
         assert!(!published.released(Duration::from_millis(1)).await.unwrap());
         published.withdraw();
@@ -89,8 +89,8 @@ async fn the_shortest_way_that_works() {
     }
 }
 
-/// Goal: a server that serves from the host gets a copy there, and the producer gets the reason. Method: a server
-/// without a device.
+/// Goal: a server without a GPU gets a copy in host memory, and the producer gets the reason. Method: a server without
+/// a device.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_a_gpu() {
     let fake = machine();
@@ -105,10 +105,10 @@ async fn a_server_without_a_gpu() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Goal: a version in a producer's memory is withdrawn with the producer, so that freed memory is never read. Method:
-/// end the connection, and list the topics.
+/// Goal: a version in a producer's memory is withdrawn when the producer ends, so that freed memory is never read.
+/// Method: end the connection, and list the topics.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_lies_in_a_producers_memory_goes_with_it() {
+async fn a_version_in_a_producers_memory_ends_with_the_producer() {
     let fake = machine();
     let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
     let server = serve(&home, "--device=cuda:0");
@@ -118,14 +118,14 @@ async fn what_lies_in_a_producers_memory_goes_with_it() {
     drop(producer);
     let deadline = std::time::Instant::now() + PATIENCE;
     while !home.list(&server).as_array().unwrap().is_empty() {
-        assert!(std::time::Instant::now() < deadline, "the version is withdrawn");
+        assert!(std::time::Instant::now() < deadline, "the version is not withdrawn");
     }
     drop((published, device));
     server.process.end_by(Signal::TERM).with(0);
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Goal: a copy in a buffer that a descriptor names outlives its producer, and is read byte for byte.
+/// Goal: a copy in a buffer shared by descriptor outlives its producer, with correct bytes.
 /// Method: end the connection and free the buffer, then subscribe.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shared_buffer_outlives_its_producer() {
@@ -141,10 +141,10 @@ async fn a_shared_buffer_outlives_its_producer() {
         .unwrap();
     assert_eq!((published.path(), published.copied_bytes()), (MemoryKind::CudaFd, LEN as u64));
     drop((producer, published, device));
-    // The engine's thread frees unreferenced memory.
+    // The engine's thread releases the device asynchronously.
     let deadline = std::time::Instant::now() + PATIENCE;
     while fake.live().contexts > 0 {
-        assert!(std::time::Instant::now() < deadline, "the producer has released the GPU");
+        assert!(std::time::Instant::now() < deadline, "the producer does not release the GPU");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     check_received(&home, &server);

@@ -1,4 +1,4 @@
-//! Thin wrappers of CUDA's calls for these tests.
+//! Thin wrappers of CUDA's calls, for tests.
 
 use std::{
     ffi::c_void,
@@ -8,13 +8,13 @@ use std::{
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUresult, CUstream};
 
-/// How a call ends.
+/// The result of a call.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
 
-/// Makes a call of the driver, and turns its code into an [`Answer`].
+/// Calls the driver, and converts its code to an [`Answer`].
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: the test has the right to be wrong: what it passes is what it is about.
+        // SAFETY: the test passes valid arguments, or invalid ones that the driver must refuse.
         let code = unsafe { cudarc::driver::sys::$function($($argument),*) };
         match code {
             cudarc::driver::sys::CUresult::CUDA_SUCCESS => Ok(()),
@@ -24,11 +24,11 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// A driver function by name, if it exists. `F` is its type in CUDA's header.
+/// Finds a driver function by name, if it exists. `F` is its type in CUDA's header.
 pub(crate) fn function<F: Copy>(name: &str) -> Option<F> {
-    // SAFETY: it loads a library, which the tests are about.
+    // SAFETY: this loads the driver under test.
     let library = unsafe { sys::culib() };
-    // SAFETY: whoever calls this says how the function is declared.
+    // SAFETY: the caller guarantees that `F` is the function's type.
     let found = unsafe { library.get::<F>(name.as_bytes()) };
     found.ok().map(|function| *function)
 }
@@ -52,20 +52,20 @@ impl Current {
 
 impl Drop for Current {
     fn drop(&mut self) {
-        // Some tests have corrupted or destroyed the context already.
+        // These calls fail if the test has corrupted or destroyed the context.
         let _: Answer = call!(cuDevicePrimaryCtxRelease_v2(self.device));
         let _: Answer = call!(cuCtxSetCurrent(ptr::null_mut()));
     }
 }
 
-/// A non-blocking stream.
+/// Creates a non-blocking stream.
 pub(crate) fn stream() -> CUstream {
     let mut stream = ptr::null_mut();
     call!(cuStreamCreate(&raw mut stream, 1)).expect("a stream can be made");
     stream
 }
 
-/// A blocking stream: it and the legacy default stream wait for each other.
+/// Creates a blocking stream: it and the legacy default stream wait for each other.
 pub(crate) fn blocking_stream() -> CUstream {
     let mut stream = ptr::null_mut();
     call!(cuStreamCreate(&raw mut stream, 0)).expect("a stream can be made");
@@ -78,21 +78,21 @@ pub(crate) fn event() -> CUevent {
     event
 }
 
-/// An event that records a stream's current work.
+/// Creates an event, recorded after a stream's current work.
 pub(crate) fn recorded(stream: CUstream) -> CUevent {
     let event = event();
     call!(cuEventRecord(event, stream)).expect("an event can be recorded");
     event
 }
 
-/// Device memory.
+/// Allocates device memory.
 pub(crate) fn device_memory(bytes: usize) -> u64 {
     let mut address = 0;
     call!(cuMemAlloc_v2(&raw mut address, bytes)).expect("the device has memory");
     address
 }
 
-/// Device memory, filled with one value.
+/// Allocates device memory, filled with one value.
 pub(crate) fn device_memory_of(value: u8, bytes: usize) -> u64 {
     let address = device_memory(bytes);
     call!(cuMemsetD8_v2(address, value, bytes)).expect("device memory can be filled");
@@ -111,7 +111,7 @@ impl PageLocked {
         let mut start = ptr::null_mut();
         call!(cuMemHostAlloc(&raw mut start, bytes, 0)).expect("memory can be page-locked");
         let start = start.cast::<u8>();
-        // SAFETY: it is new, and so long.
+        // SAFETY: the memory is new and has `bytes` bytes.
         unsafe { start.write_bytes(value, bytes) };
         Self { start, bytes }
     }
@@ -120,9 +120,9 @@ impl PageLocked {
         self.start.cast()
     }
 
-    /// Its current contents. A copy may write to it meanwhile, which some tests observe.
+    /// The current content. A copy may write to the memory meanwhile, which some tests observe.
     pub(crate) fn read(&self) -> Vec<u8> {
-        // SAFETY: it is so long, and the driver's threads are the only ones that could write.
+        // SAFETY: the memory has `bytes` bytes, and only the driver's threads may write them.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }.to_vec()
     }
 
@@ -131,7 +131,7 @@ impl PageLocked {
     }
 }
 
-/// Blocks a stream until the test lifts it: a host function, which works on real drivers too.
+/// Blocks a stream until the test lifts the block: by a host function, which works on real drivers too.
 pub(crate) struct Block(Sender<()>);
 
 impl Block {
@@ -162,7 +162,7 @@ pub(crate) fn try_launch(stream: CUstream, run: impl FnOnce() + Send + 'static) 
 }
 
 unsafe extern "C" fn run_boxed(argument: *mut c_void) {
-    // SAFETY: `try_launch` made it of this type, and a host function is called once.
+    // SAFETY: `try_launch` passed a box of this type, and a host function is called once.
     let run = unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce() + Send>>()) };
     run();
 }

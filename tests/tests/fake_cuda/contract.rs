@@ -1,4 +1,4 @@
-//! The promises of CUDA's documentation that our code relies on.
+//! The promises of CUDA's documentation on which this project relies.
 
 use std::{
     env,
@@ -24,7 +24,7 @@ use crate::calls::{
 const MIB: usize = 1 << 20;
 const NOT_READY: Answer = Err(CUresult::CUDA_ERROR_NOT_READY);
 
-/// Exclusive use of the fake driver; `None` if `CUDA_CONTRACT=real` selects the real one.
+/// Exclusive use of the fake driver; `None` if `CUDA_CONTRACT=real` selects the real driver.
 fn driver() -> Option<Turn> {
     let real = env::var_os("CUDA_CONTRACT").is_some_and(|which| which == "real");
     (!real).then(|| fake_cuda::load().exclusive())
@@ -69,21 +69,21 @@ fn bytes_survive_a_round_trip() {
     let _current = Current::new(0);
     let stream = stream();
     for bytes in [1, 4095, MIB + 17] {
-        let (there, back) = (PageLocked::new(0x11, bytes), PageLocked::new(0, bytes));
+        let (from, to) = (PageLocked::new(0x11, bytes), PageLocked::new(0, bytes));
         let memory = device_memory(bytes);
-        call!(cuMemcpyHtoDAsync_v2(memory, there.address(), bytes, stream)).unwrap();
-        call!(cuMemcpyDtoHAsync_v2(back.address(), memory, bytes, stream)).unwrap();
+        call!(cuMemcpyHtoDAsync_v2(memory, from.address(), bytes, stream)).unwrap();
+        call!(cuMemcpyDtoHAsync_v2(to.address(), memory, bytes, stream)).unwrap();
         call!(cuStreamSynchronize(stream)).unwrap();
-        assert_eq!(back.read(), there.read());
+        assert_eq!(to.read(), from.read());
         call!(cuMemFree_v2(memory)).unwrap();
-        there.free().unwrap();
-        back.free().unwrap();
+        from.free().unwrap();
+        to.free().unwrap();
     }
     clean_up(driver.as_ref(), || call!(cuStreamDestroy_v2(stream)).unwrap());
 }
 
 #[test]
-fn ordinary_memory_may_be_used_again_when_the_call_returns() {
+fn ordinary_memory_may_be_reused_when_the_call_returns() {
     let driver = driver();
     let _current = Current::new(0);
     let stream = stream();
@@ -91,7 +91,7 @@ fn ordinary_memory_may_be_used_again_when_the_call_returns() {
     let mut bytes = vec![0x33_u8; MIB];
     call!(cuMemcpyHtoDAsync_v2(memory, bytes.as_ptr().cast(), MIB, stream)).unwrap();
     bytes.fill(0);
-    // Synchronous copies use the default stream, which does not wait for this one.
+    // Synchronous copies use the default stream, which does not wait for `stream`.
     call!(cuStreamSynchronize(stream)).unwrap();
     call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, MIB)).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0x33));
@@ -105,7 +105,7 @@ fn ordinary_memory_may_be_used_again_when_the_call_returns() {
 }
 
 #[test]
-fn registered_memory_is_page_locked_and_stays_its_owners() {
+fn registered_memory_is_page_locked_until_it_is_unregistered() {
     let driver = driver();
     let _current = Current::new(0);
     let stream = stream();
@@ -171,7 +171,7 @@ fn invalid_ranges_and_sizes_are_refused() {
 }
 
 #[test]
-fn an_event_is_complete_until_it_is_recorded_and_waits_for_what_was_there_then() {
+fn an_event_is_complete_until_it_is_recorded_and_then_waits_for_earlier_work() {
     let driver = driver();
     let _current = Current::new(0);
     let (first, second) = (stream(), stream());
@@ -181,7 +181,8 @@ fn an_event_is_complete_until_it_is_recorded_and_waits_for_what_was_there_then()
     let block = Block::in_stream(first);
     call!(cuEventRecord(event, first)).unwrap();
     call!(cuStreamWaitEvent(second, event, 0)).unwrap();
-    // A wait refers to the latest record at that time, even if the event is recorded again or destroyed.
+    // A wait refers to the event's latest record at the time of the call, even if the event is recorded again or
+    // destroyed.
     let later = Block::in_stream(first);
     call!(cuEventRecord(event, first)).unwrap();
     call!(cuEventDestroy_v2(event)).unwrap();
@@ -224,7 +225,7 @@ fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
         let default = ptr::without_provenance_mut(default);
         let block = Block::in_stream(blocking);
         launch(default, || {});
-        assert_eq!(call!(cuStreamQuery(default)), NOT_READY, "it waits for blocking streams");
+        assert_eq!(call!(cuStreamQuery(default)), NOT_READY, "the default stream waits for blocking streams");
         block.lift();
         call!(cuStreamSynchronize(default)).unwrap();
 
@@ -232,7 +233,7 @@ fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
         launch(blocking, || {});
         launch(free, || {});
         call!(cuStreamSynchronize(free)).unwrap();
-        assert_eq!(call!(cuStreamQuery(blocking)), NOT_READY, "they wait for it");
+        assert_eq!(call!(cuStreamQuery(blocking)), NOT_READY, "blocking streams wait for the default stream");
         block.lift();
         call!(cuStreamSynchronize(blocking)).unwrap();
     }
@@ -263,7 +264,7 @@ fn every_thread_has_a_default_stream_of_its_own() {
 }
 
 #[test]
-fn a_destroyed_stream_still_does_its_work() {
+fn a_destroyed_stream_still_finishes_its_work() {
     let driver = driver();
     let _current = Current::new(0);
     let stream = stream();
@@ -282,7 +283,7 @@ fn a_destroyed_stream_still_does_its_work() {
 }
 
 #[test]
-fn a_thread_has_the_context_that_it_was_given() {
+fn each_thread_has_its_own_current_context() {
     let _driver = driver();
     let current = Current::new(0);
     let context = current.context.addr();
@@ -327,7 +328,7 @@ fn pointer_attributes() {
 }
 
 #[test]
-fn memory_can_come_and_go_in_the_order_of_a_stream() {
+fn memory_is_allocated_and_freed_in_the_order_of_a_stream() {
     let driver = driver();
     let _current = Current::new(0);
     let stream = stream();
@@ -373,11 +374,11 @@ fn times_between_events_are_measured() {
     });
 }
 
-/// The older of two functions, which all drivers have; cudarc binds the newer one of CUDA 12.8.
+/// Calls the function that all drivers have; cudarc binds a newer one, of CUDA 12.8.
 fn elapsed(elapsed_ms: &mut f32, begin: sys::CUevent, end: sys::CUevent) -> Answer {
     type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
     let function = function::<Elapsed>("cuEventElapsedTime").expect("all drivers have it");
-    // SAFETY: the events are ours.
+    // SAFETY: the events are the test's, and live.
     unsafe { function(elapsed_ms, begin, end) }.result().map_err(|error| error.0)
 }
 
@@ -399,7 +400,7 @@ fn errors_have_names() {
     let name = |code| {
         let mut name = ptr::null();
         call!(cuGetErrorName(code, &raw mut name)).unwrap();
-        // SAFETY: the driver gives text that lives as long as it does.
+        // SAFETY: the driver returns constant zero-terminated text, which lives as long as the driver.
         unsafe { CStr::from_ptr(name) }.to_str().unwrap()
     };
     assert_eq!(name(CUresult::CUDA_ERROR_OUT_OF_MEMORY), "CUDA_ERROR_OUT_OF_MEMORY");

@@ -31,18 +31,21 @@ fn assert_violation(fake: &Turn, words: &str) {
 }
 
 #[test]
-fn torn_copies_can_be_seen() {
+fn torn_copies_are_visible() {
     let fake = fake();
     let _current = Current::new(0);
     let stream = stream();
     let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
     let gate = fake.hold(0, Direction::DeviceToHost);
     call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
-    assert!(host.read().iter().all(|byte| *byte == 0xA5), "old bytes gone, new ones not yet there");
+    assert!(
+        host.read().iter().all(|byte| *byte == 0xA5),
+        "the old bytes are overwritten, the new ones have not arrived"
+    );
     fake.set_gbps(0.0, 0.01);
     drop(gate);
-    fake.until("a piece has come", |_| host.read()[0] == 2);
-    assert_ne!(host.read()[MIB - 1], 2, "pieces come one after the other");
+    fake.until("a piece has arrived", |_| host.read()[0] == 2);
+    assert_ne!(host.read()[MIB - 1], 2, "pieces arrive one after the other");
     call!(cuStreamSynchronize(stream)).unwrap();
     assert!(host.read().iter().all(|byte| *byte == 2));
 }
@@ -80,7 +83,7 @@ fn a_gate_counts_waiting_copies_and_lets_some_pass() {
 }
 
 #[test]
-fn a_call_that_fails_has_done_nothing() {
+fn a_failed_call_has_no_effect() {
     let fake = fake();
     let _current = Current::new(0);
     let stream = stream();
@@ -98,7 +101,7 @@ fn a_call_that_fails_has_done_nothing() {
 }
 
 #[test]
-fn an_asynchronous_error_spoils_the_context_and_silences_host_functions() {
+fn an_asynchronous_error_corrupts_the_context_and_stops_host_functions() {
     let fake = fake();
     let _current = Current::new(0);
     let stream = stream();
@@ -120,7 +123,7 @@ fn an_asynchronous_error_spoils_the_context_and_silences_host_functions() {
     assert_eq!(call!(cuEventSynchronize(done)), failed);
     assert_eq!(calls.load(Ordering::Acquire), 1, "only the first copy had ended");
     let bytes = second.read();
-    assert_eq!((bytes[0], bytes[MIB - 1]), (2, 0xA5), "the second is torn");
+    assert_eq!((bytes[0], bytes[MIB - 1]), (2, 0xA5), "the second copy is torn");
     assert_eq!(call!(cuStreamQuery(stream)), failed);
     assert_eq!(call!(cuMemAlloc_v2(&mut 0, 1)), failed);
     assert_eq!(call!(cuMemFreeHost(second.address())), failed);
@@ -129,7 +132,7 @@ fn an_asynchronous_error_spoils_the_context_and_silences_host_functions() {
 }
 
 #[test]
-fn what_hangs_goes_on_when_it_is_released() {
+fn hanging_work_continues_when_it_is_released() {
     let fake = fake();
     let _current = Current::new(0);
     let stream = stream();
@@ -144,7 +147,7 @@ fn what_hangs_goes_on_when_it_is_released() {
 }
 
 #[test]
-fn freeing_under_a_copy_is_seen() {
+fn freeing_under_a_copy_is_a_violation() {
     for what in ["host", "registered", "device", "in order"] {
         let fake = fake();
         let _current = Current::new(0);
@@ -171,7 +174,7 @@ fn freeing_under_a_copy_is_seen() {
 }
 
 #[test]
-fn freeing_twice_and_using_what_was_freed_is_seen() {
+fn double_free_and_use_after_free_are_violations() {
     let fake = fake();
     let _current = Current::new(0);
     let (host, memory) = (PageLocked::new(1, MIB), device_memory(MIB));
@@ -198,7 +201,7 @@ fn freeing_twice_and_using_what_was_freed_is_seen() {
 }
 
 #[test]
-fn cuda_in_a_host_function_is_seen() {
+fn calling_cuda_in_a_host_function_is_a_violation() {
     let fake = fake();
     let _current = Current::new(0);
     let stream = stream();
@@ -211,7 +214,7 @@ fn cuda_in_a_host_function_is_seen() {
 }
 
 #[test]
-fn the_last_release_ends_the_context_and_must_not_find_copies() {
+fn releasing_the_context_under_a_copy_is_a_violation() {
     let fake = fake();
     let current = Current::new(0);
     let again = Current::new(0);
@@ -262,7 +265,7 @@ fn devices_have_memory_of_their_own() {
 }
 
 #[test]
-fn threads_from_before_a_reset_do_not_affect_later_ones() {
+fn threads_with_a_context_from_before_a_reset_are_refused() {
     let fake = fake();
     let before = Current::new(0);
     let stream = stream();

@@ -1,4 +1,4 @@
-//! Programs get the fake driver if a test arranges it, and never by mistake.
+//! Programs load the fake driver if a test arranges it, and never by mistake.
 
 use std::{env, fs, process::Command};
 
@@ -7,7 +7,7 @@ use tensor_relay_tests::fake_cuda::{self, Installed, Library, SYMBOLS};
 
 use crate::calls::{Current, function};
 
-/// Marks the child process of the tests below, which prints what it finds and exits.
+/// The environment variable of child processes, which print whether they find a driver and exit.
 const CHILD: &str = "FAKE_CUDA_CHILD";
 
 #[test]
@@ -15,7 +15,7 @@ fn child() {
     if env::var_os(CHILD).is_none() {
         return;
     }
-    // SAFETY: it checks whether a library can be loaded.
+    // SAFETY: this only checks whether the library can be loaded.
     let present = unsafe { sys::is_culib_present() };
     if !present {
         println!("found: nothing");
@@ -25,7 +25,7 @@ fn child() {
         println!("found: no cuInit");
         return;
     };
-    // SAFETY: this is how the driver is started.
+    // SAFETY: `cuInit` has this type, and may be called at any time.
     let started = unsafe { init(0) };
     println!("found: {started}");
     if started == 0 && function::<unsafe extern "C" fn()>("cuCtxSetCurrent").is_some() {
@@ -33,7 +33,7 @@ fn child() {
     }
 }
 
-/// What a process with this environment finds.
+/// The output of a child process with this library, without the variable `without`.
 fn found_by_child(installed: &Installed, without: Option<&str>) -> String {
     let mut command = Command::new(env::current_exe().expect("a test knows its executable"));
     command
@@ -44,9 +44,9 @@ fn found_by_child(installed: &Installed, without: Option<&str>) -> String {
         command.env_remove(name);
     }
     let output = command.output().expect("the test can be started again");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let line = said.lines().find_map(|line| line.split_once("found: "));
-    line.unwrap_or_else(|| panic!("{said} {}", String::from_utf8_lossy(&output.stderr)))
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let line = stdout.lines().find_map(|line| line.split_once("found: "));
+    line.unwrap_or_else(|| panic!("{stdout} {}", String::from_utf8_lossy(&output.stderr)))
         .1
         .to_owned()
 }
@@ -57,26 +57,26 @@ fn an_allowed_child_finds_the_driver_and_reports() {
     assert_eq!(found_by_child(&installed, None), "0");
     let report = installed.report();
     assert_eq!((report.processes, report.violations.len(), report.at_exit.len()), (1, 0, 1));
-    assert_eq!(report.at_exit[0].contexts, 1, "the child forgot to release it: {report:?}");
+    assert_eq!(report.at_exit[0].contexts, 1, "the child did not release its context: {report:?}");
 }
 
 #[test]
-fn there_is_no_device_unless_it_is_allowed() {
+fn there_is_no_device_unless_the_fake_driver_is_allowed() {
     let installed = Installed::new(Library::Fake);
     assert_eq!(found_by_child(&installed, Some("TENSOR_RELAY_FAKE_CUDA")), "100");
     assert_eq!(installed.report().processes, 0);
 }
 
 #[test]
-fn broken_libraries_are_broken_as_described() {
+fn installed_libraries_are_broken_as_described() {
     assert_eq!(found_by_child(&Installed::new(Library::Stub), None), "34");
     assert_eq!(found_by_child(&Installed::new(Library::TooOld), None), "0");
     assert_eq!(found_by_child(&Installed::new(Library::Empty), None), "no cuInit");
 }
 
-/// Programs search for the file name; loaders compare the soname inside.
+/// Programs search for a file name, and must not find this library; the loader compares the soname inside.
 #[test]
-fn its_file_has_another_name_than_the_driver() {
+fn the_file_name_differs_from_the_soname() {
     let library = fake_cuda::library();
     assert_eq!(library.file_name().unwrap(), "libfake_cuda.so");
     let bytes = fs::read(&library).unwrap();
@@ -86,7 +86,7 @@ fn its_file_has_another_name_than_the_driver() {
 }
 
 #[test]
-fn the_list_of_its_functions_is_right() {
+fn all_listed_functions_exist() {
     let _fake = fake_cuda::load();
     for symbol in SYMBOLS {
         assert!(function::<unsafe extern "C" fn()>(symbol).is_some(), "{symbol}");

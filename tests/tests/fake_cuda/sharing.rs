@@ -1,6 +1,6 @@
 //! Device memory shared between processes: the promises of CUDA's documentation, and the violations that are reported.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 use std::{
     env,
@@ -84,7 +84,7 @@ fn descriptor_of(handle: u64) -> Answer<OwnedFd> {
     let mut fd = -1;
     let to: *mut i32 = &raw mut fd;
     call!(cuMemExportToShareableHandle(to.cast(), handle, FILE_DESCRIPTOR, 0))?;
-    // SAFETY: the driver has opened it for this test.
+    // SAFETY: the driver has opened the descriptor for this test, which closes it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -99,7 +99,7 @@ fn mapped(handle: u64, bytes: usize) -> u64 {
     let mut address = 0;
     call!(cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0)).unwrap();
     call!(cuMemMap(address, bytes, 0, handle, 0)).unwrap();
-    assert_eq!(call!(cuMemsetD8_v2(address, 1, 1)), INVALID_VALUE, "its use is not allowed yet");
+    assert_eq!(call!(cuMemsetD8_v2(address, 1, 1)), INVALID_VALUE, "access is not allowed yet");
     let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let desc = CUmemAccessDesc { location: location(0), flags };
     call!(cuMemSetAccess(address, bytes, &raw const desc, 1)).unwrap();
@@ -112,30 +112,34 @@ fn unmap(address: u64, bytes: usize) {
 }
 
 #[test]
-fn a_device_has_one_name_in_all_processes() {
+fn a_device_has_one_uuid_in_all_processes() {
     let fake = fake();
     fake.reset_with(2, 1 << 20);
     let _current = Current::new(0);
-    let name = |device| {
+    let uuid_of = |device| {
         let mut uuid = CUuuid { bytes: [0; 16] };
         call!(cuDeviceGetUuid_v2(&raw mut uuid, device)).map(|()| uuid.bytes)
     };
-    let second = name(1).unwrap();
-    assert_ne!(name(0).unwrap(), second);
-    assert_eq!(name(2), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
+    let second = uuid_of(1).unwrap();
+    assert_ne!(uuid_of(0).unwrap(), second);
+    assert_eq!(uuid_of(2), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
     fake.set_first_device(1);
-    assert_eq!(name(0).unwrap(), second, "CUDA_VISIBLE_DEVICES changes numbers, but not names");
+    assert_eq!(uuid_of(0).unwrap(), second, "CUDA_VISIBLE_DEVICES changes numbers, but not UUIDs");
 }
 
 #[test]
-fn plain_allocations_have_handles_and_others_have_none() {
+fn only_plain_allocations_have_handles() {
     let fake = fake();
     let _current = Current::new(0);
     let (memory, stream) = (device_memory_of(1, 5000), stream());
     let handle = ipc_handle(memory).unwrap();
     assert_eq!(ipc_handle(memory).unwrap().reserved, handle.reserved);
-    assert_eq!(read(memory, 5000), [1; 5000], "the bytes and their address stay");
-    assert_eq!(open(handle), Err(CUresult::CUDA_ERROR_INVALID_CONTEXT), "it is this process's own");
+    assert_eq!(read(memory, 5000), [1; 5000], "bytes and address do not change");
+    assert_eq!(
+        open(handle),
+        Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+        "a process cannot open its own handle"
+    );
     assert_eq!(open(CUipcMemHandle { reserved: [7; 64] }).map(drop), INVALID_VALUE);
 
     let mut pooled = 0;
@@ -159,7 +163,7 @@ fn plain_allocations_have_handles_and_others_have_none() {
 }
 
 #[test]
-fn mapped_memory_lasts_as_long_as_anybody_has_it() {
+fn physical_memory_lasts_as_long_as_its_last_handle_or_mapping() {
     let fake = fake();
     let _current = Current::new(0);
     let bytes = 2 * granularity();
@@ -183,7 +187,7 @@ fn mapped_memory_lasts_as_long_as_anybody_has_it() {
 }
 
 #[test]
-fn what_cannot_be_mapped_or_shared_is_refused() {
+fn invalid_mappings_and_exports_are_refused() {
     let fake = fake();
     let _current = Current::new(0);
     let bytes = granularity();
@@ -199,10 +203,14 @@ fn what_cannot_be_mapped_or_shared_is_refused() {
     assert_eq!(
         call!(cuMemMap(address, 2 * bytes, 0, private, 0)),
         INVALID_VALUE,
-        "it is longer than the memory"
+        "the mapping is longer than the memory"
     );
     call!(cuMemMap(address, bytes, 0, private, 0)).unwrap();
-    assert_eq!(call!(cuMemMap(address, bytes, 0, private, 0)), INVALID_VALUE, "something is mapped there");
+    assert_eq!(
+        call!(cuMemMap(address, bytes, 0, private, 0)),
+        INVALID_VALUE,
+        "the address is mapped already"
+    );
     call!(cuMemUnmap(address, bytes)).unwrap();
     call!(cuMemAddressFree(address, 2 * bytes)).unwrap();
     call!(cuMemRelease(private)).unwrap();
@@ -238,7 +246,8 @@ fn mistakes_with_mappings_are_violations() {
 const ROLE: &str = "FAKE_CUDA_OPENS";
 const SAYS: &str = "the other says: ";
 
-/// The other process: opens a handle from stdin twice and prints what it reads; then closes it after the next line.
+/// The other process: opens a handle from stdin twice, and prints whether the memory has the expected bytes; after the
+/// next line it closes the handle.
 #[test]
 fn other() {
     if env::var_os(ROLE).is_none() {
@@ -252,13 +261,13 @@ fn other() {
     match open(handle) {
         Err(error) => println!("{SAYS}{error:?}"),
         Ok(address) => {
-            assert_eq!(open(handle), Ok(address), "an open one is counted");
+            assert_eq!(open(handle), Ok(address), "the second opening is only counted");
             let bytes = read(address, MIB);
             call!(cuMemsetD8_v2(address, 0x99, 1)).unwrap();
             println!("{SAYS}{}", bytes.iter().all(|byte| *byte == 0x42));
             lines.next();
             call!(cuIpcCloseMemHandle(address)).unwrap();
-            assert_eq!(read(address, MIB).len(), MIB, "it was opened twice");
+            assert_eq!(read(address, MIB).len(), MIB, "one opening is left");
             call!(cuIpcCloseMemHandle(address)).unwrap();
             assert_eq!(call!(cuIpcCloseMemHandle(address)), INVALID_VALUE);
         }
@@ -266,16 +275,17 @@ fn other() {
     drop(current);
 }
 
+/// The test's handle of the other process.
 struct Other {
     process: Child,
-    tell: ChildStdin,
-    says: BufReader<ChildStdout>,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
     installed: Installed,
 }
 
 impl Other {
     /// Starts the process with a handle, and returns its answer.
-    fn opens(handle: CUipcMemHandle) -> (Self, String) {
+    fn open(handle: CUipcMemHandle) -> (Self, String) {
         let installed = Installed::new(Library::Fake);
         let mut command = Command::new(env::current_exe().unwrap());
         command
@@ -285,23 +295,23 @@ impl Other {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
-        let mut tell = process.stdin.take().unwrap();
-        let mut says = BufReader::new(process.stdout.take().unwrap());
+        let mut input = process.stdin.take().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
         let hex: String = handle.reserved.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
-        writeln!(tell, "{hex}").unwrap();
+        writeln!(input, "{hex}").unwrap();
         let mut line = String::new();
         while !line.contains(SAYS) {
             line.clear();
-            assert!(says.read_line(&mut line).unwrap() > 0, "it has ended");
+            assert!(output.read_line(&mut line).unwrap() > 0, "the process has ended");
         }
-        let said = line.split_once(SAYS).unwrap().1.trim_end().to_owned();
-        (Self { process, tell, says, installed }, said)
+        let answer = line.split_once(SAYS).unwrap().1.trim_end().to_owned();
+        (Self { process, input, output, installed }, answer)
     }
 
     /// Lets the process close the handle and exit. Returns the violations of its driver.
-    fn closes(mut self) -> Vec<String> {
-        writeln!(self.tell).unwrap();
-        while self.says.read_line(&mut String::new()).unwrap() > 0 {}
+    fn close(mut self) -> Vec<String> {
+        writeln!(self.input).unwrap();
+        while self.output.read_line(&mut String::new()).unwrap() > 0 {}
         assert!(self.process.wait().unwrap().success());
         self.installed.report().violations
     }
@@ -312,30 +322,30 @@ fn two_processes_have_the_same_bytes() {
     let fake = fake();
     let _current = Current::new(0);
     let memory = device_memory_of(0x42, MIB);
-    let (other, said) = Other::opens(ipc_handle(memory).unwrap());
-    assert_eq!(said, "true");
-    assert_eq!(read(memory, 2), [0x99, 0x42], "the other's write is visible");
-    let violations = other.closes();
+    let (other, answer) = Other::open(ipc_handle(memory).unwrap());
+    assert_eq!(answer, "true");
+    assert_eq!(read(memory, 2), [0x99, 0x42], "the other process's write is visible");
+    let violations = other.close();
     assert!(violations.len() == 1 && violations[0].contains("closed twice"), "{violations:?}");
     call!(cuMemFree_v2(memory)).unwrap();
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[test]
-fn what_another_process_has_open_must_not_be_freed() {
+fn freeing_memory_that_another_process_has_open_is_a_violation() {
     let fake = fake();
     let _current = Current::new(0);
     let memory = device_memory_of(0x42, MIB);
     let handle = ipc_handle(memory).unwrap();
-    let (other, _) = Other::opens(handle);
+    let (other, _) = Other::open(handle);
     assert_eq!(call!(cuMemFree_v2(memory)), INVALID_VALUE);
     let violations = fake.violations();
     assert!(
         violations.len() == 1 && violations[0].contains("while another process has it open"),
         "{violations:?}"
     );
-    drop(other.closes());
-    let (mut late, said) = Other::opens(handle);
-    assert_eq!(said, "CUDA_ERROR_INVALID_VALUE", "a handle of freed memory cannot be opened");
+    drop(other.close());
+    let (mut late, answer) = Other::open(handle);
+    assert_eq!(answer, "CUDA_ERROR_INVALID_VALUE", "a handle of freed memory cannot be opened");
     assert!(late.process.wait().unwrap().success());
 }

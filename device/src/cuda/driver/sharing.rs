@@ -1,5 +1,5 @@
-//! The driver calls for sharing device memory between processes. A driver may lack each of them; then the error names
-//! it.
+//! The driver calls for sharing device memory between processes. A driver may lack any of these functions; the error
+//! then names the missing one.
 
 use std::{
     ffi::c_void,
@@ -34,30 +34,30 @@ macro_rules! function {
 impl Driver {
     /// The UUID of the device.
     pub(in crate::cuda) fn uuid(&self, device: CUdevice) -> Result<DeviceUuid, CudaError> {
-        let ask = function!(self, cuDeviceGetUuid_v2)?;
+        let query = function!(self, cuDeviceGetUuid_v2)?;
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the driver writes sixteen bytes to a local.
-        let code = unsafe { ask(&raw mut uuid, device) };
+        let code = unsafe { query(&raw mut uuid, device) };
         self.check("cuDeviceGetUuid_v2", code)?;
         Ok(DeviceUuid::new(uuid.bytes.map(|byte| byte as u8)))
     }
 
     /// The start and length of the allocation that contains an address.
     pub(in crate::cuda) fn allocation_of(&self, address: u64) -> Result<(u64, u64), CudaError> {
-        let ask = function!(self, cuMemGetAddressRange_v2)?;
+        let query = function!(self, cuMemGetAddressRange_v2)?;
         let (mut start, mut len) = (0, 0);
-        // SAFETY: the driver judges the address, and writes two numbers to locals.
-        let code = unsafe { ask(&raw mut start, &raw mut len, address) };
+        // SAFETY: the driver checks the address, and writes two numbers to locals.
+        let code = unsafe { query(&raw mut start, &raw mut len, address) };
         self.check("cuMemGetAddressRange_v2", code)?;
         Ok((start, len as u64))
     }
 
     /// The IPC handle of the allocation that begins at an address.
     pub(in crate::cuda) fn ipc_handle(&self, start: u64) -> Result<IpcHandle, CudaError> {
-        let ask = function!(self, cuIpcGetMemHandle)?;
+        let query = function!(self, cuIpcGetMemHandle)?;
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
-        // SAFETY: the driver judges the address, and writes 64 bytes to a local.
-        let code = unsafe { ask(&raw mut handle, start) };
+        // SAFETY: the driver checks the address, and writes 64 bytes to a local.
+        let code = unsafe { query(&raw mut handle, start) };
         self.check("cuIpcGetMemHandle", code)?;
         Ok(handle.reserved.map(|byte| byte as u8))
     }
@@ -68,7 +68,7 @@ impl Driver {
         let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
         let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut start = 0;
-        // SAFETY: the driver judges the handle, whatever bytes it has, and writes one address to a local.
+        // SAFETY: the driver checks the handle, which may have any bytes, and writes one address to a local.
         let code = unsafe { open(&raw mut start, handle, flags) };
         self.check("cuIpcOpenMemHandle_v2", code)?;
         Ok(start)
@@ -88,11 +88,11 @@ impl Driver {
 
     /// The granularity of physical memory and mappings.
     pub(in crate::cuda) fn granularity(&self, device: CUdevice) -> Result<usize, CudaError> {
-        let ask = function!(self, cuMemGetAllocationGranularity)?;
+        let query = function!(self, cuMemGetAllocationGranularity)?;
         let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let (prop, mut granularity) = (prop(device), 0);
         // SAFETY: the driver reads the properties and writes one number, both locals.
-        let code = unsafe { ask(&raw mut granularity, &raw const prop, which) };
+        let code = unsafe { query(&raw mut granularity, &raw const prop, which) };
         self.check("cuMemGetAllocationGranularity", code)?;
         Ok(granularity.max(1))
     }
@@ -111,10 +111,11 @@ impl Driver {
         Ok(Physical(handle))
     }
 
-    /// Releases physical memory. It stays while it is mapped, or while a file descriptor refers to it.
+    /// Releases the handle of physical memory. The memory stays allocated while it is mapped or a file descriptor
+    /// refers to it.
     pub(in crate::cuda) fn release_physical(&self, physical: Physical) -> Result<(), CudaError> {
         let release = function!(self, cuMemRelease)?;
-        // SAFETY: a handle alone is let go of: what is mapped stays.
+        // SAFETY: only the handle is released, and mapped memory stays mapped.
         let code = unsafe { release(physical.0) };
         Ok(self.check("cuMemRelease", code)?)
     }
@@ -127,17 +128,17 @@ impl Driver {
         // SAFETY: for this kind of handle the driver writes one file descriptor, to a local.
         let code = unsafe { export(place.cast(), physical.0, FILE_DESCRIPTOR, 0) };
         self.check("cuMemExportToShareableHandle", code)?;
-        // SAFETY: the driver has opened it for the caller, who is to close it.
+        // SAFETY: the driver has opened the descriptor for the caller, which must close it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Imports physical memory from another process's file descriptor. The descriptor stays its owner's.
+    /// Imports physical memory from another process's file descriptor, which the caller keeps.
     pub(in crate::cuda) fn import_physical(&self, fd: BorrowedFd<'_>) -> Result<Physical, CudaError> {
         let import = function!(self, cuMemImportFromShareableHandle)?;
-        // A number in a pointer's place: so CUDA's header has it.
+        // CUDA takes the descriptor's number as a pointer argument.
         let number: *mut c_void = ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
         let mut handle = 0;
-        // SAFETY: the driver judges the descriptor, which is open, and writes one handle to a local.
+        // SAFETY: the driver checks the descriptor, which is open, and writes one handle to a local.
         let code = unsafe { import(&raw mut handle, number, FILE_DESCRIPTOR) };
         self.check("cuMemImportFromShareableHandle", code)?;
         Ok(Physical(handle))
@@ -157,7 +158,7 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// They are a whole reservation, which nothing is mapped to and nobody uses.
+    /// The range is a whole reservation, to which nothing is mapped, and which nobody uses.
     pub(in crate::cuda) unsafe fn unreserve(&self, address: u64, len: usize) -> Result<(), CudaError> {
         let free = function!(self, cuMemAddressFree)?;
         // SAFETY: the caller's promise.
@@ -169,7 +170,7 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// The addresses are reserved for the caller, and nothing is mapped to them.
+    /// The range is reserved by the caller, and nothing is mapped there.
     pub(in crate::cuda) unsafe fn map(
         &self,
         address: u64,
@@ -177,7 +178,7 @@ impl Driver {
         physical: Physical,
     ) -> Result<(), CudaError> {
         let map = function!(self, cuMemMap)?;
-        // SAFETY: the caller's promise; the driver judges whether the memory is so long.
+        // SAFETY: the caller's promise; the driver checks that the memory has `len` bytes.
         let code = unsafe { map(address, len, 0, physical.0, 0) };
         Ok(self.check("cuMemMap", code)?)
     }
@@ -194,21 +195,21 @@ impl Driver {
         Ok(self.check("cuMemUnmap", code)?)
     }
 
-    /// Gives the device read and write access to a mapping.
+    /// Grants the device read and write access to a mapping.
     pub(in crate::cuda) fn allow(&self, address: u64, len: usize, device: CUdevice) -> Result<(), CudaError> {
         let set_access = function!(self, cuMemSetAccess)?;
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let desc = CUmemAccessDesc { location: location(device), flags };
-        // SAFETY: the driver judges the addresses, and reads one description, a local.
+        // SAFETY: the driver checks the addresses, and reads one description from a local.
         let code = unsafe { set_access(address, len, &raw const desc, 1) };
         Ok(self.check("cuMemSetAccess", code)?)
     }
 
-    /// Submits a copy within the device to the stream.
+    /// Submits a copy within the device, on the stream.
     ///
     /// # Safety
     ///
-    /// Until the copy has ended both ranges lie in device memory that nobody frees; `stream` lives.
+    /// Until the copy has ended, both ranges lie in device memory that nobody frees. `stream` lives.
     pub(in crate::cuda) unsafe fn copy_within(
         &self,
         to: u64,
@@ -226,7 +227,7 @@ impl Driver {
 const FILE_DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Ordinary memory of a device that can be shared as a file descriptor.
+/// The properties of ordinary device memory that can be shared as a file descriptor.
 fn prop(device: CUdevice) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,

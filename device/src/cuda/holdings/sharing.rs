@@ -28,24 +28,24 @@ impl Holdings {
         setting: &Setting,
     ) -> Result<(Arc<CudaMemory>, OwnedFd), ShareError> {
         let no_buffer = |source| ShareError::NoBuffer { device: setting.device(), source };
-        let whole = whole(len, gpu).map_err(no_buffer)?;
+        let rounded_len = round_up(len, gpu).map_err(no_buffer)?;
         let evicted =
-            self.shelf
-                .make_room(whole as u64)
+            self.cache
+                .make_room(rounded_len as u64)
                 .map_err(|NoRoom { in_use_bytes, limit_bytes }| ShareError::OverBudget {
                     device: setting.device(),
-                    asked_bytes: whole as u64,
+                    asked_bytes: rounded_len as u64,
                     in_use_bytes,
                     budget_bytes: limit_bytes,
                 })?;
         evicted.into_iter().for_each(|block| free_block(block, gpu, setting));
-        match self.ask_driver_for_buffer(whole, gpu, setting) {
+        match self.allocate_buffer(rounded_len, gpu, setting) {
             Ok((mapped, fd)) => {
                 let address = mapped.address;
-                Ok((self.give(address, len, Shared::Buffer(mapped), setting), fd))
+                Ok((self.new_memory(address, len, Shared::Buffer(mapped), setting), fd))
             }
             Err(error) => {
-                self.shelf.give_up(whole as u64);
+                self.cache.release(rounded_len as u64);
                 Err(no_buffer(error))
             }
         }
@@ -60,15 +60,15 @@ impl Holdings {
     ) -> Result<Imported, ShareError> {
         let not_mapped = |source| ShareError::NotMapped { device: setting.device(), source };
         let len = usize::try_from(shared.len).unwrap_or(usize::MAX);
-        let whole = whole(len, gpu).map_err(not_mapped)?;
-        let mapped = Mapped::import(gpu, shared.fd.as_fd(), whole, setting).map_err(not_mapped)?;
+        let rounded_len = round_up(len, gpu).map_err(not_mapped)?;
+        let mapped = Mapped::import(gpu, shared.fd.as_fd(), rounded_len, setting).map_err(not_mapped)?;
         let address = mapped.address;
         let (loan, returned) = Loan::new();
-        let memory = self.give(address, len, Shared::Imported(mapped, loan), setting);
+        let memory = self.new_memory(address, len, Shared::Imported(mapped, loan), setting);
         Ok(Imported { memory, returned })
     }
 
-    /// Imports a part of another process's allocation. A range outside of it is refused.
+    /// Imports a part of another process's allocation. Refuses a range outside of the allocation.
     pub(in crate::cuda) fn import_ipc(
         &mut self,
         shared: &IpcMemory,
@@ -80,61 +80,61 @@ impl Holdings {
         let allocation =
             opened.map_err(|source| ShareError::NotOpened { device: setting.device(), source })?;
         if offset.checked_add(*len).is_none_or(|end| end > allocation.len) {
-            self.opened.close(handle, gpu); // If the driver does not, it takes nothing of the device.
+            self.opened.close(handle, gpu); // If this fails, it stays open, at no cost in memory.
             return Err(ShareError::OutOfBounds { offset: *offset, len: *len, bytes: allocation.len });
         }
         let address = allocation.start + offset;
         let (loan, returned) = Loan::new();
-        // No longer than an allocation, so it is a length of memory.
-        let memory = self.give(address, *len as usize, Shared::Opened(*handle, loan), setting);
+        // At most the length of an allocation, so it fits into a `usize`.
+        let memory = self.new_memory(address, *len as usize, Shared::Opened(*handle, loan), setting);
         Ok(Imported { memory, returned })
     }
 
     /// Unmaps shared memory that this process no longer uses.
     ///
-    /// Memory of another process counts as returned only if the driver unmapped it: its owner must not free what is
-    /// still open here.
+    /// Memory of another process counts as returned only if the driver unmapped it: its owner must not free memory that
+    /// is still open here.
     pub(super) fn unmap(&mut self, shared: Shared, gpu: &Gpu, setting: &Setting) {
         match shared {
             Shared::Buffer(mapped) => {
                 let bytes = mapped.len as u64;
-                self.shelf.give_up(bytes);
+                self.cache.release(bytes);
                 if !end(mapped, gpu) {
                     setting.counters.kept_bytes.add(bytes);
                 }
             }
-            Shared::Imported(mapped, loan) => give_back(loan, end(mapped, gpu)),
-            Shared::Opened(handle, loan) => give_back(loan, self.opened.close(&handle, gpu)),
+            Shared::Imported(mapped, loan) => end_loan(loan, end(mapped, gpu)),
+            Shared::Opened(handle, loan) => end_loan(loan, self.opened.close(&handle, gpu)),
         }
     }
 
-    fn give(&mut self, address: u64, len: usize, shared: Shared, setting: &Setting) -> Arc<CudaMemory> {
+    fn new_memory(&mut self, address: u64, len: usize, shared: Shared, setting: &Setting) -> Arc<CudaMemory> {
         self.blocks += 1;
         self.count(setting);
         CudaMemory::new(setting.engine, address, len, MemoryOwner::Shared(shared), setting.inbox.clone())
     }
 
-    /// As for blocks: if the driver has no memory, again after returning cached blocks.
-    fn ask_driver_for_buffer(
+    /// Allocates a buffer from the driver. While the driver has no memory, frees one cached block and retries.
+    fn allocate_buffer(
         &mut self,
-        whole: usize,
+        rounded_len: usize,
         gpu: &Gpu,
         setting: &Setting,
     ) -> Result<(Mapped, OwnedFd), CudaError> {
         loop {
-            match Mapped::create(gpu, whole, setting) {
-                Err(CudaError::Driver(error)) if error.code == OUT_OF_MEMORY => match self.shelf.evict() {
+            match Mapped::create(gpu, rounded_len, setting) {
+                Err(CudaError::Driver(error)) if error.code == OUT_OF_MEMORY => match self.cache.evict() {
                     Some(block) => free_block(block, gpu, setting),
                     None => return Err(error.into()),
                 },
-                made => return made,
+                created => return created,
             }
         }
     }
 }
 
 impl Shared {
-    /// The bytes of this process's device memory that are lost if this is leaked.
+    /// The bytes of this process's own device memory that are lost if this is leaked.
     pub(super) fn own_bytes(&self) -> u64 {
         match self {
             Self::Buffer(mapped) => mapped.len as u64,
@@ -143,16 +143,16 @@ impl Shared {
     }
 }
 
-/// A length rounded up to the driver's granularity, the same at both ends.
-fn whole(len: usize, gpu: &Gpu) -> Result<usize, CudaError> {
+/// A length rounded up to the driver's granularity, which is the same in the exporter and the importer.
+fn round_up(len: usize, gpu: &Gpu) -> Result<usize, CudaError> {
     let granularity = gpu.driver().granularity(gpu.device())?;
-    // Beyond all numbers the driver is asked for a length that no device has.
+    // On overflow the result is a length that no device has, which the driver refuses.
     Ok(len
         .checked_next_multiple_of(granularity)
         .unwrap_or(usize::MAX / granularity * granularity))
 }
 
-fn give_back(loan: Loan, is_closed: bool) {
+fn end_loan(loan: Loan, is_closed: bool) {
     match is_closed {
         true => drop(loan),
         false => std::mem::forget(loan),
@@ -160,7 +160,7 @@ fn give_back(loan: Loan, is_closed: bool) {
 }
 
 fn end(mapped: Mapped, gpu: &Gpu) -> bool {
-    // SAFETY: its last owner is gone, with it all copies, each of which is an owner, and every stream that was named as
-    // using it is past that (`Holdings::look`).
+    // SAFETY: the mapping's last owner was dropped, so no copy of it runs, since each copy is an owner; and every
+    // stream that was named as using it has passed its work (`Holdings::poll`).
     unsafe { mapped.end(gpu) }
 }

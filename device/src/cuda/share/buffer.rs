@@ -25,35 +25,35 @@ pub struct SharedBuffer {
     pub(super) fd: OwnedFd,
     pub(super) engine: Id,
     pub(super) inbox: Inbox,
-    /// The deadline for filling it, waits included.
+    /// The timeout for filling the buffer, waits included.
     pub(super) patience: Duration,
 }
 
 impl SharedBuffer {
-    /// Its memory, for everything that engines do with memory. The buffer lives as long as this is held.
+    /// The buffer's memory, for all operations of an engine. It lives as long as any clone of this `Arc`.
     pub fn memory(&self) -> &Arc<CudaMemory> {
         &self.memory
     }
 
-    /// Its descriptor for another process. It may be sent any number of times.
+    /// The buffer's descriptor for another process. It may be sent any number of times.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Duplicates the descriptor, for an importer. Fails if the process has too many open.
+    /// Duplicates the descriptor for an importer. Fails if the process has too many open descriptors.
     pub fn export(&self) -> Result<FdMemory, ShareError> {
         let no_descriptor = |error: io::Error| ShareError::NoDescriptor { text: error.to_string() };
         let fd = self.fd.try_clone().map_err(no_descriptor)?;
         Ok(FdMemory { device: self.device, fd, len: self.memory.len_bytes() })
     }
 
-    /// Copies memories into it: each to its offset. Costs a copy within the device, a few microseconds for each part, and
-    /// no byte of the host.
+    /// Copies memories into the buffer, each to its offset, within the device. Takes a few microseconds for each part,
+    /// and moves no bytes through the host.
     ///
-    /// Waits until the streams that write the memories are past that, and until the copies have ended: up to
-    /// [`CudaOptions::fence_timeout`] and [`CudaOptions::copy_timeout`]. Where it fails, what the parts' places hold is
-    /// unspecified, and late copies may still write to them. Nobody may read the buffer meanwhile: have the importer say
-    /// that it has let go before it is filled again.
+    /// Waits for the streams that write the memories, up to [`CudaOptions::fence_timeout`], and for the copies, up to
+    /// [`CudaOptions::copy_timeout`]. After a failure the content of the parts' ranges is unspecified, and late copies
+    /// may still write to them. Nobody may read the buffer meanwhile: before filling it again, wait until the importer
+    /// reports that it has released it.
     pub fn fill(&self, parts: Vec<(Arc<CudaMemory>, u64)>) -> Result<(), ShareError> {
         let bytes = self.memory.len_bytes();
         for (memory, offset) in &parts {
@@ -68,6 +68,6 @@ impl SharedBuffer {
         let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0).collect();
         let fill = Fill { to: Arc::clone(&self.memory), parts };
         self.inbox
-            .ask_for(self.patience, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
+            .request_within(self.patience, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
     }
 }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use crate::cuda::{device_uuid::DeviceUuid, error::CudaError};
 
-/// Why memory could not be exported to or imported from another process. Usually the caller tries the next way.
+/// Why memory could not be exported to or imported from another process. Usually the caller tries the next method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
@@ -15,27 +15,29 @@ pub enum ShareError {
     )]
     ForeignMemory,
     /// The device's kind of memory cannot be shared.
-    #[error("{device} has no memory that processes share.")]
+    #[error("Memory of {device} cannot be shared between processes.")]
     NotShareable {
         /// The device.
         device: String,
     },
     /// The process has too many open descriptors.
-    #[error("There is no descriptor for memory that is to be shared: {text}.")]
+    #[error("The descriptor of shared memory could not be duplicated: {text}.")]
     NoDescriptor {
         /// The system's message.
         text: String,
     },
     /// The driver does not report the device's UUID, so another process could not find it.
-    #[error("The driver does not tell what {device} is called in other processes (cuDeviceGetUuid_v2).")]
+    #[error(
+        "The driver does not report the UUID of {device}, by which other processes find it (cuDeviceGetUuid_v2)."
+    )]
     UnknownDevice {
         /// The engine.
         device: String,
     },
     /// The driver refuses an IPC handle for the memory.
     #[error(
-        "Memory on {device} cannot be named to another process where it is: {source} CUDA names plain allocations alone \
-         (cudaMalloc): not memory pools (cudaMallocAsync), and not virtual memory (PyTorch's expandable segments)."
+        "Memory on {device} cannot be shared in place with another process: {source} CUDA can share plain allocations \
+         (cudaMalloc) only: not memory pools (cudaMallocAsync), nor virtual memory (PyTorch's expandable segments)."
     )]
     NotExportable {
         /// The engine.
@@ -44,7 +46,7 @@ pub enum ShareError {
         source: CudaError,
     },
     /// The driver cannot allocate shareable memory.
-    #[error("There is no memory on {device} that could be shared as a file descriptor: {source}")]
+    #[error("Memory on {device} that can be shared as a file descriptor could not be allocated: {source}")]
     NoBuffer {
         /// The engine.
         device: String,
@@ -53,8 +55,8 @@ pub enum ShareError {
     },
     /// The engine's budget has no room for a shared buffer.
     #[error(
-        "{asked_bytes} bytes of {device}'s memory were asked for, to share copies, while {in_use_bytes} bytes of the budget \
-         of {budget_bytes} bytes are in use. Raise the device memory budget, or release versions that are still held"
+        "{asked_bytes} bytes of {device}'s memory were asked for, for a shared buffer, while {in_use_bytes} bytes of the \
+         budget of {budget_bytes} bytes are in use. Raise the device memory budget, or release versions that are still held"
     )]
     OverBudget {
         /// The engine.
@@ -67,19 +69,19 @@ pub enum ShareError {
         budget_bytes: u64,
     },
     /// The caller's part is out of bounds of the buffer.
-    #[error("{len} bytes at {offset} do not lie in a shared buffer of {bytes} bytes.")]
+    #[error("{len} bytes at offset {offset} are out of bounds of a shared buffer of {bytes} bytes.")]
     OutOfBuffer {
         /// The offset of the part.
         offset: u64,
-        /// Its bytes.
+        /// The length of the part.
         len: u64,
         /// The buffer's length.
         bytes: u64,
     },
     /// The streams that write the memory take too long.
     #[error(
-        "A stream on {device} that was to be waited for before memory is shared was not past its work within {waited:?}. The \
-         kernels on it take that long, or hang: raise the fence timeout, or share later."
+        "A stream on {device} that writes memory to be shared did not finish its work within {waited:?}. The kernels on it \
+         take that long, or hang: raise the fence timeout, or share later."
     )]
     FenceTimedOut {
         /// The engine.
@@ -88,7 +90,7 @@ pub enum ShareError {
         waited: Duration,
     },
     /// The driver refused a copy into a shared buffer.
-    #[error("A copy within {device}, into memory that is to be shared, was refused: {source}")]
+    #[error("A copy within {device}, into a shared buffer, was refused: {source}")]
     CopyRefused {
         /// The engine.
         device: String,
@@ -97,8 +99,8 @@ pub enum ShareError {
     },
     /// A copy into a shared buffer takes too long.
     #[error(
-        "A copy within {device}, into memory that is to be shared, did not end within {waited:?}. The device is in trouble, \
-         or very busy: look at nvidia-smi, and at the kernel's log for Xid messages."
+        "A copy within {device}, into a shared buffer, did not end within {waited:?}. The device has a problem, or is very \
+         busy: look at nvidia-smi, and at the kernel's log for Xid messages."
     )]
     CopyTimedOut {
         /// The engine.
@@ -106,23 +108,23 @@ pub enum ShareError {
         /// The time that the engine waited.
         waited: Duration,
     },
-    /// The memory is on a device that this engine does not have.
+    /// The memory is on another device than this engine's.
     #[error(
-        "The memory is on the device {theirs}, and {device} of this process is {ours}. Use the engine of that device; one and \
-         the same has different numbers in processes with different CUDA_VISIBLE_DEVICES."
+        "The memory is on the device {theirs}, but {device} of this process is {ours}. Use the engine of that device: its \
+         number may differ between processes with different CUDA_VISIBLE_DEVICES."
     )]
     OtherDevice {
         /// The engine.
         device: String,
-        /// Its device.
+        /// The engine's device.
         ours: DeviceUuid,
-        /// The other process's.
+        /// The memory's device.
         theirs: DeviceUuid,
     },
     /// The IPC handle of another process's allocation cannot be opened here.
     #[error(
-        "{device} could not open the memory of another process by its handle: {} A handle is good while that process \
-         lives and keeps the memory; not in that process itself, nor in containers that do not share a PID namespace with it.",
+        "{device} could not open the memory of another process by its handle: {} A handle is valid while that process \
+         lives and keeps the memory, but not in that process itself, nor in containers with another PID namespace.",
         without_advice(source)
     )]
     NotOpened {
@@ -141,8 +143,8 @@ pub enum ShareError {
     },
     /// The other process's length exceeds its memory.
     #[error(
-        "Another process shared {len} bytes at {offset} of an allocation of {bytes} bytes. It is in error, and nothing of it \
-         was taken."
+        "Another process shared {len} bytes at offset {offset} of an allocation of {bytes} bytes, which are out of bounds. \
+         Nothing was imported."
     )]
     OutOfBounds {
         /// The stated offset.
@@ -157,7 +159,7 @@ pub enum ShareError {
     Engine(#[from] CudaError),
 }
 
-/// The driver's error without its usual advice: an invalid context means here one that it cannot see.
+/// The driver's error without its usual advice, which would be misleading for handles of another process.
 fn without_advice(error: &CudaError) -> String {
     match error {
         CudaError::Driver(error) => error.refusal(),
@@ -171,7 +173,7 @@ mod tests {
     use crate::cuda::DriverError;
 
     #[test]
-    fn a_refusal_says_why_and_what_else_there_is() {
+    fn a_refused_export_says_why_and_what_can_be_shared() {
         let source = CudaError::Driver(DriverError {
             call: "cuIpcGetMemHandle",
             code: 1,
@@ -180,9 +182,9 @@ mod tests {
         });
         assert_eq!(
             ShareError::NotExportable { device: "cuda:0".into(), source }.to_string(),
-            "Memory on cuda:0 cannot be named to another process where it is: The CUDA driver refused cuIpcGetMemHandle with \
-             CUDA_ERROR_INVALID_VALUE (1): invalid argument. CUDA names plain allocations alone (cudaMalloc): not memory \
-             pools (cudaMallocAsync), and not virtual memory (PyTorch's expandable segments)."
+            "Memory on cuda:0 cannot be shared in place with another process: The CUDA driver refused cuIpcGetMemHandle with \
+             CUDA_ERROR_INVALID_VALUE (1): invalid argument. CUDA can share plain allocations (cudaMalloc) only: not memory \
+             pools (cudaMallocAsync), nor virtual memory (PyTorch's expandable segments)."
         );
     }
 }

@@ -3,9 +3,9 @@ use std::{
     ffi::{c_int, c_uint},
 };
 
-use super::{devices::check, give};
+use super::{devices::check, write};
 use crate::{
-    call::{self, in_context, initialized, returning},
+    call::{self, in_context, initialized, on_object},
     device::{self, Context},
     state::Guard,
     status::{Answer, Status},
@@ -17,20 +17,20 @@ extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> u32 
     initialized("cuDevicePrimaryCtxRetain", |mut state| {
         let device = check(&state, device)?;
         let new = state.handle();
-        let known =
+        let primary =
             state.devices[device]
                 .context
                 .get_or_insert(Context { handle: new, retains: 0, failed: None });
-        give(context, known.handle)?;
-        known.retains += 1;
-        call::joins(state.generation);
+        write(context, primary.handle)?;
+        primary.retains += 1;
+        call::set_generation(state.generation);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
-    returning("cuDevicePrimaryCtxRelease_v2", |mut state| {
+    on_object("cuDevicePrimaryCtxRelease_v2", |mut state| {
         let device = check(&state, device)?;
         let Some(context) = &mut state.devices[device].context else {
             state
@@ -67,14 +67,14 @@ extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> u32 {
 extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) -> u32 {
     initialized("cuDevicePrimaryCtxGetState", |state| {
         let device = check(&state, device)?;
-        give(flags, 0)?;
-        give(active, c_int::from(state.devices[device].context.is_some()))
+        write(flags, 0)?;
+        write(active, c_int::from(state.devices[device].context.is_some()))
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxGetCurrent(context: *mut u64) -> u32 {
-    initialized("cuCtxGetCurrent", |_| give(context, call::current_context()))
+    initialized("cuCtxGetCurrent", |_| write(context, call::current_context()))
 }
 
 #[unsafe(no_mangle)]
@@ -82,7 +82,7 @@ extern "C" fn cuCtxSetCurrent(context: u64) -> u32 {
     initialized("cuCtxSetCurrent", |state| {
         check_handle(&state, context)?;
         if context != 0 {
-            call::joins(state.generation);
+            call::set_generation(state.generation);
         }
         call::set_current_context(context);
         Ok(())
@@ -93,7 +93,7 @@ extern "C" fn cuCtxSetCurrent(context: u64) -> u32 {
 extern "C" fn cuCtxPushCurrent_v2(context: u64) -> u32 {
     initialized("cuCtxPushCurrent_v2", |state| {
         check_handle(&state, context)?;
-        call::joins(state.generation);
+        call::set_generation(state.generation);
         call::push_context(context);
         Ok(())
     })
@@ -104,38 +104,38 @@ extern "C" fn cuCtxPopCurrent_v2(context: *mut u64) -> u32 {
     initialized("cuCtxPopCurrent_v2", |_| {
         let popped = call::pop_context().ok_or(Status::INVALID_CONTEXT)?;
         // The pointer may be null.
-        if context.is_null() { Ok(()) } else { give(context, popped) }
+        if context.is_null() { Ok(()) } else { write(context, popped) }
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxGetDevice(device: *mut c_int) -> u32 {
-    in_context("cuCtxGetDevice", |_, number| give(device, number as c_int))
+    in_context("cuCtxGetDevice", |_, number| write(device, number as c_int))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxSynchronize() -> u32 {
-    in_context("cuCtxSynchronize", |state, device| stream::settle_all(state, device).map(drop))
+    in_context("cuCtxSynchronize", |state, device| stream::synchronize_all(state, device).map(drop))
 }
 
 thread_local! {
-    /// Global is the initial mode of threads.
+    /// The capture mode of this thread; 0, global, at first.
     static CAPTURE_MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
-/// Only remembers the mode: nothing captures here.
+/// Stores the mode, which has no effect: this driver cannot capture streams.
 #[unsafe(no_mangle)]
 extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> u32 {
     initialized("cuThreadExchangeStreamCaptureMode", |_| {
         if mode.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: it is not null, and CUDA's documentation has the caller vouch for the rest.
+        // SAFETY: the pointer is not null; CUDA's documentation requires the caller to pass a valid one.
         let new = unsafe { mode.read() };
         if new > 2 {
             return Err(Status::INVALID_VALUE);
         }
-        give(mode, CAPTURE_MODE.replace(new))
+        write(mode, CAPTURE_MODE.replace(new))
     })
 }
 

@@ -61,7 +61,7 @@ extern "C" fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) -> u32 {
         let stream = resolve_stream(&mut state, device, 0)?;
         let range = copying::device_range(&mut state, device, to, bytes)?;
         state.devices[device].push(stream, Work::Fill { range, value, bytes });
-        stream::settle(state, device, stream).map(drop)
+        stream::synchronize(state, device, stream).map(drop)
     })
 }
 
@@ -75,7 +75,7 @@ extern "C" fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: u64) -> 
     })
 }
 
-/// Whether a call returns before its copy has ended.
+/// Whether a call waits until its copy has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
     Always,
@@ -83,7 +83,7 @@ enum Wait {
     Never,
 }
 
-/// Puts a copy into a stream. A copy of ordinary memory first waits for what is in the stream, as documented.
+/// Queues a copy in a stream. A copy of ordinary memory first waits for the stream's earlier work, as documented.
 fn submit(
     state: Guard,
     device: usize,
@@ -98,11 +98,11 @@ fn submit(
         return Ok(());
     }
     if pageable {
-        state = stream::settle(state, device, stream)?;
+        state = stream::synchronize(state, device, stream)?;
     }
     state.devices[device].push(stream, Work::Copy(copy));
     if wait == Wait::Always || (wait == Wait::IfPageable && pageable) {
-        state = stream::settle(state, device, stream)?;
+        state = stream::synchronize(state, device, stream)?;
     }
     drop(state);
     Ok(())

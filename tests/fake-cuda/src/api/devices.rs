@@ -1,15 +1,15 @@
 use std::ffi::c_int;
 
-use super::{give, give_text};
+use super::{write, write_text};
 use crate::{
-    call::{early, initialized},
+    call::{before_init, initialized},
     state::State,
     status::{Answer, Status},
 };
 
 #[unsafe(no_mangle)]
 extern "C" fn cuInit(flags: u32) -> u32 {
-    early("cuInit", |mut state| {
+    before_init("cuInit", |mut state| {
         if !state.allowed || state.devices.is_empty() {
             return Err(Status::NO_DEVICE);
         }
@@ -26,19 +26,19 @@ extern "C" fn cuInit(flags: u32) -> u32 {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDriverGetVersion(version: *mut c_int) -> u32 {
-    early("cuDriverGetVersion", |state| give(version, state.options.version))
+    before_init("cuDriverGetVersion", |state| write(version, state.options.version))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
-    initialized("cuDeviceGetCount", |state| give(count, state.devices.len() as c_int))
+    initialized("cuDeviceGetCount", |state| write(count, state.devices.len() as c_int))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
     initialized("cuDeviceGet", |state| {
         check(&state, ordinal)?;
-        give(device, ordinal)
+        write(device, ordinal)
     })
 }
 
@@ -46,7 +46,7 @@ extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
 extern "C" fn cuDeviceGetName(name: *mut u8, capacity: c_int, device: c_int) -> u32 {
     initialized("cuDeviceGetName", |state| {
         check(&state, device)?;
-        give_text(name, capacity, "Fake CUDA device, for tests only")
+        write_text(name, capacity, "Fake CUDA device, for tests only")
     })
 }
 
@@ -58,7 +58,7 @@ extern "C" fn cuDeviceGetPCIBusId(id: *mut u8, capacity: c_int, device: c_int) -
         if (capacity as usize) <= text.len() {
             return Err(Status::INVALID_VALUE);
         }
-        give_text(id, capacity, &text)
+        write_text(id, capacity, &text)
     })
 }
 
@@ -66,7 +66,7 @@ extern "C" fn cuDeviceGetPCIBusId(id: *mut u8, capacity: c_int, device: c_int) -
 extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> u32 {
     initialized("cuDeviceTotalMem_v2", |state| {
         let device = check(&state, device)?;
-        give(bytes, state.devices[device].memory.limit_bytes)
+        write(bytes, state.devices[device].memory.limit_bytes)
     })
 }
 
@@ -74,14 +74,14 @@ extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> u32 {
 extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32, device: c_int) -> u32 {
     initialized("cuDeviceGetAttribute", |state| {
         let device = check(&state, device)?;
-        give(value, attribute_of(number(&state, device as c_int), &state, attribute))
+        write(value, attribute_of(number(&state, device as c_int), &state, attribute))
     })
 }
 
-/// A PCI domain that no machine has, so that no real device has the number of a fake one.
+/// A PCI domain that no machine has, so that no real device has the address of a fake one.
 const PCI_DOMAIN: c_int = 0xFA4E;
 
-/// Device attributes by their numbers in CUDA's header. Others are 0: not supported.
+/// Device attributes by their numbers in CUDA's header. All others are 0, for not supported.
 fn attribute_of(number: c_int, state: &State, attribute: u32) -> c_int {
     const MULTIPROCESSORS: u32 = 16;
     const PCI_BUS_ID: u32 = 33;
@@ -103,14 +103,14 @@ fn attribute_of(number: c_int, state: &State, attribute: u32) -> c_int {
     }
 }
 
-/// The same in every process: fake devices of one number are one device when memory is shared.
+/// A UUID of the machine-wide number, and so the same in every process: devices of one number share memory.
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> u32 {
     initialized("cuDeviceGetUuid_v2", |state| {
         check(&state, device)?;
         let mut bytes = *b"FAKE-CUDA-GPU-  ";
         bytes[14..].copy_from_slice(&(number(&state, device) as u16).to_be_bytes());
-        give(uuid, bytes)
+        write(uuid, bytes)
     })
 }
 

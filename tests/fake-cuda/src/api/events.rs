@@ -1,8 +1,8 @@
 use std::{ffi::c_uint, sync::Arc};
 
-use super::give;
+use super::write;
 use crate::{
-    call::{in_context, returning},
+    call::{in_context, on_object},
     device::resolve_stream,
     event::Event,
     state::State,
@@ -15,7 +15,7 @@ extern "C" fn cuEventCreate(event: *mut u64, flags: c_uint) -> u32 {
     in_context("cuEventCreate", |mut state, device| {
         const DISABLE_TIMING: c_uint = 2;
         let new = state.handle();
-        give(event, new)?;
+        write(event, new)?;
         state.devices[device]
             .events
             .insert(new, Event::new(flags & DISABLE_TIMING == 0));
@@ -23,7 +23,7 @@ extern "C" fn cuEventCreate(event: *mut u64, flags: c_uint) -> u32 {
     })
 }
 
-/// Returns at once. Streams continue to wait for the event.
+/// Does not wait. Streams that wait for the event continue to do so.
 #[unsafe(no_mangle)]
 extern "C" fn cuEventDestroy_v2(event: u64) -> u32 {
     in_context("cuEventDestroy_v2", |mut state, device| {
@@ -51,7 +51,7 @@ extern "C" fn cuEventRecord(event: u64, stream: u64) -> u32 {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventQuery(event: u64) -> u32 {
-    returning("cuEventQuery", |state| {
+    on_object("cuEventQuery", |state| {
         let (device, event) = find(&state, event)?;
         state.devices[device].check()?;
         if event.is_complete() { Ok(()) } else { Err(Status::NOT_READY) }
@@ -60,17 +60,17 @@ extern "C" fn cuEventQuery(event: u64) -> u32 {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventSynchronize(event: u64) -> u32 {
-    returning("cuEventSynchronize", |state| {
+    on_object("cuEventSynchronize", |state| {
         let (device, event) = find(&state, event)?;
         state.devices[device].check()?;
         let (progress, recorded) = (Arc::clone(&event.progress), event.recorded);
-        stream::settle_event(state, device, &progress, recorded).map(drop)
+        stream::wait_for_record(state, device, &progress, recorded).map(drop)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, begin: u64, end: u64) -> u32 {
-    returning("cuEventElapsedTime", |state| {
+    on_object("cuEventElapsedTime", |state| {
         let (begin, end) = (find(&state, begin)?.1, find(&state, end)?.1);
         if ![begin, end].iter().all(|event| event.timed && event.recorded > 0) {
             return Err(Status::INVALID_HANDLE);
@@ -81,11 +81,11 @@ extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, begin: u64, end: u64) -
         if !begin.is_complete() || !end.is_complete() {
             return Err(Status::NOT_READY);
         }
-        give(milliseconds, ended.saturating_duration_since(begun).as_secs_f32() * 1000.0)
+        write(milliseconds, ended.saturating_duration_since(begun).as_secs_f32() * 1000.0)
     })
 }
 
-/// An event, whichever device it belongs to.
+/// Finds an event on any device.
 fn find(state: &State, event: u64) -> Answer<(usize, &Event)> {
     let mut devices = state.devices.iter().enumerate();
     let found = devices.find_map(|(number, device)| Some((number, device.events.get(&event)?)));

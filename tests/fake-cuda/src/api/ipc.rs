@@ -1,6 +1,6 @@
 use std::ffi::c_uint;
 
-use super::give;
+use super::write;
 use crate::{
     call::in_context,
     ipc::{HANDLE_BYTES, Handle},
@@ -19,14 +19,14 @@ extern "C" fn cuIpcGetMemHandle(handle: *mut IpcMemHandle, address: u64) -> u32 
         if state.options.exportable == 0 {
             return Err(Status::INVALID_VALUE);
         }
-        // The block's bytes may move into a file, and bytes that a copy writes meanwhile would be lost.
+        // The block's bytes may move into a file, and bytes written meanwhile by a copy would be lost.
         while state.copying > 0 {
             state = state::wait(state);
         }
         let number = state.options.first_device + device;
-        let known = state.devices.get_mut(device).ok_or(Status::CONTEXT_IS_DESTROYED)?;
-        let new = known.memory.export(address, number)?;
-        give(handle, IpcMemHandle(new.encode()))
+        let device = state.devices.get_mut(device).ok_or(Status::CONTEXT_IS_DESTROYED)?;
+        let new = device.memory.export(address, number)?;
+        write(handle, IpcMemHandle(new.encode()))
     })
 }
 
@@ -40,11 +40,11 @@ extern "C" fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: IpcMemHandle, fla
         let handle = Handle::decode(&handle.0).ok_or(Status::INVALID_VALUE)?;
         check_device(&state, handle.device_number(), device)?;
         let new = state.devices[device].memory.open(handle)?;
-        give(address, new)
+        write(address, new)
     })
 }
 
-/// Memory of devices that this process does not see cannot be opened, and fake devices have no peer access.
+/// Checks that memory of the device `number` can be opened on `device`: fake devices have no peer access.
 fn check_device(state: &State, number: usize, device: usize) -> Answer {
     match number.checked_sub(state.options.first_device) {
         Some(found) if found == device => Ok(()),

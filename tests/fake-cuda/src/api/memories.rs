@@ -1,6 +1,6 @@
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::give;
+use super::write;
 use crate::{
     call::{in_context, initialized},
     device::resolve_stream,
@@ -15,8 +15,8 @@ use crate::{
 extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
     in_context("cuMemGetInfo_v2", |state, device| {
         let memory = &state.devices[device].memory;
-        give(free, memory.limit_bytes - memory.used_bytes)?;
-        give(total, memory.limit_bytes)
+        write(free, memory.limit_bytes - memory.used_bytes)?;
+        write(total, memory.limit_bytes)
     })
 }
 
@@ -24,11 +24,11 @@ extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
 extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32 {
     in_context("cuMemAlloc_v2", |mut state, device| {
         let new = state.devices[device].memory.allocate(bytes, Origin::Allocated)?;
-        give(address, new)
+        write(address, new)
     })
 }
 
-/// Waits for all work of the device, as the real driver does, then frees.
+/// Waits for all work of the device, as the real driver does, before it frees the memory.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     in_context("cuMemFree_v2", |mut state, device| {
@@ -37,10 +37,10 @@ extern "C" fn cuMemFree_v2(address: u64) -> u32 {
         }
         let memory = &state.devices[device].memory;
         if !memory.is_block(address) || memory.is_used(address) {
-            // Reported without waiting: a wrong address, or a copy still in flight, must not depend on timing.
+            // A wrong address or a copy in flight is reported without waiting, independent of timing.
             return stream::free(&mut state, device, address);
         }
-        let mut state = stream::settle_all(state, device)?;
+        let mut state = stream::synchronize_all(state, device)?;
         stream::free(&mut state, device, address)
     })
 }
@@ -50,7 +50,7 @@ extern "C" fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: u64) -> u
     in_context("cuMemAllocAsync", |mut state, device| {
         resolve_stream(&mut state, device, stream)?;
         let new = state.devices[device].memory.allocate(bytes, Origin::Pooled)?;
-        give(address, new)
+        write(address, new)
     })
 }
 
@@ -70,7 +70,7 @@ extern "C" fn cuMemFreeAsync(address: u64, stream: u64) -> u32 {
 extern "C" fn cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, _flags: c_uint) -> u32 {
     in_context("cuMemHostAlloc", |mut state, device| {
         let new = state.host.allocate(bytes, device)?;
-        give(start, std::ptr::with_exposed_provenance_mut(new))
+        write(start, std::ptr::with_exposed_provenance_mut(new))
     })
 }
 
@@ -104,7 +104,7 @@ fn remove_host(mut state: Guard, start: usize, origin: Locked, unknown: Status) 
     Err(status)
 }
 
-/// The attributes of an address, by their numbers in CUDA's header.
+/// Attributes have their numbers in CUDA's header.
 #[unsafe(no_mangle)]
 extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, address: u64) -> u32 {
     const CONTEXT: c_uint = 1;
@@ -125,18 +125,18 @@ extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, addre
                 return Err(Status::INVALID_VALUE);
             };
             return match attribute {
-                MEMORY_TYPE => give(value.cast(), HOST),
-                DEVICE_POINTER => give(value.cast(), address),
+                MEMORY_TYPE => write(value.cast(), HOST),
+                DEVICE_POINTER => write(value.cast(), address),
                 _ => Err(Status::INVALID_VALUE),
             };
         };
         match attribute {
-            CONTEXT => give(value.cast(), context),
-            MEMORY_TYPE => give(value.cast(), DEVICE),
-            DEVICE_POINTER => give(value.cast(), address),
-            DEVICE_ORDINAL => give(value.cast(), device as c_int),
-            RANGE_START => give(value.cast(), start),
-            RANGE_BYTES => give(value.cast(), bytes),
+            CONTEXT => write(value.cast(), context),
+            MEMORY_TYPE => write(value.cast(), DEVICE),
+            DEVICE_POINTER => write(value.cast(), address),
+            DEVICE_ORDINAL => write(value.cast(), device as c_int),
+            RANGE_START => write(value.cast(), start),
+            RANGE_BYTES => write(value.cast(), bytes),
             _ => Err(Status::INVALID_VALUE),
         }
     })
@@ -146,7 +146,7 @@ extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, addre
 extern "C" fn cuMemGetAddressRange_v2(start: *mut u64, bytes: *mut usize, address: u64) -> u32 {
     in_context("cuMemGetAddressRange_v2", |state, device| {
         let extent = state.devices[device].memory.extent(address).ok_or(Status::INVALID_VALUE)?;
-        give(start, extent.0)?;
-        give(bytes, extent.1)
+        write(start, extent.0)?;
+        write(bytes, extent.1)
     })
 }

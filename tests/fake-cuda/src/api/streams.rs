@@ -1,6 +1,6 @@
 use std::ffi::{c_uint, c_void};
 
-use super::give;
+use super::write;
 use crate::{
     call::in_context,
     device::resolve_stream,
@@ -16,22 +16,22 @@ extern "C" fn cuStreamCreate(stream: *mut u64, flags: c_uint) -> u32 {
             return Err(Status::INVALID_VALUE);
         }
         let new = Stream::open(&mut state, device, Stream::created(flags != NON_BLOCKING));
-        give(stream, new)
+        write(stream, new)
     })
 }
 
-/// Returns at once. The stream's queued work is still done.
+/// Does not wait. The stream's queued work still runs.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(stream: u64) -> u32 {
     in_context("cuStreamDestroy_v2", |mut state, device| {
-        let known = state.devices[device].streams.get_mut(&stream);
-        let Some(known) = known.filter(|known| known.created && !known.closing) else {
+        let found = state.devices[device].streams.get_mut(&stream);
+        let Some(found) = found.filter(|found| found.created && !found.closing) else {
             state
                 .report
                 .violation(format!("{stream:#x} is destroyed, but is not a stream of device {device}"));
             return Err(Status::INVALID_HANDLE);
         };
-        known.closing = true;
+        found.closing = true;
         crate::state::changed();
         Ok(())
     })
@@ -41,7 +41,7 @@ extern "C" fn cuStreamDestroy_v2(stream: u64) -> u32 {
 extern "C" fn cuStreamSynchronize(stream: u64) -> u32 {
     in_context("cuStreamSynchronize", |mut state, device| {
         let stream = resolve_stream(&mut state, device, stream)?;
-        stream::settle(state, device, stream).map(drop)
+        stream::synchronize(state, device, stream).map(drop)
     })
 }
 
@@ -74,16 +74,16 @@ extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, flags: c_uint) -> u32 {
 extern "C" fn cuStreamGetCtx(stream: u64, context: *mut u64) -> u32 {
     in_context("cuStreamGetCtx", |mut state, device| {
         resolve_stream(&mut state, device, stream)?;
-        give(context, crate::call::current_context())
+        write(context, crate::call::current_context())
     })
 }
 
-/// Always "not capturing".
+/// Always returns "not capturing".
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamIsCapturing(stream: u64, status: *mut c_uint) -> u32 {
     in_context("cuStreamIsCapturing", |mut state, device| {
         resolve_stream(&mut state, device, stream)?;
-        give(status, 0)
+        write(status, 0)
     })
 }
 

@@ -3,16 +3,16 @@ use std::{
     os::fd::{BorrowedFd, IntoRawFd},
 };
 
-use super::{devices::check, give};
+use super::{devices::check, write};
 use crate::{
-    call::{initialized, returning},
+    call::{initialized, on_object},
     memory::Freed,
     state::State,
     status::{Answer, Status},
     virtual_memory::GRANULARITY,
 };
 
-/// CUDA's `CUmemAllocationProp`; fields that these functions ignore are opaque.
+/// CUDA's `CUmemAllocationProp`, with opaque fields where these functions ignore them.
 #[repr(C)]
 struct AllocationProp {
     kind: c_int,
@@ -47,7 +47,7 @@ extern "C" fn cuMemGetAllocationGranularity(
 ) -> u32 {
     initialized("cuMemGetAllocationGranularity", |state| {
         device_of(&state, prop)?;
-        give(granularity, GRANULARITY)
+        write(granularity, GRANULARITY)
     })
 }
 
@@ -67,16 +67,16 @@ extern "C" fn cuMemCreate(
         let number = state.options.first_device + device;
         let State { virtual_memory, devices, .. } = &mut *state;
         virtual_memory.create(new, devices, (device, number), bytes, shareable)?;
-        give(handle, new)
+        write(handle, new)
     })
 }
 
-/// The device that properties name, and whether they request shareable handles.
+/// The device in the properties, and whether they request shareable handles.
 fn device_of(state: &State, prop: *const AllocationProp) -> Answer<(usize, bool)> {
     if prop.is_null() {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: it is not null, and CUDA's documentation has the caller vouch for the rest.
+    // SAFETY: the pointer is not null; CUDA's documentation requires the caller to pass a valid one.
     let AllocationProp { kind, handle_types, location, .. } = unsafe { prop.read() };
     let shareable = handle_types == POSIX_FILE_DESCRIPTOR;
     if kind != PINNED || location.kind != DEVICE || !(shareable || handle_types == 0) {
@@ -90,7 +90,7 @@ fn device_of(state: &State, prop: *const AllocationProp) -> Answer<(usize, bool)
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRelease(handle: u64) -> u32 {
-    returning("cuMemRelease", |mut state| {
+    on_object("cuMemRelease", |mut state| {
         let State { virtual_memory, devices, .. } = &mut *state;
         let released = virtual_memory.release(handle, devices);
         if released.is_err() {
@@ -114,7 +114,7 @@ extern "C" fn cuMemExportToShareableHandle(
             return Err(Status::INVALID_VALUE);
         }
         let file = state.virtual_memory.export(handle)?;
-        give(shareable, file.into_raw_fd())
+        write(shareable, file.into_raw_fd())
     })
 }
 
@@ -128,13 +128,13 @@ extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, shareable: *mut c
         if state.options.shareable_fds == 0 {
             return Err(Status::NOT_SUPPORTED);
         }
-        // SAFETY: it is not -1. That it is open, the caller vouches for; if not, the system refuses it.
+        // SAFETY: the descriptor is not -1. The caller guarantees that it is open; otherwise the system refuses it.
         let file = unsafe { BorrowedFd::borrow_raw(file) };
         let new = state.handle();
         let (first, devices) = (state.options.first_device, state.devices.len());
         let device_of = |number: usize| number.checked_sub(first).filter(|device| *device < devices);
         state.virtual_memory.import(new, file, device_of)?;
-        give(handle, new)
+        write(handle, new)
     })
 }
 
@@ -143,25 +143,25 @@ extern "C" fn cuMemAddressReserve(
     address: *mut u64,
     bytes: usize,
     alignment: usize,
-    wish: u64,
+    hint: u64,
     flags: c_ulonglong,
 ) -> u32 {
     initialized("cuMemAddressReserve", |mut state| {
         if !(alignment == 0 || alignment.is_power_of_two())
             || alignment > GRANULARITY
-            || wish != 0
+            || hint != 0
             || flags != 0
         {
             return Err(Status::INVALID_VALUE);
         }
         let new = state.virtual_memory.reserve(bytes)?;
-        give(address, new)
+        write(address, new)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAddressFree(address: u64, bytes: usize) -> u32 {
-    returning("cuMemAddressFree", |mut state| {
+    on_object("cuMemAddressFree", |mut state| {
         let freed = state.virtual_memory.free(address, bytes);
         if freed.is_err() {
             state.report.violation(format!(
@@ -190,11 +190,11 @@ extern "C" fn cuMemSetAccess(address: u64, bytes: usize, desc: *const AccessDesc
         if desc.is_null() || count != 1 {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: it is not null, and CUDA's documentation has the caller vouch for the rest.
+        // SAFETY: the pointer is not null; CUDA's documentation requires the caller to pass a valid one.
         let AccessDesc { location, flags } = unsafe { desc.read() };
-        let asking = check(&state, location.id)?;
+        let accessing = check(&state, location.id)?;
         let device = state.virtual_memory.device_at(address, bytes)?;
-        if location.kind != DEVICE || asking != device {
+        if location.kind != DEVICE || accessing != device {
             return Err(Status::INVALID_VALUE);
         }
         state.devices[device].memory.set_access(address, bytes, flags == READ_WRITE)
@@ -203,7 +203,7 @@ extern "C" fn cuMemSetAccess(address: u64, bytes: usize, desc: *const AccessDesc
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: u64, bytes: usize) -> u32 {
-    returning("cuMemUnmap", |mut state| {
+    on_object("cuMemUnmap", |mut state| {
         let State { virtual_memory, devices, .. } = &mut *state;
         let violation = match virtual_memory.unmap(devices, address, bytes) {
             Ok(Freed::InUse) => format!("device memory at {address:#x} is unmapped under a copy"),
