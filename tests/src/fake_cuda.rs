@@ -1,8 +1,8 @@
 //! The fake CUDA driver, for machines without a GPU: loads and controls `tests/fake-cuda`.
 //!
-//! A test must [`load`] it before anything looks for CUDA: later loads of `libcuda.so` then get this one. All tests of
-//! a process share the driver, so those that change it take turns ([`FakeCuda::exclusive`]) and have a test binary of
-//! their own. Programs that a test starts get it from [`Installed`].
+//! A test must [`load`] it before any code loads CUDA: later loads of `libcuda.so` then return this library. All tests
+//! of a process share the driver, so tests that change its state take turns ([`FakeCuda::exclusive`]) and have a test
+//! binary of their own. Programs that a test starts find the driver by [`Installed`].
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +40,7 @@ pub fn load() -> &'static FakeCuda {
     static LOADED: OnceLock<FakeCuda> = OnceLock::new();
     LOADED.get_or_init(|| {
         let fake = FakeCuda { control: Control::load(&library()), turn: Mutex::new(()) };
-        fake.tell("allow");
+        fake.execute("allow");
         fake
     })
 }
@@ -49,7 +49,7 @@ pub fn load() -> &'static FakeCuda {
 ///
 /// # Panics
 ///
-/// If it is not built.
+/// If the library is not built.
 pub fn library() -> PathBuf {
     let executable = env::current_exe().expect("a test knows its executable");
     let mut candidates = executable
@@ -71,11 +71,11 @@ pub struct Fault {
     /// A function name, `*` for any function, or for work of a stream `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host`,
     /// `@free`.
     pub what: String,
-    /// Which occurrence: 1 is the first from now on.
+    /// The number of the affected occurrence: 1 is the first from now on.
     pub nth: u64,
-    /// What happens at that occurrence.
+    /// The effect on that occurrence.
     pub effect: Effect,
-    /// Whether it also happens at all later ones.
+    /// Whether all later occurrences are affected, too.
     pub stays: bool,
 }
 
@@ -115,11 +115,11 @@ impl fmt::Display for Fault {
 /// One of the copy engines of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The one that reads host memory.
+    /// The engine that reads host memory.
     HostToDevice,
-    /// The one that writes host memory.
+    /// The engine that writes host memory.
     DeviceToHost,
-    /// The one that copies within the device.
+    /// The engine that copies within the device.
     DeviceToDevice,
 }
 
@@ -138,11 +138,11 @@ impl fmt::Display for Direction {
 pub struct Engine {
     /// Requested copies that have not begun.
     pub waiting: u64,
-    /// These and the running one.
+    /// Waiting copies and the running one.
     pub in_flight: u64,
     /// Copies that succeeded.
     pub ended: u64,
-    /// Their bytes.
+    /// The bytes of copies that succeeded.
     pub ended_bytes: u64,
 }
 
@@ -151,14 +151,14 @@ pub struct Engine {
 pub struct Live {
     /// Blocks of device memory.
     pub device_blocks: u64,
-    /// Their bytes, as devices count them.
+    /// The bytes of these blocks, as devices count them.
     pub device_bytes: u64,
     /// Objects that can be shared between processes: open handles of CUDA IPC; physical memory, mappings, reserved
     /// addresses.
     pub shared: u64,
     /// Blocks of page-locked memory.
     pub host_blocks: u64,
-    /// Their bytes.
+    /// The bytes of page-locked memory.
     pub host_bytes: u64,
     /// Streams that the program created.
     pub streams: u64,
@@ -177,9 +177,9 @@ impl FakeCuda {
     /// result is dropped.
     pub fn exclusive(&'static self) -> Turn {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.tell("option devices 1");
-        self.tell(&format!("option memory_bytes {}", 1_u64 << 30));
-        self.tell("option first_device 0");
+        self.execute("option devices 1");
+        self.execute(&format!("option memory_bytes {}", 1_u64 << 30));
+        self.execute("option first_device 0");
         self.set_shareable(true, true);
         self.set_gbps(0.0, 0.0);
         self.reset();
@@ -188,68 +188,68 @@ impl FakeCuda {
 
     /// Makes a new machine. Earlier contexts, streams and memory become invalid.
     pub fn reset(&self) {
-        self.tell("reset");
+        self.execute("reset");
     }
 
     /// Makes a new machine with `devices` devices of `memory_bytes` each.
     pub fn reset_with(&self, devices: usize, memory_bytes: usize) {
-        self.tell(&format!("option devices {devices}"));
-        self.tell(&format!("option memory_bytes {memory_bytes}"));
+        self.execute(&format!("option devices {devices}"));
+        self.execute(&format!("option memory_bytes {memory_bytes}"));
         self.reset();
     }
 
     /// Sets the rate of copies to and from devices, in 10⁹ bytes per second. 0 is unlimited.
     pub fn set_gbps(&self, to_device: f64, to_host: f64) {
-        self.tell(&format!("option h2d_gbps {to_device}"));
-        self.tell(&format!("option d2h_gbps {to_host}"));
+        self.execute(&format!("option h2d_gbps {to_device}"));
+        self.execute(&format!("option d2h_gbps {to_host}"));
     }
 
     /// Sets the machine-wide number of the first visible device, as `CUDA_VISIBLE_DEVICES` does.
     pub fn set_first_device(&self, number: usize) {
-        self.tell(&format!("option first_device {number}"));
+        self.execute(&format!("option first_device {number}"));
     }
 
     /// Sets whether plain allocations can be exported by CUDA IPC, and whether buffers can be shared as file
     /// descriptors.
     pub fn set_shareable(&self, in_place: bool, as_descriptors: bool) {
-        self.tell(&format!("option exportable {}", u8::from(in_place)));
-        self.tell(&format!("option shareable_fds {}", u8::from(as_descriptors)));
+        self.execute(&format!("option exportable {}", u8::from(in_place)));
+        self.execute(&format!("option shareable_fds {}", u8::from(as_descriptors)));
     }
 
     /// Adds a fault.
     pub fn fault(&self, fault: &Fault) {
-        self.tell(&format!("fault {fault}"));
+        self.execute(&format!("fault {fault}"));
     }
 
     /// Removes all faults. Calls and work that already hang stay blocked.
     pub fn clear_faults(&self) {
-        self.tell("clear-faults");
+        self.execute("clear-faults");
     }
 
-    /// Unblocks whatever hangs.
+    /// Unblocks all calls and work that hang.
     pub fn release(&self) {
-        self.tell("release");
+        self.execute("release");
     }
 
     /// Corrupts the context of a device, as an asynchronous error anywhere in the process does.
     pub fn fail_device(&self, device: usize, code: u32) {
-        self.tell(&format!("fail {device} {code}"));
+        self.execute(&format!("fail {device} {code}"));
     }
 
     /// Destroys the context of a device, as `cudaDeviceReset` anywhere in the process does.
     pub fn destroy_context(&self, device: usize) {
-        self.tell(&format!("destroy-context {device}"));
+        self.execute(&format!("destroy-context {device}"));
     }
 
     /// Holds the copies of one engine that have not begun, until the gate is dropped.
     pub fn hold(&'static self, device: usize, direction: Direction) -> Gate {
-        self.tell(&format!("hold {device} {direction}"));
+        self.execute(&format!("hold {device} {direction}"));
         Gate { fake: self, device, direction }
     }
 
     /// The state of one copy engine.
     pub fn engine(&self, device: usize, direction: Direction) -> Engine {
-        let answer = self.tell(&format!("engine {device} {direction}"));
+        let answer = self.execute(&format!("engine {device} {direction}"));
         let numbers = Numbers::read(&answer, ' ');
         Engine {
             waiting: numbers.get("waiting"),
@@ -261,39 +261,39 @@ impl FakeCuda {
 
     /// The objects that exist now.
     pub fn live(&self) -> Live {
-        Live::read(&self.tell("live"))
+        Live::read(&self.execute("live"))
     }
 
     /// The illegal uses of the driver since the last reset.
     pub fn violations(&self) -> Vec<String> {
-        self.tell("violations").lines().map(str::to_owned).collect()
+        self.execute("violations").lines().map(str::to_owned).collect()
     }
 
     /// The number of calls of each function since the last reset.
     pub fn calls(&self) -> BTreeMap<String, u64> {
-        Numbers::read(&self.tell("calls"), '\n').0
+        Numbers::read(&self.execute("calls"), '\n').0
     }
 
     /// The number of calls by each thread, by name.
     pub fn threads(&self) -> BTreeMap<String, u64> {
-        Numbers::read(&self.tell("threads"), '\n').0
+        Numbers::read(&self.execute("threads"), '\n').0
     }
 
-    /// Polls until `is_so` returns true.
+    /// Polls until `condition` returns true.
     ///
     /// # Panics
     ///
     /// After ten seconds.
-    pub fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+    pub fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
-        while !is_so(self) {
-            assert!(begun.elapsed() < PATIENCE, "after {PATIENCE:?} it is still not so that {what}");
+        while !condition(self) {
+            assert!(begun.elapsed() < PATIENCE, "after {PATIENCE:?} this is still not true: {what}");
             thread::sleep(Duration::from_millis(1));
         }
     }
 
-    fn tell(&self, command: &str) -> String {
-        self.control.tell(command)
+    fn execute(&self, command: &str) -> String {
+        self.control.execute(command)
     }
 }
 
@@ -312,7 +312,7 @@ impl std::ops::Deref for Turn {
     }
 }
 
-/// Unblocks what hangs, so that the next test is not affected.
+/// Unblocks calls and work that hang, so that the next test is not affected.
 impl Drop for Turn {
     fn drop(&mut self) {
         self.fake.clear_faults();
@@ -331,7 +331,7 @@ pub struct Gate {
 impl Gate {
     /// Lets `count` more copies begin.
     pub fn pass(&self, count: u64) {
-        self.fake.tell(&format!("pass {} {} {count}", self.device, self.direction));
+        self.fake.execute(&format!("pass {} {} {count}", self.device, self.direction));
     }
 
     /// Waits until at least `count` copies wait at the gate.
@@ -345,7 +345,11 @@ impl Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         // A reset in between may have removed the device and its gate.
-        drop(self.fake.control.try_tell(&format!("open {} {}", self.device, self.direction)));
+        drop(
+            self.fake
+                .control
+                .try_execute(&format!("open {} {}", self.device, self.direction)),
+        );
     }
 }
 

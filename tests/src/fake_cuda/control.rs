@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "a library that was built apart is called")]
+#![expect(unsafe_code, reason = "calls a library that is loaded at run time")]
 
 use std::path::Path;
 
@@ -14,10 +14,10 @@ pub(super) struct Control {
 
 impl Control {
     pub(super) fn load(path: &Path) -> Self {
-        // SAFETY: the library is ours; loading it runs nothing but what Rust's own libraries run.
+        // SAFETY: the library is this project's own; its initialisers are those of Rust's standard library alone.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = library.unwrap_or_else(|error| panic!("{} cannot be loaded: {error}", path.display()));
-        // SAFETY: this is how `tests/fake-cuda/src/control.rs` declares the function.
+        // SAFETY: `tests/fake-cuda/src/control.rs` declares the function with this type.
         let function = unsafe { library.get(b"fake_cuda_control") };
         let function = *function.expect("the fake driver has its control function");
         Self { function, _library: library }
@@ -28,11 +28,11 @@ impl Control {
     /// # Panics
     ///
     /// If the driver does not know the command.
-    pub(super) fn tell(&self, command: &str) -> String {
-        self.try_tell(command).unwrap_or_else(|why| panic!("{why}"))
+    pub(super) fn execute(&self, command: &str) -> String {
+        self.try_execute(command).unwrap_or_else(|why| panic!("{why}"))
     }
 
-    pub(super) fn try_tell(&self, command: &str) -> Result<String, String> {
+    pub(super) fn try_execute(&self, command: &str) -> Result<String, String> {
         let mut answer = vec![0; 1 << 10];
         let mut length = self.call(command, &mut answer);
         if length > answer.len() {
@@ -48,7 +48,7 @@ impl Control {
     }
 
     fn call(&self, command: &str, answer: &mut [u8]) -> usize {
-        // SAFETY: both are slices of the lengths that are given with them.
+        // SAFETY: each pointer and length are those of one slice.
         unsafe { (self.function)(command.as_ptr(), command.len(), answer.as_mut_ptr(), answer.len()) }
     }
 }

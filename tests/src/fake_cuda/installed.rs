@@ -58,7 +58,7 @@ impl Installed {
         ]
     }
 
-    /// What the programs that ran with this environment have reported so far.
+    /// The reports so far of the programs that ran with this environment.
     pub fn report(&self) -> Report {
         match fs::read_to_string(self.report_path()) {
             Ok(text) => Report::read(&text),
@@ -88,7 +88,7 @@ impl Installed {
         symlink("libcuda.so", self.folder.path().join("libcuda.so.1"))
     }
 
-    /// Compiles a library whose functions all succeed, or all refuse.
+    /// Compiles a library whose functions all succeed, or all fail.
     fn compile(&self, place: &Path, functions: &[&str], works: bool) -> io::Result<()> {
         const STUB_LIBRARY: u32 = 34;
         let mut code = String::new();
@@ -114,11 +114,11 @@ impl Installed {
 /// The parsed contents of the file that `FAKE_CUDA_REPORT` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// How many processes initialised CUDA.
+    /// The number of processes that initialised CUDA.
     pub processes: usize,
-    /// Their illegal uses of the driver.
+    /// The processes' illegal uses of the driver.
     pub violations: Vec<String>,
-    /// The objects that remained when they exited. Killed processes are missing.
+    /// The objects that remained when each process exited. Killed processes are missing.
     pub at_exit: Vec<Live>,
 }
 
@@ -126,8 +126,8 @@ impl Report {
     fn read(text: &str) -> Self {
         let mut report = Self::default();
         for line in text.lines() {
-            let (_process, said) = line.split_once(' ').expect("a line begins with a process");
-            match said.split_once(' ').unwrap_or((said, "")) {
+            let (_process, event) = line.split_once(' ').expect("a line begins with a process");
+            match event.split_once(' ').unwrap_or((event, "")) {
                 ("init", _) => report.processes += 1,
                 ("violation", text) => report.violations.push(text.to_owned()),
                 ("exit", live) => report.at_exit.push(Live::read(live)),
