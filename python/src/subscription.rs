@@ -121,7 +121,7 @@ pub(crate) enum OnGap {
 }
 
 impl OnGap {
-    pub(crate) fn called(py: Python<'_>, name: &str) -> PyResult<Self> {
+    pub(crate) fn parse(py: Python<'_>, name: &str) -> PyResult<Self> {
         match name {
             "raise" => Ok(Self::Raise),
             "continue" => Ok(Self::Continue),

@@ -165,8 +165,8 @@ fn a_newer_version_at_any_moment() {
     }
 }
 
-/// Goal: a version that left retention may be finished for as long as the publisher said; then those who are still at it
-/// are cut off, hear of it, and get the next one. The session and other subscriptions live on.
+/// Goal: a version that left retention may be finished for as long as the publisher said; then those who are still at
+/// it are cut off, hear of it, and get the next one. The session and other subscriptions live on.
 /// Method: a version that takes longer than that, replaced at once; in both modes.
 #[test]
 fn who_is_too_slow_for_a_version_that_left() {

@@ -87,8 +87,8 @@ pub(crate) fn assert_deltas(receipt: Receipt) {
     assert!(receipt.wire_bytes < BYTES / 20, "{receipt:?}");
 }
 
-/// Goal: who follows gets deltas, and only who follows: the first two versions come whole, to a late joiner too, and the
-/// first one costs no memory for a copy. All with the same base share one comparison.
+/// Goal: who follows gets deltas, and only who follows: the first two versions come whole, to a late joiner too, and
+/// the first one costs no memory for a copy. All with the same base share one comparison.
 /// Method: two subscribers, a third one later; in both modes; bytes and chunks are counted at both ends.
 #[test]
 fn who_follows_gets_deltas() {
@@ -128,8 +128,8 @@ fn who_follows_gets_deltas() {
     }
 }
 
-/// Goal: nobody needs bases: a client without memory for them, and one with too little, get whole versions, and a server
-/// that keeps none sends them.
+/// Goal: nobody needs bases: a client without memory for them, and one with too little, get whole versions, and a
+/// server that keeps none sends them.
 /// Method: each of them, over four versions.
 #[test]
 fn without_bases_versions_come_whole() {
@@ -244,7 +244,8 @@ fn bases_that_nobody_needs_are_let_go() {
 }
 
 /// Goal: bases never stand in the way of a version: they give way where staged memory is bounded.
-/// Method: memory for three versions; one is the base of a subscriber that is away, two are retained, and one more comes.
+/// Method: memory for three versions; one is the base of a subscriber that is away, two are retained, and one more
+/// comes.
 #[test]
 fn bases_give_way() {
     simulate(8, async |sim| {
@@ -265,8 +266,8 @@ fn bases_give_way() {
     });
 }
 
-/// Goal: a version that is given up ends the base, whoever does it; the one after it is whole, and then there are deltas
-/// again.
+/// Goal: a version that is given up ends the base, whoever does it; the one after it is whole, and then there are
+/// deltas again.
 /// Method: withdraw in the middle; let a newer one preempt; each with deltas under way.
 #[test]
 fn a_version_that_is_given_up_ends_the_base() {
@@ -382,8 +383,8 @@ fn what_is_laid_out_anew_comes_whole() {
 }
 
 /// Goal: whatever happens, every byte is what was published, and in the end deltas travel.
-/// Method: random publishers, followers of both modes with one or two lanes and more or less memory, on bad networks, with
-/// partitions, clients and servers that start again, versions taken back and manifests that change.
+/// Method: random publishers, followers of both modes with one or two lanes and more or less memory, on bad networks,
+/// with partitions, clients and servers that start again, versions taken back and manifests that change.
 #[test]
 fn random_versions() {
     let mut deltas = 0;

@@ -14,8 +14,8 @@ use tensor_relay_tests::pair::{seeds, simulate};
 
 /// Goal: whatever servers, clients, the network and who decides about access do, no promise of [`judge::Promise`] is
 /// broken.
-/// Method: a life of random operations from each seed; a judge of its own that knows what clients saw and nothing else. A
-/// life that fails is made shorter, operation by operation, and printed.
+/// Method: a life of random operations from each seed; a judge of its own that knows what clients saw and nothing else.
+/// A life that fails is made shorter, operation by operation, and printed.
 #[test]
 fn no_promise_is_broken() {
     let (mut lives, mut occasions) = (0, BTreeMap::new());

@@ -60,7 +60,7 @@ async fn comes_to(subscription: &Subscription, version: u64, bytes: u64) {
 /// Goal: after a connection is lost and made again, a version goes on where it was: every byte travels about once.
 /// Method: cut the way for longer than the idle timeout, one to three times, at random places of the version.
 #[test]
-fn a_version_goes_on_where_it_was() {
+fn a_version_is_resumed() {
     for seed in seeds(20) {
         simulate(seed, async |sim| {
             let mut dice = ChaCha8Rng::seed_from_u64(seed);

@@ -17,8 +17,8 @@ use tensor_relay_transport::{
 };
 use tokio::time::sleep;
 
-/// Goal: a subscriber that reads nothing slows nobody, is cut off after the stall timeout, is told so, and what was held
-/// for it is given back.
+/// Goal: a subscriber that reads nothing slows nobody, is cut off after the stall timeout, is told so, and what was
+/// held for it is given back.
 /// Method: measure a good subscriber beside one that only reads its control stream, and alone.
 #[test]
 fn a_subscriber_that_never_reads() {
@@ -173,7 +173,7 @@ fn a_budget_of_two_versions_lasts() {
 /// Goal: a user who takes no snapshot costs the publisher nothing, and gets the newest with the number of those missed.
 /// Method: publish six versions while the user sleeps.
 #[test]
-fn a_user_who_sleeps() {
+fn an_idle_user_gets_the_newest_version() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();

@@ -238,8 +238,8 @@ fn only_what_was_selected() {
     }
 }
 
-/// Goal: a selection goes on after a lost connection as the whole does, and is the same for a publisher that changes its
-/// tensors.
+/// Goal: a selection goes on after a lost connection as the whole does, and is the same for a publisher that changes
+/// its tensors.
 /// Method: cut the way in the middle of a selection; then a manifest in which the selection is another one.
 #[test]
 fn a_selection_over_lost_connections() {

@@ -42,8 +42,8 @@ fn versions_taken_back() {
     });
 }
 
-/// Goal: a topic that is taken back ends for everybody: idle, in the middle of a version, and in mode every; its name is
-/// free, and who comes later finds the new one or nothing.
+/// Goal: a topic that is taken back ends for everybody: idle, in the middle of a version, and in mode every; its name
+/// is free, and who comes later finds the new one or nothing.
 /// Method: withdraw the publisher, and open the name again.
 #[test]
 fn a_topic_taken_back() {
@@ -109,8 +109,8 @@ fn an_end_comes_last() {
     });
 }
 
-/// Goal: a topic without publishes ends after its time, is told so at both ends, and not before; a publisher that follows
-/// is not bound by the options of the one before.
+/// Goal: a topic without publishes ends after its time, is told so at both ends, and not before; a publisher that
+/// follows is not bound by the options of the one before.
 /// Method: publish in time, then not; open again, with and without.
 #[test]
 fn a_topic_that_expires() {
@@ -252,8 +252,8 @@ fn publishers_do_not_wait_for_each_other() {
     });
 }
 
-/// Goal: a user who polls with a short timeout gets the error for holding too many snapshots, too: at the same time, and at
-/// once if it asks. Method: hold one of at most one; ask for a tenth of a second each time.
+/// Goal: a user who polls with a short timeout gets the error for holding too many snapshots, too: at the same time,
+/// and at once if it asks. Method: hold one of at most one; ask for a tenth of a second each time.
 #[test]
 fn a_user_who_polls_and_holds_too_many() {
     simulate(12, async |sim| {
@@ -286,8 +286,8 @@ fn a_user_who_polls_and_holds_too_many() {
     });
 }
 
-/// Goal: a user who holds as many snapshots as it may is told which, and goes on where it was when it drops one; in mode
-/// every nothing is missed by that, in mode latest it is counted. A slice of a tensor counts like its snapshot.
+/// Goal: a user who holds as many snapshots as it may is told which, and goes on where it was when it drops one; in
+/// mode every nothing is missed by that, in mode latest it is counted. A slice of a tensor counts like its snapshot.
 /// Method: hold two of at most two; ask; drop; ask again.
 #[test]
 fn a_user_who_holds_too_many() {

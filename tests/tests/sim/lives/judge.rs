@@ -398,8 +398,8 @@ impl Reader {
         })
     }
 
-    /// Since when the server may take it for away, if it ended: since then, or since a cut after which nothing arrived. What was
-    /// not waited for may have arrived before.
+    /// Since when the server may take it for away, if it ended: since then, or since a cut after which nothing arrived.
+    /// What was not waited for may have arrived before.
     fn away_since_ms(&self) -> Option<u64> {
         let has_ended = |(_, seen): &&(u64, Seen)| matches!(seen, Seen::Ended(_));
         let left_ms = self.seen.iter().find(has_ended)?.0;

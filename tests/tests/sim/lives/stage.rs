@@ -33,8 +33,8 @@ const CHUNK_BYTES: u32 = 16 << 10;
 /// When no more operations are begun, so that there is time for the end.
 const LIFE_MAX: Duration = Duration::from_secs(330);
 
-/// How long a publisher may have to wait for readers, whatever has become of them: until their loss is noticed, and their
-/// place is given up.
+/// How long a publisher may have to wait for readers, whatever has become of them: until their loss is noticed, and
+/// their place is given up.
 const PUBLISH_MAX: Duration = Duration::from_secs(45);
 
 /// What clients saw, shared by those who write it down.

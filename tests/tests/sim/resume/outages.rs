@@ -113,7 +113,7 @@ fn commands_without_a_connection() {
 /// Goal: a client that is closed or dropped while there is no connection ends at once.
 /// Method: both, in the middle of its attempts.
 #[test]
-fn good_bye_without_a_connection() {
+fn closing_without_a_connection() {
     for close in [true, false] {
         simulate(8, async |sim| {
             let server = sim.server(server_config());
