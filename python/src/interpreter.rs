@@ -88,8 +88,8 @@ pub(crate) fn ends_elsewhere() -> bool {
     ENDING.get().is_some_and(|ending| *ending != thread::current().id())
 }
 
-/// Runs the remaining tasks, and refuses later ones. Called right before the interpreter ends, since a thread that asks
-/// for the GIL afterwards would hang.
+/// Runs the remaining tasks, and refuses later ones. Called right before the interpreter ends, since a thread that
+/// requests the GIL afterwards would hang.
 #[pyfunction]
 pub(crate) fn finish(py: Python<'_>) {
     py.detach(|| {

@@ -107,7 +107,7 @@ fn check_keys(key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
             for (nested, value) in dictionary.iter() {
                 if !nested.is_instance_of::<PyString>() {
                     return Err(PyTypeError::new_err(format!(
-                        "metadata {key:?} has a dictionary with the key {nested:?}, which would come back as text: make it text"
+                        "metadata {key:?} has a dictionary with the key {nested:?}, which would be received as text: make it text"
                     )));
                 }
                 unchecked.push(value);

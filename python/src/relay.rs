@@ -158,7 +158,7 @@ impl Relay {
     ///
     /// `tensors` maps names to tensors, or is a model, whose `state_dict()` is used, or a list, whose tensors are named
     /// "0", "1", and so on. Tensors may be in host memory or on CUDA GPUs, and of PyTorch, NumPy (with ml_dtypes), JAX,
-    /// CuPy, or any type with `__dlpack__` or the buffer protocol. Strings, numbers, booleans and None travel as the
+    /// CuPy, or any type with `__dlpack__` or the buffer protocol. Strings, numbers, booleans and None are sent as the
     /// version's `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever
     /// pickled.
     ///
@@ -171,9 +171,9 @@ impl Relay {
     /// GPU tensors are read after the work that is already queued on their framework's current stream. Waiting for that
     /// work does not block this or any other stream.
     ///
-    /// `metadata` travels with the version: strings, numbers, booleans, None, and lists and dictionaries of these.
-    /// Values other than strings travel as JSON, which is what readers outside of Python see. `timeout` limits, in
-    /// seconds, the wait for readers in mode `every`, in addition to the options of `open`.
+    /// `metadata` is sent with the version: strings, numbers, booleans, None, and lists and dictionaries of these.
+    /// Values other than strings are sent as JSON, which is what programs outside of Python receive. `timeout` limits,
+    /// in seconds, the wait for readers in mode `every`, in addition to the options of `open`.
     ///
     /// Raises UnsupportedTensorError for a value that cannot be published, by its name; PublishError; NoRoomError
     /// beyond `staged_bytes`; RelayTimeoutError after `timeout`. In these cases nothing was published.
@@ -237,7 +237,7 @@ impl Relay {
     }
 
     /// Ends `topic`: no version follows, and subscriptions end once they have received what they requested. Retained
-    /// versions can still be subscribed to. Another `publish` starts the topic anew, in another epoch. Ending a topic
+    /// versions can still be subscribed to. Another `publish` opens the topic again, in another epoch. Ending a topic
     /// that has ended or was withdrawn has no effect. A concurrent `publish` in another thread completes first; this
     /// call does not wait for it.
     ///

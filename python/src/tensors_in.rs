@@ -230,7 +230,7 @@ pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyI
     };
     if !mapping.hasattr("items")? {
         let message = format!(
-            "tensors travel by name, and this is a {}: give a mapping of names to tensors, a list of tensors, \
+            "tensors are sent by name, and this is a {}: give a mapping of names to tensors, a list of tensors, \
              or a model with `state_dict()`",
             type_name(&mapping)
         );

@@ -110,7 +110,7 @@ impl Stream {
         self.number == LEGACY
     }
 
-    /// Checks that the stream is not one of another GPU, if its object tells.
+    /// Checks that the stream is not one of another GPU, if its object names its GPU.
     ///
     /// # Errors
     /// `ValueError` for a stream of another GPU.
