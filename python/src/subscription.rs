@@ -136,7 +136,7 @@ impl OnGap {
 pub(crate) struct Progress {
     /// The version's number; 0 before the first.
     version: u64,
-    /// The size of its selected tensors in bytes; 0 until the manifest has come.
+    /// The number of bytes to be received of it, decoded; 0 until that is known.
     payload_bytes: u64,
     /// The number of verified bytes.
     verified_bytes: u64,

@@ -20,7 +20,7 @@ pub(crate) struct Returning(Mutex<Receiver<Foreign>>);
 const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Returning {
-    /// A receiver, and its sender, which is cloned for each lent tensor.
+    /// A sender, which is cloned for each lent tensor, and its receiver.
     pub(crate) fn new() -> (ToReturn, Self) {
         let (sender, receiver) = mpsc::channel();
         (ToReturn(sender), Self(Mutex::new(receiver)))
