@@ -4,9 +4,8 @@ use std::sync::{self, Arc, MutexGuard, PoisonError};
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
 /// A value that callers use in turns, until it is closed. Closing never waits, because a signal handler may close a
-/// value
-/// that the interrupted thread is using: the turn under way then drops the value, or passes it to the last action, when
-/// it ends.
+/// value that the interrupted thread is using: the turn under way then drops the value, or passes it to the last
+/// action, when it ends.
 pub(crate) struct Closable<T> {
     /// `None` once it is closed and the last turn has ended.
     value: Arc<Mutex<Option<T>>>,

@@ -76,8 +76,7 @@ fn run(messages: &mpsc::Receiver<Message>) {
 static ENDING: OnceLock<ThreadId> = OnceLock::new();
 
 /// Records that this thread ends the interpreter, before it closes relays and clients. Any other thread that still runs
-/// is a
-/// daemon thread: Python has waited for the others.
+/// is a daemon thread: Python has waited for the others.
 #[pyfunction]
 pub(crate) fn begin_finish() {
     let _ = ENDING.set(thread::current().id());

@@ -56,8 +56,7 @@ pub(crate) fn forked(py: Python<'_>, parent: u32) -> PyErr {
 }
 
 /// A value whose threads live in the process that created it. After a fork, the child's copy cannot be used and is
-/// never
-/// dropped: its locks may be held by threads that the child does not have.
+/// never dropped: its locks may be held by threads that the child does not have.
 pub(crate) struct ProcessLocal<T> {
     pid: u32,
     /// `None` only during `drop`.

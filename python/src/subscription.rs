@@ -73,8 +73,7 @@ struct Taken {
 
 impl Taken {
     /// Delivers the version with `deliver`. If that raises, the next call receives the version. A version that does not
-    /// fit
-    /// counts as delivered: the next call would fail as well.
+    /// fit counts as delivered: the next call would fail as well.
     fn deliver(mut self, deliver: impl FnOnce(&Arrived) -> PyResult<Delivered>) -> PyResult<Delivered> {
         let delivered = self.arrived.as_ref().map(deliver).expect("only this takes it")?;
         self.arrived = None;

@@ -2,8 +2,7 @@
 //!
 //! It reports its address as `tensor-relay serve --json` does. The first version is published at once, so that readers
 //! can join, the others after a line on stdin. It reports when all are published, and exits when stdin closes. No
-//! reader is
-//! evicted: publishing waits for room.
+//! reader is evicted: publishing waits for room.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a producer that cannot continue has failed its test")]

@@ -288,9 +288,8 @@ fn a_user_who_polls_and_holds_too_many() {
 }
 
 /// Goal: a user who holds the maximum number of snapshots gets an error that names them, and can continue after
-/// dropping
-/// one: in mode `every` without a gap, in mode `latest` with a count of skipped versions. A slice of a tensor counts
-/// like its snapshot.
+/// dropping one: in mode `every` without a gap, in mode `latest` with a count of skipped versions. A slice of a tensor
+/// counts like its snapshot.
 /// Method: hold two snapshots, with a limit of two; request the next; drop one; request it again.
 #[test]
 fn a_user_who_holds_too_many() {
