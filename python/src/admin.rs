@@ -20,11 +20,11 @@ pub(crate) struct AdminOptions<'a> {
 }
 
 impl AdminOptions<'_> {
-    /// Opens it with `open`, if there is to be one. Call it in the runtime.
+    /// Opens the port with `open`, if an address is given. Must run in the runtime.
     ///
     /// # Errors
-    /// `RequestError` for what is no address and for a token without one, `TensorRelayError` for what cannot be bound or may not
-    /// be open.
+    /// `RequestError` for an invalid address and for a token without an address; `TensorRelayError` for an address that
+    /// cannot be bound, or that needs a token.
     pub(crate) fn open<E: Display>(
         self,
         py: Python<'_>,
@@ -33,7 +33,7 @@ impl AdminOptions<'_> {
         let Some(admin) = self.address else {
             return match self.token_file {
                 Some(_) => {
-                    Err(Kind::Request.raise(py, "admin_token_file means nothing without admin=\"IP:PORT\""))
+                    Err(Kind::Request.raise(py, "admin_token_file has no effect without admin=\"IP:PORT\""))
                 }
                 None => Ok(None),
             };

@@ -4,25 +4,26 @@ use crate::{interpreter, runtime};
 use pyo3::{prelude::*, types::PyCFunction};
 use std::sync::{Mutex, PoisonError};
 
-/// A future of the running event loop for what `give` makes of the result of `work`, on the loop's thread. When it is
-/// cancelled, `work` is dropped, or its result where that had come: a result that must not get lost sees to that itself.
+/// An asyncio future of the running event loop. Its result is that of `work`, converted by `convert` on the loop's
+/// thread. When the future is cancelled, `work` is dropped, or its result if it has one already: a result that must not
+/// be lost needs a `Drop` that keeps it.
 ///
 /// # Errors
-/// `RuntimeError` when no event loop runs; as [`runtime::handle`].
+/// `RuntimeError` when no event loop runs; those of [`runtime::handle`].
 pub(crate) fn awaitable<'py, T: Send + 'static>(
     py: Python<'py>,
     work: impl Future<Output = T> + Send + 'static,
-    give: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
     let handle = runtime::handle(py)?;
     let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
     let future = event_loop.call_method0("create_future")?;
-    let (event_loop, promised) = (event_loop.unbind(), future.clone().unbind());
+    let (event_loop, to_complete) = (event_loop.unbind(), future.clone().unbind());
     let task = handle.spawn(async move {
         let result = work.await;
         interpreter::later(move |py| {
-            // An event loop that was closed takes nothing any more, and the result is dropped.
-            let _ = tell(py, &event_loop, move |py| settle(promised.bind(py), result, give));
+            // A closed event loop refuses callbacks, and the result is dropped.
+            let _ = call_soon(py, &event_loop, move |py| complete(to_complete.bind(py), result, convert));
         });
     });
     let task = task.abort_handle();
@@ -36,31 +37,31 @@ pub(crate) fn awaitable<'py, T: Send + 'static>(
     Ok(future)
 }
 
-/// Lets the event loop's thread do `errand`, once.
-fn tell(
+/// Runs `action` once on the event loop's thread.
+fn call_soon(
     py: Python<'_>,
     event_loop: &Py<PyAny>,
-    errand: impl FnOnce(Python<'_>) -> PyResult<()> + Send + 'static,
+    action: impl FnOnce(Python<'_>) -> PyResult<()> + Send + 'static,
 ) -> PyResult<()> {
-    let errand = Mutex::new(Some(errand));
+    let action = Mutex::new(Some(action));
     let callback = PyCFunction::new_closure(py, None, None, move |args, _| -> PyResult<()> {
-        let errand = errand.lock().unwrap_or_else(PoisonError::into_inner).take();
-        errand.map_or(Ok(()), |errand| errand(args.py()))
+        let action = action.lock().unwrap_or_else(PoisonError::into_inner).take();
+        action.map_or(Ok(()), |action| action(args.py()))
     })?;
     event_loop.call_method1(py, "call_soon_threadsafe", (callback,)).map(drop)
 }
 
-fn settle<T>(
-    promised: &Bound<'_, PyAny>,
+fn complete<T>(
+    future: &Bound<'_, PyAny>,
     result: T,
-    give: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>>,
+    convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>>,
 ) -> PyResult<()> {
-    if promised.call_method0("done")?.is_truthy()? {
+    if future.call_method0("done")?.is_truthy()? {
         return Ok(()); // It was cancelled.
     }
-    match give(promised.py(), result) {
-        Ok(value) => promised.call_method1("set_result", (value,))?,
-        Err(error) => promised.call_method1("set_exception", (error,))?,
+    match convert(future.py(), result) {
+        Ok(value) => future.call_method1("set_result", (value,))?,
+        Err(error) => future.call_method1("set_exception", (error,))?,
     };
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! A version in parts, each of which one subscription can select: what `tensor_relay._stream` receives one after the other.
+//! Divides a version into buckets of tensors, each for one subscription, which `tensor_relay._stream` receives in turn.
 
 use crate::{description::Description, select::Select, snapshot::Snapshot};
 use pyo3::prelude::*;
 use tensor_relay_client::{GLOBS_MAX, SELECTION_MAX_BYTES, Tensor};
 
-/// The names of the tensors that `select` matches, or of all, in the order in which they were published and in buckets of
-/// at most `bucket_bytes`. A larger tensor has a bucket of its own.
+/// The names of the tensors that `select` matches (by default all), in published order and in buckets of at most
+/// `bucket_bytes`. A larger tensor has a bucket of its own.
 #[pyfunction]
 pub(crate) fn buckets(
     py: Python<'_>,
@@ -13,7 +13,7 @@ pub(crate) fn buckets(
     bucket_bytes: u64,
     select: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<Vec<String>>> {
-    let select = Select::called(py, select)?;
+    let select = Select::parse(py, select)?;
     let checked = select.check(description.id(), description.manifest());
     checked.map_err(|message| crate::errors::Kind::Request.raise(py, message))?;
     let tensors = description.manifest().tensors().iter();
@@ -28,7 +28,7 @@ pub(crate) fn buckets(
     Ok(in_buckets(tensors.filter(is_wanted), bucket_bytes))
 }
 
-/// Whether a snapshot is a part of the version that is described, and of no other that has come in its place.
+/// Whether a snapshot is a part of the version that `description` describes, and not of a later version or epoch.
 #[pyfunction]
 pub(crate) fn is_part(description: &Description, snapshot: &Snapshot) -> bool {
     snapshot.is_of(description)
@@ -39,7 +39,7 @@ fn in_buckets<'a>(tensors: impl Iterator<Item = &'a Tensor>, bucket_bytes: u64) 
     let (mut bytes, mut name_bytes) = (0, 0);
     for tensor in tensors {
         let name = tensor.name.as_str();
-        // The maximum size of a message with a selection.
+        // A bucket's names must also fit one `Subscribe` message.
         let fits = |bucket: &Vec<String>| {
             bytes + tensor.byte_len() <= bucket_bytes
                 && name_bytes + name.len() <= SELECTION_MAX_BYTES

@@ -5,15 +5,15 @@ use crate::{
     awaitable::awaitable,
     description::{Description, VersionSelector},
     errors::{Kind, of_client},
-    gpu::{GpuOptions, Gpus, ordinal_called},
+    gpu::{GpuOptions, Gpus, parse_device},
     out::Out,
     range::{at_least, positive_seconds, within},
-    relay::topic_called,
+    relay::parse_topic,
     runtime::{self, ProcessLocal},
     select::Select,
-    serve::transport_called,
+    serve::parse_transport,
     snapshot::Snapshot,
-    start::{epoch_called, start_called},
+    start::{parse_epoch, parse_start},
     subscription::{OnGap, Subscription},
     topic_info::TopicInfo,
     wait::{finite_seconds, seconds, wait, wait_at_most},
@@ -36,33 +36,33 @@ use tensor_relay_client::{
 };
 
 fn no_such_version(py: Python<'_>) -> PyErr {
-    Kind::Timeout.raise(py, "no such version came in time; the same call may be made again")
+    Kind::Timeout.raise(py, "the version did not come in time; the call can be repeated")
 }
 
-/// A session with a server. It connects again by itself when the connection is lost.
+/// A session with a server, which reconnects by itself when the connection is lost.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Client {
     open: ProcessLocal<Mutex<Option<Open>>>,
     ticket: Ticket,
     gpus: ProcessLocal<Arc<Gpus>>,
-    /// The state that the admin port shows; without a port nothing is recorded.
+    /// The state that the admin port shows; `None` without a port.
     consumer: Option<Consumer>,
     admin_address: Option<SocketAddr>,
 }
 
-/// The state until it is closed.
+/// The state until the client is closed.
 struct Open {
     client: Arc<client::Client>,
     admin: Option<AdminPort>,
 }
 
-/// The length of a GPU's slots: the default size of chunks. Longer chunks are copied twice.
+/// The length of a GPU's slots: the default size of chunks. A longer chunk is copied once more.
 const CHUNK_BYTES: u32 = 4 << 20;
 
 /// The deadline for closing a connection.
-const GOOD_BYE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Connects to a server. `tensor_relay.connect` says what each option is.
+/// Connects to a server. `tensor_relay.connect` documents the options.
 #[pyfunction]
 #[pyo3(signature = (ticket, *, timeout, memory_bytes, base_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
                     versions_held_max, hold_timeout, transport, identity, certificate, device, gpu_memory_bytes, pinned_bytes,
@@ -94,22 +94,22 @@ pub(crate) fn connect(
     let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes: CHUNK_BYTES };
     let gpus = Gpus::new(py, options)?;
     let open = |ordinal| gpus.device(py, ordinal).map_err(|error| error.raise(py));
-    let device = ordinal_called(py, device)?.map(open).transpose()?;
+    let device = parse_device(py, device)?.map(open).transpose()?;
     if ready_within.is_some() && admin.is_none() {
-        return Err(Kind::Request.raise(py, "ready_within means nothing without admin=\"IP:PORT\""));
+        return Err(Kind::Request.raise(py, "ready_within has no effect without admin=\"IP:PORT\""));
     }
     let consumer = Consumer::new(seconds("ready_within", ready_within)?);
     let _in_runtime = runtime::handle(py)?.enter();
     let admin = AdminOptions { address: admin, token_file: admin_token_file };
-    // Before it connects: /readyz says no meanwhile.
+    // Before connecting, so that /readyz answers "not ready" meanwhile.
     let admin = admin
         .open(py, |address, token_file| AdminPort::for_consumer(address, token_file, consumer.clone()))?;
     let config = Config {
         device: device.clone(),
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
         base_bytes,
-        lanes: lanes_called(py, lanes)?,
-        transport: transport_called(py, transport)?,
+        lanes: parse_lanes(py, lanes)?,
+        transport: parse_transport(py, transport)?,
         identity: identity_of(py, identity.as_deref(), certificate.as_deref())?,
         topic_timeout: finite_seconds("topic_timeout", topic_timeout)?,
         stall_timeout: positive_seconds(py, "stall_timeout", stall_timeout)?,
@@ -134,7 +134,7 @@ pub(crate) fn connect(
     })
 }
 
-/// The key of this client, and its certificate, if they are given.
+/// The client's key and certificate, if the user gave their files.
 fn identity_of(
     py: Python<'_>,
     key: Option<&Path>,
@@ -156,40 +156,42 @@ fn identity_of(
 impl Client {
     /// The topics that have a version, in order of name.
     ///
-    /// Raises RelayConnectionError when the session is gone.
+    /// Raises RelayConnectionError when the session has ended.
     fn topics(&self, py: Python<'_>) -> PyResult<Vec<TopicInfo>> {
         let client = self.client(py)?;
         let topics = wait(py, client.list())?.map_err(|error| of_client(py, &error))?;
         Ok(topics.into_iter().map(TopicInfo::of).collect())
     }
 
-    /// Subscribes to a topic, which need not exist yet; without a name, to the one that the ticket names.
+    /// Subscribes to a topic, which need not exist yet; by default to the topic that the ticket names.
     ///
-    /// In mode "latest", each snapshot is the newest; what is stale is skipped, and counted. In mode "every", all
-    /// versions come in order; asking for the next says that the program is done with the one before.
+    /// In mode "latest", each snapshot is the newest version; older ones are skipped and counted. In mode "every", all
+    /// versions come in order; the request for the next one acknowledges that the program has finished with the
+    /// previous one.
     ///
-    /// select: only tensors whose names match this pattern, or one of these, travel: `?` is one character and `*` any number,
-    /// but no `/`, and `**` any number with `/`. A version of which none match is refused with RequestError; the log tells of
-    /// single patterns without a match.
-    /// start: "newest" or "next", and in mode "every" also "oldest", a version's number, or its epoch and number; by default
-    /// the newest, or in mode "every" the oldest.
-    /// window: in mode "every", how many versions may be received ahead, the one in use included (3).
-    /// reader: in mode "every", a name under which the server keeps this reader's place while it is away.
-    /// preempt: in mode "latest", whether a version under way is given up for a newer one.
-    /// timeout: how long iteration waits for each version, in seconds; None waits for as long as it takes.
-    /// on_gap: in mode "every", what to do about missing versions: "raise" VersionsMissedError and go on with the next
-    /// call, or "continue", with `Snapshot.gap` set.
-    /// out: a mapping, a list or a model of tensors that are received into. The snapshots then have no tensors of their own. With
-    /// `atomic=True` each version is received elsewhere and copied when it is whole: a failure leaves the tensors as they
-    /// were, for memory for a second version and one copy. With `atomic=False` it is received right into them, without
-    /// either, and a failure leaves them torn (TornError); keep everybody away from them meanwhile. They may lie on a GPU:
-    /// what was put on their framework's current stream before is waited for, and nothing is written before it is done.
+    /// select: one or several patterns; only tensors whose names match one of them are received. `?` stands for one
+    /// character and `*` for any number of them, both except `/`; `**` for any number, including `/`. A version without
+    /// a matching tensor raises RequestError; a single pattern without a match is logged.
+    /// start: "newest" or "next", and in mode "every" also "oldest", a version's number, or its epoch and number; by
+    /// default "newest", or in mode "every" "oldest".
+    /// window: in mode "every", the maximum number of versions received ahead, including the one in use; by default 3.
+    /// reader: in mode "every", a name under which the server keeps this reader's place while it is disconnected.
+    /// preempt: in mode "latest", whether a newer version replaces one that is being received.
+    /// timeout: the deadline of iteration for each version in seconds; None waits without limit.
+    /// on_gap: in mode "every", the reaction to missing versions: "raise" raises VersionsMissedError, after which the
+    /// next call continues; "continue" sets `Snapshot.gap`.
+    /// out: a mapping, a list or a model of tensors to receive into. The snapshots then have no tensors of their own.
+    /// With `atomic=True` each version is received into other memory and copied once it is complete: a failure leaves
+    /// the tensors unchanged, at the cost of memory for a second version and one copy. With `atomic=False` it is
+    /// received directly into the tensors, without that cost, and a failure leaves them torn (TornError); do not use
+    /// them meanwhile. On a GPU, nothing is written before the work that is already queued on their framework's current
+    /// stream has completed.
+    /// strict: whether `out` must have exactly the version's (selected) tensors. With `strict=False` the tensors that
+    /// both have are received; a version that has none in common with `out` is refused.
     ///
-    /// strict: whether `out` must have all tensors of the version (that are selected), and no others. With `strict=False`
-    /// what both have is received, and nothing else; a version that has nothing in common with `out` is refused.
-    ///
-    /// Raises RequestError for what is no name or pattern, and for an empty `select`; TargetError for tensors of `out` that
-    /// nothing can be received into, or that share some of their memory. What becomes of the subscription is told by the snapshots.
+    /// Raises RequestError for an invalid name or pattern, and for an empty `select`; TargetError for tensors of `out`
+    /// that cannot be received into, or that share some of their memory. Later errors are raised by
+    /// `Subscription.next`.
     #[pyo3(signature = (topic = None, *, mode = "latest", select = None, start = None, window = None, reader = None,
                         preempt = false, timeout = None, on_gap = "raise", out = None, atomic = true, strict = true))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
@@ -209,9 +211,9 @@ impl Client {
         strict: bool,
     ) -> PyResult<Subscription> {
         let (py, this) = (slf.py(), slf.get());
-        let topic = this.topic_meant(py, topic)?;
+        let topic = this.topic_or_default(py, topic)?;
         let timeout = seconds("timeout", timeout)?;
-        let on_gap = OnGap::called(py, on_gap)?;
+        let on_gap = OnGap::parse(py, on_gap)?;
         let gpus = this.gpus.get(py)?;
         let out = out.map(|mapping| Out::new(mapping.unbind(), atomic, strict, Arc::clone(gpus)));
         let followed = this.consumer.as_ref().map(|consumer| consumer.follow(&topic));
@@ -219,13 +221,12 @@ impl Client {
             "latest" => Request::latest(topic),
             "every" => Request::every(topic),
             other => {
-                return Err(
-                    Kind::Request.raise(py, format!("mode is \"latest\" or \"every\", and not {other:?}"))
-                );
+                return Err(Kind::Request
+                    .raise(py, format!("mode is {other:?}, but must be \"latest\" or \"every\"")));
             }
         };
         if let Some(start) = start {
-            request = request.from(start_called(&start)?);
+            request = request.from(parse_start(&start)?);
         }
         if let Some(window) = window {
             request = request.window(window);
@@ -233,9 +234,9 @@ impl Client {
         if let Some(reader) = reader {
             request = request.reader(ReaderName::new(reader).map_err(Kind::Request.because(py))?);
         }
-        let select = Select::called(py, select.as_ref())?;
-        let of_out = out.as_ref().map(|out| out.selection(py)).transpose()?;
-        let globs = select.patterns().map(<[_]>::to_vec).or(of_out).unwrap_or_default();
+        let select = Select::parse(py, select.as_ref())?;
+        let names_of_out = out.as_ref().map(|out| out.selection(py)).transpose()?;
+        let globs = select.patterns().map(<[_]>::to_vec).or(names_of_out).unwrap_or_default();
         let client = this.client(py)?;
         let subscribed = wait(py, client.subscribe_to(request.select(globs).preempt(preempt)))?;
         let subscription = subscribed.map_err(|error| of_client(py, &error))?;
@@ -246,10 +247,10 @@ impl Client {
     /// Receives one version of a topic: the first that `subscribe` would deliver, without a lasting subscription.
     ///
     /// topic: its name; by default the topic that the ticket names.
-    /// version: the number of the version; None is the newest. A version that is not yet published is waited for; one that
-    /// is no longer retained is an error.
-    /// epoch: with `version`, the epoch of the topic, as in `Snapshot.epoch`: after a restart a publisher counts versions
-    /// from 1 again, in a new epoch.
+    /// version: the number of the version; None is the newest. A version that is not yet published is waited for; one
+    /// that is no longer retained is an error.
+    /// epoch: with `version`, the epoch of the topic, as in `Snapshot.epoch`: after a restart a publisher counts
+    /// versions from 1 again, in a new epoch.
     /// select, out, atomic, strict: as for `subscribe`.
     /// timeout: the deadline for the whole call in seconds; None waits without limit. A topic that does not exist is
     /// waited for at most for the client's `topic_timeout`.
@@ -271,10 +272,10 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let wanted = (topic, version, epoch, select, out, atomic, strict, timeout);
-        in_python(slf, "get", wanted)
+        call_python(slf, "get", wanted)
     }
 
-    /// The same as a coroutine of asyncio. Not with `atomic=False`.
+    /// `get` as a coroutine of asyncio. Not with `atomic=False`.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, out = None, atomic = true,
                         strict = true, timeout = 60.0))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
@@ -290,12 +291,12 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let wanted = (topic, version, epoch, select, out, atomic, strict, timeout);
-        in_python(slf, "get_async", wanted)
+        call_python(slf, "get_async", wanted)
     }
 
-    /// Copies a snapshot to the tensors of `out`, all or none, as `subscribe(out=…)` does with a complete version: it can
-    /// be received while the tensors are in use (`get`), and is installed in a pause of one copy. `strict` is as
-    /// there. Returns the description of the version.
+    /// Copies a snapshot to the tensors of `out`, all or none, as `subscribe(out=…)` does with a complete version: it
+    /// can be received while the tensors are in use (`get`), and their use pauses only for the copy. `strict` is as for
+    /// `subscribe`. Returns the version without tensors.
     ///
     /// Raises TargetError if the version does not fit, with nothing written; TornError if a GPU fails during the copy.
     #[pyo3(signature = (snapshot, out, *, strict = true))]
@@ -310,19 +311,19 @@ impl Client {
         out.copy(py, &snapshot.arrived(py)?)?.map_err(|failed| failed.raise(py))
     }
 
-    /// Iterates over the tensors of one version with their names, in published order. They are received in parts, so that
-    /// a version larger than this machine's memory can be read. The next part is received while the current one is in
-    /// use. A part is delivered once it is complete and verified, the last one only if all parts are of one version. The
-    /// version is complete only when the iteration has ended without an error: do not use its tensors before.
+    /// Iterates over the tensors of one version with their names, in published order. They are received in parts, so
+    /// that a version larger than this machine's memory can be read. The next part is received while the current one is
+    /// in use. A part is delivered once it is complete and verified, the last one only if all parts are of one version.
+    /// The version is complete only when the iteration has ended without an error: do not use its tensors before.
     ///
     /// topic, version, epoch, select: as for `get`. The publisher's next version waits as for a reader in mode "every".
     /// bucket_bytes: the maximum size of a part, not counting tensors that share a chunk with it; a larger tensor is a
-    /// part by itself. Three parts are in memory at a time: that of the previous tensor, the current one and the next one.
-    /// Do not keep tensors longer.
+    /// part by itself. Three parts are in memory at a time: the previous, the current and the next one. Do not keep
+    /// tensors of earlier parts.
     /// timeout: the deadline for each part in seconds; None waits without limit.
     ///
-    /// Raises the exceptions of `get`, and TornError after a failure behind the first tensor: the delivered tensors are
-    /// not a version.
+    /// Raises the exceptions of `get`, and TornError for a failure after the first tensor: the tensors delivered so far
+    /// are not a complete version.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, bucket_bytes = 134_217_728,
                         timeout = 60.0))]
     fn stream<'py>(
@@ -340,8 +341,8 @@ impl Client {
         py.import("tensor_relay._stream")?.call_method1("stream", wanted)
     }
 
-    /// The same as an asynchronous generator, for `async for`: it starts when the first tensor is requested. To
-    /// leave it early, close it (`contextlib.aclosing`); cancellation releases everything.
+    /// `stream` as an asynchronous generator, for `async for`: it starts when the first tensor is requested. To leave
+    /// it early, close it (`contextlib.aclosing`); cancellation releases everything.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, bucket_bytes = 134_217_728,
                         timeout = 60.0))]
     fn stream_async<'py>(
@@ -359,8 +360,8 @@ impl Client {
         py.import("tensor_relay._stream")?.call_method1("stream_async", wanted)
     }
 
-    /// The description of a version, without its tensors: little more than their names travels. `topic`, `version`,
-    /// `epoch`, `timeout` and the exceptions are as for `get`.
+    /// The description of a version: its metadata, and the names, dtypes and shapes of its tensors, whose data is not
+    /// transferred. `topic`, `version`, `epoch`, `timeout` and the exceptions are as for `get`.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, timeout = 60.0))]
     fn describe(
         slf: Bound<'_, Self>,
@@ -370,7 +371,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Description> {
         let (py, this) = (slf.py(), slf.get());
-        let wanted = this.version_meant(py, topic, version, epoch)?;
+        let wanted = this.version_selector(py, topic, version, epoch)?;
         let (client, timeout) = (this.client(py)?, seconds("timeout", timeout)?);
         match wait_at_most(py, timeout, wanted.receive(&client))? {
             Some(described) => described.map_err(|failed| failed.raise(py)),
@@ -378,7 +379,7 @@ impl Client {
         }
     }
 
-    /// The same as a coroutine of asyncio.
+    /// `describe` as a coroutine of asyncio.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, timeout = 60.0))]
     fn describe_async<'py>(
         slf: Bound<'py, Self>,
@@ -388,7 +389,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
-        let wanted = Arc::new(this.version_meant(py, topic, version, epoch)?);
+        let wanted = Arc::new(this.version_selector(py, topic, version, epoch)?);
         let (client, timeout) = (this.client(py)?, seconds("timeout", timeout)?);
         let begin = PyCFunction::new_closure(py, None, None, move |args, _| {
             let (client, wanted) = (Arc::clone(&client), Arc::clone(&wanted));
@@ -409,15 +410,15 @@ impl Client {
         py.import("tensor_relay._coroutines")?.call_method1("awaited", (begin,))
     }
 
-    /// The ticket that it was connected with. Treat it as a secret if the tensors are.
+    /// The ticket that this client connected with. Treat it as a secret if the tensors are secret.
     #[getter]
     fn ticket(&self) -> String {
         self.ticket.to_string()
     }
 
-    /// Counters and gauges of this client by name: `reconnects`; and of this machine's memory `snapshot_bytes`, which
-    /// snapshots take that are being received, ready or held; `reusable_bytes`, which are kept for the next ones until
-    /// two seconds after the last subscription ends; and `base_bytes`, copies of versions to which deltas are applied.
+    /// Counters and gauges of this client by name: `reconnects`; and, of host memory, `snapshot_bytes` of snapshots
+    /// that are being received, ready or held; `reusable_bytes`, kept for the next snapshots until two seconds after
+    /// the last subscription ends; and `base_bytes`, copies of versions to which deltas are applied.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let client = self.client(py)?;
         let MemoryStats { snapshot_bytes, reusable_bytes, base_bytes } = client.memory();
@@ -433,7 +434,7 @@ impl Client {
         Ok(by_name)
     }
 
-    /// Whether it is of no use any more: it was closed, or its server was gone for longer than `reconnect_timeout`.
+    /// Whether this client was closed, or has lost its server for longer than `reconnect_timeout`.
     #[getter]
     fn closed(&self, py: Python<'_>) -> PyResult<bool> {
         let open = self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
@@ -452,7 +453,7 @@ impl Client {
         Ok(self.client(py)?.reconnects())
     }
 
-    /// Ends the session and tells the server. Snapshots stay; subscriptions end. Closing again does nothing.
+    /// Ends the session and notifies the server. Subscriptions end; snapshots stay valid. Closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let open = self
             .open
@@ -461,10 +462,10 @@ impl Client {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(Open { client, admin }) = open {
-            py.detach(|| drop(admin)); // It waits for the thread of the port, which takes a moment.
-            // If another thread is in the middle of a call, the session closes when that call ends.
+            py.detach(|| drop(admin)); // Waits briefly for the port's thread.
+            // If another thread is in a call, the session closes when that call ends.
             if let Some(client) = Arc::into_inner(client) {
-                wait(py, async { tokio::time::timeout(GOOD_BYE, client.close()).await.ok() })?;
+                wait(py, async { tokio::time::timeout(CLOSE_TIMEOUT, client.close()).await.ok() })?;
             }
         }
         self.gpus.get(py)?.close(py);
@@ -477,7 +478,7 @@ impl Client {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        // A forked child leaves the block with what it was forked from: that is the parent's to close.
+        // In a forked child, the parent's client must not be closed.
         if !self.open.is_usable() {
             return Ok(());
         }
@@ -490,29 +491,29 @@ impl Client {
 }
 
 impl Client {
-    /// Why there is no connection now.
+    /// Why the connection is lost; `None` while it is up.
     pub(crate) fn connection_lost(&self, py: Python<'_>) -> Option<Arc<client::ClientError>> {
         self.client(py).ok()?.connection_lost()
     }
 
-    /// The topic of this name; without one, that which the ticket names.
-    fn version_meant(
+    fn version_selector(
         &self,
         py: Python<'_>,
         topic: Option<&str>,
         version: Option<u64>,
         epoch: Option<&str>,
     ) -> PyResult<VersionSelector> {
-        let epoch = epoch.map(|epoch| epoch_called(py, epoch)).transpose()?;
+        let epoch = epoch.map(|epoch| parse_epoch(py, epoch)).transpose()?;
         let version = version.map(|version| (epoch, Version(version)));
-        Ok(VersionSelector { topic: self.topic_meant(py, topic)?, version })
+        Ok(VersionSelector { topic: self.topic_or_default(py, topic)?, version })
     }
 
-    fn topic_meant(&self, py: Python<'_>, topic: Option<&str>) -> PyResult<Topic> {
+    /// The topic of this name; without a name, the ticket's topic.
+    fn topic_or_default(&self, py: Python<'_>, topic: Option<&str>) -> PyResult<Topic> {
         match (topic, self.ticket.topic()) {
-            (Some(name), _) => topic_called(py, name),
+            (Some(name), _) => parse_topic(py, name),
             (None, Some(topic)) => Ok(topic.clone()),
-            (None, None) => Err(Kind::Request.raise(py, "the ticket names no topic: say which")),
+            (None, None) => Err(Kind::Request.raise(py, "the ticket names no topic: give the topic's name")),
         }
     }
 
@@ -530,18 +531,18 @@ impl Client {
     }
 }
 
-fn lanes_called(py: Python<'_>, lanes: Option<u32>) -> PyResult<Lanes> {
+fn parse_lanes(py: Python<'_>, lanes: Option<u32>) -> PyResult<Lanes> {
     match lanes {
         None => Ok(Lanes::Auto),
         Some(lanes) => within(py, "lanes", lanes, 1..=LANES_MAX).map(Lanes::Fixed),
     }
 }
 
-/// The ticket without its topic: the same text for all tickets of a server that name it alike and have the same token. Two with
-/// other tokens have other rights, and share nothing.
+/// The ticket without its topic: the same text for all tickets with the same server addresses, keys and token. Tickets
+/// with different tokens have different rights, so their texts differ.
 ///
 /// # Errors
-/// `TicketError` for what is no ticket.
+/// `TicketError` for an invalid ticket.
 #[pyfunction]
 pub(crate) fn server_of(py: Python<'_>, ticket: &str) -> PyResult<String> {
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
@@ -553,8 +554,8 @@ pub(crate) fn server_of(py: Python<'_>, ticket: &str) -> PyResult<String> {
     })
 }
 
-/// A call of the same name that is written in Python.
-fn in_python<'py>(
+/// Calls the implementation of a method in Python, which has the same name.
+fn call_python<'py>(
     client: Bound<'py, Client>,
     name: &str,
     (topic, version, epoch, select, out, atomic, strict, timeout): Get<'_, 'py>,

@@ -1,15 +1,16 @@
-//! A value with exclusive use that can be closed without waiting for its user.
+//! A value for one user at a time, which can be closed without waiting for that user.
 
 use std::sync::{self, Arc, MutexGuard, PoisonError};
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
-/// A value that is used in turns, until it is closed. Closing never waits: a signal handler may close what the thread that
-/// it interrupts is using. The turn under way does what is left to do when it ends.
+/// A value that callers use in turns, until it is closed. Closing never waits, because a signal handler may close a
+/// value that the interrupted thread is using: the turn under way then drops the value, or passes it to the last
+/// action, when it ends.
 pub(crate) struct Closable<T> {
     /// `None` once it is closed and the last turn has ended.
     value: Arc<Mutex<Option<T>>>,
     state: watch::Sender<State>,
-    /// The state of the value.
+    /// The last action: receives the value after the last turn.
     last: sync::Mutex<Option<Last<T>>>,
 }
 
@@ -26,7 +27,7 @@ enum State {
 
 /// The value in exclusive use.
 pub(crate) struct ExclusiveUse<T> {
-    /// `None` while the turn is waited for, and while this is dropped.
+    /// `None` while waiting for the turn, and during `drop`.
     guard: Option<OwnedMutexGuard<Option<T>>>,
     of: Arc<Closable<T>>,
 }
@@ -68,13 +69,13 @@ impl<T> Closable<T> {
         self.set(State::Closed);
     }
 
-    /// The same, and `last` gets the value, unless there was such before.
+    /// As [`close`](Self::close), and passes the value to `last`, unless an earlier call set a last action.
     pub(crate) fn close_with(&self, last: impl FnOnce(T) + Send + 'static) {
         self.last().get_or_insert_with(|| Box::new(last));
         self.set(State::Closed);
     }
 
-    /// The same when the turn under way has ended by itself.
+    /// As [`close_with`](Self::close_with), but lets the turn under way finish.
     pub(crate) fn end_with(&self, last: impl FnOnce(T) + Send + 'static) {
         self.last().get_or_insert_with(|| Box::new(last));
         self.set(State::Ending);
@@ -88,13 +89,14 @@ impl<T> Closable<T> {
         *self.state.borrow()
     }
 
-    fn set(&self, wanted: State) {
-        self.state.send_modify(|state| *state = wanted.max(*state));
-        self.take_if_over();
+    fn set(&self, new: State) {
+        self.state.send_modify(|state| *state = new.max(*state));
+        self.finish_if_unused();
     }
 
-    /// Called after the end was said and after each turn, so whichever comes last finds the value unused.
-    fn take_if_over(&self) {
+    /// Runs the last action if the value is closed and unused. Called after each change of state and after each turn,
+    /// so the later of the two finds the value unused.
+    fn finish_if_unused(&self) {
         if self.state() == State::Open {
             return;
         }
@@ -114,7 +116,7 @@ impl<T> Closable<T> {
 }
 
 impl<T> ExclusiveUse<T> {
-    /// The value; `None` once it was taken away.
+    /// The value; `None` once the value was closed and taken.
     pub(crate) fn value(&mut self) -> Option<&mut T> {
         self.guard.as_mut()?.as_mut()
     }
@@ -123,6 +125,6 @@ impl<T> ExclusiveUse<T> {
 impl<T> Drop for ExclusiveUse<T> {
     fn drop(&mut self) {
         self.guard = None;
-        self.of.take_if_over();
+        self.of.finish_if_unused();
     }
 }

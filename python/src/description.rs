@@ -15,8 +15,8 @@ use tensor_relay_client::{
     Topic, Version, VersionId,
 };
 
-/// Selects no tensor: of a version of which nothing is selected, the manifest alone travels. A tensor of this very name
-/// would be transferred needlessly, and do no harm.
+/// A pattern that matches no tensor, so that only the manifest is sent. A tensor of this very name would be transferred
+/// needlessly, and do no harm.
 const NOTHING: &str = "tensor-relay.describe/nothing";
 
 /// The description of a version: its metadata, and each tensor's name, dtype and shape.
@@ -45,7 +45,7 @@ pub(crate) struct VersionSelector {
 pub(crate) enum NotDescribed {
     Client(ClientError),
     Subscription(SubscriptionError),
-    /// It is not kept any more. Says what is.
+    /// The version is no longer retained. The message names the versions that are.
     Gone(String),
 }
 
@@ -59,19 +59,19 @@ impl VersionSelector {
         }
     }
 
-    fn is_met_by(&self, found: &VersionId) -> bool {
+    fn matches(&self, found: &VersionId) -> bool {
         self.version.is_none_or(|(epoch, version)| {
             version == found.version && epoch.is_none_or(|epoch| epoch == found.epoch)
         })
     }
 
-    /// Receives its manifest.
+    /// Receives the version's manifest.
     pub(crate) async fn receive(&self, client: &Client) -> Result<Description, NotDescribed> {
         let nothing = Glob::new(NOTHING).expect("it has the characters of a glob");
         let subscribed = client.subscribe_to(self.request().select([nothing])).await;
         let next = subscribed.map_err(NotDescribed::Client)?.next().await;
         match next {
-            Ok(snapshot) if self.is_met_by(snapshot.id()) => Ok(Description::of(&snapshot)),
+            Ok(snapshot) if self.matches(snapshot.id()) => Ok(Description::of(&snapshot)),
             Ok(snapshot) => Err(self.gone(&format!("{} is the oldest that is", snapshot.id()))),
             Err(SubscriptionError::Gap(gap)) => Err(self.gone(&gap.to_string())),
             Err(error) => Err(NotDescribed::Subscription(error)),
@@ -103,7 +103,7 @@ impl Description {
         &self.manifest
     }
 
-    /// Whether `snapshot` is of this very version: by its number, and by what it says that it consists of.
+    /// Whether `snapshot` is of this very version: by topic, epoch and number, manifest and metadata.
     pub(crate) fn is_of(&self, snapshot: &Snapshot) -> bool {
         *snapshot.id() == self.id
             && **snapshot.manifest() == *self.manifest
@@ -127,7 +127,7 @@ impl Description {
         self.id.topic.as_str()
     }
 
-    /// Its number, which rises within an epoch.
+    /// The version's number, which rises within an epoch.
     #[getter]
     fn version(&self) -> u64 {
         self.id.version.0
@@ -141,7 +141,7 @@ impl Description {
 
     /// The metadata of this version, as `Snapshot.metadata`.
     ///
-    /// Raises DamagedError for what cannot be read.
+    /// Raises DamagedError if a value cannot be read.
     #[getter]
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         metadata::to_user(py, &self.metadata)
@@ -157,21 +157,21 @@ impl Description {
         Ok(by_key)
     }
 
-    /// The values that were published among the tensors and are none, as `Snapshot.entries`.
+    /// The values that were published with the tensors but are not tensors, as `Snapshot.entries`.
     ///
-    /// Raises DamagedError for one that cannot be read.
+    /// Raises DamagedError if a value cannot be read.
     #[getter]
     fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         entries::of_metadata(py, &self.metadata)
     }
 
-    /// The size of all tensors in bytes, with the padding between them.
+    /// The size of all tensors in bytes, including the padding between them.
     #[getter]
     fn payload_bytes(&self) -> u64 {
         self.manifest.payload_bytes()
     }
 
-    /// The tensors by name, in the order in which they were published.
+    /// The tensors by name, in published order.
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let by_name = PyDict::new(py);
@@ -195,19 +195,19 @@ impl Description {
 
 #[pymethods]
 impl TensorInfo {
-    /// The type of its elements, e.g. `bf16`.
+    /// The type of the elements, e.g. `bf16`.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.dtype.name()
     }
 
-    /// Its dimensions, outermost first.
+    /// The tensor's dimensions, outermost first.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.shape.dimensions())
     }
 
-    /// Its size in bytes.
+    /// The tensor's size in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.nbytes

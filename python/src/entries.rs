@@ -9,8 +9,8 @@ use pyo3::{
 /// The prefix of metadata keys for entries; the entry's name follows, and its value is JSON.
 pub(crate) const PREFIX: &str = "tensor_relay.entry:";
 
-/// Whether `value` travels so: text, a number, a truth value or None. Of Python's own types and not of their subclasses:
-/// NumPy's `float64` is one of `float`, and a tensor here, as its `float32` is.
+/// Whether `value` is sent as an entry: text, a number, a truth value or None. Subclasses of these types do not count:
+/// NumPy's `float64` is a subclass of `float`, and is sent as a tensor, like NumPy's `float32`.
 pub(crate) fn is_entry(value: &Bound<'_, PyAny>) -> bool {
     value.is_none()
         || value.is_exact_instance_of::<PyString>()
@@ -19,13 +19,14 @@ pub(crate) fn is_entry(value: &Bound<'_, PyAny>) -> bool {
         || value.is_exact_instance_of::<PyFloat>()
 }
 
-/// An entry as a line of metadata.
+/// An entry as a key and a value of metadata.
 pub(crate) fn to_metadata(name: &str, value: &Bound<'_, PyAny>) -> PyResult<(String, String)> {
     let json = value.py().import("json")?.call_method1("dumps", (value,))?;
     Ok((format!("{PREFIX}{name}"), json.extract()?))
 }
 
-/// Whether an entry of this name is what a module of PyTorch gave by `get_extra_state`: `load_state_dict` wants it back.
+/// Whether an entry of this name is the result of a PyTorch module's `get_extra_state`, which `load_state_dict`
+/// requires.
 pub(crate) fn is_extra_state(name: &str) -> bool {
     name.rsplit('.').next() == Some("_extra_state")
 }
@@ -33,7 +34,7 @@ pub(crate) fn is_extra_state(name: &str) -> bool {
 /// The entries in a version's metadata, by name.
 ///
 /// # Errors
-/// `DamagedError` for what is no JSON: the publisher is to blame.
+/// `DamagedError` for a value that is not JSON, which is the publisher's fault.
 pub(crate) fn of_metadata<'py>(
     py: Python<'py>,
     metadata: &[(String, String)],

@@ -1,6 +1,6 @@
-//! The mapping of failures to Python errors. The one table of it; the classes are in `tensor_relay/errors.py`.
+//! The mapping of Rust errors to Python exceptions, whose classes are in `tensor_relay/errors.py`.
 //!
-//! Messages are those of the command line: the texts of the libraries' own errors.
+//! The messages are the texts of the Rust errors, the same as on the command line.
 
 use crate::interpreter;
 use pyo3::{exceptions::PySystemExit, prelude::*};
@@ -59,8 +59,8 @@ impl Kind {
         }
     }
 
-    /// The error, to be raised. In daemon threads that outlive the program it is `SystemExit`, which ends them quietly: what
-    /// they use was closed because the program ends.
+    /// The exception, to be raised. In daemon threads during the interpreter's exit it is `SystemExit`, which ends them
+    /// quietly: the exit has closed the objects that they use.
     pub(crate) fn raise(self, py: Python<'_>, message: impl Display) -> PyErr {
         if interpreter::ends_elsewhere() {
             return PySystemExit::new_err(());
@@ -72,13 +72,13 @@ impl Kind {
         raised.map_or_else(|error| error, PyErr::from_value)
     }
 
-    /// The same for something that says all there is to say: itself.
+    /// A closure for `map_err` that raises this exception with the error's own text.
     pub(crate) fn because<E: Display>(self, py: Python<'_>) -> impl Fn(E) -> PyErr {
         move |error| self.raise(py, error)
     }
 }
 
-/// The error for a session that failed or ended.
+/// The exception for a session that failed or ended.
 pub(crate) fn of_client(py: Python<'_>, error: &ClientError) -> PyErr {
     kind_of_client(error).raise(py, error)
 }
@@ -113,11 +113,11 @@ fn kind_of_client(error: &ClientError) -> Kind {
     }
 }
 
-/// Why a subscription delivers nothing now, or nothing more. What a program may want to count is an attribute too.
+/// The exception for a subscription that failed or ended. Held and missing versions are attributes of it, too.
 pub(crate) fn of_subscription(py: Python<'_>, error: &SubscriptionError) -> PyErr {
     let raised = kind_of_subscription(error).raise(py, error);
     let value = raised.value(py);
-    // The classes have these attributes; an interpreter without memory for them has worse to tell.
+    // The classes have these attributes; setting one fails only when the interpreter is out of memory.
     let _ = match error {
         SubscriptionError::HoldingTooMany { held, .. } => {
             value.setattr("held", held.iter().map(|version| version.0).collect::<Vec<_>>())
@@ -148,7 +148,7 @@ fn kind_of_subscription(error: &SubscriptionError) -> Kind {
     }
 }
 
-/// The error for a version that was not received into a user's own tensors, which are unchanged.
+/// The exception for a version that was not received into a user's own tensors, which are unchanged.
 pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
     match cause {
         FillCause::Subscription(error) => of_subscription(py, error),
@@ -158,12 +158,12 @@ pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
     }
 }
 
-/// The error for a user's own tensors that do not fit a version.
+/// The exception for a user's own tensors that do not fit a version.
 pub(crate) fn of_buffer(py: Python<'_>, error: &BufferError) -> PyErr {
     Kind::Target.raise(py, error)
 }
 
-/// The error for tensors that could not be copied to or from a GPU.
+/// The exception for tensors that could not be copied to or from a GPU.
 pub(crate) fn of_device(py: Python<'_>, error: &DeviceError) -> PyErr {
     match error {
         DeviceError::NoMemory { .. } => Kind::NoRoom.raise(py, error),

@@ -18,7 +18,7 @@ use tensor_relay_device::{
 /// The settings for GPUs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GpuOptions {
-    /// The most memory of each that versions may take.
+    /// The maximum memory of each GPU for versions.
     pub(crate) memory_bytes: Option<u64>,
     /// The page-locked host memory of each GPU, which chunks pass through.
     pub(crate) pinned_bytes: u64,
@@ -34,15 +34,16 @@ pub(crate) struct Gpus {
     open: Mutex<BTreeMap<usize, Opened>>,
 }
 
-/// A GPU that is open.
+/// An open GPU.
 #[derive(Debug, Clone)]
 pub(crate) struct Opened {
     pub(crate) device: Device,
-    /// The stream that is to wait for tensors which are handed over, as DLPack knows it ([`CudaEngine::intake`]).
+    /// The stream that libraries make wait for the tensors that they export, as a DLPack stream number
+    /// ([`CudaEngine::intake`]).
     pub(crate) intake: usize,
 }
 
-/// Why a GPU cannot be used, and what is missing.
+/// Why a GPU cannot be used.
 #[derive(Debug)]
 pub(crate) enum GpuError {
     Cuda(CudaError),
@@ -52,15 +53,15 @@ pub(crate) enum GpuError {
 /// The granularity of slots: each begins on a page.
 const PAGE_BYTES: u64 = 4096;
 
-/// The fewest slots that let anything overlap: one is copied while the other is sent or received.
+/// The minimum number of slots: one chunk is copied while the other is sent or received.
 const SLOTS_MIN: u64 = 2;
 
-/// The time that the exit of the interpreter waits for GPUs to be released. A copy takes milliseconds, and the driver frees
-/// the remaining memory of the process.
-const LAST_COPIES: Duration = Duration::from_millis(200);
+/// The time that the interpreter's exit waits until the GPUs are released. A copy takes milliseconds, and the driver
+/// frees the process's remaining memory.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Gpus {
-    /// None is opened yet.
+    /// A set without an open GPU yet.
     ///
     /// # Errors
     /// `RequestError` for too little page-locked memory.
@@ -71,7 +72,7 @@ impl Gpus {
         if slots < SLOTS_MIN {
             let message = format!(
                 "pinned_bytes is {pinned_bytes}, but must hold two chunks of {chunk_bytes} bytes, one to be copied while the \
-                 other travels: give it {} or more",
+                 other is sent or received: set it to {} or more",
                 SLOTS_MIN * stride_bytes
             );
             return Err(Kind::Request.raise(py, message));
@@ -80,17 +81,14 @@ impl Gpus {
         Ok(Self { capacity, memory_bytes, open: Mutex::default() })
     }
 
-    /// The GPU with this number, which is opened if it is not: that takes up to a second, without the GIL.
-    ///
-    /// # Errors
-    /// [`GpuError`] says what is missing.
+    /// The GPU with this number, opened if it is not open yet: opening takes up to a second, without the GIL.
     pub(crate) fn opened(&self, py: Python<'_>, ordinal: usize) -> Result<Opened, GpuError> {
-        // A version has thousands of tensors, and giving the GIL away for each would give others a turn each time.
-        let known = self.open.try_lock().ok().and_then(|open| open.get(&ordinal).cloned());
-        known.map_or_else(|| py.detach(|| self.open_if_needed(ordinal)), Ok)
+        // A version has thousands of tensors: releasing the GIL for each would let other threads run each time.
+        let opened = self.open.try_lock().ok().and_then(|open| open.get(&ordinal).cloned());
+        opened.map_or_else(|| py.detach(|| self.open_if_needed(ordinal)), Ok)
     }
 
-    /// The same for who hands nothing over.
+    /// The device of [`opened`](Self::opened), for callers that do not import tensors.
     pub(crate) fn device(&self, py: Python<'_>, ordinal: usize) -> Result<Device, GpuError> {
         Ok(self.opened(py, ordinal)?.device)
     }
@@ -111,9 +109,9 @@ impl Gpus {
         Ok(opened)
     }
 
-    /// Lets go of all of them. What still lies there keeps its own.
+    /// Releases all GPUs. Tensors that still lie on a GPU keep it open.
     pub(crate) fn close(&self, py: Python<'_>) {
-        // Without the GIL: another thread may be opening one, which takes a while.
+        // Without the GIL: another thread may be opening a GPU, which takes up to a second.
         py.detach(|| {
             let open = std::mem::take(&mut *self.open());
             drop(open); // Without the lock.
@@ -128,34 +126,35 @@ impl Gpus {
 /// The engine of a GPU.
 ///
 /// # Panics
-/// When it is no GPU of [`Gpus`].
+/// If the device was not opened by [`Gpus`].
 pub(crate) fn engine(device: &Device) -> &Arc<CudaEngine> {
-    device.engine().expect("`Gpus` opens no other kind")
+    device.engine().expect("`Gpus` opens only CUDA devices")
 }
 
-/// The number in `cuda:N`; none for `cpu`.
+/// The number in `cuda:N`; `None` for `cpu`.
 ///
 /// # Errors
 /// `RequestError` for anything else.
-pub(crate) fn ordinal_called(py: Python<'_>, name: &str) -> PyResult<Option<usize>> {
+pub(crate) fn parse_device(py: Python<'_>, name: &str) -> PyResult<Option<usize>> {
     let number = name.strip_prefix("cuda:").filter(|digits| !digits.starts_with('+'));
     match (name, number.and_then(|digits| digits.parse().ok())) {
         ("cpu", _) => Ok(None),
         (_, Some(ordinal)) => Ok(Some(ordinal)),
         _ => {
-            let message = format!("device is \"cpu\", or \"cuda:N\" for GPU N, and not {name:?}");
+            let message = format!("device is {name:?}, but must be \"cpu\", or \"cuda:N\" for GPU N");
             Err(Kind::Request.raise(py, message))
         }
     }
 }
 
-/// Waits briefly until opened GPUs are released. A timeout is not logged: logging has ended by then.
+/// Waits briefly, at the interpreter's exit, until opened GPUs are released. A timeout is not logged: logging has
+/// ended.
 pub(crate) fn close_all() {
-    let _ = cuda::all_closed(LAST_COPIES);
+    let _ = cuda::all_closed(RELEASE_TIMEOUT);
 }
 
 impl GpuError {
-    /// The error for who asked for the GPU.
+    /// The exception for the user whose call needed the GPU.
     pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
         match self {
             Self::Cuda(_) => Kind::Other.raise(py, self),
@@ -168,7 +167,7 @@ impl Display for GpuError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Cuda(error) => error.fmt(f),
-            Self::Pinned(error) => write!(f, "{error}; `pinned_bytes` takes less"),
+            Self::Pinned(error) => write!(f, "{error}; a smaller `pinned_bytes` needs less"),
         }
     }
 }

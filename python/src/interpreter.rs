@@ -1,7 +1,7 @@
-//! The interpreter thread: runs other threads' work that needs the GIL.
+//! The interpreter thread: runs other threads' tasks that need the GIL.
 //!
-//! The runtime's thread must never wait for the GIL: any C extension may hold that for seconds, and all lanes would stand
-//! still. So whatever needs Python there (giving back what was lent, results of coroutines, log messages) is left here.
+//! The runtime's thread must never wait for the GIL: any C extension may hold it for seconds, and all lanes would
+//! stall. So its tasks that need Python (returning lent memory, completing futures, logging) run on this thread.
 
 use crate::gpu;
 use pyo3::prelude::*;
@@ -16,52 +16,52 @@ type InterpreterTask = Box<dyn FnOnce(Python<'_>) + Send>;
 /// A message to the thread.
 enum Message {
     InterpreterTask(InterpreterTask),
-    /// Nothing more: say when all before it is done.
+    /// The last message: the thread replies, and ends.
     Finish(mpsc::SyncSender<()>),
 }
 
-/// The way to the thread, which lives in the process that started it.
-struct Inbox {
+/// The queue of the thread, which lives in the process that started it.
+struct Queue {
     sender: mpsc::Sender<Message>,
     pid: u32,
 }
 
-static INBOX: OnceLock<Option<Inbox>> = OnceLock::new();
+static QUEUE: OnceLock<Option<Queue>> = OnceLock::new();
 
-/// The time that the exit of the interpreter waits for remaining work.
-const FINISH: Duration = Duration::from_secs(1);
+/// The time that the interpreter's exit waits for the remaining tasks.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Lets the interpreter do `errand` soon, in order.
+/// Queues `task` for the interpreter thread.
 ///
-/// The queue has no bound of its own: each errand stands for something that a user has lent, awaits, or logs, and logs
-/// are bounded where they are made. When the interpreter is gone, and in a fork, errands are leaked with what they hold.
-pub(crate) fn later(errand: impl FnOnce(Python<'_>) + Send + 'static) {
-    let message = Message::InterpreterTask(Box::new(errand));
-    let unsent = match INBOX.get_or_init(start) {
-        Some(inbox) if inbox.pid == std::process::id() => {
-            inbox.sender.send(message).err().map(|mpsc::SendError(unsent)| unsent)
+/// The queue itself is unbounded: each task is for an object that a user has lent or awaits, or for a log message,
+/// whose number [`logging`](crate::logging) bounds. After the interpreter's end, and in a forked child, tasks are
+/// leaked with their contents.
+pub(crate) fn later(task: impl FnOnce(Python<'_>) + Send + 'static) {
+    let message = Message::InterpreterTask(Box::new(task));
+    let unsent = match QUEUE.get_or_init(start) {
+        Some(queue) if queue.pid == std::process::id() => {
+            queue.sender.send(message).err().map(|mpsc::SendError(unsent)| unsent)
         }
         _ => Some(message),
     };
-    std::mem::forget(unsent); // What it holds may need an interpreter to go.
+    std::mem::forget(unsent); // Dropping its contents may need an interpreter.
 }
 
-fn start() -> Option<Inbox> {
-    let (sender, inbox) = mpsc::channel();
+fn start() -> Option<Queue> {
+    let (sender, receiver) = mpsc::channel();
     let thread = thread::Builder::new().name("tensor-relay-gil".into());
-    let started = thread.spawn(move || run(&inbox)).ok();
-    started.map(|_| Inbox { sender, pid: std::process::id() })
+    let started = thread.spawn(move || run(&receiver)).ok();
+    started.map(|_| Queue { sender, pid: std::process::id() })
 }
 
-fn run(inbox: &mpsc::Receiver<Message>) {
-    for message in inbox {
+fn run(messages: &mpsc::Receiver<Message>) {
+    for message in messages {
         match message {
-            Message::InterpreterTask(errand) => {
-                let mut errand = Some(errand);
-                let attached =
-                    Python::try_attach(|py| errand.take().into_iter().for_each(|errand| errand(py)));
+            Message::InterpreterTask(task) => {
+                let mut task = Some(task);
+                let attached = Python::try_attach(|py| task.take().into_iter().for_each(|task| task(py)));
                 if attached.is_none() {
-                    std::mem::forget(errand); // What it holds may need an interpreter to go.
+                    std::mem::forget(task); // Dropping its contents may need an interpreter.
                 }
             }
             Message::Finish(done) => {
@@ -72,35 +72,36 @@ fn run(inbox: &mpsc::Receiver<Message>) {
     }
 }
 
-/// The thread that ends the interpreter, once it does.
+/// The thread that ends the interpreter, set when the exit begins.
 static ENDING: OnceLock<ThreadId> = OnceLock::new();
 
-/// Notes that this thread ends the interpreter, before it closes what is open. Other threads that still run then are daemon
-/// threads: Python has waited for the rest.
+/// Records that this thread ends the interpreter, before it closes relays and clients. Any other thread that still runs
+/// is a daemon thread: Python has waited for the others.
 #[pyfunction]
 pub(crate) fn begin_finish() {
     let _ = ENDING.set(thread::current().id());
 }
 
-/// Whether another thread than this one ends the interpreter.
+/// Whether the interpreter is exiting, on another thread.
 pub(crate) fn ends_elsewhere() -> bool {
     ENDING.get().is_some_and(|ending| *ending != thread::current().id())
 }
 
-/// Does what is left to do, and nothing later: called right before the interpreter ends, which no thread may wait for.
+/// Runs the remaining tasks, and refuses later ones. Called right before the interpreter ends, since a thread that
+/// requests the GIL afterwards would hang.
 #[pyfunction]
 pub(crate) fn finish(py: Python<'_>) {
     py.detach(|| {
-        finish_errands();
-        gpu::close_all(); // Now that what was lent is back.
+        finish_tasks();
+        gpu::close_all(); // After all lent memory has come back.
     });
 }
 
-fn finish_errands() {
-    let inbox = INBOX.get_or_init(|| None).as_ref();
-    let Some(inbox) = inbox.filter(|inbox| inbox.pid == std::process::id()) else { return };
+fn finish_tasks() {
+    let queue = QUEUE.get_or_init(|| None).as_ref();
+    let Some(queue) = queue.filter(|queue| queue.pid == std::process::id()) else { return };
     let (done, finished) = mpsc::sync_channel(1);
-    if inbox.sender.send(Message::Finish(done)).is_ok() {
-        let _ = finished.recv_timeout(FINISH);
+    if queue.sender.send(Message::Finish(done)).is_ok() {
+        let _ = finished.recv_timeout(FINISH_TIMEOUT);
     }
 }

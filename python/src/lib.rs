@@ -1,8 +1,8 @@
 //! The native module of the Python package `tensor_relay`: servers, clients and their tensors.
 //!
-//! What Python sees is written in Python where that says it better: `tensor_relay/__init__.py` has the two ways in,
-//! `errors.py` the tree of errors, `_frameworks.py` what is peculiar to each framework, `_native.pyi` the signatures of
-//! what is here. Its documentation is `python/README.md`.
+//! The package's Python files: `tensor_relay/__init__.py` has the two entry points, `errors.py` the exception classes,
+//! `_frameworks.py` the code for each framework, `_native.pyi` the signatures of this module. Users read
+//! `python/README.md`.
 
 #![deny(unsafe_code)]
 
@@ -42,12 +42,13 @@ mod wait;
 
 use pyo3::prelude::*;
 
-/// What the command line allocates with, for what is allocated in Rust: encoded chunks come and go, and the system's would
-/// give their memory back, and ask for it again, each time. Python's own memory, and its tensors', are not touched.
+/// The allocator of all Rust code here, the same as the command line's. Encoded chunks are allocated and freed all the
+/// time, and the system's allocator would return their memory to the kernel each time. Python's memory and its tensors'
+/// are not affected.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What `tensor_relay` is made of. Private: import from `tensor_relay`.
+/// The native part of `tensor_relay`. Private: import from `tensor_relay`.
 #[pymodule(gil_used = true)]
 mod _native {
     #[pymodule_export]
@@ -69,7 +70,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_init]
-    fn facts(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fn add_version(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -21,8 +21,8 @@ const LOGGER: &str = "tensor_relay";
 /// The prefix of this package's targets.
 const PACKAGE: &str = env!("CARGO_CRATE_NAME");
 
-/// The maximum number of messages queued for the interpreter; further ones are dropped and
-/// counted. A minute of failures logs about a thousand, which take less than a megabyte.
+/// The maximum number of messages queued for the interpreter; further ones are dropped and counted. A minute of
+/// failures logs about a thousand, less than a megabyte.
 const WAITING_MAX: usize = 1_000;
 
 /// Forwards `tracing` events to the logger `tensor_relay`: level `info` and above, and `debug` if the logger is set to
@@ -33,11 +33,11 @@ pub(crate) fn begin(py: Python<'_>) {
         logger.call_method1("isEnabledFor", (number(&Level::DEBUG),))?.is_truthy()
     };
     let most = if wants_debug().unwrap_or(false) { Level::DEBUG } else { Level::INFO };
-    // It fails if there is a subscriber already, and there is none in this library.
+    // It fails only if a subscriber is set already, and no other code of this library sets one.
     let _ = tracing::subscriber::set_global_default(Logger { most, backlog: Arc::default() });
 }
 
-/// The level as `logging` counts it.
+/// The number of a level in Python's `logging`.
 fn number(level: &Level) -> u8 {
     match *level {
         Level::ERROR => 40,
@@ -76,13 +76,13 @@ impl Subscriber for Logger {
         interpreter::later(move |py| {
             backlog.waiting.fetch_sub(1, Ordering::Relaxed);
             let dropped = backlog.dropped.swap(0, Ordering::Relaxed);
-            // A handler that fails has reported that on stderr.
+            // `logging` reports the failure of a handler on stderr.
             let _ = log(py, level, &text);
             if dropped > 0 {
                 let _ = log(
                     py,
                     number(&Level::WARN),
-                    &format!("{dropped} messages were dropped: they came too fast."),
+                    &format!("{dropped} log messages were dropped, because there were too many at once."),
                 );
             }
         });
@@ -104,7 +104,7 @@ fn log(py: Python<'_>, level: u8, text: &str) -> PyResult<()> {
     Ok(())
 }
 
-/// A message with its fields behind it.
+/// A log message, followed by its fields.
 #[derive(Default)]
 struct Line {
     message: String,

@@ -1,7 +1,7 @@
-//! Tensors passed without a copy, in both directions: by DLPack, and by Python's buffer protocol.
+//! Tensors imported and exported without a copy, by DLPack and by Python's buffer protocol.
 //!
-//! All `unsafe` of this crate is here. [`Lent`] is memory of another owner, on the host ([`Foreign`]) or on a GPU
-//! ([`OnGpu`]); [`Tensor`](crate::tensor::Tensor) gives out what is ours: bytes on the host, and [`Readable`] ones on a GPU.
+//! All `unsafe` of this crate is here. An imported tensor is [`Lent`] memory, on the host ([`Foreign`]) or on a GPU
+//! ([`OnGpu`]); a [`Tensor`](crate::tensor::Tensor) exports our memory, on the host or on a GPU ([`Readable`]).
 
 mod buffer;
 mod dlpack;
@@ -27,5 +27,5 @@ pub(crate) use returning::{Returning, ToReturn};
 pub(crate) use stream::Stream;
 pub(crate) use strides::dense;
 
-/// DLPack's number for memory of the host.
+/// DLPack's device of host memory.
 pub(crate) const CPU: (i32, i32) = (dlpack::DEVICE_CPU, 0);

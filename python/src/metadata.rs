@@ -1,7 +1,8 @@
-//! A version's metadata: text on the wire, Python types at its ends.
+//! A version's metadata: text on the wire, Python values in programs.
 //!
-//! Text travels as it is, and any other value as JSON, so the command line and Rust read `1` for 1. One more line,
-//! [`JSON_KEYS`], names the values that are JSON, so that Python gives them back as they were.
+//! Text is sent as it is, and any other value as JSON: the number 1 is the text `1` for the command line and for Rust.
+//! One more entry, [`JSON_KEYS`], lists the keys whose values are JSON, so that Python receives values of the types
+//! published.
 
 use crate::{
     entries,
@@ -18,30 +19,30 @@ use tensor_relay_server::{Metadata, RESERVED_PREFIX, is_reserved};
 /// The key whose value is a JSON list of the keys whose values are JSON.
 const JSON_KEYS: &str = "tensor_relay.json";
 
-/// The prefix of this package's own keys, forbidden to users.
+/// The prefix of this package's own keys, which users must not use.
 const RESERVED: &str = "tensor_relay.";
 
 /// Encodes a user's metadata.
 ///
 /// # Errors
-/// `TypeError` names the first value that cannot travel; `RequestError` for a reserved key.
-pub(crate) fn of_user(given: &Bound<'_, PyAny>) -> PyResult<Metadata> {
-    let py = given.py();
-    let given = given.cast::<PyMapping>().map_err(|_| {
+/// `TypeError` names the first value that cannot be sent; `RequestError` for a reserved key.
+pub(crate) fn of_user(mapping: &Bound<'_, PyAny>) -> PyResult<Metadata> {
+    let py = mapping.py();
+    let mapping = mapping.cast::<PyMapping>().map_err(|_| {
         PyTypeError::new_err(format!(
             "metadata is a mapping of names to values, and not a {}",
-            type_name(given)
+            type_name(mapping)
         ))
     })?;
     let (mut metadata, mut json_keys) = (vec![], vec![]);
-    for item in given.items()?.iter() {
+    for item in mapping.items()?.iter() {
         let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
         let key: String = key.extract().map_err(|_| {
             PyTypeError::new_err(format!("the keys of metadata are text, and {key:?} is not"))
         })?;
         if key.starts_with(RESERVED) || is_reserved(&key) {
             let message = format!(
-                "metadata {key:?} begins as tensor-relay's own does ({RESERVED} or {RESERVED_PREFIX}): call it something else"
+                "metadata {key:?} has a prefix reserved for tensor-relay ({RESERVED} or {RESERVED_PREFIX}): call it something else"
             );
             return Err(Kind::Request.raise(py, message));
         }
@@ -60,10 +61,10 @@ pub(crate) fn of_user(given: &Bound<'_, PyAny>) -> PyResult<Metadata> {
     Ok(metadata)
 }
 
-/// The part of a version's metadata that users see: all but the entries of its tensors.
+/// The part of a version's metadata that users see: all but the state dict's entries ([`entries`]).
 ///
 /// # Errors
-/// `DamagedError` for what is said to be JSON and is none: the publisher is to blame.
+/// `DamagedError` for a value that should be JSON and is not, which is the publisher's fault.
 pub(crate) fn to_user<'py>(py: Python<'py>, metadata: &[(String, String)]) -> PyResult<Bound<'py, PyDict>> {
     let json_keys = metadata.iter().find(|(key, _)| key == JSON_KEYS);
     let json_keys: Vec<String> = match json_keys {
@@ -86,7 +87,7 @@ pub(crate) fn to_user<'py>(py: Python<'py>, metadata: &[(String, String)]) -> Py
 fn to_json(key: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     let json = dumped(value).map_err(|error| {
         PyTypeError::new_err(format!(
-            "metadata {key:?} ({}) cannot travel: {}. It takes text, numbers, truth values, None, and lists and \
+            "metadata {key:?} ({}) cannot be sent: {}. Supported are text, numbers, truth values, None, and lists and \
              dictionaries of these",
             type_name(value),
             error.value(value.py())
@@ -96,28 +97,29 @@ fn to_json(key: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(json)
 }
 
-/// Refuses dictionaries with keys that are not text: JSON would make text of them, and one of two that look the same. The
-/// value has no end in itself, or there would be no JSON of it.
+/// Refuses dictionaries with keys that are not text: JSON would turn them into text, and merge two keys with the same
+/// text.
+/// The loop ends: a value that contains itself was refused by the JSON encoder before.
 fn check_keys(key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    let mut rest = vec![value.clone()];
-    while let Some(value) = rest.pop() {
+    let mut unchecked = vec![value.clone()];
+    while let Some(value) = unchecked.pop() {
         if let Ok(dictionary) = value.cast::<PyDict>() {
             for (nested, value) in dictionary.iter() {
                 if !nested.is_instance_of::<PyString>() {
                     return Err(PyTypeError::new_err(format!(
-                        "metadata {key:?} has a dictionary with the key {nested:?}, which would come back as text: make it text"
+                        "metadata {key:?} has a dictionary with the key {nested:?}, which would be received as text: make it text"
                     )));
                 }
-                rest.push(value);
+                unchecked.push(value);
             }
         } else if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
-            rest.extend(value.try_iter()?.collect::<PyResult<Vec<_>>>()?);
+            unchecked.extend(value.try_iter()?.collect::<PyResult<Vec<_>>>()?);
         }
     }
     Ok(())
 }
 
-/// The value as JSON; scalars of NumPy and the others as the numbers that they are.
+/// The value as JSON; scalars of NumPy and other frameworks as numbers.
 fn dumped(value: &Bound<'_, PyAny>) -> PyResult<String> {
     let py = value.py();
     let options = PyDict::new(py);

@@ -24,36 +24,36 @@ use tensor_relay_client::{
 };
 use tensor_relay_device::DeviceBuffer;
 
-/// A mapping of tensors, and how they are received into.
+/// The tensors of `out=`, with their options.
 pub(crate) struct Out {
     mapping: Py<PyAny>,
     is_atomic: bool,
     /// Whether the version must have the same tensors.
     is_strict: bool,
     gpus: Arc<Gpus>,
-    /// A version that is received directly into the tensors, without a waiting caller: after a timeout, or Ctrl-C.
-    /// The tensors stay lent until then.
+    /// A version that is being received directly into the tensors after its caller gave up waiting (timeout or Ctrl-C).
+    /// The tensors stay lent meanwhile, and the next call continues to wait for the version.
     pending: Arc<Mutex<Option<Pending>>>,
 }
 
-/// A version on its way into the tensors.
+/// A version that is being received into the tensors.
 struct Pending {
     received: Received,
-    /// The tensors as Python has them.
+    /// The Python objects of the tensors.
     values: Vec<Py<PyAny>>,
-    /// The names of what is no tensor.
+    /// The names of values in `out` that are not tensors.
     entries: Vec<String>,
 }
 
 type Received = Pin<Box<dyn Future<Output = Result<FilledTensors, Failed>> + Send>>;
 
-/// A version in the tensors, which are on the host or on a GPU.
+/// A version received into tensors on the host or on a GPU.
 enum FilledTensors {
     Host(Filled<Exclusive>),
     Gpu(Filled<DeviceBuffer>, Returning),
 }
 
-/// Why no version came into the tensors.
+/// Why no version was received into the tensors.
 enum Failed {
     Closed,
     Host(FillError<Exclusive>),
@@ -79,29 +79,30 @@ impl Out {
         }
     }
 
-    /// The selection to subscribe to, so that little else travels: everything, if the version must match exactly.
+    /// The selection to subscribe to: all tensors if the version must match exactly, else those with names of `out`, so
+    /// that few others are sent.
     ///
     /// # Errors
-    /// `TargetError` for tensors that nothing can be received into.
+    /// `TargetError` for tensors that cannot be received into.
     pub(crate) fn selection(&self, py: Python<'_>) -> PyResult<Vec<Glob>> {
         let targets = self.targets(py)?;
-        let mut named = Buffers::new();
+        let mut names = Buffers::new();
         for Target { name, .. } in &targets.tensors {
-            named.insert(name.clone(), ());
+            names.insert(name.clone(), ());
         }
         targets.give_back(py);
-        Ok(if self.is_strict { vec![] } else { named.selection() })
+        Ok(if self.is_strict { vec![] } else { names.selection() })
     }
 
-    /// Copies a whole version to the tensors, all of them or none.
+    /// Copies a complete version to the tensors, all of them or none.
     ///
     /// # Errors
-    /// `TargetError` for tensors that nothing can be received into; `TornError` where a GPU fails in the middle.
+    /// `TargetError` for tensors that cannot be received into; `TornError` if a GPU fails during the copy.
     pub(crate) fn copy(&self, py: Python<'_>, arrived: &Arrived) -> PyResult<Delivered> {
-        copy::to_all(py, arrived, self.targets(py)?, self.names())
+        copy::to_all(py, arrived, self.targets(py)?, self.name_match())
     }
 
-    /// Receives the next version right into the tensors.
+    /// Receives the next version directly into the tensors.
     pub(crate) fn receive_in_place(
         &self,
         py: Python<'_>,
@@ -114,18 +115,18 @@ impl Out {
             None => self.begin(py, inner)?,
         };
         let waited = wait(py, at_most(timeout, pending.received.as_mut()));
-        // While its copy is in flight, it can be written at any time.
+        // Also without a result: the tensors may already hold bytes of the pending version.
         if !matches!(&waited, Ok(Some(received)) if !may_have_written(received)) {
-            tell_written(py, &pending.values)?;
+            notify_written(py, &pending.values)?;
         }
         let received = match waited {
             Ok(Some(received)) => received,
-            not_yet => {
+            interrupted => {
                 *self.pending() = Some(pending);
                 if inner.open.is_closed() {
-                    self.forget(); // Closing found nothing to forget.
+                    self.cancel_pending(); // It was closed meanwhile, when nothing was pending.
                 }
-                return not_yet.map(|_| Err(NotArrived::TimedOut));
+                return interrupted.map(|_| Err(NotArrived::TimedOut));
             }
         };
         let entries = &pending.entries;
@@ -157,18 +158,19 @@ impl Out {
         }
     }
 
-    /// Waits for no version any more. The tensors come back when nothing writes to them.
-    pub(crate) fn forget(&self) {
+    /// Stops waiting for the pending version. The tensors are returned when nothing writes to them.
+    pub(crate) fn cancel_pending(&self) {
         drop(self.pending().take());
     }
 
     fn begin(&self, py: Python<'_>, inner: &Inner) -> PyResult<Pending> {
         let mut targets = self.targets(py)?;
-        let (on_host, on_gpu) = (targets.expecting(py, self.names())?, targets.expecting(py, self.names())?);
+        let names = self.name_match();
+        let (on_host, on_gpu) = (targets.expected(py, names)?, targets.expected(py, names)?);
         let Sorted { host, gpu } = sorted(std::mem::take(&mut targets.tensors));
         if let (Some(host), Some(gpu)) = (host.first(), gpu.first()) {
             let message = format!(
-                "{} of `out` lies on the host, and {} on {}: right into them, a version is received in one place; take \
+                "{} of `out` lies on the host, and {} on {}: with atomic=False all tensors must lie in one place; use \
                  atomic=True",
                 host.name,
                 gpu.name,
@@ -183,12 +185,12 @@ impl Out {
         Ok(Pending { received, values: targets.values, entries: targets.entries })
     }
 
-    /// The tensors, as they are now.
+    /// The tensors that the mapping has now.
     fn targets(&self, py: Python<'_>) -> PyResult<Targets> {
         Targets::of(self.mapping.bind(py), &self.gpus)
     }
 
-    fn names(&self) -> NameMatch {
+    fn name_match(&self) -> NameMatch {
         if self.is_strict { NameMatch::Exact } else { NameMatch::Common }
     }
 
@@ -206,8 +208,8 @@ fn begin_on_host(
     for Target { name, memory, .. } in targets {
         let exclusive = Exclusive::new(memory).ok_or_else(|| {
             let message = format!(
-                "the elements of {name} in `out` do not lie side by side, so nothing can be received right into it: make \
-                 it contiguous, or take atomic=True"
+                "the elements of {name} in `out` do not lie side by side, so it cannot be received into directly: make it \
+                 contiguous, or use atomic=True"
             );
             Kind::Target.raise(py, message)
         })?;
@@ -252,7 +254,7 @@ fn begin_on_gpu(
     }))
 }
 
-/// The next call goes on with the next version, and not with one that its tensors cannot take.
+/// Skips a version that does not fit the tensors, so that the next call continues with the next version.
 fn pass_over_refused<B>(subscription: &mut client::Subscription, filled: &Result<Filled<B>, FillError<B>>) {
     if let Err(FillError { refused: Some(id), .. }) = filled {
         subscription.pass_over(id);
@@ -263,7 +265,7 @@ fn give_back(py: Python<'_>, buffers: Buffers<Exclusive>) {
     buffers.into_iter().for_each(|(_, memory)| memory.give_back(py));
 }
 
-/// Whether this may have left other bytes in the tensors.
+/// Whether the tensors may have been written.
 fn may_have_written(received: &Result<FilledTensors, Failed>) -> bool {
     match received {
         Ok(_) | Err(Failed::Closed) => true,
@@ -272,13 +274,14 @@ fn may_have_written(received: &Result<FilledTensors, Failed>) -> bool {
     }
 }
 
-/// Lets frameworks know that the tensors were written, or may have been.
-fn tell_written(py: Python<'_>, values: &[Py<PyAny>]) -> PyResult<()> {
+/// Tells the frameworks that the tensors may have been written.
+fn notify_written(py: Python<'_>, values: &[Py<PyAny>]) -> PyResult<()> {
     let values: Vec<_> = values.iter().map(|value| value.bind(py)).collect();
     frameworks(py)?.call_method1("written", (values,)).map(drop)
 }
 
-/// Says why, and whether the tensors are torn.
+/// The result for a version that was not received. `torn` is a version of which the tensors hold some bytes, `refused`
+/// one that does not fit.
 fn not_filled(
     py: Python<'_>,
     message: &str,
@@ -295,7 +298,7 @@ fn not_filled(
     }
 }
 
-/// Why a version does not fit the tensors; `entries` are the names of what is no tensor.
+/// Why a version does not fit the tensors; `entries` are the names of values in `out` that are not tensors.
 fn unfit(id: &client::VersionId, error: &BufferError, entries: &[String]) -> NotArrived {
     let more = match error {
         BufferError::OtherNames { missing, .. } => {
@@ -312,7 +315,7 @@ fn unfit(id: &client::VersionId, error: &BufferError, entries: &[String]) -> Not
 
 fn torn_by(py: Python<'_>, message: &str, id: &client::VersionId, cause: PyErr) -> PyErr {
     let raised = Kind::Torn.raise(py, message);
-    // The class has this attribute; an interpreter without memory for it has worse to tell.
+    // The class has this attribute; setting it fails only when the interpreter is out of memory.
     let _ = raised.value(py).setattr("version", id.version.0);
     raised.set_cause(py, Some(cause));
     raised

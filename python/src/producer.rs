@@ -6,7 +6,7 @@ use crate::{
     hold::HoldUntil,
     metadata,
     publication::Publication,
-    relay::{cast_to, topic_called},
+    relay::{cast_to, parse_topic},
     runtime::{self, ProcessLocal},
     tensors_in::TensorsIn,
     version::OnGpu,
@@ -24,7 +24,7 @@ use tensor_relay_server::{
     sidecar::{self, ConnectError, MemoryKind, PublishDeviceError, PublishError, Refusal, SealError},
 };
 
-/// A connection to a server on this machine, which sends what is published through it.
+/// A connection to a server on this machine, which sends the published tensors to its subscribers.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Producer {
     /// None once it is closed.
@@ -32,13 +32,13 @@ pub(crate) struct Producer {
     path: PathBuf,
     timeout: Duration,
     gpus: ProcessLocal<Gpus>,
-    /// The user that must own the server.
+    /// The user that the server's process must run as.
     server_uid: Option<u32>,
-    /// The topics that were ended here, and whether they were withdrawn: doing so again is no mistake.
+    /// The topics that this producer ended, and whether it withdrew them: ending them again is not an error.
     ended: Mutex<HashMap<Topic, bool>>,
 }
 
-/// Connects to the server that made the socket at `path`. `tensor_relay.publish_to` says what each option is.
+/// Connects to the server that made the socket at `path`. `tensor_relay.publish_to` documents the options.
 #[pyfunction]
 #[pyo3(signature = (path, *, timeout, server_uid))]
 pub(crate) fn publish_to(
@@ -65,20 +65,25 @@ impl Producer {
         self.path.clone()
     }
 
-    /// Publishes tensors as the next version of `topic`: visible to all of the server's subscribers at once, or not at all.
+    /// Publishes tensors as the next version of `topic`, atomically for all of the server's subscribers.
     ///
-    /// `tensors`, `metadata`, `dtype` and `timeout` are as for `Relay.publish`. With `hold="stage"` all tensors are copied,
-    /// once, into memory that the server sends from, and may be written again when this returns: on their GPU, where all lie
-    /// on one that the server serves from, else on the host. With `hold="borrow"` the server reads such tensors where they
-    /// lie, if the GPU's driver can share them: they must not be written before `Publication.wait_released`, and the version
-    /// is taken back when this process ends; others are copied all the same. The publication's `path` and `path_reason` say
-    /// by which way they went. How topics keep versions is the server's choice.
+    /// `tensors`, `metadata`, `dtype` and `timeout` are as for `Relay.publish`.
     ///
-    /// A server that was started again since the last call is connected to first.
+    /// With `hold="stage"` all tensors are copied once, to memory that the server sends from, and may be written again
+    /// when this returns. The copy is on their GPU if all tensors lie on one GPU that the server also uses, else on the
+    /// host.
     ///
-    /// Raises UnsupportedTensorError for a value that cannot travel, by its name; PublishError when the server refuses the
-    /// version; NoRoomError beyond its memory; RelayTimeoutError after `timeout`. Nothing was published then.
-    /// ServerUnreachableError when the connection is lost: whether it was published is not known then.
+    /// With `hold="borrow"` the server reads tensors on such a GPU without a copy, if the GPU's driver can share them.
+    /// They must not be written before `Publication.wait_released`, and the version is withdrawn when this process
+    /// ends. Other tensors are copied as with "stage".
+    ///
+    /// The publication's `path` and `path_reason` tell which of these happened. The server decides how many versions a
+    /// topic keeps. If the server was restarted since the last call, this call connects again first.
+    ///
+    /// Raises UnsupportedTensorError for a value that cannot be published, by its name; PublishError when the server
+    /// refuses the version; NoRoomError beyond the server's memory; RelayTimeoutError after `timeout`. In these cases
+    /// nothing was published. ServerUnreachableError when the connection is lost: the version may or may not have been
+    /// published.
     #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn publish(
@@ -91,20 +96,20 @@ impl Producer {
         dtype: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
-        let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
+        let (topic, timeout) = (parse_topic(py, topic)?, seconds("timeout", timeout)?);
         let dtype = dtype.map(cast_to).transpose()?;
-        let hold = HoldUntil::called(py, hold)?;
+        let hold = HoldUntil::parse(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let producer = self.connected(py, timeout)?;
-        let mut taken = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
-        metadata.append(&mut taken.entries);
-        let lain = py.detach(|| taken.settle()).map_err(Kind::Publish.because(py))?;
+        let mut lent = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
+        metadata.append(&mut lent.entries);
+        let readable = py.detach(|| lent.into_readable()).map_err(Kind::Publish.because(py))?;
         let late = || {
             let waited = timeout.unwrap_or_default().as_secs_f64();
-            let message = format!("{topic} was not published within {waited} s, and is taken back");
+            let message = format!("{topic} was not published within {waited} s, and is withdrawn");
             Kind::Timeout.raise(py, message)
         };
-        let lain = match lain.on_one_gpu() {
+        let readable = match readable.on_one_gpu() {
             Ok(OnGpu { device, tensors, copied_bytes, returning }) => {
                 let publish = async {
                     let topic = topic.clone();
@@ -124,30 +129,31 @@ impl Producer {
                 }
                 return Ok(Publication::from_sidecar(publication, copied_bytes));
             }
-            Err(lain) => lain,
+            Err(readable) => readable,
         };
-        let (version, copied_bytes) = lain.seal(py, producer.terms())?;
+        let (version, copied_bytes) = readable.seal(py, producer.terms())?;
         let published = wait_at_most(py, timeout, producer.publish(topic.clone(), version, metadata))?;
         let publication = published.ok_or_else(late)?.map_err(|error| of_publish(py, &error))?;
         Ok(Publication::from_sidecar(publication, copied_bytes))
     }
 
-    /// Says that nothing will follow in `topic`, as `Relay.end` does. A topic that this producer ended or withdrew stays so.
+    /// Ends `topic`, as `Relay.end` does. Ending a topic that this producer ended or withdrew has no effect.
     ///
-    /// Raises PublishError when it is not open otherwise.
+    /// Raises PublishError if the topic is not open for another reason.
     fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
         self.end_topic(py, topic, false)
     }
 
-    /// Takes the whole `topic` back: subscriptions end, and what is retained is let go. One that this producer withdrew stays
-    /// so.
+    /// Withdraws `topic`: subscriptions end, and retained versions are dropped. Withdrawing a topic again has no
+    /// effect.
     ///
-    /// Raises PublishError when it is not open otherwise: what is retained of a topic that was ended is the server's.
+    /// Raises PublishError if the topic is not open for another reason. If it was ended, the server keeps its retained
+    /// versions.
     fn withdraw(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
         self.end_topic(py, topic, true)
     }
 
-    /// Ends the connection. What is published stays with the server. Closing again does nothing.
+    /// Ends the connection. The server keeps copied versions. Closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         drop(self.state(py)?.take());
         self.gpus.get(py)?.close(py);
@@ -160,7 +166,7 @@ impl Producer {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        // A forked child leaves the block with what it was forked from: that is the parent's to close.
+        // In a forked child, the parent's producer must not be closed.
         if !self.open.is_usable() {
             return Ok(());
         }
@@ -177,7 +183,8 @@ impl Producer {
         Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The connection; another one, where the server has gone since: within `timeout`, if that is shorter than usual.
+    /// The connection; a new one if it was lost, made within the producer's own timeout or `timeout`, whichever is
+    /// shorter.
     fn connected(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Arc<sidecar::Producer>> {
         let closed = || {
             Kind::Closed.raise(py, "this producer was closed: connect again with `tensor_relay.publish_to`")
@@ -187,20 +194,20 @@ impl Producer {
             return Ok(producer);
         }
         let timeout = timeout.map_or(self.timeout, |timeout| timeout.min(self.timeout));
-        let again = connect(py, &self.path, timeout, self.server_uid)?;
+        let reconnected = connect(py, &self.path, timeout, self.server_uid)?;
         match &mut *self.state(py)? {
-            // Another thread was faster, and may have published through its own: that one stays.
+            // Another thread has reconnected first, and may have published: its connection stays.
             Some(producer) if producer.lost().is_none() => Ok(Arc::clone(producer)),
             Some(producer) => {
-                *producer = Arc::clone(&again);
-                Ok(again)
+                *producer = Arc::clone(&reconnected);
+                Ok(reconnected)
             }
-            None => Err(closed()), // Meanwhile.
+            None => Err(closed()), // Another thread closed it.
         }
     }
 
     fn end_topic(&self, py: Python<'_>, topic: &str, withdraw: bool) -> PyResult<()> {
-        let (topic, producer) = (topic_called(py, topic)?, self.connected(py, None)?);
+        let (topic, producer) = (parse_topic(py, topic)?, self.connected(py, None)?);
         let ended = || self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = wait(py, producer.end(topic.clone(), withdraw))? else {
             ended().insert(topic, withdraw);

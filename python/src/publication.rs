@@ -13,7 +13,7 @@ use tensor_relay_server::{
     sidecar::{self, MemoryKind},
 };
 
-/// A version that was published. Holds none of its memory.
+/// A published version. It keeps none of the version's memory.
 #[pyclass(frozen, module = "tensor_relay")]
 pub(crate) struct Publication {
     publication: ProcessLocal<Handle>,
@@ -21,64 +21,59 @@ pub(crate) struct Publication {
     copied_bytes: u64,
 }
 
-/// A publication through a server in this process, or in another one.
+/// A publication by a server in this process, or by a sidecar.
 #[derive(Clone)]
 enum Handle {
-    ProcessLocal(server::Publication),
-    /// Beside this process.
-    Beside(sidecar::Publication),
+    InProcess(server::Publication),
+    Sidecar(sidecar::Publication),
 }
 
 impl Handle {
     fn id(&self) -> &VersionId {
         match self {
-            Self::ProcessLocal(publication) => publication.id(),
-            Self::Beside(publication) => publication.id(),
+            Self::InProcess(publication) => publication.id(),
+            Self::Sidecar(publication) => publication.id(),
         }
     }
 
     fn committed_count(&self) -> u64 {
         match self {
-            Self::ProcessLocal(publication) => publication.committed_count(),
-            Self::Beside(publication) => publication.committed_count(),
+            Self::InProcess(publication) => publication.committed_count(),
+            Self::Sidecar(publication) => publication.committed_count(),
         }
     }
 
     async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, sidecar::ConnectionLost> {
         match self {
-            Self::ProcessLocal(publication) => Ok(publication.committed(count, timeout).await),
-            Self::Beside(publication) => publication.committed(count, timeout).await,
+            Self::InProcess(publication) => Ok(publication.committed(count, timeout).await),
+            Self::Sidecar(publication) => publication.committed(count, timeout).await,
         }
     }
 
     async fn released(&mut self, timeout: Duration) -> Result<bool, sidecar::ConnectionLost> {
         match self {
-            Self::ProcessLocal(publication) => Ok(publication.released(timeout).await),
-            Self::Beside(publication) if publication.path() == MemoryKind::CudaIpc => {
+            Self::InProcess(publication) => Ok(publication.released(timeout).await),
+            Self::Sidecar(publication) if publication.path() == MemoryKind::CudaIpc => {
                 publication.released(timeout).await
             }
-            Self::Beside(_) => Ok(true), // They were copied.
+            Self::Sidecar(_) => Ok(true), // The tensors were copied.
         }
     }
 }
 
 impl Publication {
     pub(crate) fn new(publication: server::Publication, payload_bytes: u64, copied_bytes: u64) -> Self {
-        Self {
-            publication: ProcessLocal::new(Handle::ProcessLocal(publication)),
-            payload_bytes,
-            copied_bytes,
-        }
+        Self { publication: ProcessLocal::new(Handle::InProcess(publication)), payload_bytes, copied_bytes }
     }
 
-    /// One of a server beside this process; so many bytes were copied before they were copied for it.
+    /// A publication by a sidecar. `copied_bytes` were copied in this process before the copy for the sidecar.
     pub(crate) fn from_sidecar(publication: sidecar::Publication, copied_bytes: u64) -> Self {
         let payload_bytes = publication.payload_bytes();
         let copied_bytes = copied_bytes + publication.copied_bytes();
-        Self { publication: ProcessLocal::new(Handle::Beside(publication)), payload_bytes, copied_bytes }
+        Self { publication: ProcessLocal::new(Handle::Sidecar(publication)), payload_bytes, copied_bytes }
     }
 
-    /// A handle of our own to wait with, and the deadline that the wait has.
+    /// A copy of the handle, and the timeout, for a wait.
     fn to_wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(Handle, Duration)> {
         let timeout = seconds("timeout", timeout)?.unwrap_or(Duration::MAX);
         Ok((self.publication.get(py)?.clone(), timeout))
@@ -93,7 +88,7 @@ impl Publication {
         Ok(self.publication.get(py)?.id().topic.to_string())
     }
 
-    /// Its number: one more than that of the version before, in this epoch.
+    /// The version's number: one more than that of the previous version of this epoch.
     #[getter]
     fn version(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.publication.get(py)?.id().version.0)
@@ -105,15 +100,15 @@ impl Publication {
         Ok(self.publication.get(py)?.id().epoch.to_string())
     }
 
-    /// The size of its tensors in bytes, with the padding between them.
+    /// The size of the tensors in bytes, including the padding between them.
     #[getter]
     fn payload_bytes(&self) -> u64 {
         self.payload_bytes
     }
 
     /// The number of bytes copied to publish it: all with `hold="stage"`, and by a `Producer` unless `path` is
-    /// "cuda_ipc"; with `hold="borrow"` those of tensors that are not contiguous. Copies made by a framework itself, e.g.
-    /// to cast, are not counted.
+    /// "cuda_ipc"; with `hold="borrow"` those of tensors that are not contiguous. Copies made by a framework itself,
+    /// e.g. to cast, are not counted.
     #[getter]
     fn copied_bytes(&self) -> u64 {
         self.copied_bytes
@@ -125,41 +120,41 @@ impl Publication {
         Ok(self.publication.get(py)?.committed_count())
     }
 
-    /// Whether the tensors may be written again: at once with `hold="stage"`; with `hold="borrow"` once the version was replaced or
-    /// withdrawn and nobody reads it any more. A `Producer` borrows tensors on GPUs alone (`path` is "cuda_ipc").
+    /// Whether the tensors may be written again: at once with `hold="stage"`; with `hold="borrow"` once the version was
+    /// replaced or withdrawn and is no longer read. A `Producer` borrows only tensors on GPUs (`path` is "cuda_ipc").
     #[getter]
     fn released(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(match self.publication.get(py)? {
-            Handle::ProcessLocal(publication) => publication.is_released(),
-            Handle::Beside(publication) => {
+            Handle::InProcess(publication) => publication.is_released(),
+            Handle::Sidecar(publication) => {
                 publication.path() != MemoryKind::CudaIpc || publication.is_released()
             }
         })
     }
 
-    /// By which way its tensors came to the server: to one that runs beside this process by "memfd", shared memory of the host,
-    /// "cuda_fd", a copy on their GPU, or "cuda_ipc", from where they lie; "process" where it runs in this one.
+    /// How the server got the tensors: "process" in the server's own process; from a `Producer` "memfd", a copy in
+    /// shared host memory, "cuda_fd", a copy on their GPU, or "cuda_ipc", their own GPU memory.
     #[getter]
     fn path(&self, py: Python<'_>) -> PyResult<&'static str> {
         Ok(match self.publication.get(py)? {
-            Handle::ProcessLocal(_) => "process",
-            Handle::Beside(publication) => publication.path().name(),
+            Handle::InProcess(_) => "process",
+            Handle::Sidecar(publication) => publication.path().name(),
         })
     }
 
-    /// Why by that way, for people.
+    /// The reason for `path`, as a text.
     #[getter]
     fn path_reason(&self, py: Python<'_>) -> PyResult<String> {
         Ok(match self.publication.get(py)? {
-            Handle::ProcessLocal(_) => "the server runs in this process".into(),
-            Handle::Beside(publication) => publication.reason().into(),
+            Handle::InProcess(_) => "the server runs in this process".into(),
+            Handle::Sidecar(publication) => publication.reason().into(),
         })
     }
 
-    /// Waits until `count` subscribers have received it. `timeout` is in seconds; None waits for as long as it takes.
+    /// Waits until `count` subscribers have received the version. `timeout` is in seconds; None waits without limit.
     ///
-    /// Raises RelayTimeoutError after `timeout`, and PublishError when it was replaced or withdrawn before, so that no
-    /// more can receive it; ServerUnreachableError when the connection to a server beside this process is lost.
+    /// Raises RelayTimeoutError after `timeout`; PublishError when the version was replaced or withdrawn before, so
+    /// that no more subscribers can receive it; ServerUnreachableError when a `Producer` has lost its connection.
     #[pyo3(signature = (count = 1, timeout = Some(60.0)), text_signature = "($self, count=1, timeout=60.0)")]
     fn wait_committed(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
         let (mut publication, timeout) = self.to_wait(py, timeout)?;
@@ -169,26 +164,26 @@ impl Publication {
         if reached {
             return Ok(());
         }
-        let (id, found) = (publication.id(), publication.committed_count());
+        let (id, committed) = (publication.id(), publication.committed_count());
         Err(match ends.is_some_and(|ends| Instant::now() >= ends) {
             true => {
                 let waited = timeout.as_secs_f64();
-                let message = format!("{found} of {count} subscribers received {id} within {waited} s");
+                let message = format!("{committed} of {count} subscribers received {id} within {waited} s");
                 Kind::Timeout.raise(py, message)
             }
             false => Kind::Publish.raise(
                 py,
-                format!("{found} of {count} subscribers received {id}, and no more can: it was replaced or withdrawn"),
+                format!("{committed} of {count} subscribers received {id}, and no more can: it was replaced or withdrawn"),
             ),
         })
     }
 
-    /// Waits until the tensors may be written again (`released`). A borrowed version is read as long as it is the newest:
-    /// publish the next one, or `withdraw()`, before waiting. `timeout` is in seconds; None waits for as long as it takes.
+    /// Waits until the tensors may be written again (`released`). A borrowed version is read as long as it is the
+    /// newest: publish the next one, or `withdraw()`, before waiting. `timeout` is in seconds; None waits without
+    /// limit.
     ///
-    /// Raises RelayTimeoutError after `timeout`: the tensors are still being read then, and must not be written.
-    /// ServerUnreachableError when the connection to a server beside this process is lost: whether it still reads them is not
-    /// known then.
+    /// Raises RelayTimeoutError after `timeout`: the tensors are still being read, and must not be written.
+    /// ServerUnreachableError when a `Producer` has lost its connection: the server may still be reading the tensors.
     #[pyo3(signature = (timeout = Some(60.0)), text_signature = "($self, timeout=60.0)")]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let (mut publication, timeout) = self.to_wait(py, timeout)?;
@@ -198,8 +193,8 @@ impl Publication {
             false => Err(Kind::Timeout.raise(
                 py,
                 format!(
-                    "{} was not released within {} s: it is on offer until another is published or it is withdrawn, and \
-                     then until those who read it are done",
+                    "{} was not released within {} s: subscribers may begin to read it until another is published or it is \
+                     withdrawn, and active transfers finish after that",
                     publication.id(),
                     timeout.as_secs_f64()
                 ),
@@ -207,14 +202,14 @@ impl Publication {
         }
     }
 
-    /// Calls `callback(publication)` once the tensors may be written again (`released`); at once where they may. It is called
-    /// on a thread of Python's that all callbacks share, one after the other, also when nothing refers to the publication any
-    /// more; what it raises is logged. What the end of the interpreter releases has a second for its callbacks.
+    /// Calls `callback(publication)` once the tensors may be written again (`released`). All callbacks run on one
+    /// Python thread, one after the other, also if nothing refers to the publication; exceptions are logged. When the
+    /// interpreter exits, callbacks of versions released by the exit have one second to run.
     ///
-    /// It is not called, and the log says so, when the connection to a server beside this process is lost: whether that still
-    /// reads the tensors is not known then.
+    /// If a `Producer` loses its connection, the callback is not called, and that is logged: the server may still be
+    /// reading the tensors.
     ///
-    /// Raises TypeError for what cannot be called.
+    /// Raises TypeError if `callback` is not callable.
     fn on_released(slf: Bound<'_, Self>, callback: Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         if !callback.is_callable() {
@@ -222,27 +217,27 @@ impl Publication {
         }
         let mut publication = slf.get().publication.get(py)?.clone();
         let runtime = runtime::handle(py)?;
-        let due = py
+        let registered = py
             .import("tensor_relay._released")?
             .call_method1("register", (callback, slf))?
             .unbind();
-        // It ends with the version, which the topic bounds; or with the process.
+        // The task ends when the version is released. The topic bounds the number of such versions.
         runtime.spawn(async move {
             let lost = publication.released(Duration::MAX).await.err();
             interpreter::later(move |py| {
                 let lost = lost.map(|lost| lost.to_string());
-                // It fails only without memory, and then the error cannot be reported either.
-                let _ = due.call1(py, (lost,));
+                // It fails only when out of memory, and then the error cannot be reported either.
+                let _ = registered.call1(py, (lost,));
             });
         });
         Ok(())
     }
 
-    /// Takes the version back before its turn. Those who are receiving it may finish.
+    /// Withdraws the version before the next one replaces it. Active transfers of it finish.
     fn withdraw(&self, py: Python<'_>) -> PyResult<()> {
         match self.publication.get(py)? {
-            Handle::ProcessLocal(publication) => publication.withdraw(),
-            Handle::Beside(publication) => publication.withdraw(),
+            Handle::InProcess(publication) => publication.withdraw(),
+            Handle::Sidecar(publication) => publication.withdraw(),
         }
         Ok(())
     }

@@ -34,10 +34,10 @@ pub(crate) fn at_least(py: Python<'_>, name: &str, value: usize, least: usize) -
     }
 }
 
-/// A length of time that is not nothing, in seconds.
+/// A duration in seconds, more than 0.
 ///
 /// # Errors
-/// `RequestError` for nothing; `ValueError` for what is no length of time.
+/// `RequestError` for 0; `ValueError` for a negative number or NaN.
 pub(crate) fn positive_seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
     match finite_seconds(name, value)? {
         Duration::ZERO => {

@@ -8,7 +8,7 @@ use crate::{
     metadata,
     publication::Publication,
     runtime::{self, ProcessLocal},
-    tensors_in::{TensorsIn, dtype_called, frameworks},
+    tensors_in::{TensorsIn, dtype_named, frameworks},
     tickets::Tickets,
     topic_options::TopicArguments,
     version::Version,
@@ -44,17 +44,17 @@ pub(crate) struct Relay {
     admin_address: Option<SocketAddr>,
     tickets: Tickets,
     gpus: ProcessLocal<Gpus>,
-    /// The GPU that staged versions are held on; none for this machine's memory.
+    /// The GPU that staged versions are copied to; `None` for host memory.
     device: Option<usize>,
-    /// The bytes copied to publish, of all versions.
+    /// The number of bytes copied to publish all versions.
     copied_bytes: AtomicU64,
 }
 
 /// A topic's publisher, shared by concurrent publishes.
 type SharedPublisher = Arc<Closable<Publisher>>;
 
-/// The number of topics from which the names of withdrawn ones are forgotten, so that a program that creates topics
-/// without end needs bounded memory.
+/// The number of topics at which the names of withdrawn topics are forgotten, so that a program that keeps creating
+/// topics needs bounded memory.
 const REMEMBERED_MAX: usize = 4_096;
 
 /// The state until it is closed.
@@ -87,8 +87,8 @@ impl Relay {
         self.admin_address.map(|address| address.to_string())
     }
 
-    /// The ticket with which consumers connect: `tensor_relay.connect` and `tensor-relay subscribe` take it. Treat it as a
-    /// secret if the tensors are. It stays valid while `state_dir` is kept.
+    /// The ticket with which consumers connect, for `tensor_relay.connect` and `tensor-relay subscribe`. Treat it as a
+    /// secret if the tensors are secret. It stays valid while `state_dir` is kept.
     #[getter]
     fn ticket(&self) -> String {
         self.tickets.own(self.tickets.bare.clone())
@@ -96,10 +96,11 @@ impl Relay {
 
     /// A ticket for one topic only.
     ///
-    /// With `expires` it is valid for that many seconds; with `holder`, `tensor-relay tickets list` shows that name. Either
-    /// makes a separate ticket, which can be revoked alone.
+    /// With `expires` it is valid for that many seconds; with `holder`, `tensor-relay tickets list` shows that name.
+    /// With either, the ticket is a separate one, which can be revoked alone.
     ///
-    /// Raises RequestError for an invalid topic name, and for a server that is open or ephemeral, which has no such tickets.
+    /// Raises RequestError for an invalid topic name, and for a server that is open or ephemeral, which has no such
+    /// tickets.
     #[pyo3(signature = (topic, *, expires=None, holder=None))]
     fn ticket_for(
         &self,
@@ -108,7 +109,7 @@ impl Relay {
         expires: Option<f64>,
         holder: Option<&str>,
     ) -> PyResult<String> {
-        let ticket = self.tickets.bare.clone().with_topic(topic_called(py, topic)?);
+        let ticket = self.tickets.bare.clone().with_topic(parse_topic(py, topic)?);
         match (expires, holder) {
             (None, None) => Ok(self.tickets.own(ticket)),
             _ => self.tickets.issue(py, ticket, expires, holder.unwrap_or_default()),
@@ -117,11 +118,11 @@ impl Relay {
 
     /// Opens a topic with its own options; without it, the first `publish` opens the topic with these defaults.
     ///
-    /// The last `keep_versions` versions, of at most `keep_bytes` bytes together, are retained for late subscribers and for
-    /// readers in mode `every`. While such a reader still needs the oldest of them, `publish` waits for `publish_timeout`
-    /// seconds; then the reader is evicted, or with `when_full="block"` the wait continues. Transfers of replaced versions
-    /// may take `release_timeout` seconds more (None: ten minutes, or ten seconds if borrowed). After `expire_after` seconds
-    /// without a publish the topic ends.
+    /// The last `keep_versions` versions, of at most `keep_bytes` bytes together, are retained for late subscribers and
+    /// for readers in mode `every`. While such a reader still needs the oldest of them, `publish` waits for
+    /// `publish_timeout` seconds; then the reader is evicted, or with `when_full="block"` the wait continues. Transfers
+    /// of replaced versions may take `release_timeout` seconds more (None: ten minutes, or ten seconds if borrowed).
+    /// After `expire_after` seconds without a publish the topic ends.
     ///
     /// Raises PublishError if the topic is open.
     #[pyo3(signature = (topic, *, keep_versions = 1, keep_bytes = None, when_full = "evict", publish_timeout = 10.0,
@@ -146,7 +147,7 @@ impl Relay {
             release_timeout,
             expire_after,
         };
-        let (topic, options) = (topic_called(py, topic)?, words.options(py)?);
+        let (topic, options) = (parse_topic(py, topic)?, words.options(py)?);
         let _in_runtime = runtime::handle(py)?.enter();
         let mut open = self.state(py)?;
         let open = open.as_mut().ok_or_else(|| closed(py))?;
@@ -155,25 +156,27 @@ impl Relay {
 
     /// Publishes tensors as the next version of `topic`, atomically for all subscribers.
     ///
-    /// `tensors` maps names to tensors, or is a model, whose `state_dict()` is used, or a list, whose tensors are named "0",
-    /// "1", and so on. Tensors may be in host memory or on CUDA GPUs, and of PyTorch, NumPy (with ml_dtypes), JAX, CuPy, or
-    /// any type with `__dlpack__` or the buffer protocol. Strings, numbers, booleans and None travel as the version's
-    /// `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever pickled.
+    /// `tensors` maps names to tensors, or is a model, whose `state_dict()` is used, or a list, whose tensors are named
+    /// "0", "1", and so on. Tensors may be in host memory or on CUDA GPUs, and of PyTorch, NumPy (with ml_dtypes), JAX,
+    /// CuPy, or any type with `__dlpack__` or the buffer protocol. Strings, numbers, booleans and None are sent as the
+    /// version's `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever
+    /// pickled.
     ///
     /// With `hold="stage"` all tensors are copied, and may be written again when this returns. With `hold="borrow"`
     /// contiguous tensors are not copied as a whole: each chunk is copied when it is sent, and they must not be written
-    /// before the publication is `released`; they must be all on the host, or all on one GPU. `dtype`, e.g. "bf16", casts
-    /// floating-point tensors first; it accepts names, and the dtype objects of PyTorch, NumPy, JAX and safetensors.
+    /// before the publication is `released`; they must be all on the host, or all on one GPU. `dtype`, e.g. "bf16",
+    /// casts floating-point tensors first; it accepts names, and the dtype objects of PyTorch, NumPy, JAX and
+    /// safetensors.
     ///
     /// GPU tensors are read after the work that is already queued on their framework's current stream. Waiting for that
     /// work does not block this or any other stream.
     ///
-    /// `metadata` travels with the version: strings, numbers, booleans, None, and lists and dictionaries of these. Values
-    /// other than strings travel as JSON, which is what readers outside of Python see. `timeout` limits, in seconds, the wait
-    /// for readers in mode `every`, in addition to the options of `open`.
+    /// `metadata` is sent with the version: strings, numbers, booleans, None, and lists and dictionaries of these.
+    /// Values other than strings are sent as JSON, which is what programs outside of Python receive. `timeout` limits,
+    /// in seconds, the wait for readers in mode `every`, in addition to the options of `open`.
     ///
-    /// Raises UnsupportedTensorError for a value that cannot be published, by its name; PublishError; NoRoomError beyond
-    /// `staged_bytes`; RelayTimeoutError after `timeout`. In these cases nothing was published.
+    /// Raises UnsupportedTensorError for a value that cannot be published, by its name; PublishError; NoRoomError
+    /// beyond `staged_bytes`; RelayTimeoutError after `timeout`. In these cases nothing was published.
     #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn publish(
@@ -186,30 +189,31 @@ impl Relay {
         dtype: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
-        let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
+        let (topic, timeout) = (parse_topic(py, topic)?, seconds("timeout", timeout)?);
         let dtype = dtype.map(cast_to).transpose()?;
-        let hold = HoldUntil::called(py, hold)?;
+        let hold = HoldUntil::parse(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
         let gpus = self.gpus.get(py)?;
-        let mut taken = TensorsIn::of(tensors, dtype, gpus)?;
-        metadata.append(&mut taken.entries);
-        let lain = py.detach(|| taken.settle()).map_err(Kind::Publish.because(py))?;
-        let Version { held, payload_bytes, copied_bytes } = match hold {
-            HoldUntil::Stage => lain.stage(py, &staging, self.staged_on(py)?.as_ref())?,
-            HoldUntil::Borrow => lain.lend(py, &staging)?,
+        let mut lent = TensorsIn::of(tensors, dtype, gpus)?;
+        metadata.append(&mut lent.entries);
+        let readable = py.detach(|| lent.into_readable()).map_err(Kind::Publish.because(py))?;
+        let Version { publishable, payload_bytes, copied_bytes } = match hold {
+            HoldUntil::Stage => readable.stage(py, &staging, self.staged_on(py)?.as_ref())?,
+            HoldUntil::Borrow => readable.lend(py, &staging)?,
         };
-        let publication = announce(py, &topic, publisher, held, metadata, timeout)?;
+        let publication = publish_in_turn(py, &topic, publisher, publishable, metadata, timeout)?;
         self.copied_bytes.fetch_add(copied_bytes, Ordering::Relaxed);
         Ok(Publication::new(publication, payload_bytes, copied_bytes))
     }
 
-    /// Publishes files as the next version of `topic`, as `tensor-relay serve` does: a safetensors file, a NumPy array or
-    /// archive, or the folder of a model. Subscribers receive tensors; `tensor_relay.pull` and the command line write the
-    /// same files again. All bytes are read and copied before this returns. `metadata` and `timeout` are as for `publish`.
+    /// Publishes files as the next version of `topic`, as `tensor-relay serve` does: a safetensors file, a NumPy array
+    /// or archive, or the folder of a model. Subscribers receive tensors; `tensor_relay.pull` and the command line
+    /// write the same files again. All bytes are read and copied before this returns. `metadata` and `timeout` are as
+    /// for `publish`.
     ///
-    /// Raises PublishError, which names the file that cannot be served; RelayTimeoutError after `timeout`. In these cases
-    /// nothing was published.
+    /// Raises PublishError, which names the file that cannot be served; RelayTimeoutError after `timeout`. In these
+    /// cases nothing was published.
     #[pyo3(signature = (topic, path, *, metadata = None, timeout = None))]
     fn publish_files(
         &self,
@@ -219,7 +223,7 @@ impl Relay {
         metadata: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
-        let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
+        let (topic, timeout) = (parse_topic(py, topic)?, seconds("timeout", timeout)?);
         let metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
         let read = || {
@@ -227,30 +231,30 @@ impl Relay {
             Ok((files.total_bytes(), files.stage(&staging)?))
         };
         let (bytes, staged) = py.detach(read).map_err(|error: FileError| Kind::Publish.raise(py, error))?;
-        let publication = announce(py, &topic, publisher, staged.into(), metadata, timeout)?;
+        let publication = publish_in_turn(py, &topic, publisher, staged.into(), metadata, timeout)?;
         self.copied_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(Publication::new(publication, bytes, bytes))
     }
 
     /// Ends `topic`: no version follows, and subscriptions end once they have received what they requested. Retained
-    /// versions can still be subscribed to. Another `publish` starts the topic anew, in another epoch. Ending a topic that
-    /// has ended or was withdrawn has no effect. A concurrent `publish` in another thread completes first; this call does
-    /// not wait for it.
+    /// versions can still be subscribed to. Another `publish` opens the topic again, in another epoch. Ending a topic
+    /// that has ended or was withdrawn has no effect. A concurrent `publish` in another thread completes first; this
+    /// call does not wait for it.
     ///
     /// Raises PublishError if the topic was never published or opened.
     fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
-        if let TopicState::Open(publisher) = self.leave(py, &topic_called(py, topic)?, TopicState::Ended)? {
+        if let TopicState::Open(publisher) = self.leave(py, &parse_topic(py, topic)?, TopicState::Ended)? {
             publisher.end_with(Publisher::end);
         }
         Ok(())
     }
 
-    /// Withdraws `topic`: subscriptions end, and retained versions are dropped, also if the topic had ended. Withdrawing a
-    /// topic again has no effect. A `publish` that waits in another thread ends with PublishError.
+    /// Withdraws `topic`: subscriptions end, and retained versions are dropped, also if the topic had ended.
+    /// Withdrawing a topic again has no effect. A `publish` that waits in another thread ends with PublishError.
     ///
     /// Raises PublishError if the topic was never published or opened.
     fn withdraw(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
-        let topic = topic_called(py, topic)?;
+        let topic = parse_topic(py, topic)?;
         match self.leave(py, &topic, TopicState::Withdrawn)? {
             TopicState::Open(publisher) => publisher.close_with(Publisher::withdraw),
             TopicState::Ended => self.publisher_of_ended(py, topic)?.withdraw(),
@@ -259,12 +263,12 @@ impl Relay {
         Ok(())
     }
 
-    /// Counters and gauges of this relay by name: open `sessions`; active `transfers`; versions `committed` by subscribers;
-    /// `evicted` subscribers; host memory: `staged_bytes` of versions, of which `base_bytes` of replaced ones are kept for
-    /// deltas, `reusable_bytes`, kept for the next versions until two seconds after their topics end, and `encoded_bytes`,
-    /// encodings for further subscribers; `read_bytes`, the bytes of chunks read for sending, and `copied_bytes`, those
-    /// copied for that or for publishing; and the counters of the network. With `hold="borrow"` host tensors are copied
-    /// chunk by chunk, each time they are sent.
+    /// Counters and gauges of this relay by name: open `sessions`; active `transfers`; versions `committed` by
+    /// subscribers; `evicted` subscribers; host memory: `staged_bytes` of versions, of which `base_bytes` of replaced
+    /// ones are kept for deltas, `reusable_bytes`, kept for the next versions until two seconds after their topics end,
+    /// and `encoded_bytes`, encodings for further subscribers; `read_bytes`, the bytes of chunks read for sending, and
+    /// `copied_bytes`, those copied for that or for publishing; and the counters of the network. With `hold="borrow"`
+    /// host tensors are copied chunk by chunk, each time they are sent.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.state(py)?.as_ref().ok_or_else(|| closed(py))?.server.stats();
         let by_name = PyDict::new(py);
@@ -289,13 +293,13 @@ impl Relay {
         Ok(by_name)
     }
 
-    /// Shuts down within `grace` seconds: new sessions are refused, active transfers finish, subscribers of ended topics
-    /// receive what they requested, and all clients are notified. Returns whether everything finished. Closing again has
-    /// no effect.
+    /// Shuts down within `grace` seconds: new sessions are refused, active transfers finish, subscribers of ended
+    /// topics receive what they requested, and all clients are notified. Returns whether everything finished. Closing
+    /// again has no effect.
     ///
-    /// All topics end first, as by `end`, and with them the loops of their subscribers. With `end=False` they do not: their
-    /// subscribers wait, for their `reconnect_timeout`, for another relay at this address with the same `state_dir`. A
-    /// `with` block ends topics when it completes, but not when an exception leaves it.
+    /// All topics end first, as by `end`, and with them the loops of their subscribers. With `end=False` they do not:
+    /// their subscribers wait, for their `reconnect_timeout`, for another relay at this address with the same
+    /// `state_dir`. A `with` block ends topics when it completes, but not when an exception leaves it.
     #[pyo3(signature = (grace = 8.0, *, end = true))]
     fn close(&self, py: Python<'_>, grace: f64, end: bool) -> PyResult<bool> {
         let grace = finite_seconds("grace", grace)?;
@@ -319,12 +323,12 @@ impl Relay {
 
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
-        // A forked child leaves the block with what it was forked from: that is the parent's to close.
+        // In a forked child, the parent's relay must not be closed.
         if !self.open.is_usable() {
             return Ok(());
         }
-        let by_itself = exception.iter().all(|part| part.is_none());
-        self.close(py, GRACE.as_secs_f64(), by_itself).map(drop)
+        let has_completed = exception.iter().all(|part| part.is_none());
+        self.close(py, CLOSE_GRACE.as_secs_f64(), has_completed).map(drop)
     }
 
     fn __repr__(&self) -> String {
@@ -333,7 +337,7 @@ impl Relay {
 }
 
 /// The time for transfers to finish when a `with` block ends.
-const GRACE: Duration = Duration::from_secs(8);
+const CLOSE_GRACE: Duration = Duration::from_secs(8);
 
 impl Relay {
     pub(crate) fn new(
@@ -356,18 +360,18 @@ impl Relay {
         }
     }
 
-    /// The GPU that staged versions are held on.
+    /// The GPU that staged versions are copied to.
     fn staged_on(&self, py: Python<'_>) -> PyResult<Option<Device>> {
         let (gpus, Some(ordinal)) = (self.gpus.get(py)?, self.device) else { return Ok(None) };
         gpus.device(py, ordinal).map(Some).map_err(|error| error.raise(py))
     }
 
-    /// The open relay. Waiters release the GIL, so that its holder can use Python.
+    /// The state, locked. Waiting for the lock releases the GIL, so that the thread that holds the lock can use Python.
     fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Open>>> {
         Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The publisher of a topic, opened if necessary, and the device on which its versions are staged.
+    /// The publisher of a topic, opened if necessary, and the server's settings for staging versions.
     fn publisher(&self, py: Python<'_>, topic: &Topic) -> PyResult<(SharedPublisher, Staging)> {
         let _in_runtime = runtime::handle(py)?.enter();
         let mut open = self.state(py)?;
@@ -376,12 +380,12 @@ impl Relay {
     }
 
     /// Records that a topic ended or is withdrawn, and returns its previous state.
-    fn leave(&self, py: Python<'_>, topic: &Topic, now: TopicState) -> PyResult<TopicState> {
+    fn leave(&self, py: Python<'_>, topic: &Topic, new: TopicState) -> PyResult<TopicState> {
         let mut open = self.state(py)?;
         let open = open.as_mut().ok_or_else(|| closed(py))?;
         match open.topics.get_mut(topic).ok_or_else(|| ended(py, topic))? {
             TopicState::Withdrawn => Ok(TopicState::Withdrawn),
-            known => Ok(mem::replace(known, now)),
+            state => Ok(mem::replace(state, new)),
         }
     }
 
@@ -399,7 +403,7 @@ impl Open {
     fn end_topics(&self) {
         for publisher in publishers(&self.topics) {
             if let Some(_turn) = publisher.try_turn() {
-                publisher.end_with(Publisher::end); // When this turn is over.
+                publisher.end_with(Publisher::end); // Takes effect when this turn ends.
             }
         }
     }
@@ -407,7 +411,7 @@ impl Open {
     async fn close(self, grace: Duration) -> bool {
         let Self { server, topics, _admin } = self; // The admin port answers until the end.
         let finished = server.shutdown(grace).await;
-        // Only now: what a publisher that goes takes back is still sent.
+        // Not earlier: dropping a publisher withdraws its versions, which may still be sent until here.
         publishers(&topics).for_each(|publisher| publisher.close());
         finished
     }
@@ -427,25 +431,25 @@ impl Open {
             .map_err(Kind::Publish.because(py))?;
         let publisher = Arc::new(Closable::new(publisher));
         if self.topics.len() >= REMEMBERED_MAX {
-            self.topics.retain(|_, known| !matches!(known, TopicState::Withdrawn));
+            self.topics.retain(|_, state| !matches!(state, TopicState::Withdrawn));
         }
         self.topics.insert(topic, TopicState::Open(Arc::clone(&publisher)));
         Ok(publisher)
     }
 }
 
-/// Publishes a version, once readers in mode `every` permit it.
-fn announce(
+/// Publishes a version, once concurrent calls for the topic have ended and readers in mode `every` permit it.
+fn publish_in_turn(
     py: Python<'_>,
     topic: &Topic,
     publisher: SharedPublisher,
-    held: Publishable,
+    version: Publishable,
     metadata: Metadata,
     timeout: Option<Duration>,
 ) -> PyResult<server::Publication> {
     let publish = async {
         let mut turn = Arc::clone(&publisher).turn().await?;
-        Some(turn.value()?.publish(held, metadata).await)
+        Some(turn.value()?.publish(version, metadata).await)
     };
     let publish = async { publisher.unless_closed(publish).await.flatten() };
     let published = wait_at_most(py, timeout, publish)?.ok_or_else(|| {
@@ -453,7 +457,7 @@ fn announce(
         let message = format!("readers of {topic} were not done with older versions within {waited} s");
         Kind::Timeout.raise(py, message)
     })?;
-    let published = published.ok_or_else(|| ended(py, topic))?; // Meanwhile.
+    let published = published.ok_or_else(|| ended(py, topic))?; // Another thread ended the topic.
     published.map_err(Kind::Publish.because(py))
 }
 
@@ -465,7 +469,7 @@ fn publishers(topics: &HashMap<Topic, TopicState>) -> impl Iterator<Item = &Shar
     })
 }
 
-pub(crate) fn topic_called(py: Python<'_>, name: &str) -> PyResult<Topic> {
+pub(crate) fn parse_topic(py: Python<'_>, name: &str) -> PyResult<Topic> {
     Topic::new(name).map_err(Kind::Request.because(py))
 }
 
@@ -477,10 +481,10 @@ fn ended(py: Python<'_>, topic: &Topic) -> PyErr {
     Kind::Publish.raise(py, format!("topic {topic} is not open: it was ended, withdrawn, or never published"))
 }
 
-/// The dtype that a user names, or whose object of a framework this is.
+/// The dtype that a user passes, as a name or as a framework's dtype object.
 pub(crate) fn cast_to(dtype: &Bound<'_, PyAny>) -> PyResult<Dtype> {
     let py = dtype.py();
     let name: String = frameworks(py)?.call_method1("dtype_called", (dtype,))?.extract()?;
     let unknown = || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
-    dtype_called(&name).ok_or_else(unknown)
+    dtype_named(&name).ok_or_else(unknown)
 }

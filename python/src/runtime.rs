@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use std::{io, sync::OnceLock, thread};
 use tokio::runtime::{Builder, Handle};
 
-/// The runtime, and the process that it runs in.
+/// The runtime's handle, and the process that its thread runs in.
 struct Runtime {
     handle: Handle,
     pid: u32,
@@ -16,10 +16,11 @@ static RUNTIME: OnceLock<Result<Runtime, String>> = OnceLock::new();
 /// The runtime, started at the first call.
 ///
 /// It has one thread, which never waits for the interpreter: a lane is one task, and a second thread would only add
-/// hand-overs. Further lanes bring threads of their own.
+/// hand-overs. Each lane after the first has its own thread.
 ///
 /// # Errors
-/// `ForkError` in a child of the process that started it; `TensorRelayError` where the system gives no thread.
+/// `ForkError` in a forked child of the process that started the runtime; `TensorRelayError` when no thread can be
+/// started.
 pub(crate) fn handle(py: Python<'_>) -> PyResult<&'static Handle> {
     let started = RUNTIME.get_or_init(|| {
         logging::begin(py);
@@ -44,7 +45,7 @@ fn start() -> io::Result<Runtime> {
     Ok(Runtime { handle, pid: std::process::id() })
 }
 
-/// The error of a process that was forked from `parent`, which uses what is wanted.
+/// The `ForkError` of this process, which was forked from `parent` after the runtime had started there.
 pub(crate) fn forked(py: Python<'_>, parent: u32) -> PyErr {
     let message = format!(
         "process {} was forked from {parent} after tensor_relay had started there, and threads do not survive a fork: \
@@ -54,11 +55,11 @@ pub(crate) fn forked(py: Python<'_>, parent: u32) -> PyErr {
     Kind::Fork.raise(py, message)
 }
 
-/// A value whose threads live in the process that made it. A fork's copy of it cannot be used, and is never dropped: its
-/// locks may be held by threads that the copy does not have.
+/// A value whose threads live in the process that created it. After a fork, the child's copy cannot be used and is
+/// never dropped: its locks may be held by threads that the child does not have.
 pub(crate) struct ProcessLocal<T> {
     pid: u32,
-    /// `None` only while it is dropped.
+    /// `None` only during `drop`.
     value: Option<T>,
 }
 
@@ -67,7 +68,7 @@ impl<T> ProcessLocal<T> {
         Self { pid: std::process::id(), value: Some(value) }
     }
 
-    /// Whether this is the process that made it.
+    /// Whether this process created the value.
     pub(crate) fn is_usable(&self) -> bool {
         self.pid == std::process::id()
     }
@@ -75,7 +76,7 @@ impl<T> ProcessLocal<T> {
     /// The value.
     ///
     /// # Errors
-    /// `ForkError` in another process.
+    /// `ForkError` in a forked child.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
         match &self.value {
             Some(value) if self.is_usable() => Ok(value),

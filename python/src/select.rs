@@ -1,4 +1,4 @@
-//! `select=`: which tensors a subscription wants, by patterns.
+//! `select=`: patterns for the names of the tensors that a subscription receives.
 
 use crate::errors::Kind;
 use pyo3::{exceptions::PyTypeError, prelude::*};
@@ -8,19 +8,19 @@ use tensor_relay_client::{Glob, Manifest, VersionId};
 /// The patterns of a subscription; none for all tensors.
 pub(crate) struct Select {
     patterns: Vec<Glob>,
-    /// Whether patterns that match nothing were told of.
-    is_checked: AtomicBool,
+    /// Whether the warnings of patterns without a match were logged.
+    has_warned: AtomicBool,
 }
 
 /// The number of tensor names that a message gives as examples.
 const EXAMPLES: usize = 3;
 
 impl Select {
-    /// Takes what a user gave: one pattern, or several.
+    /// Parses a user's `select=`: one pattern, or several.
     ///
     /// # Errors
-    /// `RequestError` for an invalid pattern, and for a list of none; `TypeError` for what is no pattern at all.
-    pub(crate) fn called(py: Python<'_>, select: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    /// `RequestError` for an invalid pattern or an empty list; `TypeError` for anything but text.
+    pub(crate) fn parse(py: Python<'_>, select: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let patterns = select.map(texts).transpose()?;
         if patterns.as_ref().is_some_and(Vec::is_empty) {
             let message =
@@ -29,7 +29,7 @@ impl Select {
         }
         let patterns = patterns.unwrap_or_default().into_iter();
         let patterns = patterns.map(|pattern| pattern.parse::<Glob>().map_err(Kind::Request.because(py)));
-        Ok(Self { patterns: patterns.collect::<PyResult<_>>()?, is_checked: AtomicBool::new(false) })
+        Ok(Self { patterns: patterns.collect::<PyResult<_>>()?, has_warned: AtomicBool::new(false) })
     }
 
     /// The patterns, if there are any.
@@ -37,8 +37,8 @@ impl Select {
         (!self.patterns.is_empty()).then_some(&self.patterns[..])
     }
 
-    /// Says why a version that has tensors has none that is selected. Warns of single patterns without a match, once: those
-    /// may be meant for other versions.
+    /// Refuses a version with tensors of which no pattern matches any: the error is the message for the user. Logs a
+    /// warning for each single pattern without a match, but only for the first version: it may be meant for later ones.
     pub(crate) fn check(&self, id: &VersionId, manifest: &Manifest) -> Result<(), String> {
         let tensors = manifest.tensors();
         let has_match = |pattern: &&Glob| tensors.iter().any(|tensor| pattern.matches(tensor.name.as_str()));
@@ -55,7 +55,7 @@ impl Select {
                 examples.join(", ")
             ));
         }
-        if !self.is_checked.swap(true, Ordering::Relaxed) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
             for pattern in self.patterns.iter().filter(|pattern| !has_match(pattern)) {
                 tracing::warn!("The pattern {:?} of select matches no tensor of {id}.", pattern.as_str());
             }

@@ -3,7 +3,7 @@
 use crate::{
     admin::AdminOptions,
     errors::Kind,
-    gpu::{GpuOptions, Gpus, ordinal_called},
+    gpu::{GpuOptions, Gpus, parse_device},
     range::{at_least, positive_seconds, within},
     relay::Relay,
     runtime,
@@ -18,7 +18,7 @@ use tensor_relay_server::{
     PAYLOAD_ALIGNMENT, Rules, Server, Ticket, Transport, Tuning, reachable,
 };
 
-/// Starts a server in this process. `tensor_relay.serve` says what each option is.
+/// Starts a server in this process. `tensor_relay.serve` documents the options.
 #[pyfunction]
 #[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, base_bytes, sessions_max, stall_timeout,
                     reader_linger, transport, open, ephemeral, device, gpu_memory_bytes, pinned_bytes, admin, admin_token_file))]
@@ -45,7 +45,7 @@ pub(crate) fn serve(
     admin_token_file: Option<PathBuf>,
 ) -> PyResult<Relay> {
     let config = Config {
-        codec: codec_called(py, codec)?,
+        codec: parse_codec(py, codec)?,
         chunk_bytes: chunk_bytes_within(py, chunk_bytes)?,
         staged_bytes: staged_bytes.unwrap_or(u64::MAX),
         base_bytes,
@@ -56,10 +56,10 @@ pub(crate) fn serve(
     }
     .for_container(None);
     let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes };
-    let (gpus, device) = (Gpus::new(py, options)?, ordinal_called(py, device)?);
-    let held_on = device.map(|ordinal| gpus.device(py, ordinal)).transpose();
-    let held_on = held_on.map_err(|error| error.raise(py))?;
-    let kept_in = match ephemeral {
+    let (gpus, device) = (Gpus::new(py, options)?, parse_device(py, device)?);
+    let staging_gpu = device.map(|ordinal| gpus.device(py, ordinal)).transpose();
+    let staging_gpu = staging_gpu.map_err(|error| error.raise(py))?;
+    let state_dir = match ephemeral {
         true => None,
         false => Some(state_dir.or_else(Identity::default_dir).ok_or_else(|| {
             Kind::Other.raise(
@@ -68,9 +68,9 @@ pub(crate) fn serve(
             )
         })?),
     };
-    let identity = kept_in.as_deref().map_or_else(Identity::ephemeral, Identity::load_or_create);
+    let identity = state_dir.as_deref().map_or_else(Identity::ephemeral, Identity::load_or_create);
     let identity = identity.map_err(Kind::Other.because(py))?;
-    let store = kept_in.filter(|_| !open).map(|kept_in| AccessStore::open(&kept_in)).transpose();
+    let store = state_dir.filter(|_| !open).map(|dir| AccessStore::open(&dir)).transpose();
     let store = store.map_err(Kind::Other.because(py))?;
     let _in_runtime = runtime::handle(py)?.enter();
     let access = match &store {
@@ -78,13 +78,13 @@ pub(crate) fn serve(
         None if open => Access::open(),
         None => Access::new(Rules::ephemeral()),
     };
-    let listener = listener_on(py, listen, transport_called(py, transport)?, &identity)?;
-    // A training process may have left less than that: then versions and sessions are refused when they come.
+    let listener = listener_on(py, listen, parse_transport(py, transport)?, &identity)?;
+    // A training process may have left less memory than that: then versions and sessions are refused when they come.
     let reserved = config.reserve().ok();
     let server = Server::start(listener, access.clone(), config).keeping_free(reserved);
     let admin = AdminOptions { address: admin, token_file: admin_token_file };
     let admin = admin.open(py, |address, token_file| {
-        AdminPort::for_server(address, token_file, server.status_reader(), held_on.as_ref())
+        AdminPort::for_server(address, token_file, server.status_reader(), staging_gpu.as_ref())
     })?;
     let address = server.local_address();
     let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
@@ -92,9 +92,9 @@ pub(crate) fn serve(
 }
 
 /// The deadline for resolving a name.
-const LOOKUP: Duration = Duration::from_secs(10);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Listens on the first address of those that `listen` names that can be listened on.
+/// Listens on the first usable one of the addresses that `listen` resolves to.
 fn listener_on(
     py: Python<'_>,
     listen: &str,
@@ -111,16 +111,17 @@ fn listener_on(
     Err(refused)
 }
 
-/// The addresses that `listen` names, as `IP:PORT` or `HOST:PORT`.
+/// The addresses that `listen`, an `IP:PORT` or `HOST:PORT`, resolves to.
 pub(crate) fn addresses_of(py: Python<'_>, listen: &str) -> PyResult<Vec<SocketAddr>> {
     let lookup = async { tokio::net::lookup_host(listen).await.map(Vec::from_iter) };
-    match wait_at_most(py, Some(LOOKUP), lookup)? {
+    match wait_at_most(py, Some(LOOKUP_TIMEOUT), lookup)? {
         Some(Ok(addresses)) => Ok(addresses),
         Some(Err(error)) => Err(no_address(py, listen, &error)),
         None => Err(no_address(py, listen, &"the resolver did not answer")),
     }
 }
 
+/// The `RequestError` for an address that cannot be resolved.
 pub(crate) fn no_address(py: Python<'_>, listen: &str, why: &dyn Display) -> PyErr {
     let message = format!(
         "{listen:?} is no address to listen on ({why}): write IP:PORT or HOST:PORT, as in 0.0.0.0:4747"
@@ -128,7 +129,7 @@ pub(crate) fn no_address(py: Python<'_>, listen: &str, why: &dyn Display) -> PyE
     Kind::Request.raise(py, message)
 }
 
-/// The length of chunks, which everybody who receives them must take.
+/// The length of chunks, within the limits of all clients.
 fn chunk_bytes_within(py: Python<'_>, chunk_bytes: u32) -> PyResult<u32> {
     let (step, most) = (PAYLOAD_ALIGNMENT as u32, Limits::default().chunk_bytes);
     within(py, "chunk_bytes", chunk_bytes, step..=most)?;
@@ -141,15 +142,15 @@ fn chunk_bytes_within(py: Python<'_>, chunk_bytes: u32) -> PyResult<u32> {
     }
 }
 
-/// The transport that `name` stands for.
-pub(crate) fn transport_called(py: Python<'_>, name: &str) -> PyResult<Transport> {
+/// The transport with this name.
+pub(crate) fn parse_transport(py: Python<'_>, name: &str) -> PyResult<Transport> {
     let wrong = |_| {
-        Kind::Request.raise(py, format!("there is no transport {name:?}: take \"auto\", \"quic\" or \"tcp\""))
+        Kind::Request.raise(py, format!("there is no transport {name:?}: use \"auto\", \"quic\" or \"tcp\""))
     };
     name.parse().map_err(wrong)
 }
 
-fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {
+fn parse_codec(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {
     if name == "auto" {
         return Ok(CodecChoice::Auto);
     }
@@ -157,7 +158,7 @@ fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {
     found.map(CodecChoice::Fixed).ok_or_else(|| {
         let names: Vec<_> = CodecId::ALL.iter().map(|codec| codec.name()).collect();
         Kind::Request
-            .raise(py, format!("there is no codec {name:?}: take \"auto\" or one of {}", names.join(", ")))
+            .raise(py, format!("there is no codec {name:?}: use \"auto\" or one of {}", names.join(", ")))
     })
 }
 
@@ -171,7 +172,7 @@ fn ticket(py: Python<'_>, advertise: &[String], address: SocketAddr, key: Finger
     if addresses.is_empty() {
         let (address, is_guessed) = reachable(address);
         if is_guessed {
-            tracing::info!(%address, "The ticket names this machine's address on its default route; `advertise` names another.");
+            tracing::info!(%address, "The ticket has this machine's address on its default route; set `advertise` for another.");
         }
         addresses.push(address.to_string());
     }

@@ -1,4 +1,4 @@
-//! `tensor_relay.Snapshot`: one version, whole and verified.
+//! `tensor_relay.Snapshot`: one version, complete and verified.
 
 use crate::{
     description::Description,
@@ -19,8 +19,8 @@ use std::{path::PathBuf, sync::Arc};
 use tensor_relay_cli::FollowedTopic;
 use tensor_relay_client::{self as client, Filled, Gap, VersionId};
 
-/// The tensors of one version by name, as a mapping. Their memory lives as long as anything refers to it, and is used again
-/// for a later version then.
+/// The tensors of one version by name, as a mapping. Their memory lives as long as anything refers to it, and is then
+/// reused for a later version.
 #[pyclass(frozen, mapping, weakref, module = "tensor_relay")]
 pub(crate) struct Snapshot {
     id: VersionId,
@@ -31,26 +31,26 @@ pub(crate) struct Snapshot {
     is_new_epoch: bool,
     gap: Option<String>,
     receipt: client::Receipt,
-    /// None where it was received into the user's own tensors.
+    /// `None` if the version was received into the user's own tensors.
     tensors: Option<client::Snapshot>,
-    /// The memory of those that lie on a GPU, if they have any.
+    /// The memory of tensors on a GPU; `None` on the host, or if they are empty.
     reading: Option<Arc<Reading>>,
 }
 
 /// Statistics of receiving a version.
 #[pyclass(frozen, get_all, module = "tensor_relay")]
 pub(crate) struct Receipt {
-    /// From its announcement until it was whole, in seconds.
+    /// The time from the version's announcement until it was complete, in seconds.
     duration_s: f64,
-    /// The bytes that came over the network, as encoded.
+    /// The number of encoded bytes received over the network.
     wire_bytes: u64,
-    /// The chunks that were verified.
+    /// The number of verified chunks.
     chunks: u32,
-    /// The number of times that it continued over another connection.
+    /// The number of times that the transfer was resumed over another connection.
     resumed: u32,
-    /// Its transport: "tcp" or "quic".
+    /// The transport: "tcp" or "quic".
     transport: &'static str,
-    /// Why over that.
+    /// Why this transport was chosen.
     transport_reason: &'static str,
     /// The counters of each codec by name; "sparse" are deltas against an earlier version.
     codecs: Py<PyDict>,
@@ -74,11 +74,11 @@ impl Receipt {
 /// The counters of one codec for a version.
 #[pyclass(frozen, get_all, module = "tensor_relay")]
 pub(crate) struct CodecCount {
-    /// The chunks that travelled in it. Those that came again after a lost connection count again.
+    /// The number of chunks received in this codec. Chunks sent again after a lost connection count again.
     chunks: u64,
-    /// The bytes that these are in the tensors.
+    /// The decoded size of these chunks in bytes.
     raw_bytes: u64,
-    /// The bytes that came over the network for them.
+    /// The encoded size of these chunks in bytes.
     wire_bytes: u64,
     /// The decoding time in seconds, summed over all workers.
     decode_s: f64,
@@ -93,7 +93,7 @@ impl CodecCount {
 }
 
 impl Snapshot {
-    pub(crate) fn whole(Arrived { snapshot, gap }: &Arrived) -> Self {
+    pub(crate) fn with_tensors(Arrived { snapshot, gap }: &Arrived) -> Self {
         Self::without_tensors(snapshot, gap.as_deref()).with(snapshot.clone())
     }
 
@@ -131,7 +131,7 @@ impl Snapshot {
         }
     }
 
-    /// Records it as the version that is held of `followed`.
+    /// Records this version as the current one of `followed`, for the admin port.
     pub(crate) fn record(&self, followed: &FollowedTopic) {
         followed.committed(&self.id, self.payload_bytes, self.skipped, &self.receipt);
     }
@@ -146,7 +146,7 @@ impl Snapshot {
         Some(Tensor::new(described, bytes))
     }
 
-    /// The version as it came, to be copied elsewhere.
+    /// The received version, to be copied to `out`.
     pub(crate) fn arrived(&self, py: Python<'_>) -> PyResult<Arrived> {
         let snapshot = self.tensors.clone().ok_or_else(|| {
             Kind::Other.raise(py, "this version was received into `out`: the tensors are there")
@@ -154,12 +154,13 @@ impl Snapshot {
         Ok(Arrived { snapshot, gap: None })
     }
 
-    /// Whether it is of the version that is described. One that was received into the user's tensors is not known to be.
+    /// Whether this is the version that `description` describes. False for a version received into the user's own
+    /// tensors.
     pub(crate) fn is_of(&self, description: &Description) -> bool {
         self.tensors.as_ref().is_some_and(|snapshot| description.is_of(snapshot))
     }
 
-    /// Its tensors in this machine's memory, to be saved.
+    /// The tensors in host memory, to be saved.
     fn on_host(&self, py: Python<'_>) -> PyResult<client::Snapshot> {
         let snapshot = self.tensors.as_ref().ok_or_else(|| {
             Kind::Other.raise(py, "this version was received into `out`: save the tensors that are there")
@@ -175,19 +176,20 @@ impl Snapshot {
         described.map(|tensor| tensor.name.as_str()).collect()
     }
 
-    /// All tensors by name, each made what `make` makes of it.
-    fn all<'py>(
+    /// All tensors by name, each converted by `convert`.
+    fn converted<'py>(
         &self,
         py: Python<'py>,
-        make: impl Fn(Bound<'py, Tensor>) -> PyResult<Bound<'py, PyAny>>,
+        convert: impl Fn(Bound<'py, Tensor>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let all = PyDict::new(py);
+        let by_name = PyDict::new(py);
         for name in self.names() {
             let Some(tensor) = self.tensor(name) else { continue };
-            let made = make(Bound::new(py, tensor)?);
-            all.set_item(name, made.map_err(|error| crate::tensors_in::name_it(py, name, error))?)?;
+            let converted = convert(Bound::new(py, tensor)?);
+            let unsupported = |error| crate::tensors_in::unsupported(py, name, error);
+            by_name.set_item(name, converted.map_err(unsupported)?)?;
         }
-        Ok(all)
+        Ok(by_name)
     }
 }
 
@@ -199,7 +201,7 @@ impl Snapshot {
         self.id.topic.as_str()
     }
 
-    /// Its number, which rises within an epoch.
+    /// The version's number, which rises within an epoch.
     #[getter]
     fn version(&self) -> u64 {
         self.id.version.0
@@ -213,7 +215,7 @@ impl Snapshot {
 
     /// The metadata of this version: values published from Python unchanged, all others as text.
     ///
-    /// Raises DamagedError for what cannot be read.
+    /// Raises DamagedError if a value cannot be read.
     #[getter]
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         metadata::to_user(py, &self.metadata)
@@ -225,34 +227,36 @@ impl Snapshot {
         of_pairs(py, self.manifest_metadata.iter())
     }
 
-    /// The values that were published among the tensors and are none: text, numbers, truth values and None by name.
+    /// The values that were published with the tensors but are not tensors: text, numbers, truth values and None, by
+    /// name.
     ///
-    /// Raises DamagedError for one that cannot be read.
+    /// Raises DamagedError if a value cannot be read.
     #[getter]
     fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         entries::of_metadata(py, &self.metadata)
     }
 
-    /// The number of versions published and not delivered since the one before.
+    /// The number of versions that were published after the previous snapshot's version, and not delivered.
     #[getter]
     fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// Whether it does not go on from the version before: the publisher was started anew, and numbers may have begun again,
-    /// or it has other content under the same number.
+    /// Whether this version does not continue the previous one's epoch: the publisher was restarted, so version numbers
+    /// may have begun again from 1, or mean other content.
     #[getter]
     fn is_new_epoch(&self) -> bool {
         self.is_new_epoch
     }
 
-    /// In mode "every", with `on_gap="continue"`: what is missing before this version, in words; None if nothing is.
+    /// In mode "every", with `on_gap="continue"`: a description of the versions missing before this one; None without a
+    /// gap.
     #[getter]
     fn gap(&self) -> Option<&str> {
         self.gap.as_deref()
     }
 
-    /// The statistics of its transfer.
+    /// The statistics of this version's transfer.
     #[getter]
     fn receipt(&self, py: Python<'_>) -> PyResult<Receipt> {
         let client::Receipt {
@@ -286,53 +290,51 @@ impl Snapshot {
         })
     }
 
-    /// The size of its tensors in bytes, with the padding between them; 0 where they were received into `out`.
+    /// The size of the tensors in bytes, including the padding between them; 0 if they were received into `out`.
     #[getter]
     fn payload_bytes(&self) -> u64 {
         self.tensors.as_ref().map_or(0, client::Snapshot::payload_bytes)
     }
 
-    /// All tensors as NumPy arrays in the snapshot's memory, which is on the host. See `Tensor.numpy`.
+    /// All tensors as NumPy arrays in the snapshot's memory, which must be on the host. See `Tensor.numpy`.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.all(py, |tensor| tensor.call_method0("numpy"))
+        self.converted(py, |tensor| tensor.call_method0("numpy"))
     }
 
-    /// All tensors as PyTorch tensors in the snapshot's memory, and the entries that modules gave by `get_extra_state`: what
-    /// `load_state_dict` takes. See `Tensor.torch`.
+    /// All tensors as PyTorch tensors in the snapshot's memory, and the entries from modules' `get_extra_state`: a
+    /// state dict for `load_state_dict`. See `Tensor.torch`.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let all = self.all(py, |tensor| tensor.call_method0("torch"))?;
+        let state_dict = self.converted(py, |tensor| tensor.call_method0("torch"))?;
         if self.tensors.is_some() {
             for (name, value) in self.entries(py)? {
                 if entries::is_extra_state(name.extract()?) {
-                    all.set_item(name, value)?;
+                    state_dict.set_item(name, value)?;
                 }
             }
         }
-        Ok(all)
+        Ok(state_dict)
     }
 
     /// All tensors as JAX arrays. See `Tensor.jax`.
     fn jax<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.all(py, |tensor| tensor.call_method0("jax"))
+        self.converted(py, |tensor| tensor.call_method0("jax"))
     }
 
-    /// Writes the tensors to `path` as a safetensors file, atomically and durably: readers see the old file or
-    /// the new one. Folders that are missing on the way are made.
+    /// Writes the tensors to `path` as a safetensors file, atomically and durably: readers see the old file or the new
+    /// one. Missing parent folders are created. Tensors on a GPU are copied to the host first.
     ///
-    /// Tensors on a GPU are copied to the host first.
-    ///
-    /// Raises TensorRelayError when the system refuses, or when the tensors were received into `out`.
+    /// Raises TensorRelayError when the file cannot be written, or when the tensors were received into `out`.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let on_host = self.on_host(py)?;
         py.detach(|| on_host.save_safetensors(&path)).map_err(Kind::Other.because(py))
     }
 
-    /// Writes the version below `folder` as the files that it was published from, each whole or not at all: topic `a/b` is
-    /// `folder/a/b`, or `folder/a/b.safetensors` where it was no folder, and replaces what a version before left there.
-    /// Returns where that is.
+    /// Writes the version below `folder` as the files that it was published from, each file atomically: topic `a/b`
+    /// becomes `folder/a/b`, or `folder/a/b.safetensors` if no folder was published, and replaces the files of an
+    /// earlier version there. Returns the path of that folder or file.
     ///
-    /// Raises TensorRelayError when the system refuses, when files are there that no version left, or when the tensors
-    /// were received into `out`.
+    /// Raises TensorRelayError when the files cannot be written, when files of another origin are there, or when the
+    /// tensors were received into `out`.
     fn save_files(&self, py: Python<'_>, folder: PathBuf) -> PyResult<PathBuf> {
         let on_host = self.on_host(py)?;
         let mirror = client::Mirror::new(folder, None);
@@ -346,7 +348,7 @@ impl Snapshot {
         device.map_or("cpu", tensor_relay_device::Device::name)
     }
 
-    /// The same snapshot in host memory: a copy, or itself if it is there. `timeout` is in seconds.
+    /// A copy of this snapshot in host memory; the snapshot itself if it lies there. `timeout` is in seconds.
     ///
     /// Raises RelayTimeoutError after `timeout`, NoRoomError beyond `memory_bytes`, and TensorRelayError when the GPU
     /// fails or the tensors were received into `out`.
@@ -363,19 +365,19 @@ impl Snapshot {
         let copied = wait_at_most(py, timeout, snapshot.to_host())?
             .ok_or_else(|| Kind::Timeout.raise(py, "the tensors were not copied to the host in time"))?;
         let copied = copied.map_err(|error| of_device(py, &error))?;
-        let facts = Self { gap: this.gap.clone(), ..Self::without_tensors(&copied, None) };
-        Py::new(py, facts.with(copied))
+        let without_tensors = Self { gap: this.gap.clone(), ..Self::without_tensors(&copied, None) };
+        Py::new(py, without_tensors.with(copied))
     }
 
-    /// Declares that `stream` reads the tensors. It may do so at once, without waiting. On a GPU their
-    /// memory is used again only after the stream is past what is on it by the time that nobody has any of them any more.
+    /// Declares that `stream` reads the tensors, which it may do at once, without waiting. When the last tensor of this
+    /// version is dropped, its GPU memory is reused only after the work that is queued on the stream at that time.
     ///
-    /// stream: a stream of PyTorch, CuPy or Numba, anything with `__cuda_stream__`, or the number of a stream, which must
-    /// then live until that time; None is the legacy default stream. `torch()` names PyTorch's current stream by itself, and
-    /// what `jax()` gives is JAX's own. For tensors in host memory it means nothing.
+    /// stream: a stream of PyTorch, CuPy or Numba, an object with `__cuda_stream__`, or the number of a stream, which
+    /// must then live until the last tensor is dropped; None is the legacy default stream. `torch()` declares PyTorch's
+    /// current stream by itself, and `jax()` returns copies. For tensors in host memory this method has no effect.
     ///
-    /// Raises TypeError for what is no stream, ValueError for one of another GPU, and BufferError for 0 and for one that
-    /// cannot be waited for, e.g. while it is captured into a graph.
+    /// Raises TypeError for an object that is not a stream, ValueError for a stream of another GPU, and BufferError for
+    /// 0 and for a stream that cannot be waited for, e.g. during graph capture.
     #[pyo3(signature = (stream = None))]
     fn wait(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         match (&self.reading, Stream::of(stream)?) {
@@ -384,17 +386,17 @@ impl Snapshot {
         }
     }
 
-    /// The names of the tensors, in the order in which they were published.
+    /// The names of the tensors, in published order.
     fn keys(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         view(slf, "KeysView")
     }
 
-    /// The tensors, in that order.
+    /// The tensors, in published order.
     fn values(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         view(slf, "ValuesView")
     }
 
-    /// The tensors with their names, in that order.
+    /// The pairs of name and tensor, in published order.
     fn items(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         view(slf, "ItemsView")
     }
@@ -429,7 +431,7 @@ impl Snapshot {
     }
 }
 
-/// What Python's mappings give of themselves.
+/// A view of a mapping, as `dict.keys`, `dict.values` and `dict.items` return them.
 fn view<'py>(snapshot: Bound<'py, Snapshot>, kind: &str) -> PyResult<Bound<'py, PyAny>> {
     snapshot.py().import("collections.abc")?.getattr(kind)?.call1((snapshot,))
 }

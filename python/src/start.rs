@@ -4,25 +4,24 @@ use crate::errors::Kind;
 use pyo3::prelude::*;
 use tensor_relay_client::{Epoch, Start, Version};
 
-/// The epoch that 16 hexadecimal digits name.
+/// An epoch written as 16 hexadecimal digits.
 ///
 /// # Errors
 /// `RequestError` for anything else.
-pub(crate) fn epoch_called(py: Python<'_>, digits: &str) -> PyResult<Epoch> {
-    let is_one = digits.len() == 16 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let number = u64::from_str_radix(digits, 16).ok().filter(|_| is_one);
-    let message =
-        || format!("an epoch is 16 hexadecimal digits, as `Snapshot.epoch` has them, and not {digits:?}");
+pub(crate) fn parse_epoch(py: Python<'_>, digits: &str) -> PyResult<Epoch> {
+    let is_epoch = digits.len() == 16 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let number = u64::from_str_radix(digits, 16).ok().filter(|_| is_epoch);
+    let message = || format!("an epoch is 16 hexadecimal digits, as in `Snapshot.epoch`, and not {digits:?}");
     number.map(Epoch).ok_or_else(|| Kind::Request.raise(py, message()))
 }
 
-/// The value given by the user.
+/// Parses a user's `start=`.
 ///
 /// # Errors
-/// `RequestError` for what is no beginning.
-pub(crate) fn start_called(start: &Bound<'_, PyAny>) -> PyResult<Start> {
+/// `RequestError` for any other value.
+pub(crate) fn parse_start(start: &Bound<'_, PyAny>) -> PyResult<Start> {
     if let Ok((epoch, version)) = start.extract::<(String, u64)>() {
-        return Ok(Start::At(Some(epoch_called(start.py(), &epoch)?), Version(version)));
+        return Ok(Start::At(Some(parse_epoch(start.py(), &epoch)?), Version(version)));
     }
     if let Ok(version) = start.extract::<u64>() {
         return Ok(Start::At(None, Version(version)));
@@ -33,7 +32,7 @@ pub(crate) fn start_called(start: &Bound<'_, PyAny>) -> PyResult<Start> {
         Ok("oldest") => Ok(Start::Oldest),
         _ => {
             let message = format!(
-                "start is \"newest\", \"next\", \"oldest\", a version's number or its epoch and number, and not {start:?}"
+                "start is {start:?}, but must be \"newest\", \"next\", \"oldest\", a version's number, or its epoch and number"
             );
             Err(Kind::Request.raise(start.py(), message))
         }

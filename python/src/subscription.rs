@@ -23,13 +23,13 @@ use std::{
 use tensor_relay_cli::FollowedTopic;
 use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError};
 
-/// Delivers the versions of one topic, each whole and verified.
+/// Delivers the versions of one topic, each complete and verified.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Subscription {
     inner: ProcessLocal<Arc<Inner>>,
     /// The topic's name.
     topic: String,
-    /// Keeps the session.
+    /// Keeps the session open.
     client: Py<Client>,
     timeout: Option<Duration>,
     out: Option<Out>,
@@ -49,34 +49,35 @@ pub(crate) struct Inner {
 /// The open subscription, until it is closed. A caller that waits for the next version holds the turn.
 pub(crate) struct Open {
     pub(crate) subscription: client::Subscription,
-    /// A version that was taken and not delivered: its coroutine was cancelled, or the tensors of `out` failed.
+    /// A version that was taken and not delivered: its coroutine was cancelled, or the copy to `out` failed.
     undelivered: Option<Arrived>,
 }
 
-/// Tells, after a wait that was as long as this, whether a version was there that its user holds too many others to get.
+/// After a timed-out wait of this length: the error, if a version was ready and not delivered because the user holds
+/// too many snapshots.
 type HeldBack = Box<dyn Fn(Duration) -> Option<SubscriptionError> + Send + Sync>;
 
-/// A version, and what is missing before it.
+/// A received version, and the gap before it.
 pub(crate) struct Arrived {
     pub(crate) snapshot: client::Snapshot,
     pub(crate) gap: Option<Box<Gap>>,
 }
 
-/// A version that is taken, until its caller has it. Other callers wait meanwhile, and if it is not delivered, the next of
-/// them receives it.
+/// A version between its receipt and its delivery. Other callers wait meanwhile, and if it is not delivered, the next
+/// of them receives it.
 struct Taken {
-    /// `None` once it was given.
+    /// `None` once it was delivered.
     arrived: Option<Arrived>,
     turn: ExclusiveUse<Open>,
 }
 
 impl Taken {
-    /// Hands it over with `give`; where that raises, it is as if it had not been taken. A version that does not fit was
-    /// taken: the next call can do no more with it.
-    fn give(mut self, give: impl FnOnce(&Arrived) -> PyResult<Delivered>) -> PyResult<Delivered> {
-        let given = self.arrived.as_ref().map(give).expect("it is given once, by this")?;
+    /// Delivers the version with `deliver`. If that raises, the next call receives the version. A version that does not
+    /// fit counts as delivered: the next call would fail as well.
+    fn deliver(mut self, deliver: impl FnOnce(&Arrived) -> PyResult<Delivered>) -> PyResult<Delivered> {
+        let delivered = self.arrived.as_ref().map(deliver).expect("only this takes it")?;
         self.arrived = None;
-        Ok(given)
+        Ok(delivered)
     }
 }
 
@@ -88,26 +89,26 @@ impl Drop for Taken {
     }
 }
 
-/// A version as its user gets it.
+/// A version for the user.
 pub(crate) type Delivered = Result<Snapshot, NotArrived>;
 
-/// Why none came.
+/// Why no version was delivered. The texts are messages for the user.
 pub(crate) enum NotArrived {
     Subscription(SubscriptionError),
-    /// A version came, and no tensor of it is selected. Says so.
+    /// The selection matches no tensor of the version.
     NothingSelected(String),
-    /// A version came, and does not fit the tensors of `out`. Says why.
+    /// The version does not fit the tensors of `out`.
     Unfit(String),
     Closed,
     TimedOut,
 }
 
-/// The device of a version when a call returns.
+/// Where a version lies when a call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Landing {
     /// In memory of its own.
     Own,
-    /// In the tensors of `out`, where there are any.
+    /// In the tensors of `out`, if the subscription has them.
     Out,
 }
 
@@ -119,14 +120,12 @@ pub(crate) enum OnGap {
 }
 
 impl OnGap {
-    pub(crate) fn called(py: Python<'_>, name: &str) -> PyResult<Self> {
+    pub(crate) fn parse(py: Python<'_>, name: &str) -> PyResult<Self> {
         match name {
             "raise" => Ok(Self::Raise),
             "continue" => Ok(Self::Continue),
-            other => {
-                Err(Kind::Request
-                    .raise(py, format!("on_gap is \"raise\" or \"continue\", and not {other:?}")))
-            }
+            other => Err(Kind::Request
+                .raise(py, format!("on_gap is {other:?}, but must be \"raise\" or \"continue\""))),
         }
     }
 }
@@ -136,11 +135,11 @@ impl OnGap {
 pub(crate) struct Progress {
     /// The version's number; 0 before the first.
     version: u64,
-    /// The size of what is received of it, in bytes; 0 until that is known.
+    /// The number of bytes to be received of it, decoded; 0 until that is known.
     payload_bytes: u64,
-    /// The verified bytes in place.
+    /// The number of verified bytes.
     verified_bytes: u64,
-    /// The bytes that came over the network for it, as encoded.
+    /// The number of encoded bytes received over the network for it.
     wire_bytes: u64,
 }
 
@@ -155,7 +154,7 @@ impl Progress {
 }
 
 impl Inner {
-    /// Records a version that its user has.
+    /// Records a delivered version for the admin port.
     fn committed(&self, snapshot: &Snapshot) {
         if let Some(followed) = &*self.followed() {
             snapshot.record(followed);
@@ -166,7 +165,7 @@ impl Inner {
         self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next version. No version is lost when this is dropped, nor when what it gives is.
+    /// Waits for the next version. No version is lost when this future is dropped, nor when its result is.
     async fn next(self: Arc<Self>) -> Result<Taken, NotArrived> {
         let taken = self.open.unless_closed(self.take()).await;
         taken.unwrap_or(Err(NotArrived::Closed))
@@ -179,7 +178,7 @@ impl Inner {
             Some(arrived) => arrived,
             None => self.arrival(&mut open.subscription).await.map_err(NotArrived::Subscription)?,
         };
-        // It is not kept for the next call, which can do no more with it.
+        // A version that fails the check is dropped: the next call would fail as well.
         let Arrived { snapshot, .. } = &arrived;
         self.select
             .check(snapshot.id(), snapshot.manifest())
@@ -187,8 +186,8 @@ impl Inner {
         Ok(Taken { arrived: Some(arrived), turn })
     }
 
-    /// The same within `timeout`. That a version is there which the user may not have yet is told as such, and not as if there
-    /// were none.
+    /// As [`next`](Self::next), within `timeout`. If a version is ready, but the user holds too many, the error says
+    /// so.
     async fn next_within(self: Arc<Self>, timeout: Option<Duration>) -> Result<Taken, NotArrived> {
         let next = at_most(timeout, Arc::clone(&self).next()).await;
         next.unwrap_or_else(|| {
@@ -213,13 +212,13 @@ impl Inner {
 }
 
 impl NotArrived {
-    /// Whether the topic ended as topics do, which ends iteration.
+    /// Whether this ends iteration without an error: the topic ended, or the subscription was closed.
     fn is_end(&self) -> bool {
-        let ends = |reason: &EndReason| {
+        let is_regular = |reason: &EndReason| {
             matches!(reason, EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired)
         };
         match self {
-            Self::Subscription(SubscriptionError::Ended { reason, .. }) => ends(reason),
+            Self::Subscription(SubscriptionError::Ended { reason, .. }) => is_regular(reason),
             Self::Closed => true,
             _ => false,
         }
@@ -232,7 +231,7 @@ impl NotArrived {
             Self::Unfit(message) => Kind::Target.raise(py, message),
             Self::Closed => Kind::Closed.raise(py, "this subscription was closed: subscribe again"),
             Self::TimedOut => {
-                Kind::Timeout.raise(py, "no new version came in time; the next call goes on waiting for it")
+                Kind::Timeout.raise(py, "no new version came in time; the next call continues to wait for it")
             }
         }
     }
@@ -240,55 +239,56 @@ impl NotArrived {
 
 #[pymethods]
 impl Subscription {
-    /// Waits for the next version. `timeout` is in seconds; None waits for as long as it takes.
+    /// Waits for the next version. `timeout` is in seconds; None waits without limit.
     ///
-    /// Raises RelayTimeoutError after `timeout`; TopicEndedError when nothing more will come; TopicNotFoundError when
-    /// the topic does not appear; HoldingTooManyError; VersionsMissedError; RelayConnectionError when the connection is
-    /// lost for good; RequestError when `select` matches no tensor of the version; with `out`, TargetError and TornError.
-    /// After RequestError and TargetError the next call goes on with the next version.
+    /// Raises RelayTimeoutError after `timeout`; TopicEndedError when no more versions will come; TopicNotFoundError
+    /// when the topic does not appear; HoldingTooManyError; VersionsMissedError; RelayConnectionError when the
+    /// connection is lost and cannot be made again; RequestError when `select` matches no tensor of the version; with
+    /// `out`, TargetError and TornError. After RequestError and TargetError the next call continues with the next
+    /// version.
     #[pyo3(signature = (timeout = None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
         self.receive(py, seconds("timeout", timeout)?, self.out.as_ref())?
             .map_err(|failed| self.raise(py, &failed))
     }
 
-    /// The same as a coroutine of asyncio, which begins when it is awaited or made a task. When it is cancelled, no version is
-    /// lost. Not with `atomic=False`.
+    /// `next` as a coroutine of asyncio, which begins when it is awaited or made a task. When it is cancelled, no
+    /// version is lost. Not with `atomic=False`.
     #[pyo3(signature = (timeout = None))]
     fn next_async<'py>(slf: Py<Self>, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let timeout = seconds("timeout", timeout)?;
         Self::coroutine(slf, py, timeout, Landing::Out, |py, failed| failed.raise(py))
     }
 
-    /// Waits for the next version as `next` does, and leaves the tensors of `out` as they are: they may be in use until
-    /// `activate`. A version is received also without a waiting caller, so `prefetch(0)` tells whether there is one.
+    /// Waits for the next version as `next` does, and does not touch the tensors of `out`: they may be in use until
+    /// `activate`. Versions are also received in the background, so `prefetch(0)` returns one if it is ready.
     ///
-    /// Raises what `next` does, and RequestError with `atomic=False`.
+    /// Raises the exceptions of `next`, and RequestError with `atomic=False`.
     #[pyo3(signature = (timeout = None))]
     fn prefetch(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
-        self.check_apart(py)?;
+        self.check_atomic(py)?;
         self.receive(py, seconds("timeout", timeout)?, None)?
             .map_err(|failed| self.raise(py, &failed))
     }
 
-    /// The same as a coroutine of asyncio, as `next_async` is one of `next`.
+    /// `prefetch` as a coroutine of asyncio, with the properties of `next_async`.
     #[pyo3(signature = (timeout = None))]
     fn prefetch_async<'py>(
         slf: Py<Self>,
         py: Python<'py>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        slf.get().check_apart(py)?;
+        slf.get().check_atomic(py)?;
         let timeout = seconds("timeout", timeout)?;
         Self::coroutine(slf, py, timeout, Landing::Own, |py, failed| failed.raise(py))
     }
 
-    /// Copies a version that `prefetch` gave to the tensors of `out`, all of them or none; without `out`, to those of this
-    /// subscription. It waits for that copy and for nothing else, which is why there is no coroutine of it. `strict` is of the
-    /// `out` that stands here. Returns what is known of the version.
+    /// Copies a version that `prefetch` returned to the tensors of `out`, all of them or none; by default to the
+    /// subscription's `out`. It waits only for the copy, so it has no coroutine. `strict` applies to the `out` of this
+    /// call. Returns the version without tensors.
     ///
-    /// Raises TargetError where the version does not fit, with nothing written; TornError where a GPU fails in the middle;
-    /// RequestError where neither has `out`.
+    /// Raises TargetError if the version does not fit, with nothing written; TornError if a GPU fails during the copy;
+    /// RequestError without any `out`.
     #[pyo3(signature = (snapshot, out = None, *, strict = true))]
     fn activate(
         &self,
@@ -300,10 +300,8 @@ impl Subscription {
         match (out, &self.out) {
             (Some(out), _) => self.client.get().install(py, snapshot, out, strict),
             (None, Some(out)) => out.copy(py, &snapshot.arrived(py)?)?.map_err(|failed| failed.raise(py)),
-            (None, None) => {
-                Err(Kind::Request
-                    .raise(py, "there is no `out` to copy it to: give it here, or to `subscribe`"))
-            }
+            (None, None) => Err(Kind::Request
+                .raise(py, "there is no `out` to copy the version to: pass it here, or to `subscribe`")),
         }
     }
 
@@ -313,12 +311,12 @@ impl Subscription {
         Progress { version, payload_bytes, verified_bytes, wire_bytes }
     }
 
-    /// In mode "every": says that the program is done with the snapshot taken last, without asking for another. One that
-    /// ends says so before, or its reader gets that version again. Never waits: while another call waits for the next
-    /// version, it has said so already.
+    /// In mode "every": acknowledges that the program has finished with its last snapshot, without requesting the next.
+    /// Call this before the program ends: otherwise its reader receives that version again. Never waits: if another
+    /// call is waiting for the next version, that call has acknowledged the snapshot.
     fn acknowledge(&self, py: Python<'_>) -> PyResult<()> {
         let mut turn = self.inner.get(py)?.open.try_turn();
-        // The program is not done with a version that it has not got.
+        // A version that was not delivered is not acknowledged.
         if let Some(open) = turn.as_mut().and_then(ExclusiveUse::value)
             && open.undelivered.is_none()
         {
@@ -327,13 +325,13 @@ impl Subscription {
         Ok(())
     }
 
-    /// Ends the subscription. Never waits: calls and coroutines that wait for a version end with ClosedError, iteration
-    /// ends. Closing again does nothing.
+    /// Ends the subscription. Never waits: calls and coroutines that wait for a version raise ClosedError, and
+    /// iteration ends. Closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.get(py)?;
         inner.open.close();
         drop(inner.followed().take());
-        self.out.iter().for_each(Out::forget);
+        self.out.iter().for_each(Out::cancel_pending);
         Ok(())
     }
 
@@ -367,7 +365,7 @@ impl Subscription {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        // A forked child leaves the block with what it was forked from: that is the parent's to close.
+        // In a forked child, the parent's subscription must not be closed.
         if !self.inner.is_usable() {
             return Ok(());
         }
@@ -409,12 +407,12 @@ impl Subscription {
         Self { inner: ProcessLocal::new(Arc::new(inner)), topic, client, timeout, out, progress }
     }
 
-    /// What is raised where none came; of a timeout without a connection, why there is none.
+    /// The exception for `failed`; for a timeout without a connection, the message says why it was lost.
     fn raise(&self, py: Python<'_>, failed: &NotArrived) -> PyErr {
         match (failed, self.client.get().connection_lost(py)) {
             (NotArrived::TimedOut, Some(lost)) => {
                 let message = format!(
-                    "no new version came in time: the connection was lost ({lost}), and another one is being made"
+                    "no new version came in time: the connection was lost ({lost}), and a new one is being made"
                 );
                 Kind::Timeout.raise(py, message)
             }
@@ -422,12 +420,12 @@ impl Subscription {
         }
     }
 
-    /// Refuses to receive apart from tensors that each version is received right into.
-    fn check_apart(&self, py: Python<'_>) -> PyResult<()> {
+    /// Refuses `atomic=False`, with which a version cannot be received elsewhere than into `out`.
+    fn check_atomic(&self, py: Python<'_>) -> PyResult<()> {
         match self.out.as_ref().is_some_and(|out| !out.is_atomic()) {
             true => Err(Kind::Request.raise(
                 py,
-                "with atomic=False versions are received right into `out`, and none is there before it is: take atomic=True",
+                "with atomic=False versions are received directly into `out`, and cannot be prefetched: use atomic=True",
             )),
             false => Ok(()),
         }
@@ -439,14 +437,14 @@ impl Subscription {
         let delivered = match out.filter(|out| !out.is_atomic()) {
             Some(out) => out.receive_in_place(py, inner, timeout)?,
             None => match wait(py, Arc::clone(inner).next_within(timeout))? {
-                Ok(taken) => taken.give(|arrived| hand_over(py, arrived, out))?,
+                Ok(taken) => taken.deliver(|arrived| to_python(py, arrived, out))?,
                 Err(failed) => Err(failed),
             },
         };
         Ok(delivered.inspect(|snapshot| inner.committed(snapshot)))
     }
 
-    /// A coroutine for the next version. Nothing begins before it is awaited.
+    /// A coroutine for the next version, which does nothing before it is awaited.
     fn coroutine<'py>(
         slf: Py<Self>,
         py: Python<'py>,
@@ -461,7 +459,8 @@ impl Subscription {
         py.import("tensor_relay._coroutines")?.call_method1("next_async", (begin,))
     }
 
-    /// A future of what gives the next version when it is called. If it is never called, no version is lost.
+    /// An asyncio future of a function that returns the next version. If the function is never called, no version is
+    /// lost.
     fn receive_async<'py>(
         &self,
         py: Python<'py>,
@@ -471,7 +470,7 @@ impl Subscription {
     ) -> PyResult<Bound<'py, PyAny>> {
         if self.out.as_ref().is_some_and(|out| !out.is_atomic()) {
             let message = "asyncio cannot wait with atomic=False: a coroutine may be cancelled, and the tensors would be torn; \
-                           wait in a thread (`asyncio.to_thread(subscription.next)`), or take atomic=True";
+                           wait in a thread (`asyncio.to_thread(subscription.next)`), or use atomic=True";
             return Err(Kind::Request.raise(py, message));
         }
         let inner = Arc::clone(self.inner.get(py)?);
@@ -499,16 +498,16 @@ fn claim_next(
     raise: fn(Python<'_>, &NotArrived) -> PyErr,
 ) -> PyResult<Snapshot> {
     let delivered = match next {
-        Ok(taken) => taken.give(|arrived| hand_over(py, arrived, out))?,
+        Ok(taken) => taken.deliver(|arrived| to_python(py, arrived, out))?,
         Err(failed) => Err(failed),
     };
     delivered.map_err(|failed| raise(py, &failed))
 }
 
-/// A version as Python has it: with its tensors, or with those copied to where the user wants them.
-fn hand_over(py: Python<'_>, arrived: &Arrived, out: Option<&Out>) -> PyResult<Delivered> {
+/// A version as a Python object: with its tensors, or without them after a copy to `out`.
+fn to_python(py: Python<'_>, arrived: &Arrived, out: Option<&Out>) -> PyResult<Delivered> {
     match out {
         Some(out) => out.copy(py, arrived),
-        None => Ok(Ok(Snapshot::whole(arrived))),
+        None => Ok(Ok(Snapshot::with_tensors(arrived))),
     }
 }

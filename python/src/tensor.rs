@@ -14,14 +14,15 @@ use pyo3::{exceptions::PyBufferError, ffi, prelude::*, types::PyTuple};
 use tensor_relay_client::{Dtype, Tensor as Described};
 use tensor_relay_device::{Region, VolatileBytes};
 
-/// One tensor, without a copy: whatever is made of it lies in the snapshot's own memory, and keeps that.
+/// One tensor of a snapshot. Arrays made of it (`torch`, `numpy`, …) lie in the snapshot's memory and keep it alive,
+/// unless said otherwise.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Tensor {
     bytes: Exported,
     dtype: Dtype,
     shape: Vec<u64>,
-    /// Shape and strides (in bytes) as views have them.
-    viewed: (Vec<isize>, Vec<isize>),
+    /// Shape, and strides in bytes, for the buffer protocol.
+    buffer_layout: (Vec<isize>, Vec<isize>),
 }
 
 impl Tensor {
@@ -31,10 +32,10 @@ impl Tensor {
 
     fn of(bytes: Exported, dtype: Dtype, shape: Vec<u64>) -> Self {
         let item_bytes = dtype.bits() as isize / 8;
-        // Numbers of a manifest that was checked: each fits what its bytes do, which are here.
+        // No overflow: the manifest was checked, and all bytes of the tensor are in memory.
         let strides = dense(&shape).iter().map(|stride| *stride as isize * item_bytes).collect();
-        let viewed = (shape.iter().map(|len| *len as isize).collect(), strides);
-        Self { bytes, dtype, shape, viewed }
+        let buffer_layout = (shape.iter().map(|len| *len as isize).collect(), strides);
+        Self { bytes, dtype, shape, buffer_layout }
     }
 
     pub(crate) fn is_on_gpu(&self) -> bool {
@@ -48,33 +49,33 @@ impl Tensor {
 
 #[pymethods]
 impl Tensor {
-    /// The type of its elements, e.g. `bf16` or `f8_e4m3fn`.
+    /// The type of the elements, e.g. `bf16` or `f8_e4m3fn`.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.dtype.name()
     }
 
-    /// Its dimensions, outermost first.
+    /// The dimensions, outermost first.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.shape)
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Its bytes as a tensor of `u8` with one dimension, whatever its dtype.
+    /// The bytes as a tensor of `u8` with one dimension.
     #[getter]
     fn raw(&self) -> Self {
         Self::of(self.bytes.clone(), Dtype::U8, vec![self.bytes.len() as u64])
     }
 
-    /// The same elements as unsigned integers of their size.
+    /// The same elements as unsigned integers of the same size.
     ///
-    /// Raises UnsupportedTensorError for elements of less than a byte, and of more than eight.
+    /// Raises UnsupportedTensorError for elements smaller than one byte or larger than eight bytes.
     #[getter]
     fn bits(&self, py: Python<'_>) -> PyResult<Self> {
         let dtype = match self.dtype.bits() {
@@ -84,7 +85,7 @@ impl Tensor {
             64 => Dtype::U64,
             bits => {
                 let message =
-                    format!("no unsigned integers have {bits} bits, the size of {}: take `raw`", self.dtype);
+                    format!("no unsigned integers have {bits} bits, the size of {}: use `raw`", self.dtype);
                 return Err(Kind::UnsupportedTensor.raise(py, message));
             }
         };
@@ -93,31 +94,31 @@ impl Tensor {
 
     /// As a NumPy array in the same memory. Types that NumPy lacks (bf16, fp8) need the package ml_dtypes.
     ///
-    /// Raises UnsupportedTensorError where NumPy has no such type, and for tensors on a GPU, where NumPy has no arrays:
-    /// `to_host()` copies them.
+    /// Raises UnsupportedTensorError if NumPy has no such type, and for tensors on a GPU: copy these with `to_host()`
+    /// first.
     fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         Self::frameworks(slf, "to_numpy")
     }
 
-    /// As a PyTorch tensor in the same memory, on the CPU or on the GPU where it lies. On a GPU it may be read at once, and
-    /// its memory is used again only after the stream that is PyTorch's current one now is past what reads it. Where it is
-    /// read on other streams, name them to `Snapshot.wait`.
+    /// As a PyTorch tensor in the same memory, on the CPU or the GPU. On a GPU it may be read at once. Its memory is
+    /// reused only after the work that PyTorch's current stream has queued by then; if other streams read it, pass them
+    /// to `Snapshot.wait`.
     ///
-    /// Raises UnsupportedTensorError where PyTorch has no such type.
+    /// Raises UnsupportedTensorError if PyTorch has no such type.
     fn torch(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         Self::frameworks(slf, "to_torch")
     }
 
-    /// As a JAX array, on the CPU or on the GPU where it lies: on the CPU in the same memory where JAX can; on a GPU as a
-    /// copy of JAX's own, which is whole when this returns, since JAX does not say on which stream it reads. 64-bit types
-    /// become 32-bit ones unless JAX is told otherwise (`jax_enable_x64`), as everywhere in JAX.
+    /// As a JAX array on the same device: on the CPU in the same memory if JAX supports that; on a GPU as a copy,
+    /// complete when this returns, because JAX does not tell on which stream it reads. 64-bit types become 32-bit ones
+    /// unless JAX is configured otherwise (`jax_enable_x64`).
     ///
-    /// Raises UnsupportedTensorError where JAX has no such type.
+    /// Raises UnsupportedTensorError if JAX has no such type.
     fn jax(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         Self::frameworks(slf, "to_jax")
     }
 
-    /// A copy of it in host memory; itself if it lies there. Waits for the copy.
+    /// A copy in host memory; the tensor itself if it lies there. Waits for the copy.
     ///
     /// Raises NoRoomError, and TensorRelayError when the GPU fails.
     fn to_host(slf: Bound<'_, Self>) -> PyResult<Py<Self>> {
@@ -131,25 +132,26 @@ impl Tensor {
         }
     }
 
-    /// Its device in DLPack's terms: `(1, 0)`, the host, or `(2, N)`, `cuda:N`.
+    /// The device in DLPack's terms: `(1, 0)` for the host, `(2, N)` for `cuda:N`.
     fn __dlpack_device__(&self) -> (i32, i32) {
         self.bytes.device()
     }
 
-    /// Hands it over by DLPack, without a copy unless `copy` is True: in a capsule of DLPack 1 for who asks for that by
-    /// `max_version`, else in one of the time before.
+    /// Exports the tensor by DLPack, without a copy unless `copy` is True: in a capsule of DLPack 1 if `max_version`
+    /// allows it, else in a legacy capsule.
     ///
-    /// It is handed over as writable, because frameworks do not heed anything else; who writes to it writes to the
-    /// snapshot. With `dl_device=(1, 0)` what lies on a GPU is copied to the host.
+    /// The memory is exported as writable, because frameworks ignore the read-only flag; writes change the snapshot.
+    /// With `dl_device=(1, 0)` a tensor on a GPU is copied to the host.
     ///
-    /// On a GPU, `stream` is the number of the stream that the tensor is read on: 1 the legacy default stream, as is None, 2
-    /// the per-thread default stream. It may read at once: the bytes are there. When the last tensor of the version is gone,
-    /// its memory is used again only after that stream is past what is on it by then, so the stream must live until then
-    /// (PyTorch's and default ones do), or be named to `Snapshot.wait` as an object, which keeps it. -1 names none:
-    /// its user sees to it that nothing reads the tensor when it goes.
+    /// On a GPU, `stream` is the number of the stream that reads the tensor: 1 or None is the legacy default stream, 2
+    /// the per-thread default stream. The stream may read at once, because the data is complete. When the last tensor
+    /// of the version is dropped, its memory is reused only after the work that is queued on the stream at that time,
+    /// so the stream must live until then (PyTorch's and default streams do), or be passed as an object to
+    /// `Snapshot.wait`, which keeps it. With -1 the caller must make sure that nothing reads the tensor when it is
+    /// dropped.
     ///
-    /// Raises BufferError for another device, a stream that is none, elements that DLPack's users cannot take, and when a
-    /// copy fails.
+    /// Raises BufferError for another device, an invalid stream, elements that DLPack's consumers do not support, and
+    /// when a copy fails.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__(
         &self,
@@ -163,7 +165,7 @@ impl Tensor {
             Exported::Host(bytes) => on_host(bytes, stream, dl_device, copy)?,
             Exported::Gpu(bytes) => on_gpu(py, bytes, stream, dl_device, copy)?,
         };
-        let (dtype, shape) = self.handed_over()?;
+        let (dtype, shape) = self.dlpack_type()?;
         let strides = dense(&shape);
         let shape = shape.iter().map(|len| *len as i64).collect();
         let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
@@ -171,29 +173,26 @@ impl Tensor {
     }
 
     /// # Safety
-    /// Python calls it, with a view to be filled.
-    #[expect(
-        unsafe_code,
-        reason = "the buffer protocol is a C function; what it does is in `memory::buffer`"
-    )]
+    /// Called by Python alone, with a view to be filled.
+    #[expect(unsafe_code, reason = "the buffer protocol is a C function, implemented in `memory::buffer`")]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: i32) -> PyResult<()> {
         let tensor = slf.get();
         let format = format_of(tensor.dtype).ok_or_else(|| {
             let dtype = tensor.dtype;
             PyBufferError::new_err(format!(
-                "no letter stands for {dtype} in the buffer protocol: take `bits` or `raw`"
+                "the buffer protocol has no format for {dtype}: take `bits` or `raw`"
             ))
         })?;
-        let (shape, strides) = &tensor.viewed;
+        let (shape, strides) = &tensor.buffer_layout;
         let item_bytes = tensor.dtype.bits() as usize / 8;
         let Exported::Host(bytes) = &tensor.bytes else {
             return Err(PyBufferError::new_err(
-                "it lies on a GPU, where the buffer protocol does not reach: take `to_host()`",
+                "it lies on a GPU, which the buffer protocol does not support: use `to_host()`",
             ));
         };
-        let viewed = ViewSource { bytes, format, item_bytes, shape, strides };
-        // SAFETY: Python gave `view`. All that is viewed belongs to `slf`, which is frozen.
-        unsafe { fill_view(view, flags, slf.clone().into_any(), &viewed) }
+        let source = ViewSource { bytes, format, item_bytes, shape, strides };
+        // SAFETY: Python passes a valid `view`. All parts of `source` belong to `slf`, which is frozen.
+        unsafe { fill_view(view, flags, slf.clone().into_any(), &source) }
     }
 
     fn __repr__(&self) -> String {
@@ -202,24 +201,24 @@ impl Tensor {
 }
 
 impl Tensor {
-    /// Dtype and shape as DLPack has them.
-    fn handed_over(&self) -> PyResult<(memory::DataType, Vec<u64>)> {
+    /// The dtype and shape in DLPack's terms.
+    fn dlpack_type(&self) -> PyResult<(memory::DataType, Vec<u64>)> {
         let refuse = |why| {
-            PyBufferError::new_err(format!("{} is not handed over by DLPack: {why}; take `raw`", self.dtype))
+            PyBufferError::new_err(format!("{} cannot be exported by DLPack: {why}; use `raw`", self.dtype))
         };
         let (dtype, per_element) =
-            data_type_of(self.dtype).ok_or_else(|| refuse("frameworks take no such elements"))?;
+            data_type_of(self.dtype).ok_or_else(|| refuse("frameworks do not support such elements"))?;
         let mut shape = self.shape.clone();
         match shape.last_mut() {
             _ if per_element == 1 => {}
             Some(last) if last.is_multiple_of(per_element) => *last /= per_element,
-            _ => return Err(refuse("frameworks take them in pairs, and its last dimension is odd")),
+            _ => return Err(refuse("frameworks store two in a byte, and the last dimension is odd")),
         }
         Ok((dtype, shape))
     }
 }
 
-/// Bytes on the host, for a consumer there; and whether they are a copy for it.
+/// Bytes on the host for a consumer on the host, and whether they are a copy.
 fn on_host(
     bytes: &VolatileBytes,
     stream: Option<i64>,
@@ -232,14 +231,14 @@ fn on_host(
         ));
     }
     if dl_device.is_some_and(|device| device != CPU) {
-        return Err(PyBufferError::new_err("it lies on the host: take it there, and move the result"));
+        return Err(PyBufferError::new_err("it lies on the host: import it there, and move the result"));
     }
     let is_copy = copy == Some(true);
     let bytes = if is_copy { copy_of(bytes)? } else { bytes.clone() };
     Ok((Exported::Host(bytes), is_copy))
 }
 
-/// A copy of bytes that their user may be writing.
+/// A copy of bytes that Python code may be writing to.
 fn copy_of(bytes: &VolatileBytes) -> PyResult<VolatileBytes> {
     let mut copy = vec![];
     let no_memory = |_| PyBufferError::new_err("there is no memory for a copy of it");
@@ -247,7 +246,7 @@ fn copy_of(bytes: &VolatileBytes) -> PyResult<VolatileBytes> {
     Ok(Region::from_owner(copy).into())
 }
 
-/// The same for bytes on a GPU. Their consumer may want them on the host.
+/// Bytes on a GPU for a consumer on that GPU or on the host, and whether they are a copy.
 fn on_gpu(
     py: Python<'_>,
     bytes: &Readable,
@@ -261,14 +260,14 @@ fn on_gpu(
         return match copy {
             Some(false) => {
                 let message =
-                    format!("it lies on {}, and gets to the host only as a copy", bytes.device().name());
+                    format!("it lies on {}, and can be on the host only as a copy", bytes.device().name());
                 Err(PyBufferError::new_err(message))
             }
             _ => Ok((Exported::Host(copied(py, bytes, bytes.to_host())?), true)),
         };
     }
     if wanted != here {
-        let message = format!("it lies on {}: take it there, and move the result", bytes.device().name());
+        let message = format!("it lies on {}: import it there, and move the result", bytes.device().name());
         return Err(PyBufferError::new_err(message));
     }
     let is_copy = copy == Some(true);

@@ -1,4 +1,4 @@
-//! A mapping of tensors, as a version: what each is, where its memory lies, and which are one.
+//! A Python mapping of tensors, converted to the tensors of a version: specs, lent memory, and aliases.
 
 use crate::{
     entries,
@@ -22,34 +22,34 @@ use tensor_relay_server::{Dtype, Metadata, Shape, TensorName, TensorSpec};
 /// The tensors to publish, taken from Python. Their memory is lent until this is dropped.
 pub(crate) struct TensorsIn {
     specs: Vec<TensorSpec>,
-    /// One for each spec; none for an alias.
+    /// The memory of each spec; `None` for an alias.
     memory: Vec<Option<Lent>>,
-    /// The values that are no tensors.
+    /// The values that are not tensors.
     pub(crate) entries: Metadata,
     /// The number of bytes copied by the tensors' own libraries, because their layout in memory is not supported.
     copied_bytes: u64,
 }
 
 impl TensorsIn {
-    /// Takes all values of `mapping`, or of a model, with a cast of floating-point tensors to `dtype` where one is given.
+    /// Borrows all values of `mapping`, or of a model, with floating-point tensors cast to `dtype` if it is given.
     ///
     /// # Errors
-    /// `UnsupportedTensorError` names the first value that cannot travel.
+    /// `UnsupportedTensorError` names the first value that cannot be sent.
     pub(crate) fn of(mapping: &Bound<'_, PyAny>, dtype: Option<Dtype>, gpus: &Gpus) -> PyResult<Self> {
-        let mut taken = Self { specs: vec![], memory: vec![], entries: vec![], copied_bytes: 0 };
-        let mut known = Known::default();
+        let mut tensors = Self { specs: vec![], memory: vec![], entries: vec![], copied_bytes: 0 };
+        let mut aliases = AliasFinder::default();
         for item in items(mapping)? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
             let name = text_of(&name)?;
             match entries::is_entry(&value) {
-                true => taken.entries.push(entries::to_metadata(&name, &value)?),
-                false => taken
-                    .add(&name, &value, dtype, gpus, &mut known)
-                    .map_err(|error| blame(&name, &value, error))?,
+                true => tensors.entries.push(entries::to_metadata(&name, &value)?),
+                false => tensors
+                    .add(&name, &value, dtype, gpus, &mut aliases)
+                    .map_err(|error| unsupported_value(&name, &value, error))?,
             }
         }
-        known.uncast.into_iter().for_each(|memory| memory.give_back(mapping.py()));
-        Ok(taken)
+        aliases.uncast.into_iter().for_each(|memory| memory.give_back(mapping.py()));
+        Ok(tensors)
     }
 
     fn add(
@@ -58,26 +58,26 @@ impl TensorsIn {
         value: &Bound<'_, PyAny>,
         dtype: Option<Dtype>,
         gpus: &Gpus,
-        known: &mut Known,
+        aliases: &mut AliasFinder,
     ) -> PyResult<()> {
         let py = value.py();
         let name = TensorName::new(name).map_err(Kind::Request.because(py))?;
         let (mut memory, mut was_copied) = lend(value, gpus)?;
-        // A copy is made anew for each name, so it is never the memory of another one.
+        // Each name gets a new copy, so a copy is never the memory of another tensor.
         if let Some(identity) = memory.identity().filter(|_| !was_copied) {
-            if let Some(first) = known.places.get(&identity) {
+            if let Some(first) = aliases.indices.get(&identity) {
                 let spec = TensorSpec { name, alias_of: Some(*first), ..self.specs[*first].clone() };
                 self.specs.push(spec);
                 self.memory.push(None);
                 memory.give_back(py);
                 return Ok(());
             }
-            known.places.insert(identity, self.specs.len());
+            aliases.indices.insert(identity, self.specs.len());
         }
         if let Some(dtype) = dtype.filter(|dtype| is_float(memory.dtype()) && memory.dtype() != *dtype) {
             match was_copied {
                 true => memory.give_back(py),
-                false => known.uncast.push(memory),
+                false => aliases.uncast.push(memory),
             }
             let cast = frameworks(py)?.call_method1("cast", (value, dtype.name()))?;
             (memory, was_copied) = lend(&cast, gpus)?;
@@ -92,20 +92,19 @@ impl TensorsIn {
         Ok(())
     }
 
-    /// The tensors as they are published, those of GPUs lent to their engines: each with its memory, and none for an alias; and
-    /// the number of bytes copied. Needs no GIL.
+    /// Lends the tensors of GPUs to their engines, which makes all tensors readable. Needs no GIL.
     ///
     /// # Errors
     /// The error of a GPU's engine.
-    pub(crate) fn settle(self) -> Result<ReadableTensors, CudaError> {
+    pub(crate) fn into_readable(self) -> Result<ReadableTensors, CudaError> {
         let mut fences = Fences::default();
-        let mut settle = |memory: Lent| {
+        let mut into_readable = |memory: Lent| {
             Ok::<_, CudaError>(match memory {
                 Lent::Host(tensor) => Memory::Host(tensor),
                 Lent::Gpu(tensor) => Memory::Gpu(fences.lend(tensor)?),
             })
         };
-        let memory = self.memory.into_iter().map(|memory| memory.map(&mut settle).transpose());
+        let memory = self.memory.into_iter().map(|memory| memory.map(&mut into_readable).transpose());
         let memory = memory.collect::<Result<_, _>>()?;
         Ok(ReadableTensors {
             specs: self.specs,
@@ -116,13 +115,13 @@ impl TensorsIn {
     }
 }
 
-/// The tensors of a mapping so far, to detect aliases.
+/// The memory of a mapping's tensors so far, to detect aliases.
 #[derive(Default)]
-struct Known {
-    /// The indices of tensors in the version.
-    places: HashMap<Identity, usize>,
-    /// The memory of cast tensors before the cast. It stays lent, because its library could otherwise reuse the
-    /// address for another tensor, which would be mistaken for the first.
+struct AliasFinder {
+    /// The index of each tensor in the version.
+    indices: HashMap<Identity, usize>,
+    /// The memory of cast tensors before the cast. It stays lent: otherwise its library could reuse the address for
+    /// another tensor, which would be mistaken for an alias of the first.
     uncast: Vec<Lent>,
 }
 
@@ -132,23 +131,23 @@ pub(crate) enum Memory {
     Gpu(DeviceBuffer),
 }
 
-/// One fence for each GPU. It passes when the work that produces the tensors, by their libraries' streams, is done. Recorded
-/// after all libraries exported their memory.
+/// One fence for each GPU, recorded after all libraries exported their memory. It passes when the work that produces
+/// the tensors, on their libraries' streams, has completed.
 pub(crate) struct Fences {
-    passed: BTreeMap<usize, Fence>,
-    back: ToReturn,
+    by_ordinal: BTreeMap<usize, Fence>,
+    to_return: ToReturn,
     returning: Returning,
 }
 
 impl Default for Fences {
     fn default() -> Self {
-        let (back, returning) = Returning::new();
-        Self { passed: BTreeMap::new(), back, returning }
+        let (to_return, returning) = Returning::new();
+        Self { by_ordinal: BTreeMap::new(), to_return, returning }
     }
 }
 
 impl Fences {
-    /// Receives the lent tensors back. No tensor is lent afterwards.
+    /// What receives the lent tensors back. No more tensors can be lent.
     pub(crate) fn returning(self) -> Returning {
         self.returning
     }
@@ -159,29 +158,29 @@ impl Fences {
     /// The error of the GPU's engine.
     pub(crate) fn lend(&mut self, tensor: OnGpu) -> Result<DeviceBuffer, CudaError> {
         let fence = self.of(tensor.device())?;
-        Ok(tensor.into_buffer(fence, self.back.clone()))
+        Ok(tensor.into_buffer(fence, self.to_return.clone()))
     }
 
     fn of(&mut self, device: &Device) -> Result<Fence, CudaError> {
         let engine = gpu::engine(device);
-        match self.passed.get(&engine.info().ordinal) {
+        match self.by_ordinal.get(&engine.info().ordinal) {
             Some(fence) => Ok(fence.clone()),
             None => {
                 let fence = engine.fence_intake()?;
-                self.passed.insert(engine.info().ordinal, fence.clone());
+                self.by_ordinal.insert(engine.info().ordinal, fence.clone());
                 Ok(fence)
             }
         }
     }
 }
 
-/// Refuses a tensor on a GPU whose library did not bring its elements side by side.
+/// Refuses a tensor on a GPU that is not contiguous, even after its library could have made a contiguous copy.
 fn check_dense(tensor: &OnGpu) -> PyResult<()> {
     match tensor.is_dense() {
         true => Ok(()),
         false => Err(PyBufferError::new_err(format!(
-            "its elements do not lie side by side on {}, and its library has no way to bring them together that is known \
-             here: publish a contiguous copy of it",
+            "its elements do not lie side by side on {}, and Tensor Relay does not know how its library makes a contiguous \
+             copy: publish such a copy yourself",
             tensor.device().name()
         ))),
     }
@@ -191,12 +190,12 @@ fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
 }
 
-/// The parts specific to a framework, in Python.
+/// The Python module with the code for each framework.
 pub(crate) fn frameworks(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     py.import("tensor_relay._frameworks")
 }
 
-/// A tensor's memory, whatever framework it is of; for some, that of a copy, which is told.
+/// The memory of a tensor of any framework, and whether it is that of a copy: some frameworks cannot lend their own.
 fn lend(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
     lent_by(&frameworks(value.py())?.call_method1("lender", (value,))?, gpus)
 }
@@ -206,30 +205,32 @@ pub(crate) fn lend_to_write(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<L
     Ok(lent_by(&frameworks(value.py())?.call_method1("lender_to_write", (value,))?, gpus)?.0)
 }
 
-/// The memory of what `_frameworks` found: who lends it, the dtype if that cannot say it, and whether it is a copy.
-fn lent_by(found: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
-    let (lender, dtype, is_copy): (Bound<'_, PyAny>, Option<String>, bool) = found.extract()?;
+/// The memory that `_frameworks` found: `answer` is the object that lends it, the dtype if that object cannot name it,
+/// and whether the memory is a copy.
+fn lent_by(answer: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
+    let (lender, dtype, is_copy): (Bound<'_, PyAny>, Option<String>, bool) = answer.extract()?;
     let memory = Lent::of(&lender, gpus)?;
-    let dtype = dtype.and_then(|name| dtype_called(&name));
+    let dtype = dtype.and_then(|name| dtype_named(&name));
     Ok(match dtype {
-        Some(dtype) => (memory.taken_for(dtype), is_copy),
+        Some(dtype) => (memory.reinterpreted_as(dtype), is_copy),
         None => (memory, is_copy),
     })
 }
 
-/// The names and tensors of a mapping; of a model, those of its `state_dict`; of a list or tuple, by their places.
+/// The names and tensors of a mapping, or of a model's `state_dict`; those of a list or tuple are named by their
+/// indices.
 ///
 /// # Errors
-/// `UnsupportedTensorError` for what is none of these.
+/// `UnsupportedTensorError` for any other value.
 pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     let mapping = match tensors.hasattr("state_dict")? {
         true => tensors.call_method0("state_dict")?,
-        false if is_sequence(tensors)? => named_by_place(tensors)?.into_any(),
+        false if is_sequence(tensors)? => named_by_index(tensors)?.into_any(),
         false => tensors.clone(),
     };
     if !mapping.hasattr("items")? {
         let message = format!(
-            "tensors travel by name, and this is a {}: give a mapping of names to tensors, a list of tensors, \
+            "tensors are sent by name, and this is a {}: give a mapping of names to tensors, a list of tensors, \
              or a model with `state_dict()`",
             type_name(&mapping)
         );
@@ -238,63 +239,63 @@ pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyI
     mapping.call_method0("items")?.try_iter()
 }
 
-/// Whether this is a list or a tuple, which is not one of named fields: their names would be lost.
+/// Whether this is a list or a tuple. Named tuples do not count: the names of their fields would be lost.
 fn is_sequence(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     let is_sequence = value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>();
     Ok(is_sequence && !value.hasattr("_fields")?)
 }
 
 /// The values of a list or tuple under the names "0", "1", and so on.
-fn named_by_place<'py>(values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+fn named_by_index<'py>(values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
     let named = PyDict::new(values.py());
-    for (place, value) in values.try_iter()?.enumerate() {
-        named.set_item(place.to_string(), value?)?;
+    for (index, value) in values.try_iter()?.enumerate() {
+        named.set_item(index.to_string(), value?)?;
     }
     Ok(named)
 }
 
 /// The dtype of this name.
-pub(crate) fn dtype_called(name: &str) -> Option<Dtype> {
+pub(crate) fn dtype_named(name: &str) -> Option<Dtype> {
     Dtype::ALL.iter().copied().find(|dtype| dtype.name() == name)
 }
 
-/// A name in a mapping of tensors.
+/// A key in a mapping of tensors, which must be text.
 pub(crate) fn text_of(name: &Bound<'_, PyAny>) -> PyResult<String> {
     let refused = || {
-        let message = format!("tensors have names, and {:?} is none: use text for the keys", name);
+        let message = format!("tensors have names, and {:?} is not text: use text for the keys", name);
         Kind::UnsupportedTensor.raise(name.py(), message)
     };
     Ok(name.cast::<PyString>().map_err(|_| refused())?.to_cow()?.into_owned())
 }
 
-/// Says which value was refused, with what its framework said as the cause.
-fn blame(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+/// The `UnsupportedTensorError` that names the value, with its framework's error as the cause.
+fn unsupported_value(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let kind = type_name(value);
     let error = match error.is_instance_of::<PyTypeError>(value.py()) && entries::is_extra_state(name) {
         true => PyTypeError::new_err(format!(
-            "it is what a module's `get_extra_state` gave, and only tensors, text, numbers, truth values and None travel: leave \
-             it out, or let that give one of these ({})",
+            "a module's `get_extra_state` returned it, and only tensors, text, numbers, truth values and None can be sent: \
+             leave it out, or let `get_extra_state` return one of these ({})",
             error.value(value.py())
         )),
         false => match value.cast::<PyDict>() {
             Ok(dictionary) => PyTypeError::new_err(format!(
-                "it is a dictionary, and tensors travel by one name each: flatten it, to names like `{name}{}`, or let \
+                "it is a dictionary, and tensors are sent by one name each: flatten it, to names like `{name}{}`, or let \
                  `tensor_relay.tree.flatten` do so for the whole tree",
                 keys_below(dictionary)
             )),
             Err(_) => error,
         },
     };
-    name_it(value.py(), &format!("{name} ({kind})"), error)
+    unsupported(value.py(), &format!("{name} ({kind})"), error)
 }
 
-/// The maximum depth of a name given as an example.
-const NESTED_TOLD: usize = 3;
+/// The maximum number of nested keys in an example of a flat name.
+const EXAMPLE_DEPTH: usize = 3;
 
-/// The first keys of nested dictionaries, as a flat name ends.
+/// The first keys of nested dictionaries, as the end of a flat name.
 fn keys_below(dictionary: &Bound<'_, PyDict>) -> String {
     let (mut names, mut next) = (String::new(), Some(dictionary.clone()));
-    for _ in 0..NESTED_TOLD {
+    for _ in 0..EXAMPLE_DEPTH {
         let Some((key, value)) = next.and_then(|dictionary| dictionary.iter().next()) else { break };
         names.push_str(&format!(".{key}"));
         next = value.cast_into::<PyDict>().ok();
@@ -302,16 +303,16 @@ fn keys_below(dictionary: &Bound<'_, PyDict>) -> String {
     names
 }
 
-/// The name of a value's type, for people.
+/// The name of a value's type, for messages.
 pub(crate) fn type_name(value: &Bound<'_, PyAny>) -> String {
     let name = value.get_type().fully_qualified_name();
     name.map_or_else(|_| "?".into(), |name| name.to_string())
 }
 
-/// The same where the value's type is known anyway.
-pub(crate) fn name_it(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
+/// The `UnsupportedTensorError` of the tensor `name`, caused by `error`.
+pub(crate) fn unsupported(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
     if !error.is_instance_of::<PyException>(py) || error.is_instance_of::<PyMemoryError>(py) {
-        return error; // Ctrl-C, or no memory: not the value's fault.
+        return error; // Ctrl-C, or no memory: not the tensor's fault.
     }
     let raised = Kind::UnsupportedTensor.raise(py, format!("tensor {name}: {}", error.value(py)));
     raised.set_cause(py, Some(error));

@@ -4,27 +4,27 @@ use crate::{errors::Kind, range::positive_seconds};
 use pyo3::prelude::*;
 use tensor_relay_server::{Access, AccessStore, Grant, Ticket, Verbs};
 
-/// The tickets of a relay.
+/// Issues the tickets of a relay.
 #[derive(Debug)]
 pub(crate) struct Tickets {
-    /// The server's addresses and key.
+    /// A ticket with the server's addresses and key only.
     pub(crate) bare: Ticket,
     /// The access rules.
     pub(crate) access: Access,
-    /// The list of separately made tickets; `None` for an ephemeral or open relay.
+    /// The list of separate tickets, which can be revoked; `None` for an ephemeral or open relay.
     pub(crate) store: Option<AccessStore>,
 }
 
 impl Tickets {
-    /// The ticket with what lets its holder in.
+    /// `ticket` with the server's own token, if its access rules require one.
     pub(crate) fn own(&self, ticket: Ticket) -> String {
         self.access.rules().own_ticket(ticket).to_string()
     }
 
-    /// A ticket of its own, that is listed.
+    /// `ticket` with a new token, which is added to the list.
     ///
     /// # Errors
-    /// `RequestError` where no tickets are listed, or the ticket names no topic.
+    /// `RequestError` if the relay keeps no list, or the ticket names no topic.
     pub(crate) fn issue(
         &self,
         py: Python<'_>,
@@ -35,7 +35,7 @@ impl Tickets {
         let wrong = |why: &str| Kind::Request.raise(py, why);
         let Some(store) = &self.store else {
             return Err(wrong(
-                "this server keeps no list of tickets, since it is open or ephemeral: serve without both",
+                "this server keeps no list of tickets, because it is open or ephemeral: use neither option",
             ));
         };
         let valid_for = expires.map(|seconds| positive_seconds(py, "expires", seconds)).transpose()?;

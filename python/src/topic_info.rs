@@ -1,12 +1,12 @@
-//! `tensor_relay.TopicInfo`: what a server says of a topic.
+//! `tensor_relay.TopicInfo`: a server's description of a topic.
 
 use pyo3::prelude::*;
 use tensor_relay_client::TopicEntry;
 
-/// A topic that a server has.
+/// A topic of a server, with its newest version.
 #[pyclass(frozen, get_all, module = "tensor_relay")]
 pub(crate) struct TopicInfo {
-    /// Its name.
+    /// The topic's name.
     topic: String,
     /// The number of its newest version.
     version: u64,

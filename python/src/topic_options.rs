@@ -1,4 +1,4 @@
-//! Topic options in Python's terms.
+//! The topic options of `Relay.open`, converted from Python.
 
 use crate::{
     errors::Kind,
@@ -24,7 +24,7 @@ impl TopicArguments<'_> {
             "block" => WhenFull::Block,
             other => {
                 return Err(Kind::Request
-                    .raise(py, format!("when_full is \"evict\" or \"block\", and not {other:?}")));
+                    .raise(py, format!("when_full is {other:?}, but must be \"evict\" or \"block\"")));
             }
         };
         Ok(TopicOptions {

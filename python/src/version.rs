@@ -1,4 +1,4 @@
-//! The tensors of a version to be: copied for it, or lent to it, wherever they lie.
+//! The tensors of a version that is about to be published: copied, or lent to the server, from the host or GPUs.
 
 use crate::{
     errors::Kind,
@@ -18,20 +18,20 @@ use tensor_relay_server::{
 };
 use tokio::runtime::Handle;
 
-/// Tensors that can be read.
+/// Tensors to be published, whose memory can be read.
 pub(crate) struct ReadableTensors {
     pub(crate) specs: Vec<TensorSpec>,
-    /// One for each spec; none for an alias.
+    /// The memory of each spec; `None` for an alias.
     pub(crate) memory: Vec<Option<Memory>>,
-    /// The number of bytes copied for it.
+    /// The number of bytes copied so far, by the tensors' own libraries.
     pub(crate) copied_bytes: u64,
     /// Receives lent GPU tensors back.
     pub(crate) returning: Returning,
 }
 
-/// A version to be published, and what it cost.
+/// A version to be published, with its size and the number of bytes copied for it.
 pub(crate) struct Version {
-    pub(crate) held: Publishable,
+    pub(crate) publishable: Publishable,
     pub(crate) payload_bytes: u64,
     pub(crate) copied_bytes: u64,
 }
@@ -40,17 +40,17 @@ pub(crate) struct Version {
 pub(crate) struct OnGpu {
     pub(crate) device: Device,
     pub(crate) tensors: Vec<(TensorSpec, DeviceBuffer)>,
-    /// The number of bytes copied for it.
+    /// The number of bytes copied so far, by the tensors' own libraries.
     pub(crate) copied_bytes: u64,
-    /// Receives them back.
+    /// Receives the tensors back.
     pub(crate) returning: Returning,
 }
 
-/// The device of all tensors of a version.
+/// Where the tensors of a version lie.
 enum Place {
     Host,
     Gpu(Device),
-    /// In several places: the first tensor that is elsewhere than the first, where it is, and where that is.
+    /// On several devices: `name` is a tensor that lies on `place`, while the version's first tensor lies on `first`.
     Several {
         name: String,
         place: String,
@@ -59,10 +59,10 @@ enum Place {
 }
 
 impl ReadableTensors {
-    /// Copies all tensors to memory of the relay's: its host's, or that of `device`.
+    /// Copies all tensors to the relay's own memory, on the host or on `device`.
     ///
     /// # Errors
-    /// `NoRoomError`, `PublishError`, and what a GPU says.
+    /// `NoRoomError`, `PublishError`, and the errors of GPUs.
     pub(crate) fn stage(
         self,
         py: Python<'_>,
@@ -85,27 +85,27 @@ impl ReadableTensors {
             }
             Place::Several { .. } => {
                 let runtime = runtime::handle(py)?;
-                let staged = py.detach(|| self.copy_from_anywhere(staging, runtime));
+                let staged = py.detach(|| self.copy_from_several(staging, runtime));
                 let returning = self.give_back(py);
-                let staged = staged.map_err(|error| of_stage_anywhere(py, &error))?;
+                let staged = staged.map_err(|error| of_stage_several(py, &error))?;
                 returning.give_back(py);
                 staged
             }
         };
         let payload_bytes = staged.manifest().payload_bytes();
-        let held = match device {
+        let publishable = match device {
             None => staged.into(),
             Some(device) => wait(py, staged.onto(device))?.map_err(|error| of_device(py, &error))?,
         };
-        Ok(Version { held, payload_bytes, copied_bytes: copied_bytes + payload_bytes })
+        Ok(Version { publishable, payload_bytes, copied_bytes: copied_bytes + payload_bytes })
     }
 
-    /// Lends all tensors to who reads them: those on the host are copied chunk by chunk, whenever they are sent. What does not
-    /// lie side by side there is copied now.
+    /// Lends all tensors to the server, which reads each chunk whenever it is sent. Tensors on the host that are not
+    /// contiguous are copied now.
     ///
     /// # Errors
-    /// `NoRoomError` when there is no memory for these copies; `UnsupportedTensorError` when the tensors lie in several
-    /// places; `PublishError`.
+    /// `NoRoomError` when there is no memory for these copies; `UnsupportedTensorError` when the tensors lie on several
+    /// devices; `PublishError`.
     pub(crate) fn lend(self, py: Python<'_>, staging: &Staging) -> PyResult<Version> {
         let mut copied_bytes = self.copied_bytes;
         let lent = match self.place() {
@@ -119,8 +119,8 @@ impl ReadableTensors {
             }
             Place::Several { name, place, first } => {
                 let message = format!(
-                    "tensor {name} lies on {place}, and others of its version on {first}: what is borrowed lies in one \
-                     place; take hold=\"stage\", or publish the tensors of each as a topic of their own"
+                    "tensor {name} lies on {place}, and others of its version on {first}: with hold=\"borrow\" all tensors \
+                     must lie in one place; use hold=\"stage\", or publish the tensors of each place as a topic of their own"
                 );
                 drop(self.give_back(py));
                 return Err(Kind::UnsupportedTensor.raise(py, message));
@@ -128,10 +128,13 @@ impl ReadableTensors {
         };
         let borrowed = lent.map_err(|error| of_lend(py, error.as_ref()))?;
         let payload_bytes = borrowed.manifest().payload_bytes();
-        Ok(Version { held: borrowed.into(), payload_bytes, copied_bytes })
+        Ok(Version { publishable: borrowed.into(), payload_bytes, copied_bytes })
     }
 
-    /// The tensors as they lie on one GPU; as they were, where they do not.
+    /// The tensors, if all of them lie on one GPU.
+    ///
+    /// # Errors
+    /// The unchanged tensors, if they do not.
     pub(crate) fn on_one_gpu(self) -> Result<OnGpu, Self> {
         let Place::Gpu(device) = self.place() else { return Err(self) };
         let copied_bytes = self.copied_bytes;
@@ -139,26 +142,22 @@ impl ReadableTensors {
         Ok(OnGpu { device, tensors, copied_bytes, returning })
     }
 
-    /// Copies all tensors to memory that a server beside this process reads where it is; those of GPUs by way of the host.
-    /// Also says how many bytes were copied to bring the elements of a tensor together first.
+    /// Copies all tensors to sealed shared memory, which a sidecar reads; those of GPUs by way of the host. Also
+    /// returns the number of bytes copied to make tensors contiguous before.
     ///
     /// # Errors
-    /// `NoRoomError`, `PublishError`, and what a GPU says.
+    /// `NoRoomError`, `PublishError`, and the errors of GPUs.
     pub(crate) fn seal(self, py: Python<'_>, terms: &Terms) -> PyResult<(SealedVersion, u64)> {
         let runtime = runtime::handle(py)?;
-        let copied_bytes = self.copied_bytes + self.crooked_bytes();
-        let sealed = py.detach(|| self.copy_to_be_sealed(terms, runtime));
+        let copied_bytes = self.copied_bytes + self.strided_bytes();
+        let sealed = py.detach(|| self.copy_and_seal(terms, runtime));
         let returning = self.give_back(py);
         let sealed = sealed.map_err(|error| of_seal(py, &error))?;
         returning.give_back(py);
         Ok((sealed, copied_bytes))
     }
 
-    fn copy_to_be_sealed(
-        &self,
-        terms: &Terms,
-        runtime: &Handle,
-    ) -> Result<SealedVersion, SealError<Unsealed>> {
+    fn copy_and_seal(&self, terms: &Terms, runtime: &Handle) -> Result<SealedVersion, SealError<WriteError>> {
         SealedVersion::new(terms, self.specs.clone(), vec![], |index, out| match &self.memory[index] {
             None => Ok(()),
             Some(Memory::Host(memory)) if memory.is_dense() => Ok(memory.write_to(out)?),
@@ -169,8 +168,8 @@ impl ReadableTensors {
         })
     }
 
-    /// The bytes of tensors on the host whose elements do not lie side by side.
-    fn crooked_bytes(&self) -> u64 {
+    /// The size of the tensors on the host that are not contiguous.
+    fn strided_bytes(&self) -> u64 {
         let lengths = self.memory.iter().flatten().map(|memory| match memory {
             Memory::Host(memory) if !memory.is_dense() => memory.len() as u64,
             _ => 0,
@@ -179,10 +178,10 @@ impl ReadableTensors {
     }
 
     fn place(&self) -> Place {
-        let mut all = self.specs.iter().zip(&self.memory);
-        let mut all = all.by_ref().filter_map(|(spec, memory)| Some((spec, memory.as_ref()?)));
-        let Some((_, first)) = all.next() else { return Place::Host };
-        if let Some((spec, memory)) = all.find(|(_, memory)| !is_beside(memory, first)) {
+        let tensors = self.specs.iter().zip(&self.memory);
+        let mut tensors = tensors.filter_map(|(spec, memory)| Some((spec, memory.as_ref()?)));
+        let Some((_, first)) = tensors.next() else { return Place::Host };
+        if let Some((spec, memory)) = tensors.find(|(_, memory)| !is_same_place(memory, first)) {
             let (place, first) = (place_of(memory).to_owned(), place_of(first).to_owned());
             return Place::Several { name: spec.name.as_str().to_owned(), place, first };
         }
@@ -201,8 +200,8 @@ impl ReadableTensors {
         })
     }
 
-    /// One tensor after the other, so slower than from one place.
-    fn copy_from_anywhere(
+    /// Copies tensors of several devices one after the other, which is slower than from one device.
+    fn copy_from_several(
         &self,
         staging: &Staging,
         runtime: &Handle,
@@ -219,7 +218,10 @@ impl ReadableTensors {
         })
     }
 
-    /// Also says how many bytes had to be copied. `None` when there is no memory for that.
+    /// Lends tensors on the host. Also returns the number of bytes copied to make tensors contiguous.
+    ///
+    /// # Errors
+    /// `None` when there is no memory for these copies.
     fn lend_host(self, staging: &Staging) -> Result<(Borrowed, u64), Option<LendError>> {
         let mut copied_bytes = 0;
         let mut tensors = Vec::with_capacity(self.specs.len());
@@ -237,7 +239,7 @@ impl ReadableTensors {
         Ok((Borrowed::from_tensors(staging, tensors, vec![])?, copied_bytes))
     }
 
-    /// The tensors, all of which lie on `device`, and where they come back.
+    /// The tensors, all of which lie on `device`, and what receives them back.
     fn into_buffers(self, device: &Device) -> (Vec<(TensorSpec, DeviceBuffer)>, Returning) {
         let buffer = |memory| match memory {
             Some(Memory::Gpu(buffer)) => buffer,
@@ -246,7 +248,7 @@ impl ReadableTensors {
         (self.specs.into_iter().zip(self.memory.into_iter().map(buffer)).collect(), self.returning)
     }
 
-    /// Gives the memory back that is still lent: at once on the host, on GPUs where it is not used any more.
+    /// Returns the lent memory to its owners: that of the host at once, that of GPUs when the last copy has ended.
     fn give_back(self, py: Python<'_>) -> Returning {
         for memory in self.memory.into_iter().flatten() {
             match memory {
@@ -258,19 +260,19 @@ impl ReadableTensors {
     }
 }
 
-/// Why the bytes of a tensor do not come into memory that is to be sealed.
+/// Why a tensor could not be copied to memory that will be sealed.
 #[derive(Debug, thiserror::Error)]
-enum Unsealed {
+enum WriteError {
     #[error(transparent)]
     Write(#[from] io::Error),
     #[error(transparent)]
     Copy(#[from] CopyFailed),
 }
 
-/// The part of a GPU tensor that is on the host at once, on its way to memory that will be sealed.
+/// The size of the pieces in which a GPU tensor is copied to the host, on its way to memory that will be sealed.
 const PIECE_BYTES: u64 = 64 << 20;
 
-async fn write_from_gpu(buffer: &DeviceBuffer, out: &mut TensorWriter<'_>) -> Result<(), Unsealed> {
+async fn write_from_gpu(buffer: &DeviceBuffer, out: &mut TensorWriter<'_>) -> Result<(), WriteError> {
     let end = buffer.len_bytes();
     let mut start = 0;
     while start < end {
@@ -281,7 +283,7 @@ async fn write_from_gpu(buffer: &DeviceBuffer, out: &mut TensorWriter<'_>) -> Re
     Ok(())
 }
 
-fn is_beside(memory: &Memory, other: &Memory) -> bool {
+fn is_same_place(memory: &Memory, other: &Memory) -> bool {
     match (memory, other) {
         (Memory::Host(_), Memory::Host(_)) => true,
         (Memory::Gpu(buffer), Memory::Gpu(other)) => buffer.device().is(other.device()),
@@ -296,7 +298,7 @@ fn place_of(memory: &Memory) -> &str {
     }
 }
 
-/// The elements side by side.
+/// A contiguous copy; `None` when there is no memory for it.
 fn gathered(memory: &Foreign) -> Option<Bytes> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(memory.len()).ok()?;
@@ -312,7 +314,7 @@ fn of_stage(py: Python<'_>, error: &StageError) -> PyErr {
     }
 }
 
-fn of_stage_anywhere(py: Python<'_>, error: &StageError<CopyFailed>) -> PyErr {
+fn of_stage_several(py: Python<'_>, error: &StageError<CopyFailed>) -> PyErr {
     match error {
         StageError::Memory(_) => Kind::NoRoom.raise(py, error),
         StageError::Fill(error) => error.raise(py),
@@ -320,15 +322,15 @@ fn of_stage_anywhere(py: Python<'_>, error: &StageError<CopyFailed>) -> PyErr {
     }
 }
 
-fn of_seal(py: Python<'_>, error: &SealError<Unsealed>) -> PyErr {
+fn of_seal(py: Python<'_>, error: &SealError<WriteError>) -> PyErr {
     match error {
         SealError::Memory { .. } => Kind::NoRoom.raise(py, error),
-        SealError::Fill(Unsealed::Write(cause))
+        SealError::Fill(WriteError::Write(cause))
             if matches!(cause.kind(), io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull) =>
         {
             Kind::NoRoom.raise(py, error)
         }
-        SealError::Fill(Unsealed::Copy(error)) => error.raise(py),
+        SealError::Fill(WriteError::Copy(error)) => error.raise(py),
         _ => Kind::Publish.raise(py, error),
     }
 }
@@ -345,7 +347,9 @@ fn of_lend(py: Python<'_>, error: Option<&LendError>) -> PyErr {
     match error {
         Some(LendError::Stage(error)) => of_stage(py, error),
         Some(error) => Kind::Publish.raise(py, error),
-        None => Kind::NoRoom
-            .raise(py, "there is no memory to gather a tensor whose elements do not lie side by side"),
+        None => Kind::NoRoom.raise(
+            py,
+            "there is no memory for a contiguous copy of a tensor whose elements do not lie side by side",
+        ),
     }
 }

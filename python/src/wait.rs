@@ -8,16 +8,16 @@ use std::{
 };
 
 /// The maximum delay of Ctrl-C: the interval at which signals are checked. It does not delay results.
-const SIGNALS: Duration = Duration::from_millis(50);
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The longest deadline that is one: longer ones would overflow the clock.
+/// The longest deadline: longer ones would overflow the clock.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
-/// Runs `future` to its end on this thread, while the runtime's thread does the network. Other Python threads run
+/// Runs `future` to its end on this thread, while the runtime's thread serves the network. Other Python threads run
 /// meanwhile.
 ///
 /// # Errors
-/// An exception of a signal handler, e.g. `KeyboardInterrupt`, which drops `future`; or as [`runtime::handle`].
+/// An exception of a signal handler, e.g. `KeyboardInterrupt`, which drops `future`; those of [`runtime::handle`].
 pub(crate) fn wait<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
 where
     F: Future + Send,
@@ -26,8 +26,9 @@ where
     let handle = runtime::handle(py)?;
     let mut future = pin!(future);
     loop {
-        let turn =
-            py.detach(|| handle.block_on(async { tokio::time::timeout(SIGNALS, future.as_mut()).await }));
+        let turn = py.detach(|| {
+            handle.block_on(async { tokio::time::timeout(SIGNAL_INTERVAL, future.as_mut()).await })
+        });
         match turn {
             Ok(output) => return Ok(output),
             Err(_) => py.check_signals()?,
@@ -35,7 +36,7 @@ where
     }
 }
 
-/// The same for at most `timeout`; `None` when that passed first, and `future` is dropped.
+/// As [`wait`], for at most `timeout`. When it passes first, `future` is dropped and the result is `None`.
 ///
 /// # Errors
 /// As [`wait`].
@@ -51,7 +52,7 @@ where
     wait(py, at_most(timeout, future))
 }
 
-/// `future`, or `None` once `timeout` passed. A result that is there is taken, however late.
+/// The output of `future`, or `None` once `timeout` passed. An output that is ready is returned even after the timeout.
 pub(crate) async fn at_most<F: Future>(timeout: Option<Duration>, future: F) -> Option<F::Output> {
     match timeout {
         Some(timeout) => tokio::time::timeout(timeout, future).await.ok(),
@@ -59,10 +60,10 @@ pub(crate) async fn at_most<F: Future>(timeout: Option<Duration>, future: F) -> 
     }
 }
 
-/// Seconds as Python gives them; `None`, and infinity, for no deadline.
+/// A timeout in seconds, as Python users pass it; `None` and infinity mean no deadline.
 ///
 /// # Errors
-/// `ValueError` for what is no length of time.
+/// `ValueError` for a negative number or NaN.
 pub(crate) fn seconds(name: &str, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     match seconds {
         None => Ok(None),
@@ -71,21 +72,21 @@ pub(crate) fn seconds(name: &str, seconds: Option<f64>) -> PyResult<Option<Durat
         Some(seconds) => match Duration::try_from_secs_f64(seconds) {
             Ok(duration) => Ok(Some(duration)),
             Err(_) => {
-                Err(PyValueError::new_err(format!("{name} is in seconds, 0 or more; {seconds} is none")))
+                Err(PyValueError::new_err(format!("{name} is {seconds}, but must be in seconds, 0 or more")))
             }
         },
     }
 }
 
-/// The same where there must be a deadline.
+/// As [`seconds`], where a deadline is required: infinity becomes [`LONGEST`].
 ///
 /// # Errors
-/// `ValueError` for what is no length of time.
+/// `ValueError` for a negative number or NaN.
 pub(crate) fn finite_seconds(name: &str, value: f64) -> PyResult<Duration> {
     Ok(seconds(name, Some(value))?.unwrap_or(LONGEST))
 }
 
-/// When something that may take `timeout` from now has to end.
+/// The end of `timeout` from now; `None` for no deadline.
 pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.map(|timeout| Instant::now() + timeout)
 }

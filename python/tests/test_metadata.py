@@ -36,7 +36,7 @@ def test_any_mapping_does(relay, client):
 
 @pytest.mark.parametrize("value", [b"abc", object(), np.zeros(3), {1, 2}, [object()], lambda: 1])
 def test_what_cannot_travel_is_refused_by_name(relay, client, value):
-    with pytest.raises(TypeError, match=r"metadata \"odd\" \(.*\) cannot travel: .*It takes text, numbers"):
+    with pytest.raises(TypeError, match=r"metadata \"odd\" \(.*\) cannot be sent: .*Supported are text, numbers"):
         relay.publish("t", {}, metadata={"fine": 1, "odd": value})
     with pytest.raises(TypeError, match="the keys of metadata are text, and 1 is not"):
         relay.publish("t", {}, metadata={1: "a"})
@@ -49,7 +49,7 @@ def test_keys_that_would_come_back_as_text_are_refused(relay, client, value):
         relay.publish("t", {}, metadata={"odd": value})
     endless = []
     endless.append(endless)
-    with pytest.raises(TypeError, match="cannot travel"):
+    with pytest.raises(TypeError, match="cannot be sent"):
         relay.publish("t", {}, metadata={"odd": endless})
     assert client.topics() == [], "nothing of it was published"
 

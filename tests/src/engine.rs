@@ -46,7 +46,7 @@ struct State {
 /// A requested copy.
 struct Copy {
     is_out: bool,
-    stretches: Vec<CopySegment<HostEngineMemory>>,
+    segments: Vec<CopySegment<HostEngineMemory>>,
     slot: Slot,
     completion: Completion,
 }
@@ -104,11 +104,11 @@ impl TestEngine {
         self.state().copies_in
     }
 
-    fn start(&self, is_out: bool, stretches: Vec<CopySegment<HostEngineMemory>>, slot: Slot) -> Copying {
+    fn start(&self, is_out: bool, segments: Vec<CopySegment<HostEngineMemory>>, slot: Slot) -> Copying {
         let mut state = self.state();
         *(if is_out { &mut state.copies_out } else { &mut state.copies_in }) += 1;
         let (completion, copying) = Copying::pair();
-        let copy = Copy { is_out, stretches, slot, completion };
+        let copy = Copy { is_out, segments, slot, completion };
         match state.behaviour {
             Behaviour::AtOnce => {
                 drop(state);
@@ -118,7 +118,7 @@ impl TestEngine {
                 state.free_at = state.free_at.max(Instant::now()) + time;
                 let ends_at = state.free_at;
                 drop(state);
-                return self.later(copy, copying, ends_at);
+                return self.finish_at(copy, copying, ends_at);
             }
             Behaviour::Held => state.held.push_back(copy),
             Behaviour::Failing => return Copying::refused(CopyError::EngineStopped),
@@ -128,10 +128,10 @@ impl TestEngine {
     }
 
     /// Moves the bytes now, and reports completion at `ends_at`.
-    fn later(&self, copy: Copy, copying: Copying, ends_at: Instant) -> Copying {
-        let Copy { is_out, stretches, slot, completion } = copy;
-        let memory: Vec<_> = stretches.iter().map(|stretch| Arc::clone(&stretch.memory)).collect();
-        let ended = self.run(is_out, stretches, slot);
+    fn finish_at(&self, copy: Copy, copying: Copying, ends_at: Instant) -> Copying {
+        let Copy { is_out, segments, slot, completion } = copy;
+        let memory: Vec<_> = segments.iter().map(|segment| Arc::clone(&segment.memory)).collect();
+        let ended = self.run(is_out, segments, slot);
         tokio::spawn(async move {
             tokio::time::sleep_until(ends_at).await;
             drop(memory);
@@ -141,19 +141,19 @@ impl TestEngine {
     }
 
     fn finish(&self, copy: Copy) {
-        let Copy { is_out, stretches, slot, completion } = copy;
-        completion.finish(self.run(is_out, stretches, slot));
+        let Copy { is_out, segments, slot, completion } = copy;
+        completion.finish(self.run(is_out, segments, slot));
     }
 
     fn run(
         &self,
         is_out: bool,
-        stretches: Vec<CopySegment<HostEngineMemory>>,
+        segments: Vec<CopySegment<HostEngineMemory>>,
         slot: Slot,
     ) -> Result<Slot, CopyError> {
         let copying = match is_out {
-            true => self.host.copy_out(stretches, slot),
-            false => self.host.copy_in(slot, stretches),
+            true => self.host.copy_out(segments, slot),
+            false => self.host.copy_in(slot, segments),
         };
         // Outside the task's budget: once that is used up, even a complete copy is not ready.
         tokio::task::unconstrained(copying)

@@ -1,4 +1,4 @@
-//! A copy engine whose copies to its device wait at a gate, and can be made to fail.
+//! A copy engine for tests: copies to its device wait at a gate, and can be made to fail.
 
 use std::{
     collections::VecDeque,
@@ -67,8 +67,8 @@ impl GatedEngine {
         waiting.map(|waiting| self.end(waiting)).is_some()
     }
 
-    /// Fails the waiting copies with `EngineStopped`: their outcome is unknown. Their bytes still land when the gate
-    /// lets them pass.
+    /// Reports `EngineStopped` for the waiting copies, whose outcome is then unknown. Their bytes are still written
+    /// when the gate lets them pass.
     pub fn lose_sight(&self) {
         for waiting in &mut self.state().waiting {
             if let Some(completion) = waiting.completion.take() {
@@ -92,7 +92,7 @@ impl GatedEngine {
         self.state().begun
     }
 
-    /// The allocated bytes of the device's memory, those of copies in flight included.
+    /// The number of allocated bytes of the device's memory, including those of copies in flight.
     pub fn in_use_bytes(&self) -> u64 {
         self.memory.stats().in_use_bytes
     }
@@ -111,7 +111,7 @@ impl GatedEngine {
     }
 }
 
-/// The result of a copy that was done synchronously.
+/// The result of a synchronous copy.
 fn ended(copying: Copying) -> Result<Slot, CopyError> {
     // Outside the task's budget, which may be used up.
     let copying = tokio::task::unconstrained(copying);

@@ -7,7 +7,7 @@
 //! this machine, in real time; [`fake_cuda`] stands in for the driver of GPUs.
 
 #![deny(unsafe_code)]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 pub mod engine;
 pub mod fake_cuda;

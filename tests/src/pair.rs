@@ -20,7 +20,7 @@ use tensor_relay_server::{
 use tensor_relay_transport::{Congestion, Transport, Tuning, Workers};
 use tokio::time::Instant;
 
-/// How long a scenario may take, in simulated time. A longer wait is taken for a hang.
+/// The maximum duration of a scenario, in simulated time. A longer one counts as a hang.
 const SCENARIO_MAX: Duration = Duration::from_secs(600);
 
 /// The port that the server listens on.
@@ -36,8 +36,8 @@ pub struct Sim {
     pub seed: u64,
     /// The network between all hosts.
     pub net: SimNet,
-    /// The tuning of servers and clients that start from now on. CUBIC, because quinn's BBR draws from the system's
-    /// randomness; scenarios about throughput under loss select BBR again.
+    /// The tuning of servers and clients that start from now on. CUBIC, because quinn's BBR uses the system's random
+    /// numbers; scenarios about throughput under loss select BBR again.
     pub tuning: Tuning,
     began: Instant,
 }
@@ -145,7 +145,7 @@ impl Sim {
         self.net.repair(&self.server_host(), &self.client_host(number));
     }
 
-    /// The bytes that the server has sent, dropped ones included.
+    /// The number of bytes that the server has sent, including dropped ones.
     pub fn server_sent(&self) -> u64 {
         self.net.sent_by(&self.server_host()).bytes
     }
@@ -158,7 +158,7 @@ impl Sim {
     /// Connects the client with this number.
     ///
     /// # Errors
-    /// As [`Client::connect_with`].
+    /// Those of [`Client::connect_with`].
     pub async fn client(
         &self,
         number: u8,
@@ -195,7 +195,7 @@ impl Sim {
 /// A key derived from `seed`: Ed25519, whose signatures have a fixed length, so that equal seeds send equal numbers of
 /// bytes.
 pub fn key_pair(seed: u64) -> KeyPair {
-    // RFC 8410 §7: a private key is this prefix and 32 bytes of anything.
+    // RFC 8410 §7: a private key is this prefix and 32 arbitrary bytes.
     let prefix = b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";
     let secret = [seed.to_le_bytes(); 4].concat();
     let der = PrivatePkcs8KeyDer::from([&prefix[..], &secret].concat());
@@ -265,11 +265,10 @@ pub fn keeping(versions: u32) -> TopicOptions {
     TopicOptions { keep: Keep { versions, ..Keep::default() }, ..TopicOptions::default() }
 }
 
-/// The seeds of one scenario: the first `usual`, or those of `TENSOR_RELAY_TEST_SEEDS`, given as a count or as
-/// `FROM..TO`.
-pub fn seeds(usual: u64) -> std::ops::Range<u64> {
-    let Ok(asked) = std::env::var("TENSOR_RELAY_TEST_SEEDS") else { return 0..usual };
-    let (from, to) = asked.split_once("..").unwrap_or(("0", &asked));
+/// The seeds of one scenario: the first `default` ones, or those of `TENSOR_RELAY_TEST_SEEDS`, a count or `FROM..TO`.
+pub fn seeds(default: u64) -> std::ops::Range<u64> {
+    let Ok(range) = std::env::var("TENSOR_RELAY_TEST_SEEDS") else { return 0..default };
+    let (from, to) = range.split_once("..").unwrap_or(("0", &range));
     from.parse().unwrap()..to.parse().unwrap()
 }
 
@@ -279,13 +278,13 @@ pub async fn publish(server: &Server, publisher: &mut Publisher, version: u64, b
     publisher.publish(staged, tensors::metadata(version)).await.unwrap()
 }
 
-/// Waits, for ten simulated seconds at most, until `holds` returns true.
+/// Waits, for ten simulated seconds at most, until `condition` returns true.
 ///
 /// # Panics
-/// If it still does not, with `what` as the message.
-pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+/// If it still returns false, with `what` in the message.
+pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     for _ in 0..10_000 {
-        if holds() {
+        if condition() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;

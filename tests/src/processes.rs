@@ -1,4 +1,4 @@
-//! Real processes of the program, their output, and a UDP proxy between them that can be held.
+//! Real processes of the program, their output, and a UDP proxy between them that can hold traffic.
 //!
 //! A [`Home`] isolates the processes of a test from the user's environment. Every wait has a deadline, and dropping a
 //! [`Process`] kills it.
@@ -25,7 +25,7 @@ use tempfile::TempDir;
 /// The listen option of every server in these tests: the loopback address and a port that the system chooses.
 pub const ANY_PORT: &str = "--listen=127.0.0.1:0";
 
-/// For servers that serve tensors from their files: these tensors cannot be on a GPU as well.
+/// The device option of servers that serve tensors from files without a copy: these tensors cannot be on a GPU.
 pub const ON_HOST: &str = "--device=cpu";
 
 /// Whether to run the tests that take minutes: `TENSOR_RELAY_SOAK=1`.
@@ -33,7 +33,7 @@ pub fn is_soak() -> bool {
     std::env::var_os("TENSOR_RELAY_SOAK").is_some_and(|value| value == "1")
 }
 
-/// A test's own folder: keys of its servers, files to serve and received files.
+/// A test's own folder, for keys of its servers, files to serve and received files.
 pub struct Home {
     folder: TempDir,
     gpu: Option<Gpu>,
@@ -46,7 +46,7 @@ impl Home {
         Self { folder: tempfile::tempdir().unwrap(), gpu: Gpu::of_all_tests() }
     }
 
-    /// The same on a machine with `gpu`. Its processes use the GPU if their arguments select it.
+    /// As [`new`](Self::new), on a machine with `gpu`. Processes use the GPU if their arguments select it.
     pub fn with_gpu(gpu: Gpu) -> Self {
         Self { folder: tempfile::tempdir().unwrap(), gpu: Some(gpu) }
     }
@@ -56,12 +56,12 @@ impl Home {
         self.folder.path().join(name)
     }
 
-    /// The same as a command line argument.
+    /// The [`path`](Self::path) of `name` as a command-line argument.
     pub fn word(&self, name: &str) -> String {
         self.path(name).into_os_string().into_string().unwrap()
     }
 
-    /// The program, without those variables of this process that would affect it.
+    /// The program, without the variables of this process that would affect it.
     pub fn program(&self) -> Command {
         self.at_home(Command::new(program()))
     }
@@ -97,8 +97,8 @@ impl Home {
         self.start(words).end()
     }
 
-    /// Starts a server with `words`, on a port that the system chooses unless they name one. Borrowed tensors stay on
-    /// the host.
+    /// Starts a server with the arguments `words`, on a port that the system chooses unless they contain one. Borrowed
+    /// tensors stay on the host.
     pub fn serve(&self, words: &[&str]) -> Serving {
         let mut all = vec!["serve", "--json"];
         if !words.iter().any(|word| word.starts_with("--listen")) {
@@ -111,9 +111,9 @@ impl Home {
         Serving::hear(self.start(&all))
     }
 
-    /// Starts a server with `words` on the port of an earlier one.
-    pub fn serve_again(&self, before: &Value, words: &[&str]) -> Serving {
-        let listen = format!("--listen={}", before["listen"].as_str().unwrap());
+    /// Starts a server with the arguments `words` on the port in an earlier server's `report`.
+    pub fn serve_again(&self, report: &Value, words: &[&str]) -> Serving {
+        let listen = format!("--listen={}", report["listen"].as_str().unwrap());
         self.serve(&[&[&*listen], words].concat())
     }
 
@@ -169,8 +169,8 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Waits until a server that was started with `--json` serves. Adds each topic's `ticket` from the server's file to
-    /// the report, and the ticket for all topics if there is one.
+    /// Waits for the report of a server that was started with `--json`. Adds to the report each topic's `ticket` from
+    /// the server's file, and the ticket for all topics if there is one.
     pub fn hear(mut process: Process) -> Self {
         let line = process.hear_out("");
         let mut said: Value =
@@ -187,12 +187,12 @@ impl Serving {
         Self { process, said }
     }
 
-    /// The address that it listens on.
+    /// The address that the server listens on.
     pub fn listen(&self) -> &str {
         self.said["listen"].as_str().unwrap()
     }
 
-    /// Its report on a topic.
+    /// The server's report on a topic.
     pub fn topic(&self, name: &str) -> &Value {
         let topics = self.said["topics"].as_array().unwrap();
         topics.iter().find(|topic| topic["topic"] == name).unwrap()
@@ -209,7 +209,7 @@ impl Serving {
     }
 }
 
-/// The built program: what `TENSOR_RELAY_BIN` names, or cargo's output.
+/// The program's path: that in `TENSOR_RELAY_BIN`, or cargo's output.
 fn program() -> PathBuf {
     if let Some(path) = std::env::var_os("TENSOR_RELAY_BIN") {
         return path.into();

@@ -1,5 +1,5 @@
-//! A network in memory: delay, loss, duplication, corruption and partitions, all from one seed. Byte streams have
-//! delay, partitions, which stall them, and resets.
+//! A network in memory: datagrams have delay, loss, duplication, corruption and partitions, all derived from one seed;
+//! byte streams have delay, resets, and partitions, which stall them.
 
 mod clock;
 mod socket;
@@ -57,7 +57,7 @@ impl Default for Path {
 pub struct Traffic {
     /// Datagrams sent.
     pub datagrams: u64,
-    /// Their bytes.
+    /// The bytes sent, in datagrams and byte streams.
     pub bytes: u64,
     /// Datagrams that the network dropped: lost, too large, or stopped by a partition.
     pub dropped: u64,
@@ -84,7 +84,7 @@ struct State {
     inboxes: BTreeMap<SocketAddr, Inbox>,
     streams: Streams,
     traffic: BTreeMap<IpAddr, Traffic>,
-    /// Numbers datagrams, so that those that arrive at the same instant have a fixed order.
+    /// The number of delivered datagrams: orders those that arrive at the same instant.
     order: u64,
     next_port: u16,
 }
@@ -129,7 +129,7 @@ impl SimNet {
         Host { net: self.clone(), address: address.into() }
     }
 
-    /// Changes what happens to datagrams that are sent from now on.
+    /// Sets the path of all datagrams sent from now on.
     pub fn set_path(&self, path: Path) {
         self.state().path = path;
     }
@@ -154,18 +154,18 @@ impl SimNet {
         self.state().streams.reset(one.address, other.address);
     }
 
-    /// What `host` has sent so far.
+    /// The traffic that `host` has sent so far.
     pub fn sent_by(&self, host: &Host) -> Traffic {
         self.state().traffic.get(&host.address).copied().unwrap_or_default()
     }
 
-    /// What all hosts have sent so far.
+    /// The traffic that all hosts have sent so far.
     pub fn sent(&self) -> Traffic {
         let state = self.state();
-        state.traffic.values().fold(Traffic::default(), |sum, one| Traffic {
-            datagrams: sum.datagrams + one.datagrams,
-            bytes: sum.bytes + one.bytes,
-            dropped: sum.dropped + one.dropped,
+        state.traffic.values().fold(Traffic::default(), |sum, host| Traffic {
+            datagrams: sum.datagrams + host.datagrams,
+            bytes: sum.bytes + host.bytes,
+            dropped: sum.dropped + host.dropped,
         })
     }
 
@@ -234,7 +234,7 @@ impl State {
         self.dice.random_bool(FULL)
     }
 
-    /// Draws the fate of one datagram.
+    /// Sends a datagram, with the faults drawn for it.
     fn send(&mut self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
         let dropped = self.is_dropped(from, to, bytes.len());
         let traffic = self.traffic.entry(from.ip()).or_default();
@@ -255,12 +255,12 @@ impl State {
         lost || len > self.path.mtu || self.is_cut(from, to)
     }
 
-    /// Puts a datagram into the inbox of its receiver. A closed port has none and answers nothing.
+    /// Puts a datagram into the inbox of its receiver. A closed port has no inbox, and does not answer.
     fn deliver(&mut self, from: SocketAddr, to: SocketAddr, mut bytes: Vec<u8>) {
         let arrives = Instant::now() + self.delay();
         if !bytes.is_empty() && self.dice.random_bool(self.path.corruption) {
-            let at = self.dice.random_range(0..bytes.len());
-            bytes[at] ^= 1 << self.dice.random_range(0..8);
+            let index = self.dice.random_range(0..bytes.len());
+            bytes[index] ^= 1 << self.dice.random_range(0..8);
         }
         self.order += 1;
         if let Some(inbox) = self.inboxes.get_mut(&to) {
@@ -271,7 +271,7 @@ impl State {
 }
 
 impl Inbox {
-    /// The next datagram that has arrived by `now`, or when to check again.
+    /// The next datagram that has arrived by `now`, or the time when the next one will arrive.
     fn take(&mut self, now: Instant) -> Result<Datagram, Option<Instant>> {
         match self.datagrams.first_entry() {
             Some(first) if first.key().0 <= now => Ok(first.remove()),

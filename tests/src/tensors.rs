@@ -15,15 +15,16 @@ use tensor_relay_device::{Device, DeviceBuffer};
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 use tensor_relay_server::{Server, Staged};
 
-/// Prefix of names whose content compresses.
+/// The prefix of names of tensors whose content compresses.
 const SMOOTH: &str = "smooth.";
 
-/// Prefix of names in whose content one word in [`PERIOD`] changes with each version.
+/// The prefix of names of tensors in which one word in [`PERIOD`] changes with each version.
 const STEADY: &str = "steady.";
 
-/// After how many versions every word of a steady tensor has changed.
+/// The number of versions after which every word of a steady tensor has changed.
 const PERIOD: u64 = 128;
-/// Prefix of names whose content resembles weights.
+
+/// The prefix of names of tensors whose content resembles weights.
 const WEIGHTS: &str = "weights.";
 
 /// A `u8` tensor of `bytes` incompressible bytes.
@@ -56,8 +57,8 @@ pub fn spec(name: &str, dtype: Dtype, elements: u64) -> TensorSpec {
 pub fn random(dice: &mut impl Rng, bytes: u64) -> Vec<TensorSpec> {
     const DTYPES: [Dtype; 5] = [Dtype::U8, Dtype::Bf16, Dtype::F32, Dtype::F4E2M1, Dtype::F8E4M3Fn];
     let mut specs = Vec::new();
-    let mut left = bytes;
-    while left > 0 {
+    let mut remaining = bytes;
+    while remaining > 0 {
         let size = match dice.random_range(0..10) {
             0 => 0,
             1..=6 => dice.random_range(1..2_000),
@@ -68,7 +69,7 @@ pub fn random(dice: &mut impl Rng, bytes: u64) -> Vec<TensorSpec> {
         let elements = size * 8 / u64::from(dtype.bits());
         let texture = if dice.random_bool(0.5) { SMOOTH } else { "noise." };
         specs.push(spec(&format!("{texture}{}", specs.len()), dtype, elements));
-        left = left.saturating_sub(size.max(1));
+        remaining = remaining.saturating_sub(size.max(1));
     }
     specs
 }
@@ -109,23 +110,23 @@ pub fn metadata(version: u64) -> Vec<(String, String)> {
     vec![("version".into(), version.to_string())]
 }
 
-/// Checks every byte of `snapshot` against its version, and its metadata.
+/// Checks the metadata and every byte of `snapshot` against the content of its version.
 ///
 /// # Panics
-/// If anything differs from what was published.
+/// If anything differs from the published version.
 pub fn check(snapshot: &Snapshot) {
     check_content(snapshot, snapshot.id().version.0);
 }
 
-/// Checks the same against `version`, whatever number it was published under.
+/// As [`check`], for a snapshot published with the content of `version` under any number.
 ///
 /// # Panics
-/// If anything differs from what was published.
+/// If anything differs from the published version.
 pub fn check_content(snapshot: &Snapshot, version: u64) {
     assert_eq!(difference(snapshot, version), None);
 }
 
-/// The first difference between `snapshot` and what was published with the content of `version`.
+/// The first difference between `snapshot` and the content of `version`.
 pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
     let snapshot = on_host(snapshot);
     if snapshot.metadata() != metadata(version) {
@@ -135,25 +136,25 @@ pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
     snapshot.tensors().find_map(|(tensor, bytes)| {
         // Aliases come after the tensor whose bytes they share.
         let name = *owners.entry(tensor.range()).or_insert(tensor.name.as_str());
-        let is_whole = bytes.len() as u64 == tensor.byte_len() && has_content(name, version, &bytes);
-        (!is_whole).then(|| format!("{name} is not as published in version {version}"))
+        let is_same = bytes.len() as u64 == tensor.byte_len() && has_content(name, version, &bytes);
+        (!is_same).then(|| format!("{name} is not as published in version {version}"))
     })
 }
 
 /// A copy of the snapshot in host memory. Its device must copy synchronously, as those of [`pair`](crate::pair) do.
 ///
 /// # Panics
-/// If it cannot be copied, or not synchronously.
+/// If the copy fails, or is not synchronous.
 pub fn on_host(snapshot: &Snapshot) -> Snapshot {
-    const TURNS_MAX: usize = 100_000;
+    const POLLS_MAX: usize = 100_000;
     // Unconstrained: polling in a loop, without returning to the runtime, would use up the task's budget.
     let mut copying = pin!(tokio::task::unconstrained(snapshot.to_host()));
     let mut context = Context::from_waker(Waker::noop());
-    let turns = (0..TURNS_MAX).find_map(|_| match copying.as_mut().poll(&mut context) {
+    let copied = (0..POLLS_MAX).find_map(|_| match copying.as_mut().poll(&mut context) {
         Poll::Ready(copied) => Some(copied),
         Poll::Pending => None,
     });
-    turns.expect("the device copies synchronously").unwrap()
+    copied.expect("the device copies synchronously").unwrap()
 }
 
 /// Writes the content of the tensor `name` in `version`.
@@ -172,7 +173,7 @@ fn has_content(name: &str, version: u64, bytes: &[u8]) -> bool {
 #[derive(Clone, Copy)]
 struct Key {
     value: u64,
-    /// After how many words the value changes.
+    /// The number of words after which the value changes.
     run: usize,
     /// The version, if most words stay the same across versions.
     steady: Option<u64>,
@@ -203,10 +204,10 @@ fn content(key: Key, index: usize) -> [u8; 8] {
 
 /// Four bf16 numbers: random signs and mantissas, and one of eight exponents, most often the largest.
 fn four_weights(noise: u64) -> u64 {
-    const REST: u64 = 0x807f_807f_807f_807f;
+    const SIGNS_AND_MANTISSAS: u64 = 0x807f_807f_807f_807f;
     const LARGEST: u64 = 0x3e00_3e00_3e00_3e00;
     const SMALLER: u64 = 0x0380_0380_0380_0380;
-    (noise & REST) | (LARGEST - (noise & (noise >> 5) & SMALLER))
+    (noise & SIGNS_AND_MANTISSAS) | (LARGEST - (noise & (noise >> 5) & SMALLER))
 }
 
 /// The finalizer of SplitMix64: every bit of the input changes half of the output.
@@ -242,9 +243,9 @@ mod tests {
             assert!(has_content(name, 1, &one) && !has_content(name, 2, &one));
             let torn = [&one[..1_000], &two[1_000..]].concat();
             assert!(!has_content(name, 1, &torn) && !has_content(name, 2, &torn));
-            for at in [0, 500, 1_002] {
+            for index in [0, 500, 1_002] {
                 let mut wrong = one.clone();
-                wrong[at] ^= 1;
+                wrong[index] ^= 1;
                 assert!(!has_content(name, 1, &wrong));
             }
         }

@@ -1,4 +1,4 @@
-//! Copies between a GPU and the host on behalf of a waiting Python thread.
+//! Copies between a GPU and the host, for a Python thread that waits for them.
 
 use crate::errors::Kind;
 use bytes::Bytes;
@@ -33,8 +33,8 @@ pub(crate) enum CopyFailed {
     #[error(transparent)]
     Write(#[from] SinkError),
     #[error(
-        "A copy on {device} had not ended after {} s. The device hangs, or other copies keep all of its slots: look for its \
-         first error, and start this process again if there is no other.",
+        "A copy on {device} had not ended after {} s. The device hangs, or other copies use all of its slots: look for its \
+         first error in the log, and restart this process if there is none.",
         copy_timeout().as_secs()
     )]
     TimedOut { device: Box<str> },
@@ -49,21 +49,21 @@ impl CopyFailed {
     }
 }
 
-/// Copies `range` of `buffer` to `out`, which is as long.
+/// Copies `range` of `buffer` to `out`, which must have the same length.
 pub(crate) async fn read(buffer: &DeviceBuffer, range: Range<u64>, out: &mut [u8]) -> Result<(), CopyFailed> {
     let source = buffer.source();
     let reads = pieces(range, buffer.device()).map(|piece| read_piece(&*source, piece, buffer.device()));
     let mut reads = stream::iter(reads).buffered(COPIES_AT_ONCE);
-    let mut at = 0;
+    let mut offset = 0;
     while let Some(read) = reads.next().await {
         let read = read?;
-        out[at..at + read.len()].copy_from_slice(&read);
-        at += read.len();
+        out[offset..offset + read.len()].copy_from_slice(&read);
+        offset += read.len();
     }
     Ok(())
 }
 
-/// A copy of `range` on the host, which begins on a page.
+/// A page-aligned copy of `range` on the host.
 pub(crate) async fn to_host(buffer: &DeviceBuffer, range: Range<u64>) -> Result<Region, CopyFailed> {
     let mut region = HostMemory::new(u64::MAX).allocate((range.end - range.start) as usize)?;
     read(buffer, range, &mut region).await?;
@@ -97,7 +97,7 @@ fn late(device: &Device) -> CopyFailed {
     CopyFailed::TimedOut { device: device.name().into() }
 }
 
-/// `range` in pieces of as much as a slot holds.
+/// `range`, divided into pieces of a slot's size.
 fn pieces(range: Range<u64>, device: &Device) -> impl Iterator<Item = Range<u64>> + use<> {
     let (Range { start, end }, step) = (range, device.slots().slot_bytes());
     (start..end).step_by(step).map(move |start| start..end.min(start + step as u64))

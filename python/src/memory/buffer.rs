@@ -1,12 +1,12 @@
 //! Exporting our tensors by Python's buffer protocol.
-#![allow(unsafe_code, reason = "fills the structure that Python's buffer protocol is made of")]
+#![allow(unsafe_code, reason = "fills the C structure of Python's buffer protocol")]
 
 use pyo3::{exceptions::PyBufferError, ffi, prelude::*};
 use std::{ffi::CStr, ptr};
 use tensor_relay_client::Dtype;
 use tensor_relay_device::VolatileBytes;
 
-/// The source of a view. All of it lives as long as the viewed object.
+/// The contents of a view, which live as long as the viewed object.
 pub(crate) struct ViewSource<'a> {
     pub(crate) bytes: &'a VolatileBytes,
     pub(crate) format: &'static CStr,
@@ -16,7 +16,7 @@ pub(crate) struct ViewSource<'a> {
     pub(crate) strides: &'a [ffi::Py_ssize_t],
 }
 
-/// The letter of a dtype in Python's `struct`, and in NumPy where that has none.
+/// The format of a dtype in Python's `struct`, or in NumPy if `struct` has none.
 pub(crate) fn format_of(dtype: Dtype) -> Option<&'static CStr> {
     Some(match dtype {
         Dtype::Bool => c"?",
@@ -37,34 +37,36 @@ pub(crate) fn format_of(dtype: Dtype) -> Option<&'static CStr> {
     })
 }
 
-/// Lets `view` show `viewed`, which `owner` keeps.
+/// Fills `view` with `source`, which `owner` keeps alive.
 ///
 /// # Errors
-/// `BufferError` where there is no structure to fill.
+/// `BufferError` if `view` is null.
 ///
 /// # Safety
-/// `view` is what Python gave to `__getbuffer__` of `owner`, and all of `viewed` lives, and stays in place, as long as `owner` does.
+/// Python passed `view` to `__getbuffer__` of `owner`, and all parts of `source` stay valid and in place as long as
+/// `owner` lives.
 pub(crate) unsafe fn fill_view(
     view: *mut ffi::Py_buffer,
     flags: i32,
     owner: Bound<'_, PyAny>,
-    viewed: &ViewSource<'_>,
+    source: &ViewSource<'_>,
 ) -> PyResult<()> {
     let Some(mut view) = ptr::NonNull::new(view) else {
         return Err(PyBufferError::new_err("there is no view to fill"));
     };
-    // SAFETY: Python gave it, to be filled, says the caller.
+    // SAFETY: the caller vouches that Python passed it to be filled.
     let view = unsafe { view.as_mut() };
-    let asks = |flag| flags & flag == flag;
-    view.buf = viewed.bytes.as_ptr().as_ptr().cast();
-    view.len = viewed.bytes.len() as ffi::Py_ssize_t;
+    let is_requested = |flag| flags & flag == flag;
+    view.buf = source.bytes.as_ptr().as_ptr().cast();
+    view.len = source.bytes.len() as ffi::Py_ssize_t;
     view.readonly = 0;
-    view.itemsize = viewed.item_bytes as ffi::Py_ssize_t;
-    view.ndim = viewed.shape.len() as i32;
-    view.format = if asks(ffi::PyBUF_FORMAT) { viewed.format.as_ptr().cast_mut() } else { ptr::null_mut() };
-    view.shape = if asks(ffi::PyBUF_ND) { viewed.shape.as_ptr().cast_mut() } else { ptr::null_mut() };
+    view.itemsize = source.item_bytes as ffi::Py_ssize_t;
+    view.ndim = source.shape.len() as i32;
+    view.format =
+        if is_requested(ffi::PyBUF_FORMAT) { source.format.as_ptr().cast_mut() } else { ptr::null_mut() };
+    view.shape = if is_requested(ffi::PyBUF_ND) { source.shape.as_ptr().cast_mut() } else { ptr::null_mut() };
     view.strides =
-        if asks(ffi::PyBUF_STRIDES) { viewed.strides.as_ptr().cast_mut() } else { ptr::null_mut() };
+        if is_requested(ffi::PyBUF_STRIDES) { source.strides.as_ptr().cast_mut() } else { ptr::null_mut() };
     view.suboffsets = ptr::null_mut();
     view.internal = ptr::null_mut();
     view.obj = owner.into_ptr();

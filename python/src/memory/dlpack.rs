@@ -1,18 +1,18 @@
-//! DLPack's structures as C has them (`dlpack.h` 1.1, <https://github.com/dmlc/dlpack>), and its dtypes as ours.
+//! DLPack's C structures (`dlpack.h` 1.1, <https://github.com/dmlc/dlpack>), and the conversion of its dtypes to ours.
 
 use std::ffi::{CStr, c_void};
 use tensor_relay_client::Dtype;
 
-/// Memory of the host.
+/// Host memory.
 pub(crate) const DEVICE_CPU: i32 = 1;
-/// Memory of a GPU of NVIDIA's.
+/// Memory of an NVIDIA GPU.
 pub(crate) const DEVICE_CUDA: i32 = 2;
-/// Memory of the host that CUDA has page-locked.
+/// Host memory that CUDA has page-locked.
 pub(crate) const DEVICE_CUDA_HOST: i32 = 3;
 /// Memory that CUDA moves between the host and a GPU.
 pub(crate) const DEVICE_CUDA_MANAGED: i32 = 13;
 
-/// The other kinds of devices, by the names that DLPack has for them.
+/// The numbers and names of DLPack's other kinds of devices.
 const DEVICES: &[(i32, &str)] = &[
     (4, "OpenCL"),
     (7, "Vulkan"),
@@ -34,21 +34,21 @@ pub(crate) fn device_name(kind: i32) -> &'static str {
     found.map_or("a kind that is not known here", |(_, name)| name)
 }
 
-/// The version that we speak. Those of the same major number are laid out alike.
+/// The version of these structures. All versions with the same major number have the same layout.
 pub(crate) const VERSION: Version = Version { major: 1, minor: 1 };
 
 /// In `VersionedTensor::flags`: the memory is read-only.
 pub(crate) const READ_ONLY: u64 = 1;
-/// In `VersionedTensor::flags`: it was copied for this consumer.
+/// In `VersionedTensor::flags`: the memory is a copy for this consumer.
 pub(crate) const IS_COPIED: u64 = 2;
 
-/// The names of capsules, before a consumer took what is in them, and after.
-pub(crate) const VERSIONED: Names = Names { fresh: c"dltensor_versioned", used: c"used_dltensor_versioned" };
-/// The same for DLPack before 1.0.
-pub(crate) const LEGACY: Names = Names { fresh: c"dltensor", used: c"used_dltensor" };
+/// The names of a capsule before and after a consumer has taken its contents.
+pub(crate) const VERSIONED: Names = Names { unused: c"dltensor_versioned", used: c"used_dltensor_versioned" };
+/// The names of a capsule of DLPack before 1.0.
+pub(crate) const LEGACY: Names = Names { unused: c"dltensor", used: c"used_dltensor" };
 
 pub(crate) struct Names {
-    pub(crate) fresh: &'static CStr,
+    pub(crate) unused: &'static CStr,
     pub(crate) used: &'static CStr,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Tensor {
     pub(crate) ndim: i32,
     pub(crate) dtype: DataType,
     pub(crate) shape: *mut i64,
-    /// In elements. Null in old versions: dense then.
+    /// In elements. May be null in old versions: the tensor is then contiguous.
     pub(crate) strides: *mut i64,
     pub(crate) byte_offset: u64,
 }
@@ -109,7 +109,7 @@ pub(crate) struct LegacyTensor {
     pub(crate) deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
-/// `DLDataTypeCode` and the bits of every dtype that elements of whole bytes have; those of less are below.
+/// `DLDataTypeCode` and the number of bits of every dtype whose elements are whole bytes.
 const CODES: &[(u8, u8, Dtype)] = &[
     (0, 8, Dtype::I8),
     (0, 16, Dtype::I16),
@@ -137,22 +137,23 @@ const CODES: &[(u8, u8, Dtype)] = &[
     (14, 8, Dtype::F8E8M0),
 ];
 
-/// Two floats of 4 bits in a byte: as PyTorch's `float4_e2m1fn_x2` is handed over.
+/// Two floats of 4 bits in a byte: the export of PyTorch's `float4_e2m1fn_x2`.
 const PAIR: DataType = DataType { code: 17, bits: 4, lanes: 2 };
 
-/// Our dtype, and how many of its elements one of theirs is.
-pub(crate) fn dtype_of(theirs: DataType) -> Option<(Dtype, u64)> {
-    if theirs == PAIR {
+/// The dtype of a DLPack type, and the number of its elements in one of DLPack's.
+pub(crate) fn dtype_of(data_type: DataType) -> Option<(Dtype, u64)> {
+    if data_type == PAIR {
         return Some((Dtype::F4E2M1, 2));
     }
+    let DataType { code, bits, lanes } = data_type;
     let found = CODES
         .iter()
-        .find(|(code, bits, _)| (*code, *bits, 1) == (theirs.code, theirs.bits, theirs.lanes));
+        .find(|(known_code, known_bits, _)| (*known_code, *known_bits, 1) == (code, bits, lanes));
     found.map(|(.., dtype)| (*dtype, 1))
 }
 
-/// Their dtype, and how many of our elements one of theirs is. None for elements of less than a byte that DLPack's users
-/// cannot take.
+/// The DLPack type of a dtype, and the number of its elements in one of DLPack's. `None` for elements of less than a
+/// byte that DLPack's consumers do not support.
 pub(crate) fn data_type_of(dtype: Dtype) -> Option<(DataType, u64)> {
     if dtype == Dtype::F4E2M1 {
         return Some((PAIR, 2));

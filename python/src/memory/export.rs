@@ -1,5 +1,5 @@
 //! Exporting our tensors in DLPack capsules.
-#![allow(unsafe_code, reason = "makes DLPack's capsules, and the functions that free what is in them")]
+#![allow(unsafe_code, reason = "makes DLPack's capsules, and the functions that free their contents")]
 
 use super::{
     dlpack::{
@@ -13,20 +13,20 @@ use pyo3::{ffi, prelude::*};
 use std::{ffi::c_void, ptr};
 use tensor_relay_device::VolatileBytes;
 
-/// A tensor to hand over.
+/// A tensor to export.
 pub(crate) struct Export {
-    /// Its elements.
+    /// The elements.
     pub(crate) bytes: Exported,
     pub(crate) dtype: DataType,
-    /// Its dimensions, in elements of `dtype`.
+    /// The dimensions, in elements of `dtype`.
     pub(crate) shape: Vec<i64>,
-    /// The strides, likewise.
+    /// The strides, in elements of `dtype`.
     pub(crate) strides: Vec<i64>,
-    /// Whether the bytes are a copy of their own.
+    /// Whether the bytes were copied for this export.
     pub(crate) is_copy: bool,
 }
 
-/// Bytes to hand over, and what keeps them.
+/// Bytes to export, which this keeps alive.
 #[derive(Debug, Clone)]
 pub(crate) enum Exported {
     Host(VolatileBytes),
@@ -42,17 +42,17 @@ impl Exported {
         }
     }
 
-    /// Their device in DLPack's terms.
+    /// The device in DLPack's terms.
     pub(crate) fn device(&self) -> (i32, i32) {
         match self {
             Self::Host(_) => (DEVICE_CPU, 0),
-            // Devices are counted by the driver, whose numbers are of this type.
+            // The driver's device numbers are `i32`, too.
             Self::Gpu(bytes) => (DEVICE_CUDA, gpu::engine(bytes.device()).info().ordinal as i32),
         }
     }
 
-    /// Writable memory, as `Tensor` in Python says: frameworks have no word for tensors that are not, or pass it over. On the
-    /// host nothing of ours refers to it but by [`VolatileBytes`].
+    /// The address for the consumer, who may write there (`Tensor.__dlpack__`): frameworks have no read-only tensors,
+    /// or ignore the flag. On the host, this library refers to the memory only by [`VolatileBytes`].
     fn data(&self) -> *mut c_void {
         match self {
             _ if self.len() == 0 => ptr::null_mut(),
@@ -62,8 +62,8 @@ impl Exported {
     }
 }
 
-/// A capsule with `export` in it: of DLPack 1, or of the time before. The bytes are held until its consumer is done with
-/// them; consumers may do that on any thread, with or without the GIL.
+/// A DLPack capsule with `export`, versioned or legacy. The bytes are kept until the consumer calls the deleter, which
+/// it may do on any thread, with or without the GIL.
 pub(crate) fn capsule(py: Python<'_>, export: Export, is_versioned: bool) -> PyResult<Py<PyAny>> {
     match is_versioned {
         true => wrap::<VersionedTensor>(py, export),
@@ -121,50 +121,51 @@ impl Managed for LegacyTensor {
 fn wrap<M: Managed>(py: Python<'_>, export: Export) -> PyResult<Py<PyAny>> {
     let Export { bytes, dtype, shape, strides, is_copy } = export;
     let ndim = shape.len() as i32; // 16 at most (`Shape`).
-    let kept = Box::leak(Box::new(CapsuleContext { bytes, shape, strides }));
-    let (data, (kind, id)) = (kept.bytes.data(), kept.bytes.device());
-    let (shape, strides) = (kept.shape.as_mut_ptr(), kept.strides.as_mut_ptr());
+    let context = Box::leak(Box::new(CapsuleContext { bytes, shape, strides }));
+    let (data, (kind, id)) = (context.bytes.data(), context.bytes.device());
+    let (shape, strides) = (context.shape.as_mut_ptr(), context.strides.as_mut_ptr());
     let device = Device { kind, id };
     let tensor = Tensor { data, device, ndim, dtype, shape, strides, byte_offset: 0 };
-    let managed = M::new(tensor, ptr::from_mut(kept).cast(), if is_copy { IS_COPIED } else { 0 });
+    let managed = M::new(tensor, ptr::from_mut(context).cast(), if is_copy { IS_COPIED } else { 0 });
     let managed = Box::into_raw(Box::new(managed));
-    // SAFETY: the pointer is not null, the name lives for ever, and the GIL is held.
-    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), M::NAMES.fresh.as_ptr(), Some(destroy::<M>)) };
-    // SAFETY: a new reference, or null with an exception set.
+    // SAFETY: the pointer is not null, the name is static, and the GIL is held.
+    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), M::NAMES.unused.as_ptr(), Some(destroy::<M>)) };
+    // SAFETY: `PyCapsule_New` returns a new reference, or null with an exception set.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
     if capsule.is_err() {
-        // SAFETY: nobody else has it: there is no capsule.
+        // SAFETY: `managed` was boxed above, and no capsule refers to it.
         unsafe { delete(managed) };
     }
     capsule.map(Bound::unbind)
 }
 
-/// Frees what `wrap` made. Consumers call it, or `destroy` where there was none.
+/// The deleter: frees the structure and the context that `wrap` made. The consumer calls it, or `destroy` if there is
+/// none.
 ///
 /// # Safety
 /// `managed` is of `wrap::<M>`, and this is called once.
 unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
-    // SAFETY: `wrap` boxed it, and the caller gives it up.
+    // SAFETY: `wrap` boxed `managed`, and the caller never uses it again.
     let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: `wrap` boxed that too, for this to free.
+    // SAFETY: `wrap` boxed the context, too, and only this frees it.
     drop(unsafe { Box::from_raw(managed.context().cast::<CapsuleContext>()) });
 }
 
-/// Frees what is in a capsule that goes without a consumer.
+/// The capsule's destructor: frees the contents of a capsule that no consumer has taken.
 ///
 /// # Safety
-/// Python calls it with a capsule of `wrap::<M>` that is going, and the GIL held.
+/// Called by Python, with a capsule of `wrap::<M>` that is being destroyed, and the GIL held.
 unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
-    let name = M::NAMES.fresh.as_ptr();
-    // SAFETY: it is a capsule, says the caller.
+    let name = M::NAMES.unused.as_ptr();
+    // SAFETY: the caller passes a capsule.
     if unsafe { ffi::PyCapsule_IsValid(capsule, name) } == 0 {
-        return; // A consumer took it, and calls the deleter.
+        return; // A consumer took the contents, and calls the deleter.
     }
-    // SAFETY: it is valid by this name.
+    // SAFETY: the capsule is valid under this name, as just checked.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, name) }.cast::<M>();
-    // SAFETY: `wrap` put it there.
+    // SAFETY: `wrap` stored this pointer.
     if let Some(deleter) = unsafe { &*managed }.deleter() {
-        // SAFETY: nobody took it, so nobody has freed it.
+        // SAFETY: no consumer took the contents, so the deleter was not called.
         unsafe { deleter(managed) };
     }
 }

@@ -1,21 +1,21 @@
-//! The bytes that a tensor occupies, in any element order. Pure: nothing is read.
+//! The addresses that a strided tensor occupies. Pure: no memory is accessed.
 
 use super::strides::ContiguousRuns;
 use std::ops::Range;
 
-/// The bytes of a tensor: pieces of one length, evenly spaced along each dimension.
+/// The addresses of a tensor: pieces of the same length, evenly spaced along each dimension.
 #[derive(Debug)]
 pub(crate) struct Footprint {
-    /// The GPU that the address is one of; none for the host.
+    /// The GPU of the address; `None` for the host.
     gpu: Option<usize>,
     start: usize,
     piece_bytes: usize,
-    /// The number of pieces along each dimension, and how many bytes apart, the closest last.
+    /// For each dimension the number of pieces and their distance in bytes, the shortest distance last.
     outer: Vec<(u64, usize)>,
 }
 
 impl Footprint {
-    /// That of a tensor whose first element is at `address`.
+    /// The footprint of a tensor whose first element is at `address`.
     pub(super) fn new(gpu: Option<usize>, address: usize, runs: &ContiguousRuns) -> Self {
         let (mut start, mut piece_bytes) = (address, runs.bytes);
         let mut outer = vec![];
@@ -35,7 +35,7 @@ impl Footprint {
         Self { gpu, start, piece_bytes, outer }
     }
 
-    /// Whether several of its elements share memory, as in an expanded tensor or in overlapping windows.
+    /// Whether several elements share memory, as in an expanded tensor or in overlapping windows.
     pub(crate) fn overlaps_itself(&self) -> bool {
         let mut inner_bytes = self.piece_bytes;
         for (len, stride) in self.outer.iter().rev() {
@@ -47,14 +47,14 @@ impl Footprint {
         false
     }
 
-    /// Whether they share a byte. Neither overlaps itself.
+    /// Whether two footprints share a byte. Neither may overlap itself.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        if self.gpu != other.gpu || !meet(&self.extent(), &other.extent()) {
+        if self.gpu != other.gpu || !intersect(&self.extent(), &other.extent()) {
             return false;
         }
         let (mut ours, mut theirs) = (self.pieces().peekable(), other.pieces().peekable());
         while let (Some(our), Some(their)) = (ours.peek(), theirs.peek()) {
-            if meet(our, their) {
+            if intersect(our, their) {
                 return true;
             }
             if our.start < their.start {
@@ -71,7 +71,7 @@ impl Footprint {
         self.start..self.start + outer + self.piece_bytes
     }
 
-    /// The pieces by address, which is the order of their dimensions where none overlap.
+    /// The pieces in the order of their addresses, if none overlap.
     fn pieces(&self) -> impl Iterator<Item = Range<usize>> {
         let count: u64 = self.outer.iter().map(|(len, _)| len).product();
         (0..count).map(|mut index| {
@@ -86,11 +86,11 @@ impl Footprint {
     }
 }
 
-/// The first two that share memory, by their places in `footprints`.
+/// The indices of the first two footprints that share memory.
 pub(crate) fn overlapping(footprints: &[Footprint]) -> Option<(usize, usize)> {
     let mut order: Vec<usize> = (0..footprints.len()).collect();
     order.sort_by_key(|index| (footprints[*index].gpu, footprints[*index].start));
-    // Those that reach beyond where the next one begins.
+    // The footprints that reach beyond the start of the next one.
     let mut open: Vec<usize> = vec![];
     for index in order {
         let next = &footprints[index];
@@ -105,6 +105,6 @@ pub(crate) fn overlapping(footprints: &[Footprint]) -> Option<(usize, usize)> {
     None
 }
 
-fn meet(one: &Range<usize>, other: &Range<usize>) -> bool {
+fn intersect(one: &Range<usize>, other: &Range<usize>) -> bool {
     one.start < other.end && other.start < one.end
 }

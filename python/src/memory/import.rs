@@ -1,5 +1,5 @@
 //! Importing tensors of other libraries, by DLPack or by the buffer protocol.
-#![allow(unsafe_code, reason = "reads what is in DLPack's capsules")]
+#![allow(unsafe_code, reason = "reads the contents of DLPack's capsules")]
 
 use super::{
     dlpack::{self, DataType, LEGACY, LegacyTensor, Names, VERSIONED, VersionedTensor},
@@ -19,20 +19,20 @@ use pyo3::{
 use std::{ffi::c_void, fmt::Display, ptr::NonNull};
 use tensor_relay_client::Dtype;
 
-/// A tensor of another library, wherever its memory is.
+/// The lent memory of another library's tensor.
 #[derive(Debug)]
 pub(crate) enum Lent {
-    /// The address at which the processor reads and writes it.
     Host(Foreign),
     Gpu(OnGpu),
 }
 
 impl Lent {
-    /// Asks `tensor` for its memory, without a copy. That of a GPU may be used when [`CudaEngine::fence_intake`] says so.
+    /// Imports `tensor` without a copy. The memory of a GPU may be used once a fence of [`CudaEngine::fence_intake`]
+    /// has passed.
     ///
     /// # Errors
-    /// `TypeError` for what is no tensor; `BufferError` for one whose memory is elsewhere, or whose elements have no name
-    /// here; and what its own library raises.
+    /// `TypeError` for an object that is not a tensor; `BufferError` for a tensor on another kind of device, or whose
+    /// elements have no dtype here; and exceptions of the tensor's own library.
     ///
     /// [`CudaEngine::fence_intake`]: tensor_relay_device::cuda::CudaEngine::fence_intake
     pub(crate) fn of(tensor: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Self> {
@@ -48,8 +48,8 @@ impl Lent {
                 Ok(Self::Gpu(on_gpu(tensor, gpus, usize::try_from(id).unwrap_or(usize::MAX))?))
             }
             other => Err(PyBufferError::new_err(format!(
-                "it lies in memory of {} (DLPack's {kind}:{id}), and only tensors of the host and of CUDA's GPUs travel: copy \
-                 it to the host first",
+                "it lies in memory of {} (DLPack's {kind}:{id}), and only tensors on the host and on CUDA's GPUs are supported: \
+                 copy it to the host first",
                 dlpack::device_name(other)
             ))),
         }
@@ -69,7 +69,7 @@ impl Lent {
         }
     }
 
-    /// The size of its elements in bytes.
+    /// The size of the tensor in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Host(tensor) => tensor.len(),
@@ -84,7 +84,7 @@ impl Lent {
         }
     }
 
-    /// The addresses that it occupies; `None` without memory.
+    /// The addresses that the tensor occupies; `None` for an empty tensor.
     pub(crate) fn footprint(&self) -> Option<Footprint> {
         match self {
             Self::Host(tensor) => tensor.footprint(None),
@@ -92,7 +92,7 @@ impl Lent {
         }
     }
 
-    /// The identity that other names of the same memory share; `None` without memory.
+    /// The identity of the memory, by which aliases are found; `None` for an empty tensor.
     pub(crate) fn identity(&self) -> Option<Identity> {
         match self {
             Self::Host(tensor) => tensor.identity(),
@@ -100,15 +100,15 @@ impl Lent {
         }
     }
 
-    /// Takes its elements for some of another dtype of the same size, where its own library has no word for that.
-    pub(crate) fn taken_for(self, dtype: Dtype) -> Self {
+    /// Changes the dtype to one of the same size, which the tensor's own library cannot express.
+    pub(crate) fn reinterpreted_as(self, dtype: Dtype) -> Self {
         match self {
-            Self::Host(tensor) => Self::Host(tensor.taken_for(dtype)),
-            Self::Gpu(tensor) => Self::Gpu(tensor.taken_for(dtype)),
+            Self::Host(tensor) => Self::Host(tensor.reinterpreted_as(dtype)),
+            Self::Gpu(tensor) => Self::Gpu(tensor.reinterpreted_as(dtype)),
         }
     }
 
-    /// Gives the memory back now, where the interpreter is at hand.
+    /// Returns the memory to its library at once, with the GIL held.
     pub(crate) fn give_back(self, py: Python<'_>) {
         match self {
             Self::Host(tensor) => tensor.give_back(py),
@@ -117,8 +117,8 @@ impl Lent {
     }
 }
 
-/// Asks a tensor on GPU `ordinal` for its memory. Its library makes the engine's stream wait for the work that is on its
-/// own: this is who consumes it, by DLPack's words.
+/// Imports a tensor on GPU `ordinal`. Its library makes the engine's stream, which is the consumer's stream in DLPack's
+/// terms, wait for the work on its own.
 fn on_gpu(tensor: &Bound<'_, PyAny>, gpus: &Gpus, ordinal: usize) -> PyResult<OnGpu> {
     let refuse = |why: &dyn Display| {
         PyBufferError::new_err(format!("it lies on cuda:{ordinal}, which cannot be used: {why}"))
@@ -129,11 +129,11 @@ fn on_gpu(tensor: &Bound<'_, PyAny>, gpus: &Gpus, ordinal: usize) -> PyResult<On
 }
 
 impl Foreign {
-    /// The tensor in a capsule, whose library has said that it lies on this GPU, or on the host.
+    /// The tensor in a capsule. Its library has reported this GPU, or the host, as its device.
     fn in_capsule(capsule: Capsule, gpu: Option<usize>) -> PyResult<Self> {
         let tensor = capsule.tensor()?;
         check_device(tensor.device, gpu)?;
-        // SAFETY: the capsule keeps its tensor, whose library vouches for so many dimensions at its pointers.
+        // SAFETY: the capsule keeps its tensor, and the tensor's library vouches for `ndim` numbers at its pointers.
         let (shape, strides) = unsafe { dimensions(tensor) }?;
         let (dtype, per_element) = dlpack::dtype_of(tensor.dtype).ok_or_else(|| unknown(tensor.dtype))?;
         let item_bytes = usize::from(tensor.dtype.bits) * usize::from(tensor.dtype.lanes) / 8;
@@ -142,9 +142,9 @@ impl Foreign {
             strides.iter().map(|stride| *stride as isize * item_bytes as isize).collect();
         let len = length(&shape, item_bytes)?;
         let start = match NonNull::new(tensor.data.cast::<u8>()) {
-            // SAFETY: the tensor's library vouches that its memory reaches that far.
+            // SAFETY: the tensor's library vouches that its memory contains this offset.
             Some(data) if len > 0 => unsafe { data.byte_add(tensor.byte_offset as usize) },
-            _ if len > 0 => return Err(PyBufferError::new_err("its library gave no memory for it")),
+            _ if len > 0 => return Err(PyBufferError::new_err("its library exported it without memory")),
             _ => NonNull::dangling(),
         };
         let runs = ContiguousRuns::of(&shape, &strides, item_bytes);
@@ -156,15 +156,12 @@ impl Foreign {
     fn from_buffer(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(tensor).map_err(|_| {
             PyTypeError::new_err(
-                "it is no tensor: it has neither `__dlpack__` nor the buffer protocol; give an array of it (`.to_numpy()`, \
-                 `.toarray()`, …)",
+                "it is no tensor: it has neither `__dlpack__` nor the buffer protocol; convert it to an array \
+                 (`.to_numpy()`, `.toarray()`, …)",
             )
         })?;
         let dtype = dtype_of_format(&buffer).ok_or_else(|| {
-            PyBufferError::new_err(format!(
-                "its elements are {:?}, which no dtype stands for",
-                buffer.format()
-            ))
+            PyBufferError::new_err(format!("no dtype stands for its elements (format {:?})", buffer.format()))
         })?;
         let shape: Vec<u64> = buffer.shape().iter().map(|len| *len as u64).collect();
         let runs = ContiguousRuns::of(&shape, buffer.strides(), buffer.item_size());
@@ -177,43 +174,44 @@ impl Foreign {
     }
 }
 
-/// The tensor's capsule: of DLPack 1 where its library knows that, else of the time before. On a GPU `stream` is the
-/// stream that is to wait for the tensor.
+/// The tensor's capsule, of DLPack 1 if its library supports that, else a legacy one. On a GPU, `stream` is the stream
+/// that waits for the tensor.
 fn export<'py>(tensor: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bound<'py, PyCapsule>> {
-    let words = PyDict::new(tensor.py());
+    let keywords = PyDict::new(tensor.py());
     if let Some(stream) = stream {
-        words.set_item("stream", stream)?;
+        keywords.set_item("stream", stream)?;
     }
-    let old = words.copy()?;
-    words.set_item("max_version", (dlpack::VERSION.major, dlpack::VERSION.minor))?;
-    let capsule = match tensor.call_method("__dlpack__", (), Some(&words)) {
+    let legacy_keywords = keywords.copy()?;
+    keywords.set_item("max_version", (dlpack::VERSION.major, dlpack::VERSION.minor))?;
+    let capsule = match tensor.call_method("__dlpack__", (), Some(&keywords)) {
         Err(error) if error.is_instance_of::<PyTypeError>(tensor.py()) => {
-            tensor.call_method("__dlpack__", (), Some(&old))?
+            tensor.call_method("__dlpack__", (), Some(&legacy_keywords))?
         }
         capsule => capsule?,
     };
     Ok(capsule.cast_into::<PyCapsule>()?)
 }
 
-/// Refuses a capsule whose tensor lies elsewhere than `__dlpack_device__` has said: its address means nothing there. Which
-/// of the host's devices it is does not matter: some libraries count those, and all are one memory.
-fn check_device(found: dlpack::Device, gpu: Option<usize>) -> PyResult<()> {
-    let is_there = match found.kind {
+/// Refuses a capsule whose tensor lies on another device than `__dlpack_device__` has reported, where its address would
+/// mean other memory. The number of a host device is ignored: some libraries count several, but all are the same
+/// memory.
+fn check_device(actual: dlpack::Device, gpu: Option<usize>) -> PyResult<()> {
+    let is_as_reported = match actual.kind {
         dlpack::DEVICE_CPU | dlpack::DEVICE_CUDA_HOST => gpu.is_none(),
         dlpack::DEVICE_CUDA | dlpack::DEVICE_CUDA_MANAGED => {
-            gpu.is_some() && usize::try_from(found.id).ok() == gpu
+            gpu.is_some() && usize::try_from(actual.id).ok() == gpu
         }
         _ => false,
     };
-    let said = || gpu.map_or_else(|| "the host".to_owned(), |ordinal| format!("cuda:{ordinal}"));
-    match is_there {
+    let reported = || gpu.map_or_else(|| "the host".to_owned(), |ordinal| format!("cuda:{ordinal}"));
+    match is_as_reported {
         true => Ok(()),
         false => Err(PyBufferError::new_err(format!(
-            "its library said that it lies on {}, and handed over memory of DLPack's device {}:{}: that is a mistake of the \
+            "its library reported that it lies on {}, but exported memory of DLPack's device {}:{}, which is an error of the \
              library",
-            said(),
-            found.kind,
-            found.id
+            reported(),
+            actual.kind,
+            actual.id
         ))),
     }
 }
@@ -225,7 +223,7 @@ fn unknown(dtype: DataType) -> PyErr {
     ))
 }
 
-/// The shape in elements of ours, of which one of theirs has several.
+/// The shape in elements of our dtype, `per_element` of which make one element of DLPack's.
 fn in_our_elements(mut shape: Vec<u64>, per_element: u64) -> PyResult<Vec<u64>> {
     match shape.last_mut() {
         Some(last) => *last *= per_element,
@@ -268,31 +266,31 @@ fn dtype_of_format(buffer: &PyUntypedBuffer) -> Option<Dtype> {
     })
 }
 
-/// Shape and strides as `tensor` has them; no strides where it is dense.
+/// The shape and strides of `tensor`; no strides if it is contiguous.
 ///
 /// # Safety
-/// `tensor` is one that its library handed over, and is kept: its pointers lead to `ndim` numbers each, or are null.
+/// `tensor` was exported by its library, and is kept: its pointers lead to `ndim` numbers each, or are null.
 unsafe fn dimensions(tensor: &dlpack::Tensor) -> PyResult<(Vec<u64>, Option<Vec<i64>>)> {
-    let invalid = || PyBufferError::new_err("its library gave it a shape that is none");
+    let invalid = || PyBufferError::new_err("its library exported it with an invalid shape");
     let ndim = usize::try_from(tensor.ndim).map_err(|_| invalid())?;
     if ndim == 0 {
         return Ok((vec![], None));
     }
     let shape = NonNull::new(tensor.shape).ok_or_else(invalid)?;
-    // SAFETY: `ndim` numbers are there, says the caller.
+    // SAFETY: the caller vouches for `ndim` numbers.
     let shape = unsafe { NonNull::slice_from_raw_parts(shape, ndim).as_ref() };
     let shape = shape
         .iter()
         .map(|len| u64::try_from(*len).map_err(|_| invalid()))
         .collect::<PyResult<_>>()?;
     let strides = NonNull::new(tensor.strides).map(|strides| {
-        // SAFETY: `ndim` numbers are there, says the caller.
+        // SAFETY: the caller vouches for `ndim` numbers.
         unsafe { NonNull::slice_from_raw_parts(strides, ndim).as_ref() }.to_vec()
     });
     Ok((shape, strides))
 }
 
-/// The content of a capsule. Its library's deleter runs when this is dropped; some need the GIL for that.
+/// The contents of a capsule. Dropping them calls their library's deleter, which may need the GIL.
 pub(super) enum Capsule {
     Versioned(NonNull<VersionedTensor>),
     Legacy(NonNull<LegacyTensor>),
@@ -302,9 +300,9 @@ pub(super) enum Capsule {
 unsafe impl Send for Capsule {}
 
 impl Capsule {
-    /// Takes what is in `capsule`, as a consumer does: once.
+    /// Takes the contents of `capsule`, as its only consumer.
     fn take(capsule: &Bound<'_, PyCapsule>) -> PyResult<Self> {
-        match capsule.is_valid_checked(Some(VERSIONED.fresh)) {
+        match capsule.is_valid_checked(Some(VERSIONED.unused)) {
             true => Ok(Self::Versioned(take(capsule, &VERSIONED)?.cast())),
             false => Ok(Self::Legacy(take(capsule, &LEGACY)?.cast())),
         }
@@ -313,12 +311,13 @@ impl Capsule {
     fn tensor(&self) -> PyResult<&dlpack::Tensor> {
         match self {
             Self::Versioned(managed) => {
-                // SAFETY: the capsule of this name held one, whose library lets us read it until the deleter was called.
+                // SAFETY: a capsule of this name contains such a structure, which its library keeps valid until its
+                // deleter is called.
                 let managed = unsafe { managed.as_ref() };
                 match managed.version.major == dlpack::VERSION.major {
                     true => Ok(&managed.tensor),
                     false => Err(PyBufferError::new_err(format!(
-                        "its library hands it over by DLPack {}, and this one takes DLPack {}",
+                        "its library exports it by DLPack {}, and Tensor Relay supports DLPack {}",
                         managed.version.major,
                         dlpack::VERSION.major
                     ))),
@@ -338,10 +337,10 @@ impl Capsule {
     }
 }
 
-/// The pointer in a capsule, which is marked as used.
+/// Takes the pointer out of a capsule, and marks the capsule as used.
 fn take(capsule: &Bound<'_, PyCapsule>, names: &Names) -> PyResult<NonNull<c_void>> {
-    let pointer = capsule.pointer_checked(Some(names.fresh))?;
-    // SAFETY: it is a capsule, the GIL is held, and the name lives for ever.
+    let pointer = capsule.pointer_checked(Some(names.unused))?;
+    // SAFETY: `capsule` is a capsule, the GIL is held, and the name is static.
     match unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), names.used.as_ptr()) } {
         0 => Ok(pointer),
         _ => Err(PyErr::fetch(capsule.py())),
@@ -354,7 +353,7 @@ impl Drop for Capsule {
             Self::Versioned(managed) => {
                 // SAFETY: as in `tensor`: the deleter was not called before, since only this calls it.
                 if let Some(delete) = unsafe { managed.as_ref() }.deleter {
-                    // SAFETY: whoever takes the tensor calls its deleter, once, with the tensor.
+                    // SAFETY: DLPack requires that the consumer calls the deleter, once, with the structure.
                     unsafe { delete(managed.as_ptr()) }
                 }
             }

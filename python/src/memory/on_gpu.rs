@@ -14,17 +14,16 @@ use tensor_relay_device::{
     cuda::{CudaEngine, Fence},
 };
 
-/// A tensor of another library on a GPU. The processor cannot reach its elements, so all there is to do with it is to lend
-/// it to the GPU's engine.
+/// A tensor of another library on a GPU. The processor cannot access its elements, so it is lent to the GPU's engine.
 #[derive(Debug)]
 pub(crate) struct OnGpu {
-    /// Its memory is at an address of the device.
+    /// The tensor. Its address is one of the device.
     tensor: Foreign,
     device: Device,
 }
 
 impl OnGpu {
-    /// `tensor`, whose library says that it lies on `device`.
+    /// A tensor that lies on `device`, as its library reports.
     pub(super) fn new(tensor: Foreign, device: Device) -> Self {
         Self { tensor, device }
     }
@@ -46,7 +45,7 @@ impl OnGpu {
         self.tensor.len()
     }
 
-    /// Whether its elements lie side by side, in order.
+    /// Whether the tensor is contiguous.
     pub(crate) fn is_dense(&self) -> bool {
         self.tensor.is_dense()
     }
@@ -63,40 +62,40 @@ impl OnGpu {
         self.tensor.identity()
     }
 
-    pub(super) fn taken_for(self, dtype: Dtype) -> Self {
-        Self { tensor: self.tensor.taken_for(dtype), ..self }
+    pub(super) fn reinterpreted_as(self, dtype: Dtype) -> Self {
+        Self { tensor: self.tensor.reinterpreted_as(dtype), ..self }
     }
 
-    /// Gives the memory back now, where the interpreter is at hand.
+    /// Returns the memory to its library at once, with the GIL held.
     pub(crate) fn give_back(self, py: Python<'_>) {
         self.tensor.give_back(py);
     }
 
-    /// Lends its memory to copies, none of which begins before `ready` is passed. It comes back, by `back`, when none runs
-    /// and nobody holds the buffer.
+    /// Lends the memory to copies, none of which begins before `ready` has passed. It returns by way of `to_return`
+    /// when no copy runs and the buffer is dropped.
     ///
     /// # Panics
-    /// When its elements do not lie side by side.
-    pub(crate) fn into_buffer(self, ready: Fence, back: ToReturn) -> DeviceBuffer {
-        assert!(self.is_dense(), "asked before");
+    /// If the tensor is not contiguous.
+    pub(crate) fn into_buffer(self, ready: Fence, to_return: ToReturn) -> DeviceBuffer {
+        assert!(self.is_dense(), "the caller has checked this");
         let Self { tensor, device } = self;
         let (address, len, ready) = match tensor.len() {
             0 => (0, 0, None), // Nothing is read, so nothing is waited for.
             len => (tensor.address() as u64, len, Some(ready)),
         };
-        // SAFETY: the tensor's library vouches that so many bytes lie there, in memory of this device, and stay while the
-        // tensor is kept. All processes of CUDA's runtime use its primary context. What was put on streams before to use
-        // the memory is behind `ready`, since the library was given the engine's stream to make it wait (`__dlpack__`).
-        // That nobody writes it while it is read, nor touches it while it is written, is the user's promise, as on the
-        // host.
-        let memory = unsafe { gpu::engine(&device).lend(address, len, back.bring(tensor), ready) };
+        // SAFETY: the tensor's library vouches that `len` bytes of this device's memory begin at `address`, and stay
+        // valid while the tensor is kept. All libraries on CUDA's runtime use the device's primary context. Earlier
+        // work on that memory completes before `ready`, because the library made the engine's stream wait for it
+        // (`__dlpack__`). The user promises not to write to it while it is read, and not to use it while it is written,
+        // as on the host.
+        let memory = unsafe { gpu::engine(&device).lend(address, len, to_return.attach(tensor), ready) };
         device.wrap::<CudaEngine>(memory).expect("memory of this engine")
     }
 }
 
-/// A buffer without bytes, for a tensor that has its memory under another name.
+/// A buffer without bytes, for an alias, whose memory belongs to another tensor.
 pub(crate) fn no_bytes(device: &Device) -> DeviceBuffer {
-    // SAFETY: there is no byte.
+    // SAFETY: the buffer has no bytes.
     let memory = unsafe { gpu::engine(device).lend(0, 0, (), None) };
     device.wrap::<CudaEngine>(memory).expect("memory of this engine")
 }

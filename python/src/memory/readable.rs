@@ -1,4 +1,4 @@
-//! Our tensors on a GPU, and the streams that read them.
+//! Received tensors on a GPU, and the streams that read them.
 
 use super::stream::Stream;
 use crate::gpu::{
@@ -14,24 +14,24 @@ use std::{
 use tensor_relay_client as client;
 use tensor_relay_device::{Device, DeviceBuffer, VolatileBytes, cuda::CudaMemory};
 
-/// Memory of a GPU that tensors of ours lie in, for as long as anything refers to it.
+/// The GPU memory of a received version's tensors, and the streams that read it.
 ///
-/// Every copy to it has ended, so it may be read at once on any stream, without waiting. When the last reference
-/// goes, the memory is used again only after the streams on which it was read are past what is on them by then.
+/// Every copy to the memory has ended, so any stream may read it at once, without waiting. When the last reference is
+/// dropped, the memory is reused only after the work that is queued on these streams at that time.
 #[derive(Debug)]
 pub(crate) struct Reading {
     buffer: DeviceBuffer,
     /// Keeps the snapshot counted as held.
     snapshot: Option<client::Snapshot>,
-    /// Each once. Programs have few streams.
+    /// The streams, without duplicates. Programs have few.
     streams: Mutex<Vec<Stream>>,
     pid: u32,
 }
 
 impl Reading {
-    /// The memory of `snapshot`; `None` where it is on the host, or has no byte.
+    /// The memory of `snapshot`; `None` if it is on the host, or empty.
     pub(crate) fn of(snapshot: client::Snapshot) -> Option<Arc<Self>> {
-        // A snapshot that landed in memory of the session's own has one piece of it.
+        // All tensors of a snapshot in the session's own memory lie in one buffer.
         let buffer = snapshot.device_tensors().next()?.1.buffer().clone();
         Some(Arc::new(Self::new(buffer, Some(snapshot))))
     }
@@ -44,16 +44,16 @@ impl Reading {
         self.buffer.device()
     }
 
-    /// Keeps the memory until `stream` is past what reads it.
+    /// Declares that `stream` reads the memory.
     pub(crate) fn read_on(&self, stream: Stream) {
-        stream.join(&mut self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        stream.add_to(&mut self.streams.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The same for a stream that its user names: it is asked first whether it is one of this GPU.
+    /// As [`read_on`](Self::read_on), for a stream that a user passes, after a check that it is one of this GPU.
     ///
     /// # Errors
-    /// `ValueError` for one of another GPU, `BufferError` for one that the GPU knows no place of: it is none of its streams,
-    /// or is captured into a graph.
+    /// `ValueError` for a stream of another GPU; `BufferError` if the driver cannot record an event on it, because it
+    /// is not a stream of this GPU or is being captured into a graph.
     pub(crate) fn check_and_read_on(&self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         let engine = gpu::engine(self.device());
         stream.check_device(py, engine.info().ordinal)?;
@@ -68,7 +68,7 @@ impl Reading {
         Ok(())
     }
 
-    /// The process that opened the GPU, where this is another one: its fork, which has none.
+    /// The process that opened the GPU, if this process is a fork of it, in which the GPU cannot be used.
     pub(crate) fn forked_from(&self) -> Option<u32> {
         (self.pid != std::process::id()).then_some(self.pid)
     }
@@ -88,10 +88,10 @@ impl Drop for Reading {
         let Some(memory) = self.memory().filter(|_| !streams.is_empty()) else { return };
         let (kept, unkept): (Vec<_>, Vec<_>) = streams.into_iter().partition(Stream::is_kept);
         for handle in unkept.iter().map(Stream::handle) {
-            // Its user keeps it no longer than until this returns, so its place is recorded now. The engine's thread needs
-            // no GIL for that, and microseconds; should it hang, it is waited for as long as its `answer_timeout`.
+            // The user may destroy the stream when this returns, so its queued work is recorded now. The engine's
+            // thread needs microseconds for that, and no GIL; if it hangs, this waits for its `answer_timeout`.
             if let Err(error) = memory.in_use_until(handle) {
-                tracing::warn!("{} bytes of a GPU are never used again: {error}", memory.len_bytes());
+                tracing::warn!("{} bytes of a GPU are never reused: {error}", memory.len_bytes());
                 mem::forget(Arc::clone(&memory));
             }
         }
@@ -101,7 +101,7 @@ impl Drop for Reading {
     }
 }
 
-/// Some bytes of a memory that is read.
+/// A range of a [`Reading`]'s memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Readable {
     pub(crate) reading: Arc<Reading>,
@@ -128,12 +128,12 @@ impl Readable {
         (start + self.range.start) as usize
     }
 
-    /// A copy of them on the host.
+    /// A copy of the bytes on the host.
     pub(crate) async fn to_host(&self) -> Result<VolatileBytes, CopyFailed> {
         Ok(copies::to_host(&self.reading.buffer, self.range.clone()).await?.into())
     }
 
-    /// A copy of them on the same device.
+    /// A copy of the bytes on the same device.
     pub(crate) async fn copy(&self) -> Result<Self, CopyFailed> {
         let buffer = copies::copy(&self.reading.buffer, self.range.clone()).await?;
         Ok(Self::new(&Arc::new(Reading::new(buffer, None)), 0..self.len() as u64))

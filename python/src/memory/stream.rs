@@ -1,5 +1,5 @@
-//! GPU streams of other libraries, on which our tensors are read.
-#![allow(unsafe_code, reason = "takes the numbers of other libraries' streams for streams")]
+//! GPU streams of other libraries that read our tensors.
+#![allow(unsafe_code, reason = "converts numbers from other libraries to stream handles")]
 
 use crate::{interpreter, tensors_in::frameworks};
 use pyo3::{
@@ -10,11 +10,11 @@ use pyo3::{
 use std::{ptr, sync::Arc};
 use tensor_relay_device::cuda::StreamHandle;
 
-/// A stream on which a tensor is read, and the object that keeps it, where one is known.
+/// A stream that reads a tensor, and the Python object that keeps the stream alive, if one is known.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// Never that of the per-thread default stream, which means another one on each thread: work of the legacy default stream
-    /// comes after it, so that one stands for it.
+    /// Never `PER_THREAD`, which means another stream on each thread. It is replaced by `LEGACY`, whose work begins
+    /// after that of the per-thread streams.
     number: usize,
     keeper: Option<Arc<KeptStream>>,
 }
@@ -30,10 +30,10 @@ const ATTRIBUTES: [&str; 3] = ["cuda_stream", "ptr", "handle"];
 const DEVICES: [&str; 2] = ["device_index", "device_id"];
 
 impl Stream {
-    /// The stream that DLPack means by this number, or None. None where the consumer says that it needs no order.
+    /// The stream with this number in DLPack; `None` for -1, with which the consumer asks for no synchronisation.
     ///
     /// # Errors
-    /// `BufferError` for 0, which means two streams and which DLPack forbids, and for what is no stream.
+    /// `BufferError` for 0, which DLPack forbids because it may mean two streams, and for other negative numbers.
     pub(crate) fn numbered(number: Option<i64>) -> PyResult<Option<Self>> {
         let number = match number {
             None => LEGACY,
@@ -49,27 +49,27 @@ impl Stream {
         Ok(Some(Self::new(number, None)))
     }
 
-    /// The stream that an object stands for: a number as above, a stream of PyTorch, CuPy or Numba, or anything with
-    /// `__cuda_stream__`. None is the legacy default stream.
+    /// The stream of a Python object: a number in DLPack, a stream of PyTorch, CuPy or Numba, or an object with
+    /// `__cuda_stream__`. `None` is the legacy default stream.
     ///
     /// # Errors
-    /// `TypeError` for what is none, and those of [`numbered`](Self::numbered).
+    /// `TypeError` for other objects; those of [`numbered`](Self::numbered).
     pub(crate) fn of(object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Self>> {
         let Some(object) = object else { return Self::numbered(None) };
         if object.is_instance_of::<PyInt>() {
             return Self::numbered(Some(object.extract()?));
         }
         let number: usize = match number_of(object)? {
-            0 => LEGACY, // What frameworks call their default stream.
+            0 => LEGACY, // The handle of frameworks' default stream.
             number => number,
         };
         Ok(Some(Self::new(number, Some(object.clone().unbind()))))
     }
 
-    /// The same for the stream that a consumer names by DLPack, with what keeps it, where its framework can tell.
+    /// The stream that a DLPack consumer passes, with the object that keeps it, if its framework can find that.
     ///
     /// # Errors
-    /// As [`numbered`](Self::numbered).
+    /// Those of [`numbered`](Self::numbered).
     pub(crate) fn of_consumer(py: Python<'_>, number: Option<i64>) -> PyResult<Option<Self>> {
         let stream = Self::numbered(number)?;
         let keeper = match number {
@@ -86,33 +86,34 @@ impl Stream {
         Self { number, keeper: keeper.map(|object| Arc::new(KeptStream(Some(object)))) }
     }
 
-    /// As the engine of the GPU takes it: it keeps the object.
+    /// The handle for the GPU's engine, which keeps the object, too.
     pub(super) fn handle(&self) -> StreamHandle {
         if self.number == LEGACY {
             return StreamHandle::LEGACY;
         }
         let (raw, keeper) = (ptr::with_exposed_provenance_mut(self.number), self.keeper.clone());
-        // SAFETY: a stream of the device's primary context, in which all of CUDA's runtime works: the program says so, by
-        // DLPack's `stream` or by an object of its framework. The object keeps the stream. Who gives a bare number keeps the
-        // stream itself until the tensors that are read on it are gone, as our documentation asks (`Tensor.__dlpack__`).
+        // SAFETY: the program vouches, by DLPack's `stream` or by an object of its framework, that the number is a
+        // stream of the device's primary context, which all libraries on CUDA's runtime use. The object keeps the
+        // stream alive. A program that passes a bare number keeps the stream until the tensors that it reads are
+        // dropped, as the documentation of `Tensor.__dlpack__` requires.
         let stream = unsafe { StreamHandle::from_raw(raw, keeper) };
         stream.unwrap_or(StreamHandle::LEGACY)
     }
 
-    /// Whether it lives for as long as we have this: an object of it is here, or nobody can destroy it.
+    /// Whether the stream lives as long as this value: because its object is kept, or because it cannot be destroyed.
     pub(super) fn is_kept(&self) -> bool {
         self.keeper.is_some() || self.is_default()
     }
 
-    /// Whether it is the default stream, which every GPU has.
+    /// Whether this is the legacy default stream, which every GPU has.
     pub(super) fn is_default(&self) -> bool {
         self.number == LEGACY
     }
 
-    /// Refuses it where its object says that it is a stream of another GPU than this.
+    /// Checks that the stream is not one of another GPU, if its object names its GPU.
     ///
     /// # Errors
-    /// `ValueError`.
+    /// `ValueError` for a stream of another GPU.
     pub(super) fn check_device(&self, py: Python<'_>, ordinal: usize) -> PyResult<()> {
         let Some(object) = self.keeper.as_ref().and_then(|keeper| keeper.0.as_ref()) else { return Ok(()) };
         for attribute in DEVICES {
@@ -120,7 +121,7 @@ impl Stream {
                 Some(device) => device.extract().ok(),
                 None => None,
             };
-            // CuPy has -1 where a stream does not know.
+            // CuPy's value is -1 if the stream does not know its GPU.
             if let Some(device) = device.filter(|device| *device >= 0 && *device != ordinal as i64) {
                 return Err(PyValueError::new_err(format!(
                     "it is a stream of cuda:{device}, and the tensors lie on cuda:{ordinal}: name the stream of cuda:{ordinal} \
@@ -131,10 +132,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Adds it to `streams`, which has each once, and kept if it is.
-    pub(super) fn join(self, streams: &mut Vec<Self>) {
-        match streams.iter_mut().find(|known| known.number == self.number) {
-            Some(known) => known.keeper = known.keeper.take().or(self.keeper),
+    /// Adds the stream to `streams`. If it is there already, only its keeper is added.
+    pub(super) fn add_to(self, streams: &mut Vec<Self>) {
+        match streams.iter_mut().find(|stream| stream.number == self.number) {
+            Some(stream) => stream.keeper = stream.keeper.take().or(self.keeper),
             None => streams.push(self),
         }
     }
@@ -147,18 +148,18 @@ fn number_of(object: &Bound<'_, PyAny>) -> PyResult<usize> {
     }
     for attribute in ATTRIBUTES {
         if let Some(handle) = object.getattr_opt(attribute)? {
-            // Numba's is a number in a ctypes object.
+            // Numba's handle is a ctypes object with the number as its `value`.
             let handle = handle.getattr_opt("value")?.unwrap_or(handle);
             return Ok(handle.extract::<Option<usize>>()?.unwrap_or(0));
         }
     }
     Err(PyTypeError::new_err(format!(
-        "{} is no stream: give the number of one, or a stream of PyTorch, CuPy or Numba",
+        "{} is no stream: pass the number of one, or a stream of PyTorch, CuPy or Numba",
         object.get_type().fully_qualified_name()?
     )))
 }
 
-/// An object that keeps a stream. It goes where the interpreter is at hand.
+/// A Python object that keeps a stream alive. It is dropped on the interpreter thread.
 #[derive(Debug)]
 struct KeptStream(Option<Py<PyAny>>);
 

@@ -1,26 +1,26 @@
-//! Element places of strided tensors. Pure: nothing is read.
+//! The offsets of a strided tensor's elements. Pure: no memory is accessed.
 
-/// The pieces of a strided tensor that lie side by side, in the order of its elements.
+/// The contiguous pieces of a strided tensor, in the order of its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ContiguousRuns {
-    /// The length of each.
+    /// The length of each piece.
     pub(crate) bytes: usize,
     /// The length of each outer dimension, and its stride in bytes.
     outer: Vec<(u64, isize)>,
 }
 
-/// The strides of a dense tensor, in elements.
+/// The strides of a contiguous tensor, in elements.
 pub(crate) fn dense(shape: &[u64]) -> Vec<i64> {
     let mut strides = vec![1; shape.len()];
-    for at in (1..shape.len()).rev() {
-        strides[at - 1] = strides[at] * i64::try_from(shape[at].max(1)).unwrap_or(i64::MAX);
+    for dimension in (1..shape.len()).rev() {
+        let len = i64::try_from(shape[dimension].max(1)).unwrap_or(i64::MAX);
+        strides[dimension - 1] = strides[dimension] * len;
     }
     strides
 }
 
 impl ContiguousRuns {
-    /// Those of a tensor with these dimensions, whose elements of `item_bytes` lie `strides` (in bytes) apart. A tensor
-    /// without elements has one run without bytes.
+    /// The runs of a tensor with this shape, strides in bytes and element size. An empty tensor has one empty run.
     pub(crate) fn of(shape: &[u64], strides: &[isize], item_bytes: usize) -> Self {
         if shape.contains(&0) {
             return Self { bytes: 0, outer: vec![] };
@@ -41,17 +41,17 @@ impl ContiguousRuns {
         Self { bytes, outer }
     }
 
-    /// Whether all bytes lie side by side.
+    /// Whether the whole tensor is one run.
     pub(crate) fn is_one(&self) -> bool {
         self.outer.is_empty()
     }
 
-    /// The outer dimensions: which tensors that begin at one address are one.
+    /// The length of each outer dimension, and its stride in bytes.
     pub(crate) fn outer(&self) -> &[(u64, isize)] {
         &self.outer
     }
 
-    /// The offset of each from the first element in bytes, in order.
+    /// The offset of each run from the first element in bytes, in order.
     pub(crate) fn offsets(&self) -> impl Iterator<Item = isize> {
         let count: u64 = self.outer.iter().map(|(len, _)| len).product();
         (0..count).map(|mut index| {

@@ -1,8 +1,9 @@
-//! Copying whole versions into a user's own tensors: all of them or none.
+//! Copying a complete version into a user's own tensors: all of them or none.
 
 use super::{
+    notify_written,
     target::{Sorted, Target, Targets, check_dense, sorted},
-    tell_written, torn_by, unfit,
+    torn_by, unfit,
 };
 use crate::{
     errors::{Kind, of_device, of_fill},
@@ -24,11 +25,11 @@ use std::{
 use tensor_relay_client::{self as client, BufferError, Buffers, FillCause, NameMatch};
 use tensor_relay_device::DeviceBuffer;
 
-/// Copies a whole version to the tensors, all of them or none.
+/// Copies a complete version to the tensors, all of them or none.
 ///
 /// # Errors
-/// `TornError` where a GPU, or a framework that copies within it,
-/// fails in the middle; and what a signal handler raised meanwhile (Ctrl-C), once all are copied.
+/// `TornError` if a GPU, or a framework that copies on it, fails during the copy; and an exception of a signal handler
+/// (Ctrl-C), raised after all tensors are copied.
 pub(super) fn to_all(
     py: Python<'_>,
     arrived: &Arrived,
@@ -40,28 +41,28 @@ pub(super) fn to_all(
         return Ok(Err(unfit(snapshot.id(), &error, &targets.entries)));
     }
     let all = std::mem::take(&mut targets.tensors).into_iter();
-    let (wanted, others): (Vec<_>, Vec<_>) = all.partition(|target| is_here(snapshot, target));
-    others.into_iter().for_each(|target| target.memory.give_back(py));
-    let Sorted { host, gpu } = sorted(wanted);
-    let (copiers, gpu) = copiers(py, &Snapshot::whole(arrived), gpu)?;
+    let (received, missing): (Vec<_>, Vec<_>) = all.partition(|target| is_received(snapshot, target));
+    missing.into_iter().for_each(|target| target.memory.give_back(py));
+    let Sorted { host, gpu } = sorted(received);
+    let (copiers, gpu) = copiers(py, &Snapshot::with_tensors(arrived), gpu)?;
     let (rounds, returning) = rounds(py, snapshot, gpu)?;
     let on_host = match snapshot.is_on_device() && !host.is_empty() {
         true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error))?,
         false => snapshot.clone(),
     };
-    // From here on nothing ends it but a device, or a framework that refuses.
+    // From here on, only a failing device or framework ends the copy.
     let copied = write(py, snapshot, rounds, returning, &copiers);
     if copied.is_ok() {
         copy_to_host(py, &on_host, host);
     }
-    tell_written(py, &targets.values)?;
+    notify_written(py, &targets.values)?;
     match copied? {
         Some(interrupt) => Err(interrupt),
         None => Ok(Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref()))),
     }
 }
 
-/// Copies to the GPUs. Gives what a signal handler raised meanwhile.
+/// Copies to the GPUs. Returns an exception that a signal handler raised meanwhile.
 fn write(
     py: Python<'_>,
     snapshot: &client::Snapshot,
@@ -89,18 +90,18 @@ fn write(
     }
     let mut interrupted = None;
     for copy in copiers {
-        let copied = call_through(copy, &mut interrupted);
+        let copied = call_despite_interrupts(copy, &mut interrupted);
         copied.map_err(|error| torn(&error.value(py).to_string(), error))?;
     }
     Ok(interrupted)
 }
 
-/// The number of times that a copy ended by Ctrl-C is retried.
+/// The number of times that a copy interrupted by Ctrl-C is repeated.
 const INTERRUPTS_MAX: u32 = 8;
 
-/// Calls what copies a tensor, as often as it takes: Ctrl-C raises in the middle of it, wherever that is, and a copy that
-/// is made twice is made once. What was raised is kept for later.
-fn call_through(copy: &Bound<'_, PyAny>, interrupted: &mut Option<PyErr>) -> PyResult<()> {
+/// Calls a framework's copy of one tensor, and repeats it when Ctrl-C interrupts it: copying twice does no harm. The
+/// exception is stored in `interrupted`, to be raised after all copies.
+fn call_despite_interrupts(copy: &Bound<'_, PyAny>, interrupted: &mut Option<PyErr>) -> PyResult<()> {
     for _ in 0..INTERRUPTS_MAX {
         match copy.call0() {
             Err(error) if !error.is_instance_of::<PyException>(copy.py()) => *interrupted = Some(error),
@@ -110,39 +111,39 @@ fn call_through(copy: &Bound<'_, PyAny>, interrupted: &mut Option<PyErr>) -> PyR
     copy.call0().map(drop)
 }
 
-/// Whether the tensors are those of the version.
+/// Whether the version fits the tensors.
 fn check(
     py: Python<'_>,
     snapshot: &client::Snapshot,
     targets: &Targets,
     names: NameMatch,
 ) -> PyResult<Result<(), BufferError>> {
-    let mut buffers = targets.expecting(py, names)?;
+    let mut buffers = targets.expected(py, names)?;
     for Target { name, memory, .. } in &targets.tensors {
         buffers.insert(name.clone(), memory.len() as u64);
     }
     Ok(buffers.check(snapshot, |len_bytes| *len_bytes))
 }
 
-fn is_here(snapshot: &client::Snapshot, Target { name, .. }: &Target) -> bool {
+fn is_received(snapshot: &client::Snapshot, Target { name, .. }: &Target) -> bool {
     snapshot.tensor(name.as_str()).is_some() || snapshot.device_tensor(name.as_str()).is_some()
 }
 
-/// From how many bytes on a second thread is worth its start.
+/// The size from which a copy is worth the start of further threads.
 const PARALLEL_BYTES: usize = 8 << 20;
 
-/// One processor does not fill the memory's bandwidth, and more than these add little.
+/// The maximum number of copying threads. One does not use the whole memory bandwidth, and more than this add little.
 const COPY_THREADS_MAX: usize = 4;
 
-/// Copies what is on the host, a tensor at a time on each of several threads. Every tensor was found to fit, and no two share
-/// memory.
+/// Copies to the tensors on the host, on several threads that copy one tensor at a time. All tensors fit, and no two
+/// share memory.
 fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Target<Foreign>>) {
     let bytes: usize = targets.iter().map(|target| target.memory.len()).sum();
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let threads = if bytes < PARALLEL_BYTES { 1 } else { processors.min(COPY_THREADS_MAX) };
     py.detach(|| {
-        let waiting = Mutex::new(targets.iter_mut());
-        let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let queue = Mutex::new(targets.iter_mut());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
         let copy = || {
             while let Some(Target { name, memory, .. }) = next() {
                 if let Some(bytes) = snapshot.tensor(name.as_str()) {
@@ -161,39 +162,39 @@ fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Ta
     targets.into_iter().for_each(|target| target.memory.give_back(py));
 }
 
-/// The copies within GPUs, and the tensors that cannot be copied so.
+/// Copies by frameworks, and the tensors that cannot be copied in this way.
 type Copiers<'py> = (Vec<Bound<'py, PyAny>>, Vec<Target<OnGpu>>);
 
-/// The copies by the tensors' own framework on the GPU where the version has landed; and the other tensors.
+/// The functions with which the tensors' own frameworks copy on the GPU where the version lies; and the other tensors.
 fn copiers<'py>(py: Python<'py>, snapshot: &Snapshot, targets: Vec<Target<OnGpu>>) -> PyResult<Copiers<'py>> {
     let (mut copiers, mut others) = (vec![], vec![]);
     let copier = frameworks(py)?.getattr("copier")?;
     for target in targets {
         let tensor = snapshot.tensor(target.name.as_str()).filter(Tensor::is_on_gpu);
-        let found = match tensor {
+        let copy = match tensor {
             Some(tensor) => copier.call1((target.value.bind(py), tensor))?,
             None => py.None().into_bound(py),
         };
-        match found.is_none() {
+        match copy.is_none() {
             true => others.push(target),
             false => {
                 target.memory.give_back(py);
-                copiers.push(found);
+                copiers.push(copy);
             }
         }
     }
     Ok((copiers, others))
 }
 
-/// The tensors on GPUs as they can be copied to, some at a time: those of one GPU, and of several that are tied in the
-/// version, one.
+/// The tensors on GPUs, divided into sets that one copy each can write: a set has tensors of one GPU, and at most one
+/// of several tensors that are tied in the version.
 fn rounds(
     py: Python<'_>,
     snapshot: &client::Snapshot,
     targets: Vec<Target<OnGpu>>,
 ) -> PyResult<(Vec<Buffers<DeviceBuffer>>, Returning)> {
     let mut fences = Fences::default();
-    let mut seen: BTreeMap<(String, u64), usize> = BTreeMap::new();
+    let mut next_round: BTreeMap<(String, u64), usize> = BTreeMap::new();
     let mut rounds: BTreeMap<(String, usize), Buffers<DeviceBuffer>> = BTreeMap::new();
     for Target { name, memory, .. } in targets {
         check_dense(py, &name, &memory)?;
@@ -206,7 +207,7 @@ fn rounds(
             memory.give_back(py);
             continue;
         }
-        let round = seen.entry((device.clone(), start)).or_default();
+        let round = next_round.entry((device.clone(), start)).or_default();
         let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
         rounds.entry((device, *round)).or_default().insert(name, buffer);
         *round += 1;

@@ -1,4 +1,4 @@
-//! The tensors of `out=`, by the kind of their memory.
+//! The tensors of `out=`: checked, lent to be written, and divided into those on the host and those on GPUs.
 
 use crate::{
     entries,
@@ -11,46 +11,46 @@ use pyo3::prelude::*;
 use std::collections::HashMap;
 use tensor_relay_client::{Buffers, NameMatch, Shape, TensorName};
 
-/// The tensors as they are now.
+/// The tensors of a mapping, lent to be written.
 #[derive(Default)]
 pub(super) struct Targets {
-    /// One for all names that share it.
+    /// Each tensor once, under its first name.
     pub(super) tensors: Vec<Target>,
-    /// The other names, each with that of its tensor above.
+    /// The other names, each with the first name of its tensor.
     pub(super) tied: Vec<(TensorName, TensorName)>,
-    /// The tensors of all names as Python has them.
+    /// The Python objects of all names.
     pub(super) values: Vec<Py<PyAny>>,
-    /// The names of what is no tensor.
+    /// The names of values that are not tensors.
     pub(super) entries: Vec<String>,
 }
 
-/// One of the tensors.
+/// A tensor to be written.
 pub(super) struct Target<M = Lent> {
     pub(super) name: TensorName,
     pub(super) memory: M,
-    /// The tensor itself.
+    /// The Python object.
     pub(super) value: Py<PyAny>,
 }
 
-/// The tensors by where they are.
+/// The tensors by the place of their memory.
 pub(super) struct Sorted {
     pub(super) host: Vec<Target<Foreign>>,
     pub(super) gpu: Vec<Target<OnGpu>>,
 }
 
 impl Targets {
-    /// Those of a mapping. What is no tensor is passed over, as in a `state_dict` that is published.
+    /// The tensors of a mapping. Entries, such as numbers in a `state_dict`, are skipped.
     ///
     /// # Errors
-    /// `TargetError` names what cannot be received into, and tensors that share some of their memory.
+    /// `TargetError` names a value that cannot be received into, or two tensors that share some of their memory.
     pub(super) fn of(mapping: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Self> {
-        let (mut targets, mut known) = (Self::default(), HashMap::new());
+        let (mut targets, mut first_names) = (Self::default(), HashMap::new());
         for item in items(mapping)? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
             let text = text_of(&name)?;
             match entries::is_entry(&value) {
                 true => targets.entries.push(text),
-                false => targets.add(&text, value, gpus, &mut known)?,
+                false => targets.add(&text, value, gpus, &mut first_names)?,
             }
         }
         check_overlap(mapping.py(), &targets.tensors)?;
@@ -62,7 +62,7 @@ impl Targets {
         name: &str,
         value: Bound<'_, PyAny>,
         gpus: &Gpus,
-        known: &mut HashMap<Identity, TensorName>,
+        first_names: &mut HashMap<Identity, TensorName>,
     ) -> PyResult<()> {
         let py = value.py();
         let name = TensorName::new(name).map_err(Kind::Request.because(py))?;
@@ -77,16 +77,16 @@ impl Targets {
             return Err(Kind::Target.raise(
                 py,
                 format!(
-                    "elements of {name} in `out` share memory (as in an expanded tensor), so they cannot hold what a version \
-                     has: give a tensor of its own"
+                    "elements of {name} in `out` share memory (as in an expanded tensor), so they cannot hold different \
+                     values: give a contiguous tensor"
                 ),
             ));
         }
         self.values.push(value.clone().unbind());
-        let first = memory.identity().and_then(|identity| match known.get(&identity) {
+        let first = memory.identity().and_then(|identity| match first_names.get(&identity) {
             Some(first) => Some(first.clone()),
             None => {
-                known.insert(identity, name.clone());
+                first_names.insert(identity, name.clone());
                 None
             }
         });
@@ -100,8 +100,8 @@ impl Targets {
         Ok(())
     }
 
-    /// No buffers yet, which expect of a version what is known of these tensors.
-    pub(super) fn expecting<B>(&self, py: Python<'_>, names: NameMatch) -> PyResult<Buffers<B>> {
+    /// Buffers that expect these tensors' names, dtypes, shapes and ties of a version, without the memory itself.
+    pub(super) fn expected<B>(&self, py: Python<'_>, names: NameMatch) -> PyResult<Buffers<B>> {
         let mut buffers = Buffers::new();
         buffers.match_names(names);
         for Target { name, memory, .. } in &self.tensors {
@@ -119,7 +119,7 @@ impl Targets {
     }
 }
 
-/// Refuses tensors that share some of their memory without being one.
+/// Refuses different tensors that share some of their memory.
 fn check_overlap(py: Python<'_>, targets: &[Target]) -> PyResult<()> {
     let with_memory = targets
         .iter()
@@ -148,7 +148,7 @@ pub(super) fn sorted(targets: Vec<Target>) -> Sorted {
     sorted
 }
 
-/// Refuses a tensor on a GPU whose elements have gaps between them.
+/// Refuses a tensor on a GPU that is not contiguous.
 pub(super) fn check_dense(py: Python<'_>, name: &TensorName, memory: &OnGpu) -> PyResult<()> {
     match memory.is_dense() {
         true => Ok(()),

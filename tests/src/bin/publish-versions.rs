@@ -1,11 +1,11 @@
-//! Publishes small versions from memory, as fast as its readers take them: `publish-versions COUNT STATE_DIR`.
+//! Publishes small versions from memory, as fast as its readers receive them: `publish-versions COUNT STATE_DIR`.
 //!
-//! It announces that it serves as `tensor-relay serve --json` does. The first version is published at once, so that
-//! readers can join, the others after a line on stdin. It reports when all are published, and exits when stdin closes.
-//! No reader is evicted: publishing waits for room.
+//! It reports its address as `tensor-relay serve --json` does. The first version is published at once, so that readers
+//! can join, the others after a line on stdin. It reports when all are published, and exits when stdin closes. No
+//! reader is evicted: publishing waits for room.
 
 #![forbid(unsafe_code)]
-#![expect(clippy::unwrap_used, reason = "a producer that cannot go on has failed its test")]
+#![expect(clippy::unwrap_used, reason = "a producer that cannot continue has failed its test")]
 
 use serde_json::json;
 use std::{io::stdin, net::Ipv4Addr, ops::RangeInclusive, path::Path, time::Instant};
@@ -15,7 +15,7 @@ use tensor_relay_server::{
 };
 use tensor_relay_tests::tensors;
 
-/// The number of versions retained: a few more than a reader's window, so that readers wait for the producer and the
+/// The number of retained versions: a few more than a reader's window, so that readers wait for the producer and the
 /// producer for readers.
 const KEEP: u32 = 16;
 
@@ -24,8 +24,8 @@ const BYTES: u64 = 64;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let words: Vec<String> = std::env::args().collect();
-    let [_, count, state_dir] = &words[..] else { panic!("publish-versions COUNT STATE_DIR") };
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, count, state_dir] = &arguments[..] else { panic!("publish-versions COUNT STATE_DIR") };
     let identity = Identity::load_or_create(Path::new(state_dir)).unwrap();
     let any_port = (Ipv4Addr::LOCALHOST, 0).into();
     let listener = Listener::bind(any_port, &identity, Tuning::default()).unwrap();
@@ -39,16 +39,16 @@ async fn main() {
     let mut publisher = server.publisher_with(topic.clone(), None, options).unwrap();
     let listen = server.local_address();
     let ticket = Ticket::new(vec![listen.to_string()], vec![identity.fingerprint().0], Some(topic)).unwrap();
-    let offer =
+    let entry =
         json!({"topic": "counter", "epoch": publisher.epoch().to_string(), "ticket": ticket.to_string()});
     let key = identity.fingerprint().to_string();
-    println!("{}", json!({"event": "serving", "listen": listen.to_string(), "key": key, "topics": [offer]}));
+    println!("{}", json!({"event": "serving", "listen": listen.to_string(), "key": key, "topics": [entry]}));
     publish(&server, &mut publisher, 1..=1).await;
-    hear_line().await;
+    read_line().await;
     let began = Instant::now();
     publish(&server, &mut publisher, 2..=count.parse().unwrap()).await;
     println!("{}", json!({"event": "published", "duration_s": began.elapsed().as_secs_f64()}));
-    while hear_line().await {}
+    while read_line().await {}
 }
 
 async fn publish(server: &Server, publisher: &mut Publisher, versions: RangeInclusive<u64>) {
@@ -59,7 +59,7 @@ async fn publish(server: &Server, publisher: &mut Publisher, versions: RangeIncl
 }
 
 /// Whether there was another line on stdin.
-async fn hear_line() -> bool {
+async fn read_line() -> bool {
     let read = tokio::task::spawn_blocking(|| stdin().read_line(&mut String::new()));
     read.await.unwrap().unwrap() > 0
 }

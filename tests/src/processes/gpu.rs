@@ -30,7 +30,7 @@ pub fn device() -> &'static str {
 /// The CUDA installation that a test's processes find. Dropping it checks how they used the driver.
 #[derive(Debug)]
 pub struct Gpu {
-    /// `None`: whatever the machine has.
+    /// `None`: the machine's own installation, if any.
     installed: Option<Installed>,
     variables: Vec<(&'static str, OsString)>,
     may_leak: bool,
@@ -42,7 +42,7 @@ impl Gpu {
         Self::finding(Library::Fake).with("FAKE_CUDA_MEM", &MEMORY_BYTES.to_string())
     }
 
-    /// A machine with `library` where the driver should be.
+    /// A machine with `library` in place of the driver.
     pub fn finding(library: Library) -> Self {
         let installed = Installed::new(library);
         let variables = installed.environment();
@@ -50,7 +50,7 @@ impl Gpu {
         gpu.with("TENSOR_RELAY_PINNED_MEM", PINNED)
     }
 
-    /// Whatever the machine itself has.
+    /// The machine's own installation, if any.
     pub fn none() -> Self {
         Self { installed: None, variables: vec![], may_leak: false }
     }
@@ -68,7 +68,7 @@ impl Gpu {
 
     /// Sets a variable for all processes.
     pub fn with(mut self, name: &'static str, value: &str) -> Self {
-        self.variables.retain(|(known, _)| *known != name);
+        self.variables.retain(|(other, _)| *other != name);
         self.variables.push((name, value.into()));
         self
     }
@@ -86,27 +86,27 @@ impl Gpu {
     }
 
     /// Checks that no process misused the driver, and that those that exited normally left no objects.
-    fn judge(&self) {
+    fn check(&self) {
         let Some(installed) = &self.installed else { return };
         let report = installed.report();
         assert!(report.violations.is_empty(), "{report:#?}");
-        let left = report.at_exit.iter().find(|live| **live != Live::default());
-        assert!(self.may_leak || left.is_none(), "a process ended and left something: {report:#?}");
+        let leaked = report.at_exit.iter().find(|live| **live != Live::default());
+        assert!(self.may_leak || leaked.is_none(), "a process exited and left objects: {report:#?}");
     }
 }
 
 impl Drop for Gpu {
     fn drop(&mut self) {
         if !thread::panicking() {
-            self.judge();
+            self.check();
         }
     }
 }
 
-/// The path of the fake NVML, for [`Gpu::with_nvml`]. It reports the values of the variable `FAKE_NVML`.
+/// The path of the fake NVML library, for [`Gpu::with_nvml`]. It reports the values of the variable `FAKE_NVML`.
 ///
 /// # Panics
-/// If it is not built.
+/// If the library is not built.
 pub fn fake_nvml() -> PathBuf {
     let executable = std::env::current_exe().unwrap();
     let mut candidates = executable

@@ -49,7 +49,7 @@ impl Lan {
         Ok(lan)
     }
 
-    /// Limits the sending rate of the server's host. Fails if this system cannot.
+    /// Limits the sending rate of the server's host. Fails if this system does not support that.
     pub fn limit_rate(&self, megabits: u32) -> Result<(), String> {
         let rate = format!("{megabits}mbit");
         let shape = ["dev", "lan", "root", "tbf", "rate", &rate, "burst", "256kb", "latency", "50ms"];
@@ -57,7 +57,7 @@ impl Lan {
         try_ip(&words.concat())
     }
 
-    /// Pulls the cable of a host, or puts it back.
+    /// Connects a host to the link, or disconnects it.
     pub fn set_up(&self, host: Host, up: bool) {
         let state = if up { "up" } else { "down" };
         try_ip(&["-n", self.name(host), "link", "set", "lan", state]).unwrap();
@@ -78,7 +78,7 @@ impl Lan {
     }
 
     /// Drops packets of these protocols ("udp", "tcp") to the server's host, in place of earlier rules. Fails if this
-    /// system cannot.
+    /// system does not support that.
     pub fn drop_protocols(&self, protocols: &[&str]) -> Result<(), String> {
         self.filter(Host::Server, protocols.iter().map(|protocol| format!("meta l4proto {protocol} drop")))
     }
@@ -134,7 +134,7 @@ impl Lan {
     }
 }
 
-/// Keeps the second address of a network when the first is removed.
+/// The kernel setting that keeps a host's second address when the first is removed.
 const PROMOTE: &str = "promote_secondaries";
 
 impl Drop for Lan {
@@ -147,12 +147,12 @@ impl Drop for Lan {
 }
 
 fn try_ip(words: &[&str]) -> Result<(), String> {
-    let done = Command::new("ip")
+    let output = Command::new("ip")
         .args(words)
         .output()
-        .map_err(|e| format!("no `ip` can be run: {e}"))?;
-    match done.status.success() {
+        .map_err(|e| format!("`ip` cannot be run: {e}"))?;
+    match output.status.success() {
         true => Ok(()),
-        false => Err(format!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&done.stderr).trim())),
+        false => Err(format!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim())),
     }
 }

@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The deadline of every wait for a process: much longer than anything takes on a busy machine, and than the longest
-/// deadline of the program itself (10 s without a packet).
+/// The deadline of every wait for a process: much longer than any wait on a busy machine, and than the longest deadline
+/// of the program itself (10 s without a packet).
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often to poll whether the process has ended.
+/// The interval at which this polls whether the process has ended.
 const TICK: Duration = Duration::from_millis(2);
 
 /// A running process, killed on drop.
@@ -24,15 +24,15 @@ pub struct Process {
     child: Child,
     command: String,
     started: Instant,
-    out: Voice,
-    err: Voice,
+    out: Output,
+    err: Output,
 }
 
 impl Process {
-    /// Starts `command`. Its standard input is empty unless it is set already.
+    /// Starts `command` with an empty standard input.
     ///
     /// # Panics
-    /// When the system cannot start it.
+    /// If the system cannot start it.
     pub fn start(command: Command) -> Self {
         Self::start_with(command, Stdio::null())
     }
@@ -42,62 +42,62 @@ impl Process {
         let words = shown(&command);
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {words}: {e}"));
-        let out = Voice::of(child.stdout.take().unwrap());
-        let err = Voice::of(child.stderr.take().unwrap());
+        let out = Output::of(child.stdout.take().unwrap());
+        let err = Output::of(child.stderr.take().unwrap());
         Self { child, command: words, started: Instant::now(), out, err }
     }
 
     /// Waits for a line on stdout that contains `wanted`.
     pub fn hear_out(&mut self, wanted: &str) -> String {
-        let heard = self.out.hear(wanted);
-        heard.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stdout: {why}")))
+        let line = self.out.wait_for(wanted);
+        line.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stdout: {why}")))
     }
 
-    /// The same, but false if the process ended without such a line.
+    /// As [`hear_out`](Self::hear_out); returns false if the process ended without such a line.
     pub fn try_hear_out(&mut self, wanted: &str) -> bool {
-        self.out.hear(wanted).is_ok()
+        self.out.wait_for(wanted).is_ok()
     }
 
     /// Waits for a line on stderr that contains `wanted`.
     pub fn hear_err(&mut self, wanted: &str) -> String {
-        let heard = self.err.hear(wanted);
-        heard.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stderr: {why}")))
+        let line = self.err.wait_for(wanted);
+        line.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stderr: {why}")))
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Sends it a signal and waits until it has ended.
+    /// Sends a signal to the process and waits until it has ended.
     pub fn end_by(self, signal: Signal) -> Ended {
         self.signal(signal);
         self.end()
     }
 
-    /// The files mapped into its memory now, including its libraries.
+    /// The files mapped into the process's memory now, including its libraries.
     pub fn mapped_files(&self) -> String {
         fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap()
     }
 
-    /// How many files, sockets and the like it has open now.
+    /// The number of file descriptors that the process has open now.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Its resident memory.
+    /// The process's resident memory.
     pub fn resident_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has ended by itself.
     ///
     /// # Panics
     /// If it has not ended after a minute.
@@ -144,17 +144,17 @@ fn shown(command: &Command) -> String {
 /// How a process ended, and all of its output.
 #[derive(Debug)]
 pub struct Ended {
-    /// What was run.
+    /// The command line.
     pub command: String,
-    /// Its exit code, unless a signal ended it.
+    /// The exit code; `None` if a signal ended the process.
     pub code: Option<i32>,
-    /// The signal that ended it, if one did.
+    /// The signal that ended the process, if one did.
     pub signal: Option<i32>,
-    /// How long it ran.
+    /// The run time.
     pub took: Duration,
-    /// Its stdout.
+    /// The output on stdout.
     pub out: String,
-    /// Its stderr.
+    /// The output on stderr.
     pub err: String,
 }
 
@@ -162,31 +162,31 @@ impl Ended {
     /// Checks the exit code.
     ///
     /// # Panics
-    /// If it is another, with all output of the process.
+    /// If the exit code is another one, with all output of the process.
     #[track_caller]
     pub fn with(self, code: i32) -> Self {
         assert!(self.code == Some(code), "expected exit code {code}\n{self:#?}");
         self
     }
 
-    /// Checks that it failed with exit code `code` and an error line on stderr that contains each of `causes`.
+    /// Checks that the process failed with exit code `code` and an error line on stderr that contains each of `causes`.
     ///
     /// # Panics
     /// If the code differs or there is no such line, with all output of the process.
     #[track_caller]
     pub fn failed(self, code: i32, causes: &[&str]) -> Self {
-        let told =
+        let is_error =
             |line: &str| line.starts_with("error: ") && causes.iter().all(|cause| line.contains(cause));
-        assert!(self.err.lines().any(told), "expected an error with {causes:?}\n{self:#?}");
+        assert!(self.err.lines().any(is_error), "expected an error with {causes:?}\n{self:#?}");
         self.with(code)
     }
 
-    /// Its stdout as one JSON value per line. A line that was cut off by a signal is ignored.
+    /// The output on stdout as one JSON value per line. A line that was cut off by a signal is ignored.
     pub fn events(&self) -> Vec<Value> {
         self.out.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// Its stdout as one JSON value.
+    /// The output on stdout as one JSON value.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}\n{self:#?}"))
@@ -194,13 +194,13 @@ impl Ended {
 }
 
 /// The lines of one output of a process.
-struct Voice {
+struct Output {
     /// Unbounded, so that a process never waits for the test to read; these outputs are short.
     lines: Receiver<String>,
-    heard: Vec<String>,
+    lines_read: Vec<String>,
 }
 
-impl Voice {
+impl Output {
     fn of(stream: impl Read + Send + 'static) -> Self {
         let (sender, lines) = channel();
         thread::spawn(move || {
@@ -208,18 +208,18 @@ impl Voice {
                 let _ = sender.send(line);
             }
         });
-        Self { lines, heard: vec![] }
+        Self { lines, lines_read: vec![] }
     }
 
-    fn hear(&mut self, wanted: &str) -> Result<String, &'static str> {
+    fn wait_for(&mut self, wanted: &str) -> Result<String, &'static str> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let line = self.lines.recv_timeout(left).map_err(|error| match error {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(remaining).map_err(|error| match error {
                 RecvTimeoutError::Timeout => "it did not come in time",
                 RecvTimeoutError::Disconnected => "it ended",
             })?;
-            self.heard.push(line.clone());
+            self.lines_read.push(line.clone());
             if line.contains(wanted) {
                 return Ok(line);
             }
@@ -229,8 +229,8 @@ impl Voice {
     /// All output so far. Does not wait for child processes that inherited the pipe and still hold it.
     fn all(&mut self) -> String {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(1)) {
-            self.heard.push(line);
+            self.lines_read.push(line);
         }
-        self.heard.iter().map(|line| format!("{line}\n")).collect()
+        self.lines_read.iter().map(|line| format!("{line}\n")).collect()
     }
 }

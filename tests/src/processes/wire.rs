@@ -16,17 +16,16 @@ const TICK: Duration = Duration::from_millis(20);
 /// The longest wait until enough bytes have passed for the proxy to hold.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A UDP proxy that stops forwarding datagrams to the client after a number of bytes. So a test can act in the middle
-/// of a transfer, however fast the machine is. It can be held repeatedly, and forwards to whichever server has the
-/// port.
+/// A UDP proxy that holds datagrams to the client after a number of bytes, so that a test can act during a transfer,
+/// however fast the machine is. It can hold repeatedly, and forwards to the server that currently has the port.
 ///
-/// Datagrams from the client always pass. While the proxy holds, those to the client wait in a socket's buffer; what
-/// does not fit there is lost.
+/// Datagrams from the client always pass. While the proxy holds, datagrams to the client wait in a socket's buffer;
+/// those that do not fit are lost.
 pub struct Wire {
     client_side: UdpSocket,
     gate: Arc<Gate>,
-    gone: Arc<AtomicBool>,
-    carriers: Vec<JoinHandle<()>>,
+    dropped: Arc<AtomicBool>,
+    forwarders: Vec<JoinHandle<()>>,
 }
 
 /// The gate that datagrams to the client pass.
@@ -38,10 +37,10 @@ struct Gate {
 
 #[derive(Debug, Default)]
 struct GateState {
-    /// How many more bytes may pass before the gate closes. `None`: it stays open.
-    left: Option<u64>,
+    /// The number of bytes that may still pass before the gate closes. `None`: it stays open.
+    remaining: Option<u64>,
     closed: bool,
-    /// All bytes that have passed.
+    /// The number of bytes that have passed.
     passed_bytes: u64,
 }
 
@@ -49,27 +48,27 @@ impl Gate {
     /// Counts `bytes`, and waits while the gate is closed.
     fn pass(&self, bytes: u64) {
         let mut state = self.state.lock().unwrap();
-        if let Some(left) = state.left {
-            state.left = left.checked_sub(bytes);
-            state.closed |= state.left.is_none();
+        if let Some(remaining) = state.remaining {
+            state.remaining = remaining.checked_sub(bytes);
+            state.closed |= state.remaining.is_none();
             self.changed.notify_all();
         }
         state = self.changed.wait_while(state, |state| state.closed).unwrap();
         state.passed_bytes += bytes;
     }
 
-    fn set(&self, left: Option<u64>) {
+    fn set(&self, remaining: Option<u64>) {
         let mut state = self.state.lock().unwrap();
-        (state.left, state.closed) = (left, false);
+        (state.remaining, state.closed) = (remaining, false);
         self.changed.notify_all();
     }
 }
 
 impl Wire {
-    /// A proxy with its client socket bound. Its server is started with [`advertise`](Self::advertise).
+    /// A proxy with its client socket bound. Start its server with [`advertise`](Self::advertise).
     #[expect(clippy::new_without_default, reason = "it binds a socket")]
     pub fn new() -> Self {
-        Self { client_side: socket(), gate: Arc::default(), gone: Arc::default(), carriers: vec![] }
+        Self { client_side: socket(), gate: Arc::default(), dropped: Arc::default(), forwarders: vec![] }
     }
 
     /// The server argument that makes its tickets name the proxy.
@@ -77,24 +76,24 @@ impl Wire {
         format!("--advertise={}", self.client_side.local_addr().unwrap())
     }
 
-    /// Forwards to the server that listens on `server`; holds after `bytes` from it.
+    /// Forwards to the server that listens on `server`, and holds after `bytes` bytes from it.
     pub fn lead_to(&mut self, server: &str, bytes: u64) {
         let server: SocketAddr = server.parse().unwrap();
         self.hold_after(bytes);
         let server_side = socket();
         let client = Arc::new(Mutex::new(None));
-        let (from, to, known) =
+        let (from, to, last_sender) =
             (self.client_side.try_clone().unwrap(), server_side.try_clone().unwrap(), Arc::clone(&client));
-        self.carry(from, move |datagram, sender| {
-            *known.lock().unwrap() = Some(sender);
+        self.forward(from, move |datagram, sender| {
+            *last_sender.lock().unwrap() = Some(sender);
             // Errors are ignored: the server may have stopped.
             let _ = to.send_to(datagram, server);
         });
         let (to, gate) = (self.client_side.try_clone().unwrap(), Arc::clone(&self.gate));
-        self.carry(server_side, move |datagram, _| {
-            let known = *client.lock().unwrap();
+        self.forward(server_side, move |datagram, _| {
+            let client = *client.lock().unwrap();
             gate.pass(datagram.len() as u64);
-            let _ = to.send_to(datagram, known.expect("a client has sent before it is answered"));
+            let _ = to.send_to(datagram, client.expect("the client sends first"));
         });
     }
 
@@ -114,21 +113,21 @@ impl Wire {
         assert!(state.closed, "the server sends less than the proxy lets pass");
     }
 
-    /// Lets everything pass from now on.
+    /// Lets all datagrams pass from now on.
     pub fn release(&self) {
         self.gate.set(None);
     }
 
-    /// The bytes that passed to the client, retransmissions included.
+    /// The number of bytes that passed to the client, including retransmissions.
     pub fn passed_bytes(&self) -> u64 {
         self.gate.state.lock().unwrap().passed_bytes
     }
 
-    fn carry(&mut self, from: UdpSocket, mut deliver: impl FnMut(&[u8], SocketAddr) + Send + 'static) {
-        let gone = Arc::clone(&self.gone);
-        self.carriers.push(thread::spawn(move || {
+    fn forward(&mut self, from: UdpSocket, mut deliver: impl FnMut(&[u8], SocketAddr) + Send + 'static) {
+        let dropped = Arc::clone(&self.dropped);
+        self.forwarders.push(thread::spawn(move || {
             let mut buffer = vec![0; 1 << 16];
-            while !gone.load(Ordering::Relaxed) {
+            while !dropped.load(Ordering::Relaxed) {
                 if let Ok((size, sender)) = from.recv_from(&mut buffer) {
                     deliver(&buffer[..size], sender);
                 }
@@ -140,9 +139,9 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         self.release();
-        self.gone.store(true, Ordering::Relaxed);
-        for carrier in self.carriers.drain(..) {
-            let _ = carrier.join();
+        self.dropped.store(true, Ordering::Relaxed);
+        for forwarder in self.forwarders.drain(..) {
+            let _ = forwarder.join();
         }
     }
 }

@@ -27,8 +27,8 @@ impl Socket {
         Self { net, address, arrival: Mutex::new(None) }
     }
 
-    /// Takes as many datagrams as have arrived and fit, or returns when to check again; datagrams that are sent
-    /// meanwhile wake `cx`.
+    /// Receives the datagrams that have arrived, as many as fit, and returns their number. Without any, returns the
+    /// time when the next one will arrive; datagrams sent meanwhile wake `cx`.
     fn take_arrived(
         &self,
         cx: &Context<'_>,
@@ -44,9 +44,9 @@ impl Socket {
             match inbox.take(Instant::now()) {
                 Ok(datagram) => *meta = copy_into(buf, &datagram),
                 Err(_) if taken > 0 => break,
-                Err(look_again) => {
+                Err(next_arrival) => {
                     inbox.waker = Some(cx.waker().clone());
-                    return Err(look_again);
+                    return Err(next_arrival);
                 }
             }
             taken += 1;

@@ -20,7 +20,7 @@ use tokio::{
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// The interval at which connecting is retried across a partition.
-const SYN_AGAIN: Duration = Duration::from_secs(1);
+const SYN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// All byte streams of a network.
 #[derive(Debug, Default)]
@@ -46,10 +46,10 @@ struct Pipe {
     pieces: VecDeque<(Instant, Vec<u8>)>,
     bytes: usize,
     last_arrival: Instant,
-    /// What follows the last piece once the writer is closed: the end, or a reset.
+    /// The end of the stream, or a reset, which arrives after the last piece; set when the writer is closed.
     end: Option<io::Result<()>>,
     is_reset: bool,
-    /// Whether the reader was dropped. Later writes are discarded; the writer learns of it from the other direction.
+    /// Whether the reader was dropped. Later writes are discarded; the writer sees the end of the other direction.
     is_unread: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -98,38 +98,38 @@ impl Pipe {
 /// Opens a stream from `local` to `peer`.
 pub(super) async fn connect(net: SimNet, local: IpAddr, peer: SocketAddr) -> io::Result<Box<dyn ByteStream>> {
     let local = SocketAddr::new(local, net.state().free_port());
-    let there = net.state().delay();
-    tokio::time::sleep(there).await;
+    let delay = net.state().delay();
+    tokio::time::sleep(delay).await;
     while net.state().is_cut(local, peer) {
-        tokio::time::sleep(SYN_AGAIN).await;
+        tokio::time::sleep(SYN_RETRY_INTERVAL).await;
     }
-    let (knocked, back) = {
+    let (connected, delay) = {
         let mut state = net.state();
-        (state.knock(&net, local, peer), state.delay())
+        (state.connect(&net, local, peer), state.delay())
     };
-    tokio::time::sleep(back).await;
-    Ok(Box::new(knocked?))
+    tokio::time::sleep(delay).await;
+    Ok(Box::new(connected?))
 }
 
 impl State {
-    fn knock(&mut self, net: &SimNet, local: SocketAddr, peer: SocketAddr) -> io::Result<Stream> {
+    fn connect(&mut self, net: &SimNet, local: SocketAddr, peer: SocketAddr) -> io::Result<Stream> {
         let streams = &mut self.streams;
-        let (there, back) = (streams.open(local, peer), streams.open(peer, local));
+        let (to_peer, to_local) = (streams.open(local, peer), streams.open(peer, local));
         let Some(acceptor) = streams.acceptors.get_mut(&peer) else {
-            streams.pipes.remove(&there);
-            streams.pipes.remove(&back);
+            streams.pipes.remove(&to_peer);
+            streams.pipes.remove(&to_local);
             return Err(io::ErrorKind::ConnectionRefused.into());
         };
-        acceptor.waiting.push_back((Stream::new(net, there, back), local));
+        acceptor.waiting.push_back((Stream::new(net, to_peer, to_local), local));
         acceptor.waker.take().inspect(Waker::wake_by_ref);
-        Ok(Stream::new(net, back, there))
+        Ok(Stream::new(net, to_local, to_peer))
     }
 }
 
 /// Listens at `address`.
 pub(super) fn listen(net: SimNet, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
-    let taken = net.state().streams.acceptors.contains_key(&address);
-    if taken {
+    let is_in_use = net.state().streams.acceptors.contains_key(&address);
+    if is_in_use {
         return Err(io::ErrorKind::AddrInUse.into());
     }
     net.state().streams.acceptors.insert(address, Acceptor::default());
@@ -181,7 +181,8 @@ impl Stream {
         Self { net: net.clone(), incoming, outgoing, arrival: Mutex::new(None) }
     }
 
-    /// Takes what has arrived, or returns when to check again.
+    /// Receives bytes that have arrived, or the end. Without either, returns the time when the next piece will arrive,
+    /// if it was sent already.
     fn take_arrived(
         &self,
         cx: &Context<'_>,
@@ -230,7 +231,7 @@ impl Stream {
         arrival.insert(Box::pin(tokio::time::sleep_until(at))).as_mut().poll(cx)
     }
 
-    /// Ends the outgoing direction: `end` arrives after what was written before.
+    /// Ends the outgoing direction: `end` arrives after all written bytes.
     fn end(&self, end: io::Result<()>) {
         let mut state = self.net.state();
         let arrives = Instant::now() + state.delay();
@@ -286,7 +287,7 @@ impl AsyncWrite for Stream {
         Poll::Ready(Ok(taken))
     }
 
-    /// Writes all buffers at once, as kernels do: TLS writes its last record once, and ends.
+    /// Writes all buffers at once, as kernels do: TLS writes its last record only once before it closes the stream.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -328,8 +329,8 @@ impl Drop for Stream {
             pipe.wake();
         }
         let pipes = &mut state.streams.pipes;
-        let is_over = |id| pipes.get(id).is_none_or(|pipe: &Pipe| pipe.is_unread);
-        if is_over(&self.incoming) && is_over(&self.outgoing) {
+        let has_ended = |id| pipes.get(id).is_none_or(|pipe: &Pipe| pipe.is_unread);
+        if has_ended(&self.incoming) && has_ended(&self.outgoing) {
             pipes.remove(&self.incoming);
             pipes.remove(&self.outgoing);
         }

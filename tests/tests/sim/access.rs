@@ -20,9 +20,10 @@ fn narrow(sim: &Sim, id: u8) -> Ticket {
 }
 
 /// Goal: a ticket without a token, or with an invalid one, is refused at once and permanently; the message says what to
-/// do. Method: both, and a valid one.
+/// do.
+/// Method: both, and a valid one.
 #[test]
-fn who_is_let_in() {
+fn only_valid_tickets_are_let_in() {
     simulate(1, async |sim| {
         let _server = sim.server(server_config());
         let bare = connect(&sim, 1, &sim.bare_ticket()).await.unwrap_err();
@@ -57,13 +58,13 @@ fn who_loses_its_right_is_cut_off() {
         let lost = first.next().await.unwrap_err();
         let SubscriptionError::Disconnected { source, .. } = &lost else { panic!("{lost}") };
         assert!(source.is_unauthorised(), "{lost}");
-        eventually("its session is gone", || server.stats().sessions == 1).await;
+        eventually("its session has ended", || server.stats().sessions == 1).await;
         publish(&server, &mut publisher, 2, 1000).await;
         assert_eq!(second.next().await.unwrap().id().version.0, 2, "the other continues");
 
         sender.send_replace(Arc::new(Rules { secrets: vec![], ..rules() }));
         assert!(second.next().await.is_err());
-        eventually("nobody is left", || server.stats().sessions == 0).await;
+        eventually("the other session has ended", || server.stats().sessions == 0).await;
         assert!(connect(&sim, 2, &narrow(&sim, 2)).await.unwrap_err().is_unauthorised());
     });
 }
@@ -148,8 +149,8 @@ fn rights_that_change_under_way() {
         };
         let sender = watch::Sender::new(with("key:k list,subscribe **"));
         let server = sim.server_with(Access::following(sender.subscribe()), server_config());
-        let mut kept = server.publisher_with(topic("a/t"), None, keeping(1)).unwrap();
-        publish(&server, &mut kept, 1, 1000).await;
+        let mut publisher = server.publisher_with(topic("a/t"), None, keeping(1)).unwrap();
+        publish(&server, &mut publisher, 1, 1000).await;
         let config = tensor_relay_client::Config { identity: Some(identity), ..client_config() };
         let client = Client::connect_with(&sim.connector(1), &sim.ticket(), config.clone())
             .await
@@ -168,12 +169,12 @@ fn rights_that_change_under_way() {
             publish(&server, &mut publisher, 1, 1000).await;
             publishers.push(publisher);
         }
-        assert_eq!(watch.next().await, Some(topic("b/u")), "the other is not told");
+        assert_eq!(watch.next().await, Some(topic("b/u")), "the watch does not name the other");
         assert_eq!(client.list().await.unwrap().len(), 1);
 
         let revoked_keys = [key].into();
         sender.send_replace(Arc::new(Rules { revoked_keys, ..rules() }));
-        eventually("its session is gone", || server.stats().sessions == 0).await;
+        eventually("its session has ended", || server.stats().sessions == 0).await;
         let again = Client::connect_with(&sim.connector(1), &sim.ticket(), config).await;
         assert!(again.unwrap_err().is_unauthorised());
         connect(&sim, 2, &sim.ticket()).await.expect("the token alone is valid");

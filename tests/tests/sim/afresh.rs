@@ -21,7 +21,7 @@ const CHUNKS: u32 = (BYTES / CHUNK_BYTES as u64) as u32;
 const OTHER: u64 = 1000;
 
 /// Long enough for a client to reconnect.
-const A_WHILE: Duration = Duration::from_secs(8);
+const RECONNECT_TIME: Duration = Duration::from_secs(8);
 
 fn open(server: &Server) -> Publisher {
     server.publisher_with(topic("t"), Some(Epoch(5)), keeping(4)).unwrap()
@@ -53,15 +53,19 @@ async fn following(sim: &Sim, request: fn(tensor_relay_client::Topic) -> Request
 
 /// Receives the next version, which must have this number and content, and continue the previous version.
 async fn next(subscription: &mut Subscription, version: u64, content: u64) -> Receipt {
-    comes(subscription, (version, content), false).await
+    next_checked(subscription, (version, content), false).await
 }
 
-/// The same for a version whose number was committed before with other content.
-async fn next_anew(subscription: &mut Subscription, version: u64, content: u64) -> Receipt {
-    comes(subscription, (version, content), true).await
+/// As [`next`], for a version whose number was committed before with other content.
+async fn next_with_other_content(subscription: &mut Subscription, version: u64, content: u64) -> Receipt {
+    next_checked(subscription, (version, content), true).await
 }
 
-async fn comes(subscription: &mut Subscription, (version, content): (u64, u64), anew: bool) -> Receipt {
+async fn next_checked(
+    subscription: &mut Subscription,
+    (version, content): (u64, u64),
+    anew: bool,
+) -> Receipt {
     let snapshot = subscription.next().await.unwrap();
     assert_eq!(snapshot.id().version, Version(version));
     tensors::check_content(&snapshot, content);
@@ -83,8 +87,8 @@ fn slow_path(sim: &Sim) {
     sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
 }
 
-async fn half_has_come(subscription: &Subscription) {
-    eventually("half has come", || subscription.progress().verified_bytes >= BYTES / 2).await;
+async fn half_is_verified(subscription: &Subscription) {
+    eventually("half of it is verified", || subscription.progress().verified_bytes >= BYTES / 2).await;
 }
 
 /// Goal: a client that committed a version gets the whole version if the next server publishes other bytes under its
@@ -93,7 +97,7 @@ async fn half_has_come(subscription: &Subscription) {
 #[test]
 fn a_version_that_was_committed() {
     for request in [Request::latest, Request::every] {
-        for wait in [Duration::ZERO, A_WHILE] {
+        for wait in [Duration::ZERO, RECONNECT_TIME] {
             for other in [0, OTHER] {
                 simulate(1, async |sim| {
                     let server = sim.server(server_config());
@@ -107,10 +111,13 @@ fn a_version_that_was_committed() {
                     let before = sim.server_sent();
                     publish(&server, &mut publisher, [other + 1]).await;
                     if other > 0 {
-                        let receipt = next_anew(&mut subscription, 1, other + 1).await;
+                        let receipt = next_with_other_content(&mut subscription, 1, other + 1).await;
                         assert_eq!((receipt.resumed, receipt.wire_bytes), (0, BYTES));
                     } else {
-                        assert!(timeout(A_WHILE, subscription.next()).await.is_err(), "it has version 1");
+                        assert!(
+                            timeout(RECONNECT_TIME, subscription.next()).await.is_err(),
+                            "it has version 1"
+                        );
                         assert!(sim.server_sent() - before < BYTES / 10);
                     }
                     publish(&server, &mut publisher, [2]).await;
@@ -126,7 +133,7 @@ fn a_version_that_was_committed() {
 #[test]
 fn a_part_of_a_version() {
     for request in [Request::latest, Request::every] {
-        for wait in [Duration::ZERO, A_WHILE] {
+        for wait in [Duration::ZERO, RECONNECT_TIME] {
             for other in [0, OTHER] {
                 simulate(2, async |sim| {
                     slow_path(&sim);
@@ -134,7 +141,7 @@ fn a_part_of_a_version() {
                     let mut publisher = open(&server);
                     let (_client, mut subscription) = following(&sim, request).await;
                     publish(&server, &mut publisher, [1]).await;
-                    half_has_come(&subscription).await;
+                    half_is_verified(&subscription).await;
 
                     let (server, mut publisher) = restart(&sim, server, publisher).await;
                     sleep(wait).await;
@@ -152,8 +159,9 @@ fn a_part_of_a_version() {
     }
 }
 
-/// Goal: a version announced afresh is resumed like any other: its partial is newer than the committed version. Method:
-/// commit a version, lose a second server with other bytes during it; a third server has those bytes too.
+/// Goal: a version whose number was committed before with other content is resumed like any other.
+/// Method: commit a version, lose a second server during a transfer of other bytes under its number; a third server has
+/// the second one's bytes.
 #[test]
 fn a_part_of_a_version_that_comes_afresh() {
     for request in [Request::latest, Request::every] {
@@ -167,11 +175,11 @@ fn a_part_of_a_version_that_comes_afresh() {
             let (server, mut publisher) = restart(&sim, server, publisher).await;
             publish(&server, &mut publisher, [OTHER + 1]).await;
             let has_begun = || (1..BYTES).contains(&subscription.progress().verified_bytes);
-            eventually("it comes afresh", has_begun).await;
-            half_has_come(&subscription).await;
+            eventually("its transfer has begun", has_begun).await;
+            half_is_verified(&subscription).await;
             let (server, mut publisher) = restart(&sim, server, publisher).await;
             publish(&server, &mut publisher, [OTHER + 1]).await;
-            assert_eq!(next_anew(&mut subscription, 1, OTHER + 1).await.resumed, 1);
+            assert_eq!(next_with_other_content(&mut subscription, 1, OTHER + 1).await.resumed, 1);
             publish(&server, &mut publisher, [2]).await;
             next(&mut subscription, 2, 2).await;
         });
@@ -183,7 +191,7 @@ fn a_part_of_a_version_that_comes_afresh() {
 /// after the client reconnects.
 #[test]
 fn every_version_from_the_other_one_on() {
-    for wait in [Duration::ZERO, A_WHILE] {
+    for wait in [Duration::ZERO, RECONNECT_TIME] {
         simulate(4, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server);
@@ -195,7 +203,7 @@ fn every_version_from_the_other_one_on() {
             let (server, mut publisher) = restart(&sim, server, publisher).await;
             sleep(wait).await;
             publish(&server, &mut publisher, [1, 2, OTHER + 3, 4]).await;
-            next_anew(&mut subscription, 3, OTHER + 3).await;
+            next_with_other_content(&mut subscription, 3, OTHER + 3).await;
             next(&mut subscription, 4, 4).await;
         });
     }
@@ -205,7 +213,7 @@ fn every_version_from_the_other_one_on() {
 /// server with other bytes as that version, and a similar next version. In mode `latest` the base's version itself is
 /// not sent again.
 #[test]
-fn a_base() {
+fn a_base_with_other_content() {
     for request in [Request::latest, Request::every] {
         simulate(5, async |sim| {
             let server = sim.server(server_config());
@@ -223,7 +231,7 @@ fn a_base() {
             publish_of(&server, &mut publisher, [OTHER + 3, OTHER + 4], steady).await;
             sim.mend(1);
             if request(topic("t")).mode() == Request::every(topic("t")).mode() {
-                let receipt = next_anew(&mut subscription, 3, OTHER + 3).await;
+                let receipt = next_with_other_content(&mut subscription, 3, OTHER + 3).await;
                 assert_eq!(receipt.codecs.deltas().chunks, 0);
                 next(&mut subscription, 4, OTHER + 4).await;
             } else {

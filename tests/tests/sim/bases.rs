@@ -40,7 +40,7 @@ fn a_base_is_held_for_the_comparison_alone() {
             eventually("chunks are compared", || server.stats().encoder.compared > 0).await;
             sim.cut(1);
             sleep(Duration::from_secs(1)).await;
-            assert!(server.stats().encoder.compared < 16, "it is in the middle");
+            assert!(server.stats().encoder.compared < 16, "the comparison has not ended");
             assert!(!base.is_released(), "it is retained");
             match is_replaced {
                 true => drop(publisher.publish(lent(&server, 4), tensors::metadata(4)).await.unwrap()),
@@ -83,7 +83,7 @@ fn a_forced_codec_keeps_no_bases() {
 /// Goal: dissimilar versions are not retained as bases, except for an occasional attempt. Method: a subscriber follows;
 /// comparisons are counted.
 #[test]
-fn versions_with_nothing_in_common_are_not_kept() {
+fn dissimilar_versions_are_not_kept() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
@@ -113,7 +113,7 @@ fn versions_with_nothing_in_common_are_not_kept() {
 /// Goal: a lost subscriber finds its base again, although another subscriber of that version has moved on. Method: two
 /// subscribers hold a version; one is cut off, the other gets the next version, then the first reconnects.
 #[test]
-fn one_of_several_who_is_lost_keeps_its_base() {
+fn a_lost_subscriber_keeps_its_base() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
@@ -149,7 +149,7 @@ fn a_part_that_is_not_continued_ends_the_base() {
         let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
         hold_a_base(&server, &mut publisher, &mut subscription).await;
         publish(&server, &mut publisher, 3).await;
-        eventually("a part has come", || {
+        eventually("a part is verified", || {
             let progress = subscription.progress();
             progress.version == 3 && progress.verified_bytes > 0
         })
@@ -169,7 +169,7 @@ fn a_part_that_is_not_continued_ends_the_base() {
 /// Goal: a withdrawn version is not retained as a base, even if it had left retention already. Method: a subscriber
 /// holds version 2, which is withdrawn, before and after it is replaced.
 #[test]
-fn what_is_taken_back_is_no_base() {
+fn a_withdrawn_version_is_no_base() {
     for has_left in [true, false] {
         simulate(5, async |sim| {
             let server = sim.server(server_config());
@@ -214,7 +214,7 @@ async fn lose_with_version_2(
 /// Goal: no bases of an ended epoch are retained. Method: a disconnected subscriber holds a version, which the first
 /// version of another epoch replaces, or the next of its own.
 #[test]
-fn what_is_of_another_epoch_is_not_kept() {
+fn bases_of_another_epoch_are_not_kept() {
     for last in 2..=3 {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
@@ -236,7 +236,7 @@ fn what_is_of_another_epoch_is_not_kept() {
 /// Goal: no base is retained whose manifest differs from the published one: it would be useless. Method: a lost
 /// subscriber holds a version; the next one has another size.
 #[test]
-fn what_is_laid_out_otherwise_is_not_kept() {
+fn bases_with_another_manifest_are_not_kept() {
     for (bytes, stays) in [(BYTES, 1), (BYTES / 2, 0)] {
         simulate(7, async |sim| {
             let server = sim.server(server_config());

@@ -52,7 +52,7 @@ async fn subscribe(
     (client, subscription)
 }
 
-/// A buffer for each tensor, filled with bytes of no version.
+/// A buffer for each tensor, filled with bytes that are not those of a version.
 fn memory(specs: &[TensorSpec]) -> Memory {
     let buffer = |spec: &TensorSpec| (spec.name.clone(), vec![0xa5; bytes_of(spec) as usize]);
     specs.iter().map(buffer).collect()
@@ -78,18 +78,18 @@ fn addresses(buffers: &Memory) -> Vec<*const u8> {
     buffers.iter().map(|(_, buffer)| buffer.as_ptr()).collect()
 }
 
-/// Receives into `buffers`, and runs `happen` as soon as a part of the version has arrived.
+/// Receives into `buffers`, and runs `action` as soon as a part of the version has arrived.
 async fn fill_while(
     subscription: &mut Subscription,
     buffers: Memory,
     version: u64,
-    happen: impl AsyncFnOnce(),
+    action: impl AsyncFnOnce(),
 ) -> Result<Filled<Vec<u8>>, FillError<Vec<u8>>> {
     let progress = subscription.progress_reader();
     let begun = || progress().version == version && progress().verified_bytes > 0;
     let (filled, ()) = tokio::join!(subscription.next_into(buffers), async {
         eventually("the transfer runs", begun).await;
-        happen().await;
+        action().await;
     });
     filled
 }
@@ -97,7 +97,7 @@ async fn fill_while(
 /// Goal: tensors of any kind arrive in the user's own memory, version after version, in both modes, without memory for
 /// a second version. Method: random tensors, the same buffers thirty times, and a budget that holds a few chunks.
 #[test]
-fn versions_arrive_where_the_user_wants_them() {
+fn versions_arrive_in_the_users_memory() {
     for seed in seeds(10) {
         simulate(seed, async |sim| {
             let specs = tensors::random(&mut ChaCha8Rng::seed_from_u64(seed), BYTES);
@@ -112,7 +112,7 @@ fn versions_arrive_where_the_user_wants_them() {
             let mut buffers = memory(&specs);
             let before = addresses(&buffers);
             for version in 1..=30 {
-                // In mode `latest` the buffers are given before the version is sent.
+                // In mode `latest` the buffers are passed before the version is sent.
                 let publish = publish(&server, &mut publisher, version, &specs);
                 let (filled, _) = tokio::join!(subscription.next_into(buffers), async {
                     sleep(Duration::from_millis(10)).await;
@@ -133,7 +133,7 @@ fn versions_arrive_where_the_user_wants_them() {
 /// Goal: in mode `every` with a window of one, nothing is received while the user holds the buffers, and nothing is
 /// lost. Method: all versions are published before any is requested.
 #[test]
-fn what_waits_at_the_server_is_not_copied() {
+fn versions_waiting_at_the_server_are_not_copied() {
     simulate(1, async |sim| {
         let specs = [noise("a", BYTES), noise("b", 1000)];
         let server = sim.server(server_config());
@@ -152,7 +152,7 @@ fn what_waits_at_the_server_is_not_copied() {
             sleep(Duration::from_secs(60)).await;
             let filled = subscription.next_into(buffers).await.unwrap();
             assert_eq!(filled.id().version, Version(version));
-            assert_eq!(filled.was_copied(), version == 1, "the first one is sent before it is requested");
+            assert_eq!(filled.was_copied(), version == 1, "the first version is sent before it is requested");
             assert!(filled.gap().is_none() && holds(filled.buffers(), version));
             buffers = filled.into_buffers();
         }
@@ -192,7 +192,7 @@ fn a_failure_leaves_copied_memory_as_it_was() {
 /// Goal: a failure during a version reports that the buffers are torn, and by which version; a failure before it
 /// reports that they are not. Method: cut the network during a transfer, and without one.
 #[test]
-fn a_failure_in_the_users_memory_is_told() {
+fn a_failure_in_the_users_memory_is_reported() {
     for torn in [true, false] {
         simulate(3, async |sim| {
             let specs = [noise("a", BYTES), noise("b", 1000)];
@@ -215,8 +215,8 @@ fn a_failure_in_the_users_memory_is_told() {
                 subscription.next_into(buffers).await.unwrap_err()
             };
             assert!(error.is_final() && matches!(error.cause, FillCause::Subscription(_)), "{error}");
-            let told = error.torn.as_ref().map(|id| id.version);
-            assert_eq!(told, torn.then_some(Version(2)), "{error}");
+            let torn_by = error.torn.as_ref().map(|id| id.version);
+            assert_eq!(torn_by, torn.then_some(Version(2)), "{error}");
             assert_eq!(error.to_string().contains("torn"), torn);
             assert_eq!((holds(&error.buffers, 1), addresses(&error.buffers)), (!torn, before));
             let again = subscription.next_into(error.buffers).await.unwrap_err();
@@ -228,7 +228,7 @@ fn a_failure_in_the_users_memory_is_told() {
 /// Goal: bytes that do not match their hash are never reported as a version, although they may be in the buffers.
 /// Method: a source whose last chunk differs from its hash.
 #[test]
-fn a_damaged_version_tears_and_is_told() {
+fn a_damaged_version_is_reported() {
     simulate(4, async |sim| {
         let specs = [noise("a", BYTES)];
         let server = sim.server(server_config());
@@ -263,7 +263,7 @@ fn a_damaged_version_tears_and_is_told() {
 /// Goal: a version is continued in the same buffers after a reconnect. Method: cut the network during a transfer for
 /// longer than the idle timeout.
 #[test]
-fn a_lost_connection_tears_nothing_that_goes_on() {
+fn a_resumed_version_is_not_torn() {
     for seed in seeds(5) {
         simulate(seed, async |sim| {
             let specs = [noise("a", BYTES), smooth("b", 100_000), noise("c", 1)];
@@ -383,7 +383,7 @@ fn buffers_for_some_tensors() {
 /// Goal: after the server withdraws a version during its transfer, the next one arrives in the same buffers. Method:
 /// withdraw it with no time to finish, and publish another.
 #[test]
-fn a_version_taken_back_makes_way_for_the_next() {
+fn a_withdrawn_version_makes_way_for_the_next() {
     simulate(9, async |sim| {
         let specs = [noise("a", BYTES), noise("b", 1000)];
         let server = sim.server(server_config());
@@ -428,7 +428,7 @@ fn lent_tensors_come_back() {
         let mut first = publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
         tensors::check(&subscription.next().await.unwrap());
         assert!(first.committed(1, LONG).await);
-        assert!(!first.released(LONG).await, "the newest version may still be asked for");
+        assert!(!first.released(LONG).await, "the newest version may still be requested");
         let second = publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
         assert!(first.released(LONG).await && first.is_released());
         tensors::check(&subscription.next().await.unwrap());

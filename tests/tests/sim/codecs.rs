@@ -60,8 +60,8 @@ fn each_chunk_gets_the_codec_that_fits_it() {
         }
         let stats = server.stats();
         assert_eq!(stats.encoder.incompressible, 0, "no codec was tried in vain");
-        assert_eq!(stats.encoder.requested, 3 * stats.encoder.encoded, "what is encoded is shared");
-        assert_eq!(stats.encoder.looks, 4, "one for each tensor that is large enough to gain by it");
+        assert_eq!(stats.encoder.requested, 3 * stats.encoder.encoded, "encoded chunks are shared");
+        assert_eq!(stats.encoder.looks, 4, "one for each tensor that is large enough");
         assert_eq!(used(&stats.codecs), [CodecId::Raw, CodecId::Zstd, CodecId::BitPlanes]);
         assert_eq!(server.sent(), [(topic("t"), stats.codecs)]);
     });
@@ -72,17 +72,17 @@ fn each_chunk_gets_the_codec_that_fits_it() {
 #[test]
 fn a_forced_codec_is_obeyed() {
     let zstd = || TopicOptions { codec: Some(CodecId::Zstd.into()), ..TopicOptions::default() };
-    let unsaid = TopicOptions::default;
+    let unset = TopicOptions::default;
     let (all, only_raw) = (CodecSet::all(), CodecSet::only_raw());
     let (auto, raw): (CodecChoice, CodecChoice) = (CodecChoice::Auto, CodecId::Raw.into());
     let cases: [(_, _, _, _, &[CodecId]); 7] = [
-        (raw, unsaid(), None, all, &[CodecId::Raw]),
+        (raw, unset(), None, all, &[CodecId::Raw]),
         (raw, zstd(), None, all, &[CodecId::Zstd]),
         (raw, zstd(), Some(CodecId::Planes), all, &[CodecId::Raw, CodecId::Planes]),
-        (auto, unsaid(), Some(CodecId::Raw), all, &[CodecId::Raw]),
+        (auto, unset(), Some(CodecId::Raw), all, &[CodecId::Raw]),
         (auto, zstd(), Some(CodecId::Planes), only_raw, &[CodecId::Raw]),
         (auto, zstd(), None, CodecSet::from_codes(&[3]), &[CodecId::Raw]),
-        (auto, unsaid(), None, CodecSet::from_codes(&[2]), &[CodecId::Raw, CodecId::BitPlanes]),
+        (auto, unset(), None, CodecSet::from_codes(&[2]), &[CodecId::Raw, CodecId::BitPlanes]),
     ];
     for (seed, (by_server, options, by_client, offered, expected)) in (1..).zip(cases) {
         simulate(seed, async move |sim: Sim| {

@@ -1,4 +1,4 @@
-//! The first seconds: who answers, who does not, and who should not have.
+//! Connecting: the wrong server, no server, several addresses, a full server; and probes of the path.
 
 use std::time::Duration;
 use tensor_relay_client::{Client, ClientError, ConnectError, Ticket};
@@ -10,7 +10,8 @@ use tensor_relay_tests::{
 };
 use tensor_relay_transport::LaneError;
 
-/// Goal: a server with another key than the ticket's is refused, by name, and learns nothing.
+/// Goal: a client refuses a server with another key than the ticket's; the error has both keys, and the server gets no
+/// session.
 /// Method: change the ticket's key.
 #[test]
 fn the_wrong_key() {
@@ -24,12 +25,12 @@ fn the_wrong_key() {
         };
         assert_eq!((*address, *found), (sim.server_address(), right));
         assert!(expected.contains(&"07".repeat(32)), "{expected}");
-        eventually("no session stays", || server.stats().sessions == 0).await;
+        eventually("no session remains", || server.stats().sessions == 0).await;
     });
 }
 
-/// Goal: silence is reported after the connect timeout, with what was tried.
-/// Method: connect to a port where nobody listens, and to a server behind a wall.
+/// Goal: a server that does not answer is reported after the connect timeout, with the tried addresses.
+/// Method: connect to a port without a listener, to a partitioned server, and to an address without a host.
 #[test]
 fn nobody_answers() {
     simulate(2, async |sim| {
@@ -43,7 +44,7 @@ fn nobody_answers() {
                 ClientError::Connect(ConnectError::Unreachable { addresses, timeout_ms }) => {
                     assert_eq!((addresses.as_str(), *timeout_ms), (address, 10_000));
                 }
-                // Where there is no host at all, simulated byte streams are refused at once.
+                // Simulated byte streams to an address without a host are refused at once.
                 ClientError::Connect(ConnectError::NoTcp { addresses, detail }) => {
                     assert_eq!(addresses, address);
                     assert!(
@@ -63,7 +64,7 @@ fn nobody_answers() {
     });
 }
 
-/// Goal: of several addresses the first that answers is used, without waiting for those that do not.
+/// Goal: of several addresses, the first that answers is used, without waiting for the others.
 /// Method: two dead addresses before the right one.
 #[test]
 fn one_of_several_addresses() {
@@ -75,8 +76,8 @@ fn one_of_several_addresses() {
     });
 }
 
-/// Goal: one client too many is turned away at once; when another leaves there is room again.
-/// Method: a server with room for two.
+/// Goal: a client beyond `sessions_max` is refused at once; when another leaves, it is admitted.
+/// Method: a limit of two sessions.
 #[test]
 fn a_full_server() {
     simulate(4, async |sim| {
@@ -89,13 +90,13 @@ fn a_full_server() {
         assert_eq!(*code, Some(CloseCode::TooBusy));
         assert!(sim.elapsed() - began < Duration::from_secs(1));
         one.close().await;
-        eventually("there is room", || server.stats().sessions == 1).await;
+        eventually("one session remains", || server.stats().sessions == 1).await;
         sim.client(3, client_config()).await.unwrap();
     });
 }
 
-/// Goal: handshakes come through on the worst paths that a lane is made for.
-/// Method: a tenth of all datagrams lost, others doubled and late.
+/// Goal: handshakes succeed on the worst paths that lanes must support.
+/// Method: a tenth of all datagrams is lost, others are duplicated and late.
 #[test]
 fn handshakes_on_bad_paths() {
     for seed in 100..120 {
@@ -119,8 +120,8 @@ async fn connect(sim: &Sim, addresses: &[String], key: [u8; 32]) -> Result<Clien
     Client::connect_with(&sim.connector(1), &ticket, client_config()).await
 }
 
-/// Goal: probes may follow each other at once, however late the server notices that one is over.
-/// Method: a thousand.
+/// Goal: probes may follow each other at once, however late the server notices that the previous one has ended.
+/// Method: a thousand probes.
 #[test]
 fn probes_follow_each_other() {
     simulate(13, async |sim| {
@@ -134,8 +135,8 @@ fn probes_follow_each_other() {
     });
 }
 
-/// Goal: a probe brings the bytes that were asked for and what they cost, as often as one is asked for, and beside it a
-/// subscription goes on.
+/// Goal: a probe returns the requested number of bytes and measurements, repeatedly, and does not disturb a
+/// subscription.
 /// Method: probes of three sizes; the largest takes longer than the path's delay.
 #[test]
 fn a_probe_measures_the_path() {

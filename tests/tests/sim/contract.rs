@@ -1,4 +1,4 @@
-//! What a publisher may rely on: what is kept, who is waited for, what a version's end looks like from both sides.
+//! The promises to publishers: which versions are retained, which readers are waited for, and how versions end.
 
 mod ends;
 
@@ -38,6 +38,7 @@ async fn end_reason(subscription: &mut Subscription) -> EndReason {
     }
 }
 
+/// Waits until the transfer of `version` runs.
 async fn runs(subscription: &Subscription, version: u64) {
     let has_begun = || {
         let progress = subscription.progress();
@@ -46,11 +47,11 @@ async fn runs(subscription: &Subscription, version: u64) {
     eventually("the transfer runs", has_begun).await;
 }
 
-/// Goal: what is retained is what late readers get: as many versions and as many bytes as the publisher said, and the
-/// newest in any case.
-/// Method: bounds of both kinds; look at memory, and at a reader that comes late.
+/// Goal: late readers receive exactly the retained versions: those within the publisher's bounds on number and bytes,
+/// and always the newest.
+/// Method: bounds of both kinds; check the memory, and a late reader.
 #[test]
-fn what_is_kept() {
+fn retained_versions() {
     let keep = |versions, bytes| Keep { versions, bytes };
     for (keep, first) in [
         (keep(0, u64::MAX), 6),
@@ -80,9 +81,9 @@ fn what_is_kept() {
     }
 }
 
-/// Goal: a subscriber to the newest never waits for old versions and never makes the publisher wait: versions rise, and
-/// every one that was not delivered is counted, exactly.
-/// Method: publish ten times as fast as the path carries, to a prompt user and a slow one, with and without preemption.
+/// Goal: a subscriber in mode `latest` never waits for old versions and never delays the publisher: versions rise, and
+/// skipped ones are counted exactly.
+/// Method: publish at ten times the path's rate, to a prompt user and a slow one, with and without preemption.
 #[test]
 fn latest_behind_a_fast_publisher() {
     for seed in seeds(6) {
@@ -103,17 +104,17 @@ fn latest_behind_a_fast_publisher() {
                     publish(&server, &mut publisher, version, 1 << 20).await;
                     sleep(Duration::from_millis(if version % 15 == 0 { 1_000 } else { 16 })).await;
                 }
-                assert!(sim.elapsed() - began < Duration::from_secs(6), "nobody is waited for");
+                assert!(sim.elapsed() - began < Duration::from_secs(6), "the publisher does not wait");
             };
             let follow = async |subscription: &mut Subscription, pause_ms| {
-                let (mut last, mut seen) = (0, 0);
+                let (mut last, mut count) = (0, 0);
                 while last < VERSIONS {
                     let (version, skipped) = next(subscription).await;
                     assert_eq!(version, last + 1 + skipped);
-                    (last, seen) = (version, seen + 1);
+                    (last, count) = (version, count + 1);
                     sleep(Duration::from_millis(pause_ms)).await;
                 }
-                seen
+                count
             };
             let ((), prompt, preempting, slow) = tokio::join!(
                 publishing,
@@ -130,9 +131,9 @@ fn latest_behind_a_fast_publisher() {
     }
 }
 
-/// Goal: who does not want to wait for old versions is given the newest at once, whenever it comes: also in the moment
-/// when the old one is complete.
-/// Method: publish the second version at every millisecond of the first one's way.
+/// Goal: a preempting subscriber receives the newest version at once, whenever it is published: also at the moment when
+/// the old one is complete.
+/// Method: publish the second version at every millisecond of the first one's transfer.
 #[test]
 fn a_newer_version_at_any_moment() {
     for moment in 1..seeds(140).end {
@@ -155,7 +156,7 @@ fn a_newer_version_at_any_moment() {
                 skipped += 1;
             }
             assert_eq!((version, skipped), (2, 1));
-            // Given up, answered, announced, sent: some round trips of a lane that has just begun.
+            // Preempting, the reply, the announcement and the transfer need some round trips of a new lane.
             let took = sim.elapsed() - published;
             assert!(took < Duration::from_millis(300), "{took:?} at {moment} ms");
             publish(&server, &mut publisher, 3, 100_000).await;
@@ -165,11 +166,11 @@ fn a_newer_version_at_any_moment() {
     }
 }
 
-/// Goal: a version that left retention may be finished for as long as the publisher said; then those who are still at it
-/// are cut off, hear of it, and get the next one. The session and other subscriptions live on.
-/// Method: a version that takes longer than that, replaced at once; in both modes.
+/// Goal: transfers of a version that left retention may take `release_timeout`; then they are cut off, and their
+/// subscribers are notified and receive the next version. The session and other subscriptions are not affected.
+/// Method: a version whose transfer takes longer, replaced at once; in both modes.
 #[test]
-fn who_is_too_slow_for_a_version_that_left() {
+fn a_reader_too_slow_for_a_replaced_version() {
     for every in [false, true] {
         simulate(2, async |sim| {
             let server = sim.server(server_config());
@@ -190,7 +191,7 @@ fn who_is_too_slow_for_a_version_that_left() {
             let mut large = publish(&server, &mut publisher, 2, 8 << 20).await;
             runs(&subscription, 2).await;
             if every {
-                // A reader in mode `every` would be waited for; but what is taken back is taken back.
+                // The publisher would wait for a reader in mode `every`, but not if the version is withdrawn.
                 large.withdraw();
             }
             publish(&server, &mut publisher, 3, 1000).await;
@@ -203,14 +204,14 @@ fn who_is_too_slow_for_a_version_that_left() {
             let took = sim.elapsed() - replaced;
             assert!(took > Duration::from_millis(500) && took < Duration::from_millis(700), "{took:?}");
             assert!(!large.committed(1, Duration::from_secs(60)).await);
-            eventually("version 2 is let go", || server.stats().staged_bytes < 10_000).await;
+            eventually("version 2 is released", || server.stats().staged_bytes < 10_000).await;
             assert_eq!(server.stats().evicted, 0);
         });
     }
 }
 
-/// Goal: the cut may come at any moment, also when the version is complete and its commit is on the way.
-/// Method: release timeouts of every length that the version needs.
+/// Goal: a transfer may be cut off at any moment, also when the version is complete and its commit is in flight.
+/// Method: release timeouts of each millisecond of the transfer.
 #[test]
 fn a_cut_at_any_moment() {
     for moment in 0..seeds(140).end {
@@ -238,10 +239,11 @@ fn a_cut_at_any_moment() {
     }
 }
 
-/// Goal: a client that is gone while a version is taken from it costs no processor time and no memory beyond deadlines.
-/// Method: cut its way, and let the version leave. Time would stand still if anything were busy.
+/// Goal: a client that is gone when its transfer is cut off costs no processor time, and no memory beyond its
+/// deadlines.
+/// Method: cut its path, and replace the version. A busy loop would stop the simulated clock.
 #[test]
-fn a_cut_that_nobody_answers() {
+fn a_client_that_is_gone_during_a_cut() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -255,7 +257,7 @@ fn a_cut_that_nobody_answers() {
         sim.cut(1);
         publish(&server, &mut publisher, 2, 1000).await;
         sleep(Duration::from_secs(15)).await;
-        eventually("all is let go", || server.stats().staged_bytes < 10_000).await;
+        eventually("version 1 is released", || server.stats().staged_bytes < 10_000).await;
         assert_eq!(server.stats().sessions, 0);
     });
 }

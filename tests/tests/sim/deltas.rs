@@ -1,5 +1,4 @@
-//! Versions that travel as deltas against the one before: byte for byte what was published, in few bytes, whatever is
-//! lost.
+//! Versions sent as deltas against the previous one: they arrive unchanged, in few bytes, also after losses.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -47,7 +46,7 @@ pub(crate) async fn publish_of(
     publication
 }
 
-/// A slow path, so that a transfer can be caught in the middle: four chunks for each round trip.
+/// A slow path, so that a test can act during a transfer: four chunks for each round trip.
 pub(crate) fn slow_path(sim: &Sim) {
     let delay = Duration::from_millis(20);
     sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
@@ -60,7 +59,7 @@ pub(crate) async fn following(sim: &Sim, number: u8, config: Config) -> (Client,
     (client, subscription)
 }
 
-/// The next version, every byte of it checked.
+/// Receives the next version, and checks every byte.
 pub(crate) async fn next(subscription: &mut Subscription, version: u64) -> Receipt {
     let snapshot = subscription.next().await.unwrap();
     tensors::check(&snapshot);
@@ -68,7 +67,7 @@ pub(crate) async fn next(subscription: &mut Subscription, version: u64) -> Recei
     snapshot.receipt()
 }
 
-/// Publishes versions 1 and 2, which come whole; of the second the subscriber keeps a copy.
+/// Publishes versions 1 and 2, which are sent without deltas. The subscriber keeps a copy of the second as its base.
 pub(crate) async fn hold_a_base(server: &Server, publisher: &mut Publisher, subscription: &mut Subscription) {
     for version in 1..=2 {
         publish(server, publisher, version).await;
@@ -87,11 +86,11 @@ pub(crate) fn assert_deltas(receipt: Receipt) {
     assert!(receipt.wire_bytes < BYTES / 20, "{receipt:?}");
 }
 
-/// Goal: who follows gets deltas, and only who follows: the first two versions come whole, to a late joiner too, and the
-/// first one costs no memory for a copy. All with the same base share one comparison.
+/// Goal: a subscriber receives deltas from its third version on, also a late one; the first version costs no memory for
+/// a copy. Subscribers with the same base share one comparison.
 /// Method: two subscribers, a third one later; in both modes; bytes and chunks are counted at both ends.
 #[test]
-fn who_follows_gets_deltas() {
+fn followers_get_deltas() {
     for request in [Request::latest, Request::every] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
@@ -128,8 +127,8 @@ fn who_follows_gets_deltas() {
     }
 }
 
-/// Goal: nobody needs bases: a client without memory for them, and one with too little, get whole versions, and a server
-/// that keeps none sends them.
+/// Goal: bases are optional: a client without memory for them, or with too little, and a server that keeps none, work
+/// without deltas.
 /// Method: each of them, over four versions.
 #[test]
 fn without_bases_versions_come_whole() {
@@ -146,7 +145,7 @@ fn without_bases_versions_come_whole() {
             for version in 1..=4 {
                 publish(&server, &mut publisher, version).await;
                 assert_whole(next(&mut subscription, version).await);
-                assert_eq!(client.base_bytes(), 0, "no copy is kept in vain");
+                assert_eq!(client.base_bytes(), 0, "no useless copy is kept");
             }
             assert_eq!(server.stats().encoder.compared, 0);
             assert_eq!(server.stats().bases, BaseStats::default());
@@ -154,9 +153,9 @@ fn without_bases_versions_come_whole() {
     }
 }
 
-/// Goal: a version that left retention stays while somebody holds it as a base, within the bounds, and no longer.
-/// Method: a subscriber stops at a version while others follow; one base may be kept, and then none; who holds what is
-/// gone gets a whole version.
+/// Goal: a version that left retention is kept while a subscriber holds it as a base, within the bounds, and no longer.
+/// A subscriber whose base was dropped gets no deltas.
+/// Method: a subscriber is cut off at a version while others are published, with memory for one base, and for none.
 #[test]
 fn bases_stay_while_they_are_held() {
     for (base_bytes, stays) in [(BYTES, true), (BYTES - 1, false)] {
@@ -165,7 +164,7 @@ fn bases_stay_while_they_are_held() {
             let mut publisher = open(&server, TopicOptions { bases: 1, ..keeping(2) });
             let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
             hold_a_base(&server, &mut publisher, &mut subscription).await;
-            eventually("the server heard of it", || server.stats().committed == 2).await;
+            eventually("the server has the commit", || server.stats().committed == 2).await;
             sim.cut(1);
             for version in 3..=5 {
                 publish(&server, &mut publisher, version).await;
@@ -174,21 +173,21 @@ fn bases_stay_while_they_are_held() {
             assert_eq!(server.stats().bases, kept);
             sleep(Duration::from_secs(15)).await;
             sim.mend(1);
-            // Version 3 was announced before the way was cut, and left as well.
+            // Version 3 was announced before the path was cut, and has left retention, too.
             let receipt = next(&mut subscription, 5).await;
             if stays {
                 assert_deltas(receipt);
             } else {
                 assert_whole(receipt);
             }
-            eventually("nothing is held that is not retained", || server.stats().bases.versions == 0).await;
-            eventually("memory is back", || server.stats().staged_bytes == 2 * BYTES).await;
+            eventually("no base is kept", || server.stats().bases.versions == 0).await;
+            eventually("memory is released", || server.stats().staged_bytes == 2 * BYTES).await;
         });
     }
 }
 
-/// Goal: memory is given back when nobody needs it: not while somebody may come back, but soon.
-/// Method: the only subscriber goes away for good, or is lost; a topic that ends.
+/// Goal: a base is dropped when no subscriber needs it: not while a lost one may reconnect, but soon after.
+/// Method: the only subscriber is dropped, or is lost; a topic that is withdrawn.
 #[test]
 fn bases_that_nobody_needs_are_let_go() {
     simulate(3, async |sim| {
@@ -201,8 +200,8 @@ fn bases_that_nobody_needs_are_let_go() {
         eventually("version 3 is under way", || subscription.progress().version == 3).await;
         assert_eq!(server.stats().bases.versions, 1, "version 2");
         drop(subscription);
-        eventually("it is let go", || server.stats().bases.versions == 0).await;
-        eventually("and its memory", || client.base_bytes() == 0).await;
+        eventually("the server has dropped it", || server.stats().bases.versions == 0).await;
+        eventually("the client has dropped its copy", || client.base_bytes() == 0).await;
 
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
         next(&mut subscription, 3).await;
@@ -213,9 +212,9 @@ fn bases_that_nobody_needs_are_let_go() {
         publish(&server, &mut publisher, 5).await;
         eventually("version 4 left", || server.stats().bases.versions == 1).await;
         eventually("the subscriber is lost", || server.stats().sessions == 0).await;
-        assert_eq!(server.stats().bases.versions, 1, "it may come back");
+        assert_eq!(server.stats().bases.versions, 1, "the subscriber may reconnect");
         sleep(Duration::from_secs(31)).await;
-        assert_eq!(server.stats().bases.versions, 0, "nobody will, and nothing need be published for that");
+        assert_eq!(server.stats().bases.versions, 0, "the wait has ended, without a further publish");
         publish(&server, &mut publisher, 6).await;
         assert_eq!(server.stats().bases.versions, 0);
 
@@ -229,7 +228,7 @@ fn bases_that_nobody_needs_are_let_go() {
         eventually("version 7 left", || server.stats().bases.versions == 1).await;
         eventually("that subscriber is lost, too", || server.stats().sessions == 0).await;
         sleep(Duration::from_secs(31)).await;
-        assert_eq!(server.stats().bases.versions, 0, "those who are lost later are waited for no longer");
+        assert_eq!(server.stats().bases.versions, 0, "the wait for a later lost subscriber is not longer");
 
         let (_client, mut subscription) = following(&sim, 3, client_config()).await;
         next(&mut subscription, 8).await;
@@ -243,8 +242,9 @@ fn bases_that_nobody_needs_are_let_go() {
     });
 }
 
-/// Goal: bases never stand in the way of a version: they give way where staged memory is bounded.
-/// Method: memory for three versions; one is the base of a subscriber that is away, two are retained, and one more comes.
+/// Goal: bases never prevent a publish: they are dropped when the bound of staged memory is reached.
+/// Method: memory for three versions; one is the base of a subscriber that is away, two are retained, and one more is
+/// published.
 #[test]
 fn bases_give_way() {
     simulate(8, async |sim| {
@@ -253,21 +253,21 @@ fn bases_give_way() {
         let mut publisher = open(&server, keeping(2));
         let (_client, mut subscription) = following(&sim, 1, client_config()).await;
         hold_a_base(&server, &mut publisher, &mut subscription).await;
-        eventually("the server heard of it", || server.stats().committed == 2).await;
+        eventually("the server has the commit", || server.stats().committed == 2).await;
         sim.cut(1);
         for version in 3..=6 {
             publish(&server, &mut publisher, version).await;
             assert_eq!(server.stats().bases.versions, u64::from(version == 4), "after version {version}");
             if version == 4 {
-                sleep(Duration::from_secs(15)).await; // Nobody is in the middle of version 3 any more.
+                sleep(Duration::from_secs(15)).await; // Until the transfer of version 3 has ended.
             }
         }
     });
 }
 
-/// Goal: a version that is given up ends the base, whoever does it; the one after it is whole, and then there are deltas
-/// again.
-/// Method: withdraw in the middle; let a newer one preempt; each with deltas under way.
+/// Goal: a version that is withdrawn or preempted ends the base: the next version has no deltas, and the one after it
+/// has.
+/// Method: withdraw a version during its transfer, and preempt one; both with deltas under way.
 #[test]
 fn a_version_that_is_given_up_ends_the_base() {
     for preempt in [false, true] {
@@ -297,13 +297,13 @@ fn a_version_that_is_given_up_ends_the_base() {
     }
 }
 
-/// Goal: a version that is continued over another connection goes on as deltas, and the next one too.
-/// Method: cut the way in the middle of deltas, at random places, for longer than the idle timeout.
+/// Goal: a version that is resumed over another connection continues as deltas, and so does the next one.
+/// Method: cut the path during a transfer of deltas, at random moments, for longer than the idle timeout.
 #[test]
-fn a_part_goes_on_with_its_base() {
-    let mut continued = 0;
+fn a_resumed_version_keeps_its_base() {
+    let mut resumed = 0;
     for seed in seeds(10) {
-        continued += simulate(seed, async |sim| {
+        resumed += simulate(seed, async |sim| {
             let mut dice = ChaCha8Rng::seed_from_u64(sim.seed);
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
@@ -312,11 +312,11 @@ fn a_part_goes_on_with_its_base() {
             hold_a_base(&server, &mut publisher, &mut subscription).await;
             publish(&server, &mut publisher, 3).await;
             let part = dice.random_range(1..CHUNKS - 2);
-            let has_come = || {
+            let is_verified = || {
                 let progress = subscription.progress();
                 progress.version == 3 && progress.verified_bytes >= part * CHUNK_BYTES as u64
             };
-            eventually("a part has come", has_come).await;
+            eventually("a part is verified", is_verified).await;
             sim.cut(1);
             sleep(Duration::from_secs(15)).await;
             sim.mend(1);
@@ -327,14 +327,14 @@ fn a_part_goes_on_with_its_base() {
             u64::from(receipt.resumed)
         });
     }
-    assert!(continued > 0);
+    assert!(resumed > 0);
 }
 
-/// Goal: a restart of the server costs a whole version at most, and never a byte that is wrong.
-/// Method: the same epoch goes on: with the version that the client holds, and without.
+/// Goal: a restart of the server costs at most one version without deltas, and no wrong byte.
+/// Method: continue the same epoch, with the version that the client holds, and without it.
 #[test]
 fn a_server_that_is_started_again() {
-    for has_it in [true, false] {
+    for has_base in [true, false] {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, keeping(2));
@@ -343,21 +343,21 @@ fn a_server_that_is_started_again() {
             drop((server, publisher));
             let server = sim.server_again(server_config()).await;
             let mut publisher = open(&server, keeping(2));
-            publisher.continue_at(tensor_relay_client::Version(if has_it { 2 } else { 3 }));
-            if has_it {
+            publisher.continue_at(tensor_relay_client::Version(if has_base { 2 } else { 3 }));
+            if has_base {
                 publish(&server, &mut publisher, 2).await;
             }
             publish(&server, &mut publisher, 3).await;
             let receipt = next(&mut subscription, 3).await;
-            if has_it { assert_deltas(receipt) } else { assert_whole(receipt) }
+            if has_base { assert_deltas(receipt) } else { assert_whole(receipt) }
         });
     }
 }
 
-/// Goal: another manifest, and another epoch, have no base in the one before.
+/// Goal: a version with another manifest, or of another epoch, is not coded against the previous one.
 /// Method: change the size of a tensor and back, then the epoch.
 #[test]
-fn what_is_laid_out_anew_comes_whole() {
+fn a_changed_manifest_comes_whole() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, keeping(3));
@@ -368,7 +368,7 @@ fn what_is_laid_out_anew_comes_whole() {
             let deltas = next(&mut subscription, version).await.codecs.deltas();
             assert_eq!(deltas.chunks > 0, version == 3, "version {version}: {deltas:?}");
         }
-        assert_eq!(client.base_bytes(), 0, "what no version will be coded against is given back");
+        assert_eq!(client.base_bytes(), 0, "a useless copy is dropped");
         publish(&server, &mut publisher, 6).await;
         next(&mut subscription, 6).await;
         drop(publisher);
@@ -381,9 +381,9 @@ fn what_is_laid_out_anew_comes_whole() {
     });
 }
 
-/// Goal: whatever happens, every byte is what was published, and in the end deltas travel.
-/// Method: random publishers, followers of both modes with one or two lanes and more or less memory, on bad networks, with
-/// partitions, clients and servers that start again, versions taken back and manifests that change.
+/// Goal: every byte is as published, under all faults, and deltas are used.
+/// Method: random publishers, followers of both modes with one or two lanes and more or less memory, on bad networks,
+/// with partitions, restarts of clients and servers, withdrawn versions and changed manifests.
 #[test]
 fn random_versions() {
     let mut deltas = 0;
@@ -393,7 +393,7 @@ fn random_versions() {
     assert!(deltas > 500, "{deltas}");
 }
 
-/// How many chunks came as deltas.
+/// Runs such a scenario, and returns the number of chunks received as deltas.
 async fn publish_and_follow(sim: Sim) -> u64 {
     let mut dice = ChaCha8Rng::seed_from_u64(!sim.seed);
     let config = tensor_relay_server::Config {
@@ -429,18 +429,18 @@ async fn publish_and_follow(sim: Sim) -> u64 {
             last: versions,
             dice: ChaCha8Rng::from_rng(&mut dice),
         };
-        let joins = Duration::from_millis(dice.random_range(0..5_000));
+        let joins_after = Duration::from_millis(dice.random_range(0..5_000));
         followers.spawn(async move {
-            sleep(joins).await;
+            sleep(joins_after).await;
             follower.run().await
         });
     }
-    let mut layout = 300 << 10;
+    let mut weight_bytes = 300 << 10;
     for version in 1..=versions {
         if dice.random_bool(0.05) {
-            layout = dice.random_range(100 << 10..400 << 10);
+            weight_bytes = dice.random_range(100 << 10..400 << 10);
         }
-        let specs = vec![tensors::steady("weights", layout), tensors::smooth("bias", 5_000)];
+        let specs = vec![tensors::steady("weights", weight_bytes), tensors::smooth("bias", 5_000)];
         let publication = publish_of(&server, &mut publisher, version, specs).await;
         match dice.random_range(0..30) {
             0 if version < versions => publication.withdraw(),
@@ -463,13 +463,13 @@ async fn publish_and_follow(sim: Sim) -> u64 {
         sleep(Duration::from_millis(dice.random_range(0..400))).await;
     }
     let mut deltas = 0;
-    while let Some(came) = followers.join_next().await {
-        deltas += came.unwrap();
+    while let Some(received) = followers.join_next().await {
+        deltas += received.unwrap();
     }
     deltas
 }
 
-/// A subscriber that checks every byte of what it gets, and begins anew now and then.
+/// A subscriber that checks every byte of its snapshots, and sometimes connects again.
 struct Follower {
     config: Config,
     every: bool,
@@ -481,7 +481,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// Follows to the last version; returns how many chunks came as deltas.
+    /// Receives versions until the last one, and returns the number of chunks received as deltas.
     async fn run(mut self) -> u64 {
         let mut deltas = 0;
         loop {
@@ -489,17 +489,17 @@ impl Follower {
             let request = if self.every { Request::every(topic("t")) } else { Request::latest(topic("t")) };
             let mut subscription = client.subscribe_to(request).await.unwrap();
             loop {
-                let taken = match subscription.next().await {
+                let snapshot = match subscription.next().await {
                     Ok(snapshot) => snapshot,
                     Err(SubscriptionError::Gap(_)) => continue,
                     Err(SubscriptionError::Ended { reason: EndReason::TooSlow, .. }) => break,
                     Err(error) => panic!("{error}"),
                 };
-                tensors::check(&taken);
-                let came = taken.receipt().codecs.deltas();
-                assert!(came.chunks == 0 || self.config.base_bytes > 0);
-                deltas += came.chunks;
-                if taken.id().version.0 == self.last {
+                tensors::check(&snapshot);
+                let received = snapshot.receipt().codecs.deltas();
+                assert!(received.chunks == 0 || self.config.base_bytes > 0);
+                deltas += received.chunks;
+                if snapshot.id().version.0 == self.last {
                     return deltas;
                 }
                 sleep(Duration::from_millis(self.dice.random_range(0..300))).await;
@@ -517,7 +517,7 @@ impl Follower {
         for _ in 0..200 {
             match Client::connect_with(&self.connector, &self.ticket, self.config.clone()).await {
                 Ok(client) => return client,
-                // The server is away, or the way to it is bad.
+                // The server is down, or the path to it is bad.
                 Err(
                     error @ (ClientError::Connect(_)
                     | ClientError::Lane(_)

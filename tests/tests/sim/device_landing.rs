@@ -1,4 +1,4 @@
-//! Versions that land in the memory of a device: whole and exact, whatever the device and the network do.
+//! Versions that are received into device memory: complete and exact, whatever fails.
 
 mod buffers;
 
@@ -28,24 +28,24 @@ const BYTES: u64 = 2 << 20;
 /// Longer than the idle timeout of both ends.
 const LONG: Duration = Duration::from_secs(15);
 
-/// Longer than a client waits for a copy.
+/// Longer than a client's deadline for a copy.
 const HANGING: Duration = Duration::from_secs(26);
 
 fn landing_on(device: &Device, config: Config) -> Config {
     Config { device: Some(device.clone()), ..config }
 }
 
-/// How many chunks come at once.
+/// The number of chunks that are received at once.
 fn credit() -> usize {
     client_config().credit_chunks as usize
 }
 
-/// A gated device with slots as long as the chunks.
+/// A gated device whose slots have the size of chunks.
 fn gated(budget_bytes: u64, slots: usize) -> (Arc<GatedEngine>, Device) {
     GatedEngine::device(budget_bytes, Capacity { slots, slot_bytes: CHUNK_BYTES as usize })
 }
 
-/// A slow path, so that a transfer can be caught in the middle.
+/// A slow path, so that a test can act during a transfer.
 fn slow_path(sim: &Sim) {
     let delay = Duration::from_millis(20);
     sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
@@ -73,19 +73,20 @@ fn content(name: &TensorName, version: u64, bytes: u64) -> Vec<u8> {
     out
 }
 
-/// What is in a buffer of a device that copies out in place.
+/// The content of a buffer, whose device must copy out synchronously.
 async fn bytes_in(buffer: &DeviceBuffer) -> Vec<u8> {
     buffer.source().read(0..buffer.len_bytes()).await.unwrap().to_vec()
 }
 
-/// A buffer for each tensor that has bytes of its own.
+/// A buffer for each tensor that is not an alias.
 fn buffers_on(device: &Device, specs: &[TensorSpec]) -> Buffers<DeviceBuffer> {
     let own = specs.iter().filter(|spec| spec.alias_of.is_none());
     own.map(|spec| (spec.name.clone(), device.allocate(bytes_of(spec) as usize).unwrap()))
         .collect()
 }
 
-async fn hold(buffers: &Buffers<DeviceBuffer>, version: u64) -> bool {
+/// Whether all buffers have the content of `version`.
+async fn have_content(buffers: &Buffers<DeviceBuffer>, version: u64) -> bool {
     for (name, buffer) in buffers.iter() {
         if bytes_in(buffer).await != content(name, version, buffer.len_bytes()) {
             return false;
@@ -94,7 +95,7 @@ async fn hold(buffers: &Buffers<DeviceBuffer>, version: u64) -> bool {
     true
 }
 
-/// Every dtype in an odd number of elements, large and small, beside empty ones and tied weights.
+/// Large and small tensors of every dtype, with odd numbers of elements; an empty tensor and a tied one.
 fn all_kinds() -> Vec<TensorSpec> {
     let mut specs = Vec::new();
     for dtype in Dtype::ALL {
@@ -108,9 +109,9 @@ fn all_kinds() -> Vec<TensorSpec> {
     specs
 }
 
-/// Goal: tensors of every dtype arrive exactly on the device, raw and encoded, in both modes; what a user may ask of such
-/// a snapshot is as the pages say.
-/// Method: one of each, empty ones and tied ones; each is read back from the place that it is said to be at.
+/// Goal: tensors of every dtype arrive exactly on the device, raw and encoded, in both modes; the methods of such a
+/// snapshot return what the documentation says.
+/// Method: tensors of each dtype, an empty and a tied one; read each back from the range that the snapshot reports.
 #[test]
 fn every_dtype_lands_exactly() {
     for (seed, codec) in [(1, CodecId::Raw), (2, CodecId::Zstd)] {
@@ -146,10 +147,11 @@ fn every_dtype_lands_exactly() {
     }
 }
 
-/// Goal: a snapshot on a device is never written as empty files, or copied as nothing.
-/// Method: whatever takes the bytes of a snapshot on the host, with one on a device, and then with its copy.
+/// Goal: a snapshot on a device is never written as empty files, nor copied as empty tensors.
+/// Method: call each operation that needs a snapshot on the host, with one on a device, and then with its copy on the
+/// host.
 #[test]
-fn what_needs_the_host_says_so() {
+fn operations_of_the_host_refuse_a_snapshot_on_a_device() {
     simulate(3, async |sim| {
         let specs = [noise("a", 1_000)];
         let server = sim.server(server_config());
@@ -177,10 +179,10 @@ fn what_needs_the_host_says_so() {
     });
 }
 
-/// Goal: thirty versions of anything land in the memory of two, which is all free at the end.
-/// Method: random tensors, of which some are selected, and one snapshot held at a time.
+/// Goal: thirty versions of random tensors fit in the device memory of two, which is free at the end.
+/// Method: random tensors, with and without a selection, and one snapshot held at a time.
 #[test]
-fn memory_is_used_again() {
+fn device_memory_is_reused() {
     for seed in seeds(6) {
         simulate(seed, async |sim| {
             let specs = tensors::random(&mut ChaCha8Rng::seed_from_u64(seed), BYTES);
@@ -208,11 +210,11 @@ fn memory_is_used_again() {
     }
 }
 
-/// Goal: a version goes on in the same memory after its connection was lost; what was copied is not sent again, and a copy
-/// that was in flight then does not land over what comes later.
-/// Method: cut the way in mid-transfer, with a few copies held until the version is on its way again.
+/// Goal: a version is resumed in the same memory after its connection was lost. Copied chunks are not sent again, and a
+/// copy that was in flight at that time does not overwrite later bytes.
+/// Method: cut the path during the transfer, with a few copies held until the transfer has been resumed.
 #[test]
-fn a_version_goes_on_where_it_was() {
+fn a_version_is_resumed() {
     for seed in seeds(5) {
         simulate(seed, async |sim| {
             let specs = [noise("a", BYTES), smooth("b", 100_000), noise("c", 1)];
@@ -247,11 +249,11 @@ fn a_version_goes_on_where_it_was() {
     }
 }
 
-/// Goal: a copy that was in flight when its version was given up keeps its memory, and never lands in another version.
-/// Method: drop the subscription, and lose the connection for good, in the middle of copies; then receive another version
-/// on the same device, and only then let the old copies pass.
+/// Goal: a copy that was in flight when its version was given up keeps its memory, and never writes to another version.
+/// Method: drop the subscription during copies, with and without a lost connection; receive another version on the same
+/// device, and only then let the old copies pass.
 #[test]
-fn what_is_given_up_in_the_middle_of_a_copy() {
+fn a_version_given_up_during_its_copies() {
     for lost in [false, true] {
         simulate(5, async |sim| {
             let specs = [noise("a", BYTES)];
@@ -274,14 +276,14 @@ fn what_is_given_up_in_the_middle_of_a_copy() {
             sleep(LONG).await;
             assert_eq!((engine.in_flight(), device.slots().available()), (credit(), 16 - credit()));
             let old_bytes = engine.in_use_bytes();
-            assert!(old_bytes >= BYTES, "memory under a copy is nobody else's");
+            assert!(old_bytes >= BYTES, "memory under a copy is not reused");
 
             let client = sim.client(2, config).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             let (snapshot, ()) = tokio::join!(subscription.next(), async {
-                eventually("the other one is copied", || engine.in_flight() > credit()).await;
-                // Newest first: what was begun for the version given up lands last.
-                while engine.in_flight() > credit() || subscription_is_busy(&engine).await {
+                eventually("the other version is copied", || engine.in_flight() > credit()).await;
+                // Newest first: the copies of the version that was given up end last.
+                while engine.in_flight() > credit() || copies_begin(&engine).await {
                     engine.let_last_pass();
                     sleep(Duration::from_millis(1)).await;
                 }
@@ -293,15 +295,16 @@ fn what_is_given_up_in_the_middle_of_a_copy() {
     }
 }
 
-/// Whether copies come in within a while.
-async fn subscription_is_busy(engine: &GatedEngine) -> bool {
+/// Whether copies begin within half a second.
+async fn copies_begin(engine: &GatedEngine) -> bool {
     let before = engine.begun();
     sleep(Duration::from_millis(500)).await;
     engine.begun() > before
 }
 
-/// Goal: what the user holds on a device is bounded as on the host: a tensor counts like its snapshot.
-/// Method: hold one of at most one as a tensor; ask; drop; ask again.
+/// Goal: the number of versions that a user holds is bounded on a device as on the host: a tensor counts like its
+/// snapshot.
+/// Method: with a limit of one, hold a tensor; request the next version; drop the tensor; request it again.
 #[test]
 fn a_tensor_on_a_device_counts_as_held() {
     simulate(6, async |sim| {
@@ -324,10 +327,10 @@ fn a_tensor_on_a_device_counts_as_held() {
     });
 }
 
-/// Goal: a user who takes no snapshot gets the newest, and their memory on the device is free again.
+/// Goal: a user who takes no snapshot for a while gets the newest, and the older ones' device memory is free again.
 /// Method: publish six versions while the user sleeps.
 #[test]
-fn a_user_who_sleeps() {
+fn an_idle_user_gets_the_newest_version() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -345,8 +348,9 @@ fn a_user_who_sleeps() {
     });
 }
 
-/// Goal: a version that does not fit on the device, or whose copy does not fit on the host, is an error with numbers.
-/// Method: two MiB into a budget of one, on either; the same session then receives something smaller.
+/// Goal: a version that does not fit on the device, or whose copy does not fit on the host, is an error with both
+/// sizes.
+/// Method: a version of twice the budget, on either; the same session then receives a smaller one.
 #[test]
 fn a_version_that_does_not_fit() {
     simulate(8, async |sim| {
@@ -369,9 +373,9 @@ fn a_version_that_does_not_fit() {
     });
 }
 
-/// Goal: a device that fails ends the subscription whose version it did not take, with words that blame it, and nothing
-/// else: the server goes on, and so do other subscriptions of the session.
-/// Method: one copy fails; another subscription of the same session is in the middle of its versions.
+/// Goal: a device that fails ends the subscription whose version it did not receive, with an error that names the
+/// device. The server and the session's other subscriptions are not affected.
+/// Method: one copy fails; another subscription of the same session receives versions.
 #[test]
 fn a_copy_that_fails() {
     simulate(9, async |sim| {
@@ -381,19 +385,19 @@ fn a_copy_that_fails() {
         let (engine, device) = gated(u64::MAX, 16);
         let config = landing_on(&device, client_config());
         let (client, mut failing) = subscribe(&sim, config, Request::latest(topic("one"))).await;
-        let mut going_on = client.subscribe(&topic("other")).await.unwrap();
+        let mut unaffected = client.subscribe(&topic("other")).await.unwrap();
         client.list().await.unwrap();
         engine.fail(1);
         publish(&server, &mut one, 1, &[noise("a", BYTES)]).await;
         let error = failing.next().await.unwrap_err();
-        let SubscriptionError::Device { id, device: named, detail, is_final: true } = &error else {
+        let SubscriptionError::Device { id, device: device_name, detail, is_final: true } = &error else {
             panic!("{error}")
         };
-        assert_eq!((id.topic.as_str(), &**named), ("one", "gated"));
+        assert_eq!((id.topic.as_str(), &**device_name), ("one", "gated"));
         assert!(error.is_final() && detail.contains("engine has stopped"), "{error}");
         for version in 1..=3 {
             publish(&server, &mut other, version, &[noise("a", BYTES)]).await;
-            tensors::check(&going_on.next().await.unwrap());
+            tensors::check(&unaffected.next().await.unwrap());
         }
         eventually("all are committed", || server.stats().committed == 3).await;
         assert_eq!(server.stats().sessions, 1);
@@ -402,9 +406,9 @@ fn a_copy_that_fails() {
     });
 }
 
-/// Goal: a device that hangs costs a version, not the subscription: the user is told, and later versions are tried. What
-/// the old copies do later harms nobody.
-/// Method: copies of the first version never end; the gate is opened for the second; the old ones land when it is there.
+/// Goal: a device that hangs costs a version, not the subscription: the user gets an error, and later versions are
+/// received. The old copies harm no later version.
+/// Method: copies of the first version hang; those of the second pass; the old ones pass when the second is complete.
 #[test]
 fn copies_that_never_end() {
     for every in [false, true] {
@@ -428,7 +432,7 @@ fn copies_that_never_end() {
 
             publish(&server, &mut publisher, 2, &specs).await;
             let (snapshot, ()) = tokio::join!(next_after_gaps(&mut subscription), async {
-                while subscription_is_busy(&engine).await || engine.in_flight() > stuck {
+                while copies_begin(&engine).await || engine.in_flight() > stuck {
                     engine.let_last_pass();
                 }
             });
@@ -436,12 +440,12 @@ fn copies_that_never_end() {
             engine.open();
             tensors::check(&snapshot);
             sleep(LONG).await;
-            assert_eq!(engine.in_use_bytes(), BYTES, "that of the version that is held");
+            assert_eq!(engine.in_use_bytes(), BYTES, "only the held version has memory");
         });
     }
 }
 
-/// The next version, past the word that others are missing.
+/// The next version, after any reported gaps.
 async fn next_after_gaps(subscription: &mut Subscription) -> Snapshot {
     loop {
         match subscription.next().await {
@@ -453,7 +457,7 @@ async fn next_after_gaps(subscription: &mut Subscription) -> Snapshot {
 }
 
 /// Goal: while one chunk is copied, others are received: the stages overlap.
-/// Method: hold each copy until another chunk has come; count.
+/// Method: hold each copy until another chunk has been received; count how many overlap.
 #[test]
 fn copies_overlap_the_network() {
     simulate(11, async |sim| {
@@ -480,7 +484,7 @@ fn copies_overlap_the_network() {
         let chunks = BYTES / u64::from(CHUNK_BYTES);
         let stages = client.stages();
         assert_eq!(stages.begun(Stage::Write), chunks);
-        // A chunk begins to be written when it was received: here while another one was still being copied.
+        // The write of a chunk begins when it is received: here while another chunk is still being copied.
         assert!(stages.begun_beside(Stage::Write, Stage::Write) > chunks / 2, "{stages:?}");
     });
 }

@@ -1,5 +1,5 @@
-//! What is published from a device: read once, whoever subscribes, given back when it was promised, and told when the
-//! device fails.
+//! Versions published from a device: read once for all subscribers, and lent memory is returned when promised; a device
+//! that fails is reported.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -27,22 +27,26 @@ use tokio::time::sleep;
 
 const CHUNK: usize = CHUNK_BYTES as usize;
 
-/// A tensor that takes so many chunks.
+/// A tensor of `count` chunks.
 fn chunks(count: u64) -> Vec<TensorSpec> {
     vec![noise("noise", count * u64::from(CHUNK_BYTES))]
 }
 
-/// The tensors of `version`, lent where they are on `device`.
+/// The tensors of `version` on `device`, lent to the server.
 async fn lent(server: &Server, device: &Device, specs: Vec<TensorSpec>, version: u64) -> Borrowed {
     let tensors = tensors::on_device(device, specs, version).await;
     Borrowed::from_device(&server.staging(), tensors, vec![]).unwrap()
 }
 
-async fn publish_held(publisher: &mut Publisher, held: impl Into<Publishable>, version: u64) -> Publication {
-    publisher.publish(held, tensors::metadata(version)).await.unwrap()
+async fn publish_version(
+    publisher: &mut Publisher,
+    content: impl Into<Publishable>,
+    version: u64,
+) -> Publication {
+    publisher.publish(content, tensors::metadata(version)).await.unwrap()
 }
 
-/// A subscription, with the client that it ends with.
+/// A subscription, and its client, which must live as long.
 struct Reader {
     subscription: Subscription,
     _client: Client,
@@ -74,8 +78,8 @@ async fn next(subscription: &mut Subscription) -> Snapshot {
     snapshot
 }
 
-/// Goal: a device is read once for a version, however many subscribe, raw and encoded, lent and owned by the relay.
-/// Method: four subscribers at about the same time; count copies.
+/// Goal: a version is read once from its device for all subscribers: raw and encoded, lent and owned by the relay.
+/// Method: four subscribers at about the same time; count the copies.
 #[test]
 fn a_device_is_read_once_for_all() {
     for (codec, owned) in [(CodecId::Raw, false), (CodecId::Raw, true), (CodecId::Zstd, false)] {
@@ -84,16 +88,16 @@ fn a_device_is_read_once_for_all() {
             let device = engine.device(16, CHUNK);
             let server = sim.server(Config { codec: codec.into(), ..server_config() });
             let specs = vec![noise("a", 30 * CHUNK as u64), smooth("b", 10 * CHUNK as u64)];
-            let held: Publishable = match owned {
+            let publishable: Publishable = match owned {
                 true => tensors::stage(&server, specs, 1).onto(&device).await.unwrap(),
                 false => lent(&server, &device, specs, 1).await.into(),
             };
             let staged_bytes = server.stats().staged_bytes;
-            assert_eq!(staged_bytes, 0, "nothing of it is left in host memory");
+            assert_eq!(staged_bytes, 0, "host memory was released");
             let mut publisher = server.publisher(topic("t")).unwrap();
-            publish_held(&mut publisher, held, 1).await;
-            let one = async |number| next(&mut *subscribe(&sim, number).await).await;
-            tokio::join!(one(1), one(2), one(3), one(4));
+            publish_version(&mut publisher, publishable, 1).await;
+            let receive = async |number| next(&mut *subscribe(&sim, number).await).await;
+            tokio::join!(receive(1), receive(2), receive(3), receive(4));
             let encoder = server.stats().encoder;
             assert_eq!((encoder.source_reads, encoder.source_rereads), (40, 0), "{codec:?}");
             assert_eq!(engine.copies_out(), 40);
@@ -106,8 +110,9 @@ fn a_device_is_read_once_for_all() {
     }
 }
 
-/// Goal: who comes late is served as well; what it reads again is counted, and is nothing where all is kept.
-/// Method: a second subscriber when the first is done, with the default bound and with one that holds the version.
+/// Goal: a late subscriber is served as well. Chunks read again for it are counted; with a large enough cache there are
+/// none.
+/// Method: a second subscriber after the first has finished, with the default cache, a large one and none.
 #[test]
 fn a_late_subscriber() {
     for (device_cache_bytes, rereads) in [(None, 40), (Some(u64::MAX), 0), (Some(0), 40)] {
@@ -116,8 +121,8 @@ fn a_late_subscriber() {
             let device = engine.device(16, CHUNK);
             let server = sim.server(Config { device_cache_bytes, ..server_config() });
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let held = lent(&server, &device, chunks(40), 1).await;
-            publish_held(&mut publisher, held, 1).await;
+            let borrowed = lent(&server, &device, chunks(40), 1).await;
+            publish_version(&mut publisher, borrowed, 1).await;
             for number in 1..3 {
                 next(&mut *subscribe(&sim, number).await).await;
             }
@@ -129,9 +134,9 @@ fn a_late_subscriber() {
     }
 }
 
-/// Goal: a slow subscriber costs a fast one nothing, though the device has few slots and the slow one holds what it has
-/// not taken.
-/// Method: cut the slow one off in the middle, before it dies; with every small number of slots and either cache.
+/// Goal: a slow subscriber does not delay a fast one, though the device has few slots and the chunks sent to the slow
+/// one keep theirs.
+/// Method: cut the slow one off during the transfer, but not for its idle timeout; with few slots and either cache.
 #[test]
 fn a_slow_subscriber_beside_a_fast_one() {
     for slots in 1..7 {
@@ -141,8 +146,8 @@ fn a_slow_subscriber_beside_a_fast_one() {
                 let server = sim.server(Config { device_cache_bytes, ..server_config() });
                 let mut publisher = server.publisher(topic("t")).unwrap();
                 let (mut slow, mut fast) = (subscribe(&sim, 1).await, subscribe(&sim, 2).await);
-                let held = lent(&server, &device, chunks(60), 1).await;
-                publish_held(&mut publisher, held, 1).await;
+                let borrowed = lent(&server, &device, chunks(60), 1).await;
+                publish_version(&mut publisher, borrowed, 1).await;
                 sleep(Duration::from_millis(8)).await;
                 sim.cut(1);
                 let began = sim.elapsed();
@@ -150,7 +155,7 @@ fn a_slow_subscriber_beside_a_fast_one() {
                 let took = sim.elapsed() - began;
                 assert!(took < Duration::from_millis(500), "{took:?} with {slots} slots");
                 let verified = slow.progress().verified_bytes;
-                assert!(verified > 0 && verified < 60 * CHUNK as u64, "{verified} bytes: not in the middle");
+                assert!(verified > 0 && verified < 60 * CHUNK as u64, "{verified} bytes: not midway");
                 sim.mend(1);
                 next(&mut slow).await;
                 assert_eq!(server.stats().evicted, 0);
@@ -159,9 +164,9 @@ fn a_slow_subscriber_beside_a_fast_one() {
     }
 }
 
-/// Goal: tensors of every dtype, odd sizes, aliases and empty ones arrive as they were, staged, lent and uploaded; small
-/// slots and chunks that are longer than a slot included.
-/// Method: all of them in one version, published three ways.
+/// Goal: tensors of every dtype, of odd sizes, aliases and empty ones arrive unchanged, whether staged, lent or copied
+/// to the device, also with slots shorter or longer than a chunk.
+/// Method: all of them in one version, published by three methods.
 #[test]
 fn every_dtype() {
     simulate(4, async |sim| {
@@ -181,10 +186,10 @@ fn every_dtype() {
         let mut version = 0;
         for slot_bytes in [CHUNK, CHUNK / 4, 2 * CHUNK] {
             let device = TestEngine::new(64 << 20).device(3, slot_bytes);
-            for way in 0..3 {
+            for method in 0..3 {
                 version += 1;
                 let tensors = tensors::on_device(&device, specs.clone(), version).await;
-                let held: Publishable = match way {
+                let publishable: Publishable = match method {
                     0 => Staged::from_device(&server.staging(), tensors, vec![]).await.unwrap().into(),
                     1 => Borrowed::from_device(&server.staging(), tensors, vec![]).unwrap().into(),
                     _ => {
@@ -192,15 +197,15 @@ fn every_dtype() {
                         staged.onto(&device).await.unwrap()
                     }
                 };
-                publish_held(&mut publisher, held, version).await;
+                publish_version(&mut publisher, publishable, version).await;
                 assert_eq!(next(&mut subscription).await.id().version.0, version);
             }
         }
     });
 }
 
-/// Goal: a version that is staged is its producer's again when staging returns, and copies run beside hashing.
-/// Method: overwrite the tensors at once; count the copies under way while the first is held.
+/// Goal: the producer may overwrite a staged version's tensors once staging returns, and several copies run at once.
+/// Method: count the copies under way while they are held; overwrite the tensors when staging has returned.
 #[test]
 fn a_staged_version_is_a_copy() {
     simulate(5, async |sim| {
@@ -219,17 +224,17 @@ fn a_staged_version_is_a_copy() {
         assert_eq!((engine.copies_out(), device.slots().available()), (20, 8));
         let sink = buffer.sink();
         let target = sink.open(0..buffer.len_bytes()).await.unwrap();
-        sink.write(target).await.unwrap(); // Whatever is in it.
+        sink.write(target).await.unwrap(); // Overwrites the tensor with the slot's old content.
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let publication = publish_held(&mut publisher, staged, 1).await;
+        let publication = publish_version(&mut publisher, staged, 1).await;
         assert!(publication.is_released());
         next(&mut *subscribe(&sim, 1).await).await;
     });
 }
 
-/// Goal: device memory that was lent is its producer's again when the version left retention and no copy out of it is
-/// under way: not before, and without waiting for what was copied.
-/// Method: hold a copy, let its reader leave, take the version back, and only then let the copy end.
+/// Goal: lent device memory returns to its producer when the version has left retention and no copy out of it is under
+/// way: not before, and without waiting until copied chunks are sent.
+/// Method: hold a copy, drop its reader, withdraw the version, and only then let the copy end.
 #[test]
 fn lent_memory_comes_back_after_the_last_copy() {
     simulate(6, async |sim| {
@@ -237,8 +242,8 @@ fn lent_memory_comes_back_after_the_last_copy() {
         let device = engine.device(8, CHUNK);
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let held = lent(&server, &device, chunks(20), 1).await;
-        let publication = publish_held(&mut publisher, held, 1).await;
+        let borrowed = lent(&server, &device, chunks(20), 1).await;
+        let publication = publish_version(&mut publisher, borrowed, 1).await;
         next(&mut *subscribe(&sim, 1).await).await;
         assert!(!publication.is_released(), "it is retained");
         assert!(server.stats().encoder.source_kept_bytes > 0);
@@ -258,10 +263,10 @@ fn lent_memory_comes_back_after_the_last_copy() {
     });
 }
 
-/// Goal: a producer gets its memory back in time though a reader is too slow, who is told.
-/// Method: take the version back in mid-transfer, from a reader on a slow path and one whose copies hang.
+/// Goal: a producer gets its memory back in time although a reader is too slow; that reader skips the version.
+/// Method: replace the version during its transfer to a reader on a slow path.
 #[test]
-fn a_version_taken_back_in_the_middle() {
+fn a_version_withdrawn_during_a_transfer() {
     simulate(7, async |sim| {
         let engine = TestEngine::new(64 << 20);
         let device = engine.device(8, CHUNK);
@@ -271,11 +276,11 @@ fn a_version_taken_back_in_the_middle() {
         let options = TopicOptions { release_timeout: Some(Duration::from_secs(1)), ..keeping(1) };
         let mut publisher = server.publisher_with(topic("t"), None, options).unwrap();
         let mut subscription = subscribe(&sim, 1).await;
-        let held = lent(&server, &device, chunks(200), 1).await;
-        let publication = publish_held(&mut publisher, held, 1).await;
+        let borrowed = lent(&server, &device, chunks(200), 1).await;
+        let publication = publish_version(&mut publisher, borrowed, 1).await;
         eventually("it is under way", || server.stats().encoder.source_reads > 8).await;
-        let held = lent(&server, &device, chunks(3), 2).await;
-        let second = publish_held(&mut publisher, held, 2).await;
+        let borrowed = lent(&server, &device, chunks(3), 2).await;
+        let second = publish_version(&mut publisher, borrowed, 2).await;
         assert!(publication.released(Duration::from_secs(5)).await);
         assert!(!second.is_released());
         let snapshot = next(&mut subscription).await;
@@ -284,9 +289,9 @@ fn a_version_taken_back_in_the_middle() {
     });
 }
 
-/// Goal: stages overlap: while one chunk is sent, others are read, and the other way round.
-/// Method: copies that take a while, one after the other; count what was begun beside what. One chunk at a time overlaps
-/// nothing.
+/// Goal: stages overlap: while one chunk is sent, others are read, and vice versa.
+/// Method: copies that take a while, one after the other; count the stages that begin during another. With one chunk in
+/// flight there are none.
 #[test]
 fn reads_and_sends_overlap() {
     for in_flight in [4, 1] {
@@ -299,9 +304,9 @@ fn reads_and_sends_overlap() {
             sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
             let server = sim.server(Config { chunks_in_flight: in_flight, ..server_config() });
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let held = lent(&server, &device, chunks(100), 1).await;
+            let borrowed = lent(&server, &device, chunks(100), 1).await;
             engine.behave(Behaviour::Taking(Duration::from_millis(2)));
-            publish_held(&mut publisher, held, 1).await;
+            publish_version(&mut publisher, borrowed, 1).await;
             next(&mut *subscribe(&sim, 1).await).await;
             let stages = server.stats().stages;
             assert_eq!((stages.begun(Stage::Read), stages.begun(Stage::Send)), (100, 100));
@@ -311,18 +316,18 @@ fn reads_and_sends_overlap() {
             let sends_beside_reads = beside(Stage::Send, Stage::Read);
             match in_flight {
                 1 => assert_eq!((reads_beside_sends, sends_beside_reads), (0, 0)),
-                // A simulated byte stream takes whatever it is given, so that sends take hardly any time.
+                // A simulated byte stream accepts all bytes at once, so sends take hardly any time.
                 _ if transport() == Transport::Tcp => {}
-                // The network binds here: a send rarely begins while a read is under way, but for the first ones.
+                // The network is the bottleneck: apart from the first ones, a send rarely begins during a read.
                 _ => assert!(reads_beside_sends > 50 && sends_beside_reads > 0, "{stages:?}"),
             }
         });
     }
 }
 
-/// Goal: a device that failed costs the versions on it and nothing else: subscribers are told at once, nobody tries for
-/// ever, other topics go on, and the topic does with its next version.
-/// Method: an engine that stops in mid-transfer, with several subscribers, raw and encoded.
+/// Goal: a device that fails costs only the versions on it: their transfers end at once and are not retried, other
+/// topics are not affected, and the topic continues with its next version.
+/// Method: an engine that stops during a transfer, with several subscribers, raw and encoded.
 #[test]
 fn a_device_that_fails() {
     for codec in [CodecId::Raw, CodecId::Zstd] {
@@ -335,22 +340,22 @@ fn a_device_that_fails() {
             for number in 1..4 {
                 subscriptions.push(subscribe(&sim, number).await);
             }
-            let held = lent(&server, &device, chunks(100), 1).await;
+            let borrowed = lent(&server, &device, chunks(100), 1).await;
             engine.behave(Behaviour::Taking(Duration::from_millis(2)));
-            let publication = publish_held(&mut publisher, held, 1).await;
+            let publication = publish_version(&mut publisher, borrowed, 1).await;
             eventually("it is under way", || server.stats().encoder.source_reads > 20).await;
             engine.behave(Behaviour::Failing);
             // A version that cannot be read is retained no longer.
             assert!(publication.released(Duration::from_secs(1)).await);
             let copies = engine.copies_out();
             sleep(Duration::from_secs(60)).await;
-            assert_eq!(engine.copies_out(), copies, "nobody tries again");
+            assert_eq!(engine.copies_out(), copies, "copies are not retried");
             assert_eq!((server.stats().evicted, server.stats().transfers), (0, 0));
             let mut other = server.publisher(topic("other")).unwrap();
             publish(&server, &mut other, 1, 100_000).await;
             let client = sim.client(9, client_config()).await.unwrap();
-            let mut followed = client.subscribe(&topic("other")).await.unwrap();
-            next(&mut followed).await;
+            let mut unaffected = client.subscribe(&topic("other")).await.unwrap();
+            next(&mut unaffected).await;
             publish(&server, &mut publisher, 2, 100_000).await;
             for subscription in &mut subscriptions {
                 let snapshot = next(subscription).await;
@@ -361,9 +366,9 @@ fn a_device_that_fails() {
     }
 }
 
-/// Goal: a device that hangs is given up before anybody else is blamed for it: its subscribers are told, not evicted; and
-/// another topic does not notice. Its producer never hears that lent memory is free, which a copy may still read.
-/// Method: copies that never end, among them enough to keep all slots.
+/// Goal: the transfers of a version on a device that hangs end, and its subscribers are not evicted as too slow.
+/// Another topic is not affected. Lent memory is never reported as released, because a copy may still read it.
+/// Method: copies that never end, with fewer slots than the copies need, and with more.
 #[test]
 fn a_device_that_hangs() {
     for slots in [2, 16] {
@@ -375,27 +380,27 @@ fn a_device_that_hangs() {
             let mut other = server.publisher(topic("other")).unwrap();
             let (mut first, mut second) = (subscribe(&sim, 1).await, subscribe(&sim, 2).await);
             let client = sim.client(3, client_config()).await.unwrap();
-            let mut followed = client.subscribe(&topic("other")).await.unwrap();
-            let held = lent(&server, &device, chunks(40), 1).await;
+            let mut unaffected = client.subscribe(&topic("other")).await.unwrap();
+            let borrowed = lent(&server, &device, chunks(40), 1).await;
             engine.behave(Behaviour::Hanging);
             let began = sim.elapsed();
-            let publication = publish_held(&mut publisher, held, 1).await;
+            let publication = publish_version(&mut publisher, borrowed, 1).await;
             for version in 1..10 {
                 publish(&server, &mut other, version, 100_000).await;
-                assert_eq!(next(&mut followed).await.id().version.0, version);
+                assert_eq!(next(&mut unaffected).await.id().version.0, version);
             }
-            assert!(sim.elapsed() - began < Duration::from_secs(1), "the other topic goes on");
+            assert!(sim.elapsed() - began < Duration::from_secs(1), "the other topic is not delayed");
             eventually_within(&sim, Duration::from_secs(30), || server.stats().transfers == 0).await;
             assert_eq!(server.stats().evicted, 0, "the subscribers were not to blame");
-            let stuck = Staged::from_device(&server.staging(), vec![], vec![]).await;
-            assert!(stuck.is_ok(), "what has no byte needs no copy");
+            let empty = Staged::from_device(&server.staging(), vec![], vec![]).await;
+            assert!(empty.is_ok(), "an empty version needs no copy");
             publish(&server, &mut publisher, 2, 100_000).await;
             for subscription in [&mut first, &mut second] {
                 let snapshot = next(subscription).await;
                 assert_eq!((snapshot.id().version.0, snapshot.skipped()), (2, 1));
             }
-            // It might have come back, so the version was retained until it was replaced.
-            // Nobody knows when its copies end, so that it is never released.
+            // The device might have recovered, so the version was retained until it was replaced. It is unknown when
+            // the copies end, so the version is never released.
             assert!(!publication.released(Duration::from_secs(30)).await);
             engine.forget_hanging();
             eventually("all slots are back", || device.slots().available() == slots).await;
@@ -404,7 +409,7 @@ fn a_device_that_hangs() {
     }
 }
 
-/// Goal: staging off a device that hangs, and onto one, ends with an error that names the wait.
+/// Goal: staging from a device that hangs, and onto one, fails with an error that names the deadline.
 /// Method: copies that never end.
 #[test]
 fn staging_with_a_device_that_hangs() {
@@ -424,8 +429,8 @@ fn staging_with_a_device_that_hangs() {
     });
 }
 
-/// Goal: whatever is published from a device, by whatever way, arrives whole, and everything is given back.
-/// Method: random versions, slots, caches, subscribers, speeds and ends, from a seed.
+/// Goal: versions published from a device by any method arrive complete, and all memory and slots are returned.
+/// Method: random versions, slots, caches, subscribers and speeds, from a seed.
 #[test]
 fn random_versions_from_devices() {
     for seed in seeds(30) {
@@ -464,7 +469,7 @@ fn random_versions_from_devices() {
                     engine.behave(Behaviour::AtOnce);
                     let bytes = dice.random_range(0..2_000_000);
                     let specs = tensors::random(&mut dice, bytes);
-                    let held: Publishable = match dice.random_range(0..3) {
+                    let publishable: Publishable = match dice.random_range(0..3) {
                         0 => lent(&server, &device, specs, version).await.into(),
                         1 => {
                             let tensors = tensors::on_device(&device, specs, version).await;
@@ -476,7 +481,7 @@ fn random_versions_from_devices() {
                         }
                     };
                     engine.behave(Behaviour::Taking(Duration::from_micros(dice.random_range(0..3_000))));
-                    publications.push(publish_held(&mut publisher, held, version).await);
+                    publications.push(publish_version(&mut publisher, publishable, version).await);
                     sleep(Duration::from_millis(dice.random_range(0..100))).await;
                 }
                 publications
@@ -495,11 +500,11 @@ fn random_versions_from_devices() {
     }
 }
 
-/// Waits until `holds` does, for so much simulated time at most.
-async fn eventually_within(sim: &Sim, time: Duration, mut holds: impl FnMut() -> bool) {
-    let until = sim.elapsed() + time;
-    while !holds() {
-        assert!(sim.elapsed() < until, "not within {time:?}");
+/// Waits, for the simulated time `timeout` at most, until `condition` returns true.
+async fn eventually_within(sim: &Sim, timeout: Duration, mut condition: impl FnMut() -> bool) {
+    let until = sim.elapsed() + timeout;
+    while !condition() {
+        assert!(sim.elapsed() < until, "not within {timeout:?}");
         sleep(Duration::from_millis(10)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! How things end: in order, in bounded time, and with a reason.
+//! The end of sessions, topics and subscriptions: in order, in bounded time, and with a reason.
 
 use futures_util::StreamExt;
 use rand::{RngExt, SeedableRng};
@@ -15,8 +15,8 @@ use tensor_relay_tests::{
 };
 use tokio::time::sleep;
 
-/// Goal: a server that shuts down finishes what it has begun, begins nothing, and tells everyone.
-/// Method: shut down in mid-transfer while a newer version waits and a new client knocks.
+/// Goal: a server that shuts down finishes active transfers, begins no others, and notifies its clients.
+/// Method: shut down during a transfer while a newer version waits and a new client connects.
 #[test]
 fn a_shutdown_in_mid_transfer() {
     simulate(1, async |sim| {
@@ -27,12 +27,12 @@ fn a_shutdown_in_mid_transfer() {
         publish(&server, &mut publisher, 1, 8 << 20).await;
         eventually("the transfer runs", || subscription.progress().verified_bytes > 0).await;
         publish(&server, &mut publisher, 2, 1 << 20).await;
-        let knocking = async {
+        let connecting = async {
             sleep(Duration::from_millis(1)).await;
             sim.client(2, client_config()).await.unwrap_err()
         };
         let began = sim.elapsed();
-        let (finished, refused) = tokio::join!(server.shutdown(Duration::from_secs(20)), knocking);
+        let (finished, refused) = tokio::join!(server.shutdown(Duration::from_secs(20)), connecting);
         assert!(finished && sim.elapsed() - began < Duration::from_secs(5), "{:?}", sim.elapsed());
         assert!(matches!(refused, ClientError::Connect(ConnectError::Refused { .. })), "{refused}");
         let snapshot = subscription.next().await.unwrap();
@@ -42,8 +42,8 @@ fn a_shutdown_in_mid_transfer() {
     });
 }
 
-/// Goal: a client for which nothing is under way hears of a shutdown at once, not after what others still receive.
-/// Method: shut down while one client is in the middle of a transfer and another one waits for a next version.
+/// Goal: a client without a transfer is notified of a shutdown at once, not after other clients' transfers.
+/// Method: shut down while one client is receiving a version and another one waits for a topic.
 #[test]
 fn an_idle_client_is_told_first() {
     simulate(2, async |sim| {
@@ -56,19 +56,19 @@ fn an_idle_client_is_told_first() {
         idle.list().await.unwrap();
         publish(&server, &mut publisher, 1, 16 << 20).await;
         eventually("the transfer runs", || receiving.progress().verified_bytes > 0).await;
-        let told = async {
+        let notified = async {
             expect_shut_down(waiting.next().await.unwrap_err());
             let progress = receiving.progress();
             assert!(progress.verified_bytes < progress.payload_bytes, "{progress:?}");
         };
-        let (finished, ()) = tokio::join!(server.shutdown(Duration::from_secs(20)), told);
+        let (finished, ()) = tokio::join!(server.shutdown(Duration::from_secs(20)), notified);
         assert!(finished);
         tensors::check(&receiving.next().await.unwrap());
     });
 }
 
-/// Goal: a restart loses nothing for readers in mode `every` that are connected: what is retained goes with the process.
-/// Method: publish three versions, and shut down before the reader took any; its window holds one.
+/// Goal: connected readers in mode `every` receive all retained versions before a shutdown, which would lose them.
+/// Method: publish three versions, and shut down before the reader takes any; its window is one version.
 #[test]
 fn a_shutdown_leaves_no_reader_of_every_version_behind() {
     for seed in 0..10 {
@@ -95,10 +95,10 @@ fn a_shutdown_leaves_no_reader_of_every_version_behind() {
     }
 }
 
-/// Goal: who asks a server that is gone hears that it is, and why; not that its connection lives, nor that its own end closed
-/// it. Method: ask between two connections, and after the last.
+/// Goal: a request without a connection fails with the reason why the server is gone.
+/// Method: send requests while the client reconnects, and after it has given up.
 #[test]
-fn a_question_to_a_server_that_is_gone() {
+fn a_request_to_a_server_that_has_shut_down() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let reconnect_timeout = Duration::from_secs(30);
@@ -107,18 +107,18 @@ fn a_question_to_a_server_that_is_gone() {
         assert!(client.list().await.unwrap().is_empty() && client.connection_lost().is_none());
         server.shutdown(Duration::from_secs(1)).await;
         eventually("the connection is lost", || client.connection_lost().is_some()).await;
-        let asked = client.list().await.unwrap_err();
-        assert!(matches!(asked, ClientError::NotReconnected { .. }), "{asked}");
-        assert!(asked.to_string().contains("the server is shutting down"), "{asked}");
-        let (asking, _) = tokio::join!(client.list(), sleep(reconnect_timeout));
-        assert!(asking.is_err());
+        let error = client.list().await.unwrap_err();
+        assert!(matches!(error, ClientError::NotReconnected { .. }), "{error}");
+        assert!(error.to_string().contains("the server is shutting down"), "{error}");
+        let (listed, _) = tokio::join!(client.list(), sleep(reconnect_timeout));
+        assert!(listed.is_err());
         let ended = client.list().await.unwrap_err();
         assert!(ended.to_string().contains("was not reached again within 30000 ms"), "{ended}");
     });
 }
 
-/// Goal: a shutdown ends within its grace, whatever its subscribers do.
-/// Method: shut down in the middle of transfers that would take longer, on paths that lose some.
+/// Goal: a shutdown ends within its grace time, even if transfers do not.
+/// Method: shut down during transfers that would take longer, on paths with loss.
 #[test]
 fn a_shutdown_that_cannot_wait() {
     for seed in 0..10 {
@@ -126,10 +126,10 @@ fn a_shutdown_that_cannot_wait() {
     }
 }
 
-/// Goal: who is cut off in the middle of a transfer is told why, and does not wait for the idle timeout to guess.
-/// Method: as above, while all that the path may carry is on its way; the subscriber hears of it within two seconds.
+/// Goal: a subscriber whose transfer is cut off is notified of the shutdown, and does not wait for its idle timeout.
+/// Method: as above, while the congestion window is full; the subscriber gets the error within two seconds.
 #[test]
-fn a_shutdown_is_told_in_mid_transfer() {
+fn a_shutdown_is_reported_during_a_transfer() {
     for seed in 0..10 {
         simulate(seed, async |sim| {
             let mut subscription = cut_off(&sim, 0).await;
@@ -140,7 +140,7 @@ fn a_shutdown_is_told_in_mid_transfer() {
     }
 }
 
-/// Shuts a server down when a transfer has run for so many round trips, and returns what the subscriber holds.
+/// Shuts a server down when a transfer has run for `round_trips`, and returns its subscription.
 async fn cut_off(sim: &Sim, round_trips: u32) -> Subscription {
     let mut dice = ChaCha8Rng::seed_from_u64(sim.seed);
     let delay = Duration::from_millis(dice.random_range(10..50));
@@ -170,7 +170,7 @@ fn expect_shut_down(error: SubscriptionError) {
     assert_eq!(source.blame(), Blame::Peer);
 }
 
-/// Goal: the end of a topic reaches its subscribers after its last version, and those who come later too.
+/// Goal: the end of a topic is reported after its last version, also to later subscribers.
 /// Method: publish, end, and subscribe once more.
 #[test]
 fn the_end_of_a_topic() {
@@ -193,8 +193,9 @@ fn the_end_of_a_topic() {
     });
 }
 
-/// Goal: who follows a topic that ended hears that before the server is gone, after all that it asked for, however soon the
-/// shutdown comes. Method: publish, end and shut down at once, beside readers of every version and of the newest.
+/// Goal: subscribers of a topic that has ended receive all requested versions and the end before the server shuts down,
+/// however soon.
+/// Method: publish, end and shut down at once, with readers of every version and of the newest.
 #[test]
 fn a_shutdown_right_after_the_end_of_a_topic() {
     for seed in 0..10 {
@@ -205,7 +206,7 @@ fn a_shutdown_right_after_the_end_of_a_topic() {
             let every = Request::every(topic("t")).window(1);
             let mut every = client.subscribe_to(every).await.unwrap();
             let mut latest = client.subscribe(&topic("t")).await.unwrap();
-            let mut goes_on = client.subscribe(&topic("u")).await.unwrap();
+            let mut other_topic = client.subscribe(&topic("u")).await.unwrap();
             client.list().await.unwrap();
             for version in 1..=3 {
                 publish(&server, &mut publisher, version, 300_000).await;
@@ -223,14 +224,15 @@ fn a_shutdown_right_after_the_end_of_a_topic() {
             };
             let (finished, ()) = tokio::join!(server.shutdown(Duration::from_secs(20)), reading);
             assert!(finished && sim.elapsed() < Duration::from_secs(10), "{:?}", sim.elapsed());
-            expect_shut_down(goes_on.next().await.unwrap_err());
+            expect_shut_down(other_topic.next().await.unwrap_err());
         });
     }
 }
 
-/// shutdown. Method: three versions, a window of one, and a shutdown at once.
+/// Goal: a reader in mode `every` of a topic that has not ended receives all published versions before a shutdown.
+/// Method: three versions, a window of one, and a shutdown at once.
 #[test]
-fn a_shutdown_of_a_topic_that_goes_on() {
+fn a_shutdown_of_a_topic_that_has_not_ended() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher_with(topic("t"), None, keeping(3)).unwrap();
@@ -251,7 +253,7 @@ fn a_shutdown_of_a_topic_that_goes_on() {
     });
 }
 
-/// The error after the last version.
+/// The error after the remaining versions.
 async fn latest_end(subscription: &mut Subscription) -> SubscriptionError {
     loop {
         if let Err(error) = subscription.next().await {
@@ -260,8 +262,8 @@ async fn latest_end(subscription: &mut Subscription) -> SubscriptionError {
     }
 }
 
-/// Goal: a reader of an ended topic that takes nothing more keeps a shutdown no longer than its grace. Method: a window of one
-/// version, of two, and a user that never asks for the second.
+/// Goal: a reader of an ended topic that takes no more versions delays a shutdown at most for its grace time.
+/// Method: two versions, a window of one, and a user that never requests the second version.
 #[test]
 fn a_shutdown_beside_a_reader_that_takes_nothing() {
     simulate(7, async |sim| {
@@ -277,7 +279,7 @@ fn a_shutdown_beside_a_reader_that_takes_nothing() {
         every.next().await.unwrap();
         publisher.end();
         let (grace, began) = (Duration::from_secs(3), sim.elapsed());
-        assert!(!server.shutdown(grace).await, "its reader was not told");
+        assert!(!server.shutdown(grace).await, "the reader has not received the end");
         let took = sim.elapsed() - began;
         assert!(took >= grace && took < grace + Duration::from_secs(1), "{took:?}");
         drop(every);
@@ -289,8 +291,8 @@ fn expect_topic_ended(error: &SubscriptionError) {
     assert!(ended, "{error}");
 }
 
-/// Goal: what a client leaves behind in mid-transfer is given back at once, and others go on.
-/// Method: close a client, and drop a subscription of another, in the middle of a version.
+/// Goal: when a client leaves during a transfer, its resources are released at once, and others are not affected.
+/// Method: close a client, and drop a subscription of another, during a transfer.
 #[test]
 fn a_client_that_leaves_in_mid_transfer() {
     simulate(4, async |sim| {
@@ -304,22 +306,22 @@ fn a_client_that_leaves_in_mid_transfer() {
         publish(&server, &mut publisher, 1, 8 << 20).await;
         eventually("all run", || server.stats().transfers == 3 && left.progress().verified_bytes > 0).await;
         drop(dropped);
-        eventually("two are left", || server.stats().transfers == 2).await;
+        eventually("two transfers remain", || server.stats().transfers == 2).await;
         leaver.close().await;
-        eventually("it is forgotten", || server.stats().sessions == 1).await;
+        eventually("one session remains", || server.stats().sessions == 1).await;
         tensors::check(&kept.next().await.unwrap());
         publish(&server, &mut publisher, 2, 1 << 20).await;
         tensors::check(&kept.next().await.unwrap());
-        eventually("nobody holds version 1", || server.stats().staged_bytes == 1 << 20).await;
+        eventually("version 1 is released", || server.stats().staged_bytes == 1 << 20).await;
         assert_eq!(server.stats().evicted, 0);
     });
 }
 
-/// Goal: a client that has nothing under way closes within the round trips that its good-bye needs, and does not wait for
-/// QUIC's draining period (three probe timeouts).
+/// Goal: an idle client closes within the few round trips that this needs, without waiting for QUIC's draining period
+/// (three probe timeouts).
 /// Method: close on a short path and on a long one; an acknowledgement may be 25 ms late.
 #[test]
-fn a_good_bye_takes_no_longer_than_it_needs() {
+fn closing_takes_few_round_trips() {
     for delay in [Duration::from_micros(50), Duration::from_millis(20)] {
         simulate(6, async |sim| {
             sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
@@ -330,16 +332,16 @@ fn a_good_bye_takes_no_longer_than_it_needs() {
             client.close().await;
             let took = sim.elapsed() - began;
             assert!(took <= 4 * 2 * delay + Duration::from_millis(30), "{took:?} with {delay:?} each way");
-            eventually("the server knows", || server.stats().sessions == 0).await;
+            eventually("the server has closed the session", || server.stats().sessions == 0).await;
         });
     }
 }
 
-/// Goal: a publisher learns of a commit even when the subscriber leaves as soon as it has its snapshot, as a consumer
-/// of one version does.
+/// Goal: a commit is reported to the publisher even when the subscriber closes as soon as it has its snapshot, as a
+/// consumer of one version does.
 /// Method: close the client right after `next`, on a clean network.
 #[test]
-fn a_commit_is_told_before_good_bye() {
+fn a_commit_is_reported_before_the_close() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -352,7 +354,8 @@ fn a_commit_is_told_before_good_bye() {
     });
 }
 
-/// Goal: a subscription as a stream ends when its topic does. Method: take one version, end the topic, take the rest.
+/// Goal: a subscription as a stream ends when its topic does.
+/// Method: take one version, end the topic, take the remaining items.
 #[test]
 fn a_stream_ends_with_its_topic() {
     simulate(1, async |sim| {

@@ -1,4 +1,4 @@
-//! Mode `every`: each version once and in order, and where that cannot be, a word that says so.
+//! Mode `every`: each version once and in order; if that is impossible, a gap is reported.
 
 use std::{future::Future, task::Poll, time::Duration};
 use tensor_relay_client::{
@@ -30,7 +30,7 @@ fn name(name: &str) -> ReaderName {
     ReaderName::new(name).unwrap()
 }
 
-/// The next version, whole.
+/// The number of the next version, whose content is checked.
 async fn next(subscription: &mut Subscription) -> u64 {
     let snapshot = subscription.next().await.unwrap();
     tensors::check(&snapshot);
@@ -51,14 +51,14 @@ async fn end_reason(subscription: &mut Subscription) -> EndReason {
     }
 }
 
-/// Whether `future` is not ready after `wait`; it lives on.
+/// Whether `future` is not ready after `wait`. It can be awaited again.
 async fn still_waits<F: Future + Unpin>(future: &mut F, wait: Duration) -> bool {
     tokio::time::timeout(wait, future).await.is_err()
 }
 
-/// Goal: a reader that does not keep up is evicted when the publisher has waited as long as it may, and not before; both
-/// ends are told; the others go on.
-/// Method: a reader that takes nothing beside one that takes everything.
+/// Goal: a reader that does not keep up is evicted when the publisher has waited for `publish_timeout`, and not before.
+/// It gets the reason, the server counts it, and other readers are not affected.
+/// Method: a reader that takes no version, and one that takes all.
 #[test]
 fn a_slow_reader_is_evicted() {
     simulate(1, async |sim| {
@@ -80,7 +80,7 @@ fn a_slow_reader_is_evicted() {
         assert!(waited >= Duration::from_secs(7) && waited < Duration::from_millis(7_100), "{waited:?}");
         assert_eq!(server.stats().evicted, 1);
         assert_eq!(next(&mut good).await, 3);
-        // What it has received already it may still take.
+        // Versions that it has received can still be taken.
         assert_eq!((next(&mut slow).await, next(&mut slow).await), (1, 2));
         for _ in 0..2 {
             assert_eq!(end_reason(&mut slow).await, EndReason::TooSlow);
@@ -88,12 +88,12 @@ fn a_slow_reader_is_evicted() {
         good.acknowledge();
         let began = sim.elapsed();
         publish(&server, &mut publisher, 4, 1000).await;
-        assert!(sim.elapsed() - began < Duration::from_millis(10), "nobody stands in the way any more");
+        assert!(sim.elapsed() - began < Duration::from_millis(10), "no reader delays the publisher any more");
     });
 }
 
-/// Goal: a publisher that blocks waits for as long as it takes, and no longer.
-/// Method: a reader that wakes after five minutes.
+/// Goal: a publisher with `WhenFull::Block` waits without limit, until the reader has acknowledged.
+/// Method: a reader that takes its first version after five minutes.
 #[test]
 fn a_publisher_that_blocks() {
     simulate(2, async |sim| {
@@ -107,15 +107,14 @@ fn a_publisher_that_blocks() {
         let mut publishing = Box::pin(publish(&server, &mut publisher, 2, 1000));
         assert!(still_waits(&mut publishing, Duration::from_secs(300)).await);
         assert_eq!(next(&mut slow).await, 1);
-        assert!(still_waits(&mut publishing, Duration::from_secs(60)).await, "it works on version 1");
+        assert!(still_waits(&mut publishing, Duration::from_secs(60)).await, "version 1 is not acknowledged");
         let (_, version) = tokio::join!(publishing, next(&mut slow));
         assert_eq!((version, server.stats().evicted), (2, 0));
     });
 }
 
-/// Goal: the place of a named reader that disappears is kept for as long as the server says, and no longer.
-/// Method: cut its way for good; a publish that must wait for it; with a name of its own and with one that only the
-/// client knows.
+/// Goal: the place of a reader that disappears is kept for `reader_linger`, and no longer.
+/// Method: cut its path; a publish that must wait for it; with a reader name from the user, and with the client's own.
 #[test]
 fn a_reader_that_disappears() {
     for named in [true, false] {
@@ -136,17 +135,17 @@ fn a_reader_that_disappears() {
             let waited = sim.elapsed() - cut;
             let idle = Duration::from_millis(sim.tuning.idle_timeout_ms.into());
             assert!(waited >= linger && waited < idle + linger + Duration::from_secs(2), "{waited:?}");
-            assert_eq!(server.stats().evicted, 0, "it gave its place up by being away");
+            assert_eq!(server.stats().evicted, 0, "its place expired, which is not an eviction");
 
             sim.mend(1);
             let subscribers = || async { client.list().await.unwrap()[0].subscribers };
-            assert_eq!(next(&mut gone).await, 2, "nothing was missed, as version 1 had come");
+            assert_eq!(next(&mut gone).await, 2, "no version was missed: it had received version 1");
             assert_eq!(subscribers().await, 1);
         });
     }
 }
 
-/// Goal: a reader that leaves for good holds nothing; a named one that leaves for a while does.
+/// Goal: a dropped subscription without a reader name keeps no place; one with a name does.
 /// Method: drop both kinds of subscription, and publish.
 #[test]
 fn a_reader_that_leaves() {
@@ -172,10 +171,11 @@ fn a_reader_that_leaves() {
     }
 }
 
-/// Goal: what a named reader did not acknowledge is delivered to it again, and what it did is not.
-/// Method: end it after a version, with and without a word, and come back at once; with another connection and the same.
+/// Goal: versions that a named reader has not acknowledged are delivered to it again, acknowledged ones are not.
+/// Method: drop it after a version, with and without an acknowledgement, and subscribe again at once, over the same
+/// connection or another.
 #[test]
-fn what_was_not_acknowledged_comes_again() {
+fn unacknowledged_versions_are_delivered_again() {
     for (acknowledged, same_client) in [(false, false), (false, true), (true, false), (true, true)] {
         simulate(5, async |sim| {
             let server = sim.server(server_config());
@@ -205,8 +205,8 @@ fn what_was_not_acknowledged_comes_again() {
     }
 }
 
-/// Goal: a reader that says where it was goes on there, whatever it acknowledged; where it was is acknowledged by that.
-/// Method: begin at a version that is retained, at one that is not, and at one to come.
+/// Goal: a reader can begin at a given version, whatever it acknowledged before; this acknowledges the versions before.
+/// Method: begin at a version that is retained, at one that is not, and at a future one.
 #[test]
 fn beginning_at_a_version() {
     simulate(6, async |sim| {
@@ -241,8 +241,9 @@ fn beginning_at_a_version() {
     });
 }
 
-/// Goal: no more versions are under way or unacknowledged than the window says, over lost connections too.
-/// Method: a reader that takes nothing; count what it committed; lose the connection; take and acknowledge one by one.
+/// Goal: the number of unacknowledged versions never exceeds the window, also over lost connections.
+/// Method: a reader that takes nothing; count its commits; lose the connection; take and acknowledge versions one by
+/// one.
 #[test]
 fn the_window_holds() {
     for (window, start) in
@@ -278,9 +279,9 @@ fn the_window_holds() {
     }
 }
 
-/// Goal: a publisher that is opened again in the same server goes on behind the one before: nothing that is retained is
-/// lost, and the new epoch is told.
-/// Method: two epochs for an early reader and a late one.
+/// Goal: a publisher that is opened again in the same server continues after the previous one: no retained version is
+/// lost, and the new epoch is reported.
+/// Method: two epochs, with an early reader and a late one.
 #[test]
 fn a_publisher_that_is_opened_again() {
     simulate(8, async |sim| {
@@ -313,9 +314,9 @@ fn a_publisher_that_is_opened_again() {
     });
 }
 
-/// Goal: a server that is started again with the same versions under the same epoch goes on with its readers: what they
-/// have is not sent again, and nothing is missed.
-/// Method: publish everything again, before the reader is back or after; with a window that is full.
+/// Goal: when a server is restarted with the same versions under the same epoch, its readers continue: versions that
+/// they have are not sent again, and none is missed.
+/// Method: publish all versions again, before the reader has reconnected or after; with a full window.
 #[test]
 fn a_server_that_publishes_the_same_again() {
     for wait in [Duration::ZERO, Duration::from_secs(10)] {
@@ -348,7 +349,7 @@ fn a_server_that_publishes_the_same_again() {
                 for version in 4..=6 {
                     assert_eq!(next(&mut reader).await, version);
                 }
-                // Version 6 is not acknowledged: it comes again.
+                // Version 6 is not acknowledged, so it is delivered again.
                 drop(reader);
                 let mut again = client.subscribe_to(request).await.unwrap();
                 assert_eq!((next(&mut again).await, next(&mut again).await), (6, 7));
@@ -359,7 +360,7 @@ fn a_server_that_publishes_the_same_again() {
 }
 
 /// Goal: mode `every` is never preempted.
-/// Method: ask for both, and publish faster than the path carries.
+/// Method: request both, and publish faster than the path's rate.
 #[test]
 fn every_is_not_preempted() {
     simulate(10, async |sim| {
@@ -380,8 +381,8 @@ fn every_is_not_preempted() {
     });
 }
 
-/// Goal: two readers of one name are one reader: the second takes the place of the first, which is told.
-/// Method: both at once, on connections of their own, in the middle of a version.
+/// Goal: a second reader of the same name replaces the first, which gets the reason.
+/// Method: both at once, over two connections, during a transfer.
 #[test]
 fn a_name_that_is_taken_over() {
     simulate(11, async |sim| {
@@ -405,13 +406,13 @@ fn a_name_that_is_taken_over() {
         publish(&server, &mut publisher, 3, 1000).await;
         let mut publishing = Box::pin(publish(&server, &mut publisher, 4, 1000));
         let once = std::future::poll_fn(|cx| Poll::Ready(publishing.as_mut().poll(cx).is_ready())).await;
-        assert!(once, "version 1 is acknowledged, and nobody but the second reader counts");
+        assert!(once, "version 1 is acknowledged, and only the second reader counts");
     });
 }
 
-/// Goal: a reader that waits for the next version of a topic that exists waits without bound; one of a topic that does not
-/// is told.
-/// Method: begin behind everything, and publish five minutes later.
+/// Goal: a reader waits without limit for the next version of an existing topic; for a topic that does not exist it
+/// gets an error.
+/// Method: begin at the next version, and publish it five minutes later.
 #[test]
 fn waiting_for_the_next_version() {
     simulate(12, async |sim| {

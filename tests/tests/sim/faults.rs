@@ -1,4 +1,4 @@
-//! Bad networks: nothing torn, nothing out of order, and the newest version in the end.
+//! Bad networks: no version is torn or out of order, and the newest one arrives in the end.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -13,8 +13,8 @@ use tensor_relay_tests::{
 use tensor_relay_transport::Congestion;
 use tokio::{sync::oneshot, task::JoinSet, time::sleep};
 
-/// Goal: on any bad network, subscribers see only whole versions, rising, with an exact count of those they missed, and
-/// the newest one once the network is good again.
+/// Goal: on any bad network, subscribers receive only complete versions, with rising numbers and an exact count of
+/// skipped ones, and the newest version once the network is good again.
 /// Method: random publishers, subscribers and faults, on paths with Ethernet's MTU.
 #[test]
 fn bad_ethernet() {
@@ -23,8 +23,9 @@ fn bad_ethernet() {
     }
 }
 
-/// Goal: as above, where datagrams are large and a lost one costs more.
-/// Method: as above; in every second seed the path carries less than its first hop, and says nothing about it.
+/// Goal: as above, with large datagrams, of which a lost one costs more.
+/// Method: as above; in half of the seeds the path's MTU is smaller than that of the first hop, without an error
+/// message.
 #[test]
 fn bad_jumbo_frames() {
     for seed in 1_000..1_100 {
@@ -32,15 +33,15 @@ fn bad_jumbo_frames() {
     }
 }
 
-/// Goal: a failure can be run again: the seed alone decides what happens.
-/// Method: the same seed twice gives the same number of datagrams, drops and bytes, and ends at the same instant; another
-/// seed does not.
+/// Goal: a failure can be reproduced: a scenario depends on its seed alone.
+/// Method: two runs with the same seed have the same numbers of datagrams, drops and bytes, and end at the same
+/// instant; one with another seed does not.
 #[test]
 fn a_seed_decides_everything() {
     let run = |seed| simulate(seed, async |sim| one_transfer(sim).await);
     for seed in 0..10 {
         let ((first, ended_first), (second, ended_second)) = (run(seed), run(seed));
-        // The random session id takes nine or ten bytes, each time the Welcome is sent.
+        // The random session id is nine or ten bytes long, each time the `Welcome` is sent.
         assert!(first.bytes.abs_diff(second.bytes) <= 8, "seed {seed}: {first:?}, {second:?}");
         let counts = |traffic: Traffic| (traffic.datagrams, traffic.dropped);
         assert_eq!((counts(first), ended_first), (counts(second), ended_second), "seed {seed}");
@@ -48,9 +49,9 @@ fn a_seed_decides_everything() {
     assert_ne!(run(0).0.bytes, run(1).0.bytes);
 }
 
-/// Goal: a network that is gone ends everything in bounded time, at both ends, and costs no memory after that.
-/// Method: cut the way in mid-transfer for longer than the idle timeout, while a newer version replaces the one that is
-/// stuck.
+/// Goal: after a network failure, both ends close the session in bounded time, and release its memory.
+/// Method: cut the path during a transfer for longer than the idle timeout, while a newer version replaces the stuck
+/// one.
 #[test]
 fn a_long_partition() {
     simulate(1, async |sim| {
@@ -69,8 +70,8 @@ fn a_long_partition() {
         assert!(sim.elapsed() - cut < idle + Duration::from_secs(1), "{:?}", sim.elapsed() - cut);
         let SubscriptionError::Disconnected { source, .. } = error else { panic!("{error}") };
         assert_eq!(source.blame(), Blame::Network);
-        eventually("the server has forgotten the client", || server.stats().sessions == 0).await;
-        eventually("only the newest version takes memory", || server.stats().staged_bytes == 1 << 20).await;
+        eventually("the server has closed the session", || server.stats().sessions == 0).await;
+        eventually("only the newest version has memory", || server.stats().staged_bytes == 1 << 20).await;
 
         sim.net.repair(&sim.server_host(), &sim.client_host(1));
         let client = sim.client(1, client_config()).await.unwrap();
@@ -80,8 +81,8 @@ fn a_long_partition() {
     });
 }
 
-/// Goal: a network that comes back within the idle timeout is a pause and nothing else.
-/// Method: cut the way for five seconds in mid-transfer.
+/// Goal: a network failure shorter than the idle timeout only delays a transfer.
+/// Method: cut the path for five seconds during a transfer.
 #[test]
 fn a_short_partition() {
     simulate(2, async |sim| {
@@ -99,7 +100,7 @@ fn a_short_partition() {
     });
 }
 
-/// One version seen by one subscriber.
+/// A version that a subscriber received.
 #[derive(Debug)]
 struct Seen {
     version: u64,
@@ -108,7 +109,7 @@ struct Seen {
 
 async fn publish_and_follow(mut sim: Sim, first_hop: u16) {
     let mut dice = ChaCha8Rng::seed_from_u64(!sim.seed);
-    // The default, whose own dice make such a seed only nearly repeatable.
+    // The default; quinn's BBR uses the system's random numbers, so these seeds are not exactly reproducible.
     if sim.seed.is_multiple_of(4) {
         sim.tuning.congestion = Congestion::Bbr;
     }
@@ -183,7 +184,7 @@ fn bad_path(dice: &mut ChaCha8Rng, first_hop: u16) -> Path {
     }
 }
 
-/// A subscriber that takes its time with each version and writes down what it saw.
+/// A subscriber that waits after each version, and records the versions that it received.
 struct Follower {
     connector: Connector,
     ticket: Ticket,
@@ -197,7 +198,7 @@ impl Follower {
         sleep(self.joins).await;
         let client = self.connect().await;
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-        // The answer comes after the server has heard of the subscription.
+        // The reply proves that the server has received the subscription.
         client.list().await.unwrap();
         let _ = ready.send(());
         let mut seen = Vec::new();
@@ -213,7 +214,7 @@ impl Follower {
         }
     }
 
-    /// A flipped bit in the first packets of a handshake ends it: nothing protects them yet.
+    /// Connects, with retries: a flipped bit in the first packets, which are not encrypted, ends a handshake.
     async fn connect(&self) -> Client {
         for _ in 0..10 {
             match Client::connect_with(&self.connector, &self.ticket, client_config()).await {
@@ -226,7 +227,7 @@ impl Follower {
     }
 }
 
-/// Ordered, unique, and every version either delivered or counted.
+/// Checks that versions are in order and unique, and that each one was delivered or counted as skipped.
 fn check_order(from_start: bool, versions: u64, seen: &[Seen]) {
     let first = &seen[0];
     let base = first.version - first.skipped;
@@ -238,7 +239,7 @@ fn check_order(from_start: bool, versions: u64, seen: &[Seen]) {
     assert_eq!(counted, versions - base + 1, "{seen:?}");
 }
 
-/// What a run left behind that another run must leave behind too.
+/// The traffic and duration of a transfer, which must be the same in each run with the same seed.
 async fn one_transfer(sim: Sim) -> (Traffic, Duration) {
     let mut dice = ChaCha8Rng::seed_from_u64(sim.seed);
     let server = sim.server(server_config());

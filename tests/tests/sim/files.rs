@@ -1,4 +1,4 @@
-//! Files as topics: what was a file or a folder on one side is the same on the other.
+//! Files as topics: a file or folder is the same on the server and in a mirror.
 
 use std::{
     fs,
@@ -12,9 +12,9 @@ use tensor_relay_tests::{
     tensors,
 };
 
-/// Goal: a mirror of files is the files, byte for byte, staged or borrowed.
-/// Method: a safetensors file, an array and two folders, each served, received, mirrored, and served again
-/// from the mirror.
+/// Goal: a mirror's files equal the original files byte for byte, staged or borrowed.
+/// Method: a safetensors file, an array and two folders, each served, received, mirrored, and served again from the
+/// mirror.
 #[test]
 fn a_mirror_is_what_was_served() {
     simulate(1, async |sim| {
@@ -38,7 +38,7 @@ async fn publish(server: &Server, name: &str, path: &Path) {
     let files = TensorFiles::open(path).unwrap();
     assert_eq!(files.left_out(), []);
     let staged = files.stage(&server.staging()).unwrap();
-    // One manifest and one set of bytes, whichever way they are served.
+    // The manifest and the bytes are the same, staged or borrowed.
     let borrowed = files.borrow(&server.staging()).unwrap();
     assert_eq!(borrowed.digest(), Some(staged.digest()));
     let mut publisher = server.publisher(topic(name)).unwrap();

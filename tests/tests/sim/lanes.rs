@@ -1,4 +1,4 @@
-//! Sessions of several lanes: chunks use them all, and a lane that is lost costs nothing but time.
+//! Sessions of several lanes: chunks use all of them, and a lost lane costs only time.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -23,19 +23,20 @@ use tokio::time::{sleep, timeout};
 
 const BYTES: u64 = 4 << 20;
 
-/// The address of network card `card` of the client with this number: lane `card` begins there.
-fn card(number: u8, card: u8) -> IpAddr {
-    Ipv4Addr::new(10, card, 1, number).into()
+/// The local address of a lane of the client with this number.
+fn lane_address(number: u8, lane: u8) -> IpAddr {
+    Ipv4Addr::new(10, lane, 1, number).into()
 }
 
+/// `config` with `lanes` lanes, each with its own address.
 fn several(number: u8, lanes: u8, config: Config) -> Config {
-    let lane_addresses = (0..lanes).map(|at| card(number, at)).collect();
+    let lane_addresses = (0..lanes).map(|lane| lane_address(number, lane)).collect();
     Config { lanes: Lanes::Fixed(lanes.into()), lane_addresses, ..config }
 }
 
-/// The host behind one lane, which can be cut off alone.
+/// The host of one lane, which can be cut off alone.
 fn lane_host(sim: &Sim, number: u8, lane: u8) -> Host {
-    sim.net.host(card(number, lane))
+    sim.net.host(lane_address(number, lane))
 }
 
 fn cut(sim: &Sim, number: u8, lane: u8) {
@@ -46,7 +47,7 @@ fn mend(sim: &Sim, number: u8, lane: u8) {
     sim.net.repair(&sim.server_host(), &lane_host(sim, number, lane));
 }
 
-/// A path on which a version takes long enough to be caught in the middle.
+/// A slow path, so that a test can act during a transfer.
 fn slow_path(sim: &Sim) {
     let delay = Duration::from_millis(20);
     sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
@@ -60,17 +61,18 @@ async fn following(sim: &Sim, number: u8, config: Config, lanes: usize) -> (Clie
     (client, subscription)
 }
 
-async fn comes_to(subscription: &Subscription, bytes: u64) {
+/// Waits until `bytes` bytes are verified.
+async fn verified(subscription: &Subscription, bytes: u64) {
     eventually("the transfer runs", || subscription.progress().verified_bytes >= bytes).await;
 }
 
-/// What each lane of `client` received.
+/// The number of bytes that each lane of `client` received.
 fn received(client: &Client) -> Vec<u64> {
     client.lanes().iter().map(|lane| lane.received_bytes).collect()
 }
 
-/// Goal: what several lanes bring is what was published, and each of them brings a share.
-/// Method: one, two and four lanes, raw and encoded, whole and with a selection that came before.
+/// Goal: a version received over several lanes is complete, and each lane carries a share of it.
+/// Method: one, two and four lanes, raw and encoded.
 #[test]
 fn every_lane_carries_a_share() {
     for (seed, lanes) in [(1, 1), (2, 2), (3, 4)] {
@@ -92,14 +94,14 @@ fn every_lane_carries_a_share() {
                 assert_eq!(shares.len(), usize::from(lanes));
                 let fair = 3 * BYTES / u64::from(lanes);
                 assert!(shares.iter().all(|share| (fair / 2..fair * 2).contains(share)), "{shares:?}");
-                assert_eq!(server.stats().sessions, 1, "lanes are no sessions");
+                assert_eq!(server.stats().sessions, 1, "lanes do not count as sessions");
             });
         }
     }
 }
 
-/// Goal: a lane that dies in the middle of a version costs neither the version nor the session, and comes back.
-/// Method: cut one or two of four lanes at a random place for longer than the idle timeout, and publish on.
+/// Goal: a lane that dies during a transfer costs neither the version nor the session, and is connected again.
+/// Method: cut one or two of four lanes at a random moment for longer than the idle timeout, and continue to publish.
 #[test]
 fn a_lane_that_dies() {
     for seed in seeds(6) {
@@ -110,17 +112,17 @@ fn a_lane_that_dies() {
             let mut publisher = server.publisher(topic("t")).unwrap();
             let (client, mut subscription) = following(&sim, 1, several(1, 4, client_config()), 4).await;
             publish(&server, &mut publisher, 1, BYTES).await;
-            comes_to(&subscription, dice.random_range(1..BYTES / 2)).await;
+            verified(&subscription, dice.random_range(1..BYTES / 2)).await;
             let dead: Vec<u8> = if dice.random_bool(0.5) { vec![1] } else { vec![2, 3] };
             dead.iter().for_each(|lane| cut(&sim, 1, *lane));
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
             assert_eq!((snapshot.receipt().resumed, client.reconnects()), (0, 0));
-            // Not more than what was on its way on the dead lanes came twice.
+            // Only chunks that were in flight on the dead lanes were received twice.
             let lost = dead.len() as u64 * 8 * u64::from(CHUNK_BYTES);
             assert!(snapshot.receipt().wire_bytes <= BYTES + lost, "{:?}", snapshot.receipt());
-            sleep(Duration::from_secs(5)).await; // Of the idle timeout.
-            eventually("the dead lanes are known", || client.lanes().len() == 4 - dead.len()).await;
+            sleep(Duration::from_secs(5)).await; // Half of the idle timeout.
+            eventually("the dead lanes are closed", || client.lanes().len() == 4 - dead.len()).await;
             publish(&server, &mut publisher, 2, BYTES).await;
             tensors::check(&subscription.next().await.unwrap());
 
@@ -137,8 +139,8 @@ fn a_lane_that_dies() {
     }
 }
 
-/// Goal: what a lane that stands still took with it comes over the others long before it counts as dead.
-/// Method: cut one of two lanes for four seconds, in the middle of a version, and look when that is whole.
+/// Goal: the chunks in flight on a stalled lane are sent again over the others long before its idle timeout.
+/// Method: cut one of two lanes for four seconds during a transfer, and measure when the version is complete.
 #[test]
 fn a_lane_that_stands_still() {
     for seed in seeds(4) {
@@ -149,21 +151,21 @@ fn a_lane_that_stands_still() {
             let mut publisher = server.publisher(topic("t")).unwrap();
             let (client, mut subscription) = following(&sim, 1, several(1, 2, client_config()), 2).await;
             publish(&server, &mut publisher, 1, BYTES).await;
-            comes_to(&subscription, dice.random_range(1..BYTES / 2)).await;
+            verified(&subscription, dice.random_range(1..BYTES / 2)).await;
             cut(&sim, 1, 1);
             let began = sim.elapsed();
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
             let took = sim.elapsed() - began;
-            let most_ms = match transport() {
-                Transport::Tcp => 12_000, // Only the idle timeout tells, since acknowledgements are the system's.
+            let max_ms = match transport() {
+                Transport::Tcp => 12_000, // Detected only by the idle timeout: the system handles acknowledgements.
                 _ => 3_500,
             };
-            assert!(took < Duration::from_millis(most_ms), "{took:?}");
+            assert!(took < Duration::from_millis(max_ms), "{took:?}");
             sleep(Duration::from_secs(4).saturating_sub(took)).await;
             mend(&sim, 1, 1);
-            sleep(Duration::from_secs(9)).await; // Its idle timeout, and the longest wait before another one is joined.
-            eventually("a lane has joined in its place", || client.lanes().len() == 2).await;
+            sleep(Duration::from_secs(9)).await; // Its idle timeout, and the longest wait before another lane joins.
+            eventually("another lane has joined", || client.lanes().len() == 2).await;
             for version in 2..=4 {
                 publish(&server, &mut publisher, version, BYTES).await;
                 tensors::check(&subscription.next().await.unwrap());
@@ -173,8 +175,9 @@ fn a_lane_that_stands_still() {
     }
 }
 
-/// Goal: a lane whose `Joined` never comes costs no session, though the server uses the lane: what it sent there comes again.
-/// Method: cut the second lane at each moment of its joining, while versions are published.
+/// Goal: a lane whose `Joined` is lost does not cost the session, though the server already uses the lane: the chunks
+/// sent over it are sent again.
+/// Method: cut the second lane at various moments of its join, while versions are published.
 #[test]
 fn a_lane_that_is_cut_off_while_it_joins() {
     for millis in (0..160).step_by(10) {
@@ -202,8 +205,9 @@ fn a_lane_that_is_cut_off_while_it_joins() {
     }
 }
 
-/// Goal: with the first lane the session is lost, and resumed with all its lanes; what came over any stays.
-/// Method: cut every lane, or the first one alone, in the middle of a version for longer than the idle timeout.
+/// Goal: when the first lane is lost, the session is resumed with all its lanes; chunks received over any lane are
+/// kept.
+/// Method: cut all lanes, or only the first one, during a transfer for longer than the idle timeout.
 #[test]
 fn the_first_lane_is_the_session() {
     for seed in seeds(4) {
@@ -216,7 +220,7 @@ fn the_first_lane_is_the_session() {
                 .unwrap();
             let (client, mut subscription) = following(&sim, 1, several(1, 3, reconnecting()), 3).await;
             publish(&server, &mut publisher, 1, BYTES).await;
-            comes_to(&subscription, dice.random_range(1..BYTES / 2)).await;
+            verified(&subscription, dice.random_range(1..BYTES / 2)).await;
             let lost = if dice.random_bool(0.5) { 0..1 } else { 0..3 };
             lost.clone().for_each(|lane| cut(&sim, 1, lane));
             sleep(Duration::from_secs(15)).await;
@@ -232,13 +236,13 @@ fn the_first_lane_is_the_session() {
             eventually("all lanes are back", || client.lanes().len() == 3).await;
             publish(&server, &mut publisher, 2, BYTES).await;
             tensors::check(&subscription.next().await.unwrap());
-            eventually("one session is left", || server.stats().sessions == 1).await;
+            eventually("one session remains", || server.stats().sessions == 1).await;
         });
     }
 }
 
-/// Goal: lanes of one session never mix with those of another, and a chunk is encoded once for all lanes of all.
-/// Method: two subscribers with three and two lanes, of which one loses a lane, and a third with one.
+/// Goal: the lanes of several sessions do not mix, and a chunk is encoded once for all of them.
+/// Method: subscribers with three, two and one lanes, the first of which loses a lane.
 #[test]
 fn several_sessions_of_several_lanes() {
     for seed in seeds(4) {
@@ -247,22 +251,22 @@ fn several_sessions_of_several_lanes() {
             let server = sim.server(config);
             slow_path(&sim);
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let mut all = vec![];
+            let mut followers = vec![];
             for (number, lanes) in [(1, 3), (2, 2), (3, 1)] {
-                all.push(
+                followers.push(
                     following(&sim, number, several(number, lanes, client_config()), lanes.into()).await,
                 );
             }
             publish_smooth(&server, &mut publisher, 1).await;
-            comes_to(&all[0].1, BYTES / 8).await;
+            verified(&followers[0].1, BYTES / 8).await;
             cut(&sim, 1, 2);
-            for (_, subscription) in &mut all {
+            for (_, subscription) in &mut followers {
                 tensors::check(&subscription.next().await.unwrap());
             }
             let encoder = server.stats().encoder;
             assert_eq!(encoder.encoded, BYTES / u64::from(CHUNK_BYTES), "each chunk once: {encoder:?}");
-            assert_eq!(all[1].0.lanes().len(), 2);
-            eventually("no transfer is left", || server.stats().transfers == 0).await;
+            assert_eq!(followers[1].0.lanes().len(), 2);
+            eventually("no transfer remains", || server.stats().transfers == 0).await;
         });
     }
 }
@@ -272,27 +276,28 @@ async fn publish_smooth(server: &Server, publisher: &mut tensor_relay_server::Pu
     publisher.publish(staged, tensors::metadata(version)).await.unwrap();
 }
 
-/// Goal: a server that allows fewer lanes, or one alone, is served with those.
-/// Method: ask for four where two and one are allowed.
+/// Goal: a client uses no more lanes than the server allows.
+/// Method: request four lanes, with limits of two and one.
 #[test]
-fn as_many_as_the_server_allows() {
-    for (lanes_max, found) in [(2, 2), (1, 1)] {
+fn the_servers_limit_of_lanes() {
+    for lanes_max in [2, 1] {
         simulate(1, async |sim| {
             let server = sim.server(tensor_relay_server::Config { lanes_max, ..server_config() });
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish(&server, &mut publisher, 1, BYTES).await;
-            let (client, mut subscription) = following(&sim, 1, several(1, 4, client_config()), found).await;
+            let lanes = lanes_max as usize;
+            let (client, mut subscription) = following(&sim, 1, several(1, 4, client_config()), lanes).await;
             sleep(Duration::from_secs(20)).await;
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
-            assert_eq!((snapshot.id().version, client.lanes().len()), (Version(1), found));
+            assert_eq!((snapshot.id().version, client.lanes().len()), (Version(1), lanes));
         });
     }
 }
 
-/// Goal: a session whose number of lanes is sought begins with one, has twice as many as long as a large version comes
-/// faster so, and no more than it may; and a small version gets none.
-/// Method: a long way, on which the chunks on their way bound the rate of each lane; two megabytes, then 64.
+/// Goal: with an automatic number of lanes, a session begins with one, and doubles their number as long as a large
+/// version gets faster, up to the maximum; a small version adds none.
+/// Method: a path with a long delay, on which chunks in flight limit each lane's rate; two megabytes, then 64.
 #[test]
 fn lanes_are_added_while_that_pays() {
     simulate(1, async |sim| {
@@ -318,15 +323,15 @@ fn lanes_are_added_while_that_pays() {
             }
         };
         tensors::check(&snapshot);
-        // Those that are wanted together join one after the other.
+        // Lanes that are added together join one after the other.
         assert_eq!(counts.iter().copied().max(), Some(4), "{counts:?}");
         assert!(counts.is_sorted() && counts.contains(&2), "{counts:?}");
         assert!(received(&client).into_iter().all(|bytes| bytes > 8 << 20), "{:?}", received(&client));
     });
 }
 
-/// Goal: a client that leaves, and a server that ends, take all their lanes with them at once.
-/// Method: close a client with three lanes; shut a server down under another one.
+/// Goal: when a client closes or a server shuts down, all lanes of the session end at once.
+/// Method: close a client with three lanes; shut a server down that has another one.
 #[test]
 fn all_lanes_end_together() {
     simulate(1, async |sim| {
@@ -336,7 +341,7 @@ fn all_lanes_end_together() {
         let (client, mut subscription) = following(&sim, 1, several(1, 3, client_config()), 3).await;
         tensors::check(&subscription.next().await.unwrap());
         client.close().await;
-        eventually("the session is gone", || server.stats().sessions == 0).await;
+        eventually("the session has ended", || server.stats().sessions == 0).await;
 
         let (_client, mut subscription) = following(&sim, 2, several(2, 3, client_config()), 3).await;
         tensors::check(&subscription.next().await.unwrap());
@@ -347,8 +352,8 @@ fn all_lanes_end_together() {
     });
 }
 
-/// Goal: on bad networks too, nothing is torn, missing or twice.
-/// Method: loss, reordering and duplication, while random lanes come and go, in mode `latest` with every version awaited.
+/// Goal: on bad networks too, no version is torn, missing or delivered twice.
+/// Method: loss, reordering and duplication, while random lanes are cut, in mode `latest` with every version awaited.
 #[test]
 fn random_lanes_on_bad_networks() {
     for seed in seeds(6) {

@@ -1,4 +1,5 @@
-//! Lives of servers, clients and readers, made from seeds: what each client sees in them is held against every promise.
+//! Lives: random sequences of operations on servers, clients and readers, made from seeds. The events that each client
+//! sees are checked against every promise.
 
 mod judge;
 mod operation;
@@ -12,10 +13,9 @@ use std::{
 };
 use tensor_relay_tests::pair::{seeds, simulate};
 
-/// Goal: whatever servers, clients, the network and who decides about access do, no promise of [`judge::Promise`] is
-/// broken.
-/// Method: a life of random operations from each seed; a judge of its own that knows what clients saw and nothing else. A
-/// life that fails is made shorter, operation by operation, and printed.
+/// Goal: no operation of servers, clients, the network and access control breaks a promise of [`judge::Promise`].
+/// Method: a life of random operations from each seed; a separate judge that knows only the events that clients saw. A
+/// life that fails is shortened, operation by operation, and printed.
 #[test]
 fn no_promise_is_broken() {
     let (mut lives, mut occasions) = (0, BTreeMap::new());
@@ -24,9 +24,9 @@ fn no_promise_is_broken() {
         let history = match live(seed, setup, &operations) {
             Ok(history) => history,
             Err(first) => {
-                let enough = operation::shrink(operations, |fewer| live(seed, setup, fewer).is_err());
-                let last = live(seed, setup, &enough).err();
-                panic!("seed {seed}: {first}\nwith these alone: {last:?}\n{setup:?}\n{enough:#?}");
+                let necessary = operation::shrink(operations, |fewer| live(seed, setup, fewer).is_err());
+                let last = live(seed, setup, &necessary).err();
+                panic!("seed {seed}: {first}\nwith these alone: {last:?}\n{setup:?}\n{necessary:#?}");
             }
         };
         lives += 1;
@@ -38,16 +38,19 @@ fn no_promise_is_broken() {
         }
     }
     let rare = occasions.iter().filter(|(_, count)| **count < lives / 50).collect::<Vec<_>>();
-    assert!(rare.is_empty(), "what happens in fewer than one of fifty lives is not tested: {rare:?}");
+    assert!(
+        rare.is_empty(),
+        "these happen in fewer than one of fifty lives, so they are not tested: {rare:?}"
+    );
 }
 
-/// As many lives as fit into 40 s of one processor.
+/// The number of lives: 40 s on one processor.
 const SEEDS: u64 = 400;
 
-/// What was seen in a life, or what is wrong with it.
+/// The history of a life; the error names its breaches.
 fn live(seed: u64, setup: Setup, operations: &[Operation]) -> Result<History, String> {
     let live = || simulate(seed, async |sim| stage::live(&sim, setup, operations).await);
-    let history = catch_unwind(AssertUnwindSafe(live)).map_err(|_| "something panicked, as said above")?;
+    let history = catch_unwind(AssertUnwindSafe(live)).map_err(|_| "it panicked, with the message above")?;
     let breaches = judge::judge(&history);
     if breaches.is_empty() { Ok(history) } else { Err(format!("{breaches:#?}")) }
 }

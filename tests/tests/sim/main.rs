@@ -1,6 +1,7 @@
-//! Whole servers and clients on a simulated network: what users are promised, under every fault that a seed can make.
+//! Complete servers and clients on a simulated network: the promises to users, under faults that are derived from
+//! seeds.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod access;
 mod afresh;

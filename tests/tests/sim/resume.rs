@@ -1,5 +1,5 @@
-//! Connections that are lost in the middle of a version: what came stays, what is missing follows, and who cannot go on
-//! says so.
+//! Connections that are lost during a transfer: received chunks are kept, missing ones follow, and a client that cannot
+//! continue reports an error.
 
 mod outages;
 
@@ -27,7 +27,7 @@ const BYTES: u64 = 4 << 20;
 /// Longer than the idle timeout of both ends.
 const LONG: Duration = Duration::from_secs(15);
 
-/// What a lost connection may cost in wire bytes: the chunks that were on their way.
+/// The maximum cost of a lost connection in wire bytes: the chunks in flight.
 const LOST_BYTES: u64 = 4 * CHUNK_BYTES as u64;
 
 fn open(server: &Server, epoch: u64) -> Publisher {
@@ -36,7 +36,7 @@ fn open(server: &Server, epoch: u64) -> Publisher {
         .unwrap()
 }
 
-/// A slow path, so that a transfer can be caught in the middle: four chunks for each round trip.
+/// A slow path, so that a test can act during a transfer: four chunks for each round trip.
 fn slow_path(sim: &Sim) {
     let delay = Duration::from_millis(20);
     sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
@@ -49,18 +49,19 @@ async fn following(sim: &Sim) -> (Client, Subscription) {
     (client, subscription)
 }
 
-async fn comes_to(subscription: &Subscription, version: u64, bytes: u64) {
-    let has_come = || {
+/// Waits until `bytes` bytes of `version` are verified.
+async fn verified(subscription: &Subscription, version: u64, bytes: u64) {
+    let are_verified = || {
         let progress = subscription.progress();
         progress.version == version && progress.verified_bytes >= bytes
     };
-    eventually("the transfer runs", has_come).await;
+    eventually("the transfer runs", are_verified).await;
 }
 
-/// Goal: after a connection is lost and made again, a version goes on where it was: every byte travels about once.
-/// Method: cut the way for longer than the idle timeout, one to three times, at random places of the version.
+/// Goal: after a connection is lost and made again, the transfer is resumed: every byte is sent about once.
+/// Method: cut the path for longer than the idle timeout, one to three times, at random moments of the transfer.
 #[test]
-fn a_version_goes_on_where_it_was() {
+fn a_version_is_resumed() {
     for seed in seeds(20) {
         simulate(seed, async |sim| {
             let mut dice = ChaCha8Rng::seed_from_u64(seed);
@@ -72,7 +73,7 @@ fn a_version_goes_on_where_it_was() {
             publish(&server, &mut publisher, 1, BYTES).await;
             let cuts = dice.random_range(1..=3);
             for cut in 1..=cuts {
-                comes_to(&subscription, 1, BYTES * (cut - 1) / 4 + dice.random_range(1..BYTES / 4)).await;
+                verified(&subscription, 1, BYTES * (cut - 1) / 4 + dice.random_range(1..BYTES / 4)).await;
                 sim.cut(1);
                 sleep(LONG).await;
                 sim.mend(1);
@@ -81,7 +82,7 @@ fn a_version_goes_on_where_it_was() {
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
             let receipt = snapshot.receipt();
-            // A connection that is lost before the announcement resumes nothing.
+            // A connection that is lost before the announcement does not count as resumed.
             assert!((1..=cuts).contains(&receipt.resumed.into()), "{receipt:?} after {cuts} cuts");
             assert_eq!(u64::from(receipt.chunks), BYTES / u64::from(CHUNK_BYTES));
             assert!(
@@ -91,7 +92,7 @@ fn a_version_goes_on_where_it_was() {
             let sent = sim.server_sent() - before;
             assert!(sent < BYTES * 107 / 100 + cuts * (2 * LOST_BYTES + 50_000), "{sent} after {cuts} cuts");
             assert_eq!((snapshot.skipped(), snapshot.is_new_epoch()), (0, false));
-            eventually("one session is left", || server.stats().sessions == 1).await;
+            eventually("one session remains", || server.stats().sessions == 1).await;
             publish(&server, &mut publisher, 2, 1000).await;
             tensors::check(&subscription.next().await.unwrap());
         });
@@ -101,9 +102,9 @@ fn a_version_goes_on_where_it_was() {
 /// How a server ends before it is started again.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// It tells its clients.
+    /// Its clients are notified.
     InOrder,
-    /// Nobody hears anything of it.
+    /// Behind a partition, so that no client is notified.
     Silent,
 }
 
@@ -120,8 +121,8 @@ async fn restart(sim: &Sim, server: Server, end: End) -> Server {
     sim.server_again(server_config()).await
 }
 
-/// Goal: a server that is started again with the same content under the same epoch sends only what is missing.
-/// Method: end it in mid-transfer, in order or in silence; publish again before or after the client is back.
+/// Goal: a server that is restarted with the same content under the same epoch sends only missing chunks.
+/// Method: end it during a transfer, in order or silently; publish again before or after the client has reconnected.
 #[test]
 fn a_restart_with_the_same_content() {
     for (seed, end, publish_after) in [
@@ -136,7 +137,7 @@ fn a_restart_with_the_same_content() {
             let mut publisher = open(&server, 7);
             let (client, mut subscription) = following(&sim).await;
             publish(&server, &mut publisher, 1, BYTES).await;
-            comes_to(&subscription, 1, BYTES / 2).await;
+            verified(&subscription, 1, BYTES / 2).await;
             drop(publisher);
             let server = restart(&sim, server, end).await;
             let before = sim.server_sent();
@@ -147,7 +148,7 @@ fn a_restart_with_the_same_content() {
             tensors::check(&snapshot);
             assert_eq!((snapshot.receipt().resumed, client.reconnects()), (1, 1), "{end:?}");
             assert!(snapshot.receipt().wire_bytes <= BYTES + LOST_BYTES, "{:?}", snapshot.receipt());
-            assert!(sim.server_sent() - before < BYTES * 6 / 10, "{end:?}: less than was missing");
+            assert!(sim.server_sent() - before < BYTES * 6 / 10, "{end:?}: more than the missing chunks");
 
             publisher.continue_at(Version(5));
             publish(&server, &mut publisher, 5, 1000).await;
@@ -159,7 +160,7 @@ fn a_restart_with_the_same_content() {
     }
 }
 
-/// Goal: what a client has committed is not sent again after a restart with the same epoch.
+/// Goal: a committed version is not sent again after a restart with the same epoch.
 /// Method: end the server between two versions, publish the same version again, then a newer one.
 #[test]
 fn a_restart_after_a_commit() {
@@ -174,8 +175,8 @@ fn a_restart_after_a_commit() {
         let before = sim.server_sent();
         let mut publisher = open(&server, 7);
         publish(&server, &mut publisher, 1, BYTES).await;
-        let nothing = tokio::time::timeout(Duration::from_secs(30), subscription.next()).await;
-        assert!(nothing.is_err(), "it has version 1");
+        let next = tokio::time::timeout(Duration::from_secs(30), subscription.next()).await;
+        assert!(next.is_err(), "version 1 is not delivered again");
         assert!(sim.server_sent() - before < 100_000);
         publish(&server, &mut publisher, 2, 1 << 20).await;
         let snapshot = subscription.next().await.unwrap();
@@ -184,8 +185,9 @@ fn a_restart_after_a_commit() {
     });
 }
 
-/// Goal: a server that begins a new epoch is heard from the beginning, and says that it did.
-/// Method: commit one version, end the server in the middle of the second, start it with another epoch.
+/// Goal: after a restart with another epoch, versions are received from their first byte, and the new epoch is
+/// reported.
+/// Method: commit one version, end the server during the transfer of the second, and start it with another epoch.
 #[test]
 fn a_restart_with_another_epoch() {
     for (seed, end) in [(1, End::InOrder), (2, End::Silent)] {
@@ -197,7 +199,7 @@ fn a_restart_with_another_epoch() {
             publish(&server, &mut publisher, 1, 1000).await;
             assert!(!subscription.next().await.unwrap().is_new_epoch());
             publish(&server, &mut publisher, 2, BYTES).await;
-            comes_to(&subscription, 2, BYTES / 2).await;
+            verified(&subscription, 2, BYTES / 2).await;
             drop(publisher);
             let server = restart(&sim, server, end).await;
             let mut publisher = open(&server, 8);
@@ -214,7 +216,7 @@ fn a_restart_with_another_epoch() {
     }
 }
 
-/// Goal: a part of a version that is not on offer any more is thrown away for the newest one, and counted as skipped.
+/// Goal: a partly received version that is no longer published is dropped for the newest one, and counted as skipped.
 /// Method: as above, with the same epoch and a newer version; with and without a restart.
 #[test]
 fn a_newer_version_after_the_connection() {
@@ -227,7 +229,7 @@ fn a_newer_version_after_the_connection() {
             publish(&server, &mut publisher, 1, 1000).await;
             subscription.next().await.unwrap();
             publish(&server, &mut publisher, 2, BYTES).await;
-            comes_to(&subscription, 2, BYTES / 2).await;
+            verified(&subscription, 2, BYTES / 2).await;
             if restarted {
                 drop(publisher);
                 server = restart(&sim, server, End::InOrder).await;
@@ -244,15 +246,15 @@ fn a_newer_version_after_the_connection() {
             tensors::check(&snapshot);
             assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(3), 1));
             assert_eq!((snapshot.receipt().resumed, snapshot.receipt().wire_bytes), (0, BYTES));
-            eventually("version 2 is let go", || server.stats().staged_bytes == BYTES).await;
+            eventually("version 2 is released", || server.stats().staged_bytes == BYTES).await;
         });
     }
 }
 
-/// Goal: a version that was given up before the connection was lost is counted as skipped after it.
-/// Method: a reader that does not wait for old versions; cut the way while nothing but the newest is on it.
+/// Goal: a version that was preempted before the connection was lost is counted as skipped after the reconnect.
+/// Method: preempt a version, and cut the path while only the newer one is being sent.
 #[test]
-fn what_was_given_up_is_counted_after_a_reconnect() {
+fn a_preempted_version_is_counted_after_a_reconnect() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -264,9 +266,9 @@ fn what_was_given_up_is_counted_after_a_reconnect() {
         publish(&server, &mut publisher, 1, 1000).await;
         subscription.next().await.unwrap();
         publish(&server, &mut publisher, 2, BYTES).await;
-        comes_to(&subscription, 2, BYTES / 4).await;
+        verified(&subscription, 2, BYTES / 4).await;
         publish(&server, &mut publisher, 3, BYTES).await;
-        comes_to(&subscription, 3, 1).await;
+        verified(&subscription, 3, 1).await;
         sim.cut(1);
         sleep(LONG).await;
         publish(&server, &mut publisher, 4, 1000).await;

@@ -1,4 +1,4 @@
-//! What arrives: everything that was published and nothing else, however it travelled.
+//! The contents of received snapshots: equal to the published ones, with every encoding.
 
 use std::time::Duration;
 use tensor_relay_client::{Dtype, Epoch, Shape, Snapshot};
@@ -9,8 +9,8 @@ use tensor_relay_tests::{
     tensors::{self, noise, smooth, spec},
 };
 
-/// Goal: a version is encoded once for all who want it, its bytes survive, and it takes less of the network.
-/// Method: three subscribers of a version that compresses well, with one tensor in it that does not.
+/// Goal: a version is encoded once for all subscribers, arrives unchanged, and needs fewer bytes on the wire.
+/// Method: three subscribers of a version that compresses well, except for one tensor.
 #[test]
 fn one_encoding_serves_all() {
     simulate(1, async |sim| {
@@ -25,25 +25,25 @@ fn one_encoding_serves_all() {
             .await
             .unwrap();
 
-        let one = async |number| {
+        let receive = async |number| {
             let client = sim.client(number, client_config()).await.unwrap();
             client.subscribe(&topic("t")).await.unwrap().next().await.unwrap()
         };
-        for snapshot in <[Snapshot; 3]>::from(tokio::join!(one(1), one(2), one(3))) {
+        for snapshot in <[Snapshot; 3]>::from(tokio::join!(receive(1), receive(2), receive(3))) {
             tensors::check(&snapshot);
             let wire_bytes = snapshot.receipt().wire_bytes;
             assert!(wire_bytes > 100_003 && wire_bytes < payload / 4, "{wire_bytes} of {payload}");
         }
         let encoder = server.stats().encoder;
         assert_eq!((encoder.requested, encoder.encoded), (3 * u64::from(chunks), chunks.into()));
-        assert_eq!(encoder.incompressible, 2, "the two chunks of noise travelled raw");
+        assert_eq!(encoder.incompressible, 2, "the two chunks of noise were sent raw");
         let sent = sim.net.sent_by(&sim.server_host()).bytes;
         assert!(sent < payload, "{sent} bytes were sent for three times {payload}");
     });
 }
 
-/// Goal: a client that decodes nothing but raw bytes is served by a server that would rather encode.
-/// Method: say so in the Hello.
+/// Goal: a server that encodes sends raw chunks to a client without codecs.
+/// Method: offer only the raw codec in `Hello`.
 #[test]
 fn a_client_without_codecs() {
     simulate(2, async |sim| {
@@ -68,10 +68,10 @@ fn a_client_without_codecs() {
     });
 }
 
-/// Goal: a version without tensors is a version.
-/// Method: publish none, then one, then none again.
+/// Goal: a version without tensors, or with an empty tensor, is delivered like any other.
+/// Method: publish no tensor, then one, then none again, then an empty one.
 #[test]
-fn nothing_is_something() {
+fn an_empty_version() {
     simulate(3, async |sim| {
         let versions = [vec![], vec![noise("a", 3)], vec![], vec![noise("none", 0)]];
         for (snapshot, specs) in publish_and_receive(&sim, &versions).await.iter().zip(&versions) {
@@ -84,7 +84,7 @@ fn nothing_is_something() {
 }
 
 /// Goal: tensors arrive as they were described: names, dtypes, shapes, shards, order, aliases and empty ones.
-/// Method: one of each; tied weights must be one piece of memory, sent once.
+/// Method: one of each; tied weights must share their memory, and be sent once.
 #[test]
 fn tensors_arrive_as_described() {
     simulate(4, async |sim| {
@@ -122,10 +122,10 @@ fn tensors_arrive_as_described() {
     });
 }
 
-/// Goal: what a publisher says of a version, and of all versions of a manifest, reaches the subscriber as it was said.
-/// Method: both kinds of metadata, at the size limit, with text that is none of ASCII.
+/// Goal: the metadata of a version and of its manifest arrive unchanged.
+/// Method: both kinds of metadata, at the size limit, with text outside ASCII.
 #[test]
-fn metadata_arrives_as_said() {
+fn metadata_arrives_unchanged() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         let of_manifest = vec![("format".to_owned(), "pt".to_owned()), ("ключ".into(), "值".repeat(30_000))];
@@ -144,8 +144,8 @@ fn metadata_arrives_as_said() {
     });
 }
 
-/// Goal: an unchanged manifest is sent once, whatever else changes.
-/// Method: many small tensors, so that the manifest is larger than the payload of each further version.
+/// Goal: an unchanged manifest is sent once.
+/// Method: many empty tensors, so that the manifest is larger than the payload of each further version.
 #[test]
 fn a_known_manifest_is_not_sent_again() {
     simulate(6, async |sim| {
@@ -159,7 +159,7 @@ fn a_known_manifest_is_not_sent_again() {
     });
 }
 
-/// Publishes each list of tensors once the one before it was committed, and returns what one subscriber got.
+/// Publishes each list of tensors once the previous one was committed, and returns the snapshots of one subscriber.
 async fn publish_and_receive(sim: &Sim, versions: &[Vec<TensorSpec>]) -> Vec<Snapshot> {
     let server: Server = sim.server(server_config());
     let mut publisher = server.publisher(topic("t")).unwrap();
@@ -174,7 +174,7 @@ async fn publish_and_receive(sim: &Sim, versions: &[Vec<TensorSpec>]) -> Vec<Sna
     }
     client.close().await;
     drop(server);
-    // The port is free again once the endpoint has said good-bye.
+    // The port is free again once the server's endpoint is closed.
     tokio::time::sleep(Duration::from_secs(1)).await;
     snapshots
 }

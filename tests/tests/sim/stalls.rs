@@ -1,4 +1,4 @@
-//! Slow ones, greedy ones and full memory: whoever cannot go on is told, and nobody else notices.
+//! Slow subscribers, too much credit and full memory: the affected subscriber gets an error, and no other is affected.
 
 use std::time::Duration;
 use tensor_relay_client::{SubscriptionError, Version};
@@ -17,9 +17,9 @@ use tensor_relay_transport::{
 };
 use tokio::time::sleep;
 
-/// Goal: a subscriber that reads nothing slows nobody, is cut off after the stall timeout, is told so, and what was held
-/// for it is given back.
-/// Method: measure a good subscriber beside one that only reads its control stream, and alone.
+/// Goal: a subscriber that reads no chunks does not slow others. It is evicted after the stall timeout, gets the
+/// reason, and its version's memory is released.
+/// Method: measure a good subscriber alone, and beside one that reads only its control stream.
 #[test]
 fn a_subscriber_that_never_reads() {
     let alone = simulate(1, async |sim| slow_beside_good(sim, false).await);
@@ -27,7 +27,7 @@ fn a_subscriber_that_never_reads() {
     assert!(beside < alone + alone / 20, "{alone:?} alone, {beside:?} beside one that reads nothing");
 }
 
-/// How long a good subscriber waits for a version.
+/// The time for which a good subscriber waits for a version.
 async fn slow_beside_good(sim: Sim, with_slow: bool) -> Duration {
     const BYTES: u64 = 4 << 20;
     let server =
@@ -46,16 +46,16 @@ async fn slow_beside_good(sim: Sim, with_slow: bool) -> Duration {
 
     if let Some(mut slow) = slow {
         assert_eq!(server.stats().staged_bytes, 2 * BYTES, "one version is stuck");
-        assert_eq!(slow.ended_because().await, EndReason::Evicted);
+        assert_eq!(slow.end_reason().await, EndReason::Evicted);
         let stalled = sim.elapsed() - published;
         assert!(stalled > Duration::from_secs(5) && stalled < Duration::from_secs(11), "{stalled:?}");
         assert_eq!((server.stats().evicted, server.stats().sessions), (1, 2));
-        eventually("the stuck version is let go", || server.stats().staged_bytes == BYTES).await;
+        eventually("the stuck version is released", || server.stats().staged_bytes == BYTES).await;
     }
     took
 }
 
-/// A client that subscribes and takes no data stream. QUIC itself lives on.
+/// A client that subscribes and accepts no data stream. Its QUIC connection stays alive.
 struct NeverReads {
     _lane: Lane,
     _sender: control::Sender<ClientMessage>,
@@ -82,7 +82,7 @@ impl NeverReads {
         Self { _lane: lane, _sender: sender, receiver }
     }
 
-    async fn ended_because(&mut self) -> EndReason {
+    async fn end_reason(&mut self) -> EndReason {
         loop {
             if let ServerMessage::End { reason, .. } = self.receiver.next().await.unwrap() {
                 return reason;
@@ -91,8 +91,9 @@ impl NeverReads {
     }
 }
 
-/// Goal: a client that gives credit for more than it lets in blocks its own control stream, and nobody else's.
-/// Method: credit for four megabytes with a window of one, all of it unread.
+/// Goal: a client that grants more credit than its transport window blocks its own control stream, and no other
+/// client's.
+/// Method: credit for four megabytes with a window of one, and no chunk is read.
 #[test]
 fn a_subscriber_that_blocks_itself() {
     simulate(5, async |sim| {
@@ -110,19 +111,19 @@ fn a_subscriber_that_blocks_itself() {
             ControlError::Lane(LaneError::ClosedByPeer { code, .. }) => {
                 assert_eq!(code, Some(CloseCode::TimedOut));
             }
-            // A byte stream has no window: this end finds out that it took more than it let in.
+            // A byte stream has no such window: the client's lane detects that it has received too much.
             ControlError::Lane(LaneError::Protocol { .. }) if transport() == Transport::Tcp => {}
             ended => panic!("{ended}"),
         }
         assert!(sim.elapsed() < Duration::from_secs(22), "{:?}", sim.elapsed());
         publish(&server, &mut publisher, 2, 1 << 20).await;
-        eventually("it is forgotten", || server.stats().sessions == 0).await;
-        eventually("what it held is let go", || server.stats().staged_bytes == 1 << 20).await;
+        eventually("its session has ended", || server.stats().sessions == 0).await;
+        eventually("its version is released", || server.stats().staged_bytes == 1 << 20).await;
     });
 }
 
-/// Goal: a version that does not fit the client's budget is an error with numbers, for that subscription only.
-/// Method: two MiB into a budget of one; the same session then receives something smaller.
+/// Goal: a version that does not fit the client's budget is an error with both sizes, for that subscription only.
+/// Method: two MiB with a budget of one; the same session then receives a smaller version.
 #[test]
 fn a_version_that_does_not_fit() {
     simulate(2, async |sim| {
@@ -149,7 +150,7 @@ fn a_version_that_does_not_fit() {
     });
 }
 
-/// Goal: memory of snapshots that were dropped is used again, so that a budget of two versions lasts for ever.
+/// Goal: memory of dropped snapshots is reused, so that a budget of two versions suffices for any number.
 /// Method: twenty versions, of which the user holds one at a time.
 #[test]
 fn a_budget_of_two_versions_lasts() {
@@ -170,10 +171,11 @@ fn a_budget_of_two_versions_lasts() {
     });
 }
 
-/// Goal: a user who takes no snapshot costs the publisher nothing, and gets the newest with the number of those missed.
+/// Goal: a user who takes no snapshot for a while does not delay the publisher, and gets the newest with the number of
+/// skipped ones.
 /// Method: publish six versions while the user sleeps.
 #[test]
-fn a_user_who_sleeps() {
+fn an_idle_user_gets_the_newest_version() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();

@@ -1,4 +1,4 @@
-//! Topics: those that exist, those that do not yet, and a thousand of them.
+//! Topics: existing ones, future ones, and a thousand of them.
 
 use std::time::Duration;
 use tensor_relay_client::{SubscriptionError, Version};
@@ -8,7 +8,7 @@ use tensor_relay_tests::{
 };
 use tokio::time::sleep;
 
-/// Goal: who joins late gets the newest version, whole, and none of the older ones.
+/// Goal: a late subscriber receives the newest version, and none of the older ones.
 /// Method: publish five versions, then subscribe; count the bytes that the server sent.
 #[test]
 fn a_late_subscriber_gets_the_newest_only() {
@@ -25,12 +25,12 @@ fn a_late_subscriber_gets_the_newest_only() {
         assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(5), 0));
         let sent = sim.net.sent_by(&sim.server_host()).bytes;
         assert!(sent < (1 << 20) * 11 / 10, "{sent} bytes were sent for one version of a MiB");
-        assert_eq!(server.stats().staged_bytes, 1 << 20, "older versions are gone");
+        assert_eq!(server.stats().staged_bytes, 1 << 20, "older versions are released");
     });
 }
 
-/// Goal: a topic that does not exist is reported when the configured wait is over, and not before.
-/// Method: subscribe with a wait of three seconds to a name that nobody publishes.
+/// Goal: a topic that does not exist is reported when the configured wait has passed, and not before.
+/// Method: subscribe with a wait of three seconds to a topic that is never published.
 #[test]
 fn a_topic_that_never_comes() {
     simulate(2, async |sim| {
@@ -39,21 +39,22 @@ fn a_topic_that_never_comes() {
         let config = tensor_relay_client::Config { topic_timeout: wait, ..client_config() };
         let client = sim.client(1, config).await.unwrap();
         let mut subscription = client.subscribe(&topic("none")).await.unwrap();
-        let asked = sim.elapsed();
+        let subscribed = sim.elapsed();
         for _ in 0..2 {
             let error = subscription.next().await.unwrap_err();
             let SubscriptionError::NotFound { topic, timeout_ms } = &error else { panic!("{error}") };
             assert_eq!((topic.as_str(), *timeout_ms), ("none", 3_000));
-            let waited = sim.elapsed() - asked;
+            let waited = sim.elapsed() - subscribed;
             assert!(waited >= wait && waited < wait + Duration::from_millis(10), "{waited:?}");
         }
         drop(subscription);
         assert_eq!(client.list().await.unwrap(), []);
-        assert_eq!(server.stats().sessions, 1, "the session lives on");
+        assert_eq!(server.stats().sessions, 1, "the session is not affected");
     });
 }
 
-/// Goal: a topic may appear while it is waited for; and a quiet topic that exists is waited for without end.
+/// Goal: a topic may appear while a subscription waits for it; the wait for a next version of an existing topic has no
+/// limit.
 /// Method: publish two seconds after subscribing, and again five minutes later.
 #[test]
 fn a_topic_that_comes_later() {
@@ -79,7 +80,7 @@ fn a_topic_that_comes_later() {
     });
 }
 
-/// Goal: subscriptions of one session do not get in each other's way, and end one by one.
+/// Goal: the subscriptions of a session do not affect each other, and end separately.
 /// Method: eight topics at once; drop half of the subscriptions, publish to all again.
 #[test]
 fn many_topics_on_one_session() {
@@ -105,14 +106,14 @@ fn many_topics_on_one_session() {
             }
             subscriptions.truncate(4);
         }
-        eventually("all is committed", || server.stats().committed == 12).await;
+        eventually("all versions are committed", || server.stats().committed == 12).await;
         let followed = client.list().await.unwrap();
         assert!(followed.iter().map(|topic| topic.subscribers).eq([1, 1, 1, 1, 0, 0, 0, 0]));
     });
 }
 
-/// Goal: a list of any length arrives whole and in order.
-/// Method: a thousand topics, some with the longest names there are, on a bad network.
+/// Goal: a list of any length arrives complete and in order.
+/// Method: a thousand topics, some with names of the maximum length, on a bad network.
 #[test]
 fn a_thousand_topics() {
     simulate(5, async |sim| {
@@ -142,8 +143,8 @@ fn a_thousand_topics() {
     });
 }
 
-/// Goal: an end is for ever: who was told that a topic was not found is not sent it later after all.
-/// Method: let the wait run out, then publish, and look at who follows.
+/// Goal: an end is final: after the error that a topic was not found, the subscription receives no version of it.
+/// Method: let the wait time out, then publish, and count the topic's subscribers.
 #[test]
 fn a_topic_that_comes_too_late() {
     simulate(21, async |sim| {
@@ -154,15 +155,15 @@ fn a_topic_that_comes_too_late() {
         let mut publisher = server.publisher(topic("t")).unwrap();
         publish(&server, &mut publisher, 1, 1 << 20).await;
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(client.list().await.unwrap()[0].subscribers, 0, "nothing is sent to who does not wait");
+        assert_eq!(client.list().await.unwrap()[0].subscribers, 0, "the subscription has ended");
         assert_eq!(subscription.next().await.unwrap_err().to_string(), error.to_string());
     });
 }
 
-/// Goal: a subscription that nobody holds does not live on.
-/// Method: give up `subscribe` after its first step, when its command is on the way, and look at who follows.
+/// Goal: a subscription whose `subscribe` was cancelled does not remain on the server.
+/// Method: cancel `subscribe` after its first poll, when its message is being sent, and count the topic's subscribers.
 #[test]
-fn a_subscribe_that_is_given_up() {
+fn a_cancelled_subscribe() {
     simulate(22, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -173,7 +174,7 @@ fn a_subscribe_that_is_given_up() {
             let mut subscribing = std::pin::pin!(client.subscribe(&name));
             let once =
                 std::future::poll_fn(|cx| std::task::Poll::Ready(subscribing.as_mut().poll(cx).is_pending()));
-            assert!(once.await, "the command is on its way and not answered");
+            assert!(once.await, "the message is in flight and not answered");
         }
         sleep(Duration::from_secs(1)).await;
         assert_eq!(client.list().await.unwrap()[0].subscribers, 0);

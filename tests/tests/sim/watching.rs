@@ -1,4 +1,4 @@
-//! Watches that find topics, and selections that take only some tensors of them.
+//! Watches, which find topics, and selections, which receive only some of their tensors.
 
 use std::{collections::BTreeSet, time::Duration};
 use tensor_relay_client::{EndReason, Glob, Request, Snapshot, SubscriptionError, TopicWatch};
@@ -27,7 +27,7 @@ async fn open(server: &Server, name: &str) -> Publisher {
     publisher
 }
 
-/// Everything that a watch says within a second.
+/// The topics that a watch names within a second.
 async fn found(watch: &mut TopicWatch) -> Vec<String> {
     let mut found = vec![];
     while let Ok(Some(topic)) = tokio::time::timeout(Duration::from_secs(1), watch.next()).await {
@@ -36,10 +36,10 @@ async fn found(watch: &mut TopicWatch) -> Vec<String> {
     found
 }
 
-/// Goal: a watch names each topic that matches once, those of now and those that appear, when they have a version.
-/// Method: several globs at once; topics before, after and without a version; the end of one watch.
+/// Goal: a watch names each matching topic once, whether it exists already or appears later, when it has a version.
+/// Method: several globs at once; topics before and after the watch, and without a version; the end of one watch.
 #[test]
-fn topics_of_now_and_later() {
+fn existing_and_later_topics() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let _before = [open(&server, "kv/b").await, open(&server, "kv/a").await, open(&server, "x").await];
@@ -66,8 +66,9 @@ fn topics_of_now_and_later() {
     });
 }
 
-/// Goal: a watch outlives its connection and its server: what appeared meanwhile is named, what was named is not again.
-/// Method: lose the connection, then restart the server with some topics and others.
+/// Goal: a watch survives a lost connection and a restart of the server: topics that appeared meanwhile are named, and
+/// none is named twice.
+/// Method: lose the connection, then restart the server with an earlier topic and a new one.
 #[test]
 fn watches_over_lost_connections() {
     simulate(2, async |sim| {
@@ -96,8 +97,8 @@ fn watches_over_lost_connections() {
     });
 }
 
-/// Goal: a topic that was taken back and comes again is named again to who was told of its end.
-/// Method: follow each topic that a watch names, as a consumer of requests does.
+/// Goal: a topic that was withdrawn and is published again is named again to a client that got its end.
+/// Method: subscribe to each topic that a watch names, as a consumer of requests does.
 #[test]
 fn a_topic_that_comes_back() {
     simulate(3, async |sim| {
@@ -116,7 +117,7 @@ fn a_topic_that_comes_back() {
                 "{error}"
             );
         }
-        // An expired one as well.
+        // So is an expired topic.
         let expire_after = Some(Duration::from_secs(5));
         let options = TopicOptions { expire_after, ..keeping(1) };
         let mut publisher = server.publisher_with(topic("kv/1"), None, options).unwrap();
@@ -131,9 +132,9 @@ fn a_topic_that_comes_back() {
     });
 }
 
-/// Goal: any number of topics is found, each once, also when more appear at once than a watch can hear of.
+/// Goal: any number of topics is found, each once, also when they appear faster than a watch can be notified.
 /// Method: ten thousand topics, half of them before the watch, half after it without a pause; a bad network, and a
-/// connection lost in the middle.
+/// connection that is lost meanwhile.
 #[test]
 fn ten_thousand_topics() {
     simulate(4, async |sim| {
@@ -146,7 +147,7 @@ fn ten_thousand_topics() {
         sim.net.set_path(Path { loss: 0.02, ..Path::default() });
         let client = sim.client(1, reconnecting()).await.unwrap();
         let mut watch = client.watch(&glob("kv/*")).await.unwrap();
-        let mut some = client.watch(&glob("kv/?7?7")).await.unwrap();
+        let mut narrow = client.watch(&glob("kv/?7?7")).await.unwrap();
         let mut names = BTreeSet::new();
         for _ in 0..2_500 {
             assert!(names.insert(watch.next().await.unwrap()), "a name came twice");
@@ -163,14 +164,14 @@ fn ten_thousand_topics() {
             assert!(names.insert(watch.next().await.unwrap()), "a name came twice");
         }
         assert!(found(&mut watch).await.is_empty());
-        assert_eq!(found(&mut some).await.len(), 90, "1707 to 9797");
+        assert_eq!(found(&mut narrow).await.len(), 90, "1707 to 9797");
         assert_eq!(client.reconnects(), 1);
     });
 }
 
 const LAYER_BYTES: u64 = 300_000;
 
-/// Ten layers of two tensors, two norms, and two names for one table.
+/// Ten layers of two tensors each, and an embedding table under two names.
 fn model() -> Vec<TensorSpec> {
     let mut specs = vec![];
     for layer in 0..10 {
@@ -190,10 +191,10 @@ fn names(snapshot: &Snapshot) -> Vec<String> {
         .collect()
 }
 
-/// Goal: who selects tensors gets those and no others, byte for byte, and pays for little more.
-/// Method: one layer, a table by each of its names, nothing, and everything; raw and encoded; in both modes.
+/// Goal: a subscriber receives exactly the selected tensors, and few other bytes are sent.
+/// Method: one layer, a table by each of its names, and no tensor; raw and encoded; in both modes.
 #[test]
-fn only_what_was_selected() {
+fn only_selected_tensors_are_sent() {
     for (seed, codec) in [(5, CodecId::Raw), (6, CodecId::Zstd)] {
         simulate(seed, async |sim| {
             let server = sim.server(tensor_relay_server::Config { codec: codec.into(), ..server_config() });
@@ -224,13 +225,13 @@ fn only_what_was_selected() {
                     assert_eq!(snapshot.id().version.0, version);
                     assert_eq!(names(&snapshot), expected);
                     assert!(snapshot.tensor("layers.5.weight").is_none());
-                    assert_eq!(snapshot.manifest().tensors().len(), 22, "the manifest is whole");
+                    assert_eq!(snapshot.manifest().tensors().len(), 22, "the manifest has all tensors");
                     assert!(snapshot.receipt().wire_bytes <= most, "{globs:?}: {:?}", snapshot.receipt());
                     assert!(snapshot.payload_bytes() <= most);
                     let sent = sim.server_sent() - before;
                     assert!(sent < most * 11 / 10 + 20_000, "{globs:?}: {sent} for {most}");
                     drop(subscription);
-                    // Until the server has heard that, the next version goes to this one as well.
+                    // Until the server knows that, it sends the next version to this subscription, too.
                     sleep(Duration::from_millis(10)).await;
                 }
             }
@@ -238,9 +239,9 @@ fn only_what_was_selected() {
     }
 }
 
-/// Goal: a selection goes on after a lost connection as the whole does, and is the same for a publisher that changes its
-/// tensors.
-/// Method: cut the way in the middle of a selection; then a manifest in which the selection is another one.
+/// Goal: the transfer of a selection is resumed after a lost connection, and the selection applies to changed
+/// manifests.
+/// Method: cut the path during the transfer of a selection; then publish a manifest in which it selects other tensors.
 #[test]
 fn a_selection_over_lost_connections() {
     simulate(7, async |sim| {
@@ -255,7 +256,7 @@ fn a_selection_over_lost_connections() {
         let mut subscription = client.subscribe_to(request).await.unwrap();
         client.list().await.unwrap();
         for (version, specs) in [(1, model()), (2, model()), (3, model().split_off(7)), (4, model())] {
-            // Without the first tensors the alias counts from another one.
+            // Without the first tensors, the alias would refer to another tensor.
             let specs = match version {
                 3 => specs.into_iter().filter(|spec| spec.alias_of.is_none()).collect(),
                 _ => specs,
@@ -268,7 +269,7 @@ fn a_selection_over_lost_connections() {
                 let progress = subscription.progress();
                 progress.version == version && progress.verified_bytes > expected / 2
             };
-            eventually("half of it has come", half).await;
+            eventually("half of it is verified", half).await;
             sim.cut(1);
             sleep(LONG).await;
             sim.mend(1);

@@ -1,12 +1,12 @@
-//! What is taken back, ends or expires, and who hears of it.
+//! Withdrawn versions; withdrawn, ended and expired topics; commits, releases and held snapshots.
 
 use super::*;
 use tokio::time::timeout;
 
-/// Goal: a version that is taken back is never begun for anybody again; who is at it may finish.
-/// Method: take back the newest, one in the middle, and one that is on its way.
+/// Goal: no transfer of a withdrawn version begins; active ones finish.
+/// Method: withdraw a version during its transfer, the newest one, and one between others.
 #[test]
-fn versions_taken_back() {
+fn withdrawn_versions() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -18,10 +18,10 @@ fn versions_taken_back() {
         runs(&running, 1).await;
         one.withdraw();
         one.withdraw();
-        assert_eq!(client.list().await.unwrap(), [], "there is nothing on offer");
+        assert_eq!(client.list().await.unwrap(), [], "no version is published");
         assert_eq!(next(&mut running).await, (1, 0));
         assert!(one.committed(1, Duration::from_secs(1)).await);
-        eventually("it is let go", || server.stats().staged_bytes == 0).await;
+        eventually("it is released", || server.stats().staged_bytes == 0).await;
 
         let mut publications = vec![];
         for version in 2..=6 {
@@ -42,11 +42,11 @@ fn versions_taken_back() {
     });
 }
 
-/// Goal: a topic that is taken back ends for everybody: idle, in the middle of a version, and in mode every; its name is
-/// free, and who comes later finds the new one or nothing.
+/// Goal: a withdrawn topic ends for all subscribers: idle, during a transfer, and in mode `every`. Its name is free:
+/// later subscribers find no topic, or the new one.
 /// Method: withdraw the publisher, and open the name again.
 #[test]
-fn a_topic_taken_back() {
+fn a_withdrawn_topic() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -66,14 +66,14 @@ fn a_topic_taken_back() {
         publisher.withdraw();
         assert_eq!(client.list().await.unwrap(), []);
         assert_eq!(end_reason(&mut every).await, EndReason::Withdrawn, "version 2 was not begun for it");
-        assert_eq!(next(&mut idle).await, (2, 0), "what is under way is finished");
+        assert_eq!(next(&mut idle).await, (2, 0), "active transfers finish");
         assert_eq!(end_reason(&mut idle).await, EndReason::Withdrawn);
-        eventually("nothing is kept", || server.stats().staged_bytes == 0).await;
+        eventually("all versions are released", || server.stats().staged_bytes == 0).await;
 
         let mut late = client.subscribe(&topic("t")).await.unwrap();
-        let asked = sim.elapsed();
+        let subscribed = sim.elapsed();
         assert!(matches!(late.next().await.unwrap_err(), SubscriptionError::NotFound { .. }));
-        assert!(sim.elapsed() - asked >= Duration::from_secs(10));
+        assert!(sim.elapsed() - subscribed >= Duration::from_secs(10));
         let mut later = client.subscribe(&topic("t")).await.unwrap();
         let mut publisher = server.publisher(topic("t")).unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
@@ -81,7 +81,7 @@ fn a_topic_taken_back() {
     });
 }
 
-/// Goal: a topic that ends gives everybody what they asked for first: readers of every version all of them.
+/// Goal: the end of a topic comes after all requested versions: for readers in mode `every` after all retained ones.
 /// Method: end it while a reader is far behind, and subscribe afterwards.
 #[test]
 fn an_end_comes_last() {
@@ -109,9 +109,9 @@ fn an_end_comes_last() {
     });
 }
 
-/// Goal: a topic without publishes ends after its time, is told so at both ends, and not before; a publisher that follows
-/// is not bound by the options of the one before.
-/// Method: publish in time, then not; open again, with and without.
+/// Goal: a topic without publishes ends after `expire_after`, and not before; subscriber and publisher get the reason.
+/// A later publisher is not bound by the options of an earlier one.
+/// Method: publish in time, then not; open it again, with and without expiry.
 #[test]
 fn a_topic_that_expires() {
     simulate(7, async |sim| {
@@ -125,7 +125,7 @@ fn a_topic_that_expires() {
             sleep(after - Duration::from_secs(1)).await;
             publish(&server, &mut publisher, version, 1000).await;
             if version == 1 {
-                drop(subscription); // Ten seconds for a topic to appear are over.
+                drop(subscription); // Its wait for the topic has timed out after ten seconds.
                 subscription = client.subscribe(&topic("t")).await.unwrap();
             }
             assert_eq!(next(&mut subscription).await.0, version);
@@ -143,25 +143,25 @@ fn a_topic_that_expires() {
         assert!(matches!(error, PublishError::Expired { expire_after_ms: 20_000, .. }), "{error}");
         assert_eq!(server.stats().staged_bytes, 0);
 
-        // The name is free, though the handle is still there.
+        // The name is free, though the publisher is not dropped.
         let mut second = open(&server, expiring);
         publish(&server, &mut second, 1, 1000).await;
         drop((publisher, second));
-        // In the same epoch, of which version 1 is retained: numbers go on.
+        // In the same epoch, of which version 1 is retained, numbers continue.
         let mut third = open(&server, keeping(3));
         publish(&server, &mut third, 2, 1000).await;
         sleep(Duration::from_secs(100)).await;
-        assert_eq!(client.list().await.unwrap().len(), 1, "the third publisher set no time");
+        assert_eq!(client.list().await.unwrap().len(), 1, "the third publisher has no expiry");
         publish(&server, &mut third, 3, 1000).await;
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
         assert_eq!(next(&mut subscription).await.0, 3);
     });
 }
 
-/// Goal: a publish that is given up publishes nothing: no version, no number, no memory.
-/// Method: drop it while it waits for a reader; then publish something else.
+/// Goal: a cancelled publish leaves no version, no used number and no memory.
+/// Method: drop it while it waits for a reader; then publish another version.
 #[test]
-fn a_publish_that_is_given_up() {
+fn a_cancelled_publish() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
         let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
@@ -185,7 +185,7 @@ fn a_publish_that_is_given_up() {
 }
 
 /// Goal: commits are counted per version, from all subscribers; a staged version is released at once.
-/// Method: three subscribers, one of which comes late; a version that nobody can commit any more.
+/// Method: three subscribers, one of which is late; then a wait for a version that can no longer be committed.
 #[test]
 fn commits_and_releases() {
     simulate(9, async |sim| {
@@ -206,16 +206,16 @@ fn commits_and_releases() {
         }
         two.acknowledge();
         publish(&server, &mut publisher, 2, 1000).await;
-        let asked = sim.elapsed();
-        assert!(first.committed(3, Duration::from_secs(60)).await, "what was counted stays");
+        let began = sim.elapsed();
+        assert!(first.committed(3, Duration::from_secs(60)).await, "the count stays");
         assert!(!first.committed(4, Duration::from_secs(60)).await);
-        assert!(sim.elapsed() - asked < Duration::from_secs(1), "nobody can commit it any more");
+        assert!(sim.elapsed() - began < Duration::from_secs(1), "it can no longer be committed");
         assert_eq!(first.committed_count(), 3);
     });
 }
 
-/// Goal: topics and their publishers are independent: a publisher that waits holds up nobody else.
-/// Method: one that is blocked by a reader, beside one whose topic is read by the same client.
+/// Goal: topics and their publishers are independent: a publisher that waits does not delay others.
+/// Method: a publisher that is blocked by a reader, and one whose topic is read by the same client.
 #[test]
 fn publishers_do_not_wait_for_each_other() {
     simulate(10, async |sim| {
@@ -252,8 +252,9 @@ fn publishers_do_not_wait_for_each_other() {
     });
 }
 
-/// Goal: a user who polls with a short timeout gets the error for holding too many snapshots, too: at the same time, and at
-/// once if it asks. Method: hold one of at most one; ask for a tenth of a second each time.
+/// Goal: a user who polls with a short timeout gets the error for holding too many snapshots after the same time; and
+/// `held_back_reader` reports it at once.
+/// Method: hold one snapshot, with a limit of one; wait for a tenth of a second each time.
 #[test]
 fn a_user_who_polls_and_holds_too_many() {
     simulate(12, async |sim| {
@@ -268,10 +269,10 @@ fn a_user_who_polls_and_holds_too_many() {
         let _held = subscription.next().await.unwrap();
         assert!(
             timeout(poll, subscription.next()).await.is_err() && held_back(poll).is_none(),
-            "there is none"
+            "no version is held back"
         );
         publish(&server, &mut publisher, 2, 1000).await;
-        eventually("it is there", || held_back(poll).is_some()).await;
+        eventually("version 2 is held back", || held_back(poll).is_some()).await;
         for _ in 0..2 {
             let began = sim.elapsed();
             let error = loop {
@@ -286,9 +287,10 @@ fn a_user_who_polls_and_holds_too_many() {
     });
 }
 
-/// Goal: a user who holds as many snapshots as it may is told which, and goes on where it was when it drops one; in mode
-/// every nothing is missed by that, in mode latest it is counted. A slice of a tensor counts like its snapshot.
-/// Method: hold two of at most two; ask; drop; ask again.
+/// Goal: a user who holds the maximum number of snapshots gets an error that names them, and can continue after
+/// dropping one: in mode `every` without a gap, in mode `latest` with a count of skipped versions. A slice of a tensor
+/// counts like its snapshot.
+/// Method: hold two snapshots, with a limit of two; request the next; drop one; request it again.
 #[test]
 fn a_user_who_holds_too_many() {
     for every in [true, false] {
@@ -296,7 +298,7 @@ fn a_user_who_holds_too_many() {
             let server = sim.server(server_config());
             let mut publisher = open(&server, keeping(10));
             let hold_timeout = Duration::from_secs(3);
-            let device = None; // A slice of host memory is to be held.
+            let device = None; // The test holds a slice of host memory.
             let config =
                 tensor_relay_client::Config { versions_held_max: 2, hold_timeout, device, ..reconnecting() };
             let client = sim.client(1, config).await.unwrap();
@@ -313,17 +315,17 @@ fn a_user_who_holds_too_many() {
             let slice = one.tensor("noise").unwrap().slice(3..5);
             drop(one);
             for _ in 0..2 {
-                let asked = sim.elapsed();
+                let began = sim.elapsed();
                 let error = subscription.next().await.unwrap_err();
                 let SubscriptionError::HoldingTooMany { held, max: 2, timeout_ms: 3_000, .. } = &error else {
                     panic!("{error}")
                 };
                 assert_eq!(held[..], [Version(1), Version(2)]);
                 assert!(!error.is_final() && error.to_string().contains("versions 1, 2"), "{error}");
-                let waited = sim.elapsed() - asked;
+                let waited = sim.elapsed() - began;
                 assert!(waited >= hold_timeout && waited < hold_timeout + Duration::from_millis(10));
             }
-            // One that is dropped while it is waited for.
+            // A snapshot that is dropped during the wait.
             let dropping = async {
                 sleep(Duration::from_secs(1)).await;
                 drop(slice);

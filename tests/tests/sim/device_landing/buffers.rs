@@ -1,9 +1,10 @@
-//! Versions that land in the user's own device memory.
+//! Versions that are received into the user's own device memory.
 
 use super::*;
 
-/// Goal: versions arrive right in the user's own device memory, exactly, in both modes, without other device memory.
-/// Method: every kind of tensor, the same buffers ten times, and a budget with room for nothing else.
+/// Goal: versions are received directly into the user's own device memory, exactly, in both modes, without other device
+/// memory.
+/// Method: every kind of tensor, the same buffers ten times, and a budget of no other memory.
 #[test]
 fn versions_arrive_in_the_users_device_memory() {
     for every in [false, true] {
@@ -26,7 +27,7 @@ fn versions_arrive_in_the_users_device_memory() {
                 });
                 let filled = filled.unwrap();
                 assert_eq!((filled.id().version, filled.was_copied()), (Version(version), false));
-                assert!(hold(filled.buffers(), version).await, "version {version}");
+                assert!(have_content(filled.buffers(), version).await, "version {version}");
                 buffers = filled.into_buffers();
                 assert_eq!(engine.in_use_bytes(), before);
             }
@@ -34,9 +35,9 @@ fn versions_arrive_in_the_users_device_memory() {
     }
 }
 
-/// Goal: a version that was there before its buffers is copied to them, from the host or from a device, to the host or to
-/// a device; where they do not fit, it waits for others.
-/// Method: all four ways; buffers that are too small, of a name that is not there, and on two devices.
+/// Goal: a version that was received before its buffers were passed is copied to them, from the host or a device, to
+/// the host or a device. If the buffers do not fit, the version waits for others.
+/// Method: all four combinations; buffers that are too small, have an unknown name, or lie on two devices.
 #[test]
 fn a_version_waits_for_buffers_that_fit() {
     for landed_on_device in [false, true] {
@@ -64,7 +65,7 @@ fn a_version_waits_for_buffers_that_fit() {
                 assert!(error.torn.is_none() && error.withheld.is_empty() && error.buffers.len() == 2);
             }
             let filled = subscription.next_into_device(buffers_on(&mine, &specs)).await.unwrap();
-            assert!(filled.was_copied() && hold(filled.buffers(), 1).await);
+            assert!(filled.was_copied() && have_content(filled.buffers(), 1).await);
 
             let on_host: Buffers<Vec<u8>> = specs
                 .iter()
@@ -79,8 +80,9 @@ fn a_version_waits_for_buffers_that_fit() {
     }
 }
 
-/// Goal: a whole snapshot is copied to the user's device memory from wherever it is; what does not fit changes nothing.
-/// Method: buffers with other content, a wrong one among them, and then right ones.
+/// Goal: a snapshot on the host or on a device is copied to the user's device memory; if a buffer does not fit, none is
+/// changed.
+/// Method: buffers with other content, first with a wrong one among them, then all of the right size.
 #[test]
 fn a_snapshot_is_copied_to_device_memory() {
     for landed_on_device in [false, true] {
@@ -92,24 +94,24 @@ fn a_snapshot_is_copied_to_device_memory() {
             let config = Config { device: landed_on_device.then(|| device(u64::MAX)), ..client_config() };
             let (_client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
             let snapshot = subscription.next().await.unwrap();
-            // One slot is enough, for a chunk longer than it too.
+            // One slot is enough, even if it is shorter than a chunk.
             let (_, own) = GatedEngine::device(u64::MAX, Capacity { slots: 1, slot_bytes: 5_000 });
             let mut buffers = buffers_on(&own, &specs);
             let wrong = own.allocate(1).unwrap();
             let right = buffers.insert(specs[0].name.clone(), wrong).unwrap();
             let refused = snapshot.copy_into_device(&buffers).await.unwrap_err();
             assert!(matches!(refused, FillCause::Buffers(BufferError::WrongSize { .. })), "{refused}");
-            assert!(!hold(&buffers, 1).await);
+            assert!(!have_content(&buffers, 1).await);
             buffers.insert(specs[0].name.clone(), right);
             snapshot.copy_into_device(&buffers).await.unwrap();
-            assert!(hold(&buffers, 1).await);
+            assert!(have_content(&buffers, 1).await);
         });
     }
 }
 
-/// Goal: buffers on a device come back when no copy to them is in flight, and not before; the failure says that they are
-/// torn.
-/// Method: the connection is lost for good in the middle of copies, which are let pass a while later.
+/// Goal: after a failure, buffers on a device are returned when no copy to them is in flight, and not before; the error
+/// says that they are torn.
+/// Method: the connection is lost during copies, which pass a while later.
 #[test]
 fn buffers_come_back_after_their_copies() {
     simulate(15, async |sim| {
@@ -140,9 +142,9 @@ fn buffers_come_back_after_their_copies() {
     });
 }
 
-/// Goal: a buffer that a copy may still write to does not come back, and its memory is not free before that copy has
-/// landed; others do come back.
-/// Method: the device hangs, or loses sight of its copies, in the middle of one tensor of two.
+/// Goal: a buffer that a copy may still write to is not returned, and its memory is not free before that copy has
+/// ended; other buffers are returned.
+/// Method: the device hangs, or reports that it has stopped, during the copies of one tensor of two.
 #[test]
 fn buffers_under_a_lost_copy_are_withheld() {
     for hangs in [true, false] {
@@ -173,15 +175,15 @@ fn buffers_under_a_lost_copy_are_withheld() {
             assert_eq!((names(&error.withheld), error.buffers.len()), (vec!["a".to_owned()], 1));
             assert!(error.buffers.get("b").is_some());
             drop(error);
-            assert!(engine.in_use_bytes() >= BYTES, "that of `a` is under copies");
+            assert!(engine.in_use_bytes() >= BYTES, "copies may still write to the memory of `a`");
             engine.open();
             eventually("memory is free", || engine.in_use_bytes() == 0).await;
         });
     }
 }
 
-/// Goal: a call that is given up loses no version: what came into the buffers is the next snapshot.
-/// Method: give it up in the middle; take the snapshot, which lies in the buffers.
+/// Goal: a call that is cancelled loses no version: the version in the buffers is the next snapshot.
+/// Method: cancel the call during the transfer; take the snapshot, which lies in the buffers.
 #[test]
 fn a_call_that_is_given_up_loses_no_version() {
     simulate(17, async |sim| {

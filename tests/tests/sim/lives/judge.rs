@@ -1,35 +1,35 @@
-//! The judge of a history: which promises were broken, by what clients saw alone. Pure: no network, no clock.
+//! The judge of a history: finds broken promises, from the events that clients saw alone. Pure: no network, no clock.
 
 mod forged;
 
 use std::fmt;
 
-/// How long after it was lost a right may still be used (docs/access.md).
+/// The time for which a lost right may still be used (docs/access.md).
 const RIGHT_LINGERS_MS: u64 = 10_000;
 
-/// How long after everything was mended and its last version published a reader may wait for that.
+/// The time within which readers must receive the last version, after it was published and all paths were repaired.
 pub(crate) const STARVED_MS: u64 = 60_000;
 
-/// What was promised.
+/// A promise to users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Promise {
     /// Mode `every`: versions rise.
     Ordered,
-    /// Mode `every`: each version comes, or is reported missing.
+    /// Mode `every`: each version is delivered, or reported missing.
     GapFree,
     /// The place of a named reader is kept while it is away.
     PlaceKept,
     /// Mode `latest`: versions rise, and skips are counted.
     LatestMonotonic,
-    /// All bytes of a version are that version's.
+    /// A version has only its own bytes.
     Untorn,
-    /// A lost connection costs the chunks on their way.
+    /// A lost connection costs only the chunks in flight.
     ResumedOnlyMissing,
-    /// Who is connected gets the newest version in bounded time, and a publisher gets to publish.
+    /// Connected readers receive the newest version, and publishers can publish, in bounded time.
     NobodyStarved,
-    /// Who has no right learns and receives nothing.
+    /// Clients without a right receive no versions, and no names of topics.
     NobodyUnauthorised,
-    /// Who has a right is neither refused nor cut off.
+    /// Clients with a right are neither refused nor cut off.
     NobodyCutOff,
 }
 
@@ -58,59 +58,60 @@ pub(crate) enum Mode {
 pub(crate) enum End {
     /// Its user left.
     Left,
-    /// The server says that the topic is not granted, or refuses the session.
+    /// The server reports that the topic is not granted, or refuses the session.
     Unauthorised,
-    /// It did not keep up.
+    /// The reader did not keep up.
     TooSlow,
-    /// Its topic was withdrawn or never came, or the server was not reached for long: the reader knows as much.
-    Told,
-    /// Of anything else.
+    /// The reader got a valid reason: its topic was withdrawn or never came, or the server was not reached for long.
+    Explained,
+    /// With any other error.
     Failed(String),
 }
 
-/// A snapshot as its user got it.
+/// A snapshot that a user received.
 #[derive(Debug, Clone)]
-pub(crate) struct Got {
+pub(crate) struct Received {
     pub(crate) id: Id,
     pub(crate) skipped: u64,
     pub(crate) is_new_epoch: bool,
-    /// What of it is not as published, if anything.
+    /// The first difference from the published version, if any.
     pub(crate) torn: Option<String>,
-    /// Whether it arrived now, for it was waited for; else it may have been ready for long.
+    /// Whether the user waited for it, so that it arrived at that time; otherwise it may have arrived earlier.
     pub(crate) was_awaited: bool,
     pub(crate) wire_bytes: u64,
     pub(crate) payload_bytes: u64,
-    /// How often its connection, or one of its lanes, was cut since it began.
+    /// The number of times that the connection, or one of its lanes, was cut since it began.
     pub(crate) cuts: u64,
 }
 
-/// One thing that a reader saw.
+/// An event that a reader saw.
 #[derive(Debug, Clone)]
-pub(crate) enum Seen {
-    Version(Got),
+pub(crate) enum Event {
+    Version(Received),
     Gap { after: Option<Id>, found: Id },
     Ended(End),
 }
 
-/// One subscription.
+/// A subscription and its events.
 #[derive(Debug, Clone)]
 pub(crate) struct Reader {
     pub(crate) principal: usize,
     pub(crate) topic: usize,
     pub(crate) mode: Mode,
-    /// After which version it asked to begin.
+    /// The version after which it requested to begin.
     pub(crate) after: Option<Id>,
     /// Whether it has a name, and a publisher that waits for readers.
     pub(crate) has_place: bool,
     pub(crate) opened_ms: u64,
-    /// When its connection, or one of its lanes, was cut.
+    /// The times when its connection, or one of its lanes, was cut.
     pub(crate) cuts_ms: Vec<u64>,
-    /// What a cut of its connection may cost in bytes.
+    /// The maximum number of bytes in flight, which a cut of its connection may cost.
     pub(crate) cut_bytes: u64,
-    pub(crate) seen: Vec<(u64, Seen)>,
+    /// The events, with their times in milliseconds.
+    pub(crate) events: Vec<(u64, Event)>,
 }
 
-/// A time in which a principal had the right to a topic.
+/// A period in which a principal had the right to a topic.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Right {
     pub(crate) principal: usize,
@@ -119,7 +120,7 @@ pub(crate) struct Right {
     pub(crate) until_ms: u64,
 }
 
-/// What a server answered to a principal that connected or listed topics.
+/// A server's answer to a principal that connected or listed topics.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
     LetIn,
@@ -134,18 +135,19 @@ pub(crate) struct Published {
     pub(crate) id: Id,
 }
 
-/// Everything that was seen, and what was asked for meanwhile.
+/// The record of a life.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct History {
     /// The time for which a place is kept.
     pub(crate) linger_ms: u64,
-    /// When the server ended, and forgot all places.
+    /// The times when the server ended, and lost all places.
     pub(crate) stops_ms: Vec<u64>,
     pub(crate) readers: Vec<Reader>,
     pub(crate) published: Vec<Published>,
     pub(crate) rights: Vec<Right>,
     pub(crate) answers: Vec<(u64, usize, Answer)>,
-    /// The last version of each topic, and when it was published, with all ways mended; none if that could not be done.
+    /// The time and number of each topic's last version, published after all paths were repaired; `None` if the publish
+    /// failed.
     pub(crate) last: Vec<Option<(u64, Id)>>,
     pub(crate) ended_ms: u64,
 }
@@ -154,16 +156,16 @@ pub(crate) struct History {
 pub(crate) fn judge(history: &History) -> Vec<Breach> {
     let mut breaches = Breaches(vec![]);
     for (number, reader) in history.readers.iter().enumerate() {
-        breaches.of_bytes(number, reader);
+        breaches.check_bytes(number, reader);
         match reader.mode {
-            Mode::Latest => breaches.of_latest(number, reader),
-            Mode::Every => breaches.of_every(number, reader),
+            Mode::Latest => breaches.check_latest(number, reader),
+            Mode::Every => breaches.check_every(number, reader),
         }
-        breaches.of_reader_rights(history, number, reader);
-        breaches.of_starving(history, number, reader);
+        breaches.check_reader_rights(history, number, reader);
+        breaches.check_starving(history, number, reader);
     }
-    breaches.of_places(history);
-    breaches.of_answers(history);
+    breaches.check_places(history);
+    breaches.check_answers(history);
     for (topic, last) in history.last.iter().enumerate() {
         breaches.check(last.is_some(), Promise::NobodyStarved, || {
             format!("the publisher of topic {topic} cannot publish")
@@ -172,27 +174,33 @@ pub(crate) fn judge(history: &History) -> Vec<Breach> {
     breaches.0
 }
 
-/// How often what a promise is about has happened, for each of them. A life in which nothing happens breaks no promise.
+/// The number of events of each kind that promises are about: a promise is not tested by lives without such events.
 pub(crate) fn occasions(history: &History) -> [(&'static str, usize); 9] {
     let readers = || history.readers.iter();
-    let got = || readers().flat_map(Reader::versions);
-    let seen =
-        |which: fn(&Seen) -> bool| readers().flat_map(|of| &of.seen).filter(|(_, seen)| which(seen)).count();
+    let received = || readers().flat_map(Reader::versions);
+    let count = |which: fn(&Event) -> bool| {
+        readers().flat_map(|of| &of.events).filter(|(_, event)| which(event)).count()
+    };
     let answers =
         |which: fn(&Answer) -> bool| history.answers.iter().filter(|(.., answer)| which(answer)).count();
     [
-        ("versions", got().count()),
-        ("skips", got().filter(|got| got.skipped > 0).count()),
-        ("gaps", seen(|seen| matches!(seen, Seen::Gap { .. }))),
-        ("chunks sent again", got().filter(|got| got.wire_bytes > got.payload_bytes).count()),
+        ("versions", received().count()),
+        ("skips", received().filter(|received| received.skipped > 0).count()),
+        ("gaps", count(|event| matches!(event, Event::Gap { .. }))),
+        (
+            "chunks sent again",
+            received()
+                .filter(|received| received.wire_bytes > received.payload_bytes)
+                .count(),
+        ),
         (
             "places",
             (0..history.readers.len())
                 .filter(|number| history.kept_place(*number).is_some())
                 .count(),
         ),
-        ("evictions", seen(|seen| matches!(seen, Seen::Ended(End::TooSlow)))),
-        ("rights lost", seen(|seen| matches!(seen, Seen::Ended(End::Unauthorised)))),
+        ("evictions", count(|event| matches!(event, Event::Ended(End::TooSlow)))),
+        ("rights lost", count(|event| matches!(event, Event::Ended(End::Unauthorised)))),
         ("refusals", answers(|answer| matches!(answer, Answer::Refused))),
         ("lists", answers(|answer| matches!(answer, Answer::Listed(topics) if !topics.is_empty()))),
     ]
@@ -207,57 +215,64 @@ impl Breaches {
         }
     }
 
-    fn of_bytes(&mut self, number: usize, reader: &Reader) {
-        for got in reader.versions() {
-            self.check(got.torn.is_none(), Promise::Untorn, || {
-                format!("reader {number}, {}: {:?}", got.id, got.torn)
+    fn check_bytes(&mut self, number: usize, reader: &Reader) {
+        for received in reader.versions() {
+            self.check(received.torn.is_none(), Promise::Untorn, || {
+                format!("reader {number}, {}: {:?}", received.id, received.torn)
             });
-            let most = got.payload_bytes + got.cuts * reader.cut_bytes;
-            self.check(got.wire_bytes <= most, Promise::ResumedOnlyMissing, || {
-                format!("reader {number}, {}: {} of at most {most} bytes", got.id, got.wire_bytes)
+            let most = received.payload_bytes + received.cuts * reader.cut_bytes;
+            self.check(received.wire_bytes <= most, Promise::ResumedOnlyMissing, || {
+                format!("reader {number}, {}: {} of at most {most} bytes", received.id, received.wire_bytes)
             });
         }
     }
 
-    fn of_latest(&mut self, number: usize, reader: &Reader) {
+    fn check_latest(&mut self, number: usize, reader: &Reader) {
         let versions: Vec<_> = reader.versions().collect();
-        for (before, got) in versions.iter().zip(versions.iter().skip(1)) {
-            let follows = match before.id.epoch == got.id.epoch {
-                true => !got.is_new_epoch && got.id.version == before.id.version + 1 + got.skipped,
-                false => got.is_new_epoch && got.id > before.id,
+        for (before, received) in versions.iter().zip(versions.iter().skip(1)) {
+            let follows = match before.id.epoch == received.id.epoch {
+                true => {
+                    !received.is_new_epoch && received.id.version == before.id.version + 1 + received.skipped
+                }
+                false => received.is_new_epoch && received.id > before.id,
             };
             self.check(follows, Promise::LatestMonotonic, || {
-                format!("reader {number}: {} and {} skipped after {}", got.id, got.skipped, before.id)
+                format!(
+                    "reader {number}: {} and {} skipped after {}",
+                    received.id, received.skipped, before.id
+                )
             });
         }
     }
 
-    fn of_every(&mut self, number: usize, reader: &Reader) {
-        let (mut last, mut told) = (reader.after, None);
-        for (_, seen) in &reader.seen {
-            match seen {
-                Seen::Gap { after, found } => {
+    fn check_every(&mut self, number: usize, reader: &Reader) {
+        let (mut last, mut reported) = (reader.after, None);
+        for (_, event) in &reader.events {
+            match event {
+                Event::Gap { after, found } => {
                     self.check(*after == last && last.is_some(), Promise::GapFree, || {
                         format!("reader {number}: a gap after {after:?} is reported, it was at {last:?}")
                     });
-                    told = Some(*found);
+                    reported = Some(*found);
                 }
-                Seen::Version(got) => {
-                    self.check(last.is_none_or(|last| last < got.id), Promise::Ordered, || {
-                        format!("reader {number}: {} after {last:?}", got.id)
+                Event::Version(received) => {
+                    self.check(last.is_none_or(|last| last < received.id), Promise::Ordered, || {
+                        format!("reader {number}: {} after {last:?}", received.id)
                     });
-                    let follows = last.is_none_or(|last| last.next() == got.id);
-                    self.check(told.map_or(follows, |found| found == got.id), Promise::GapFree, || {
-                        format!("reader {number}: {} after {last:?}, reported {told:?}", got.id)
-                    });
-                    (last, told) = (Some(got.id), None);
+                    let follows = last.is_none_or(|last| last.next() == received.id);
+                    self.check(
+                        reported.map_or(follows, |found| found == received.id),
+                        Promise::GapFree,
+                        || format!("reader {number}: {} after {last:?}, reported {reported:?}", received.id),
+                    );
+                    (last, reported) = (Some(received.id), None);
                 }
-                Seen::Ended(_) => {}
+                Event::Ended(_) => {}
             }
         }
     }
 
-    fn of_places(&mut self, history: &History) {
+    fn check_places(&mut self, history: &History) {
         for number in 0..history.readers.len() {
             let Some((last, first)) = history.kept_place(number) else { continue };
             self.check(first <= last.next(), Promise::PlaceKept, || {
@@ -266,28 +281,32 @@ impl Breaches {
         }
     }
 
-    fn of_reader_rights(&mut self, history: &History, number: usize, reader: &Reader) {
-        for (at, seen) in &reader.seen {
-            match seen {
-                Seen::Version(got) => {
+    fn check_reader_rights(&mut self, history: &History, number: usize, reader: &Reader) {
+        for (at, event) in &reader.events {
+            match event {
+                Event::Version(received) => {
                     let published = history.published.iter();
-                    let published = published.filter(|one| (one.topic, one.id) == (reader.topic, got.id));
+                    let published =
+                        published.filter(|one| (one.topic, one.id) == (reader.topic, received.id));
                     let earliest = published.map(|one| one.at_ms).min().unwrap_or(0);
-                    // What arrived in time may be taken late.
-                    let arrived = if got.was_awaited { *at } else { earliest.max(reader.opened_ms) };
-                    let had_right = history.had_right(reader.principal, reader.topic, arrived, *at);
+                    // A version that arrived in time may be taken late.
+                    let arrived = if received.was_awaited { *at } else { earliest.max(reader.opened_ms) };
+                    let had_right = history.had_right_within(reader.principal, reader.topic, arrived, *at);
                     self.check(had_right, Promise::NobodyUnauthorised, || {
-                        format!("reader {number}: {} came at {arrived} to {at} ms, without a right", got.id)
+                        format!(
+                            "reader {number}: {} came at {arrived} to {at} ms, without a right",
+                            received.id
+                        )
                     });
                 }
-                Seen::Gap { .. } => {}
-                Seen::Ended(End::Unauthorised) => {
-                    let has_right = history.had_right_all(reader, reader.opened_ms, *at);
+                Event::Gap { .. } => {}
+                Event::Ended(End::Unauthorised) => {
+                    let has_right = history.had_right_throughout(reader, reader.opened_ms, *at);
                     self.check(!has_right, Promise::NobodyCutOff, || {
                         format!("reader {number} was cut off at {at} ms and had the right")
                     });
                 }
-                Seen::Ended(end) => {
+                Event::Ended(end) => {
                     let is_good = match end {
                         End::Failed(_) => false,
                         End::TooSlow => !reader.has_place,
@@ -301,9 +320,9 @@ impl Breaches {
         }
     }
 
-    fn of_answers(&mut self, history: &History) {
+    fn check_answers(&mut self, history: &History) {
         for (at, principal, answer) in &history.answers {
-            let had_right = |topic| history.had_right(*principal, topic, *at, *at);
+            let had_right = |topic| history.had_right_within(*principal, topic, *at, *at);
             let topics = 0..history.last.len();
             let (holds, promise) = match answer {
                 Answer::LetIn => (topics.into_iter().any(had_right), Promise::NobodyUnauthorised),
@@ -311,41 +330,44 @@ impl Breaches {
                     (listed.iter().copied().all(had_right), Promise::NobodyUnauthorised)
                 }
                 Answer::Refused => {
-                    let now = |right: &&Right| right.principal == *principal && right.covers(*at, *at + 1);
-                    (!history.rights.iter().any(|right| now(&right)), Promise::NobodyCutOff)
+                    let is_valid =
+                        |right: &Right| right.principal == *principal && right.covers(*at, *at + 1);
+                    (!history.rights.iter().any(is_valid), Promise::NobodyCutOff)
                 }
             };
             self.check(holds, promise, || format!("principal {principal} at {at} ms: {answer:?}"));
         }
     }
 
-    fn of_starving(&mut self, history: &History, number: usize, reader: &Reader) {
-        let has_ended = reader.seen.iter().any(|(_, seen)| matches!(seen, Seen::Ended(_)));
+    fn check_starving(&mut self, history: &History, number: usize, reader: &Reader) {
+        let has_ended = reader.events.iter().any(|(_, event)| matches!(event, Event::Ended(_)));
         let Some(Some((published_ms, last))) = history.last.get(reader.topic).filter(|_| !has_ended) else {
             return;
         };
-        if !history.had_right_all(reader, reader.opened_ms, history.ended_ms) {
-            let over_ms = history.right_over_ms(reader).saturating_add(RIGHT_LINGERS_MS);
+        if !history.had_right_throughout(reader, reader.opened_ms, history.ended_ms) {
+            let lost_ms = history.right_lost_ms(reader).saturating_add(RIGHT_LINGERS_MS);
             self.check(
-                over_ms.saturating_add(STARVED_MS) > history.ended_ms,
+                lost_ms.saturating_add(STARVED_MS) > history.ended_ms,
                 Promise::NobodyUnauthorised,
-                || format!("reader {number} lives on without a right since {over_ms} ms"),
+                || format!("reader {number} has not ended, without a right since {lost_ms} ms"),
             );
             return;
         }
-        let got = reader.seen.iter().find_map(|(at, seen)| match seen {
-            Seen::Version(got) if got.id == *last => Some(*at),
+        let received = reader.events.iter().find_map(|(at, event)| match event {
+            Event::Version(received) if received.id == *last => Some(*at),
             _ => None,
         });
-        self.check(got.is_some_and(|at| at <= published_ms + STARVED_MS), Promise::NobodyStarved, || {
-            format!("reader {number} got {last}, published at {published_ms} ms, at {got:?}")
-        });
+        self.check(
+            received.is_some_and(|at| at <= published_ms + STARVED_MS),
+            Promise::NobodyStarved,
+            || format!("reader {number} received {last}, published at {published_ms} ms, at {received:?}"),
+        );
     }
 }
 
 impl History {
-    /// Whether the right was there at some time between these, or short enough before.
-    fn had_right(&self, principal: usize, topic: usize, from_ms: u64, until_ms: u64) -> bool {
+    /// Whether the principal had the right at some time of this period, or less than [`RIGHT_LINGERS_MS`] before.
+    fn had_right_within(&self, principal: usize, topic: usize, from_ms: u64, until_ms: u64) -> bool {
         let mut rights = self
             .rights
             .iter()
@@ -355,56 +377,56 @@ impl History {
         })
     }
 
-    /// Where a reader was when it left, and where it began when it came back, if its place must have been kept.
+    /// The last version before a named reader left, and the first after it came back, if its place must have been kept.
     fn kept_place(&self, number: usize) -> Option<(Id, Id)> {
         let reader = &self.readers[number];
         let mut before = self.readers[..number].iter().rev();
         let before =
             before.find(|other| (other.principal, other.topic) == (reader.principal, reader.topic))?;
-        let began = reader.seen.iter().find(|(_, seen)| matches!(seen, Seen::Version(_)))?.0;
-        // Whether a server has heard of a reader that was cut off is known from its first version alone.
+        let began = reader.events.iter().find(|(_, event)| matches!(event, Event::Version(_)))?.0;
+        // If the reader was cut off, only its first version proves that the server knew of it.
         let is_cut = reader.cuts_ms.iter().any(|at| (reader.opened_ms..=began).contains(at));
         let (left, back) = (before.away_since_ms()?, if is_cut { began } else { reader.opened_ms });
         let (last, first) = (before.versions().last()?.id, reader.versions().next()?.id);
         let is_kept = (reader.has_place && before.has_place)
             && back < left + self.linger_ms
             && !self.stops_ms.iter().any(|stop| (before.opened_ms..=began).contains(stop))
-            && self.had_right_all(reader, left, back)
+            && self.had_right_throughout(reader, left, back)
             && first.epoch == last.epoch;
         is_kept.then_some((last, first))
     }
 
-    /// Whether the right was there all the time.
-    fn had_right_all(&self, reader: &Reader, from_ms: u64, until_ms: u64) -> bool {
+    /// Whether the reader had the right during the whole period.
+    fn had_right_throughout(&self, reader: &Reader, from_ms: u64, until_ms: u64) -> bool {
         let mut rights = self.rights_of(reader);
         rights.any(|right| right.covers(from_ms, until_ms))
     }
 
-    fn right_over_ms(&self, reader: &Reader) -> u64 {
+    fn right_lost_ms(&self, reader: &Reader) -> u64 {
         self.rights_of(reader).map(|right| right.until_ms).max().unwrap_or(0)
     }
 
     fn rights_of(&self, reader: &Reader) -> impl Iterator<Item = &Right> {
-        let of = (reader.principal, reader.topic);
-        self.rights.iter().filter(move |right| (right.principal, right.topic) == of)
+        let key = (reader.principal, reader.topic);
+        self.rights.iter().filter(move |right| (right.principal, right.topic) == key)
     }
 }
 
 impl Reader {
-    fn versions(&self) -> impl Iterator<Item = &Got> {
-        self.seen.iter().filter_map(|(_, seen)| match seen {
-            Seen::Version(got) => Some(got),
+    fn versions(&self) -> impl Iterator<Item = &Received> {
+        self.events.iter().filter_map(|(_, event)| match event {
+            Event::Version(received) => Some(received),
             _ => None,
         })
     }
 
-    /// Since when the server may take it for away, if it ended: since then, or since a cut after which nothing arrived. What was
-    /// not waited for may have arrived before.
+    /// The time since when the server may treat the reader as away, if it ended: its end, or a cut after which nothing
+    /// arrived. A version that was not waited for may have arrived earlier, so it does not count.
     fn away_since_ms(&self) -> Option<u64> {
-        let has_ended = |(_, seen): &&(u64, Seen)| matches!(seen, Seen::Ended(_));
-        let left_ms = self.seen.iter().find(has_ended)?.0;
-        let has_arrived = |seen: &Seen| matches!(seen, Seen::Version(got) if got.was_awaited);
-        let mut arrived = self.seen.iter().filter(|(_, seen)| has_arrived(seen));
+        let has_ended = |(_, event): &&(u64, Event)| matches!(event, Event::Ended(_));
+        let left_ms = self.events.iter().find(has_ended)?.0;
+        let has_arrived = |event: &Event| matches!(event, Event::Version(received) if received.was_awaited);
+        let mut arrived = self.events.iter().filter(|(_, event)| has_arrived(event));
         let last_ms = arrived.next_back().map_or(self.opened_ms, |(at, _)| *at);
         let cuts = self.cuts_ms.iter().copied().filter(|at| *at >= last_ms);
         Some(cuts.min().unwrap_or(left_ms))

@@ -1,15 +1,15 @@
-//! What happens in a life, as a list that a seed makes, and that a failure makes shorter.
+//! The operations of a life: a list that is made from a seed, and shortened after a failure.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// The number of clients. The last of them proves itself with a key, the others with tickets.
+/// The number of clients. The last one authenticates with a key, the others with tickets.
 pub(crate) const CLIENTS: u8 = 3;
 
 /// The number of topics.
 pub(crate) const TOPICS: usize = 2;
 
-/// What does not change in a life.
+/// The settings of a life.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
     /// Whether publishers wait for readers, or evict them.
@@ -24,32 +24,32 @@ pub(crate) struct Setup {
 
 /// How a client subscribes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Wish {
+pub(crate) enum SubscriptionKind {
     Latest {
         preempt: bool,
     },
     Every {
         window: u32,
     },
-    /// Under a name, so that its place is kept.
+    /// In mode `every` under a name, so that its place is kept.
     Named {
         window: u32,
     },
-    /// After the version that the client got last.
+    /// In mode `every` after the version that the client received last.
     Continue {
         window: u32,
     },
 }
 
-/// What a ticket allows. A client keeps its ticket for as long as it suits.
+/// The terms of a ticket. A client keeps its ticket while it is valid and has the wanted terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TicketTerms {
-    /// For the first topic alone.
+    /// For the first topic only.
     pub(crate) is_narrow: bool,
     pub(crate) expires_s: Option<u64>,
 }
 
-/// One thing that happens. What makes no sense when its turn comes does nothing, so every sublist is a life as well.
+/// An operation. One that is impossible at its time has no effect, so every sublist is a life, too.
 #[derive(Debug, Clone)]
 pub(crate) enum Operation {
     Wait {
@@ -60,28 +60,28 @@ pub(crate) enum Operation {
         versions: u64,
         bytes: u64,
     },
-    /// The publisher takes the topic back; the next publish opens it in a new epoch.
+    /// The publisher withdraws the topic; the next publish opens it in a new epoch.
     Withdraw {
         topic: usize,
     },
-    /// The server ends, with or without a word.
+    /// The server ends, with or without notifying its clients.
     Stop {
         silently: bool,
     },
-    /// With its state, the newest versions are published again under their numbers.
+    /// A server starts. With its state, the newest versions are published again under their numbers.
     Start {
         with_state: bool,
     },
-    /// A client connects, in place of what it was before, and subscribes to all topics.
+    /// A client connects, closes its earlier connection, and subscribes to all topics.
     Join {
         client: u8,
         tcp: bool,
         lanes: u8,
-        wish: Wish,
+        kind: SubscriptionKind,
         pause_ms: u64,
         terms: TicketTerms,
     },
-    /// A client comes with a ticket, whatever has become of that.
+    /// A client connects again with its ticket, which may have expired or been revoked.
     JoinAgain {
         client: u8,
     },
@@ -107,13 +107,13 @@ pub(crate) enum Operation {
     Revoke {
         client: u8,
     },
-    /// What the list allows the client with the key: the topics whose bits are set.
+    /// The access list allows the client with the key the topics whose bits are set.
     Allow {
         topics: u8,
     },
 }
 
-/// The life of this seed.
+/// The settings and operations that are derived from `seed`.
 pub(crate) fn life(seed: u64) -> (Setup, Vec<Operation>) {
     let mut dice = ChaCha8Rng::seed_from_u64(!seed);
     let blocks = dice.random_bool(0.5);
@@ -160,7 +160,7 @@ fn operation(dice: &mut ChaCha8Rng) -> Operation {
     }
 }
 
-/// A way that is cut in the middle of a version, for longer than the idle timeout or for less.
+/// A path that is cut during a transfer, for longer than the idle timeout or for less.
 fn outage(dice: &mut ChaCha8Rng) -> [Operation; 5] {
     let (client, topic) = (dice.random_range(1..=CLIENTS), dice.random_range(0..TOPICS));
     [
@@ -174,18 +174,18 @@ fn outage(dice: &mut ChaCha8Rng) -> [Operation; 5] {
 
 fn join(dice: &mut ChaCha8Rng, client: u8) -> Operation {
     let window = dice.random_range(1..5);
-    let wish = match dice.random_range(0..5) {
-        0 => Wish::Latest { preempt: dice.random_bool(0.5) },
-        1 => Wish::Every { window },
-        2 => Wish::Continue { window },
-        _ => Wish::Named { window },
+    let kind = match dice.random_range(0..5) {
+        0 => SubscriptionKind::Latest { preempt: dice.random_bool(0.5) },
+        1 => SubscriptionKind::Every { window },
+        2 => SubscriptionKind::Continue { window },
+        _ => SubscriptionKind::Named { window },
     };
     let expires_s = dice.random_bool(0.15).then(|| dice.random_range(1..40));
     Operation::Join {
         client,
         tcp: dice.random_bool(0.4),
         lanes: [1, 1, 2, 3][dice.random_range(0..4)],
-        wish,
+        kind,
         pause_ms: [0, 0, 300, 6_000][dice.random_range(0..4)],
         terms: TicketTerms { is_narrow: dice.random_bool(0.1), expires_s },
     }
@@ -199,7 +199,7 @@ fn bytes(dice: &mut ChaCha8Rng) -> u64 {
     }
 }
 
-/// Mostly short; some long enough for connections to be given up.
+/// A waiting time: mostly short, sometimes longer than the idle timeout.
 fn wait_ms(dice: &mut ChaCha8Rng) -> u64 {
     match dice.random_range(0..8) {
         0..4 => dice.random_range(0..200),
@@ -208,17 +208,17 @@ fn wait_ms(dice: &mut ChaCha8Rng) -> u64 {
     }
 }
 
-/// The operations of `life` without which it would not fail, as far as leaving out one after the other finds them.
+/// Removes operations from `life`, in ever smaller groups, as long as it still fails.
 pub(crate) fn shrink<T: Clone>(mut life: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
     let mut size = life.len() / 2;
     while size > 0 {
-        let mut at = 0;
-        while at < life.len() {
+        let mut start = 0;
+        while start < life.len() {
             let mut shorter = life.clone();
-            shorter.drain(at..(at + size).min(life.len()));
+            shorter.drain(start..(start + size).min(life.len()));
             match fails(&shorter) {
                 true => life = shorter,
-                false => at += size,
+                false => start += size,
             }
         }
         size /= 2;
@@ -227,13 +227,13 @@ pub(crate) fn shrink<T: Clone>(mut life: Vec<T>, mut fails: impl FnMut(&[T]) -> 
 }
 
 #[test]
-fn what_makes_a_life_fail_is_found() {
+fn the_necessary_operations_are_found() {
     let fails = |life: &[u32]| life.contains(&3) && life.contains(&17);
     assert_eq!(shrink((0..30).collect(), fails), [3, 17]);
 }
 
 #[test]
-fn a_seed_makes_one_life() {
+fn equal_seeds_make_equal_lives() {
     let text = |seed| format!("{:?}", life(seed));
     assert_eq!(text(1), text(1));
     assert_ne!(text(1), text(2));

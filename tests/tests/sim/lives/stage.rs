@@ -1,9 +1,9 @@
-//! Lives a life: does its operations to real servers and clients, and writes down what the clients see.
+//! Runs a life: applies its operations to real servers and clients, and records the events that the clients see.
 
 mod member;
 
 use super::{
-    judge::{Answer, History, Id, Published, STARVED_MS, Seen},
+    judge::{Answer, Event, History, Id, Published, STARVED_MS},
     operation::{CLIENTS, Operation, Setup, TOPICS},
 };
 use member::Member;
@@ -30,24 +30,23 @@ use tokio::{
 /// The chunks of these servers: small, so that most versions have several.
 const CHUNK_BYTES: u32 = 16 << 10;
 
-/// When no more operations are begun, so that there is time for the end.
+/// The time after which no more operations are begun, so that there is time for the end.
 const LIFE_MAX: Duration = Duration::from_secs(330);
 
-/// How long a publisher may have to wait for readers, whatever has become of them: until their loss is noticed, and their
-/// place is given up.
+/// The maximum time that a publisher waits for readers: until the loss of a reader is noticed, and its place expires.
 const PUBLISH_MAX: Duration = Duration::from_secs(45);
 
-/// What clients saw, shared by those who write it down.
+/// The history so far, shared by all members.
 #[derive(Clone)]
 struct Log {
     history: Arc<Mutex<History>>,
     began: Instant,
-    /// Whether readers take what comes without a pause.
+    /// Whether readers take versions without a pause.
     hurry: Arc<AtomicBool>,
 }
 
-/// One topic, over all lives of the server.
-struct Line {
+/// A topic, over restarts of the server.
+struct TopicState {
     name: Topic,
     epoch: u64,
     /// The newest version and its size, if there is one in this epoch.
@@ -61,7 +60,7 @@ struct Stage<'a> {
     log: Log,
     rules: watch::Sender<Arc<Rules>>,
     server: Option<Server>,
-    lines: Vec<Line>,
+    topics: Vec<TopicState>,
     epochs: u64,
     members: BTreeMap<u8, Member>,
     principals: member::Principals,
@@ -69,22 +68,22 @@ struct Stage<'a> {
 }
 
 thread_local! {
-    /// When the life of this thread began, for the clock that tickets expire by.
+    /// The time when this thread's life began, for the clock by which tickets expire.
     static BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// How long the place of a server that ended may be taken: until its connections have drained, for three of their probe
-/// timeouts (RFC 9000 §10.2), which a network that is away makes long.
-const PLACE_FREE_MAX: Duration = Duration::from_secs(60);
+/// The maximum time until the address of a server that ended is free: its connections drain for three probe timeouts
+/// (RFC 9000 §10.2), which are long after a network failure.
+const ADDRESS_FREE_MAX: Duration = Duration::from_secs(60);
 
-/// What the clock of tickets says when a life begins.
+/// The time on the clock of tickets when a life begins.
 const CLOCK_BEGAN_S: u64 = 1_000_000;
 
 fn seconds() -> u64 {
     CLOCK_BEGAN_S + BEGAN.get().map_or(0, |began| began.elapsed().as_secs())
 }
 
-/// Lives through `operations`; then everything is mended, and what must come in the end is waited for.
+/// Applies `operations`; then repairs all paths, and waits until the readers have received the last versions.
 pub(super) async fn live(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
     let mut stage = Stage::new(sim, setup);
     for operation in operations {
@@ -110,8 +109,8 @@ impl<'a> Stage<'a> {
         let history =
             History { linger_ms: setup.linger_s * 1_000, last: vec![None; TOPICS], ..History::default() };
         let log = Log { history: Arc::new(Mutex::new(history)), began, hurry: Arc::default() };
-        let line =
-            |number| Line { name: topic(TOPIC_NAMES[number]), epoch: 0, newest: None, publisher: None };
+        let topic_state =
+            |number| TopicState { name: topic(TOPIC_NAMES[number]), epoch: 0, newest: None, publisher: None };
         let mut stage = Self {
             sim,
             setup,
@@ -119,7 +118,7 @@ impl<'a> Stage<'a> {
             principals: member::Principals::new(sim),
             log,
             server: None,
-            lines: (0..TOPICS).map(line).collect(),
+            topics: (0..TOPICS).map(topic_state).collect(),
             epochs: 0,
             members: BTreeMap::new(),
             cut: BTreeSet::new(),
@@ -139,9 +138,9 @@ impl<'a> Stage<'a> {
             Operation::Withdraw { topic } => self.withdraw(topic),
             Operation::Stop { silently } => self.stop(silently).await,
             Operation::Start { with_state } => self.start(with_state).await,
-            Operation::Join { client, tcp, lanes, wish, pause_ms, terms } => {
+            Operation::Join { client, tcp, lanes, kind, pause_ms, terms } => {
                 self.principals.issue(&self.log, client, terms);
-                let style = member::Style { tcp, lanes, wish, pause_ms };
+                let style = member::Style { tcp, lanes, kind, pause_ms };
                 self.join(client, style).await;
             }
             Operation::JoinAgain { client } => {
@@ -156,9 +155,10 @@ impl<'a> Stage<'a> {
             Operation::ResetStreams { client } => {
                 self.note_cut(client);
                 for lane in 0..LANES_MAX {
-                    self.sim
-                        .net
-                        .reset_streams(&self.sim.server_host(), &self.sim.net.host(card(client, lane)));
+                    self.sim.net.reset_streams(
+                        &self.sim.server_host(),
+                        &self.sim.net.host(lane_address(client, lane)),
+                    );
                 }
             }
             Operation::Mend { client } => self.mend(client),
@@ -170,7 +170,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Puts the list in force that allows these topics to the client with the key.
+    /// Sets the access list to one that allows the client with the key these topics.
     fn allow(&mut self, topics: u8) {
         let (acl, keys) = self.principals.allow(&self.log, topics);
         self.rules.send_modify(|rules| {
@@ -205,7 +205,7 @@ impl<'a> Stage<'a> {
         self.cut.insert((client, lane));
         self.sim
             .net
-            .partition(&self.sim.server_host(), &self.sim.net.host(card(client, lane)));
+            .partition(&self.sim.server_host(), &self.sim.net.host(lane_address(client, lane)));
     }
 
     fn note_cut(&self, client: u8) {
@@ -219,11 +219,11 @@ impl<'a> Stage<'a> {
             self.cut.remove(&(client, lane));
             self.sim
                 .net
-                .repair(&self.sim.server_host(), &self.sim.net.host(card(client, lane)));
+                .repair(&self.sim.server_host(), &self.sim.net.host(lane_address(client, lane)));
         }
     }
 
-    /// Ends the server; silently, nobody hears its last words.
+    /// Ends the server; `silently` behind a partition, so that no client is notified.
     async fn stop(&mut self, silently: bool) {
         let Some(server) = self.server.take() else { return };
         let now = self.log.now_ms();
@@ -235,7 +235,7 @@ impl<'a> Stage<'a> {
                 (0..LANES_MAX).for_each(|lane| self.cut(client, lane));
             }
         }
-        self.lines.iter_mut().for_each(|line| line.publisher = None);
+        self.topics.iter_mut().for_each(|state| state.publisher = None);
         drop(server);
         sleep(Duration::from_secs(2)).await;
         (1..=CLIENTS).for_each(|client| self.mend(client));
@@ -254,21 +254,21 @@ impl<'a> Stage<'a> {
         let access = Access::following(self.rules.subscribe()).with_clock(seconds);
         self.server = Some(Server::start(self.listener().await, access, config));
         for number in 0..TOPICS {
-            let line = &mut self.lines[number];
-            line.newest = line.newest.filter(|_| with_state);
-            if let Some((version, bytes)) = line.newest {
+            let state = &mut self.topics[number];
+            state.newest = state.newest.filter(|_| with_state);
+            if let Some((version, bytes)) = state.newest {
                 self.open(number);
-                let publisher = self.lines[number].publisher.as_mut();
+                let publisher = self.topics[number].publisher.as_mut();
                 publisher.expect("it was opened").continue_at(Version(version));
                 self.publish_as(number, version, bytes).await;
             }
         }
     }
 
-    /// The server's place, as soon as it is free.
+    /// A listener on the server's address, as soon as that is free.
     async fn listener(&self) -> Listener {
         let began = Instant::now();
-        while began.elapsed() < PLACE_FREE_MAX {
+        while began.elapsed() < ADDRESS_FREE_MAX {
             let host = Arc::new(self.sim.server_host());
             let (address, identity) = (self.sim.server_address(), self.sim.identity());
             match Listener::bind_on(host, Transport::Auto, address, &identity, self.sim.tuning.clone()) {
@@ -276,46 +276,46 @@ impl<'a> Stage<'a> {
                 Err(_) => sleep(Duration::from_millis(10)).await,
             }
         }
-        panic!("a server that ended {PLACE_FREE_MAX:?} ago still has its place");
+        panic!("a server that ended {ADDRESS_FREE_MAX:?} ago still has its address");
     }
 
-    /// Opens a topic, in a new epoch unless its state says otherwise.
+    /// Opens a topic, in a new epoch unless it has versions in its current one.
     fn open(&mut self, number: usize) {
         let when_full = if self.setup.blocks { WhenFull::Block } else { WhenFull::Evict };
         let publish_timeout = Duration::from_millis(self.setup.publish_timeout_ms);
         let options = TopicOptions { when_full, publish_timeout, ..keeping(self.setup.keep_versions) };
-        let line = &mut self.lines[number];
-        if line.newest.is_none() {
+        let state = &mut self.topics[number];
+        if state.newest.is_none() {
             self.epochs += 1;
-            line.epoch = self.epochs;
+            state.epoch = self.epochs;
         }
-        let server = self.server.as_ref().expect("it is asked only while there is a server");
-        let publisher = server.publisher_with(line.name.clone(), Some(Epoch(line.epoch)), options);
-        line.publisher = Some(publisher.unwrap());
+        let server = self.server.as_ref().expect("topics are opened only while there is a server");
+        let publisher = server.publisher_with(state.name.clone(), Some(Epoch(state.epoch)), options);
+        state.publisher = Some(publisher.unwrap());
     }
 
-    /// Publishes the next version; `None` where there is no server, or readers are in the way for too long.
+    /// Publishes the next version; `None` if there is no server, or readers delay the publish for too long.
     async fn publish(&mut self, number: usize, bytes: u64) -> Option<Id> {
         self.server.as_ref()?;
-        if self.lines[number].publisher.is_none() {
+        if self.topics[number].publisher.is_none() {
             self.open(number);
         }
-        let version = self.lines[number].newest.map_or(1, |(version, _)| version + 1);
+        let version = self.topics[number].newest.map_or(1, |(version, _)| version + 1);
         self.publish_as(number, version, bytes).await
     }
 
     async fn publish_as(&mut self, number: usize, version: u64, bytes: u64) -> Option<Id> {
-        let line = &mut self.lines[number];
-        let id = Id { epoch: line.epoch, version };
+        let state = &mut self.topics[number];
+        let id = Id { epoch: state.epoch, version };
         let content = content(id);
         let specs = vec![tensors::noise("noise", bytes / 2), tensors::steady("steady", bytes / 2)];
         let staged = tensors::stage(self.server.as_ref()?, specs, content);
-        // Noted before: a reader may have it before the publisher goes on.
+        // Taken before publishing: a reader may receive the version before `publish` returns.
         let (published, log) = (Published { at_ms: self.log.now_ms(), topic: number, id }, self.log.clone());
         let is_new = !log.history().published.iter().any(|one| (one.topic, one.id) == (number, id));
-        let publishing = line.publisher.as_mut()?.publish(staged, tensors::metadata(content));
+        let publishing = state.publisher.as_mut()?.publish(staged, tensors::metadata(content));
         timeout(PUBLISH_MAX, publishing).await.ok()?.unwrap();
-        line.newest = Some((version, bytes));
+        state.newest = Some((version, bytes));
         if is_new {
             log.history().published.push(published);
         }
@@ -323,13 +323,13 @@ impl<'a> Stage<'a> {
     }
 
     fn withdraw(&mut self, number: usize) {
-        if let Some(publisher) = self.lines[number].publisher.take() {
+        if let Some(publisher) = self.topics[number].publisher.take() {
             publisher.withdraw();
-            self.lines[number].newest = None;
+            self.topics[number].newest = None;
         }
     }
 
-    /// Mends everything, publishes once more, and waits for those who must get it.
+    /// Repairs all paths, publishes once more, and waits until the readers have received that.
     async fn end(&mut self) {
         self.sim.net.set_path(Path::default());
         (1..=CLIENTS).for_each(|client| self.mend(client));
@@ -357,24 +357,26 @@ impl Log {
         self.began.elapsed().as_millis() as u64
     }
 
-    fn see(&self, reader: usize, seen: Seen) {
+    fn record(&self, reader: usize, event: Event) {
         let at = self.now_ms();
-        self.history().readers[reader].seen.push((at, seen));
+        self.history().readers[reader].events.push((at, event));
     }
 
-    fn answered(&self, principal: usize, answer: Answer) {
+    fn record_answer(&self, principal: usize, answer: Answer) {
         let at = self.now_ms();
         self.history().answers.push((at, principal, answer));
     }
 
-    /// Whether everybody has got the last version, or was told that nothing comes.
+    /// Whether all readers have received the last version, or have ended.
     fn is_over(&self) -> bool {
         let history = self.history();
         history.readers.iter().all(|reader| {
-            reader.seen.iter().any(|(_, seen)| match seen {
-                Seen::Version(got) => history.last[reader.topic].is_some_and(|(_, last)| last == got.id),
-                Seen::Ended(_) => true,
-                Seen::Gap { .. } => false,
+            reader.events.iter().any(|(_, event)| match event {
+                Event::Version(received) => {
+                    history.last[reader.topic].is_some_and(|(_, last)| last == received.id)
+                }
+                Event::Ended(_) => true,
+                Event::Gap { .. } => false,
             })
         })
     }
@@ -382,15 +384,15 @@ impl Log {
 
 const TOPIC_NAMES: [&str; TOPICS] = ["a/t", "b/t"];
 
-/// How many lanes a client has at most.
+/// The maximum number of a client's lanes.
 const LANES_MAX: u8 = 3;
 
-/// The address of a network card of a client: a lane begins at each.
-fn card(client: u8, card: u8) -> IpAddr {
-    Ipv4Addr::new(10, card, 1, client).into()
+/// The local address of a client's lane.
+fn lane_address(client: u8, lane: u8) -> IpAddr {
+    Ipv4Addr::new(10, lane, 1, client).into()
 }
 
-/// What the bytes of a version are made from: no two are alike, over all epochs.
+/// The number that a version's content is derived from, unique over all epochs.
 fn content(id: Id) -> u64 {
     id.epoch * 10_000 + id.version
 }

@@ -1,9 +1,10 @@
-//! Connections that stay away, and what is asked for meanwhile.
+//! Long outages, and requests during an outage.
 
 use super::*;
 
-/// Goal: a connection that does not come back ends everything after the reconnect timeout, with both reasons.
-/// Method: cut the way for good; ask everything of the client afterwards.
+/// Goal: a lost connection that cannot be made again ends the client after the reconnect timeout; the error has both
+/// reasons.
+/// Method: cut the path; afterwards call every method of the client.
 #[test]
 fn a_connection_that_does_not_come_back() {
     simulate(5, async |sim| {
@@ -13,7 +14,7 @@ fn a_connection_that_does_not_come_back() {
         let (client, mut subscription) = following(&sim).await;
         let mut watch = client.watch(&Glob::new("none").unwrap()).await.unwrap();
         publish(&server, &mut publisher, 1, BYTES).await;
-        comes_to(&subscription, 1, BYTES / 4).await;
+        verified(&subscription, 1, BYTES / 4).await;
         sim.cut(1);
         let cut = sim.elapsed();
         let error = subscription.next().await.unwrap_err();
@@ -39,12 +40,12 @@ fn a_connection_that_does_not_come_back() {
         }
         assert_eq!(client.reconnects(), 0);
         client.close().await;
-        eventually("the server has forgotten it", || server.stats().sessions == 0).await;
+        eventually("the server has closed the session", || server.stats().sessions == 0).await;
     });
 }
 
-/// Goal: who answers with another key is not asked twice: the session ends at once, by name.
-/// Method: a server with another key takes the place of the first.
+/// Goal: when a server answers with another key, the client does not retry: its session ends at once with that error.
+/// Method: a server with another key takes the address of the first.
 #[test]
 fn another_key_after_a_restart() {
     simulate(6, async |sim| {
@@ -63,12 +64,12 @@ fn another_key_after_a_restart() {
             "{source}: the key is to blame"
         );
         assert!(matches!(client.list().await.unwrap_err(), ClientError::Ended(_)));
-        eventually("no session stays", || imposter.stats().sessions == 0).await;
+        eventually("no session remains", || imposter.stats().sessions == 0).await;
     });
 }
 
-/// Goal: what is asked for while there is no connection is done with the next one; what is given up is not.
-/// Method: every command between two connections.
+/// Goal: requests during an outage are sent over the next connection, except cancelled ones.
+/// Method: every request between two connections.
 #[test]
 fn commands_without_a_connection() {
     simulate(7, async |sim| {
@@ -110,10 +111,10 @@ fn commands_without_a_connection() {
     });
 }
 
-/// Goal: a client that is closed or dropped while there is no connection ends at once.
-/// Method: both, in the middle of its attempts.
+/// Goal: a client that is closed or dropped during an outage ends at once.
+/// Method: both, while it tries to reconnect.
 #[test]
-fn good_bye_without_a_connection() {
+fn closing_without_a_connection() {
     for close in [true, false] {
         simulate(8, async |sim| {
             let server = sim.server(server_config());
@@ -136,7 +137,7 @@ fn good_bye_without_a_connection() {
 }
 
 /// Goal: encoded chunks survive a lost connection as raw ones do, also those that were being decoded.
-/// Method: tensors that compress, cut at random places; decoding in place and on threads.
+/// Method: tensors that compress, and cuts at random moments; decoding on the caller's thread and on workers.
 #[test]
 fn encoded_chunks_over_lost_connections() {
     for seed in seeds(20) {
@@ -173,12 +174,11 @@ fn encoded_chunks_over_lost_connections() {
 }
 
 /// Goal: a manifest that the client holds is not sent again over another connection.
-/// Method: a manifest that is larger than the payload; lose the connection between versions and in the middle of one;
-/// count bytes.
+/// Method: a manifest almost as large as the payload; lose the connection between versions and during one; count bytes.
 #[test]
 fn manifests_are_not_sent_twice() {
     simulate(9, async |sim| {
-        // Not encoded: the padding behind each tensor would be.
+        // Raw: a codec would compress the padding after each tensor.
         let server =
             sim.server(tensor_relay_server::Config { codec: CodecId::Raw.into(), ..server_config() });
         slow_path(&sim);
@@ -193,7 +193,7 @@ fn manifests_are_not_sent_twice() {
             assert!(staged.manifest().encoded().len() > 800_000);
             publisher.publish(staged, tensors::metadata(version)).await.unwrap();
             if version == 3 {
-                comes_to(&subscription, 3, 200_000).await;
+                verified(&subscription, 3, 200_000).await;
                 sim.cut(1);
                 sleep(LONG).await;
                 sim.mend(1);
@@ -217,22 +217,23 @@ fn manifests_are_not_sent_twice() {
     });
 }
 
-/// Goal: a client that may not reconnect, and one that must not, ends as before.
-/// Method: no reconnect timeout; a topic that ends while there is no connection.
+/// Goal: without reconnecting, a lost connection ends the subscription at once; a topic that ends during an outage ends
+/// its subscription after the reconnect.
+/// Method: one client without a reconnect timeout; a topic that ends during an outage.
 #[test]
 fn ends_over_lost_connections() {
     simulate(10, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, 7);
         let (_client, mut subscription) = following(&sim).await;
-        let without = sim.client(2, client_config()).await.unwrap();
-        let mut ends = without.subscribe(&topic("t")).await.unwrap();
+        let not_reconnecting = sim.client(2, client_config()).await.unwrap();
+        let mut ending = not_reconnecting.subscribe(&topic("t")).await.unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
         subscription.next().await.unwrap();
-        ends.next().await.unwrap();
+        ending.next().await.unwrap();
         sim.cut(1);
         sim.cut(2);
-        let error = ends.next().await.unwrap_err();
+        let error = ending.next().await.unwrap_err();
         let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
         assert!(matches!(**source, ClientError::Lane(_)), "{source}");
         sleep(LONG).await;
@@ -245,13 +246,15 @@ fn ends_over_lost_connections() {
     });
 }
 
-/// Goal: without a connection nobody can say that a topic does not exist: the wait for one begins with the connection.
-/// Method: ask for a topic right before and during an outage that is longer than the wait and in which the topic comes.
+/// Goal: the wait for a topic begins when there is a connection, since a client without one cannot know whether it
+/// exists.
+/// Method: subscribe right before and during an outage that is longer than the wait, and in which the topic is
+/// published.
 #[test]
 fn a_topic_that_comes_during_an_outage() {
     simulate(11, async |sim| {
         let server = sim.server(server_config());
-        // Longer than it takes to notice that the connection is lost.
+        // Longer than the idle timeout.
         let wait = Duration::from_secs(12);
         let config = tensor_relay_client::Config { topic_timeout: wait, ..reconnecting() };
         let client = sim.client(1, config).await.unwrap();

@@ -1,10 +1,10 @@
-//! Forged histories: a judge that lets one of them pass would let every scenario pass.
+//! Tests of the judge with forged histories, each of which breaks a known promise.
 
 use super::*;
 
-/// A snapshot that is as it should be.
-fn got(epoch: u64, version: u64) -> Got {
-    Got {
+/// A snapshot that breaks no promise.
+fn received(epoch: u64, version: u64) -> Received {
+    Received {
         id: Id { epoch, version },
         skipped: 0,
         is_new_epoch: false,
@@ -16,13 +16,13 @@ fn got(epoch: u64, version: u64) -> Got {
     }
 }
 
-fn gap(after: (u64, u64), found: (u64, u64)) -> Seen {
+fn gap(after: (u64, u64), found: (u64, u64)) -> Event {
     let id = |(epoch, version)| Id { epoch, version };
-    Seen::Gap { after: Some(id(after)), found: id(found) }
+    Event::Gap { after: Some(id(after)), found: id(found) }
 }
 
 /// A history of one reader, in which versions 1 to 3 were published at 1, 2 and 3 s, and which ended at 100 s.
-fn history(mode: Mode, seen: Vec<Seen>) -> History {
+fn history(mode: Mode, events: Vec<Event>) -> History {
     let published =
         (1..=3).map(|version| Published { at_ms: version * 1_000, topic: 0, id: Id { epoch: 1, version } });
     let reader = Reader {
@@ -34,7 +34,7 @@ fn history(mode: Mode, seen: Vec<Seen>) -> History {
         opened_ms: 0,
         cuts_ms: vec![],
         cut_bytes: 10,
-        seen: (1..).map(|number| number * 1_000 + 1).zip(seen).collect(),
+        events: (1..).map(|number| number * 1_000 + 1).zip(events).collect(),
     };
     History {
         linger_ms: 20_000,
@@ -48,8 +48,8 @@ fn history(mode: Mode, seen: Vec<Seen>) -> History {
     }
 }
 
-fn versions(all: impl IntoIterator<Item = u64>) -> Vec<Seen> {
-    all.into_iter().map(|version| Seen::Version(got(1, version))).collect()
+fn versions(all: impl IntoIterator<Item = u64>) -> Vec<Event> {
+    all.into_iter().map(|version| Event::Version(received(1, version))).collect()
 }
 
 fn good() -> History {
@@ -57,60 +57,61 @@ fn good() -> History {
 }
 
 #[track_caller]
-fn broken(history: &History, expected: &[Promise]) {
+fn assert_breaches(history: &History, expected: &[Promise]) {
     let breaches = judge(history);
     let promises: Vec<_> = breaches.iter().map(|breach| breach.promise).collect();
     assert_eq!(promises, expected, "{breaches:?}");
 }
 
-/// The forgeries below differ from these by one thing each.
+/// Each forged history below differs from these by one fact.
 #[test]
-fn nothing_is_said_of_what_is_good() {
-    broken(&good(), &[]);
-    broken(&history(Mode::Latest, versions(1..=3)), &[]);
-    let skipping = Seen::Version(Got { skipped: 1, ..got(1, 3) });
-    broken(&history(Mode::Latest, vec![Seen::Version(got(1, 1)), skipping]), &[]);
-    let told = [versions([1]), vec![gap((1, 1), (1, 3))], versions([3])].concat();
-    broken(&history(Mode::Every, told), &[]);
+fn good_histories_have_no_breaches() {
+    assert_breaches(&good(), &[]);
+    assert_breaches(&history(Mode::Latest, versions(1..=3)), &[]);
+    let skipping = Event::Version(Received { skipped: 1, ..received(1, 3) });
+    assert_breaches(&history(Mode::Latest, vec![Event::Version(received(1, 1)), skipping]), &[]);
+    let explained = [versions([1]), vec![gap((1, 1), (1, 3))], versions([3])].concat();
+    assert_breaches(&history(Mode::Every, explained), &[]);
 }
 
 #[test]
 fn ordered() {
-    broken(&history(Mode::Every, versions([1, 2, 2, 3])), &[Promise::Ordered, Promise::GapFree]);
+    assert_breaches(&history(Mode::Every, versions([1, 2, 2, 3])), &[Promise::Ordered, Promise::GapFree]);
 }
 
 #[test]
 fn gap_free() {
-    broken(&history(Mode::Every, versions([1, 3])), &[Promise::GapFree]);
+    assert_breaches(&history(Mode::Every, versions([1, 3])), &[Promise::GapFree]);
     let wrong_place = [versions([1]), vec![gap((1, 0), (1, 3))], versions([3])].concat();
-    broken(&history(Mode::Every, wrong_place), &[Promise::GapFree]);
+    assert_breaches(&history(Mode::Every, wrong_place), &[Promise::GapFree]);
     let wrong_end = [versions([1]), vec![gap((1, 1), (1, 4))], versions([3])].concat();
-    broken(&history(Mode::Every, wrong_end), &[Promise::GapFree]);
+    assert_breaches(&history(Mode::Every, wrong_end), &[Promise::GapFree]);
     let mut began_late = history(Mode::Every, versions([2, 3]));
     began_late.readers[0].after = Some(Id { epoch: 1, version: 0 });
-    broken(&began_late, &[Promise::GapFree]);
+    assert_breaches(&began_late, &[Promise::GapFree]);
 }
 
 #[test]
 fn gap_free_over_an_epoch() {
-    let mut silent = history(Mode::Every, vec![Seen::Version(got(0, 9)), Seen::Version(got(1, 3))]);
-    broken(&silent, &[Promise::GapFree]);
-    silent.readers[0].seen.insert(1, (1_500, gap((0, 9), (1, 3))));
-    broken(&silent, &[]);
+    let mut silent =
+        history(Mode::Every, vec![Event::Version(received(0, 9)), Event::Version(received(1, 3))]);
+    assert_breaches(&silent, &[Promise::GapFree]);
+    silent.readers[0].events.insert(1, (1_500, gap((0, 9), (1, 3))));
+    assert_breaches(&silent, &[]);
 }
 
 #[test]
 fn latest_monotonic() {
-    broken(&history(Mode::Latest, versions([2, 1, 3])), &[Promise::LatestMonotonic; 2]);
-    broken(&history(Mode::Latest, versions([1, 3])), &[Promise::LatestMonotonic]);
-    let epoch_untold = vec![Seen::Version(got(0, 9)), Seen::Version(got(1, 3))];
-    broken(&history(Mode::Latest, epoch_untold), &[Promise::LatestMonotonic]);
+    assert_breaches(&history(Mode::Latest, versions([2, 1, 3])), &[Promise::LatestMonotonic; 2]);
+    assert_breaches(&history(Mode::Latest, versions([1, 3])), &[Promise::LatestMonotonic]);
+    let unreported_epoch = vec![Event::Version(received(0, 9)), Event::Version(received(1, 3))];
+    assert_breaches(&history(Mode::Latest, unreported_epoch), &[Promise::LatestMonotonic]);
 }
 
 #[test]
 fn untorn() {
-    let torn = Seen::Version(Got { torn: Some("a word".into()), ..got(1, 3) });
-    broken(&history(Mode::Every, vec![torn]), &[Promise::Untorn]);
+    let torn = Event::Version(Received { torn: Some("a word".into()), ..received(1, 3) });
+    assert_breaches(&history(Mode::Every, vec![torn]), &[Promise::Untorn]);
 }
 
 #[test]
@@ -120,98 +121,98 @@ fn resumed_only_missing() {
         (1, 110, &[]),
         (1, 111, &[Promise::ResumedOnlyMissing]),
     ] {
-        let resumed = Seen::Version(Got { cuts, wire_bytes, ..got(1, 3) });
-        broken(&history(Mode::Every, vec![resumed]), expected);
+        let resumed = Event::Version(Received { cuts, wire_bytes, ..received(1, 3) });
+        assert_breaches(&history(Mode::Every, vec![resumed]), expected);
     }
 }
 
 #[test]
 fn nobody_starved() {
-    broken(&history(Mode::Every, versions(1..=2)), &[Promise::NobodyStarved]);
+    assert_breaches(&history(Mode::Every, versions(1..=2)), &[Promise::NobodyStarved]);
     let mut late = good();
-    late.readers[0].seen[2].0 = 3_000 + STARVED_MS + 1;
-    broken(&late, &[Promise::NobodyStarved]);
+    late.readers[0].events[2].0 = 3_000 + STARVED_MS + 1;
+    assert_breaches(&late, &[Promise::NobodyStarved]);
     let mut stuck = good();
     stuck.last = vec![None];
-    broken(&stuck, &[Promise::NobodyStarved]);
-    // Whoever was told so waits for nothing.
-    let told = [versions(1..=2), vec![Seen::Ended(End::Told)]].concat();
-    broken(&history(Mode::Every, told), &[]);
+    assert_breaches(&stuck, &[Promise::NobodyStarved]);
+    // A reader that ended with a valid reason does not wait.
+    let explained = [versions(1..=2), vec![Event::Ended(End::Explained)]].concat();
+    assert_breaches(&history(Mode::Every, explained), &[]);
 }
 
 #[test]
 fn nobody_unauthorised() {
-    let mut late = history(Mode::Every, [versions(1..=3), vec![Seen::Ended(End::Unauthorised)]].concat());
+    let mut late = history(Mode::Every, [versions(1..=3), vec![Event::Ended(End::Unauthorised)]].concat());
     late.rights[0].until_ms = 2_000;
-    late.readers[0].seen[2].0 = 2_000 + RIGHT_LINGERS_MS;
-    broken(&late, &[]);
-    late.readers[0].seen[2].0 += 1;
-    broken(&late, &[Promise::NobodyUnauthorised]);
+    late.readers[0].events[2].0 = 2_000 + RIGHT_LINGERS_MS;
+    assert_breaches(&late, &[]);
+    late.readers[0].events[2].0 += 1;
+    assert_breaches(&late, &[Promise::NobodyUnauthorised]);
     late.published[2].at_ms = 12_001;
-    if let Seen::Version(got) = &mut late.readers[0].seen[2].1 {
-        got.was_awaited = false;
+    if let Event::Version(received) = &mut late.readers[0].events[2].1 {
+        received.was_awaited = false;
     }
-    broken(&late, &[Promise::NobodyUnauthorised]);
+    assert_breaches(&late, &[Promise::NobodyUnauthorised]);
     late.published[2].at_ms = 12_000; // It may have arrived before.
-    broken(&late, &[]);
+    assert_breaches(&late, &[]);
 
     let mut without = good();
     without.rights.clear();
-    broken(&without, &[Promise::NobodyUnauthorised; 4]); // Each version, and that it lives on.
+    assert_breaches(&without, &[Promise::NobodyUnauthorised; 4]); // Each version, and that it has not ended.
     let mut answered = good();
     answered.answers =
         vec![(1, 1, Answer::LetIn), (1, 1, Answer::Listed(vec![0])), (1, 0, Answer::Listed(vec![0, 1]))];
-    broken(&answered, &[Promise::NobodyUnauthorised; 3]);
+    assert_breaches(&answered, &[Promise::NobodyUnauthorised; 3]);
 }
 
 #[test]
 fn nobody_cut_off() {
-    let cut = [versions(1..=2), vec![Seen::Ended(End::Unauthorised)]].concat();
-    broken(&history(Mode::Every, cut), &[Promise::NobodyCutOff]);
+    let cut = [versions(1..=2), vec![Event::Ended(End::Unauthorised)]].concat();
+    assert_breaches(&history(Mode::Every, cut), &[Promise::NobodyCutOff]);
     let mut refused = good();
     refused.answers = vec![(1, 0, Answer::Refused), (1, 1, Answer::Refused)];
-    broken(&refused, &[Promise::NobodyCutOff]);
-    let failed = [versions(1..=2), vec![Seen::Ended(End::Failed("it stalled".into()))]].concat();
-    broken(&history(Mode::Every, failed), &[Promise::NobodyCutOff]);
-    let evicted = [versions(1..=2), vec![Seen::Ended(End::TooSlow)]].concat();
+    assert_breaches(&refused, &[Promise::NobodyCutOff]);
+    let failed = [versions(1..=2), vec![Event::Ended(End::Failed("it stalled".into()))]].concat();
+    assert_breaches(&history(Mode::Every, failed), &[Promise::NobodyCutOff]);
+    let evicted = [versions(1..=2), vec![Event::Ended(End::TooSlow)]].concat();
     let mut evicted = history(Mode::Every, evicted);
-    broken(&evicted, &[]);
+    assert_breaches(&evicted, &[]);
     evicted.readers[0].has_place = true;
-    broken(&evicted, &[Promise::NobodyCutOff]);
+    assert_breaches(&evicted, &[Promise::NobodyCutOff]);
 }
 
 #[test]
 fn place_kept() {
-    let mut away = history(Mode::Every, [versions([1]), vec![Seen::Ended(End::Left)]].concat());
+    let mut away = history(Mode::Every, [versions([1]), vec![Event::Ended(End::Left)]].concat());
     away.readers[0].has_place = true;
     let mut back = history(Mode::Every, versions([3])).readers.remove(0);
-    (back.has_place, back.opened_ms, back.seen[0].0) = (true, 3_000, 3_100);
+    (back.has_place, back.opened_ms, back.events[0].0) = (true, 3_000, 3_100);
     away.readers.push(back);
-    broken(&away, &[Promise::PlaceKept]);
-    let unlike = |change: fn(&mut History)| {
+    assert_breaches(&away, &[Promise::PlaceKept]);
+    let not_broken = |change: fn(&mut History)| {
         let mut away = away.clone();
         change(&mut away);
-        broken(&away, &[]);
+        assert_breaches(&away, &[]);
     };
-    unlike(|away| away.stops_ms = vec![3_050]);
-    unlike(|away| away.readers[1].has_place = false);
-    unlike(|away| away.readers[1].opened_ms = 60_000);
-    unlike(|away| {
-        (away.readers[1].cuts_ms, away.readers[1].seen[0].0) = (vec![3_050], 23_000);
+    not_broken(|away| away.stops_ms = vec![3_050]);
+    not_broken(|away| away.readers[1].has_place = false);
+    not_broken(|away| away.readers[1].opened_ms = 60_000);
+    not_broken(|away| {
+        (away.readers[1].cuts_ms, away.readers[1].events[0].0) = (vec![3_050], 23_000);
     });
-    unlike(|away| {
+    not_broken(|away| {
         let right = |from_ms, until_ms| Right { principal: 0, topic: 0, from_ms, until_ms };
         away.rights = vec![right(0, 2_000), right(21_000, u64::MAX)];
-        away.readers[0].seen =
-            vec![(1_001, Seen::Version(got(1, 1))), (2_001, Seen::Ended(End::Unauthorised))];
-        away.readers[0].seen.push((21_500, Seen::Ended(End::Left)));
+        away.readers[0].events =
+            vec![(1_001, Event::Version(received(1, 1))), (2_001, Event::Ended(End::Unauthorised))];
+        away.readers[0].events.push((21_500, Event::Ended(End::Left)));
         away.readers[1].opened_ms = 22_100;
-        away.readers[1].seen[0].0 = 22_200;
+        away.readers[1].events[0].0 = 22_200;
     });
-    unlike(|away| (away.readers[0].cuts_ms, away.readers[1].opened_ms) = (vec![1_500], 21_600));
-    unlike(|away| {
+    not_broken(|away| (away.readers[0].cuts_ms, away.readers[1].opened_ms) = (vec![1_500], 21_600));
+    not_broken(|away| {
         (away.readers[0].cuts_ms, away.readers[1].opened_ms) = (vec![500], 20_600);
-        away.readers[0].seen[0].1 = Seen::Version(Got { was_awaited: false, ..got(1, 1) });
+        away.readers[0].events[0].1 = Event::Version(Received { was_awaited: false, ..received(1, 1) });
     });
-    unlike(|away| away.readers[1].seen.insert(0, (3_050, Seen::Version(got(1, 2)))));
+    not_broken(|away| away.readers[1].events.insert(0, (3_050, Event::Version(received(1, 2)))));
 }

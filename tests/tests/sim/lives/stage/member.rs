@@ -1,9 +1,9 @@
-//! A client in one of its lives, with a reader of each topic; and what it may do.
+//! A connected client with a reader of each topic; and the rights of all clients.
 
-use super::{CHUNK_BYTES, LANES_MAX, LIFE_MAX, Log, TOPIC_NAMES, card, content, seconds};
+use super::{CHUNK_BYTES, LANES_MAX, LIFE_MAX, Log, TOPIC_NAMES, content, lane_address, seconds};
 use crate::lives::{
-    judge::{Answer, End, Got, Id, Mode, Reader, Right, Seen},
-    operation::{CLIENTS, TOPICS, TicketTerms, Wish},
+    judge::{Answer, End, Event, Id, Mode, Reader, Received, Right},
+    operation::{CLIENTS, SubscriptionKind, TOPICS, TicketTerms},
 };
 use futures_util::FutureExt;
 use std::{
@@ -36,11 +36,11 @@ use tokio::{
 pub(super) struct Style {
     pub(super) tcp: bool,
     pub(super) lanes: u8,
-    pub(super) wish: Wish,
+    pub(super) kind: SubscriptionKind,
     pub(super) pause_ms: u64,
 }
 
-/// A client that is connected, or tries to be again.
+/// A client that is connected, or reconnecting.
 pub(super) struct Member {
     pub(super) style: Style,
     client: Client,
@@ -50,11 +50,11 @@ pub(super) struct Member {
     log: Log,
 }
 
-/// How many chunks of a subscription may be on their way on one lane.
+/// The maximum number of a subscription's chunks in flight on one lane.
 const CREDIT_CHUNKS: u32 = 4;
 
 impl Member {
-    /// Connects and subscribes to all topics; `None` where that fails.
+    /// Connects and subscribes to all topics; `None` if connecting fails.
     pub(super) async fn join(
         sim: &Sim,
         log: &Log,
@@ -66,7 +66,7 @@ impl Member {
         let (principal, ticket, identity) = principals.credentials(sim, client)?;
         let config = Config {
             lanes: Lanes::Fixed(style.lanes.into()),
-            lane_addresses: (0..style.lanes.min(LANES_MAX)).map(|lane| card(client, lane)).collect(),
+            lane_addresses: (0..style.lanes.min(LANES_MAX)).map(|lane| lane_address(client, lane)).collect(),
             transport: if style.tcp { Transport::Tcp } else { Transport::Quic },
             credit_chunks: CREDIT_CHUNKS,
             topic_timeout: LIFE_MAX, // A topic may be late.
@@ -79,13 +79,13 @@ impl Member {
             Ok(connected) => connected,
             Err(error) => {
                 if error.is_unauthorised() {
-                    log.answered(principal, Answer::Refused);
+                    log.record_answer(principal, Answer::Refused);
                 }
                 return None;
             }
         };
         if client != CLIENTS {
-            log.answered(principal, Answer::LetIn); // A key that is known is let in whatever it may do.
+            log.record_answer(principal, Answer::LetIn); // A known key is let in even without rights.
         }
         let (readers, cuts) = (vec![], Arc::default());
         let mut member = Self { style, client: connected, principal, readers, cuts, log: log.clone() };
@@ -100,30 +100,36 @@ impl Member {
         let last = self.log.last_of(self.principal, number);
         let name = topic(TOPIC_NAMES[number]);
         let every = |window| Request::every(name.clone()).window(window);
-        let (request, after) = match (self.style.wish, last) {
-            (Wish::Latest { preempt }, _) => (Request::latest(name).preempt(preempt), None),
-            (Wish::Named { window }, _) => {
+        let (request, after) = match (self.style.kind, last) {
+            (SubscriptionKind::Latest { preempt }, _) => (Request::latest(name).preempt(preempt), None),
+            (SubscriptionKind::Named { window }, _) => {
                 let reader = ReaderName::new(&format!("client-{client}")).unwrap();
                 (every(window).reader(reader), None)
             }
-            (Wish::Continue { window }, Some(last)) => {
+            (SubscriptionKind::Continue { window }, Some(last)) => {
                 let start = Start::At(Some(Epoch(last.epoch)), Version(last.version + 1));
                 (every(window).from(start), Some(last))
             }
-            (Wish::Every { window } | Wish::Continue { window }, _) => (every(window), None),
+            (SubscriptionKind::Every { window } | SubscriptionKind::Continue { window }, _) => {
+                (every(window), None)
+            }
         };
-        let mode = if matches!(self.style.wish, Wish::Latest { .. }) { Mode::Latest } else { Mode::Every };
+        let mode = if matches!(self.style.kind, SubscriptionKind::Latest { .. }) {
+            Mode::Latest
+        } else {
+            Mode::Every
+        };
         let Ok(subscription) = self.client.subscribe_to(request).await else { return };
         let reader = Reader {
             principal: self.principal,
             topic: number,
             mode,
             after,
-            has_place: blocks && matches!(self.style.wish, Wish::Named { .. }),
+            has_place: blocks && matches!(self.style.kind, SubscriptionKind::Named { .. }),
             opened_ms: self.log.now_ms(),
             cuts_ms: vec![],
             cut_bytes: u64::from(CREDIT_CHUNKS * CHUNK_BYTES) * u64::from(self.style.lanes),
-            seen: vec![],
+            events: vec![],
         };
         let reader = self.log.add(reader);
         let reading = Reading {
@@ -135,16 +141,16 @@ impl Member {
         self.readers.push((reader, tokio::spawn(reading.run(subscription))));
     }
 
-    /// Asks which topics there are, and writes the answer down if there is one in time.
+    /// Lists the topics, and records the answer if it comes in time.
     pub(super) async fn list(&self) {
         if let Ok(Ok(topics)) = timeout(Duration::from_secs(15), self.client.list()).await {
             let number = |name: &str| TOPIC_NAMES.iter().position(|topic| *topic == name);
             let listed = topics.iter().filter_map(|entry| number(entry.id.topic.as_str()));
-            self.log.answered(self.principal, Answer::Listed(listed.collect()));
+            self.log.record_answer(self.principal, Answer::Listed(listed.collect()));
         }
     }
 
-    /// Its connection, or a lane of it, is being cut.
+    /// Records that the connection, or one of its lanes, is being cut.
     pub(super) fn note_cut(&self) {
         self.cuts.fetch_add(1, Ordering::Relaxed);
         let now = self.log.now_ms();
@@ -156,14 +162,14 @@ impl Member {
     pub(super) async fn leave(self) {
         for (reader, task) in self.readers {
             task.abort();
-            let _ = task.await; // What it was doing is dropped by then.
-            self.log.see(reader, Seen::Ended(End::Left));
+            let _ = task.await; // Until its subscription is dropped.
+            self.log.record(reader, Event::Ended(End::Left));
         }
         self.client.close().await;
     }
 }
 
-/// A reader at work.
+/// The task of a reader: takes versions, and records the events.
 struct Reading {
     log: Log,
     reader: usize,
@@ -174,24 +180,24 @@ struct Reading {
 impl Reading {
     async fn run(self, mut subscription: Subscription) {
         loop {
-            let seen = {
+            let event = {
                 let mut next = pin!(unconstrained(subscription.next()));
                 let (was_awaited, next) = match next.as_mut().now_or_never() {
                     Some(next) => (false, next),
                     None => (true, next.await),
                 };
                 match next {
-                    Ok(snapshot) => Seen::Version(self.got(&snapshot, was_awaited)),
+                    Ok(snapshot) => Event::Version(self.received(&snapshot, was_awaited)),
                     Err(SubscriptionError::Gap(gap)) => {
-                        Seen::Gap { after: gap.after.as_ref().map(id_of), found: id_of(&gap.found) }
+                        Event::Gap { after: gap.after.as_ref().map(id_of), found: id_of(&gap.found) }
                     }
-                    Err(error) => Seen::Ended(end_of(&error)),
+                    Err(error) => Event::Ended(end_of(&error)),
                 }
             };
-            let is_over = matches!(seen, Seen::Ended(_));
-            let is_version = matches!(seen, Seen::Version(_));
-            self.log.see(self.reader, seen);
-            if is_over {
+            let has_ended = matches!(event, Event::Ended(_));
+            let is_version = matches!(event, Event::Version(_));
+            self.log.record(self.reader, event);
+            if has_ended {
                 return;
             }
             if is_version {
@@ -207,9 +213,9 @@ impl Reading {
         }
     }
 
-    fn got(&self, snapshot: &Snapshot, was_awaited: bool) -> Got {
+    fn received(&self, snapshot: &Snapshot, was_awaited: bool) -> Received {
         let id = id_of(snapshot.id());
-        Got {
+        Received {
             id,
             skipped: snapshot.skipped(),
             is_new_epoch: snapshot.is_new_epoch(),
@@ -232,17 +238,17 @@ fn end_of(error: &SubscriptionError) -> End {
         SubscriptionError::Ended { reason: EndReason::TooSlow, .. } => End::TooSlow,
         SubscriptionError::Disconnected { source, .. } if source.is_unauthorised() => End::Unauthorised,
         SubscriptionError::Ended { reason: EndReason::Withdrawn, .. }
-        | SubscriptionError::NotFound { .. } => End::Told,
+        | SubscriptionError::NotFound { .. } => End::Explained,
         SubscriptionError::Disconnected { source, .. }
             if matches!(**source, ClientError::NotReconnected { .. }) =>
         {
-            End::Told
+            End::Explained
         }
         other => End::Failed(other.to_string()),
     }
 }
 
-/// Who clients are, and what each may do.
+/// The principals of clients: their tickets, their key and their rights.
 pub(super) struct Principals {
     /// The ticket of each client but the last.
     tickets: HashMap<u8, Issued>,
@@ -268,11 +274,11 @@ impl Principals {
         Self { tickets: HashMap::new(), key, count: 1 }
     }
 
-    /// Gives a client a ticket with these terms, unless it has one that is good.
+    /// Issues a ticket with these terms to a client, unless it has a valid one.
     pub(super) fn issue(&mut self, log: &Log, client: u8, terms: TicketTerms) {
-        let is_good =
+        let is_valid =
             |issued: &Issued| issued.terms == terms && !issued.is_revoked && terms.expires_s.is_none();
-        if client == CLIENTS || self.tickets.get(&client).is_some_and(is_good) {
+        if client == CLIENTS || self.tickets.get(&client).is_some_and(is_valid) {
             return;
         }
         let principal = self.count;
@@ -294,7 +300,7 @@ impl Principals {
             .insert(client, Issued { principal, terms, claims, is_revoked: false });
     }
 
-    /// Takes the ticket of a client back.
+    /// Revokes a client's ticket.
     pub(super) fn revoke(&mut self, log: &Log, client: u8) -> Option<TicketId> {
         let issued = self.tickets.get_mut(&client)?;
         issued.is_revoked = true;
@@ -302,7 +308,7 @@ impl Principals {
         Some(issued.claims.id)
     }
 
-    /// What the list must say, and of which keys, so that the client with the key has these topics.
+    /// The access list, and its keys, that allow the client with the key these topics.
     pub(super) fn allow(&self, log: &Log, topics: u8) -> (Acl, HashMap<Fingerprint, String>) {
         let is_allowed = |topic: usize| topics & (1 << topic) != 0;
         log.end_rights(KEY_HOLDER, |topic| !is_allowed(topic));
@@ -331,14 +337,14 @@ impl Log {
         history.readers.len() - 1
     }
 
-    /// What a principal got last of a topic.
+    /// The last version of a topic that a principal received.
     fn last_of(&self, principal: usize, topic: usize) -> Option<Id> {
         let history = self.history();
         let readers = history.readers.iter().rev();
         let mut of = readers.filter(|reader| (reader.principal, reader.topic) == (principal, topic));
         of.find_map(|reader| {
-            reader.seen.iter().rev().find_map(|(_, seen)| match seen {
-                Seen::Version(got) => Some(got.id),
+            reader.events.iter().rev().find_map(|(_, event)| match event {
+                Event::Version(received) => Some(received.id),
                 _ => None,
             })
         })
