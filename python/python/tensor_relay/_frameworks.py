@@ -1,4 +1,4 @@
-"""What is peculiar to each framework. None is imported before its tensors are here, or are asked for."""
+"""Code specific to PyTorch, NumPy, JAX and CuPy. A framework is imported only when the program asks for its tensors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from .errors import UnsupportedTensorError
 
-# Our dtypes by the names that ml_dtypes has for them: those that NumPy itself lacks. Elements of less than a byte are
-# missing: ml_dtypes gives each a byte of its own, and they travel packed.
+# Our dtypes that NumPy itself lacks, by their names in ml_dtypes. Sub-byte dtypes are missing: ml_dtypes stores each
+# element in a byte, and versions carry them packed.
 _OF_ML_DTYPES = {
     "bfloat16": "bf16",
     "float8_e3m4": "f8_e3m4",
@@ -29,22 +29,23 @@ _BY_NAME = _OF_ML_DTYPES | {
     for theirs, ours in {"int": "i", "uint": "u", "float": "f", "complex": "c"}.items()
     for bits in (8, 16, 32, 64, 128)
 }
-# Those of safetensors are ours in capitals, but for these.
+# The names of safetensors are ours in upper case, except for these.
 _OF_SAFETENSORS = {"F8_E4M3": "f8_e4m3fn", "F8_E8M0": "f8_e8m0fnu"}
-# What PyTorch hands over as it is.
+# The dtypes of PyTorch that are published unchanged.
 _OF_TORCH = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex32 complex64 complex128 "
     "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2".split()
 )
 
-# What `dtype=` may cast to, by the names that NumPy, ml_dtypes, PyTorch and JAX share.
+# The dtypes that `dtype=` may cast to, with the names that NumPy, ml_dtypes, PyTorch and JAX share.
 _CASTS = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
     ours: theirs for ours, theirs in _TO_ML_DTYPES.items()
 }
 
 
 def lender(tensor: Any) -> tuple[Any, str | None, bool]:
-    """Who lends the tensor's memory, the dtype of its elements where that one cannot say it, and whether it is a copy."""
+    """The object that exports the tensor's memory, the dtype of its elements where that object cannot name it, and
+    whether the memory is a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         _check_torch(torch, tensor)
@@ -68,12 +69,12 @@ def lender(tensor: Any) -> tuple[Any, str | None, bool]:
 
 
 def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
-    """The same for a tensor that is to be written: never that of a copy."""
+    """As `lender`, for a tensor that is to be written to. Raises TypeError where `lender` would return a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         _check_torch(torch, tensor)
         if tensor.is_conj() or tensor.is_neg():
-            raise TypeError("it is a lazy view of another tensor: give that one")
+            raise TypeError("it is a lazy view (conjugated or negated) of another tensor: pass that tensor")
         lent = tensor.detach()
         return (lent, None, False) if not lent.is_cuda else _of_torch(lent, tensor)
     if numpy is not None and isinstance(tensor, numpy.ndarray):
@@ -89,8 +90,8 @@ def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
 
 
 def written(targets: Iterable[Any]) -> None:
-    """Lets PyTorch know that these were written behind its back. It then refuses gradients of what used the values before,
-    as after any change in place, where it would give wrong ones."""
+    """Increments the version counters of PyTorch tensors that were written without PyTorch. A backward pass that saved
+    the old values then raises an error, as after any in-place change, instead of computing wrong gradients."""
     torch = sys.modules.get("torch")
     increment = getattr(torch.autograd.graph, "increment_version", None) if torch is not None else None
     if torch is None or increment is None:  # Before PyTorch 2.1.
@@ -101,8 +102,8 @@ def written(targets: Iterable[Any]) -> None:
 
 
 def _check_torch(torch: Any, tensor: Any) -> None:
-    """Refuses what is no dense tensor of a known type with memory of its own. By DLPack, integers of less than a byte would
-    pass for bytes."""
+    """Refuses a tensor that is not dense, has no memory of its own, or has a dtype that we lack. The dtype is checked
+    here since DLPack exports PyTorch's sub-byte integers as bytes."""
     _check_memory(torch, tensor)
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _OF_TORCH:
@@ -136,8 +137,8 @@ def _check_memory(torch: Any, tensor: Any) -> None:
 
 
 class _OnItsGpu:
-    """A tensor of PyTorch or CuPy on a GPU. It is handed over where that GPU is the current one: elsewhere PyTorch refuses,
-    and CuPy makes who takes it wait for the current GPU's stream, and not for the one that the tensor is made on."""
+    """A PyTorch or CuPy tensor that is exported with its own GPU as the current one. With another current GPU, PyTorch
+    refuses the export, and CuPy makes the consumer wait for a stream of the wrong GPU."""
 
     def __init__(self, tensor: Any, gpu: Any) -> None:
         self._tensor, self._gpu = tensor, gpu
@@ -156,7 +157,7 @@ def _of_torch(lent: Any, tensor: Any) -> tuple[Any, None, bool]:
 
 
 def _of_numpy(array: Any) -> tuple[Any, str | None, bool]:
-    """NumPy hands over no types that it lacks, so their bits are handed over as integers."""
+    """As `lender`, for a NumPy array. NumPy cannot export the dtypes of ml_dtypes, so their bits are exported."""
     if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(array, masked.MaskedArray):
         raise TypeError("it is a masked array, and masks do not travel: give `.filled(…)`, or `.data` and `.mask` as two arrays")
     name = array.dtype.name
@@ -172,8 +173,8 @@ def _of_numpy(array: Any) -> tuple[Any, str | None, bool]:
 
 
 def dtype_called(dtype: Any) -> str:
-    """Our name of a dtype that a user names in some framework's words, or gives as the object that it has for it; of what is
-    none, its own name."""
+    """Our name of a dtype that the user passes as a framework's name or dtype object. Unknown names are returned as
+    is."""
     name = dtype if isinstance(dtype, str) else _dtype_name(dtype)
     name = name.removeprefix("torch.")
     if name.isupper():
@@ -186,20 +187,20 @@ def _dtype_name(dtype: Any) -> str:
     if numpy is None or (torch is not None and isinstance(dtype, torch.dtype)):
         return str(dtype)
     try:
-        return str(numpy.dtype(dtype).name)  # Those of JAX and ml_dtypes, and types of scalars, are NumPy's too.
+        return str(numpy.dtype(dtype).name)  # Covers the dtypes of JAX and ml_dtypes, and scalar types.
     except TypeError:
         return str(dtype)
 
 
 def number(value: Any) -> Any:
-    """The number of Python that a scalar of a framework is."""
+    """A framework's scalar as a Python number, for the JSON encoder. Raises TypeError for other values."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     raise TypeError(f"a {type(value).__name__} is no value of JSON")
 
 
 def cast(tensor: Any, dtype: str) -> Any:
-    """The tensor in another floating-point type, by its own framework."""
+    """The tensor cast to another floating-point dtype by its own framework."""
     if dtype not in _CASTS:
         raise TypeError(f"floating-point tensors cannot become {dtype}: dtype is one of {', '.join(_CASTS)}")
     name = _CASTS[dtype]
@@ -232,7 +233,7 @@ def _ml_dtypes(dtype: str) -> Any:
 
 
 def to_numpy(tensor: Any) -> Any:
-    """An array in the tensor's memory."""
+    """A NumPy array that shares the tensor's memory."""
     import numpy
 
     if tensor.__dlpack_device__()[0] != 1:
@@ -243,17 +244,17 @@ def to_numpy(tensor: Any) -> Any:
 
 
 def to_torch(tensor: Any) -> Any:
-    """A tensor in the tensor's memory."""
+    """A PyTorch tensor that shares the tensor's memory."""
     import torch
 
     return _made_by("PyTorch", torch.from_dlpack, tensor)
 
 
 def to_jax(tensor: Any) -> Any:
-    """An array in the tensor's memory, where that suits JAX; on a GPU, a copy that JAX has made of it.
+    """A JAX array: in the tensor's memory where JAX accepts that memory, and on a GPU a copy in JAX's own memory.
 
-    JAX names no stream that it reads an array on: its kernels may run long after the array is gone, and the memory of a
-    version is used again then. Of memory that is JAX's own, JAX knows when that is free."""
+    JAX does not say on which stream it reads an array, so its kernels may still run when the array is freed and the
+    version's memory is reused. JAX tracks the use of its own memory itself."""
     import jax.dlpack
 
     array = _made_by("JAX", jax.dlpack.from_dlpack, tensor)
@@ -261,19 +262,19 @@ def to_jax(tensor: Any) -> Any:
 
 
 def stream_called(number: int) -> Any:
-    """The object that keeps this stream, if its framework would destroy it with the last reference and can be asked for it.
-    PyTorch and JAX keep theirs for ever."""
-    cupy = sys.modules.get("cupy") if number > 2 else None  # Default streams are nobody's.
+    """CuPy's object for the CUDA stream with this handle, if it is CuPy's current stream; otherwise None. CuPy destroys
+    a stream with its last reference; PyTorch and JAX never destroy theirs."""
+    cupy = sys.modules.get("cupy") if number > 2 else None  # Handles up to 2 are default streams, which always exist.
     try:
         current = cupy.cuda.get_current_stream() if cupy is not None else None
         return current if current is not None and current.ptr == number else None
     except Exception:
-        return None  # CuPy does not work here, so it is not who asks.
+        return None  # CuPy does not work on this machine, so the stream is not CuPy's.
 
 
 def copier(target: Any, tensor: Any) -> Callable[[], None] | None:
-    """What copies the tensor to the target, where both lie on one GPU and the target's framework can do that there: on its
-    current stream, behind what that does already."""
+    """A function that copies the tensor to the target on the current stream of the target's framework, after the
+    stream's queued work. None unless both are on one GPU and the framework can copy there."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     try:
         if torch is not None and isinstance(target, torch.Tensor) and _are_together(target, tensor):
@@ -281,7 +282,7 @@ def copier(target: Any, tensor: Any) -> Callable[[], None] | None:
         if cupy is not None and isinstance(target, cupy.ndarray) and _are_together(target, tensor):
             return _copier_of_cupy(target, _made_by("CuPy", cupy.from_dlpack, tensor))
     except UnsupportedTensorError:
-        pass  # It lacks the type, and the target lies about it: its bytes are copied another way.
+        pass  # The framework lacks the dtype, so the target holds its bits in another one: the caller copies the bytes.
     return None
 
 
@@ -309,5 +310,6 @@ def _copier_of_cupy(target: Any, source: Any) -> Callable[[], None]:
 def _made_by(framework: str, make: Callable[[Any], Any], tensor: Any) -> Any:
     try:
         return make(tensor)
-    except (AssertionError, BufferError, RuntimeError, TypeError, ValueError) as error:  # The first is PyTorch's without CUDA.
+    # AssertionError: raised by PyTorch without CUDA.
+    except (AssertionError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedTensorError(f"{framework} does not take {tensor.dtype}: {error}; take `bits` or `raw`") from error

@@ -1,7 +1,8 @@
-"""One version in parts, each received while the one before is in use.
+"""`Client.stream`: one version in buckets of tensors, each received while the previous bucket is in use.
 
-A part is a subscription that begins at the version and selects some of its tensors. In mode "every" the publisher keeps the
-version for its readers, and each part's subscription ends after the next one's has begun, so that there is always one.
+Each bucket is a subscription that starts at the version and selects the bucket's tensors. In mode "every" the publisher
+retains the version for its readers. A bucket's subscription ends after the next bucket's has begun, so that the version
+always has a reader.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from . import _native
 from ._native import Client, Description, Snapshot, Subscription, Tensor
 from .errors import TensorRelayError, TornError, VersionNotFoundError, VersionsMissedError
 
-# How long after a version was described it may be gone. Publishers that are faster than this leave no time to ask.
+# How often the newest version is described again because it was replaced before the first bucket arrived.
 _TRIES_MAX = 10
 
 
@@ -27,7 +28,7 @@ def stream(
     bucket_bytes: int,
     timeout: float | None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """What `Client.stream` does."""
+    """Implements `Client.stream`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for tries in range(_TRIES_MAX):
         parts = _Parts(client, client.describe(topic, version, epoch=epoch, timeout=_rest(deadline)), select, bucket_bytes)
@@ -49,7 +50,7 @@ async def stream_async(
     bucket_bytes: int,
     timeout: float | None,
 ) -> AsyncGenerator[tuple[str, Tensor], None]:
-    """What `Client.stream_async` does."""
+    """Implements `Client.stream_async`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for tries in range(_TRIES_MAX):
         described = await client.describe_async(topic, version, epoch=epoch, timeout=_rest(deadline))
@@ -74,7 +75,7 @@ async def stream_async(
 
 
 class _Parts:
-    """The buckets of one version, and the subscription to the next of them."""
+    """The buckets of one version, and the subscription to the next bucket."""
 
     def __init__(self, client: Client, described: Description, select: Any, bucket_bytes: int) -> None:
         self._client = client
@@ -83,7 +84,7 @@ class _Parts:
         self._coming: Subscription | None = None
 
     def first(self, timeout: float | None) -> Snapshot | None:
-        """The first bucket, before which nothing is given out; none of a version without tensors."""
+        """The first bucket, or None for a version without tensors."""
         if not self.buckets:
             return None
         self._coming = self._begun(0)
@@ -133,7 +134,7 @@ class _Parts:
             raise self._torn(number, error) from error
 
     def begin_after(self, number: int) -> None:
-        """Lets the bucket after this one come, and only then the subscription to this one end."""
+        """Subscribes to the bucket after this one, and only then ends the subscription to this one."""
         before, self._coming = self._coming, None
         try:
             if number + 1 < len(self.buckets):
@@ -178,7 +179,7 @@ class _Parts:
     def _torn(self, number: int, why: TensorRelayError) -> TornError:
         torn = TornError(
             f"{self._described.topic} version {self._described.version} ended after {number} of {len(self.buckets)} parts: "
-            f"{why}; what was made of them is no version"
+            f"{why}; the tensors returned so far are an incomplete version"
         )
         torn.version = self._described.version
         return torn

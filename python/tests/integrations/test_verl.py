@@ -1,5 +1,5 @@
-"""verl's checkpoint engine: an actor of two ranks and three rollouts, driven as verl's manager drives them. Against stand-ins
-of verl, or its released base class where TENSOR_RELAY_VERL_SOURCE names it."""
+"""verl's checkpoint engine: an actor of two ranks and three rollouts, driven as verl's manager drives them. Against
+stand-ins of verl, or its released base class where TENSOR_RELAY_VERL_SOURCE names it."""
 
 import asyncio
 import importlib
@@ -56,7 +56,7 @@ def ends(engine):
     rollout = [engine(bucket_size=1 << 20, timeout=20) for _ in range(3)]
     yield actor, rollout
     for each in rollout:
-        each._let_go()
+        each._disconnect()
     actor[0]._relay.close(0)
 
 
@@ -111,7 +111,7 @@ def test_rollouts_come_and_go(engine, ends):
     actor, rollout = ends
     connect(engine, actor, rollout[:1])
     asyncio.run(update(actor, rollout[:1], 1, 1))
-    rollout[0]._let_go()
+    rollout[0]._disconnect()
     connect(engine, actor, rollout[1:])
     *_, one, other = asyncio.run(update(actor, rollout[1:], 2, 2))
     assert one["norm"][0] == other["norm"][0] == 6, "the step before is passed over"
@@ -120,7 +120,7 @@ def test_rollouts_come_and_go(engine, ends):
 def test_weights_of_another_step_are_refused(engine, ends):
     actor, rollout = ends
     connect(engine, actor, rollout)
-    with pytest.raises(tensor_relay.DamagedError, match="step 1, and those of 2 were due"):
+    with pytest.raises(tensor_relay.DamagedError, match="step 1, and step 2 was expected"):
         asyncio.run(update(actor, rollout, 1, 2))
 
 
