@@ -220,8 +220,7 @@ def connect(
     ticket: the text from `Relay.ticket` or `tensor-relay serve`, or the path of a file that holds it. By default the
         value of the environment variable TENSOR_RELAY_TICKET.
     timeout: how long connecting is retried until the server answers.
-    memory_bytes: the most memory for snapshots (being received, held, or kept for reuse). By default the machine's
-        memory.
+    memory_bytes: the most memory for snapshots: incoming, held, or kept for reuse. By default the machine's memory.
     base_bytes: the most memory for base versions, to which deltas are applied: one base for each subscription, from the
         second version on. A version without a base is sent in full; 0 disables deltas.
     lanes: how many connections the session uses, 1 to 16. By default lanes are added while they make transfers faster.

@@ -173,8 +173,7 @@ def _of_numpy(array: Any) -> tuple[Any, str | None, bool]:
 
 
 def dtype_called(dtype: Any) -> str:
-    """Our name of a dtype that the user passes as a framework's name or dtype object. Unknown names are returned as
-    is."""
+    """Our name of a dtype that the user passes as a framework's name or dtype object. Unknown names stay."""
     name = dtype if isinstance(dtype, str) else _dtype_name(dtype)
     name = name.removeprefix("torch.")
     if name.isupper():

@@ -191,8 +191,7 @@ def _folders_below(path: str, topics: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _topic_of(path: str, topics: list[str]) -> tuple[str | None, str]:
-    """The topic that contains a path, and the path below it. Topic names may contain slashes: the longest match
-    wins."""
+    """The topic that contains a path, and the path below it. Topic names may have slashes: the longest match wins."""
     parents = (topic for topic in topics if f"{path}/".startswith(f"{topic}/"))
     topic = max(parents, key=len, default=None)
     return topic, path.removeprefix(topic).strip("/") if topic is not None else ""

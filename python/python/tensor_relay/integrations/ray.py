@@ -46,8 +46,7 @@ NAME = "TENSOR_RELAY"
 """The transport's name in `tensor_transport=`."""
 
 TIMEOUT_S = float(os.environ.get("TENSOR_RELAY_RAY_TIMEOUT", "30"))
-"""How long an object may take to arrive. Below Ray's 60 s, so that our error, which names the cause, is raised
-first."""
+"""How long an object may take to arrive. Below Ray's 60 s, so that our error, which names the cause, comes first."""
 
 RECONNECT_S = 5.0
 """How long reconnecting is retried. The peer is on the same network: when it does not answer, it has probably died."""

@@ -166,8 +166,7 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
     def send_weights(self) -> None:
         """Publishes all weights as one version, and makes the workers load it.
 
-        Raises the errors of `Relay.publish` and of the workers, and RelayTimeoutError when not all `workers` received
-        it.
+        Raises the errors of `Relay.publish` and of the workers, and RelayTimeoutError when a worker did not receive it.
         """
         if not self.is_sender:
             for _ in self.source.iter_full():
