@@ -64,7 +64,7 @@ def gbps(nbytes, seconds):
 
 def by_hand(state):
     """The framework of two hundred lines: both holds, both landings, out=, a stream that is behind."""
-    from cuda_by_hand import Driver, Gpu, Taken
+    from cuda_by_hand import Driver, Gpu, Imported
 
     try:
         gpu = Gpu(Driver())
@@ -77,7 +77,7 @@ def by_hand(state):
         published = relay.publish("t", {"w": gpu.array(content), "x": gpu.array(content[:100], "f32")}, hold=hold)
         snapshot = next_of(client.subscribe("t"))
         for options in ({}, {"max_version": (1, 0)}):
-            assert Taken(gpu, snapshot["w"], gpu.stream(), **options).bytes() == content
+            assert Imported(gpu, snapshot["w"], gpu.stream(), **options).bytes() == content
         assert bytes(memoryview(snapshot.to_host()["x"].raw)) == content[:100]
         found[f"{hold}_copied_bytes"] = published.copied_bytes
     for atomic in (True, False):
@@ -90,7 +90,7 @@ def by_hand(state):
         for _ in range(200):
             gpu.copy(weights.address, new.address, len(content))
         relay.publish("t", {"w": weights})
-    assert Taken(gpu, next_of(client.subscribe("t"))["w"]).bytes() == content[::-1]
+    assert Imported(gpu, next_of(client.subscribe("t"))["w"]).bytes() == content[::-1]
     return found
 
 

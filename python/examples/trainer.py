@@ -37,8 +37,7 @@ def write_ticket(path: str, ticket: str) -> None:
 
 
 def wait_for_workers(version: tensor_relay.Publication, workers: int, pause: float) -> None:
-    """Waits until the workers have received the version, at most `pause` seconds: a dead worker must not stop
-    training."""
+    """Waits until the workers have the version, for `pause` seconds at most: a dead worker must not stop training."""
     try:
         version.wait_committed(workers, timeout=pause)
     except tensor_relay.RelayTimeoutError as late:

@@ -1,5 +1,4 @@
-"""An inference worker that follows a trainer: between two batches it installs the newest weights, if there are new
-ones.
+"""An inference worker that follows a trainer: between two batches it installs new weights, if there are any.
 
     python worker.py --ticket policy.ticket
 
@@ -33,8 +32,7 @@ def main() -> None:
         while args.batches is None or batches < args.batches:
             begun = time.monotonic()
             try:
-                # Waits for the first weights. Later weights are installed only if they have arrived: that bounds the
-                # pause.
+                # Waits for the first weights. Later weights are installed only if they have arrived: a bounded pause.
                 snapshot = weights.next(timeout=0 if version else None)
             except tensor_relay.TopicEndedError as ended:
                 print(ended, flush=True)

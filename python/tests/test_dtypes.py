@@ -1,4 +1,4 @@
-"""Every dtype of every framework goes there and back without a change, and without a copy on the consumer's side."""
+"""Every dtype of every framework is published and received unchanged, without a copy on the consumer's side."""
 
 import gc
 
@@ -26,7 +26,7 @@ def dtype_of(name):
 
 
 def array(name, shape=(3, 5)):
-    """An array whose bits are all different where that can be."""
+    """An array of different bit patterns."""
     dtype = dtype_of(name)
     if name == "bool":
         return np.arange(np.prod(shape)).reshape(shape) % 3 == 0
@@ -66,7 +66,7 @@ def test_the_buffer_protocol(relay, client, name):
     assert (view.shape, view.strides, view.nbytes) == ((3, 5), sent.strides, sent.nbytes)
     assert np.asarray(tensor).dtype == sent.dtype
     assert bits(np.asarray(tensor)) == bits(sent)
-    # A view keeps the memory, whoever else goes.
+    # A view keeps the memory, whatever else is dropped.
     relay.publish("t", {"x": np.zeros_like(sent)})
     del tensor
     gc.collect()
@@ -139,12 +139,12 @@ def test_a_cast_is_the_frameworks_own(relay, client):
         "torch": torch.randn(7, 3, requires_grad=True),
         "numpy": np.random.default_rng(1).normal(size=(7, 3)),
         "jax": jax.numpy.linspace(0, 1, 21),
-        "whole": np.arange(4),
+        "integers": np.arange(4),
     }
     relay.publish("t", sent, dtype="bf16")
     got = received(client)
     assert {name: tensor.dtype for name, tensor in got.items()} == {
-        "torch": "bf16", "numpy": "bf16", "jax": "bf16", "whole": "i64",
+        "torch": "bf16", "numpy": "bf16", "jax": "bf16", "integers": "i64",
     }  # fmt: skip
     assert torch.equal(got["torch"].torch(), sent["torch"].detach().bfloat16())
     assert bits(got["numpy"].numpy()) == bits(sent["numpy"].astype(ml_dtypes.bfloat16))
@@ -169,9 +169,9 @@ def test_dtypes_go_by_any_name(relay, client):
         for name in theirs:
             relay.publish("t", {"x": np.linspace(0, 1, 5)}, dtype=name)
             assert received(client)["x"].dtype == ours, name
-    for none in ("qint8", torch.qint8, 5, object()):
+    for invalid in ("qint8", torch.qint8, 5, object()):
         with pytest.raises(tensor_relay.RequestError, match="there is no dtype"):
-            relay.publish("t", {"x": np.zeros(3)}, dtype=none)
+            relay.publish("t", {"x": np.zeros(3)}, dtype=invalid)
 
 
 def test_another_byte_order_is_said(relay):
@@ -224,4 +224,4 @@ def test_what_cannot_travel_is_refused_by_name(relay, value):
         relay.publish("t", {"fine": np.zeros(3), "model.odd": value})
     assert isinstance(refused.value, TypeError)
     with tensor_relay.connect(relay.ticket) as client:
-        assert client.topics() == [], "nothing of it was published"
+        assert client.topics() == [], "nothing was published"

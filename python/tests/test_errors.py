@@ -1,4 +1,4 @@
-"""The tree of errors: which class, which of Python's, and which words."""
+"""The exceptions: their classes, Python's base classes, and their messages."""
 
 import builtins
 
@@ -33,7 +33,7 @@ def test_tickets_are_text_or_paths(ticket):
 
 
 def test_descriptors_of_the_caller_stay_open(tmp_path, relay):
-    """A number is no path, whatever Python's `open` says."""
+    """An integer is not a path, although Python's `open` accepts one as a descriptor."""
     relay.publish("t", {"x": b"abc"})
     with tensor_relay.connect(relay.ticket) as client, open(tmp_path / "mine", "w+") as mine:
         snapshot = client.subscribe("t").next(10)
@@ -52,7 +52,8 @@ def test_descriptors_of_the_caller_stay_open(tmp_path, relay):
 
 
 def test_nobody_answers():
-    with pytest.raises(tensor_relay.ServerUnreachableError, match="no answer from 127.0.0.1:9: nothing over UDP within 200 ms, and over TCP: ") as refused:
+    message = "no answer from 127.0.0.1:9: nothing over UDP within 200 ms, and over TCP: "
+    with pytest.raises(tensor_relay.ServerUnreachableError, match=message) as refused:
         tensor_relay.connect(NO_SERVER, timeout=0.2)
     assert isinstance(refused.value, ConnectionError)
 
@@ -99,8 +100,9 @@ def test_words_that_mean_nothing(relay, client, call, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("option, value, words", [
-    ("chunk_bytes", 0, "from 256 to 67108864"), ("chunk_bytes", 1, "from 256 to 67108864"), ("chunk_bytes", 300, "a multiple of 256"),
-    ("chunk_bytes", 128 << 20, "from 256 to 67108864"), ("stall_timeout", 0, "more than 0"), ("sessions_max", 0, "1 or more"),
+    ("chunk_bytes", 0, "from 256 to 67108864"), ("chunk_bytes", 1, "from 256 to 67108864"),
+    ("chunk_bytes", 300, "a multiple of 256"), ("chunk_bytes", 128 << 20, "from 256 to 67108864"),
+    ("stall_timeout", 0, "more than 0"), ("sessions_max", 0, "1 or more"),
 ])  # fmt: skip
 def test_values_that_serve_cannot_take(tmp_path, option, value, words):
     with pytest.raises(tensor_relay.RequestError, match=f"{option} is {value}.*{words}"):
@@ -108,7 +110,8 @@ def test_values_that_serve_cannot_take(tmp_path, option, value, words):
 
 
 @pytest.mark.parametrize("option, value, words", [
-    ("lanes", 0, "from 1 to 16"), ("lanes", 17, "from 1 to 16"), ("versions_held_max", 0, "1 or more"), ("stall_timeout", 0, "more than 0"),
+    ("lanes", 0, "from 1 to 16"), ("lanes", 17, "from 1 to 16"), ("versions_held_max", 0, "1 or more"),
+    ("stall_timeout", 0, "more than 0"),
 ])  # fmt: skip
 def test_values_that_connect_cannot_take(relay, option, value, words):
     with pytest.raises(tensor_relay.RequestError, match=f"{option} is {value}.*{words}"):
@@ -118,7 +121,7 @@ def test_values_that_connect_cannot_take(relay, option, value, words):
 def test_a_port_in_use(relay, tmp_path):
     with pytest.raises(tensor_relay.TensorRelayError, match="in use by another process.*choose another port") as refused:
         tensor_relay.serve(relay.address, state_dir=tmp_path)
-    assert "--" not in str(refused.value), "there are no options of the command line here"
+    assert "--" not in str(refused.value), "the message must not name options of the command line"
 
 
 def test_a_name_to_listen_on(tmp_path):

@@ -1,4 +1,4 @@
-"""Files are published from here, and pulled to folders, as the command line does both."""
+"""`Relay.publish_files` and `pull`: files and folders, published and received as they were."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""One version, once: by number, into tensors, as a coroutine; and what a version consists of, without its tensors."""
+"""`Client.get` and `Client.describe`: one version by number, into tensors, as a coroutine; or only its description."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tensor_relay
-from conftest import PATIENCE_S
+from conftest import TIMEOUT_S
 
 
 def publish(relay, count, topic="t"):
@@ -17,7 +17,7 @@ def test_the_newest_version_is_had(relay, client):
     publish(relay, 3)
     snapshot = client.get("t")
     assert (snapshot.version, snapshot["x"].numpy().tolist()) == (3, [3, 3, 3])
-    assert client.get("t", select="x").version == 3, "again, as often as one likes"
+    assert client.get("t", select="x").version == 3, "`get` may be repeated"
 
 
 def test_a_version_is_had_by_its_number_or_refused(relay, client):
@@ -31,7 +31,7 @@ def test_a_version_is_had_by_its_number_or_refused(relay, client):
             client.get("t", 1, **options)
     with pytest.raises(tensor_relay.VersionNotFoundError, match="version 1 "):
         client.describe("t", 1)
-    assert not out["x"].any(), "nothing else was received in its place"
+    assert not out["x"].any(), "no other version was received in its place"
 
 
 def test_a_version_of_another_epoch_is_refused(relay, client):
@@ -53,7 +53,7 @@ def test_a_version_to_come_is_waited_for(relay, client):
         client.get("t", 2, timeout=0.2)
 
     async def both():
-        getting = asyncio.create_task(client.get_async("t", 2, timeout=PATIENCE_S))
+        getting = asyncio.create_task(client.get_async("t", 2, timeout=TIMEOUT_S))
         await asyncio.sleep(0)
         publish(relay, 1)
         return await getting
@@ -85,7 +85,7 @@ def test_a_subscription_ends_with_its_version(relay, client):
     publish(relay, 1)
     for _ in range(50):
         client.get("t")
-    assert client.topics()[0].subscribers <= 1, "the last one may be on its way out"
+    assert client.topics()[0].subscribers <= 1, "the last subscription may still be ending"
 
 
 def test_what_is_not_there_is_an_error_in_time(relay):

@@ -1,4 +1,4 @@
-"""What travels with a version beside its tensors: in Python as it was, elsewhere as text."""
+"""A version's metadata: Python receives the published values, other consumers receive text."""
 
 import types
 
@@ -40,7 +40,7 @@ def test_what_cannot_travel_is_refused_by_name(relay, client, value):
         relay.publish("t", {}, metadata={"fine": 1, "odd": value})
     with pytest.raises(TypeError, match="the keys of metadata are text, and 1 is not"):
         relay.publish("t", {}, metadata={1: "a"})
-    assert client.topics() == [], "nothing of it was published"
+    assert client.topics() == [], "nothing was published"
 
 
 @pytest.mark.parametrize("value", [{1: "int", "1": "str"}, {"deep": [({None: "n"},)]}, [{True: 1}]])
@@ -51,7 +51,7 @@ def test_keys_that_would_come_back_as_text_are_refused(relay, client, value):
     endless.append(endless)
     with pytest.raises(TypeError, match="cannot travel"):
         relay.publish("t", {}, metadata={"odd": endless})
-    assert client.topics() == [], "nothing of it was published"
+    assert client.topics() == [], "nothing was published"
 
 
 def test_the_packages_own_keys_are_reserved(relay):

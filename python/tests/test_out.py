@@ -1,11 +1,11 @@
-"""Versions in tensors that exist: a model's own parameters."""
+"""`out`: versions received into existing tensors, such as a model's parameters."""
 
 import signal
 
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, python
+from conftest import TIMEOUT_S, python
 
 import tensor_relay
 
@@ -16,7 +16,7 @@ ATOMIC = pytest.mark.parametrize("atomic", [True, False])
 def test_tensors_are_received_into(relay, client, atomic):
     out = {"x": np.zeros(1000), "b": np.zeros(7, ml_dtypes.bfloat16), "step": 3}
     addresses = {name: out[name].ctypes.data for name in ("x", "b")}
-    subscription = client.subscribe("t", out=out, atomic=atomic, strict=False, timeout=PATIENCE_S)
+    subscription = client.subscribe("t", out=out, atomic=atomic, strict=False, timeout=TIMEOUT_S)
     for number in range(1, 4):
         sent = {"x": np.full(1000, number, float), "b": np.full(7, number, ml_dtypes.bfloat16), "other": np.zeros(9)}
         relay.publish("t", sent, metadata={"step": number})
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, 
         subscription.next(10)
     for name, array in out.items():
         np.testing.assert_array_equal(array, before[name], err_msg=name)
-    # That version is passed over; the next call sees what `out` is then.
+    # That version is skipped; the next call uses the tensors that `out` has then.
     for name in wrong:
         del out[name]
     out["x"] = np.zeros((2, 3))
@@ -85,7 +85,8 @@ def test_after_a_version_that_does_not_fit_comes_the_next(relay, client, atomic,
             if length == 2:
                 assert (subscription.next(10).version, out["x"].tolist()) == (version, [version, version])
             else:
-                with pytest.raises(tensor_relay.TargetError, match=f"t version {version} .* the next call goes on with the next version"):
+                message = f"t version {version} .* the next call goes on with the next version"
+                with pytest.raises(tensor_relay.TargetError, match=message):
                     subscription.next(10)
                 assert out["x"].tolist() == [version - 1, version - 1]
 
@@ -101,9 +102,10 @@ def test_what_differs_is_told_by_dtype_and_shape(relay, client, atomic):
 @pytest.mark.parametrize("count", [1, 100])
 def test_nothing_in_common_is_refused(relay, client, atomic, count):
     relay.publish("t", {"module.weight": np.ones(3), "module.bias": np.ones(2)})
-    out = {f"weight{index}": np.zeros(3) for index in range(count)}  # More than 64 names are more than a request holds.
+    out = {f"weight{index}": np.zeros(3) for index in range(count)}  # A request selects at most 64 names.
     subscription = client.subscribe("t", out=out, atomic=atomic, strict=False)
-    with pytest.raises(tensor_relay.TargetError, match=r"has module\.weight, module\.bias, and the buffers are for weight0") as refused:
+    message = r"has module\.weight, module\.bias, and the buffers are for weight0"
+    with pytest.raises(tensor_relay.TargetError, match=message) as refused:
         subscription.next(10)
     assert "correct the names" in str(refused.value)
 
@@ -143,13 +145,14 @@ def test_tensors_that_share_memory_are_refused(client):
     whole = np.zeros(24)
     overlapping = [
         {"a": whole, "b": whole[:3]}, {"a": whole[:5], "b": whole[4:]}, {"a": whole, "b": whole.reshape(4, 6)},
-        {"a": whole[::-1], "b": whole[8:9]}, {"a": whole.reshape(4, 6).T, "b": whole[20:]}, {"a": whole[::2], "b": whole[2::4]},
-        {"a": whole, "b": whole.view(np.int64)}, {"a": whole.reshape(4, 6)[:, :3], "b": whole.reshape(4, 6)[:, 2:]},
+        {"a": whole[::-1], "b": whole[8:9]}, {"a": whole.reshape(4, 6).T, "b": whole[20:]},
+        {"a": whole[::2], "b": whole[2::4]}, {"a": whole, "b": whole.view(np.int64)},
+        {"a": whole.reshape(4, 6)[:, :3], "b": whole.reshape(4, 6)[:, 2:]},
     ]  # fmt: skip
     for out in overlapping:
-        for one in (out, dict(reversed(out.items()))):
+        for ordered in (out, dict(reversed(out.items()))):
             with pytest.raises(tensor_relay.TargetError, match="of `out` share some of their memory"):
-                client.subscribe("t", out=one)
+                client.subscribe("t", out=ordered)
     windows = np.lib.stride_tricks.sliding_window_view(np.zeros(10), 3, writeable=True)
     with pytest.raises(tensor_relay.TargetError, match="elements of a in `out` share memory"):
         client.subscribe("t", out={"a": windows})
@@ -158,7 +161,8 @@ def test_tensors_that_share_memory_are_refused(client):
 def test_tensors_side_by_side_in_one_memory_are_received_into(relay, client):
     columns, rows, every = np.zeros((4, 6)), np.zeros((4, 6)), np.zeros(9)
     out = {
-        "left": columns[:, :2], "right": columns[:, 2:], "top": rows[:1], "turned": rows[3:0:-1].T, "even": every[::2], "odd": every[1::2],
+        "left": columns[:, :2], "right": columns[:, 2:], "top": rows[:1], "turned": rows[3:0:-1].T,
+        "even": every[::2], "odd": every[1::2],
     }  # fmt: skip
     sent = {name: np.random.default_rng(1).normal(size=array.shape) for name, array in out.items()}
     relay.publish("t", sent)
@@ -179,7 +183,7 @@ def test_one_tensor_under_two_names_needs_a_version_where_they_are_tied(relay, c
     relay.publish("u", {"embed": tied, "head": tied})
     client.subscribe("u", out=out, atomic=atomic).next(10)
     assert one.all()
-    # The version's two names are one tensor, so either is enough.
+    # Both names of the version are one tensor, so `out` needs only one of them.
     one[:] = 0
     client.subscribe("u", out={"head": one}, atomic=atomic).next(10)
     assert one.all()
@@ -232,8 +236,8 @@ def test_a_version_that_is_refused_leaves_gradients(relay, client, atomic):
 def test_what_cannot_be_written_is_refused_by_name(relay, client):
     frozen = np.zeros(3)
     frozen.flags.writeable = False
-    crooked = np.zeros(25, np.uint8)[1:].view(np.float64)
-    for value, words in [(frozen, "read-only"), (b"abc", "read-only"), ([1], "no tensor"), (crooked, "aligned")]:
+    unaligned = np.zeros(25, np.uint8)[1:].view(np.float64)
+    for value, words in [(frozen, "read-only"), (b"abc", "read-only"), ([1], "no tensor"), (unaligned, "aligned")]:
         with pytest.raises(tensor_relay.TargetError, match=f"weights.*{words}"):
             client.subscribe("t", out={"weights": value})
     jax = pytest.importorskip("jax")
@@ -262,14 +266,15 @@ def test_after_a_timeout_the_next_call_goes_on(relay, client):
         assert subscription.next(10).version == 1 and out["x"].tolist() == [1, 1, 1]
         with pytest.raises(tensor_relay.RelayTimeoutError):
             subscription.next(0.01)
-    # Closed while the tensors were lent.
+    # The subscription was closed while the tensors were lent.
 
 
 def test_a_transfer_that_fails_tells_who_is_torn(tmp_path):
-    """Goal: a producer that stops in mid-transfer leaves tensors as they were, or it is told that they are torn.
+    """Goal: when a producer stalls during a transfer, tensors are unchanged with atomic=True, and TornError reports
+    torn ones with atomic=False.
 
-    Method: it publishes once the tensors are lent. Its process is stopped as soon as bytes are here, and the transfer is
-    given up after a second.
+    Method: the producer publishes after the tensors were lent. Its process is stopped after the first bytes have
+    arrived, and the client gives the transfer up after a second.
     """
     program = tmp_path / "producer.py"
     program.write_text(
@@ -296,7 +301,7 @@ def test_a_transfer_that_fails_tells_who_is_torn(tmp_path):
                         subscription.next(0.001)
                 producer.send_signal(signal.SIGSTOP)
                 with pytest.raises(tensor_relay.TensorRelayError) as failed:
-                    subscription.next(PATIENCE_S)
+                    subscription.next(TIMEOUT_S)
             outcomes.add(type(failed.value))
             if atomic:
                 assert isinstance(failed.value, ConnectionError) and not out["x"].any()

@@ -1,4 +1,4 @@
-"""Trees of tensors come back as they were, and what would not is refused by name."""
+"""`tensor_relay.tree`: trees are restored exactly, and values that cannot be restored are refused by their path."""
 
 import json
 from collections import OrderedDict, namedtuple
@@ -12,16 +12,16 @@ from tensor_relay import tree
 LEAVES = {"w": np.arange(6, dtype="f4").reshape(2, 3), "b": np.ones(2, "i8")}
 
 
-def same(one, other):
+def assert_same(one, other):
     assert type(one) is type(other)
     if isinstance(one, dict):
         assert list(one) == list(other) and [type(key) for key in one] == [type(key) for key in other]
         for key in one:
-            same(one[key], other[key])
+            assert_same(one[key], other[key])
     elif isinstance(one, (list, tuple)):
         assert len(one) == len(other)
         for each, its in zip(one, other, strict=True):
-            same(each, its)
+            assert_same(each, its)
     elif isinstance(one, np.ndarray):
         assert one.dtype == other.dtype and np.array_equal(one, other)
     else:
@@ -43,7 +43,7 @@ def same(one, other):
 def test_a_tree_comes_back(relay, client, given):
     relay.publish("t", tree.flatten(given), metadata={"step": 1})
     snapshot = client.get("t")
-    same(tree.unflatten(snapshot.numpy()), given)
+    assert_same(tree.unflatten(snapshot.numpy()), given)
     assert snapshot.metadata == {"step": 1}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tensor_relay
-from conftest import served_again
+from conftest import serve_again
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -108,7 +108,7 @@ def test_a_server_that_is_started_again_is_read_on(tmp_path, folder):
     assert files.cat("data/table.csv") == CSV.encode()
     opened, address = files.open("data/deep/er/bytes.bin"), relay.address
     relay.close(end=False)
-    with served_again(address, state_dir=state) as relay:
+    with serve_again(address, state_dir=state) as relay:
         publish_folder(relay, "data", folder)
         assert files.cat("data/table.csv") == CSV.encode()
         with pytest.raises(tensor_relay.VersionNotFoundError, match="open it again"):

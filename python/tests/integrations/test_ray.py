@@ -11,7 +11,7 @@ import tensor_relay  # noqa: E402
 import tensor_relay.integrations.ray as transport  # noqa: E402
 
 transport.register()  # Before the classes that name it.
-PATIENCE_S = 50
+TIMEOUT_S = 50
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,7 +79,7 @@ def pair():
 
 
 def get(ref):
-    return ray.get(ref, timeout=PATIENCE_S)
+    return ray.get(ref, timeout=TIMEOUT_S)
 
 
 def test_actors_pass_tensors(pair):
@@ -96,7 +96,7 @@ def test_actors_pass_tensors(pair):
 def test_the_driver_gets_and_puts(pair):
     source, sink = pair
     assert get(source.full.remote((10,), 3.0)).sum() == 30
-    many = ray.get([source.full.remote((10,), float(number)) for number in range(5)], timeout=PATIENCE_S)
+    many = ray.get([source.full.remote((10,), float(number)) for number in range(5)], timeout=TIMEOUT_S)
     assert [int(tensor[0]) for tensor in many] == [0, 1, 2, 3, 4]
     mine = ray.put(torch.full((10,), 2.0), _tensor_transport="TENSOR_RELAY")
     assert get(sink.sum.remote(mine))[0] == 20
@@ -108,11 +108,12 @@ def test_an_actor_gets_what_another_has_put(pair):
 
 
 def test_objects_come_and_go(pair):
-    """Enough that whatever stayed of each would be seen; the bound on names of withdrawn topics has a test of its own."""
+    """Enough that whatever stayed of each would be seen; the bound on names of withdrawn topics has a test of its
+    own."""
     source, sink = pair
     for _ in range(6):
-        ray.get([sink.sum.remote(source.full.remote((10,), 1.0)) for _ in range(50)], timeout=PATIENCE_S)
-    deadline = time.monotonic() + PATIENCE_S
+        ray.get([sink.sum.remote(source.full.remote((10,), 1.0)) for _ in range(50)], timeout=TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
     while (left := get(source.offered.remote()))[0] > 1 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left[0] <= 1, "Ray may still hold the last one"
@@ -176,7 +177,7 @@ def test_workers_follow_a_trainer_until_it_dies(tmp_path):
     assert get(trainer.step.remote(1)) == 1
     workers = [Worker.remote(ticket) for _ in range(2)]
     for version in (1, 2):
-        assert ray.get([worker.follow.remote(version) for worker in workers], timeout=PATIENCE_S) == [(version, 1_000.0 * version)] * 2
+        assert ray.get([worker.follow.remote(version) for worker in workers], timeout=TIMEOUT_S) == [(version, 1_000.0 * version)] * 2
         get(trainer.step.remote(version + 1))
     ray.kill(trainer)
     with pytest.raises(tensor_relay.TensorRelayError):

@@ -13,7 +13,7 @@ import tensor_relay  # noqa: E402
 import tensor_relay.integrations.ray as transport  # noqa: E402
 
 transport.register()  # Before the classes that name it.
-PATIENCE_S = 50
+TIMEOUT_S = 50
 HEAD, LEFT, RIGHT = "head", "127.0.0.2", "127.0.0.3"  # The head has the address that Ray finds.
 
 
@@ -40,7 +40,7 @@ def on(address, actor, *args):
 
 
 def get(ref):
-    return ray.get(ref, timeout=PATIENCE_S)
+    return ray.get(ref, timeout=TIMEOUT_S)
 
 
 @ray.remote(num_cpus=0.2, enable_tensor_transport=True)
@@ -91,7 +91,7 @@ def test_tensors_pass_from_node_to_node(cluster):
         assert get(ends[sink].sum.remote(ends[source].full.remote(5_000_000, 2.0))) == 10_000_000
         assert get(ends[source].serves_on.remote()).startswith(f"{addresses[source]}:")
     to_all = ends[LEFT].full.remote(1_000, 3.0)
-    assert ray.get([end.sum.remote(to_all) for end in (ends[HEAD], ends[RIGHT])], timeout=PATIENCE_S) == [3_000.0] * 2
+    assert ray.get([end.sum.remote(to_all) for end in (ends[HEAD], ends[RIGHT])], timeout=TIMEOUT_S) == [3_000.0] * 2
     assert get(to_all).sum() == 3_000, "the driver gets it, too"
 
 
@@ -102,13 +102,13 @@ def test_a_node_that_dies_is_an_error_in_time(cluster, tmp_path):
     assert get(trainer.step.remote(1)) == 1
     workers = [on(address, Worker, ticket) for address in (HEAD, RIGHT)]
     for version in (1, 2):
-        assert ray.get([worker.follow.remote(version) for worker in workers], timeout=PATIENCE_S) == [(version, 1_000.0 * version)] * 2
+        assert ray.get([worker.follow.remote(version) for worker in workers], timeout=TIMEOUT_S) == [(version, 1_000.0 * version)] * 2
         get(trainer.step.remote(version + 1))
     source, sink = on(LEFT, End), on(RIGHT, End)
     ref = source.full.remote(1_000_000, 1.0)
     ray.wait([ref], fetch_local=False)
     cluster(LEFT)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     with pytest.raises(ray.exceptions.RayActorError):
         while time.monotonic() < deadline:  # Its processes notice that their raylet is gone.
             get(source.address.remote())
