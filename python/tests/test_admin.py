@@ -17,7 +17,7 @@ def request(address, path, token=None):
         return answer.read().decode()
 
 
-def test_a_relay_tells_how_it_does():
+def test_a_relay_serves_its_status():
     with tensor_relay.serve("127.0.0.1:0", ephemeral=True, admin="127.0.0.1:0") as relay:
         relay.publish("weights", {"w": bytearray(1_024)})
         with tensor_relay.connect(relay.ticket) as client:
@@ -47,7 +47,7 @@ def topics_of(client):
     return {topic["topic"]: topic for topic in json.loads(request(client.admin, "/status"))["topics"]}
 
 
-def test_a_consumer_tells_how_it_does():
+def test_a_client_serves_its_status():
     with (
         tensor_relay.serve("127.0.0.1:0", ephemeral=True) as relay,
         tensor_relay.connect(relay.ticket, admin="127.0.0.1:0") as client,
@@ -73,7 +73,7 @@ def test_a_consumer_tells_how_it_does():
         request(address, "/livez")
 
 
-def test_versions_count_wherever_they_are_received():
+def test_every_kind_of_receiving_is_counted():
     with (
         tensor_relay.serve("127.0.0.1:0", ephemeral=True) as relay,
         tensor_relay.connect(relay.ticket, admin="127.0.0.1:0", ready_within=0.2) as client,
@@ -90,7 +90,7 @@ def test_versions_count_wherever_they_are_received():
         assert not is_ready and "version 1" in why
 
 
-def test_without_one_there_is_none():
+def test_no_admin_port_by_default():
     with tensor_relay.serve("127.0.0.1:0", ephemeral=True) as relay:
         assert relay.admin is None
         with tensor_relay.connect(relay.ticket) as client:
@@ -99,7 +99,7 @@ def test_without_one_there_is_none():
             tensor_relay.connect(relay.ticket, ready_within=1)
 
 
-def test_a_consumer_that_cannot_connect_frees_its_port():
+def test_a_client_that_cannot_connect_frees_its_port():
     with tensor_relay.serve("127.0.0.1:0", ephemeral=True, admin="127.0.0.1:0") as relay:
         address, ticket = relay.admin, relay.ticket
         with pytest.raises(tensor_relay.TensorRelayError, match="cannot listen"):
@@ -110,7 +110,7 @@ def test_a_consumer_that_cannot_connect_frees_its_port():
         assert relay.admin == address
 
 
-def test_other_addresses_take_a_token(tmp_path):
+def test_other_addresses_require_a_token(tmp_path):
     with pytest.raises(tensor_relay.TensorRelayError, match="token"):
         tensor_relay.serve("127.0.0.1:0", ephemeral=True, admin="0.0.0.0:0")
     token = tmp_path / "token"
@@ -123,11 +123,11 @@ def test_other_addresses_take_a_token(tmp_path):
 
 
 @pytest.mark.parametrize("admin", ["nowhere", "127.0.0.1:99999"])
-def test_what_is_no_address_is_named(admin):
+def test_invalid_addresses_are_refused(admin):
     with pytest.raises(tensor_relay.RequestError, match=admin):
         tensor_relay.serve("127.0.0.1:0", ephemeral=True, admin=admin)
 
 
-def test_a_token_without_a_port_is_a_mistake(tmp_path):
+def test_a_token_without_a_port_is_refused(tmp_path):
     with pytest.raises(tensor_relay.RequestError, match="admin_token_file"):
         tensor_relay.serve("127.0.0.1:0", ephemeral=True, admin_token_file=tmp_path / "token")

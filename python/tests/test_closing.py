@@ -67,7 +67,7 @@ print({caller}(subscription.next, client.close))
 
 
 @pytest.mark.parametrize("out", ["", ", out={'x': numpy.zeros(3)}"])
-def test_closing_in_an_event_loop_ends_what_waits_there(tmp_path, out):
+def test_closing_in_an_event_loop_ends_its_coroutines(tmp_path, out):
     output = output_of(tmp_path, f"""
 async def iterate(subscription):
     async for snapshot in subscription:
@@ -90,7 +90,7 @@ asyncio.run(close())
     assert output == ["over", "ClosedError", "over", "over", "ClosedError"]
 
 
-def test_a_subscription_that_is_collected_ends_no_wait_and_waits_for_none(tmp_path):
+def test_collecting_a_subscription_ends_no_wait_and_does_not_block(tmp_path):
     output = output_of(tmp_path, """
 class Owner:
     def __init__(self):
@@ -118,7 +118,7 @@ asyncio.run(collect())
     assert output == ["ClosedError", "1"]
 
 
-def test_a_version_that_a_cancelled_coroutine_left_is_not_acknowledged(relay, client):
+def test_a_cancelled_coroutines_version_is_not_acknowledged(relay, client):
     """Goal: in mode "every", `acknowledge` means the version that the program has, and not one that was never returned.
 
     Method: the event loop is blocked while a version arrives for a coroutine, which is cancelled before it runs again.

@@ -67,12 +67,12 @@ def serving(words, home, tmp_path):
         yield server, Path(started["ticket_file"]).read_text().strip()
 
 
-def test_its_version_is_the_packages(words, home):
+def test_the_commands_version_is_the_packages(words, home):
     result = run([*words, "--version"], home)
     assert (result.returncode, result.stdout.strip()) == (0, f"tensor-relay {tensor_relay.__version__}")
 
 
-def test_help_and_mistakes(words, home):
+def test_help_and_wrong_arguments(words, home):
     result = run([*words, "--help"], home)
     assert result.returncode == 0 and result.stdout.rstrip().endswith("ended by a signal")
     for wrong in ([], ["bogus"], ["subscribe", "no-such-ticket"]):
@@ -80,7 +80,7 @@ def test_help_and_mistakes(words, home):
         assert (result.returncode, result.stdout) == (2, "") and result.stderr
 
 
-def test_one_serves_and_another_receives(words, home, tmp_path):
+def test_one_process_serves_and_another_receives(words, home, tmp_path):
     with serving(words, home, tmp_path) as (server, ticket):
         out = tmp_path / "out"
         received = run([*words, "subscribe", ticket, "--once", "--out", out, "--json"], home)
@@ -98,7 +98,7 @@ def test_one_serves_and_another_receives(words, home, tmp_path):
     assert gone.returncode == 3, gone.stderr
 
 
-def test_ctrl_c_ends_it_as_it_ends_the_program(words, home, tmp_path):
+def test_ctrl_c_ends_the_command_with_its_exit_code(words, home, tmp_path):
     with serving(words, home, tmp_path) as (server, ticket):
         follow = [*words, "subscribe", ticket, "--json", "--out", tmp_path / "out"]
         with running(follow, home) as subscriber:
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_it_as_it_ends_the_program(words, home, tmp_path):
         assert code == 0 and "Traceback" not in errors, errors
 
 
-def test_ctrl_c_ends_a_command_that_does_not_listen_for_it(words, home, tmp_path):
+def test_ctrl_c_ends_a_command_without_a_handler(words, home, tmp_path):
     fifo = tmp_path / "ticket"
     os.mkfifo(fifo)
     with running([*words, "list", fifo], home) as program:
@@ -129,13 +129,13 @@ def test_an_ignored_ctrl_c_stays_ignored(words, home, tmp_path):
     assert program.returncode == 2 and "holds no ticket" in errors, errors
 
 
-def test_it_starts_itself_again(words, home):
+def test_the_demo_starts_child_processes(words, home):
     result = run([*words, "demo", "--json", "--size=1MiB", "--versions=2", "--small=2"], home)
     assert result.returncode == 0, result.stderr
     assert len(json.loads(result.stdout)["versions"]) == 2
 
 
-def test_a_pipe_whose_reader_is_gone(words, home):
+def test_a_closed_output_pipe(words, home):
     with running([*words, "man"], home, bufsize=0) as program:
         program.stdout.close()
         program.wait(TIMEOUT_S)

@@ -57,7 +57,7 @@ def test_copies_are_counted_byte_by_byte(relay, client):
     assert relay.stats()["copied_bytes"] == 3 * whole.nbytes + 1024
 
 
-def test_receipts_tell_of_codecs(relay, client):
+def test_receipts_count_codecs(relay, client):
     weights = np.random.default_rng(1).normal(size=CHUNK_BYTES // 2).astype(np.float32)
     relay.publish("t", {"w": weights})
     receipt = received(client).receipt
@@ -68,7 +68,7 @@ def test_receipts_tell_of_codecs(relay, client):
     assert count.wire_bytes < count.raw_bytes and count.decode_s > 0
 
 
-def test_receipts_tell_of_deltas(relay, client):
+def test_receipts_count_deltas(relay, client):
     relay.open("t", keep_versions=2)
     weights = np.random.default_rng(1).normal(size=CHUNK_BYTES // 4).astype(np.float32)
     subscription = client.subscribe("t")

@@ -40,7 +40,7 @@ def test_a_relay_that_is_closed_ends_its_topics(following):
             subscription.next(TIMEOUT_S)
 
 
-def test_what_was_published_last_is_received_though_the_relay_is_closed(following):
+def test_the_last_version_is_received_after_the_relay_closed(following):
     relay, follow = following
     subscription = follow("every")
     with relay:
@@ -51,7 +51,7 @@ def test_what_was_published_last_is_received_though_the_relay_is_closed(followin
 @pytest.mark.parametrize("close", [
     lambda relay: relay.close(end=False), lambda relay: relay.__exit__(ValueError, ValueError(), None),
 ])  # fmt: skip
-def test_a_relay_that_comes_back_is_waited_for(following, close, tmp_path):
+def test_clients_wait_for_a_relay_that_restarts(following, close, tmp_path):
     """A relay that is closed with end=False, or by an exception, may be restarted: its topics have not ended."""
     relay, follow = following
     subscription, impatient = follow(), follow(reconnect_timeout=0.2)
@@ -65,7 +65,7 @@ def test_a_relay_that_comes_back_is_waited_for(following, close, tmp_path):
     assert list(subscription) == []
 
 
-def test_a_wait_without_a_connection_says_why(following):
+def test_a_timeout_without_a_connection_names_the_reason(following):
     relay, follow = following
     subscription = follow()
     relay.close(end=False)

@@ -24,7 +24,7 @@ def resident_bytes():
 
 
 @pytest.mark.parametrize("hold, how", [("stage", "out"), ("borrow", "numpy")])
-def test_five_hundred_versions(relay, client, hold, how):
+def test_five_hundred_versions_reuse_memory(relay, client, hold, how):
     out = {"w": np.zeros(VERSION_BYTES, np.uint8)} if how == "out" else None
     subscription = client.subscribe("t", out=out, strict=False, timeout=TIMEOUT_S)
     for number in range(500):
@@ -41,7 +41,7 @@ def test_five_hundred_versions(relay, client, hold, how):
     assert resident_bytes() - baseline < SLACK_BYTES
 
 
-def test_small_ones_leak_nothing_either(relay, client):
+def test_small_objects_do_not_leak(relay, client):
     """DLPack capsules, exceptions, publications: a leak of a hundred bytes each would exceed the bound."""
     array = np.zeros(10)
 
@@ -81,7 +81,7 @@ def check(program, payloads):
 
 
 @pytest.mark.parametrize("how, landing", [("snapshot", 1), ("atomic", 1), ("phases", 1), ("torn", 0)])
-def test_versions_take_what_the_readme_says(how, landing, tmp_path):
+def test_memory_is_as_the_readme_says(how, landing, tmp_path):
     """A single version costs no base, and after everything has ended neither process holds memory."""
     size = (TENSORS, TENSOR_BYTES)
     with python(HERE / "leading.py", tmp_path / "state", *size) as producer:
@@ -102,7 +102,7 @@ def test_versions_take_what_the_readme_says(how, landing, tmp_path):
         check(producer, 0)
 
 
-def test_who_keeps_no_copies_takes_one_version(tmp_path):
+def test_without_bases_versions_are_sent_in_full(tmp_path):
     """With `base_bytes=0` at either end, versions are sent in full."""
     weights = np.zeros(1 << 20, np.uint8)
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / "state", base_bytes=0) as relay:

@@ -24,7 +24,7 @@ class Extra(torch.nn.Module):
         self.got = extra
 
 
-def test_a_model_stands_for_its_state_dict(relay, client):
+def test_a_model_is_published_as_its_state_dict(relay, client):
     model, other = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
     relay.publish("t", model)
     other.load_state_dict(received(client).torch())
@@ -45,7 +45,7 @@ def test_tensors_without_names_are_refused(relay, tensors):
 
 
 @pytest.mark.parametrize("extra", [None, "fp8", 3, True], ids=str)
-def test_extra_state_comes_back(relay, client, extra):
+def test_extra_state_is_restored(relay, client, extra):
     model = torch.nn.Sequential(Extra(extra))
     relay.publish("t", model.state_dict() | {"step": 3})
     other = torch.nn.Sequential(Extra("another"))
@@ -55,7 +55,7 @@ def test_extra_state_comes_back(relay, client, extra):
     assert "step" not in snapshot.torch() and "step" in snapshot.entries
 
 
-def test_extra_state_of_tensors_comes_back(relay, client):
+def test_extra_state_of_tensors_is_restored(relay, client):
     relay.publish("t", Extra(torch.arange(3)))
     other = Extra(None)
     other.load_state_dict(received(client).torch())

@@ -56,7 +56,7 @@ def test_a_model_follows_another(relay, client, atomic):
     ({"x": np.zeros((3, 2))}, "x"), ({"x": np.zeros((2, 3), np.int64)}, "x"), ({"x": np.zeros(5)}, "x"),
     ({"missing": np.zeros(3)}, "missing"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, atomic, wrong, words):
+def test_mismatched_tensors_are_refused_before_anything_is_written(relay, client, atomic, wrong, words):
     out = {"y": np.full(4, 5.0), **wrong}
     before = {name: array.copy() for name, array in out.items()}
     subscription = client.subscribe("t", out=out, atomic=atomic, select=["*"])
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, 
 
 @ATOMIC
 @pytest.mark.parametrize("mode", ["latest", "every"])
-def test_after_a_version_that_does_not_fit_comes_the_next(relay, client, atomic, mode):
+def test_the_version_after_a_mismatched_one_is_received(relay, client, atomic, mode):
     out = {"x": np.zeros(2)}
     relay.open("t", keep_versions=5)
     with client.subscribe("t", mode=mode, out=out, atomic=atomic) as subscription:
@@ -92,7 +92,7 @@ def test_after_a_version_that_does_not_fit_comes_the_next(relay, client, atomic,
 
 
 @ATOMIC
-def test_what_differs_is_told_by_dtype_and_shape(relay, client, atomic):
+def test_mismatches_name_dtype_and_shape(relay, client, atomic):
     relay.publish("t", {"bias": np.ones(3, ml_dtypes.bfloat16)})
     with pytest.raises(tensor_relay.TargetError, match=r"tensor bias is bf16 \[3\], and its buffer is for f32 \[3\]"):
         client.subscribe("t", out={"bias": np.zeros(3, np.float32)}, atomic=atomic).next(10)
@@ -100,7 +100,7 @@ def test_what_differs_is_told_by_dtype_and_shape(relay, client, atomic):
 
 @ATOMIC
 @pytest.mark.parametrize("count", [1, 100])
-def test_nothing_in_common_is_refused(relay, client, atomic, count):
+def test_disjoint_names_are_refused(relay, client, atomic, count):
     relay.publish("t", {"module.weight": np.ones(3), "module.bias": np.ones(2)})
     out = {f"weight{index}": np.zeros(3) for index in range(count)}  # A request selects at most 64 names.
     subscription = client.subscribe("t", out=out, atomic=atomic, strict=False)
@@ -117,7 +117,7 @@ def test_nothing_in_common_is_refused(relay, client, atomic, count):
     ({"p": np.zeros(3), "q": np.zeros(2), "r": np.zeros(1)}, "no tensors, .* for the buffers r"),
     ({"p": np.zeros(3), "s": np.zeros(1)}, "version's tensors q; .* for the buffers s"),
 ])  # fmt: skip
-def test_out_has_all_tensors_and_no_others(relay, client, atomic, out, words):
+def test_out_must_have_exactly_the_versions_tensors(relay, client, atomic, out, words):
     out = {name: np.zeros_like(value) if isinstance(value, np.ndarray) else value for name, value in out.items()}
     relay.publish("t", {"p": np.ones(3), "q": np.ones(2), "step": 7})
     subscription = client.subscribe("t", out=out, atomic=atomic)
@@ -130,7 +130,7 @@ def test_out_has_all_tensors_and_no_others(relay, client, atomic, out, words):
 
 
 @ATOMIC
-def test_what_is_selected_is_what_out_must_have(relay, client, atomic):
+def test_out_must_have_exactly_the_selected_tensors(relay, client, atomic):
     relay.publish("t", {"p": np.ones(3), "q": np.ones(2)})
     out = {"p": np.zeros(3)}
     client.subscribe("t", out=out, atomic=atomic, select=["p"]).next(10)
@@ -158,7 +158,7 @@ def test_tensors_that_share_memory_are_refused(client):
         client.subscribe("t", out={"a": windows})
 
 
-def test_tensors_side_by_side_in_one_memory_are_received_into(relay, client):
+def test_disjoint_views_of_one_array_are_received_into(relay, client):
     columns, rows, every = np.zeros((4, 6)), np.zeros((4, 6)), np.zeros(9)
     out = {
         "left": columns[:, :2], "right": columns[:, 2:], "top": rows[:1], "turned": rows[3:0:-1].T,
@@ -172,7 +172,7 @@ def test_tensors_side_by_side_in_one_memory_are_received_into(relay, client):
 
 
 @ATOMIC
-def test_one_tensor_under_two_names_needs_a_version_where_they_are_tied(relay, client, atomic):
+def test_a_tensor_under_two_names_needs_tied_weights(relay, client, atomic):
     one, tied = np.zeros(4), np.ones(4)
     out = {"embed": one, "head": one}
     relay.publish("t", {"embed": np.full(4, 2.0), "head": np.full(4, 3.0)})
@@ -190,7 +190,7 @@ def test_one_tensor_under_two_names_needs_a_version_where_they_are_tied(relay, c
 
 
 @ATOMIC
-def test_gradients_of_values_before_are_refused(relay, client, atomic):
+def test_gradients_of_overwritten_values_are_refused(relay, client, atomic):
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(2, 1, bias=False)
     frozen = torch.nn.Parameter(torch.ones(2))
@@ -210,7 +210,7 @@ def test_gradients_of_values_before_are_refused(relay, client, atomic):
     assert inference.tolist() == [1, 1]
 
 
-def test_tensors_that_may_be_written_any_time_give_no_gradients(relay, client):
+def test_tensors_lent_in_place_have_no_gradients(relay, client):
     torch = pytest.importorskip("torch")
     p = torch.nn.Parameter(torch.ones(2))
     used = (p * p).sum()
@@ -222,7 +222,7 @@ def test_tensors_that_may_be_written_any_time_give_no_gradients(relay, client):
 
 
 @ATOMIC
-def test_a_version_that_is_refused_leaves_gradients(relay, client, atomic):
+def test_a_refused_version_keeps_gradients(relay, client, atomic):
     torch = pytest.importorskip("torch")
     p = torch.nn.Parameter(torch.ones(2))
     used = (p * p).sum()
@@ -233,7 +233,7 @@ def test_a_version_that_is_refused_leaves_gradients(relay, client, atomic):
     assert p.grad.tolist() == [2, 2]
 
 
-def test_what_cannot_be_written_is_refused_by_name(relay, client):
+def test_unwritable_tensors_are_refused_by_name(relay, client):
     frozen = np.zeros(3)
     frozen.flags.writeable = False
     unaligned = np.zeros(25, np.uint8)[1:].view(np.float64)
@@ -245,7 +245,7 @@ def test_what_cannot_be_written_is_refused_by_name(relay, client):
         client.subscribe("t", out={"weights": jax.numpy.zeros(3)})
 
 
-def test_strided_tensors_are_received_into_by_copying(relay, client):
+def test_strided_tensors_are_copied_into(relay, client):
     whole = np.zeros((4, 6))
     relay.publish("t", {"x": np.arange(12.0).reshape(6, 2)})
     client.subscribe("t", out={"x": whole[::2].T}).next(10)
@@ -255,7 +255,7 @@ def test_strided_tensors_are_received_into_by_copying(relay, client):
         client.subscribe("t", out={"x": whole[::2].T}, atomic=False).next(10)
 
 
-def test_after_a_timeout_the_next_call_goes_on(relay, client):
+def test_the_next_call_continues_after_a_timeout(relay, client):
     out = {"x": np.zeros(3)}
     with client.subscribe("t", out=out, atomic=False) as subscription:
         for _ in range(2):
@@ -269,7 +269,7 @@ def test_after_a_timeout_the_next_call_goes_on(relay, client):
     # The subscription was closed while the tensors were lent.
 
 
-def test_a_transfer_that_fails_tells_who_is_torn(tmp_path):
+def test_a_failed_transfer_reports_torn_tensors(tmp_path):
     """Goal: when a producer stalls during a transfer, tensors are unchanged with atomic=True, and TornError reports
     torn ones with atomic=False.
 
@@ -311,7 +311,7 @@ def test_a_transfer_that_fails_tells_who_is_torn(tmp_path):
     assert outcomes == {tensor_relay.ServerUnreachableError, tensor_relay.TornError}
 
 
-def test_asyncio_is_refused_where_it_could_tear(client):
+def test_coroutines_cannot_receive_in_place(client):
     import asyncio
 
     async def wait():

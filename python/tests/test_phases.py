@@ -28,7 +28,7 @@ def holds(out, number):
     return (changed == number).all() and unchanged not in (0, number) and (out["b"] == number).all()
 
 
-def test_nothing_changes_before_it_is_activated(tmp_path, out):
+def test_nothing_changes_before_activate(tmp_path, out):
     serving = tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, codec="sparse")
     with serving as relay, tensor_relay.connect(relay.ticket) as client, client.subscribe("t", out=out) as subscription:
         for number in range(1, 5):
@@ -42,7 +42,7 @@ def test_nothing_changes_before_it_is_activated(tmp_path, out):
             assert number < 3 or "sparse" in snapshot.receipt.codecs, snapshot.receipt
 
 
-def test_a_version_comes_while_nobody_waits_for_it(relay, client, out):
+def test_a_version_arrives_while_no_call_waits(relay, client, out):
     with client.subscribe("t", out=out) as subscription:
         with pytest.raises(tensor_relay.RelayTimeoutError):
             subscription.prefetch(0)
@@ -51,7 +51,7 @@ def test_a_version_comes_while_nobody_waits_for_it(relay, client, out):
         assert not out["b"].any()
 
 
-def test_one_that_was_prefetched_can_be_left_for_a_newer_one(relay, client, out):
+def test_a_prefetched_version_can_be_skipped(relay, client, out):
     with client.subscribe("t", out=out) as subscription:
         publish(relay, 1)
         stale = subscription.prefetch(TIMEOUT_S)
@@ -62,7 +62,7 @@ def test_one_that_was_prefetched_can_be_left_for_a_newer_one(relay, client, out)
         assert subscription.next(TIMEOUT_S).version == 3 and holds(out, 3), "`next` does both"
 
 
-def test_without_tensors_of_its_own_it_is_told_where(relay, client, out):
+def test_activate_accepts_out(relay, client, out):
     with client.subscribe("t") as subscription:
         publish(relay, 1)
         snapshot = subscription.prefetch(TIMEOUT_S)
@@ -77,7 +77,7 @@ def test_without_tensors_of_its_own_it_is_told_where(relay, client, out):
         assert holds(out, 1)
 
 
-def test_what_lands_right_in_its_place_has_one_phase(relay, client, out):
+def test_in_place_subscriptions_cannot_prefetch(relay, client, out):
     with client.subscribe("t", out=out, atomic=False) as subscription:
         publish(relay, 1)
         with pytest.raises(tensor_relay.RequestError, match="atomic=True"):
@@ -87,7 +87,7 @@ def test_what_lands_right_in_its_place_has_one_phase(relay, client, out):
         assert subscription.next(TIMEOUT_S).version == 1 and holds(out, 1)
 
 
-def test_as_coroutines(relay, client, out):
+def test_prefetch_async(relay, client, out):
     async def follow():
         async with client.subscribe("t", out=out) as subscription:
             coming = asyncio.create_task(subscription.prefetch_async(TIMEOUT_S))

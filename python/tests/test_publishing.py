@@ -59,7 +59,7 @@ def test_tied_weights_are_sent_once(relay, client):
     assert got.payload_bytes < 21_000 and got["embed"].dtype == got["head"].dtype == "bf16"
 
 
-def test_a_staged_version_is_the_producers_no_more(relay, client):
+def test_a_staged_version_is_a_copy(relay, client):
     weight = np.ones(1000)
     published = relay.publish("t", {"w": weight})
     weight[:] = 7
@@ -68,7 +68,7 @@ def test_a_staged_version_is_the_producers_no_more(relay, client):
     np.testing.assert_array_equal(received(client)["w"].numpy(), np.ones(1000))
 
 
-def test_a_borrowed_version_is_copied_by_nobody(relay, client):
+def test_a_borrowed_version_is_not_copied(relay, client):
     weight = np.ones(10 << 20, np.uint8)
     gone = weakref.ref(weight)
     published = relay.publish("t", {"w": weight, "tied": weight}, hold="borrow")
@@ -132,14 +132,14 @@ def test_any_exporter_on_the_host(relay, client):
         relay.publish("t", {"weights": Exporter(array, device=(8, 0))})
 
 
-def test_read_only_arrays_travel(relay, client):
+def test_read_only_arrays_are_published(relay, client):
     array = np.arange(5)
     array.flags.writeable = False
     relay.publish("t", {"x": array}, hold="borrow")
     assert received(client)["x"].numpy().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_copy_on_request_is_the_consumers_own(relay, client):
+def test_from_dlpack_with_copy_is_independent(relay, client):
     relay.publish("t", {"x": np.arange(5)})
     tensor = received(client)["x"]
     shared, copied = np.from_dlpack(tensor), np.from_dlpack(tensor, copy=True)
@@ -182,7 +182,7 @@ def test_versions_topics_and_ends(relay, client):
             done("never")
 
 
-def test_what_ended_can_be_withdrawn(relay, client):
+def test_an_ended_topic_can_be_withdrawn(relay, client):
     relay.publish("t", {"x": np.zeros(3)})
     relay.end("t")
     assert len(client.topics()) == 1, "it stays on offer"
@@ -190,13 +190,13 @@ def test_what_ended_can_be_withdrawn(relay, client):
     assert client.topics() == []
 
 
-def test_the_topics_of_a_relay_can_be_opened_once(relay):
+def test_a_topic_can_be_opened_once(relay):
     with pytest.raises(tensor_relay.PublishError, match="already has a publisher"):
         relay.open("u")
         relay.open("u")
 
 
-def test_a_budget_is_refused_with_numbers(tmp_path):
+def test_exceeding_staged_bytes_raises(tmp_path):
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, staged_bytes=1 << 20) as relay:
         with pytest.raises(tensor_relay.NoRoomError) as refused:
             relay.publish("t", {"x": np.zeros(1 << 20)})
@@ -204,7 +204,7 @@ def test_a_budget_is_refused_with_numbers(tmp_path):
         relay.publish("t", {"x": np.zeros(1 << 20)}, hold="borrow")
 
 
-def test_tensors_that_are_made_one_after_the_other_are_not_taken_for_one(relay, client):
+def test_tensors_at_a_reused_address_are_not_tied(relay, client):
     """Goal: a cast frees the memory that it read, so the allocator may reuse its address for the next tensor. Both
     tensors must not be taken for tied.
 
@@ -238,7 +238,7 @@ def test_tensors_that_are_made_one_after_the_other_are_not_taken_for_one(relay, 
     assert relay.publish("t", {"a": weight, "tied": weight}, dtype="f32").payload_bytes < 2 * 4000
 
 
-def test_a_list_is_named_by_its_places(relay, client):
+def test_a_list_is_named_by_its_indices(relay, client):
     sent = [np.full(3 + i, i, "f4") for i in range(12)]
     sent[4] = sent[1]  # Tied, as in a mapping.
     for tensors in (sent, tuple(sent)):
@@ -263,7 +263,7 @@ def test_a_list_is_received_into_a_list(relay, client, atomic):
         client.get("t", out=out[:1], atomic=atomic)
 
 
-def test_what_is_like_a_list_and_would_lose_names_is_refused(relay):
+def test_other_sequences_are_refused(relay):
     state = collections.namedtuple("State", "mean var")
     generator = (each for each in [np.ones(1)])
     for value in (state(np.ones(1), np.ones(1)), {np.float32(1)}, generator, np.ones(3), b"bytes", "text"):
@@ -274,7 +274,7 @@ def test_what_is_like_a_list_and_would_lose_names_is_refused(relay):
     relay.publish("t", [])  # Equals an empty mapping.
 
 
-def test_a_nested_dictionary_is_refused_with_what_to_do(relay):
+def test_a_nested_dictionary_is_refused_with_a_remedy(relay):
     nested = {"state": {0: {"exp_avg": np.zeros(3)}}}
     message = r"state \(dict\): .*flatten it, to names like `state\.0\.exp_avg`"
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=message):

@@ -55,7 +55,7 @@ def test_every_version_in_order(relay, client):
     assert versions == list(range(1, 21))
 
 
-def test_gaps_are_told(relay, client):
+def test_gaps_are_reported(relay, client):
     relay.open("t", keep_versions=2)
     for number in range(5):
         relay.publish("t", {"x": np.full(3, number)})
@@ -80,7 +80,7 @@ def test_selections(relay, client):
         client.subscribe("t", select=[f"layer.{number}" for number in range(100)])
 
 
-def test_selections_of_nothing_are_refused(relay, client, caplog):
+def test_empty_selections_are_refused(relay, client, caplog):
     with pytest.raises(tensor_relay.RequestError, match=r"select=\[\] selects no tensor"):
         client.subscribe("t", select=[])
     relay.publish("t", {"layers.0.w": np.zeros(3), "head": np.ones(2)})
@@ -102,7 +102,7 @@ def test_selections_of_nothing_are_refused(relay, client, caplog):
     assert '"tail" of select matches no tensor of t version 4' in warnings[0]
 
 
-def test_who_holds_too_many_is_told_which(relay):
+def test_holding_too_many_names_the_versions(relay):
     with tensor_relay.connect(relay.ticket, versions_held_max=2, hold_timeout=0.05) as client:
         subscription, held = client.subscribe("t"), []
         for number in range(2):
@@ -119,7 +119,7 @@ def test_who_holds_too_many_is_told_which(relay):
 
 
 @pytest.mark.parametrize("timeout", [0, 0.01])
-def test_who_polls_and_holds_too_many_is_told_which(relay, timeout):
+def test_polling_while_holding_too_many_names_the_versions(relay, timeout):
     """A call with a timeout below `hold_timeout` reports that held snapshots block the newest version."""
     with tensor_relay.connect(relay.ticket, versions_held_max=2, hold_timeout=600) as client:
         subscription, held = client.subscribe("t"), []
@@ -142,14 +142,14 @@ def test_who_polls_and_holds_too_many_is_told_which(relay, timeout):
 
 
 @pytest.mark.parametrize("start", [1, 2, "oldest"])
-def test_latest_begins_at_no_version_that_it_may_skip(relay, client, start):
+def test_mode_latest_refuses_a_start_version(relay, client, start):
     relay.publish("t", {"x": np.zeros(3)})
     with pytest.raises(tensor_relay.RequestError, match="take mode every"):
         client.subscribe("t", start=start)
     assert client.subscribe("t", mode="every", start=1).next(TIMEOUT_S).version == 1
 
 
-def test_a_snapshot_that_was_written_is_saved_as_it_is(relay, client, tmp_path):
+def test_a_modified_snapshot_is_saved_as_modified(relay, client, tmp_path):
     """A snapshot's memory belongs to the program, which may write to it; `save` writes the current content."""
     load_file = pytest.importorskip("safetensors.numpy").load_file
     relay.publish("t", {"x": np.zeros(1 << 20), "y": np.ones(3)})
@@ -164,7 +164,7 @@ def test_a_snapshot_that_was_written_is_saved_as_it_is(relay, client, tmp_path):
     assert before is None or not before.any(), "a copy is unchanged"
 
 
-def test_a_file_appears_whole(relay, client, tmp_path):
+def test_save_writes_a_complete_file(relay, client, tmp_path):
     safetensors = pytest.importorskip("safetensors.numpy")
     relay.publish("t", {"x": np.arange(5), "y": np.ones((2, 2), np.float32)})
     received(client).save(tmp_path / "new" / "t.safetensors")
@@ -217,7 +217,7 @@ def test_a_subscription_ends_with_its_block(relay, client):
         subscription.next(TIMEOUT_S)
 
 
-def test_everything_says_what_it_is(relay, client):
+def test_representations(relay, client):
     subscription = client.subscribe("a/b")
     assert repr(subscription) == "Subscription(a/b, no version yet)"
     relay.publish("a/b", {"x": np.zeros(3)})
@@ -231,7 +231,7 @@ def test_everything_says_what_it_is(relay, client):
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_a_coroutine_begins_when_it_is_awaited(relay, client):
+def test_a_coroutine_begins_only_when_awaited(relay, client):
     async def follow():
         subscription = client.subscribe("t", mode="every")
         for forget in (subscription.next_async, subscription.__anext__):
@@ -287,7 +287,7 @@ def test_progress_can_be_read_while_waiting(relay, client):
     assert (progress.version, progress.payload_bytes, progress.verified_bytes) == (1, 1 << 20, 1 << 20)
 
 
-def test_what_is_closed_stays_closed(relay, client):
+def test_closed_objects_stay_closed(relay, client):
     relay.publish("t", {"x": np.zeros(3)})
     with client.subscribe("t") as subscription:
         snapshot = subscription.next(10)

@@ -18,7 +18,7 @@ def publish_borrowed(relay, number, topic="t"):
     return relay.publish(topic, {"x": np.full(100_000, number, "f4")}, hold="borrow")
 
 
-def test_it_is_called_when_nobody_reads_the_memory_any_more(relay, client):
+def test_a_callback_runs_when_borrowed_memory_is_released(relay, client):
     called = queue.SimpleQueue()
     first = publish_borrowed(relay, 1)
     assert client.get("t").version == 1
@@ -31,7 +31,7 @@ def test_it_is_called_when_nobody_reads_the_memory_any_more(relay, client):
     assert called.empty()
 
 
-def test_of_a_staged_version_it_is_called_at_once(relay):
+def test_a_callback_of_a_staged_version_runs_at_once(relay):
     called = queue.SimpleQueue()
     published = relay.publish("t", {"x": np.zeros(3)})
     published.on_released(called.put)
@@ -41,7 +41,7 @@ def test_of_a_staged_version_it_is_called_at_once(relay):
     assert [called.get(timeout=TIMEOUT_S) for _ in range(2)] == [published] * 2
 
 
-def test_a_topic_that_is_withdrawn_and_a_relay_that_closes_release(tmp_path):
+def test_withdrawing_and_closing_release(tmp_path):
     called = queue.SimpleQueue()
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
         for topic in ("a", "b"):
@@ -51,7 +51,7 @@ def test_a_topic_that_is_withdrawn_and_a_relay_that_closes_release(tmp_path):
     assert called.get(timeout=TIMEOUT_S) == "b"
 
 
-def test_one_that_blocks_keeps_nobody_waiting(relay, client):
+def test_a_blocking_callback_blocks_nothing_else(relay, client):
     begun, unblock, threads = threading.Event(), threading.Event(), []
 
     def block(publication):
@@ -74,7 +74,7 @@ def test_one_that_blocks_keeps_nobody_waiting(relay, client):
     assert threads[0] is not threading.main_thread() and threads[0].daemon
 
 
-def test_an_exception_is_logged_and_costs_no_other_callback(relay, caplog):
+def test_an_exception_is_logged_and_later_callbacks_run(relay, caplog):
     called = queue.SimpleQueue()
     published = relay.publish("t", {"x": np.zeros(3)})
 
@@ -92,7 +92,7 @@ def test_an_exception_is_logged_and_costs_no_other_callback(relay, caplog):
         published.on_released(3)
 
 
-def test_nothing_is_kept_of_what_was_called(relay):
+def test_finished_callbacks_are_freed(relay):
     class Callback:
         done = threading.Event()
 
@@ -132,12 +132,12 @@ def output_of(tmp_path, lines):
         return wait_for_exit(ending)
 
 
-def test_the_end_of_the_interpreter_releases_too(tmp_path):
+def test_interpreter_exit_runs_callbacks(tmp_path):
     line = "published.on_released(lambda publication: print('released', publication.released))\n"
     assert output_of(tmp_path, line) == "released True\n"
 
 
-def test_one_that_blocks_does_not_keep_the_interpreter(tmp_path):
+def test_a_blocking_callback_does_not_delay_exit(tmp_path):
     lines = (
         "published.on_released(lambda publication: (print('called', flush=True), threading.Event().wait()))\n"
         "published.on_released(lambda publication: print('never'))\n"
@@ -145,6 +145,6 @@ def test_one_that_blocks_does_not_keep_the_interpreter(tmp_path):
     assert output_of(tmp_path, lines) == "called\n"
 
 
-def test_one_that_is_never_due_does_not_either(tmp_path):
+def test_a_pending_callback_does_not_delay_exit(tmp_path):
     lines = "import os\npublished.on_released(lambda publication: print('never'))\nsys.stdout.flush()\nos._exit(0)\n"
     assert output_of(tmp_path, lines) == ""

@@ -41,7 +41,7 @@ def test_threads_connect_once(relay):
     clients[0].close()
 
 
-def test_clients_beyond_the_bound_go_when_nobody_has_them(tmp_path, monkeypatch):
+def test_clients_beyond_the_bound_close_when_unreferenced(tmp_path, monkeypatch):
     monkeypatch.setattr(_shared, "KEPT_MAX", 1)
     shared = _shared.Shared()
     relays = [tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / str(number)) for number in range(2)]
@@ -55,7 +55,7 @@ def test_clients_beyond_the_bound_go_when_nobody_has_them(tmp_path, monkeypatch)
         relay.close(0)
 
 
-def test_a_server_that_is_gone_is_connected_anew(tmp_path):
+def test_a_closed_client_is_replaced(tmp_path):
     relay = tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path)
     shared = _shared.Shared(reconnect_timeout=0.1)
     client = shared.get(relay.ticket, 10)
@@ -71,7 +71,7 @@ def test_a_server_that_is_gone_is_connected_anew(tmp_path):
         assert shared.get(ticket, 10).get("t").version == 1
 
 
-def test_a_ticket_goes_to_another_process(relay, tmp_path):
+def test_a_ticket_can_be_passed_to_another_process(relay, tmp_path):
     relay.publish("t", {"x": np.ones(3)})
     script = tmp_path / "other.py"
     script.write_text(

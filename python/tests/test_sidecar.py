@@ -45,7 +45,7 @@ def server(program, tmp_path):
         server.end()
 
 
-def test_tensors_go_by_shared_memory(server):
+def test_tensors_are_passed_in_shared_memory(server):
     sent = {"w": np.arange(60_000, dtype=np.float32).reshape(200, 300), "turned": np.arange(12).reshape(3, 4).T, "step": 3}
     with tensor_relay.publish_to(server.socket) as producer, tensor_relay.connect(server.ticket) as client:
         publication = producer.publish("policy", sent, metadata={"run": "a"})
@@ -93,7 +93,7 @@ def test_a_producer_in_a_process_of_its_own(server, tmp_path):
         assert late.version == 3, "a version stays available after its producer has exited"
 
 
-def test_a_server_that_comes_again(server):
+def test_a_restarted_server(server):
     with tensor_relay.publish_to(server.socket) as producer:
         first = producer.publish("t", {"x": np.ones(3)})
         server.end()
@@ -104,7 +104,7 @@ def test_a_server_that_comes_again(server):
         assert second.version == 1 and second.epoch != first.epoch
 
 
-def test_threads_that_find_the_server_come_again(server):
+def test_threads_share_the_connection_to_a_restarted_server(server):
     with tensor_relay.publish_to(server.socket) as producer:
         producer.publish("t", {"x": np.ones(3)})
         server.end()
@@ -128,7 +128,7 @@ def test_threads_that_find_the_server_come_again(server):
                 publication.wait_committed(timeout=TIMEOUT_S)
 
 
-def test_what_cannot_be(server, tmp_path):
+def test_errors_of_publish_to_and_its_producer(server, tmp_path):
     with pytest.raises(tensor_relay.ServerUnreachableError, match="there is no socket"):
         tensor_relay.publish_to(tmp_path / "none", timeout=0)
     with pytest.raises(tensor_relay.ServerRefusedError, match="not one of user 54321"):

@@ -29,14 +29,14 @@ def collected(stream):
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 4000, 10_000, 1 << 30])
-def test_the_tensors_come_once_in_their_order(relay, client, bucket_bytes):
+def test_each_tensor_comes_once_and_in_order(relay, client, bucket_bytes):
     relay.publish("t", layers(1) | {"step": 3, "tied": layers(1)["layer.1"]})
     got = collected(client.stream("t", bucket_bytes=bucket_bytes))
     assert got.pop("tied").shape == (1000,)
     check(got, 1)
 
 
-def test_some_of_them(relay, client):
+def test_stream_with_select(relay, client):
     relay.publish("t", layers(1))
     names = list(collected(client.stream("t", select="layer.?", bucket_bytes=8000)))
     assert names == [f"layer.{number}" for number in range(9, 0, -1)]
@@ -49,7 +49,7 @@ def test_some_of_them(relay, client):
     assert list(client.stream("empty")) == []
 
 
-def test_many_small_ones(relay, client):
+def test_many_small_tensors(relay, client):
     sent = {f"{'x' * 200}.{number}": np.full(2, number, "u1") for number in range(150)}
     relay.publish("t", sent)
     got = collected(client.stream("t"))
@@ -67,7 +67,7 @@ def test_a_version_by_its_number(relay, client):
         client.stream("t", 4, timeout=0.2)
 
 
-def test_a_newer_version_does_not_mix_with_it(tmp_path, client, relay):
+def test_a_stream_mixes_no_versions(tmp_path, client, relay):
     """The publisher waits for a stream as for a reader in mode "every", so that the stream is of one version."""
     relay.publish("t", layers(1))
     stream = client.stream("t", bucket_bytes=4000)
@@ -90,7 +90,7 @@ def until_torn(stream):
     return got
 
 
-def test_a_version_that_goes_in_the_middle_is_told_before_its_last_part(relay, client):
+def test_losing_the_version_midway_raises(relay, client):
     relay.open("t", publish_timeout=0.2)
     relay.publish("t", layers(1))
     stream = client.stream("t", bucket_bytes=4000)
@@ -100,7 +100,7 @@ def test_a_version_that_goes_in_the_middle_is_told_before_its_last_part(relay, c
     assert "layer.1" not in until_torn(stream)
 
 
-def test_a_topic_that_is_begun_anew_is_not_taken_for_the_same(relay, client):
+def test_a_new_epoch_midway_raises(relay, client):
     relay.publish("t", layers(1))
     stream = client.stream("t", bucket_bytes=4000)
     next(stream)
@@ -109,7 +109,7 @@ def test_a_topic_that_is_begun_anew_is_not_taken_for_the_same(relay, client):
     assert "layer.1" not in until_torn(stream)
 
 
-def test_a_server_that_goes_in_the_middle(tmp_path):
+def test_closing_the_server_midway_raises(tmp_path):
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
         with tensor_relay.connect(relay.ticket, reconnect_timeout=0.2) as client:
             relay.publish("t", layers(1))
@@ -119,7 +119,7 @@ def test_a_server_that_goes_in_the_middle(tmp_path):
             assert "layer.1" not in until_torn(stream)
 
 
-def test_a_client_that_closes_in_the_middle(relay, client):
+def test_closing_the_client_midway_raises(relay, client):
     relay.publish("t", layers(1))
     stream = client.stream("t", bucket_bytes=4000)
     next(stream)
@@ -127,7 +127,7 @@ def test_a_client_that_closes_in_the_middle(relay, client):
     until_torn(stream)
 
 
-def test_one_that_is_left_holds_nothing_up(relay, client):
+def test_an_abandoned_stream_delays_no_publish(relay, client):
     relay.publish("t", layers(1))
     for name, _ in client.stream("t", bucket_bytes=4000):
         break
@@ -139,7 +139,7 @@ def test_one_that_is_left_holds_nothing_up(relay, client):
 PARTS, PART_BYTES = 24, 8 << 20
 
 
-def test_it_takes_three_parts(tmp_path):
+def test_a_stream_needs_memory_for_three_buckets(tmp_path):
     """The version is eight times as large, and its buckets have unequal sizes."""
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
         sizes = itertools.cycle([PART_BYTES, PART_BYTES - (1 << 20), PART_BYTES // 2, PART_BYTES // 2])
@@ -156,7 +156,7 @@ async def collected_async(stream):
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 4000, 1 << 30])
-def test_asyncio_gets_the_same(relay, client, bucket_bytes):
+def test_stream_async_yields_the_same(relay, client, bucket_bytes):
     published = relay.publish("t", layers(1))
     relay.publish("empty", {})
 
@@ -169,7 +169,7 @@ def test_asyncio_gets_the_same(relay, client, bucket_bytes):
     asyncio.run(both())
 
 
-def test_asyncio_raises_the_same(relay, client):
+def test_stream_async_raises_the_same(relay, client):
     relay.publish("t", layers(1))
 
     async def check_errors():
@@ -185,7 +185,7 @@ def test_asyncio_raises_the_same(relay, client):
     asyncio.run(check_errors())
 
 
-def test_a_stream_that_is_left_or_cancelled_keeps_no_version(relay, client):
+def test_an_abandoned_or_cancelled_stream_holds_no_version(relay, client):
     """An abandoned stream does not delay the next version. The event loop is not blocked while a stream waits."""
     relay.publish("t", layers(1))
 

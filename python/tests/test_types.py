@@ -13,7 +13,7 @@ def run(*words):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_stubs_say_what_is_there(tmp_path):
+def test_the_stubs_match_the_package(tmp_path):
     # The integrations are excluded: they derive from untyped classes of packages that need not be installed.
     allowlist = tmp_path / "allowlist"
     allowlist.write_text("tensor_relay\\.integrations\\..*\n")

@@ -45,7 +45,7 @@ def test_other_threads_run_during_a_transfer(relay, client):
     "relay.publish('u', {}).wait_committed(timeout=None)", "asyncio.run(wait_async())",
     "tensor_relay.connect('relay://192.0.2.1:9?key=sha256:' + 'ab' * 32, timeout=600)",
 ])  # fmt: skip
-def test_ctrl_c_ends_any_wait(tmp_path, wait):
+def test_ctrl_c_ends_any_blocking_call(tmp_path, wait):
     program = tmp_path / "waits.py"
     program.write_text(
         "import asyncio, signal, sys, tensor_relay\n"
@@ -74,7 +74,7 @@ def test_ctrl_c_ends_any_wait(tmp_path, wait):
         wait_for_exit(waiting)
 
 
-def test_a_result_waits_for_nobody(relay, client):
+def test_results_do_not_wait_for_the_signal_check(relay, client):
     """Signals are checked every 50 ms; results must not wait for that."""
     subscription = client.subscribe("t")
     times = []
@@ -86,7 +86,7 @@ def test_a_result_waits_for_nobody(relay, client):
     assert sorted(times)[len(times) // 2] < 0.03
 
 
-def test_timeouts_are_lengths_of_time(relay, client):
+def test_timeouts_are_not_negative_or_nan(relay, client):
     subscription = client.subscribe("t")
     for timeout in (-1, float("nan")):
         with pytest.raises(ValueError, match="in seconds"):
@@ -101,7 +101,7 @@ def test_timeouts_are_lengths_of_time(relay, client):
     "relay", "tensor_relay.connect(relay.ticket)", "tensor_relay.connect(relay.ticket).subscribe('t')",
 ])  # fmt: skip
 @pytest.mark.parametrize("leave, code", [("sys.exit(5)", 5), ("raise KeyError('mine')", 1)])
-def test_a_forked_child_leaves_a_block_as_it_likes(tmp_path, opened, leave, code):
+def test_a_forked_child_can_leave_a_with_block(tmp_path, opened, leave, code):
     program = tmp_path / "forks.py"
     program.write_text(
         "import os, sys, tensor_relay\n"
@@ -184,7 +184,7 @@ def test_the_interpreter_exits_with_open_objects(tmp_path, last_line):
     "while True: relay.publish('t', {'x': b'abc'}); started.set()",
     "asyncio.run(follow())",
 ])  # fmt: skip
-def test_daemon_threads_end_without_a_word(tmp_path, work):
+def test_daemon_threads_end_silently(tmp_path, work):
     """Interpreter exit closes the objects that daemon threads use. The threads must end without a traceback."""
     program = tmp_path / "daemon.py"
     program.write_text(
@@ -211,7 +211,7 @@ def test_daemon_threads_end_without_a_word(tmp_path, work):
         assert (running.returncode, out, errors) == (0, "", "")
 
 
-def test_an_interpreter_that_ends_tells_its_clients(tmp_path):
+def test_interpreter_exit_informs_clients(tmp_path):
     """Clients are informed at once, and do not wait for a timeout."""
     program = tmp_path / "ends.py"
     program.write_text(

@@ -28,7 +28,7 @@ for begin in (
 """
 
 
-def test_what_is_missing_is_told(tmp_path):
+def test_missing_cuda_is_reported(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     for name in ("libcuda.so", "libcuda.so.1"):  # Hides the machine's own libraries.

@@ -123,7 +123,7 @@ def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, m
         gc.collect()
 
 
-def test_a_cast_is_the_frameworks_own(relay, client, gpu):
+def test_casts_are_made_by_the_framework(relay, client, gpu):
     array = gpu.array(np.arange(6, dtype=np.float32), "f32")
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="Array has no way to become bfloat16"):
         relay.publish("t", {"w": array}, dtype="bf16")

@@ -200,7 +200,7 @@ def test_elements_that_are_one_in_memory_are_no_target(relay, gpu_client, gpu, m
 
 
 @ATOMIC
-def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, gpu, atomic):
+def test_mismatched_tensors_are_refused_before_anything_is_written(relay, client, gpu, atomic):
     relay.publish("t", {"x": np.ones((2, 3), np.float32), "y": np.ones(4, np.float32)})
     whole = gpu.array(noise(96), "f32", (4, 6))
     cases = [
@@ -226,7 +226,7 @@ def test_a_gpu_that_fails_in_the_middle_tears(relay, client, gpu, fake, atomic):
     assert torn.value.version == 1 and torn.value.__cause__ is not None
 
 
-def test_after_a_timeout_the_next_call_goes_on(relay, client, gpu):
+def test_the_next_call_continues_after_a_timeout(relay, client, gpu):
     out = {"w": gpu.array(bytes(1000))}
     with client.subscribe("t", out=out, atomic=False) as subscription:
         for _ in range(2):

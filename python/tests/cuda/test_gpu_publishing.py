@@ -44,7 +44,7 @@ def test_large_ones_in_the_middle_of_an_allocation(relay, client, gpu, hold):
     assert received(client)["part"].numpy().tobytes() == content[777 : 777 + (10 << 20)]
 
 
-def test_a_staged_version_is_the_producers_no_more(relay, client, gpu):
+def test_a_staged_version_is_a_copy(relay, client, gpu):
     array, other = gpu.array(noise(1000)), gpu.array(noise(1000, 1))
     expected = array.bytes()
     published = relay.publish("t", {"w": array})
@@ -123,7 +123,7 @@ def test_tensors_of_several_places_are_staged(relay, client, gpu, fake):
         gc.collect()
 
 
-def test_what_cannot_travel_is_refused_by_name(relay, gpu):
+def test_unsupported_values_are_refused_by_name(relay, gpu):
     square = gpu.array(noise(64), "f32", (4, 4))
     turned = square.view((4, 4), strides=(1, 4))
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="turned.*side by side on cuda:0.*contiguous"):
