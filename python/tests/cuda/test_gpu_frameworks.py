@@ -40,7 +40,7 @@ def contiguous_copy(array):
     return copy
 
 
-def test_what_has_gaps_is_brought_together_by_its_framework(relay, client, gpu, monkeypatch):
+def test_strided_tensors_are_gathered_by_their_framework(relay, client, gpu, monkeypatch):
     cupy = types.ModuleType("cupy")
     cupy.ndarray, cupy.ascontiguousarray = OfCupy, contiguous_copy
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -103,7 +103,7 @@ def current_device(framework, ordinal):
     framework.current = before
 
 
-def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, monkeypatch):
+def test_tensors_of_a_gpu_that_is_not_current(relay, client, gpu, fake, monkeypatch):
     torch = types.ModuleType("torch")
     torch.Tensor, torch.strided = OfTorch, OfTorch.layout
     written = []
@@ -134,7 +134,7 @@ def test_casts_are_made_by_the_framework(relay, client, gpu):
     assert snapshot["tied"].numpy().tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_cupy_hands_over_where_its_gpu_is_the_current_one(relay, client, gpu, fake, monkeypatch):
+def test_cupy_exports_with_its_gpu_as_the_current_one(relay, client, gpu, fake, monkeypatch):
     """CuPy exports an array with the current GPU's stream, even if the array is on another GPU."""
     exported = []
 
@@ -157,7 +157,7 @@ def test_cupy_hands_over_where_its_gpu_is_the_current_one(relay, client, gpu, fa
     assert len(exported) > 1 and set(exported) == {(1, 1)}
 
 
-def test_what_jax_gets_is_its_own(relay, gpu_client, gpu, monkeypatch):
+def test_jax_gets_a_copy(relay, gpu_client, gpu, monkeypatch):
     """JAX does not say on which stream it reads, so it gets a copy, complete before the tensor may be freed."""
     done = []
 
@@ -182,7 +182,7 @@ def test_what_jax_gets_is_its_own(relay, gpu_client, gpu, monkeypatch):
     assert got.is_copy and done == [True]
 
 
-def test_a_cupy_that_does_not_work_is_nobodys_business(relay, gpu_client, gpu, monkeypatch):
+def test_a_broken_cupy_is_ignored(relay, gpu_client, gpu, monkeypatch):
     def broken():
         raise RuntimeError("cudaErrorInsufficientDriver")
 
@@ -195,7 +195,7 @@ def test_a_cupy_that_does_not_work_is_nobodys_business(relay, gpu_client, gpu, m
         assert Imported(gpu, tensor, stream).bytes() == noise(1000)
 
 
-def test_a_library_that_hands_over_other_memory_than_it_says(relay, gpu):
+def test_an_export_from_another_device_is_refused(relay, gpu):
     array = gpu.array(noise(1000))
     for claimed in ((1, 0), (2, 1)):
         export = lambda self, stream=None, **options: Array.__dlpack__(self, stream=-1, **options)  # noqa: E731

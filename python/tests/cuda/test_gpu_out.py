@@ -66,7 +66,7 @@ def test_tied_tensors(relay, client, gpu, atomic):
 
 
 @WHERE
-def test_tensors_in_several_places(relay, gpu, fake, request, where):
+def test_out_on_several_devices(relay, gpu, fake, request, where):
     client = request.getfixturevalue(where)
     relay.publish("t", {name: np.frombuffer(noise(5000, seed), np.uint8) for seed, name in enumerate("abc")})
     with gpu_called(fake, 1) as other:
@@ -150,7 +150,7 @@ def cupy_that_copies(gpu, monkeypatch, copy):
     return Ndarray
 
 
-def test_a_framework_that_refuses_in_the_middle_tears(relay, gpu_client, gpu, monkeypatch):
+def test_a_framework_that_fails_midway_raises_torn_error(relay, gpu_client, gpu, monkeypatch):
     copied = []
 
     def copy(target, source):
@@ -166,8 +166,8 @@ def test_a_framework_that_refuses_in_the_middle_tears(relay, gpu_client, gpu, mo
     assert torn.value.version == 1 and isinstance(torn.value.__cause__, RuntimeError) and len(copied) == 1
 
 
-def test_ctrl_c_while_a_framework_copies_comes_when_all_is_copied(relay, gpu_client, gpu, monkeypatch):
-    """Goal: all tensors are written, and then Ctrl-C is raised. It arrives midway through the second of four tensors."""
+def test_ctrl_c_is_raised_after_all_copies(relay, gpu_client, gpu, monkeypatch):
+    """Goal: all tensors are written, and then Ctrl-C is raised. It arrives midway through the second tensor."""
     begun = []
 
     def copy(target, source):
@@ -188,7 +188,7 @@ def test_ctrl_c_while_a_framework_copies_comes_when_all_is_copied(relay, gpu_cli
     }
 
 
-def test_elements_that_are_one_in_memory_are_no_target(relay, gpu_client, gpu, monkeypatch):
+def test_tensors_with_overlapping_elements_are_refused(relay, gpu_client, gpu, monkeypatch):
     ndarray = cupy_that_copies(gpu, monkeypatch, lambda target, source: pytest.fail("it was refused before"))
     relay.publish("t", {"w": np.ones((10, 100), np.uint8)})
     row = gpu.array(noise(100))
@@ -216,7 +216,7 @@ def test_mismatched_tensors_are_refused_before_anything_is_written(relay, client
 
 
 @ATOMIC
-def test_a_gpu_that_fails_in_the_middle_tears(relay, client, gpu, fake, atomic):
+def test_a_gpu_that_fails_midway_raises_torn_error(relay, client, gpu, fake, atomic):
     out = {"w": gpu.array(noise(16 << 20))}
     subscription = client.subscribe("t", out=out, atomic=atomic)
     fake.break_at("@htod:2")

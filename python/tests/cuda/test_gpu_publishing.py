@@ -37,7 +37,7 @@ def test_every_dtype_arrives(relay, client, gpu, hold, knows_versions):
 
 
 @HOLDS
-def test_large_ones_in_the_middle_of_an_allocation(relay, client, gpu, hold):
+def test_large_views_into_an_allocation(relay, client, gpu, hold):
     content = noise(11 << 20)
     whole = gpu.array(content)
     relay.publish("t", {"part": whole.view((10 << 20,), offset=777)}, hold=hold)
@@ -102,7 +102,7 @@ def test_reading_waits_for_the_producers_stream(relay, client, gpu, fake, hold):
     assert received(client)["w"].numpy().tobytes() == expected
 
 
-def test_tensors_of_several_places_are_staged(relay, client, gpu, fake):
+def test_tensors_of_several_devices_are_staged(relay, client, gpu, fake):
     with gpu_called(fake, 1) as other:
         host = np.frombuffer(noise(5000, 1), np.uint8)
         tensors = {"a": gpu.array(noise(9 << 20)), "host": host, "b": other.array(noise(77, 2))}
@@ -139,7 +139,7 @@ def test_unsupported_values_are_refused_by_name(relay, gpu):
     square.gpu = real
 
 
-def test_memory_that_cuda_moves_is_read_as_a_gpus(relay, client, gpu):
+def test_managed_memory_is_read_as_gpu_memory(relay, client, gpu):
     array = gpu.array(noise(1000))
     array.kind = 13
     relay.publish("t", {"w": array})
@@ -158,7 +158,7 @@ def test_staged_versions_on_a_gpu(tmp_path, fake, gpu):
                 relay.publish("t", {"w": np.zeros(32 << 20, np.uint8)})
 
 
-def test_options_that_make_no_sense(tmp_path, fake):
+def test_invalid_options(tmp_path, fake):
     for word in ("cuda", "cuda:x", "gpu"):
         with pytest.raises(tensor_relay.RequestError, match="cuda:N"):
             tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, device=word)
@@ -168,14 +168,14 @@ def test_options_that_make_no_sense(tmp_path, fake):
         tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, device="cuda:7")
 
 
-def test_a_gpu_that_fails_is_told(relay, gpu, fake):
+def test_a_gpu_failure_is_reported(relay, gpu, fake):
     array = gpu.array(noise(1 << 20))
     fake.break_at("@dtoh:1")
     with pytest.raises(tensor_relay.PublishError, match="cuda:0.*start the process again"):
         relay.publish("t", {"w": array})
 
 
-def test_memory_is_back_when_a_call_returns_that_copied_it(relay, client, gpu):
+def test_copied_memory_is_released_before_the_call_returns(relay, client, gpu):
     """Goal: a call that copied tensors releases them before it returns, so that the owner may free them or pass them to
     JAX, whatever other threads do.
 

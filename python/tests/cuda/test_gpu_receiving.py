@@ -20,7 +20,7 @@ def noise(nbytes, seed=0):
 
 
 @pytest.mark.parametrize("options", [{}, {"max_version": (1, 0)}])
-def test_every_dtype_is_handed_over(relay, gpu_client, gpu, options):
+def test_every_dtype_is_exported(relay, gpu_client, gpu, options):
     contents = {dtype: noise(6 * bits // 8 * 10, seed) for seed, (dtype, (_, bits)) in enumerate(DTYPES.items())}
     arrays = {dtype: gpu.array(content, dtype, (2, 3, 10)) for dtype, content in contents.items()}
     arrays["none"] = gpu.array(b"", "f32", (0, 5))
@@ -52,7 +52,7 @@ def test_from_the_host_to_a_gpu_and_back(relay, gpu_client, gpu, tmp_path):
     assert noise(9 << 20) in (tmp_path / "w.safetensors").read_bytes()
 
 
-def test_a_consumer_says_where_and_how(relay, gpu_client, gpu):
+def test_dlpack_options(relay, gpu_client, gpu):
     relay.publish("t", {"w": gpu.array(noise(1000))})
     tensor = received(gpu_client)["w"]
     same, copy = Imported(gpu, tensor, copy=False), Imported(gpu, tensor, copy=True)
@@ -77,7 +77,7 @@ def test_a_consumer_says_where_and_how(relay, gpu_client, gpu):
         memoryview(tensor)
 
 
-def test_memory_lives_as_long_as_anything_refers_to_it(relay, gpu_client, gpu):
+def test_memory_lives_as_long_as_its_references(relay, gpu_client, gpu):
     relay.publish("t", {"w": gpu.array(noise(1 << 20)), "x": gpu.array(noise(50, 1))})
     imported = Imported(gpu, received(gpu_client)["x"])
     capsule = received(gpu_client)["w"].__dlpack__()
@@ -89,7 +89,7 @@ def test_memory_lives_as_long_as_anything_refers_to_it(relay, gpu_client, gpu):
     del capsule
 
 
-def test_a_version_in_parts(relay, gpu_client, gpu, fake):
+def test_stream_needs_memory_for_three_buckets(relay, gpu_client, gpu, fake):
     sent = {f"w{number}": noise(1 << 20, number) for number in range(24)}
     relay.publish("t", {name: gpu.array(content) for name, content in sent.items()})
     gc.collect()
@@ -102,7 +102,7 @@ def test_a_version_in_parts(relay, gpu_client, gpu, fake):
     assert peak <= 3 * (4 << 20), "three buckets of one chunk each, and not the version's 24 MiB"
 
 
-def test_a_hundred_versions_take_what_a_few_do(relay, gpu_client, gpu, fake):
+def test_a_hundred_versions_reuse_memory(relay, gpu_client, gpu, fake):
     subscription = gpu_client.subscribe("t")
     for number in range(100):
         relay.publish("t", {"w": gpu.array(noise(1 << 20, number))})
@@ -156,7 +156,7 @@ def test_memory_is_used_again_when_its_readers_are_done(relay, gpu_client, gpu, 
 
 
 @pytest.mark.parametrize("how", ["wait", "capsule"])
-def test_a_stream_is_kept_while_it_is_needed(relay, gpu_client, gpu, fake, monkeypatch, how):
+def test_a_stream_object_is_kept_while_needed(relay, gpu_client, gpu, fake, monkeypatch, how):
     class Stream:
         def __init__(self):
             self.ptr = gpu.stream()
@@ -182,7 +182,7 @@ def test_a_stream_is_kept_while_it_is_needed(relay, gpu_client, gpu, fake, monke
     until("the stream is released", lambda: stream_ref() is None)
 
 
-def test_a_stream_that_is_only_a_number_may_go_with_the_last_tensor(relay, gpu_client, gpu, fake):
+def test_a_bare_stream_may_be_destroyed_after_its_last_tensor(relay, gpu_client, gpu, fake):
     """Goal: no stream is used after the last tensor that it reads was dropped, so that the user may destroy the stream.
 
     Method: checks that the event on the stream has been recorded when dropping the tensor returns.
@@ -217,7 +217,7 @@ def test_a_stream_of_another_gpu_is_refused(relay, gpu_client, gpu, fake):
         snapshot.wait(type("Stream", (), {"cuda_stream": 0, "device_index": 0})())
 
 
-def test_what_is_no_stream(relay, gpu_client, gpu):
+def test_invalid_streams(relay, gpu_client, gpu):
     relay.publish("t", {"w": gpu.array(noise(1000))})
     snapshot = received(gpu_client)
     assert snapshot.wait() is None and snapshot.wait(2) is None

@@ -70,7 +70,7 @@ def shares(fake):
         ("borrow", False, True, "cuda_fd", "cannot be shared where they are"),
     ],
 )
-def test_the_shortest_way_that_hold_allows(server, gpu, shares, hold, in_place, buffers, path, why):
+def test_the_path_depends_on_hold_and_driver(server, gpu, shares, hold, in_place, buffers, path, why):
     shares(in_place, buffers)
     array, other = gpu.array(noise(5 << 20)), gpu.array(noise(5 << 20, 1))
     expected = array.bytes()
@@ -93,7 +93,7 @@ def test_the_shortest_way_that_hold_allows(server, gpu, shares, hold, in_place, 
         until("the tensors are returned", lambda: not lent)
 
 
-def test_a_callback_when_the_server_has_let_go(server, gpu, shares):
+def test_a_callback_runs_when_the_server_releases(server, gpu, shares):
     shares(True, True)
     called = queue.SimpleQueue()
     with tensor_relay.publish_to(server.socket) as producer:
@@ -108,7 +108,7 @@ def test_a_callback_when_the_server_has_let_go(server, gpu, shares):
             assert called.get(timeout=TIMEOUT_S) is published
 
 
-def test_no_callback_where_the_server_may_still_read(fake, gpu, shares, tmp_path, caplog):
+def test_no_callback_when_the_release_is_unknown(fake, gpu, shares, tmp_path, caplog):
     program = os.environ.get("TENSOR_RELAY_PROGRAM")
     if not program:
         pytest.skip("TENSOR_RELAY_PROGRAM does not say where the program is")
@@ -126,7 +126,7 @@ def test_no_callback_where_the_server_may_still_read(fake, gpu, shares, tmp_path
     assert called.empty()
 
 
-def test_tensors_of_several_places_go_by_the_host(server, gpu):
+def test_tensors_of_several_devices_pass_through_the_host(server, gpu):
     with tensor_relay.publish_to(server.socket) as producer, tensor_relay.connect(server.ticket) as client:
         tensors = {"gpu": gpu.array(noise(9 << 20)), "host": memoryview(noise(5000, 1))}
         published = producer.publish("t", tensors, hold="borrow")
