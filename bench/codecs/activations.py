@@ -6,8 +6,7 @@
     tensor-relay bench codecs FOLDER/*.safetensors
 
 The model is SmolLM2-135M, a small language model. A package contains its four-bit weights, which are dequantized before
-the run. The input is the documentation that is installed with Python; other versions of Python change the numbers
-slightly.
+the run. The input is the documentation that is installed with Python, so the numbers depend on Python's version.
 
 | file | content |
 |---|---|

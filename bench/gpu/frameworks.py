@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE / "bin"), str(HERE.parent.parent / "python" / "tests" / "cuda")]
 
 PART_S = 150
-# The limit for all parts together: a little less than the limit of bench/gpu/run.
+# The limit for all parts together: a little less than the limit in bench/gpu/frameworks.
 ALL_S = 550
 MIB = 1 << 20
 
@@ -120,8 +120,7 @@ def torch_dtypes(state):
 
 
 def torch_streams(state):
-    """Goal: no stream reads a tensor before it is complete, at either end, and memory is not reused while it is
-    read."""
+    """Goal: no stream reads a tensor before it is complete, and memory is not reused while it is read."""
     torch = torch_with_gpu()
     relay, client = pair(state, device="cuda:0")
     side, size = torch.cuda.Stream(), 64 * MIB
@@ -145,8 +144,7 @@ def torch_streams(state):
 
 
 def torch_model(state):
-    """A model receives another's weights in place: parameters keep their addresses, and all weights are of one
-    version."""
+    """A model receives another's weights in place: parameters keep their addresses, and get one version's values."""
     torch = torch_with_gpu()
     relay, client = pair(state, device="cuda:0")
 

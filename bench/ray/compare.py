@@ -45,8 +45,7 @@ class Workload:
     tensors: int
     elements: int
     transfers: int = 1
-    """The transfers in one turn, whose time is their median. Several, where one is too short for the CPU clock of 10
-    ms."""
+    """The transfers in one turn, whose time is their median: several where one is too short for the 10 ms CPU clock."""
     is_split: bool = False
     """Whether each tensor is a Ray object of its own."""
 
@@ -113,7 +112,7 @@ class Actors:
         return expected, [self.sink.sampled_sum.remote(method.remote(self.mark, *each)) for each in arguments]
 
     def close(self):
-        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # Ray may have destroyed the group with the actors.
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # Ray may have destroyed the group already.
             if self.group is not None:
                 destroy_collective_group(self.group)
         ray.kill(self.source)
@@ -195,8 +194,7 @@ class Comparison:
             actors.close()
 
     def attempt(self, name, warm_up=False):
-        """Runs one turn. A contender that fails is left out from then on; as its actors may be dead, all get new
-        ones."""
+        """Runs one turn. A contender that fails is left out from then on, and all get new actors."""
         try:
             result = turn(self.actors[name], TRANSPORTS[name])
         except Exception as error:
