@@ -106,7 +106,7 @@ def torch_dtypes(state):
     for name in filter(lambda name: hasattr(torch, name), names):
         raw = torch.randint(0, 2 if name == "bool" else 256, (4096,), dtype=torch.uint8, device="cuda")
         sent[name] = raw.view(getattr(torch, name))
-    sent["turned"] = torch.randn(64, 96, device="cuda").T
+    sent["transposed"] = torch.randn(64, 96, device="cuda").T
     sent["empty"] = torch.empty(0, 3, device="cuda")
     sent["tied"] = sent["float32"]
     for hold in ("stage", "borrow"):
@@ -233,7 +233,7 @@ def cupy(state):
     cupy = needs("cupy")
     relay, client = pair(state, device="cuda:0")
     with cupy.cuda.Stream():
-        sent = {"w": cupy.arange(1 << 20, dtype=cupy.float32), "turned": cupy.arange(600.0).reshape(20, 30).T}
+        sent = {"w": cupy.arange(1 << 20, dtype=cupy.float32), "transposed": cupy.arange(600.0).reshape(20, 30).T}
         for hold in ("stage", "borrow"):
             relay.publish("t", sent, hold=hold)
             snapshot = next_of(client.subscribe("t"))

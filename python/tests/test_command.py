@@ -94,8 +94,8 @@ def test_one_process_serves_and_another_receives(words, home, tmp_path):
         assert run([*subscribe, "--select", "no.such.tensor"], home).returncode == 5
         assert run([*subscribe, "--topic", "other"], home).returncode == 4  # The ticket is for another topic.
         assert end_by(server, signal.SIGTERM)[0] == 0
-    gone = run([*words, "list", ticket, "--connect-timeout=1"], home)
-    assert gone.returncode == 3, gone.stderr
+    unreachable = run([*words, "list", ticket, "--connect-timeout=1"], home)
+    assert unreachable.returncode == 3, unreachable.stderr
 
 
 def test_ctrl_c_ends_the_command_with_its_exit_code(words, home, tmp_path):

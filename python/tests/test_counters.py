@@ -43,18 +43,18 @@ def test_a_borrowed_state_dict_is_not_staged(hold, tmp_path):
 
 
 def test_copies_are_counted_byte_by_byte(relay, client):
-    whole, small = np.ones(2 * CHUNK_BYTES, np.uint8), np.ones(1000, np.uint8)
-    relay.publish("t", {"whole": whole}, hold="borrow")
+    large, small = np.ones(2 * CHUNK_BYTES, np.uint8), np.ones(1000, np.uint8)
+    relay.publish("t", {"large": large}, hold="borrow")
     received(client)
     stats = relay.stats()
-    assert stats["copied_bytes"] == stats["read_bytes"] == whole.nbytes, "each chunk when it is sent"
-    published = relay.publish("t", {"small": small, "turned": whole.reshape(2, -1).T}, hold="borrow")
-    assert published.copied_bytes == whole.nbytes, "its elements are not contiguous"
-    assert relay.stats()["copied_bytes"] == 2 * whole.nbytes
+    assert stats["copied_bytes"] == stats["read_bytes"] == large.nbytes, "each chunk when it is sent"
+    published = relay.publish("t", {"small": small, "transposed": large.reshape(2, -1).T}, hold="borrow")
+    assert published.copied_bytes == large.nbytes, "its elements are not contiguous"
+    assert relay.stats()["copied_bytes"] == 2 * large.nbytes
     received(client)
-    assert relay.stats()["copied_bytes"] == 2 * whole.nbytes + 1024, "the small tensor was padded to be sent"
-    relay.publish("t", {"whole": whole})
-    assert relay.stats()["copied_bytes"] == 3 * whole.nbytes + 1024
+    assert relay.stats()["copied_bytes"] == 2 * large.nbytes + 1024, "the small tensor was padded to be sent"
+    relay.publish("t", {"large": large})
+    assert relay.stats()["copied_bytes"] == 3 * large.nbytes + 1024
 
 
 def test_receipts_count_codecs(relay, client):

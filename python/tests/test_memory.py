@@ -29,7 +29,7 @@ def test_five_hundred_versions_reuse_memory(relay, client, hold, how):
     subscription = client.subscribe("t", out=out, strict=False, timeout=TIMEOUT_S)
     for number in range(500):
         tensor = np.full(VERSION_BYTES, number % 251, np.uint8)  # A new tensor each time, so that a leak shows.
-        published = relay.publish("t", {"w": tensor, "turned": tensor.reshape(2, -1).T}, hold=hold)
+        published = relay.publish("t", {"w": tensor, "transposed": tensor.reshape(2, -1).T}, hold=hold)
         if number < 3:
             published.wait_committed()
         snapshot = next(subscription)

@@ -76,16 +76,16 @@ def test_the_readmes_first_example(readme, tmp_path):
 
 def test_the_command_line_receives_what_python_publishes(relay, program, tmp_path):
     load_file = pytest.importorskip("safetensors.numpy").load_file
-    sent = {"w": np.arange(1000, dtype=np.float32).reshape(10, 100), "turned": np.ones((3, 4)).T, "step": 3}
+    sent = {"w": np.arange(1000, dtype=np.float32).reshape(10, 100), "transposed": np.ones((3, 4)).T, "step": 3}
     relay.publish("policy", sent, metadata={"run": "a", "step": 1, "done": False})
     words = [program, "subscribe", relay.ticket_for("policy"), "--once", "--json", "--out", tmp_path]
     result = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     metadata = json.loads(result.stdout)["metadata"]
     assert (metadata["run"], metadata["step"], metadata["done"]) == ("a", "1", "false")
     loaded = load_file(json.loads(result.stdout)["path"])
-    assert loaded.keys() == {"w", "turned"}
+    assert loaded.keys() == {"w", "transposed"}
     np.testing.assert_array_equal(loaded["w"], sent["w"])
-    np.testing.assert_array_equal(loaded["turned"], sent["turned"])
+    np.testing.assert_array_equal(loaded["transposed"], sent["transposed"])
     listed = subprocess.run([program, "list", relay.ticket], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert "policy" in listed.stdout
 

@@ -27,10 +27,10 @@ class Exporter:
 
 
 def test_strided_tensors_are_gathered(relay, client):
-    whole = np.arange(4 * 6 * 8, dtype=np.float32).reshape(4, 6, 8)
+    base = np.arange(4 * 6 * 8, dtype=np.float32).reshape(4, 6, 8)
     views = {
-        "turned": whole.T, "stepped": whole[::2, 1::3], "backwards": whole[:, ::-1], "last": whole[..., -1],
-        "broadcast": np.broadcast_to(np.float32(3), (2, 5)), "swapped": whole.transpose(1, 0, 2),
+        "transposed": base.T, "stepped": base[::2, 1::3], "backwards": base[:, ::-1], "last": base[..., -1],
+        "broadcast": np.broadcast_to(np.float32(3), (2, 5)), "swapped": base.transpose(1, 0, 2),
     }  # fmt: skip
     for hold in ("stage", "borrow"):
         published = relay.publish("t", views, hold=hold)
@@ -43,7 +43,7 @@ def test_strided_tensors_are_gathered(relay, client):
 
 def test_tied_weights_are_sent_once(relay, client):
     weight = np.random.default_rng(1).normal(size=(100, 100)).astype(np.float32)
-    tensors = {"embed": weight, "head": weight, "turned": weight.T, "part": weight[:50], "other": weight.copy()}
+    tensors = {"embed": weight, "head": weight, "transposed": weight.T, "part": weight[:50], "other": weight.copy()}
     published = relay.publish("t", tensors)
     got = received(client)
     assert published.payload_bytes == pytest.approx(40_000 * 3 + 20_000, abs=4 * 256)
@@ -70,7 +70,7 @@ def test_a_staged_version_is_a_copy(relay, client):
 
 def test_a_borrowed_version_is_not_copied(relay, client):
     weight = np.ones(10 << 20, np.uint8)
-    gone = weakref.ref(weight)
+    weight_ref = weakref.ref(weight)
     published = relay.publish("t", {"w": weight, "tied": weight}, hold="borrow")
     assert (published.copied_bytes, relay.stats()["staged_bytes"]) == (0, 0)
     np.testing.assert_array_equal(received(client)["w"].numpy(), weight)
@@ -79,16 +79,16 @@ def test_a_borrowed_version_is_not_copied(relay, client):
         published.wait_released(0.01)
     del weight
     gc.collect()
-    assert gone() is not None, "the relay keeps what it has borrowed"
+    assert weight_ref() is not None, "the relay keeps borrowed tensors"
     relay.publish("t", {"w": np.zeros(3)})
     published.wait_released()
     assert published.released
     relay.publish("t", {"w": np.zeros(4)})  # Lets the interpreter run the deferred release.
     for _ in range(100):
-        if gone() is None:
+        if weight_ref() is None:
             break
         received(client)
-    assert gone() is None, "and gives it back"
+    assert weight_ref() is None, "the relay releases borrowed tensors"
 
 
 def test_entries_and_metadata(relay, client):

@@ -100,19 +100,19 @@ def test_finished_callbacks_are_freed(relay):
             self.done.set()
 
     callback = Callback()
-    gone = weakref.ref(callback)
+    callback_ref = weakref.ref(callback)
     publish_borrowed(relay, 1).on_released(callback)  # The publication is dropped; the callback stays registered.
     del callback
     gc.collect()
-    assert gone() is not None
+    assert callback_ref() is not None
     publish_borrowed(relay, 2)
     assert Callback.done.wait(TIMEOUT_S)
     relay.publish("t", {"x": np.zeros(3)}).on_released(lambda publication: Callback.done.clear())
     for _ in range(int(TIMEOUT_S * 100)):
-        if not Callback.done.wait(0) and gone() is None:
+        if not Callback.done.wait(0) and callback_ref() is None:
             break
         threading.Event().wait(0.01)
-    assert gone() is None
+    assert callback_ref() is None
 
 
 PROGRAM = """

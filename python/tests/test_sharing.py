@@ -42,14 +42,14 @@ def test_threads_connect_once(relay):
 
 
 def test_clients_beyond_the_bound_close_when_unreferenced(tmp_path, monkeypatch):
-    monkeypatch.setattr(_shared, "KEPT_MAX", 1)
-    shared = _shared.Shared()
+    monkeypatch.setattr(_shared, "RECENT_MAX", 1)
+    shared = _shared.SharedClients()
     relays = [tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / str(number)) for number in range(2)]
     held = shared.get(relays[0].ticket, 10)
     shared.get(relays[1].ticket, 10)
     assert shared.get(relays[0].ticket, 10) is held, "a referenced client stays connected"
     shared.get(relays[1].ticket, 10)
-    assert len(shared._kept) == 1
+    assert len(shared._recent) == 1
     held.close()
     for relay in relays:
         relay.close(0)
@@ -57,7 +57,7 @@ def test_clients_beyond_the_bound_close_when_unreferenced(tmp_path, monkeypatch)
 
 def test_a_closed_client_is_replaced(tmp_path):
     relay = tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path)
-    shared = _shared.Shared(reconnect_timeout=0.1)
+    shared = _shared.SharedClients(reconnect_timeout=0.1)
     client = shared.get(relay.ticket, 10)
     address, ticket = relay.address, relay.ticket
     relay.close(end=False)

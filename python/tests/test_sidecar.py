@@ -46,12 +46,12 @@ def server(program, tmp_path):
 
 
 def test_tensors_are_passed_in_shared_memory(server):
-    sent = {"w": np.arange(60_000, dtype=np.float32).reshape(200, 300), "turned": np.arange(12).reshape(3, 4).T, "step": 3}
+    sent = {"w": np.arange(60_000, dtype=np.float32).reshape(200, 300), "transposed": np.arange(12).reshape(3, 4).T, "step": 3}
     with tensor_relay.publish_to(server.socket) as producer, tensor_relay.connect(server.ticket) as client:
         publication = producer.publish("policy", sent, metadata={"run": "a"})
         assert (publication.topic, publication.version, publication.path) == ("policy", 1, "memfd")
         assert "host memory" in publication.path_reason
-        assert publication.copied_bytes == sent["w"].nbytes + 2 * sent["turned"].nbytes, "gathered before it is staged"
+        assert publication.copied_bytes == sent["w"].nbytes + 2 * sent["transposed"].nbytes, "gathered before it is staged"
         publication.wait_released(timeout=0)  # Copied: `sent` may be changed.
         sent["w"] += 1
         subscription = client.subscribe("policy")
@@ -60,7 +60,7 @@ def test_tensors_are_passed_in_shared_memory(server):
         assert publication.committed == 1
         assert snapshot.metadata["run"] == "a" and snapshot.entries == {"step": 3}
         np.testing.assert_array_equal(snapshot["w"].numpy(), sent["w"] - 1)
-        np.testing.assert_array_equal(snapshot["turned"].numpy(), sent["turned"])
+        np.testing.assert_array_equal(snapshot["transposed"].numpy(), sent["transposed"])
         second = producer.publish("policy", {"w": sent["w"]}, dtype="f16")
         snapshot = subscription.next(timeout=TIMEOUT_S)
         assert snapshot.version == second.version == 2 and snapshot["w"].dtype == "f16"

@@ -112,7 +112,7 @@ def check_arrays(program: str, home: Path) -> None:
     """Transfers an array and archives of arrays, in row and column order, and reads them with NumPy."""
     arrays = {
         "weights": numpy.random.default_rng(1).standard_normal((301, 77), dtype=numpy.float32),
-        "turned": numpy.asfortranarray(numpy.arange(35, dtype=numpy.int64).reshape(5, 7)),
+        "transposed": numpy.asfortranarray(numpy.arange(35, dtype=numpy.int64).reshape(5, 7)),
         "scalar": numpy.float64(4.5),
         "empty": numpy.zeros((0, 3), numpy.uint8),
     }

@@ -1,4 +1,5 @@
-"""Moves tensors between processes on different hosts: encrypted, verified, whole or not at all.
+"""Streams tensors between processes on different hosts, encrypted and verified. A version arrives completely or not at
+all.
 
     import tensor_relay
 

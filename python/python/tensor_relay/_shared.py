@@ -10,26 +10,26 @@ from typing import Any
 
 from ._native import Client, server_of
 
-KEPT_MAX = 32
+RECENT_MAX = 32
 """How many unused clients stay connected: the most recently used ones. Other clients are closed with their last
 reference, and connecting again takes a few milliseconds within a site."""
 
 
-class Shared:
+class SharedClients:
     """The clients of this process by server. A forked process starts with none."""
 
     def __init__(self, **options: Any) -> None:
         """options: arguments of `connect`."""
         self._options = options
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._alive: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
-        self._kept: OrderedDict[str, Client] = OrderedDict()
+        self._clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
+        self._recent: OrderedDict[str, Client] = OrderedDict()
         # A lock for each server, so that a slow connect does not block callers of other servers.
-        self._connecting: weakref.WeakValueDictionary[str, _Turn] = weakref.WeakValueDictionary()
+        self._connecting: weakref.WeakValueDictionary[str, _ConnectLock] = weakref.WeakValueDictionary()
 
     def get(self, ticket: str, timeout: float) -> Client:
         """The client of the ticket's server, with the ticket's rights; connects if there is none."""
@@ -38,45 +38,45 @@ class Shared:
         server = server_of(ticket)
         self._forget_after_fork()
         with self._lock:
-            if (client := self._open(server)) is not None:
+            if (client := self._open_client(server)) is not None:
                 return client
-            turn = self._connecting.setdefault(server, _Turn())
-        with turn.lock:
+            connect_lock = self._connecting.setdefault(server, _ConnectLock())
+        with connect_lock.lock:
             with self._lock:
-                if (client := self._open(server)) is not None:
+                if (client := self._open_client(server)) is not None:
                     return client
             client = connect(server, timeout=timeout, **self._options)
             with self._lock:
-                self._keep(server, client)
+                self._remember(server, client)
             return client
 
-    def _open(self, server: str) -> Client | None:
-        client = self._alive.get(server)
+    def _open_client(self, server: str) -> Client | None:
+        client = self._clients.get(server)
         if client is None or client.closed:
             return None
-        self._keep(server, client)
+        self._remember(server, client)
         return client
 
-    def _keep(self, server: str, client: Client) -> None:
-        self._alive[server] = client
-        self._kept[server] = client
-        self._kept.move_to_end(server)
-        while len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
+    def _remember(self, server: str, client: Client) -> None:
+        self._clients[server] = client
+        self._recent[server] = client
+        self._recent.move_to_end(server)
+        while len(self._recent) > RECENT_MAX:
+            self._recent.popitem(last=False)
 
     def _forget_after_fork(self) -> None:
         if os.getpid() != self._pid:
-            self._begin()
+            self._reset()
 
 
-class _Turn:
+class _ConnectLock:
     """The lock that lets one caller at a time connect to a server. It lives while a caller uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
 
-_shared = Shared()
+_shared = SharedClients()
 
 
 def shared_client(ticket: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Client:

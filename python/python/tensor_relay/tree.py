@@ -37,7 +37,7 @@ def flatten(tree: Any) -> dict[str, Any]:
     Raises UnsupportedTensorError for keys and nodes that cannot be restored exactly. The message names their path.
     """
     tensors: dict[str, Any] = {}
-    structure = _Flattening(tensors).node(tree, (), 0)
+    structure = _Flattener(tensors).node(tree, (), 0)
     tensors[STRUCTURE] = bytearray(json.dumps(structure, ensure_ascii=False).encode())
     return tensors
 
@@ -49,46 +49,47 @@ def unflatten(tensors: Mapping[str, Any]) -> Any:
     Raises DamagedError when the structure is missing or invalid, or a tensor is missing, such as after `select`.
     """
     if STRUCTURE not in tensors:
-        raise DamagedError(f"there is no {STRUCTURE!r} among these tensors: were they published by `tensor_relay.tree.flatten`?")
+        raise DamagedError(f"these tensors have no {STRUCTURE!r}: were they published by `tensor_relay.tree.flatten`?")
     try:
         structure = json.loads(_bytes_of(tensors[STRUCTURE]))
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"the structure in {STRUCTURE!r} cannot be read: {error}") from error
-    return _built(structure, tensors, 0)
+    return _build(structure, tensors, 0)
 
 
-class _Flattening:
-    """The tensors found so far, each under a name of its own."""
+class _Flattener:
+    """Collects a tree's tensors under unique names, and builds its structure."""
 
     def __init__(self, tensors: dict[str, Any]) -> None:
         self._tensors = tensors
         # A tensor in two places of a tree becomes two tensors of a version, whose bytes are sent once.
         self._names = {STRUCTURE}
 
-    def node(self, value: Any, way: tuple[str, ...], depth: int) -> Any:
+    def node(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
         if depth > DEPTH_MAX:
-            raise UnsupportedTensorError(f"{_place(way)} lies deeper than {DEPTH_MAX}: does the tree contain itself?")
+            raise UnsupportedTensorError(f"{_place(path)} lies deeper than {DEPTH_MAX}: does the tree contain itself?")
         if value is None or type(value) in (str, bool, int, float):
             return {"value": value}
         if type(value) in (dict, OrderedDict):
             kind = "dict" if type(value) is dict else "ordered"
-            return {kind: [[_key(key, way), self.node(each, (*way, str(key)), depth + 1)] for key, each in value.items()]}
+            items = value.items()
+            return {kind: [[_key(key, path), self.node(each, (*path, str(key)), depth + 1)] for key, each in items]}
         if type(value) in (list, tuple):
             kind = type(value).__name__
-            return {kind: [self.node(each, (*way, str(index)), depth + 1) for index, each in enumerate(value)]}
+            return {kind: [self.node(each, (*path, str(index)), depth + 1) for index, each in enumerate(value)]}
         if not _is_tensor(value):
             raise UnsupportedTensorError(
-                f"{_place(way)} is a {type(value).__name__}, which would not come back as one: a tree is made of dict, list, "
-                "tuple, tensors, text, numbers, booleans and None; publish its fields as a dict"
+                f"{_place(path)} is a {type(value).__name__}, which would not be restored as one: a tree is made of dict, "
+                "list, tuple, tensors, text, numbers, booleans and None; publish its fields as a dict"
             )
-        name = self._name(way)
+        name = self._name(path)
         self._tensors[name] = value
         return {"tensor": name}
 
-    def _name(self, way: tuple[str, ...]) -> str:
+    def _name(self, path: tuple[str, ...]) -> str:
         """The tensor's path in the tree, joined with dots. Keys with dots may make two paths equal; a number then keeps
         the names apart."""
-        name = plain = ".".join(way) or "tensor"
+        name = plain = ".".join(path) or "tensor"
         number = 1
         while name in self._names:
             number += 1
@@ -104,17 +105,19 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(type(value), "__array_interface__")  # NumPy scalars.
 
 
-def _key(key: Any, way: tuple[str, ...]) -> Any:
+def _key(key: Any, path: tuple[str, ...]) -> Any:
     if type(key) in (str, bool, int) or key is None or (type(key) is float and math.isfinite(key)):
         return key
-    raise UnsupportedTensorError(f"{_place(way)} has the key {key!r}, which would not be restored as it is: use text or a number")
+    raise UnsupportedTensorError(
+        f"{_place(path)} has the key {key!r}, which would not be restored as it is: use text or a number"
+    )
 
 
-def _place(way: tuple[str, ...]) -> str:
-    return f"the tree at {'.'.join(way)!r}" if way else "the tree itself"
+def _place(path: tuple[str, ...]) -> str:
+    return f"the tree at {'.'.join(path)!r}" if path else "the tree itself"
 
 
-def _built(node: Any, tensors: Mapping[str, Any], depth: int) -> Any:
+def _build(node: Any, tensors: Mapping[str, Any], depth: int) -> Any:
     """The value of a node of the structure. The structure comes from a peer, so every node is checked."""
     if depth > DEPTH_MAX or not isinstance(node, dict) or len(node) != 1:
         raise DamagedError(f"the structure in {STRUCTURE!r} is invalid")
@@ -126,18 +129,18 @@ def _built(node: Any, tensors: Mapping[str, Any], depth: int) -> Any:
             case "tensor":
                 return tensors[content]
             case "dict":
-                return {key: _built(each, tensors, depth + 1) for key, each in content}
+                return {key: _build(each, tensors, depth + 1) for key, each in content}
             case "ordered":
-                return OrderedDict((key, _built(each, tensors, depth + 1)) for key, each in content)
+                return OrderedDict((key, _build(each, tensors, depth + 1)) for key, each in content)
             case "list":
-                return [_built(each, tensors, depth + 1) for each in content]
+                return [_build(each, tensors, depth + 1) for each in content]
             case "tuple":
-                return tuple(_built(each, tensors, depth + 1) for each in content)
+                return tuple(_build(each, tensors, depth + 1) for each in content)
     except KeyError as error:
-        raise DamagedError(f"the tensor {error} of the tree is not here: was it left out by `select`?") from error
+        raise DamagedError(f"the tensor {error} of the tree is missing: was it left out by `select`?") from error
     except (TypeError, ValueError) as error:
         raise DamagedError(f"the structure in {STRUCTURE!r} is invalid: {error}") from error
-    raise DamagedError(f"the structure in {STRUCTURE!r} has a {kind!r}, which this version does not know: update tensor-relay")
+    raise DamagedError(f"the structure in {STRUCTURE!r} has the unknown node {kind!r}: update tensor-relay")
 
 
 def _bytes_of(tensor: Any) -> bytes:

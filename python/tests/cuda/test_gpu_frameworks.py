@@ -44,8 +44,8 @@ def test_strided_tensors_are_gathered_by_their_framework(relay, client, gpu, mon
     cupy = types.ModuleType("cupy")
     cupy.ndarray, cupy.ascontiguousarray = OfCupy, contiguous_copy
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    whole = gpu.array(noise(100 * 300))
-    strided = OfCupy(gpu, 100 * 200, "u8", (100, 200), base=whole, strides=(300, 1), offset=50)
+    base = gpu.array(noise(100 * 300))
+    strided = OfCupy(gpu, 100 * 200, "u8", (100, 200), base=base, strides=(300, 1), offset=50)
     number = OfCupy(gpu, 8, "f64", ())
     expected = np.frombuffer(noise(100 * 300), np.uint8).reshape(100, 300)[:, 50:250]
     for hold in ("stage", "borrow"):
@@ -125,7 +125,7 @@ def test_tensors_of_a_gpu_that_is_not_current(relay, client, gpu, fake, monkeypa
 
 def test_casts_are_made_by_the_framework(relay, client, gpu):
     array = gpu.array(np.arange(6, dtype=np.float32), "f32")
-    with pytest.raises(tensor_relay.UnsupportedTensorError, match="Array has no way to become bfloat16"):
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="Array has no method that casts it to bfloat16"):
         relay.publish("t", {"w": array}, dtype="bf16")
     array.astype = lambda dtype: gpu.array(np.arange(6, dtype=dtype), "f16")
     relay.publish("t", {"w": array, "tied": array}, dtype="f16")

@@ -116,13 +116,13 @@ def test_a_framework_copies_within_its_gpu(relay, gpu_client, gpu, fake, monkeyp
     cupy.ndarray, cupy.from_dlpack = Ndarray, lambda tensor: Imported(gpu, tensor)
     cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: types.SimpleNamespace(ptr=gpu.current))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    whole, read = gpu.array(noise(100 * 300)), gpu.array(bytes(100 * 300))
-    out = {"w": Ndarray(gpu, 100 * 200, "u8", (100, 200), base=whole, strides=(300, 1), offset=50)}
+    base, read = gpu.array(noise(100 * 300)), gpu.array(bytes(100 * 300))
+    out = {"w": Ndarray(gpu, 100 * 200, "u8", (100, 200), base=base, strides=(300, 1), offset=50)}
     subscription = gpu_client.subscribe("t", out=out)
     before = fake.copies_ended("@dtoh")
     with gpu.on(gpu.stream()):
         with fake.held("@dtod"):
-            gpu.copy(read.address, whole.address, 100 * 300)
+            gpu.copy(read.address, base.address, 100 * 300)
             for number in (1, 2):  # The first version's memory is still being read while the second is received.
                 relay.publish("t", {"w": np.frombuffer(noise(100 * 200, number), np.uint8).reshape(100, 200)})
                 assert subscription.next(TIMEOUT_S).version == number
@@ -131,7 +131,7 @@ def test_a_framework_copies_within_its_gpu(relay, gpu_client, gpu, fake, monkeyp
         expected = np.frombuffer(noise(100 * 300), np.uint8).reshape(100, 300).copy()
         assert read.bytes() == expected.tobytes()
         expected[:, 50:250] = np.frombuffer(noise(100 * 200, 2), np.uint8).reshape(100, 200)
-        assert whole.bytes() == expected.tobytes()
+        assert base.bytes() == expected.tobytes()
 
 
 def cupy_that_copies(gpu, monkeypatch, copy):
@@ -202,17 +202,17 @@ def test_tensors_with_overlapping_elements_are_refused(relay, gpu_client, gpu, m
 @ATOMIC
 def test_mismatched_tensors_are_refused_before_anything_is_written(relay, client, gpu, atomic):
     relay.publish("t", {"x": np.ones((2, 3), np.float32), "y": np.ones(4, np.float32)})
-    whole = gpu.array(noise(96), "f32", (4, 6))
+    base = gpu.array(noise(96), "f32", (4, 6))
     cases = [
         ({"x": gpu.array(bytes(24), "i32", (2, 3))}, "x"), ({"x": gpu.array(bytes(24), "f32", (3, 2))}, "x"),
-        ({"z": gpu.array(bytes(24), "f32", (2, 3))}, "z"), ({"x": whole.view((2, 3), strides=(6, 2))}, "x.*side by side"),
+        ({"z": gpu.array(bytes(24), "f32", (2, 3))}, "z"), ({"x": base.view((2, 3), strides=(6, 2))}, "x.*side by side"),
     ]  # fmt: skip
     for wrong, words in cases:
         y = gpu.array(noise(16), "f32")
         with pytest.raises(tensor_relay.TargetError, match=words):
             client.subscribe("t", out={"y": y, **wrong}, atomic=atomic, select=["*"]).next(TIMEOUT_S)
         assert y.bytes() == noise(16)
-    assert whole.bytes() == noise(96)
+    assert base.bytes() == noise(96)
 
 
 @ATOMIC

@@ -39,8 +39,8 @@ def test_every_dtype_arrives(relay, client, gpu, hold, knows_versions):
 @HOLDS
 def test_large_views_into_an_allocation(relay, client, gpu, hold):
     content = noise(11 << 20)
-    whole = gpu.array(content)
-    relay.publish("t", {"part": whole.view((10 << 20,), offset=777)}, hold=hold)
+    base = gpu.array(content)
+    relay.publish("t", {"part": base.view((10 << 20,), offset=777)}, hold=hold)
     assert received(client)["part"].numpy().tobytes() == content[777 : 777 + (10 << 20)]
 
 
@@ -125,9 +125,9 @@ def test_tensors_of_several_devices_are_staged(relay, client, gpu, fake):
 
 def test_unsupported_values_are_refused_by_name(relay, gpu):
     square = gpu.array(noise(64), "f32", (4, 4))
-    turned = square.view((4, 4), strides=(1, 4))
-    with pytest.raises(tensor_relay.UnsupportedTensorError, match="turned.*side by side on cuda:0.*contiguous"):
-        relay.publish("t", {"square": square, "turned": turned})
+    transposed = square.view((4, 4), strides=(1, 4))
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="transposed.*side by side on cuda:0.*contiguous"):
+        relay.publish("t", {"square": square, "transposed": transposed})
     for kind, words in [(8, "Metal"), (10, "ROCm"), (99, "not known here")]:
         square.kind = kind
         with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"tensor weights .*{words}"):

@@ -50,15 +50,15 @@ def test_topics_are_folders(files, relay):
 
 
 def test_files_are_read_whole_and_in_ranges(files, folder):
-    whole = (folder / "deep/er/bytes.bin").read_bytes()
+    content = (folder / "deep/er/bytes.bin").read_bytes()
     path = "relay://data/one/deep/er/bytes.bin"
-    assert files.cat(path) == whole
-    assert files.cat_file(path, 100, 300) == whole[100:300] and files.cat_file(path, -5) == whole[-5:]
+    assert files.cat(path) == content
+    assert files.cat_file(path, 100, 300) == content[100:300] and files.cat_file(path, -5) == content[-5:]
     with files.open(path) as file:
         file.seek(-3, 2)
-        assert (file.read(), file.read()) == (whole[-3:], b"")
+        assert (file.read(), file.read()) == (content[-3:], b"")
         file.seek(7)
-        assert file.read(5) == whole[7:12] and file.tell() == 12
+        assert file.read(5) == content[7:12] and file.tell() == 12
     assert files.cat("data/one/empty") == b""
     assert files.open("data/one/table.csv", "r").read() == CSV
     with pytest.raises(OSError, match="published by a relay"):
@@ -95,9 +95,9 @@ def test_the_cache_is_bounded(relay, files):
     bounded = RelayFileSystem(relay.ticket, cache_bytes=1_000, skip_instance_cache=True)
     for name in "aabc":
         assert len(bounded.cat(f"more/{name}")) == 600
-    assert len(bounded._received._files) == 1
+    assert len(bounded._cache._files) == 1
     bounded.invalidate_cache()
-    assert not bounded._received._files
+    assert not bounded._cache._files
 
 
 def test_reading_continues_after_a_server_restart(tmp_path, folder):

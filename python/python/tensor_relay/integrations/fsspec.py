@@ -1,4 +1,4 @@
-"""`relay://`: a read-only fsspec file system with topics as folders and tensors as files, for pandas, pyarrow, dask, ….
+"""`relay://`: a read-only fsspec file system with topics as folders and tensors as files (pandas, pyarrow, dask, …).
 
     pandas.read_parquet("relay://tables/prices.parquet", storage_options={"ticket": ticket})
     fsspec.filesystem("relay", ticket=ticket).ls("tables")
@@ -84,7 +84,7 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     ) -> None:
         super().__init__(ticket=ticket, version=version, timeout=timeout, cache_bytes=cache_bytes, **options)
         self._ticket, self._version, self._timeout = ticket, version, timeout
-        self._received = _Received(cache_bytes)
+        self._cache = _FileCache(cache_bytes)
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -113,10 +113,10 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
         topic, name = _topic_of(path, topics)
         if topic is not None:
             described = self._describe(topic)
-            for entry in _listed(described, name):
+            for entry in _entries_of(described, name):
                 entries.setdefault(entry["name"], entry)
         if not entries and path:
-            raise FileNotFoundError(errno.ENOENT, "there is no such topic, and no such file in one", path)
+            raise FileNotFoundError(errno.ENOENT, "there is no such topic or file", path)
         found = sorted(entries.values(), key=lambda entry: entry["name"])
         return found if detail else [entry["name"] for entry in found]
 
@@ -141,12 +141,12 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def invalidate_cache(self, path: str | None = None) -> None:
         """Drops the cached files. Listings are never cached."""
-        self._received.clear()
+        self._cache.clear()
         super().invalidate_cache(path)
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedReader:
         if mode != "rb":
-            raise OSError(errno.EROFS, "topics are read here, and published by a relay (`publish_folder`)", path)
+            raise OSError(errno.EROFS, "this file system is read-only: topics are published by a relay (`publish_folder`)", path)
         entry = self._file(path)
         return io.BufferedReader(_File(entry["size"], lambda: self._content(entry)))
 
@@ -162,18 +162,18 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
         Raises VersionNotFoundError when that version was replaced since the listing, and is not retained.
         """
         key = (entry["topic"], entry["epoch"], entry["version"], entry["tensor"])
-        if (content := self._received.get(key)) is None:
+        if (content := self._cache.get(key)) is None:
             topic, epoch, version, tensor = key
             try:
                 snapshot = self.client.get(topic, version, epoch=epoch, select=tensor, timeout=self._timeout)
             except (VersionNotFoundError, TopicEndedError) as error:
                 raise VersionNotFoundError(
-                    f"{entry['name']}: {error}. It was replaced after it was opened: open it again, or let its publisher keep "
-                    "more versions (`relay.open(topic, keep_versions=2)`)"
+                    f"{entry['name']}: {error}. The file was replaced after it was opened: open it again, or let its "
+                    "publisher keep more versions (`relay.open(topic, keep_versions=2)`)"
                 ) from error
             raw: Any = snapshot[tensor].raw  # Its buffer protocol is visible to type checkers from Python 3.12 on.
             content = memoryview(raw).toreadonly()
-            self._received.put(key, content)
+            self._cache.put(key, content)
         return content
 
     def _describe(self, topic: str) -> Description:
@@ -197,7 +197,7 @@ def _topic_of(path: str, topics: list[str]) -> tuple[str | None, str]:
     return topic, path.removeprefix(topic).strip("/") if topic is not None else ""
 
 
-def _listed(described: Description, name: str) -> list[dict[str, Any]]:
+def _entries_of(described: Description, name: str) -> list[dict[str, Any]]:
     """The entries of a version under this name: one file, or the content of a folder."""
     entries: dict[str, dict[str, Any]] = {}
     for tensor, info in described.tensors.items():
@@ -244,7 +244,7 @@ class _File(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise OSError(errno.EINVAL, "that is before the first byte")
+            raise OSError(errno.EINVAL, "the position is before the first byte")
         self._at = base + offset
         return self._at
 
@@ -264,7 +264,7 @@ class _File(io.RawIOBase):
         super().close()
 
 
-class _Received:
+class _FileCache:
     """The cache of the files that were read last, up to a number of bytes. Thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import tensor_relay
 
-from .._shared import Shared
+from .._shared import SharedClients
 from ..errors import DamagedError, RelayTimeoutError
 from . import check_host
 
@@ -102,7 +102,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._relay: tensor_relay.Relay | None = None
         self._published: set[str] = set()
-        self._clients = Shared(reconnect_timeout=RECONNECT_S, topic_timeout=RECONNECT_S, base_bytes=0)
+        self._clients = SharedClients(reconnect_timeout=RECONNECT_S, topic_timeout=RECONNECT_S, base_bytes=0)
         self._fetching: dict[str, RelayFetch] = {}
 
     def tensor_transport_backend(self) -> str:
@@ -126,8 +126,8 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         """Publishes an object's tensors, borrowed from where they are."""
         if not rdt_object:
             return RelayMetadata(tensor_meta=[], tensor_device=None)
-        relay, topic = self._serving(), f"ray/{obj_id}"
-        published = relay.publish(topic, _named(rdt_object), hold="borrow")
+        relay, topic = self._server(), f"ray/{obj_id}"
+        published = relay.publish(topic, _by_index(rdt_object), hold="borrow")
         with self._lock:
             self._published.add(topic)
         return RelayMetadata(
@@ -164,7 +164,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         if metadata.tensor_meta:
             client = self._clients.get(metadata.ticket, TIMEOUT_S)
             # In place: when receiving fails, Ray fails the object and returns its buffers to nobody.
-            out: dict[str, Any] = {"out": _named(into), "atomic": False} if into else {}
+            out: dict[str, Any] = {"out": _by_index(into), "atomic": False} if into else {}
             fetch.subscription = client.subscribe(
                 metadata.topic, mode="every", start=(metadata.epoch, metadata.version), window=1, **out
             )
@@ -184,17 +184,17 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         except RelayTimeoutError as error:
             if time.monotonic() < fetch.deadline:
                 raise
-            self._done(fetch)
+            self._finish(fetch)
             raise RelayTimeoutError(
                 f"{fetch.metadata.topic} did not arrive within {TIMEOUT_S} s (TENSOR_RELAY_RAY_TIMEOUT): {error}"
             ) from error
         except BaseException:
-            self._done(fetch)
+            self._finish(fetch)
             raise
         if not fetch.into:
             fetch.tensors = [snapshot[str(index)].torch() for index in range(len(snapshot))]
         _check(fetch, snapshot)
-        self._done(fetch)
+        self._finish(fetch)
         return fetch.tensors
 
     def send_multiple_tensors(self, *_: Any) -> None:
@@ -218,7 +218,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
             log.warning("Ray cancelled the transfer of %s to this process.", fetch.metadata.topic)
             fetch.close()
 
-    def _serving(self) -> tensor_relay.Relay:
+    def _server(self) -> tensor_relay.Relay:
         """This process' server: started with its first object, and closed with the process."""
         with self._lock:
             if self._relay is None:
@@ -227,7 +227,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
                 self._relay = tensor_relay.serve(f"{host}:0", advertise=host, ephemeral=True)
             return self._relay
 
-    def _done(self, fetch: RelayFetch) -> None:
+    def _finish(self, fetch: RelayFetch) -> None:
         fetch.close()
         fetch.subscription = None
         with self._lock:
@@ -235,7 +235,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
                 del self._fetching[fetch.obj_id]
 
 
-def _named(tensors: list[Any]) -> dict[str, Any]:
+def _by_index(tensors: list[Any]) -> dict[str, Any]:
     """Ray identifies an object's tensors by index; a version names them, so the index becomes the name."""
     return {str(index): tensor for index, tensor in enumerate(tensors)}
 

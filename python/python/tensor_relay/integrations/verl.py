@@ -99,22 +99,25 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         Raises RelayTimeoutError after `timeout`: the step has failed then.
         """
         if not self.is_master:
-            async for _ in _each(weights):
+            async for _ in _iterate(weights):
                 pass
             return None
         if self._relay is None:
             raise RequestError("`prepare` comes before `send_weights`")
         # The generator may reuse its memory for the next tensor, so each tensor is copied at once.
         tensors: dict[str, torch.Tensor] = {}
-        async for name, tensor in _each(weights):
+        async for name, tensor in _iterate(weights):
             if name in tensors:
                 raise PublishError(f"the actor has two weights called {name}")
-            tensors[name] = _copied(tensor)
+            tensors[name] = _copy_to_host(tensor)
         metadata = {"global_steps": global_steps}
         published = await asyncio.to_thread(self._relay.publish, TOPIC, tensors, metadata=metadata, timeout=self._timeout)
         self._published = published.version
         await asyncio.to_thread(published.wait_committed, self._readers, self._timeout)
-        return {"tensor_relay/version": float(published.version), "tensor_relay/payload_bytes": float(published.payload_bytes)}
+        return {
+            "tensor_relay/version": float(published.version),
+            "tensor_relay/payload_bytes": float(published.payload_bytes),
+        }
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         """Yields the weights of this step, in host memory, after all of them were received and verified.
@@ -129,7 +132,7 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             raise
         step = snapshot.metadata.get("global_steps")
         if global_steps is not None and step != global_steps:
-            raise DamagedError(f"version {snapshot.version} has the weights of step {step}, and step {global_steps} was expected")
+            raise DamagedError(f"version {snapshot.version} has weights of step {step}, and step {global_steps} was expected")
         for name, tensor in snapshot.torch().items():
             yield name, tensor
 
@@ -154,11 +157,11 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._subscription = self._client = None
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-async def _each(weights: Any) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+async def _iterate(weights: Any) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
     """Iterates over verl's weights, which may be a synchronous or an asynchronous generator."""
     if hasattr(weights, "__aiter__"):
         async for each in weights:

@@ -91,7 +91,7 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
 
         Raises DamagedError when the version is not as the trainer described, and the errors of `Subscription.next`.
         """
-        snapshot = self._received(update_info)
+        snapshot = self._receive(update_info)
         weights = snapshot.torch()
         _check(update_info, weights)
         self.model.load_weights((name, weights[name].to(self.device)) for name in update_info.names)
@@ -108,7 +108,7 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
             self._client.close()
         self._client = self._subscription = None
 
-    def _received(self, wanted: RelayUpdateInfo) -> tensor_relay.Snapshot:
+    def _receive(self, wanted: RelayUpdateInfo) -> tensor_relay.Snapshot:
         if self._subscription is None:
             raise ClosedError("there was no handshake yet: call `init_weight_transfer_engine` first")
         while True:
@@ -158,7 +158,7 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
         engine._info = init_info
         if engine.is_sender:
-            engine._relay = _serving(init_info)
+            engine._relay = _serve(init_info)
             ticket, topic, timeout = engine._relay.ticket, init_info.topic, init_info.timeout
             client.init_weight_transfer_engine({"ticket": ticket, "topic": topic, "timeout": timeout})
         return engine
@@ -200,7 +200,7 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
         self._relay = None
 
 
-def _serving(info: TensorRelayTrainerInitInfo) -> tensor_relay.Relay:
+def _serve(info: TensorRelayTrainerInitInfo) -> tensor_relay.Relay:
     advertise = info.advertise or ()
     return tensor_relay.serve(info.listen, advertise=advertise, state_dir=info.state_dir, ephemeral=info.state_dir is None)
 
