@@ -1,5 +1,4 @@
-"""Streams tensors between processes on different hosts, encrypted and verified. A version arrives completely or not at
-all.
+"""Streams tensors between hosts, encrypted and verified. A version is received completely or not at all.
 
     import tensor_relay
 
