@@ -95,9 +95,9 @@ def test_the_cache_is_bounded(relay, files):
     bounded = RelayFileSystem(relay.ticket, cache_bytes=1_000, skip_instance_cache=True)
     for name in "aabc":
         assert len(bounded.cat(f"more/{name}")) == 600
-    assert len(bounded._cache._files) == 1
+    assert len(bounded._file_cache._files) == 1
     bounded.invalidate_cache()
-    assert not bounded._cache._files
+    assert not bounded._file_cache._files
 
 
 def test_reading_continues_after_a_server_restart(tmp_path, folder):

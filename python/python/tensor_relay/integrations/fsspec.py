@@ -84,7 +84,7 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     ) -> None:
         super().__init__(ticket=ticket, version=version, timeout=timeout, cache_bytes=cache_bytes, **options)
         self._ticket, self._version, self._timeout = ticket, version, timeout
-        self._cache = _FileCache(cache_bytes)
+        self._file_cache = _FileCache(cache_bytes)
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -141,7 +141,7 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def invalidate_cache(self, path: str | None = None) -> None:
         """Drops the cached files. Listings are never cached."""
-        self._cache.clear()
+        self._file_cache.clear()
         super().invalidate_cache(path)
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedReader:
@@ -162,7 +162,7 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
         Raises VersionNotFoundError when that version was replaced since the listing, and is not retained.
         """
         key = (entry["topic"], entry["epoch"], entry["version"], entry["tensor"])
-        if (content := self._cache.get(key)) is None:
+        if (content := self._file_cache.get(key)) is None:
             topic, epoch, version, tensor = key
             try:
                 snapshot = self.client.get(topic, version, epoch=epoch, select=tensor, timeout=self._timeout)
@@ -173,7 +173,7 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 ) from error
             raw: Any = snapshot[tensor].raw  # Its buffer protocol is visible to type checkers from Python 3.12 on.
             content = memoryview(raw).toreadonly()
-            self._cache.put(key, content)
+            self._file_cache.put(key, content)
         return content
 
     def _describe(self, topic: str) -> Description:

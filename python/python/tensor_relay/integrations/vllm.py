@@ -91,7 +91,7 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
 
         Raises DamagedError when the version is not as the trainer described, and the errors of `Subscription.next`.
         """
-        snapshot = self._receive(update_info)
+        snapshot = self._receive_version(update_info)
         weights = snapshot.torch()
         _check(update_info, weights)
         self.model.load_weights((name, weights[name].to(self.device)) for name in update_info.names)
@@ -108,7 +108,7 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
             self._client.close()
         self._client = self._subscription = None
 
-    def _receive(self, wanted: RelayUpdateInfo) -> tensor_relay.Snapshot:
+    def _receive_version(self, wanted: RelayUpdateInfo) -> tensor_relay.Snapshot:
         if self._subscription is None:
             raise ClosedError("there was no handshake yet: call `init_weight_transfer_engine` first")
         while True:
