@@ -150,7 +150,7 @@ class Control:
         return command, value
 
     def _feed_watchdog(self) -> None:
-        """Restarts the deadline of the next control message. When it passes, the process exits with a traceback.
+        """Restarts the deadline of the next message; when it passes, the process exits with a traceback.
 
         This also covers hangs in a library, so peers need no deadlines of their own, which would cost some of
         them a system call for each piece.
