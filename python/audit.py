@@ -1,6 +1,6 @@
-"""What the libraries in a wheel ask of the system: `audit.py WHEEL manylinux_2_28`. Run by `python/wheel`.
+"""Checks that a wheel's libraries run on a manylinux platform: `audit.py WHEEL manylinux_2_28`. Run by `python/wheel`.
 
-Two opinions: the versions of the symbols and the names of the libraries, read from the files, and what auditwheel says.
+Two independent checks: the symbol versions and library names in the ELF files, and the result of auditwheel.
 """
 
 import io
@@ -14,7 +14,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
-# What each Linux with glibc has, all of glibc but the last, which comes with GCC.
+# The libraries that every Linux with glibc has: parts of glibc, and `libgcc_s`, which belongs to GCC.
 EVERYWHERE = {
     "ld-linux-x86-64.so.2",
     "ld-linux-aarch64.so.1",
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def elf_files(wheel: str) -> Iterator[tuple[str, ELFFile]]:
-    """The programs and libraries in it; there is at least one."""
+    """The ELF files in a wheel. Exits when there is none."""
     found = 0
     with zipfile.ZipFile(wheel) as content:
         for name in content.namelist():
@@ -45,11 +45,11 @@ def elf_files(wheel: str) -> Iterator[tuple[str, ELFFile]]:
                 found += 1
                 yield name, ELFFile(io.BytesIO(data))
     if not found:
-        sys.exit(f"{wheel} has no library in it, so there is nothing that could be for a platform")
+        sys.exit(f"{wheel} contains no library to check")
 
 
 def audit(name: str, elf: ELFFile, allowed: tuple[int, ...]) -> Iterator[str]:
-    """Tells what it found, and gives what is wrong."""
+    """Prints a file's requirements, and yields a complaint for each one that the platform does not meet."""
     versions: dict[tuple[int, ...], str] = {}
     libraries = set()
     for section in elf.iter_sections():
@@ -65,18 +65,18 @@ def audit(name: str, elf: ELFFile, allowed: tuple[int, ...]) -> Iterator[str]:
     print(f"{name}: newest symbols of glibc: {text}; libraries: {', '.join(sorted(libraries))}")
     for version, library in sorted(versions.items()):
         if version > allowed:
-            yield f"{name} asks {library} for symbols of GLIBC_{'.'.join(map(str, version))}"
+            yield f"{name} needs symbols of GLIBC_{'.'.join(map(str, version))} from {library}"
     for library in sorted(libraries - EVERYWHERE):
-        yield f"{name} asks for {library}, which not every Linux has"
+        yield f"{name} needs {library}, which not every Linux has"
 
 
 def ask_auditwheel(wheel: str, allowed: tuple[int, ...]) -> list[str]:
-    """What auditwheel has to say against it."""
-    said = subprocess.run([sys.executable, "-m", "auditwheel", "show", wheel], capture_output=True, text=True)
-    words = " ".join(said.stdout.split())
-    match = re.search(r'following platform tag: "(?:\w*\.)?(manylinux_(\d+)_(\d+)_\w+)"', words)
-    if said.returncode or not match:
-        return [f"auditwheel names no manylinux platform for it: {words or said.stderr.strip()}"]
+    """The complaints of auditwheel about the wheel."""
+    result = subprocess.run([sys.executable, "-m", "auditwheel", "show", wheel], capture_output=True, text=True)
+    output = " ".join(result.stdout.split())
+    match = re.search(r'following platform tag: "(?:\w*\.)?(manylinux_(\d+)_(\d+)_\w+)"', output)
+    if result.returncode or not match:
+        return [f"auditwheel names no manylinux platform for it: {output or result.stderr.strip()}"]
     print(f"auditwheel: {match[1]}")
     return [] if (int(match[2]), int(match[3])) <= allowed else [f"auditwheel says that it is for {match[1]}"]
 

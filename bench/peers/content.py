@@ -1,7 +1,7 @@
-"""What travels: noise that both sides can make, and that is another one in each round.
+"""The payload: noise that both sides generate, and that differs in each round.
 
-The sink makes the same noise again, block by block, and compares every byte. So nothing but the payload
-itself needs to cross, and what a receiver still holds from an earlier round is never taken for a new one.
+The sink generates the same noise block by block and compares every byte. So only the payload itself is
+transferred, and data that a receiver still holds from an earlier round is noticed.
 """
 
 from typing import Any, TypeAlias
@@ -14,35 +14,35 @@ SMALL_BYTES = 4096
 """The size of a small message."""
 
 BLOCK_BYTES = 4 << 20
-"""How much noise one seed makes: small enough to compare within a cache, large enough to hide the seeding."""
+"""The noise of one seed: small enough to be compared within a cache, large enough to amortise the seeding."""
 
 PAGE_BYTES = 4096
-"""Each page begins with a word that changes with every round: no piece that travels is smaller than this."""
+"""The first word of each page changes in every round. No peer transfers smaller pieces than this."""
 
 
 def touched(size: int) -> Bytes:
-    """Memory that the kernel has already given: receiving into it costs no page faults."""
+    """Allocates memory whose pages are resident: receiving into it causes no page faults."""
     array: Bytes = np.empty(size, np.uint8)
     array.fill(0)
     return array
 
 
 def fill(content: Bytes) -> None:
-    """Fills `content` with the noise that every round is made of."""
+    """Fills `content` with the noise that all rounds have in common."""
     for start in range(0, len(content), BLOCK_BYTES):
         block = content[start : start + BLOCK_BYTES]
         block[:] = _block(start, len(block))
 
 
 def mark(content: Bytes, number: int) -> None:
-    """Turns the noise of any round into that of round `number`: one word for each page, done in no time."""
+    """Turns the noise of any round into that of round `number`. Fast: it writes one word for each page."""
     _mark(content, 0, number)
 
 
 def verify(received: Bytes, size: int, number: int) -> None:
     """Compares all of `received` with the noise of round `number`."""
     if received.nbytes != size:
-        raise ValueError(f"{received.nbytes} bytes came where {size} were asked for")
+        raise ValueError(f"{received.nbytes} bytes were received where {size} were requested")
     received = received.reshape(-1).view(np.uint8)
     for start in range(0, size, BLOCK_BYTES):
         block = received[start : start + BLOCK_BYTES]
@@ -50,23 +50,23 @@ def verify(received: Bytes, size: int, number: int) -> None:
         _mark(expected, start, number)
         if not np.array_equal(block, expected):
             first = start + int(np.argmax(block != expected))
-            raise ValueError(f"round {number}: what came is not what was sent, from byte {first} on")
+            raise ValueError(f"round {number}: received other bytes than were sent, from byte {first} on")
 
 
 def small(number: int) -> Bytes:
-    """Message `number`. Its first word is free for the time at which it is sent."""
+    """Message `number`. Its first word is reserved for the time stamp."""
     return _block(SMALL_SEED + number, SMALL_BYTES)
 
 
 def verify_small(received: Bytes, number: int) -> None:
-    """Compares `received` with message `number`, but for its first word."""
+    """Compares `received` with message `number`, except for the first word."""
     received = received.reshape(-1).view(np.uint8)
     if not np.array_equal(received[8:], small(number)[8:]):
-        raise ValueError(f"small message {number}: what came is not what was sent")
+        raise ValueError(f"small message {number}: received other bytes than were sent")
 
 
 SMALL_SEED = 1 << 62
-"""Where the seeds of small messages begin: beyond any payload, whose blocks have their offsets for seeds."""
+"""The first seed of small messages: beyond the seeds of the payload's blocks, which are their offsets."""
 
 
 def _block(seed: int, size: int) -> Bytes:

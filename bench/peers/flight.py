@@ -1,8 +1,8 @@
-"""Arrow Flight: one DoGet that stays open, whose record batches are slices of the tensor, plain or with TLS.
+"""Arrow Flight: one open DoGet, whose record batches are slices of the tensor, plain or with TLS.
 
 Tuned: batches of 2 MiB copied into the reused array (research: 2.4 GB/s on loopback, 2.1 between veth
-devices; one batch of the whole tensor in fresh memory 1.2). The source's batches point into its array:
-nothing is copied there.
+devices; one batch of the whole tensor in new memory 1.2). The source's batches refer to its array without a
+copy.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class FlightSource(contender.Source):
 
 
 class Server(pyarrow.flight.FlightServerBase):
-    """Gives everybody one endless stream of batches."""
+    """Answers each DoGet with an endless stream of batches."""
 
     def __init__(self, location: str, certificates: list[tuple[str, str]], piece: int) -> None:
         super().__init__(location, tls_certificates=certificates)

@@ -1,8 +1,8 @@
-"""A shared folder: np.save under another name, a rename, and np.load as soon as the file is seen.
+"""A shared folder: np.save under a temporary name, a rename, and np.load as soon as the file exists.
 
-Tuned: the reader looks every 0.2 ms, which is as often as anybody would dare; `--reuse` reads into the reused
-array instead of np.load's new one. The file goes when the sink has it, outside of the time. Nothing is synced
-to the disk.
+Tuned: the reader polls every 0.2 ms, a short interval for a real system; `--reuse` reads into the reused
+array instead of np.load's new one. The file is removed after the sink has read it, which is not timed.
+Nothing is synced to disk.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class FolderSink(contender.Sink):
 
 
 def _names(prefix: str) -> Iterator[Path]:
-    """The names that both sides agree on."""
+    """The file names, which both sides generate alike."""
     return (Path(f"{prefix}-{number}.npy") for number in itertools.count())
 
 
@@ -65,7 +65,7 @@ def _wait_for(path: Path) -> None:
 
 
 def _fill(file: Any, into: Bytes) -> int:
-    """Reads until `into` is full, since one system call moves 2 GiB at most; gives how much came."""
+    """Reads until `into` is full, since one system call reads 2 GiB at most. Returns the number of bytes."""
     view, filled = memoryview(into), 0
     while filled < len(view) and (count := file.readinto(view[filled:])):
         filled += count
@@ -74,7 +74,7 @@ def _fill(file: Any, into: Bytes) -> int:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--folder", default="/dev/shm", help="where the files go: a tmpfs, or a folder on a disk"
+        "--folder", default="/dev/shm", help="the folder for the files: on a tmpfs or a disk"
     )
     parser.add_argument("--reuse", action="store_true", help="read into the reused array")
 

@@ -1,8 +1,8 @@
-"""gRPC: a stream of bytes that stays open, with no protobuf around them, plain or with TLS.
+"""gRPC: one open stream of raw bytes without protobuf, plain or with TLS.
 
 Tuned: pieces of 1 MiB copied into the reused array (research on loopback: 1.5 GB/s, with TLS 1.9; 64 KiB
-1.0), no bound for a message, HTTP/2 frames as large as the protocol has them, and windows that follow the
-path (the default).
+1.0), no limit of the message size, the largest HTTP/2 frames, and windows that adapt to the path (the
+default).
 """
 
 import argparse

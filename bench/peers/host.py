@@ -1,4 +1,4 @@
-"""What a peer asks of the system: CPU time, ports, devices, and which congestion control TCP uses."""
+"""The peers' use of the operating system: CPU time, ports, network devices, and TCP's congestion control."""
 
 import array
 import fcntl
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of all that descend from it: some peers work in helpers of their own."""
+    """CPU time of this process and all its descendants: some peers work in helper processes."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
@@ -20,7 +20,7 @@ def cpu_seconds() -> float:
 
 
 def free_port(ip: str) -> int:
-    """A TCP and UDP port that nobody uses now, for libraries that cannot be told to choose one themselves."""
+    """A TCP and UDP port that is free now, for libraries that cannot bind to port 0."""
     with socket.create_server((ip, 0)) as found, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
         port: int = found.getsockname()[1]
         datagrams.bind((ip, port))
@@ -28,7 +28,7 @@ def free_port(ip: str) -> int:
 
 
 def is_listening(port: int) -> bool:
-    """Whether anybody in this network namespace accepts TCP connections at `port`, by the kernel's word."""
+    """Whether a process in this network namespace listens on the TCP `port`, according to /proc."""
     tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
     sockets = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()]
     return any(fields[1].endswith(f":{port:04X}") and fields[3] == LISTEN for fields in sockets)
@@ -38,7 +38,7 @@ LISTEN = "0A"
 
 
 def device_of(ip: str) -> str:
-    """The network device that has the address `ip`, for libraries that want its name."""
+    """The name of the network device with the address `ip`, for libraries that need it."""
     with socket.socket(type=socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             if _address_of(any_socket, name) == ip:
@@ -47,26 +47,26 @@ def device_of(ip: str) -> str:
 
 
 def use_cubic() -> None:
-    """Sets the congestion control of every TCP connection of this process, whoever opened it.
+    """Sets CUBIC as the congestion control of every TCP connection of this process, including libraries'.
 
-    Some systems have BBR as their default, which paces: on a fast path it is slower. A library's sockets are
-    found by their file descriptors, and a duplicate of one reaches the same connection.
+    Some systems have BBR as their default, whose pacing is slower on a fast path. A library's sockets are
+    found by their file descriptors; setting an option on a duplicate affects the same connection.
     """
     for entry in os.listdir("/proc/self/fd"):
         try:
             if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
                 _set_cubic(int(entry))
         except OSError:
-            continue  # It was closed meanwhile, or is not connected: then it carries nothing.
+            continue  # The socket was closed meanwhile, or is not connected.
 
 
-def with_us(command: list[str]) -> list[str]:
-    """`command`, but so that the kernel ends it when the thread that starts it is gone, however it went."""
+def bound_to_parent(command: list[str]) -> list[str]:
+    """The `command`, changed so that the kernel terminates it when the thread that started it ends."""
     return ["setpriv", "--pdeathsig", "TERM", *command]
 
 
 def end_with_stdin() -> None:
-    """Ends this process when its standard input closes, whatever it is doing."""
+    """Starts a thread that exits this process when its standard input closes."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -87,7 +87,7 @@ def _address_of(any_socket: socket.socket, device: str) -> str | None:
     try:
         fcntl.ioctl(any_socket, SIOCGIFADDR, request, True)
     except OSError:
-        return None  # It has no IPv4 address.
+        return None  # The device has no IPv4 address.
     return socket.inet_ntoa(request[20:24])
 
 
@@ -108,9 +108,9 @@ def _descendants(pid: int) -> list[int]:
 
 def _running_cpu_seconds(pid: int) -> float:
     try:
-        # The name before the last ")" may contain anything; user and system ticks, and those of the children
-        # that ended, are the fields 14 to 17.
+        # The name before the last ")" may contain any character. Fields 14 to 17 are the user and system
+        # ticks of the process and of its ended children.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0  # It has ended: what it used is counted with the ended ones.
+        return 0.0  # The process has ended: its parent counts its time.
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
 """HTTP and HTTPS: aiohttp serves the tensor from memory, http.client reads it into the reused array.
 
 Tuned: one connection kept open, a Content-Length instead of chunks, and reading with `readinto` (research on
-loopback: 5.1 GB/s; a client that gives bytes, such as aiohttp's own, copies once more).
+loopback: 5.1 GB/s; a client that returns bytes, such as aiohttp's own, copies once more).
 """
 
 import argparse
@@ -22,7 +22,7 @@ PIECE = 1 << 20
 
 
 class HttpSource(contender.Source):
-    """Its server has a thread of its own; a request waits there until something is sent."""
+    """The server runs on a thread of its own; a request waits there until `send` is called."""
 
     def __init__(self, setting: contender.Setting) -> None:
         listener = socket.create_server((setting.local_ip, 0))

@@ -1,7 +1,7 @@
-"""iperf3: what TCP can do on this path when nobody looks at the bytes: the line for all others.
+"""iperf3: the TCP rate of this path without any processing of the bytes: the reference for all other peers.
 
-Nothing is verified, and there are no small messages. It is no Source and no Sink, since it keeps its own
-time: `serve` runs its server, `receive` asks that one to send (`-R`), and both translate what it reports.
+Nothing is verified, and there are no small messages. It has no Source and Sink, since iperf3 measures time
+itself: `serve` runs its server, `receive` its client in reverse mode (`-R`), and both translate its reports.
 """
 
 import json
@@ -17,7 +17,7 @@ import host
 def serve(options: Namespace, out: TextIO) -> None:
     ip, port = contender.address(options.listen)
     port = port or host.free_port(ip)
-    command = host.with_us(["iperf3", "-s", "-B", ip, "-p", str(port), "--json", "--forceflush"])
+    command = host.bound_to_parent(["iperf3", "-s", "-B", ip, "-p", str(port), "--json", "--forceflush"])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         contender.wait_until(lambda: host.is_listening(port))
         contender.emit(out, ready=True, port=port)
@@ -58,18 +58,18 @@ def receive(options: Namespace, out: TextIO) -> None:
 
 
 def _run(command: list[str]) -> dict[str, Any]:
-    """One transfer. When it fails, iperf3 says why in its report."""
-    done = subprocess.run(
-        host.with_us(command), check=False, stdout=subprocess.PIPE, timeout=contender.DEADLINE_S
+    """Runs one transfer. After a failure, iperf3's report contains the reason."""
+    result = subprocess.run(
+        host.bound_to_parent(command), check=False, stdout=subprocess.PIPE, timeout=contender.DEADLINE_S
     )
-    report: dict[str, Any] = json.loads(done.stdout)
+    report: dict[str, Any] = json.loads(result.stdout)
     if "error" in report:
         raise ConnectionError(f"iperf3: {report['error']}")
     return report
 
 
 def _reports(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The server's reports, each of which ends with a bracket at the beginning of a line."""
+    """The server's reports. A closing brace at the beginning of a line ends each."""
     text = ""
     for line in lines:
         text += line
@@ -79,11 +79,11 @@ def _reports(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _cpu_s(report: dict[str, Any], size: int) -> float:
-    """CPU seconds of this side for `size` bytes: it always moves a little more, or stops a little late."""
+    """CPU seconds of this side, scaled to `size` bytes, since iperf3 transfers a little more."""
     end = report["end"]
-    moved = end["sum_sent"] if end["sum_sent"]["bytes"] else end["sum_received"]
-    used: float = end["cpu_utilization_percent"]["host_total"] / 100 * moved["seconds"]
-    return used * size / float(moved["bytes"])
+    total = end["sum_sent"] if end["sum_sent"]["bytes"] else end["sum_received"]
+    used: float = end["cpu_utilization_percent"]["host_total"] / 100 * total["seconds"]
+    return used * size / float(total["bytes"])
 
 
 if __name__ == "__main__":

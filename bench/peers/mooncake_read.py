@@ -1,8 +1,8 @@
-"""Mooncake's transfer engine over TCP: the sink reads the source's memory when told that data is there.
+"""Mooncake's transfer engine over TCP: the sink reads the source's memory when notified that data is ready.
 
 Nothing to tune: one read for the whole tensor, into the reused and registered array (research: 2.4 GB/s on
-loopback, 1.7 between veth devices). The word that data is there travels over a plain TCP connection, as
-Mooncake's users have it.
+loopback, 1.7 between veth devices). The notification is sent over a plain TCP connection, as in Mooncake's
+applications.
 """
 
 import socket
@@ -15,7 +15,7 @@ import contender
 from content import Bytes
 
 PLACE = struct.Struct("<QQ")
-"""Where data lies in the source, and how much it is."""
+"""The notification: address and size of the data in the source."""
 
 
 class MooncakeSource(contender.Source):

@@ -1,8 +1,8 @@
-"""MPI, by MPICH: Send and Recv over TCP, between two programs that met by a port.
+"""MPI, by MPICH: Send and Recv over TCP, between two programs that connect through an MPI port.
 
 Tuned: libfabric's TCP provider, which costs half as much CPU as UCX's TCP here; the whole tensor in one call,
-received into the reused array. Each program must be started by an `mpiexec -n 1` of its own: two without one
-take each other for themselves ("Invalid communicator").
+received into the reused array. Each program must be started by an `mpiexec -n 1` of its own: otherwise both
+have the same identity, and connecting fails ("Invalid communicator").
 """
 
 import importlib
@@ -37,7 +37,7 @@ class MpichSink(contender.Sink):
 
 
 def _mpi(setting: contender.Setting) -> Any:
-    """MPI starts when it is imported, and reads the environment then."""
+    """Imports MPI, which starts it; the environment must be set before."""
     os.environ["MPIR_CVAR_CH4_NETMOD"] = "ofi"
     os.environ["FI_PROVIDER"] = "tcp"
     os.environ["FI_TCP_IFACE"] = host.device_of(setting.local_ip)
@@ -47,7 +47,7 @@ def _mpi(setting: contender.Setting) -> Any:
 
 
 def _unlink_shared_memory() -> None:
-    """Removes the names of what MPICH has mapped: it does so itself only if it may finish in peace."""
+    """Unlinks MPICH's shared memory, which MPICH itself does only in an orderly shutdown."""
     for mapping in Path("/proc/self/maps").read_text().splitlines():
         path = mapping.split()[-1]
         if path.startswith("/dev/shm/mpich_shm_"):

@@ -1,10 +1,10 @@
 """`multiprocessing` on one machine: a Queue of arrays, a Pipe of bytes, and shared memory.
 
-They join processes that one program started. Here the two are strangers, so the source hands its end over
-through a Unix socket; what then moves the bytes is the same. It never touches the network.
+They are made for processes that one program started. The two sides here are unrelated processes, so the
+source passes the sink's end through a Unix socket; the transfer is the same. It does not use the network.
 
-Tuned: pieces that stay in a cache, received into the reused array, instead of whole tensors (research: Queue
-0.24 GB/s, Pipe 0.9); the pipe as large as the kernel allows; in shared memory copying out overlaps copying
+Tuned: pieces that fit into a cache, received into the reused array, instead of whole tensors (research: Queue
+0.24 GB/s, Pipe 0.9); the largest pipe that the kernel allows; in shared memory, copying out overlaps copying
 in.
 """
 
@@ -25,11 +25,11 @@ import contender
 from content import SMALL_BYTES, Bytes
 
 PIPE_BYTES = 1 << 20
-"""What fs.pipe-max-size allows without privileges, unless somebody changed it."""
+"""The default of fs.pipe-max-size, which limits pipes of unprivileged processes."""
 
 
-class HandOver:
-    """A Unix socket on which the source gives the sink one end of something."""
+class DescriptorSender:
+    """A Unix socket by which the source sends the sink a file descriptor."""
 
     def __init__(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
@@ -37,14 +37,14 @@ class HandOver:
         self._listener.bind(self.path)
         self._listener.listen()
 
-    def give(self, descriptor: int) -> None:
+    def send(self, descriptor: int) -> None:
         with self._listener, self._listener.accept()[0] as sink:
             os.unlink(self.path)
             socket.send_fds(sink, [b"!"], [descriptor])
 
 
-def take(hello: dict[str, Any]) -> Connection:
-    """The sink's end of what the source gave."""
+def receive_reader(hello: dict[str, Any]) -> Connection:
+    """Receives the reading end of the source's pipe."""
     with socket.socket(socket.AF_UNIX) as source:
         source.connect(hello["path"])
         _, descriptors, _, _ = socket.recv_fds(source, 1, 1)
@@ -52,18 +52,18 @@ def take(hello: dict[str, Any]) -> Connection:
 
 
 class QueueSource(contender.Source):
-    """A queue, with the thread that feeds its pipe."""
+    """A `multiprocessing.Queue`, whose own thread writes to its pipe."""
 
     def __init__(self, setting: contender.Setting) -> None:
         self._piece = setting.options.piece
         self._queue: multiprocessing.Queue[Bytes] = multiprocessing.Queue()
-        self._hand_over = HandOver()
-        self.hello = {"path": self._hand_over.path}
+        self._descriptor_sender = DescriptorSender()
+        self.hello = {"path": self._descriptor_sender.path}
 
     def accept(self) -> None:
         reader = self._queue._reader
         _enlarge(reader)
-        self._hand_over.give(reader.fileno())
+        self._descriptor_sender.send(reader.fileno())
 
     def send(self, data: Bytes) -> None:
         for start in range(0, len(data), self._piece):
@@ -71,10 +71,10 @@ class QueueSource(contender.Source):
 
 
 class QueueSink(contender.Sink):
-    """Reads the queue's pipe as `Queue.get` does, but for its lock, which has no other reader to keep out."""
+    """Reads the queue's pipe as `Queue.get` does, but without its lock, as there is only one reader."""
 
     def __init__(self, setting: contender.Setting, hello: dict[str, Any]) -> None:
-        self._reader = take(hello)
+        self._reader = receive_reader(hello)
 
     def receive(self, into: Bytes) -> Bytes:
         filled = 0
@@ -90,11 +90,11 @@ class PipeSource(contender.Source):
         self._piece = setting.options.piece
         self._reader, self._writer = multiprocessing.Pipe(duplex=False)
         _enlarge(self._reader)
-        self._hand_over = HandOver()
-        self.hello = {"path": self._hand_over.path}
+        self._descriptor_sender = DescriptorSender()
+        self.hello = {"path": self._descriptor_sender.path}
 
     def accept(self) -> None:
-        self._hand_over.give(self._reader.fileno())
+        self._descriptor_sender.send(self._reader.fileno())
         self._reader.close()
 
     def send(self, data: Bytes) -> None:
@@ -106,7 +106,7 @@ class PipeSource(contender.Source):
 class PipeSink(contender.Sink):
     def __init__(self, setting: contender.Setting, hello: dict[str, Any]) -> None:
         self._piece = setting.options.piece
-        self._reader = take(hello)
+        self._reader = receive_reader(hello)
 
     def receive(self, into: Bytes) -> Bytes:
         view = memoryview(into)
@@ -117,7 +117,7 @@ class PipeSink(contender.Sink):
 
 
 class MemorySource(contender.Source):
-    """Copies into shared memory, and says in a pipe how far it is."""
+    """Copies into shared memory, and reports each piece through a pipe."""
 
     def __init__(self, setting: contender.Setting) -> None:
         self._piece = setting.options.piece
@@ -125,14 +125,14 @@ class MemorySource(contender.Source):
         self._array = np.frombuffer(self._memory.buf, np.uint8)
         self._array.fill(0)
         self._reader, self._writer = multiprocessing.Pipe(duplex=False)
-        self._hand_over = HandOver()
-        self.hello = {"path": self._hand_over.path, "memory": self._memory.name}
+        self._descriptor_sender = DescriptorSender()
+        self.hello = {"path": self._descriptor_sender.path, "memory": self._memory.name}
 
     def accept(self) -> None:
-        self._hand_over.give(self._reader.fileno())
+        self._descriptor_sender.send(self._reader.fileno())
         self._reader.close()
         self._writer.send_bytes(b"attach")
-        # The sink opened it before it asked for the pipe: from now on nothing is left behind.
+        # The sink has opened the memory before it requested the pipe, so the name can be removed now.
         self._memory.unlink()
 
     def send(self, data: Bytes) -> None:
@@ -147,11 +147,11 @@ class MemorySink(contender.Sink):
         self._piece = setting.options.piece
         self._view = setting.options.view
         self._memory = SharedMemory(hello["memory"])
-        # The source removes it; this process's tracker would do it too, and complain.
+        # The source unlinks the memory; this process's resource tracker would try it as well, and warn.
         resource_tracker.unregister(self._memory._name, "shared_memory")
         self._array = np.frombuffer(self._memory.buf, np.uint8)
         self._touch()
-        self._reader = take(hello)
+        self._reader = receive_reader(hello)
         self._reader.recv_bytes()
 
     def receive(self, into: Bytes) -> Bytes:
@@ -163,7 +163,7 @@ class MemorySink(contender.Sink):
         return self._array[: len(into)] if self._view else into
 
     def _touch(self) -> None:
-        """Maps every page."""
+        """Maps every page, so that receiving causes no page faults."""
         self._array[::4096].sum()
 
 
@@ -182,7 +182,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--piece", type=int, help="bytes for each piece")
     parser.add_argument(
-        "--view", action="store_true", help="use shared memory where it is, with no copy out of it"
+        "--view", action="store_true", help="use the tensor in shared memory without copying it out"
     )
 
 

@@ -1,9 +1,9 @@
-"""Ray: ray.put at the source's node, ray.get at the sink's, and Ray's object store in between.
+"""Ray: ray.put at the source's node, ray.get at the sink's, through Ray's object store.
 
-Each side starts a Ray node of its own. The reference to the object travels through an actor at the sink's
-node, as it does between Ray's tasks; small arrays travel in its place. Nothing else to tune: the object
-manager moves the bytes, always into new shared memory (research on loopback: 1.4 GB/s). Its sockets belong to
-other processes, so here the system's default congestion control rules.
+Each side starts a Ray node of its own. The object's reference is sent through an actor at the sink's node, as
+between Ray's tasks; small arrays are sent instead of references. Nothing else to tune: the object manager
+transfers the bytes, always into new shared memory (research on loopback: 1.4 GB/s). Its sockets belong to
+other processes, so they use the system's default congestion control.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from content import Bytes
 MAILBOX = "mailbox"
 NAMESPACE = "tensor-relay-peers"
 INLINE_BYTES = 100 << 10
-"""Up to here Ray sends values within its messages: small ones need not pass the object store."""
+"""Ray sends values up to this size within its messages, without the object store."""
 
 STORED_ROUNDS = 3
-"""How many rounds an object store must hold: the one that comes, the last one, and one more."""
+"""The rounds that an object store must hold: the current one, the previous one, and a spare."""
 STORE_ROOM_BYTES = 256 << 20
-"""For what else Ray keeps there, and for small messages."""
+"""Additional room in the object store, for Ray's own objects and small messages."""
 
 
 @ray.remote
 class Mailbox:
-    """Hands references from one program to the other."""
+    """Passes references from one program to the other."""
 
     def __init__(self) -> None:
         self._references: asyncio.Queue[list[Any]] = asyncio.Queue()
@@ -52,7 +52,7 @@ class RaySource(contender.Source):
         self.hello = {"address": f"{ip}:{port}"}
         _connect(self.hello["address"], setting)
 
-    def meet(self, answer: dict[str, Any]) -> None:
+    def on_answer(self, answer: dict[str, Any]) -> None:
         self._mailbox = ray.get_actor(MAILBOX, NAMESPACE)
 
     def send(self, data: Bytes) -> None:
@@ -70,17 +70,17 @@ class RaySink(contender.Sink):
         self._mailbox = Mailbox.options(name=MAILBOX, resources={"sink": 0.1}, num_cpus=0).remote()
 
     def request(self) -> None:
-        self._coming = self._mailbox.take.remote()
+        self._requested = self._mailbox.take.remote()
 
     def receive(self, into: Bytes) -> Bytes:
-        [sent] = ray.get(self._coming)
+        [sent] = ray.get(self._requested)
         if isinstance(sent, ray.ObjectRef):
             sent = ray.get(sent)
         return np.asarray(sent)
 
 
 def _start_node(setting: contender.Setting, options: list[str]) -> None:
-    """Starts Ray's processes beside this one; they end with it."""
+    """Starts a Ray node, whose processes end with this one."""
     ray_command = Path(sys.executable).with_name("ray")
     common = [
         f"--node-ip-address={_node_ip(setting)}",
@@ -89,18 +89,18 @@ def _start_node(setting: contender.Setting, options: list[str]) -> None:
         "--block",
     ]
     command = [str(ray_command), "start", *common, *options]
-    subprocess.Popen(host.with_us(command), stdout=subprocess.DEVNULL)
+    subprocess.Popen(host.bound_to_parent(command), stdout=subprocess.DEVNULL)
 
 
 def _node_ip(setting: contender.Setting) -> str:
-    """The address of this side's node. On loopback each has its own, by which Ray tells the two apart."""
+    """The address of this side's node. On loopback each side has its own, so that Ray sees two nodes."""
     if not setting.local_ip.startswith("127."):
         return setting.local_ip
     return {"serve": "127.0.0.2", "receive": "127.0.0.3"}[setting.options.role]
 
 
 def _connect(address: str, setting: contender.Setting) -> None:
-    """Joins this side's node, as soon as it is there: Ray waits for it."""
+    """Connects to this side's node. Ray waits until the node has started."""
     ray.init(address, namespace=NAMESPACE, _node_ip_address=_node_ip(setting), log_to_driver=False)
 
 

@@ -1,8 +1,8 @@
-"""Raw TCP, and TCP with TLS 1.3: what people write themselves.
+"""Raw TCP, and TCP with TLS 1.3: a transfer without any library.
 
-Tuned: one connection; pieces received right into the reused array; buffers left to the kernel, which grows
-them. Research on loopback: pieces of 1 MiB 4.7 GB/s against 3.8 for the whole tensor in one call; between
-veth devices 256 KiB are better.
+Tuned: one connection; pieces received directly into the reused array; buffers sized by the kernel. Research
+on loopback: 4.7 GB/s with pieces of 1 MiB, 3.8 with the whole tensor in one call; between veth devices,
+pieces of 256 KiB are better.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class TcpSink(contender.Sink):
 
 
 def _tuned(connection: socket.socket) -> socket.socket:
-    """Lets small messages leave at once."""
+    """Sets TCP_NODELAY, so that small messages are sent at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 

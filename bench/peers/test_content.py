@@ -1,4 +1,4 @@
-"""What the verification must notice. Run it with `.venv-light/bin/python -m unittest`."""
+"""Tests of the payload's verification. Run them with `.venv-light/bin/python -m unittest`."""
 
 import unittest
 
@@ -6,7 +6,7 @@ import content
 from content import BLOCK_BYTES, PAGE_BYTES
 
 SIZE = BLOCK_BYTES + 3 * PAGE_BYTES + 5
-"""More than one block, and neither a whole number of pages nor of words."""
+"""More than one block, and a multiple of neither the page size nor the word size."""
 
 
 def _round(number: int) -> content.Bytes:
@@ -17,11 +17,11 @@ def _round(number: int) -> content.Bytes:
 
 
 class Verification(unittest.TestCase):
-    def test_passes_what_was_sent(self) -> None:
+    def test_accepts_the_sent_bytes(self) -> None:
         for number in range(3):
             content.verify(_round(number), SIZE, number)
 
-    def test_passes_a_round_made_from_another_one(self) -> None:
+    def test_accepts_a_round_made_from_another_one(self) -> None:
         data = _round(7)
         content.mark(data, 2)
         content.verify(data, SIZE, 2)
@@ -40,8 +40,8 @@ class Verification(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "round 2"):
             content.verify(data, SIZE, 2)
 
-    def test_notices_what_is_missing(self) -> None:
-        with self.assertRaisesRegex(ValueError, "were asked for"):
+    def test_notices_missing_bytes(self) -> None:
+        with self.assertRaisesRegex(ValueError, "were requested"):
             content.verify(_round(0)[:-1], SIZE, 0)
 
     def test_notices_another_small_message(self) -> None:

@@ -1,4 +1,4 @@
-"""A certificate for one run: made by the source, told to the sink, which trusts nothing else."""
+"""A certificate for one run: the source makes it and sends it to the sink, which trusts no other."""
 
 import datetime
 import ipaddress
@@ -15,7 +15,7 @@ DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Identity:
-    """A key and the certificate that it signed itself, both in PEM."""
+    """A private key and its self-signed certificate, both in PEM."""
 
     certificate: str
     key: str
@@ -46,10 +46,10 @@ def identity(ip: str) -> Identity:
 
 
 def server_context(own: Identity) -> ssl.SSLContext:
-    """TLS 1.3 alone, as `own`."""
+    """A server context for TLS 1.3 only, with this identity."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    with tempfile.NamedTemporaryFile("w") as file:  # Python's ssl takes a key only from a file.
+    with tempfile.NamedTemporaryFile("w") as file:  # Python's ssl loads keys only from files.
         file.write(own.key + own.certificate)
         file.flush()
         context.load_cert_chain(file.name)
@@ -57,7 +57,7 @@ def server_context(own: Identity) -> ssl.SSLContext:
 
 
 def client_context(certificate: str) -> ssl.SSLContext:
-    """TLS 1.3 alone, with the one server that has `certificate`."""
+    """A client context for TLS 1.3 only, which trusts only this certificate."""
     context = ssl.create_default_context(cadata=certificate)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context

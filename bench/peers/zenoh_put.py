@@ -1,11 +1,10 @@
-"""Zenoh: put to a subscriber, over TCP, TLS or QUIC: the one peer that speaks QUIC.
+"""Zenoh: put to a subscriber, over TCP, TLS or QUIC: the only peer that supports QUIC.
 
-Its shared memory is off: by default payloads would go around the link, whatever that is, and a run would look
-like 8 GB/s.
+Its shared memory is disabled: by default, payloads on one machine would bypass the link, at about 8 GB/s.
 
 Tuned: messages of 1 MiB copied into the reused array (research on loopback: 0.80 GB/s, TLS 0.68, QUIC 0.38;
-one message of the whole tensor 0.56), sending waits for congestion instead of dropping, and no batching delay
-for small messages.
+one message of the whole tensor 0.56), blocking on congestion instead of dropping, and no batching delay for
+small messages.
 """
 
 import argparse
@@ -41,8 +40,8 @@ class ZenohSource(contender.Source):
             KEY, congestion_control=zenoh.CongestionControl.BLOCK, express=True
         )
 
-    def meet(self, answer: dict[str, Any]) -> None:
-        """Waits until this side knows of the subscriber: what is put before goes nowhere."""
+    def on_answer(self, answer: dict[str, Any]) -> None:
+        """Waits until this side has discovered the subscriber: earlier messages would be lost."""
         contender.wait_until(lambda: self._publisher.matching_status.matching)
 
     def send(self, data: Bytes) -> None:

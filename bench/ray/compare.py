@@ -1,14 +1,14 @@
-"""Ray's own ways to move tensors from actor to actor, and tensor-relay's, in turn, on one machine.
+"""Compares Ray's own tensor transports between actors with tensor-relay's, in turn, on one machine.
 
     python compare.py [--pairs 20] [--only large list objects killed]
 
-A source actor has the tensors, a sink actor is called with what the source returns, and answers with a sum over an element of each
-4 KiB and the last one, which is another in each transfer. The time is from the call of the source until the driver has the answer. CPU
-time is that of the driver and all processes below it, so of all of Ray. In each pair every contender has a turn; the order is reversed
-from pair to pair.
+A source actor holds the tensors. A sink actor is called with the source's result, and returns the sum of one element
+for each 4 KiB and of the last element, which changes with each transfer. The time runs from the call of the source
+until the driver has the sum. CPU time is that of the driver and all its descendants, which includes all of Ray. In each
+pair every contender has a turn; the order is reversed from pair to pair.
 
-Three contenders share two actors. "Zero-copy" is Ray's object store with RAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1, which is a setting of a
-process, and has two of its own.
+Three contenders share two actors. "Zero-copy" is Ray's object store with RAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1; since
+this is a setting of a process, that contender has two actors of its own.
 """
 
 import argparse
@@ -33,10 +33,10 @@ ZERO_COPY = "object store, zero-copy"
 OURS = "TENSOR_RELAY"
 TRANSPORTS = {STORE: None, ZERO_COPY: None, "GLOO": "GLOO", OURS: OURS}
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 """More than the 60 s after which Ray gives up a transfer."""
 STRIDE = 1024
-"""Elements of float32 from one that the sink reads to the next: one of each page."""
+"""The distance of the float32 elements that the sink reads: one in each page of 4 KiB."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Workload:
     tensors: int
     elements: int
     transfers: int = 1
-    """So many are one turn, whose time is their median: a single one's CPU time is too short for the system's clock of 10 ms."""
-    apart: bool = False
-    """Each tensor is an object of its own."""
+    """The transfers in one turn, whose time is their median: several where one is too short for the 10 ms CPU clock."""
+    is_split: bool = False
+    """Whether each tensor is a Ray object of its own."""
 
     @property
     def gib(self):
@@ -57,12 +57,12 @@ class Workload:
 WORKLOADS = {
     "large": Workload("one tensor of 100 MB", 1, 25_000_000, transfers=5),
     "list": Workload("one list of 10,000 tensors of 4 kB", 10_000, 1_000),
-    "objects": Workload("10,000 objects, each a tensor of 4 kB", 10_000, 1_000, apart=True),
+    "objects": Workload("10,000 objects, each a tensor of 4 kB", 10_000, 1_000, is_split=True),
 }
 KILLED = Workload("one tensor of 1 GB", 1, 250_000_000)
 
 
-def look(value):
+def sampled_sum(value):
     tensors = [value] if isinstance(value, torch.Tensor) else value
     return math.fsum(tensor[::STRIDE].sum(dtype=torch.float64).item() + tensor[-1].item() for tensor in tensors)
 
@@ -70,10 +70,10 @@ def look(value):
 @ray.remote(num_cpus=0.5, enable_tensor_transport=True)
 class Source:
     def prepare(self, workload):
-        """Says what the sink has to answer if all marks are 0."""
+        """Makes the tensors. Returns the sum that the sink has to return when all marks are 0."""
         generator = torch.Generator().manual_seed(0)
         self.tensors = [torch.randn(workload.elements, generator=generator) for _ in range(workload.tensors)]
-        return look(self.all(0))
+        return sampled_sum(self.all(0))
 
     def one(self, mark, index):
         self.tensors[index][-1] = mark
@@ -85,8 +85,8 @@ class Source:
 
 @ray.remote(num_cpus=0.5, enable_tensor_transport=True)
 class Sink:
-    def look(self, value):
-        return look(value)
+    def sampled_sum(self, value):
+        return sampled_sum(value)
 
 
 class Actors:
@@ -101,33 +101,33 @@ class Actors:
         self.group = None if zero_copy else create_collective_group([self.source, self.sink], backend="GLOO")
 
     def start(self, transport):
-        """Begins a transfer. Returns the sum that the sink has to answer, and the answers to come."""
+        """Begins a transfer. Returns the expected sum, and the references to the sink's results."""
         self.mark += 1
-        whole = self.workload.tensors > 1 and not self.workload.apart
-        method = self.source.all if whole else self.source.one
+        is_list = self.workload.tensors > 1 and not self.workload.is_split
+        method = self.source.all if is_list else self.source.one
         if transport is not None:
             method = method.options(tensor_transport=transport)
-        arguments = [()] if whole else [(index,) for index in range(self.workload.tensors)]
+        arguments = [()] if is_list else [(index,) for index in range(self.workload.tensors)]
         expected = self.unmarked + self.mark * self.workload.tensors
-        return expected, [self.sink.look.remote(method.remote(self.mark, *each)) for each in arguments]
+        return expected, [self.sink.sampled_sum.remote(method.remote(self.mark, *each)) for each in arguments]
 
     def close(self):
-        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # Ray may have ended it with the actors.
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # Ray may have destroyed the group already.
             if self.group is not None:
                 destroy_collective_group(self.group)
         ray.kill(self.source)
         ray.kill(self.sink)
 
 
-def get(what):
-    return ray.get(what, timeout=PATIENCE_S)
+def get(references):
+    return ray.get(references, timeout=TIMEOUT_S)
 
 
 def cpu_s():
-    """What this process and all below it have used, by process: those that end in between are left out."""
+    """The CPU seconds of this process and its descendants, by process. Processes that have ended are left out."""
     used = {}
-    me = psutil.Process()
-    for process in [me, *me.children(recursive=True)]:
+    current = psutil.Process()
+    for process in [current, *current.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             used[process.pid] = times.user + times.system
@@ -135,7 +135,7 @@ def cpu_s():
 
 
 def busy_s():
-    """What all processes of the machine have used."""
+    """The CPU seconds of all processes of the machine."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - times.iowait
 
@@ -145,7 +145,7 @@ class Turn:
     seconds: float
     cpu_s_per_gib: float
     others: float
-    """Processors that programs other than Ray kept busy."""
+    """The average number of processors that programs other than Ray kept busy."""
 
 
 def transfer(actors, transport):
@@ -154,10 +154,10 @@ def transfer(actors, transport):
     return time.monotonic() - begun
 
 
-def check(expected, answers):
-    came = math.fsum(get(answers))
-    if not math.isclose(came, expected, rel_tol=1e-9):
-        raise AssertionError(f"the sink answered {came} instead of {expected}")
+def check(expected, references):
+    total = math.fsum(get(references))
+    if not math.isclose(total, expected, rel_tol=1e-9):
+        raise AssertionError(f"the sink returned {total} instead of {expected}")
 
 
 def turn(actors, transport):
@@ -170,8 +170,8 @@ def turn(actors, transport):
 
 
 @dataclass
-class Scene:
-    """All contenders with one workload."""
+class Comparison:
+    """The turns of all contenders with one workload."""
 
     workload: Workload
     turns: dict = field(default_factory=lambda: {name: [] for name in TRANSPORTS})
@@ -179,7 +179,7 @@ class Scene:
 
     def run(self, pairs):
         self.open()
-        for pair in range(-1, pairs):  # The first warms up.
+        for pair in range(-1, pairs):  # The first pair is the warm-up.
             for name in list(TRANSPORTS)[:: 1 if pair % 2 == 0 else -1]:
                 if name not in self.failures:
                     self.attempt(name, warm_up=pair < 0)
@@ -194,18 +194,18 @@ class Scene:
             actors.close()
 
     def attempt(self, name, warm_up=False):
-        """Who fails is left out from then on. Its actors may be dead, so the others get new ones."""
+        """Runs one turn. A contender that fails is left out from then on, and all get new actors."""
         try:
-            done = turn(self.actors[name], TRANSPORTS[name])
+            result = turn(self.actors[name], TRANSPORTS[name])
         except Exception as error:
-            self.failures[name] = said(error)
+            self.failures[name] = one_line(error)
             self.close()
             self.open()
             for other in TRANSPORTS.keys() - self.failures.keys():
                 self.attempt(other, warm_up=True)
             return
         if not warm_up:
-            self.turns[name].append(done)
+            self.turns[name].append(result)
 
     def rows(self):
         for name, turns in self.turns.items():
@@ -220,9 +220,9 @@ class Scene:
         pairs = list(zip(turns, self.turns[OURS], strict=False))
         if not pairs or turns is self.turns[OURS]:
             return ""
-        times = statistics.median(its.seconds / ours.seconds for its, ours in pairs)
-        cpu = statistics.median(its.cpu_s_per_gib / ours.cpu_s_per_gib for its, ours in pairs)
-        return f"{times:.2f}; {cpu:.2f}"
+        time_ratio = statistics.median(theirs.seconds / ours.seconds for theirs, ours in pairs)
+        cpu_ratio = statistics.median(theirs.cpu_s_per_gib / ours.cpu_s_per_gib for theirs, ours in pairs)
+        return f"{time_ratio:.2f}; {cpu_ratio:.2f}"
 
     def others(self):
         return max(each.others for turns in self.turns.values() for each in turns)
@@ -232,28 +232,28 @@ def spread(values, digits):
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
 
 
-def said(error):
-    """An error in one line that fits into a table."""
+def one_line(error):
+    """An error's last line, shortened for a table."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {(lines or ['-'])[-1][:200]}".replace("|", "/")
 
 
-def kill(name, who, share):
-    """Kills one of two actors when a share of the time has passed that a whole transfer takes. Returns a row."""
+def kill(name, role, share):
+    """Kills the source or the sink after a share of a full transfer's time. Returns a table row."""
     actors = Actors(KILLED, zero_copy=name == ZERO_COPY)
-    whole = [transfer(actors, TRANSPORTS[name]) for _ in range(2)][-1]
-    victim, other = (actors.source, actors.sink) if who == "source" else (actors.sink, actors.source)
-    expected, answers = actors.start(TRANSPORTS[name])
-    time.sleep(whole * share)
+    full_s = [transfer(actors, TRANSPORTS[name]) for _ in range(2)][-1]
+    victim, survivor = (actors.source, actors.sink) if role == "source" else (actors.sink, actors.source)
+    expected, references = actors.start(TRANSPORTS[name])
+    time.sleep(full_s * share)
     ray.kill(victim)
     begun = time.monotonic()
     try:
-        check(expected, answers)
+        check(expected, references)
         outcome = "arrived"
     except Exception as error:
-        outcome = said(error)
+        outcome = one_line(error)
     took = time.monotonic() - begun
-    row = f"| {name} | {who} | {whole:.2f} s | {share:.0%} | {took:.1f} s | {outcome} | {works(other)} |"
+    row = f"| {name} | {role} | {full_s:.2f} s | {share:.0%} | {took:.1f} s | {outcome} | {works(survivor)} |"
     actors.close()
     return row
 
@@ -271,20 +271,21 @@ def print_killed():
     print("\n| contender | killed | a whole transfer | killed after | then | outcome of the call | the other one works on |")
     print("|---|---|---:|---:|---:|---|---|")
     for name in TRANSPORTS:
-        for who, share in [("source", 0.25), ("source", 0.5), ("source", 0.75), ("sink", 0.5)]:
-            print(kill(name, who, share), flush=True)
+        for role, share in [("source", 0.25), ("source", 0.5), ("source", 0.75), ("sink", 0.5)]:
+            print(kill(name, role, share), flush=True)
 
 
-def print_scenes(names, pairs):
-    scenes = []
+def print_comparisons(names, pairs):
+    comparisons = []
     for name in names:
-        scenes.append(Scene(WORKLOADS[name]))
-        scenes[-1].run(pairs)
+        comparisons.append(Comparison(WORKLOADS[name]))
+        comparisons[-1].run(pairs)
     print("\n| workload | contender | turns | ms, median (least–most) | CPU s/GiB | of ours: time; CPU |")
     print("|---|---|---:|---|---|---|")
-    for scene in scenes:
-        print(*scene.rows(), sep="\n")
-    print(f"\nOther programs kept at most {max(scene.others() for scene in scenes):.2f} of {os.cpu_count()} processors busy in a turn.")
+    for comparison in comparisons:
+        print(*comparison.rows(), sep="\n")
+    others = max(comparison.others() for comparison in comparisons)
+    print(f"\nOther programs kept at most {others:.2f} of {os.cpu_count()} processors busy in a turn.")
 
 
 def main():
@@ -297,7 +298,7 @@ def main():
     tensor_relay.integrations.ray.register()
     ray.init(num_cpus=4, object_store_memory=2 << 30, include_dashboard=False, log_to_driver=False)
     if names := [name for name in WORKLOADS if name in args.only]:
-        print_scenes(names, args.pairs)
+        print_comparisons(names, args.pairs)
     if "killed" in args.only:
         print_killed()
     ray.shutdown()

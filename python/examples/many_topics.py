@@ -1,10 +1,10 @@
-"""How long a topic lives that is made, read once and dropped: as activations and other tensors do that one process has for
-another. Thousands of them, each by a client in a process of its own.
+"""Measures short-lived topics: each is published, read once and withdrawn, as for activations that one process passes
+to another. Several reader processes work on thousands of topics.
 
     python many_topics.py --topics 5000 --bytes 4096 --readers 8
 
-Prints, as one JSON object, milliseconds from `publish` until `withdraw` has returned (median, and 99 of 100), the parts of
-that, how many topics a second that makes with so many readers at a time, and what is left in memory when all are gone.
+Prints one JSON object: the milliseconds from `publish` to the return of `withdraw` (median and 99th percentile) and of
+each call, the topics per second of all readers together, and the server's memory in use after the last topic.
 """
 
 import argparse
@@ -21,15 +21,15 @@ import tensor_relay
 
 
 def read(ticket: str, names: Connection) -> None:
-    """Reads each topic that it is told of, and says that it has."""
+    """The reader process: reads each topic whose name it receives, and replies with the number of tensors."""
     with tensor_relay.connect(ticket) as client:
         while (name := names.recv()) is not None:
             snapshot = client.get(name)
             names.send(len(snapshot))
 
 
-def live(relay: tensor_relay.Relay, reader: Connection, topic: str, tensors: dict) -> list[float]:
-    """One life. Gives when each part of it was over."""
+def run_topic(relay: tensor_relay.Relay, reader: Connection, topic: str, tensors: dict) -> list[float]:
+    """Publishes, reads and withdraws a topic. Returns the start time and the end time of each call."""
     times = [time.perf_counter()]
     relay.publish(topic, tensors)
     times.append(time.perf_counter())
@@ -40,13 +40,13 @@ def live(relay: tensor_relay.Relay, reader: Connection, topic: str, tensors: dic
     return [*times, time.perf_counter()]
 
 
-def lives(relay: tensor_relay.Relay, reader: Connection, topics: list[str], tensors: dict) -> list[list[float]]:
-    measured = [live(relay, reader, topic, tensors) for topic in topics]
+def run_topics(relay: tensor_relay.Relay, reader: Connection, topics: list[str], tensors: dict) -> list[list[float]]:
+    measured = [run_topic(relay, reader, topic, tensors) for topic in topics]
     reader.send(None)
     return measured
 
 
-def told(measured: list[list[float]], begin: int, end: int) -> dict[str, float]:
+def percentiles(measured: list[list[float]], begin: int, end: int) -> dict[str, float]:
     ms = [1e3 * (times[end] - times[begin]) for times in measured]
     return {"median_ms": round(statistics.median(ms), 3), "p99_ms": round(statistics.quantiles(ms, n=100)[98], 3)}
 
@@ -55,9 +55,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topics", type=int, default=5000)
     parser.add_argument("--bytes", type=int, default=4096)
-    parser.add_argument("--readers", type=int, default=1, help="how many processes read at a time, each topic by one")
+    parser.add_argument("--readers", type=int, default=1, help="reader processes; each topic is read by one of them")
     options = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn")  # A fork of a process that uses tensor_relay cannot use it.
+    spawn = multiprocessing.get_context("spawn")  # A process that was forked from a user of tensor_relay cannot use it.
     tensors = {"x": np.zeros(options.bytes, "u1")}
     with tensor_relay.serve("127.0.0.1:0", ephemeral=True) as relay:
         pipes = [spawn.Pipe() for _ in range(options.readers)]
@@ -65,13 +65,16 @@ def main() -> None:
         for reader in readers:
             reader.start()
         for number, (ours, _) in enumerate(pipes):
-            live(relay, ours, f"first/{number}", tensors)  # It has connected.
+            run_topic(relay, ours, f"first/{number}", tensors)  # Makes the reader connect before the measurement.
         names = [f"many/{number}" for number in range(options.topics)]
         shares = [names[number :: options.readers] for number in range(options.readers)]
         began = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(options.readers) as pool:
-            done = [pool.submit(lives, relay, ours, share, tensors) for (ours, _), share in zip(pipes, shares, strict=True)]
-            measured = [times for each in done for times in each.result()]
+            futures = [
+                pool.submit(run_topics, relay, ours, share, tensors)
+                for (ours, _), share in zip(pipes, shares, strict=True)
+            ]
+            measured = [times for future in futures for times in future.result()]
         seconds = time.perf_counter() - began
         for reader in readers:
             reader.join(60)
@@ -83,10 +86,10 @@ def main() -> None:
                 "bytes": options.bytes,
                 "readers": options.readers,
                 "topics_per_s": round(len(measured) / seconds),
-                "life": told(measured, 0, 3),
-                "publish": told(measured, 0, 1),
-                "get": told(measured, 1, 2),
-                "withdraw": told(measured, 2, 3),
+                "life": percentiles(measured, 0, 3),
+                "publish": percentiles(measured, 0, 1),
+                "get": percentiles(measured, 1, 2),
+                "withdraw": percentiles(measured, 2, 3),
                 "left_bytes": stats["staged_bytes"] + stats["encoded_bytes"],
             }
         )

@@ -1,11 +1,12 @@
-"""How long a worker's weights are not usable while a new policy is installed: with tensor-relay's two phases, and with what is used
-instead, in turn.
+"""Measures how long a worker's weights are unusable while a new policy is installed: with `prefetch` and `activate` of
+tensor-relay, with `torch.save` to a shared folder, and with a Gloo broadcast.
 
     python policy_pause.py [--mib 200] [--steps 12]
 
-A trainer process makes a policy of bf16 tensors and changes it as an optimizer does, a little in every weight. The worker installs each
-version in the tensors that it computes with. The pause is the time in which these are written; "step to installed" also has the way.
-One copy is what the pause cannot be less than: the same bytes copied within the worker's memory.
+A trainer process makes a policy of bf16 tensors and slightly changes every weight in each step, as an optimizer does.
+The worker installs each version in the tensors that it computes with. The pause is the time in which these tensors are
+written; "step to installed" also includes the transfer. The lower bound of the pause is one copy: the time to copy the
+same bytes within the worker's memory.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import torch.distributed
 import tensor_relay
 
 LAYERS = 32
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def policy(mib, seed=0):
@@ -55,7 +56,7 @@ def relay_worker(mib, steps, pipe, folder):
         for _ in range(steps):
             pipe.send("go")
             begun = pipe.recv()
-            snapshot = subscription.prefetch(PATIENCE_S)
+            snapshot = subscription.prefetch(TIMEOUT_S)
             paused = time.monotonic()
             subscription.activate(snapshot)
             now = time.monotonic()
@@ -106,7 +107,7 @@ def gloo_trainer(mib, steps, pipe, folder):
 
 
 def gloo_worker(mib, steps, pipe, folder):
-    """It receives in place, so it is paused for as long as the weights are on their way."""
+    """Receives in place, so the worker is paused for the whole transfer."""
     weights = policy(mib, seed=1)
     join(1, folder)
     for _ in range(steps):
@@ -125,7 +126,7 @@ def join(rank, folder):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=2)
 
 
-WAYS = {
+METHODS = {
     "tensor-relay, prefetch and activate": (relay_trainer, relay_worker),
     "torch.save to a shared folder": (file_trainer, file_worker),
     "Gloo broadcast": (gloo_trainer, gloo_worker),
@@ -153,19 +154,22 @@ def main():
         change(expected, step)
     print(f"{args.mib} MiB of bf16, {args.steps} steps; medians without the first step")
     spawned = multiprocessing.get_context("spawn")
-    for name, (trainer, worker) in WAYS.items():
+    for name, (trainer, worker) in METHODS.items():
         copy = one_copy(args.mib)
         with tempfile.TemporaryDirectory() as folder:
             ours, theirs = spawned.Pipe()
             process = spawned.Process(target=trainer, args=(args.mib, args.steps, theirs, Path(folder)))
             process.start()
             times = [(pause, took, weights) for pause, took, weights in worker(args.mib, args.steps, ours, Path(folder))]
-            process.join(PATIENCE_S)
+            process.join(TIMEOUT_S)
         weights = times[-1][2]
         assert all(torch.equal(weights[each], expected[each]) for each in expected), f"{name}: other weights arrived"
         pause = statistics.median(pause for pause, _, _ in times[1:])
         took = statistics.median(took for _, took, _ in times[1:])
-        print(f"{name:36}  pause {pause * 1e3:6.1f} ms, {pause / copy:5.2f} of one copy ({copy * 1e3:.1f} ms); step to installed {took * 1e3:7.1f} ms")
+        print(
+            f"{name:36}  pause {pause * 1e3:6.1f} ms, {pause / copy:5.2f} of one copy ({copy * 1e3:.1f} ms); "
+            f"step to installed {took * 1e3:7.1f} ms"
+        )
 
 
 if __name__ == "__main__":

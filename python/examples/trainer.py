@@ -29,7 +29,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 
 def write_ticket(path: str, ticket: str) -> None:
-    """For this user alone, and in one step: whoever finds the file finds all of it."""
+    """Writes the ticket's file atomically and readable by this user only, so that no process reads a partial ticket."""
     descriptor = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(ticket + "\n")
@@ -37,11 +37,11 @@ def write_ticket(path: str, ticket: str) -> None:
 
 
 def wait_for_workers(version: tensor_relay.Publication, workers: int, pause: float) -> None:
-    """So that they are one version behind at most, unless that takes too long: a worker that is away stops nobody."""
+    """Waits until the workers have the version, for `pause` seconds at most: a dead worker must not stop training."""
     try:
         version.wait_committed(workers, timeout=pause)
     except tensor_relay.RelayTimeoutError as late:
-        print(f"going on: {late}", flush=True)
+        print(f"continuing: {late}", flush=True)
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--ticket-file", default="policy.ticket")
     parser.add_argument("--state-dir", help="where the server's key is kept")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=1, help="how many must have a version before the next")
+    parser.add_argument("--workers", type=int, default=1, help="how many workers must have a version before the next")
     parser.add_argument("--pause", type=float, default=5.0, help="how many seconds to wait for them at most")
     args = parser.parse_args()
 
@@ -64,7 +64,7 @@ def main() -> None:
             begun = time.monotonic()
             if version is not None:
                 wait_for_workers(version, args.workers, args.pause)
-            # Copied when this returns, so the next step may change the weights. bf16 is half the bytes.
+            # `publish` copies the weights before it returns, so the next step may change them. bf16 halves the bytes.
             version = relay.publish("policy", model.state_dict(), dtype="bf16", metadata={"step": step})
             pause_ms = (time.monotonic() - begun) * 1e3
             print(f"step {step}: version {version.version}, loss {loss:.4f}, pause {pause_ms:.1f} ms", flush=True)

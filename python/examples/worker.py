@@ -1,4 +1,4 @@
-"""An inference worker that follows a trainer: between two batches it takes the newest weights, if there are new ones.
+"""An inference worker that follows a trainer: between two batches it installs new weights, if there are any.
 
     python worker.py --ticket policy.ticket
 
@@ -27,12 +27,12 @@ def main() -> None:
     model = Policy().to(torch.bfloat16).requires_grad_(False)
     version, batches = 0, 0
     with tensor_relay.connect(args.ticket) as client:
-        # Received elsewhere, and copied to the model when it is whole: while `next` runs, and at no other time.
+        # A version is received in separate memory. `next` copies it to the model once it is complete.
         weights = client.subscribe(out=model.state_dict())
         while args.batches is None or batches < args.batches:
             begun = time.monotonic()
             try:
-                # The first weights are waited for. Later ones are taken if they are here: that bounds the pause.
+                # Waits for the first weights. Later weights are installed only if they have arrived: a bounded pause.
                 snapshot = weights.next(timeout=0 if version else None)
             except tensor_relay.TopicEndedError as ended:
                 print(ended, flush=True)

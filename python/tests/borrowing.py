@@ -1,7 +1,8 @@
-"""A producer of `test_counters.py`: publishes a state dict once, and tells what that took.
+"""The producer of `test_counters.py`: publishes a state dict once, and reports copies and memory.
 
-`borrowing.py STATE_DIR MIB stage|borrow`: layers of 16 MiB of noise, each with a bias of 8 KiB. Prints a ticket, and when a
-consumer has it all, the counters, and how much more memory the process had at most than before it published.
+`borrowing.py STATE_DIR MIB stage|borrow`: the state dict has layers of 16 MiB of noise, each with a bias of 8 KiB.
+Prints a ticket. After a consumer has received the version, prints as JSON the counters and by how much the process'
+peak memory exceeds its memory before publishing.
 """
 
 import json
@@ -15,7 +16,7 @@ WIDTH = 2048
 
 
 def memory_bytes(name: str) -> int:
-    """A number of /proc/self/status: VmRSS, resident now, or VmHWM, at most so far."""
+    """A value from /proc/self/status: VmRSS is the resident memory now, VmHWM its peak."""
     with open("/proc/self/status") as status:
         (line,) = (line for line in status if line.startswith(name))
     return int(line.split()[1]) << 10

@@ -1,4 +1,4 @@
-"""What the tests share: a relay on loopback, a client of it, and programs in processes of their own."""
+"""Fixtures and helpers of the tests: a relay on loopback, its client, and Python programs in child processes."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import pytest
 import tensor_relay
 
 HERE = Path(__file__).parent
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def client(relay):
 
 @contextlib.contextmanager
 def python(*words, **environment):
-    """A program in Python, in a process of its own. It ends with the block, or when patience does."""
+    """Runs a Python program in a child process. The process is killed at the end of the block, or after a timeout."""
     program = subprocess.Popen(
         [sys.executable, "-u", *map(str, words)],
         stdin=subprocess.PIPE,
@@ -39,26 +39,26 @@ def python(*words, **environment):
         text=True,
         env=os.environ | environment,
     )
-    late = threading.Timer(2 * PATIENCE_S, program.kill)
-    late.start()
+    killer = threading.Timer(2 * TIMEOUT_S, program.kill)
+    killer.start()
     try:
         yield program
     finally:
-        late.cancel()
+        killer.cancel()
         program.kill()
         program.communicate()
 
 
-def ended(program, returncode=0):
-    """What a program has said until it ended by itself."""
-    out, errors = program.communicate(timeout=PATIENCE_S)
+def wait_for_exit(program, returncode=0):
+    """Waits for a program to exit, checks its exit code, and returns its remaining output."""
+    out, errors = program.communicate(timeout=TIMEOUT_S)
     assert program.returncode == returncode, f"{program.args} ended with {program.returncode}:\n{out}\n{errors}"
     return out
 
 
-def served_again(address, state_dir):
-    """A relay at an address whose last one was closed just now, which lets go of its port a moment later."""
-    deadline = time.monotonic() + PATIENCE_S
+def serve_again(address, state_dir):
+    """Starts a relay at the address of one that was just closed. Retries, since the port is released a moment later."""
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             return tensor_relay.serve(address, state_dir=state_dir)
@@ -69,5 +69,5 @@ def served_again(address, state_dir):
 
 
 def received(client, topic="t", **options):
-    """The newest version."""
-    return client.subscribe(topic, **options).next(timeout=PATIENCE_S)
+    """Subscribes, and returns the first snapshot."""
+    return client.subscribe(topic, **options).next(timeout=TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""A consumer in a process of its own, and what memory it takes: `following.py TICKET HOW TENSORS TENSOR_BYTES`.
+"""A consumer process that reports its memory use: `following.py TICKET HOW TENSORS TENSOR_BYTES`.
 
-HOW is "snapshot", or "atomic" or "torn" for the two ways of `out`, or "phases" for `prefetch` and `activate`. For "next BYTES" on stdin it says that it waits and takes a
-version, for "leave BYTES" it ends its subscription; then it says as JSON what it takes, once that is what it counts, and no
-more than BYTES.
+HOW is "snapshot", "atomic" or "torn" for `out` with atomic=True or False, or "phases" for `prefetch` and `activate`. On
+"next BYTES" from stdin it prints "waiting" and receives a version; on "leave BYTES" it ends its subscription. Then it
+prints its memory use as JSON, as soon as resident and counted memory agree and are at most BYTES.
 """
 
 import gc
@@ -15,10 +15,10 @@ import numpy as np
 
 import tensor_relay
 
-# What is on its way (up to 64 MiB at the receiver), and what allocators keep.
-BESIDE_BYTES = 88 << 20
-# What is given back is given back soon, but not at once.
-SETTLED_S = 20.0
+# Data in transfer (up to 64 MiB at the receiver), and freed memory that allocators keep.
+OVERHEAD_BYTES = 88 << 20
+# How long memory may take to return to the system.
+SETTLE_TIMEOUT_S = 20.0
 
 
 def resident_bytes(peak=False):
@@ -29,20 +29,20 @@ def resident_bytes(peak=False):
 
 def is_settled(report, expected_bytes):
     grown, counted = report["grown_bytes"], report["counted_bytes"]
-    return max(grown, counted) < expected_bytes + BESIDE_BYTES and abs(grown - counted) < BESIDE_BYTES
+    return max(grown, counted) < expected_bytes + OVERHEAD_BYTES and abs(grown - counted) < OVERHEAD_BYTES
 
 
-def taken(early, counted_bytes, expected_bytes):
-    """What this process takes beside what it took `early`, once it is what is expected or has been otherwise for too long."""
-    late = time.monotonic() + SETTLED_S
+def memory_report(baseline, counted_bytes, expected_bytes):
+    """This process' memory beyond `baseline`, as JSON, once it is as expected or the timeout has passed."""
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
     while True:
         gc.collect()
         report = {
-            "grown_bytes": resident_bytes() - early,
-            "peak_bytes": resident_bytes(peak=True) - early,
+            "grown_bytes": resident_bytes() - baseline,
+            "peak_bytes": resident_bytes(peak=True) - baseline,
             "counted_bytes": counted_bytes(),
         }
-        if is_settled(report, int(expected_bytes)) or time.monotonic() > late:
+        if is_settled(report, int(expected_bytes)) or time.monotonic() > deadline:
             return json.dumps(report)
         time.sleep(0.05)
 
@@ -58,21 +58,21 @@ def main():
             stats = client.stats()
             return stats["snapshot_bytes"] + stats["reusable_bytes"] + stats["base_bytes"]
 
-        early = resident_bytes()
+        baseline = resident_bytes()
         subscription = client.subscribe("t", out=out, atomic=how != "torn")
         snapshot = None
         for line in sys.stdin:
             word, expected_bytes = line.split()
             snapshot = None
             if word == "next":
-                # A version that comes before `out` is lent for it lands beside `out`.
+                # A version that arrives before `next` lends `out` is received into other memory, so the test waits.
                 print("waiting", flush=True)
                 snapshot = subscription.prefetch(60.0) if how == "phases" else subscription.next(60.0)
                 if how == "phases":
                     subscription.activate(snapshot)
             else:
                 subscription.close()
-            print(taken(early, counted_bytes, expected_bytes), flush=True)
+            print(memory_report(baseline, counted_bytes, expected_bytes), flush=True)
         del snapshot
 
 

@@ -1,13 +1,13 @@
-"""A producer in a process of its own, and what memory it takes: `leading.py STATE_DIR TENSORS TENSOR_BYTES`.
+"""A producer process that reports its memory use: `leading.py STATE_DIR TENSORS TENSOR_BYTES`.
 
-Prints its ticket. For "publish BYTES" on stdin it publishes a version and waits until somebody has it, for "withdraw BYTES"
-it takes the topic back; then it says as JSON what it takes, once that is what it counts, and no more than BYTES.
+Prints its ticket. On "publish BYTES" from stdin it publishes a version and waits until a consumer has it; on "withdraw
+BYTES" it withdraws the topic. Then it prints its memory use as JSON, as `following.py` does.
 """
 
 import sys
 
 import numpy as np
-from following import resident_bytes, taken
+from following import memory_report, resident_bytes
 
 import tensor_relay
 
@@ -23,7 +23,7 @@ def main():
             return stats["staged_bytes"] + stats["reusable_bytes"] + stats["encoded_bytes"]
 
         print(relay.ticket, flush=True)
-        early = resident_bytes()
+        baseline = resident_bytes()
         for line in sys.stdin:
             word, expected_bytes = line.split()
             if word == "publish":
@@ -32,7 +32,7 @@ def main():
                 relay.publish("t", published).wait_committed(timeout=60)
             else:
                 relay.withdraw("t")
-            print(taken(early, counted_bytes, expected_bytes), flush=True)
+            print(memory_report(baseline, counted_bytes, expected_bytes), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A tensor from one process to another, with nothing installed but the package: what `python/wheel` tries in each Python.
+"""Sends a tensor from one process to another, without any framework: `python/wheel` runs this in each Python version.
 
-Without a word the process publishes, and starts itself with a ticket as the one that receives.
+Without an argument the process publishes, and starts itself again with the ticket as argument to receive.
 """
 
 import subprocess

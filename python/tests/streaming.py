@@ -1,5 +1,5 @@
-"""A consumer in a process of its own that takes a version in parts: `streaming.py TICKET BUCKET_BYTES`. Says as JSON
-how many tensors came, what was counted of the parts in memory at its peak, and by how much this process had grown then."""
+"""A consumer process that receives a version by `Client.stream`: `streaming.py TICKET BUCKET_BYTES`. Prints as JSON the
+number of tensors, the peak of the client's memory counters, and the growth of the process' peak memory."""
 
 import json
 import sys
@@ -14,13 +14,13 @@ def main():
     with tensor_relay.connect(ticket) as client:
         counted_bytes = tensors = 0
         client.describe("t")
-        early = resident_bytes()
+        baseline = resident_bytes()
         for _, tensor in client.stream("t", bucket_bytes=bucket_bytes):
             tensors += 1
             tensor.numpy().sum()
             stats = client.stats()
             counted_bytes = max(counted_bytes, stats["snapshot_bytes"] + stats["reusable_bytes"] + stats["base_bytes"])
-        grown_bytes = resident_bytes(peak=True) - early
+        grown_bytes = resident_bytes(peak=True) - baseline
     print(json.dumps({"tensors": tensors, "counted_bytes": counted_bytes, "grown_bytes": grown_bytes}))
 
 

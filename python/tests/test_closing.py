@@ -1,15 +1,14 @@
-"""Closing never waits for who is waiting: it ends their wait, from an event loop, another thread or a signal handler.
+"""Closing ends other callers' waits at once, whether it is called from an event loop, a thread or a signal handler.
 
-Method: each case is a program of its own, which is ended by force when it stands still. Nothing is published, or nobody
-takes what is, so that no wait would end by itself. A close that comes before the wait has begun proves less, and does not
-fail.
+Method: each case is a program of its own, which is killed when it hangs. Nothing is published, or nobody receives it,
+so that no wait would end by itself. A close before the wait has begun proves less, but does not fail.
 """
 
 import asyncio
 import time
 
 import pytest
-from conftest import ended, python
+from conftest import python, wait_for_exit
 
 PROGRAM = """
 import asyncio, faulthandler, gc, signal, sys, threading, time
@@ -42,34 +41,34 @@ def in_handler(wait, close):
 """
 
 
-def said_by(tmp_path, program):
+def output_of(tmp_path, program):
     path = tmp_path / "closes.py"
     path.write_text(PROGRAM + program)
     with python(path, tmp_path / "state") as closing:
-        return ended(closing).split()
+        return wait_for_exit(closing).split()
 
 
-HOW = pytest.mark.parametrize("how", ["in_thread", "in_handler"])
+CALLERS = pytest.mark.parametrize("caller", ["in_thread", "in_handler"])
 
 
-@HOW
+@CALLERS
 @pytest.mark.parametrize("out", ["", ", out={'x': numpy.zeros(3)}", ", out={'x': numpy.zeros(3)}, atomic=False"])
-def test_closing_ends_the_wait_for_a_version(tmp_path, how, out):
-    said = said_by(tmp_path, f"""
+def test_closing_ends_the_wait_for_a_version(tmp_path, caller, out):
+    output = output_of(tmp_path, f"""
 subscription = client.subscribe("t"{out})
-print({how}(subscription.next, lambda: (subscription.acknowledge(), subscription.close())))
+print({caller}(subscription.next, lambda: (subscription.acknowledge(), subscription.close())))
 subscription = client.subscribe("t"{out})
-print({how}(lambda: list(subscription), subscription.close))
+print({caller}(lambda: list(subscription), subscription.close))
 print(outcome(subscription.next), list(subscription))
 subscription = client.subscribe("t"{out})
-print({how}(subscription.next, client.close))
+print({caller}(subscription.next, client.close))
 """)
-    assert said == ["ClosedError", "[]", "ClosedError", "[]", "ClosedError"]
+    assert output == ["ClosedError", "[]", "ClosedError", "[]", "ClosedError"]
 
 
 @pytest.mark.parametrize("out", ["", ", out={'x': numpy.zeros(3)}"])
-def test_closing_in_an_event_loop_ends_what_waits_there(tmp_path, out):
-    said = said_by(tmp_path, f"""
+def test_closing_in_an_event_loop_ends_its_coroutines(tmp_path, out):
+    output = output_of(tmp_path, f"""
 async def iterate(subscription):
     async for snapshot in subscription:
         raise AssertionError(snapshot)
@@ -88,11 +87,11 @@ async def close():
 
 asyncio.run(close())
 """)
-    assert said == ["over", "ClosedError", "over", "over", "ClosedError"]
+    assert output == ["over", "ClosedError", "over", "over", "ClosedError"]
 
 
-def test_a_subscription_that_is_collected_ends_no_wait_and_waits_for_none(tmp_path):
-    said = said_by(tmp_path, """
+def test_collecting_a_subscription_ends_no_wait_and_does_not_block(tmp_path):
+    output = output_of(tmp_path, """
 class Owner:
     def __init__(self):
         self.subscription = client.subscribe("t")
@@ -116,19 +115,19 @@ async def collect():
 
 asyncio.run(collect())
 """)
-    assert said == ["ClosedError", "1"]
+    assert output == ["ClosedError", "1"]
 
 
-def test_a_version_that_a_cancelled_coroutine_left_is_not_acknowledged(relay, client):
-    """Goal: in mode "every", acknowledging speaks of the version that the program has, and not of one on its way to it.
+def test_a_cancelled_coroutines_version_is_not_acknowledged(relay, client):
+    """Goal: in mode "every", `acknowledge` means the version that the program has, and not one that was never returned.
 
-    Method: the event loop stands still while a version comes for a coroutine, which is cancelled before it runs again.
+    Method: the event loop is blocked while a version arrives for a coroutine, which is cancelled before it runs again.
     """
     relay.open("t", keep_versions=9)
 
     async def leave_one(subscription):
         waiting = asyncio.ensure_future(subscription.next_async())
-        await asyncio.sleep(0)  # It begins.
+        await asyncio.sleep(0)  # Lets the coroutine begin.
         time.sleep(0.5)
         waiting.cancel()
         await asyncio.sleep(0.1)
@@ -139,17 +138,17 @@ def test_a_version_that_a_cancelled_coroutine_left_is_not_acknowledged(relay, cl
         assert subscription.next(10).version == 1
         asyncio.run(leave_one(subscription))
         subscription.acknowledge()
-        time.sleep(0.2)  # Until the server has been told.
+        time.sleep(0.2)  # Until the server has received the acknowledgement.
     assert client.subscribe("t", mode="every", reader="r").next(10).version == 2
 
 
-@HOW
+@CALLERS
 @pytest.mark.parametrize("close, expected", [
     ("relay.close(0)", "PublishError"), ("relay.withdraw('t')", "PublishError"), ("relay.end('t')", "RelayTimeoutError"),
 ])  # fmt: skip
-def test_closing_ends_a_publish_that_waits_for_readers(tmp_path, how, close, expected):
-    """What is ended only finishes what it publishes, and `end` does not wait for that."""
-    said = said_by(tmp_path, f"""
+def test_closing_ends_a_publish_that_waits_for_readers(tmp_path, caller, close, expected):
+    """After `end`, the publish in progress still waits for its readers, and `end` does not wait for it."""
+    output = output_of(tmp_path, f"""
 relay.open("t", when_full="block")
 reader = client.subscribe("t", mode="every", window=1)
 
@@ -159,17 +158,17 @@ def publish():
 
 relay.publish("t", {{"x": b"abc"}})
 reader.next(10)
-print({how}(publish, lambda: {close}))
+print({caller}(publish, lambda: {close}))
 print(outcome(lambda: relay.end("t")))
 """)
-    assert said == [expected, "ClosedError" if "close" in close else "None"]
+    assert output == [expected, "ClosedError" if "close" in close else "None"]
 
 
-@HOW
-def test_closing_a_relay_ends_the_wait_for_its_readers(tmp_path, how):
-    said = said_by(tmp_path, f"""
+@CALLERS
+def test_closing_a_relay_ends_the_wait_for_its_readers(tmp_path, caller):
+    output = output_of(tmp_path, f"""
 published = relay.publish("t", {{"x": b"abc"}}, hold="borrow")
-print({how}(lambda: published.wait_committed(timeout=None), lambda: relay.close(0)))
+print({caller}(lambda: published.wait_committed(timeout=None), lambda: relay.close(0)))
 print(published.wait_released())
 """)
-    assert said == ["PublishError", "None"]
+    assert output == ["PublishError", "None"]

@@ -1,4 +1,4 @@
-"""The command that the package brings: what `pip install` puts on PATH, and `python -m tensor_relay`."""
+"""The package's command line: the script that `pip install` puts on PATH, and `python -m tensor_relay`."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S
+from conftest import TIMEOUT_S
 
 import tensor_relay
 
@@ -21,24 +21,25 @@ MODULE = [sys.executable, "-P", "-m", "tensor_relay"]
 
 @pytest.fixture(params=["command", "module"])
 def words(request):
-    """Both ways to start it."""
+    """The two ways to start the command."""
     return [COMMAND] if request.param == "command" else MODULE
 
 
 @pytest.fixture
 def home(tmp_path):
-    """An environment in which the command knows nothing but this test's folder."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENSOR_RELAY_")}
-    return kept | {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    """Environment variables that point the command to this test's folder only."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TENSOR_RELAY_")}
+    folders = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    return env | {"HOME": str(tmp_path)} | folders
 
 
 def run(words, home):
-    return subprocess.run([*map(str, words)], env=home, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run([*map(str, words)], env=home, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 @contextlib.contextmanager
 def running(words, home, **options):
-    """The command in a process of its own, which ends with the block at the latest."""
+    """Runs the command in a child process, which is killed at the end of the block."""
     program = subprocess.Popen(
         [*map(str, words)], env=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
@@ -49,55 +50,55 @@ def running(words, home, **options):
         program.communicate()
 
 
-def end_by(program, number):
-    """Sends a signal, and gives the exit code and what was written on stderr."""
-    program.send_signal(number)
-    _, errors = program.communicate(timeout=PATIENCE_S)
+def end_by(program, signal_number):
+    """Sends a signal, and returns the exit code and the output on stderr."""
+    program.send_signal(signal_number)
+    _, errors = program.communicate(timeout=TIMEOUT_S)
     return program.returncode, errors
 
 
 @contextlib.contextmanager
 def serving(words, home, tmp_path):
-    """`serve` of one file, and the ticket to it."""
+    """Runs `serve` with one file. Yields the process and the ticket."""
     np.save(tmp_path / "policy.npy", np.arange(100_000.0))
     topic = f"policy={tmp_path / 'policy.npy'}"
     with running([*words, "serve", "--json", "--listen=127.0.0.1:0", "--topic", topic], home) as server:
-        told = json.loads(server.stdout.readline())
-        yield server, Path(told["ticket_file"]).read_text().strip()
+        started = json.loads(server.stdout.readline())
+        yield server, Path(started["ticket_file"]).read_text().strip()
 
 
-def test_its_version_is_the_packages(words, home):
-    told = run([*words, "--version"], home)
-    assert (told.returncode, told.stdout.strip()) == (0, f"tensor-relay {tensor_relay.__version__}")
+def test_the_commands_version_is_the_packages(words, home):
+    result = run([*words, "--version"], home)
+    assert (result.returncode, result.stdout.strip()) == (0, f"tensor-relay {tensor_relay.__version__}")
 
 
-def test_help_and_mistakes(words, home):
-    told = run([*words, "--help"], home)
-    assert told.returncode == 0 and told.stdout.rstrip().endswith("ended by a signal")
+def test_help_and_wrong_arguments(words, home):
+    result = run([*words, "--help"], home)
+    assert result.returncode == 0 and result.stdout.rstrip().endswith("ended by a signal")
     for wrong in ([], ["bogus"], ["subscribe", "no-such-ticket"]):
-        told = run([*words, *wrong], home)
-        assert (told.returncode, told.stdout) == (2, "") and told.stderr
+        result = run([*words, *wrong], home)
+        assert (result.returncode, result.stdout) == (2, "") and result.stderr
 
 
-def test_one_serves_and_another_receives(words, home, tmp_path):
+def test_one_process_serves_and_another_receives(words, home, tmp_path):
     with serving(words, home, tmp_path) as (server, ticket):
         out = tmp_path / "out"
         received = run([*words, "subscribe", ticket, "--once", "--out", out, "--json"], home)
         assert received.returncode == 0, received.stderr
         assert (out / "policy.npy").read_bytes() == (tmp_path / "policy.npy").read_bytes()
-        with tensor_relay.connect(ticket) as client:  # The package and its command are of one protocol.
+        with tensor_relay.connect(ticket) as client:  # The package and its command use the same protocol.
             assert client.get("policy").version == 1
         wrong = ticket.replace("key=sha256:", "key=sha256:00", 1)
         assert run([*words, "list", wrong], home).returncode == 2
         subscribe = [*words, "subscribe", ticket, "--once", "--out", out]
         assert run([*subscribe, "--select", "no.such.tensor"], home).returncode == 5
-        assert run([*subscribe, "--topic", "other"], home).returncode == 4  # The ticket is for another one.
+        assert run([*subscribe, "--topic", "other"], home).returncode == 4  # The ticket is for another topic.
         assert end_by(server, signal.SIGTERM)[0] == 0
-    gone = run([*words, "list", ticket, "--connect-timeout=1"], home)
-    assert gone.returncode == 3, gone.stderr
+    unreachable = run([*words, "list", ticket, "--connect-timeout=1"], home)
+    assert unreachable.returncode == 3, unreachable.stderr
 
 
-def test_ctrl_c_ends_it_as_it_ends_the_program(words, home, tmp_path):
+def test_ctrl_c_ends_the_command_with_its_exit_code(words, home, tmp_path):
     with serving(words, home, tmp_path) as (server, ticket):
         follow = [*words, "subscribe", ticket, "--json", "--out", tmp_path / "out"]
         with running(follow, home) as subscriber:
@@ -108,11 +109,11 @@ def test_ctrl_c_ends_it_as_it_ends_the_program(words, home, tmp_path):
         assert code == 0 and "Traceback" not in errors, errors
 
 
-def test_ctrl_c_ends_a_command_that_does_not_listen_for_it(words, home, tmp_path):
+def test_ctrl_c_ends_a_command_without_a_handler(words, home, tmp_path):
     fifo = tmp_path / "ticket"
     os.mkfifo(fifo)
     with running([*words, "list", fifo], home) as program:
-        with open(fifo, "w"):  # It opened the other end, and reads.
+        with open(fifo, "w"):  # Returns once the command has opened the other end to read.
             code, errors = end_by(program, signal.SIGINT)
     assert code == -signal.SIGINT and not errors, errors
 
@@ -124,19 +125,19 @@ def test_an_ignored_ctrl_c_stays_ignored(words, home, tmp_path):
     with running([*words, "list", fifo], home, preexec_fn=ignore) as program:
         with open(fifo, "w"):
             program.send_signal(signal.SIGINT)
-        _, errors = program.communicate(timeout=PATIENCE_S)
+        _, errors = program.communicate(timeout=TIMEOUT_S)
     assert program.returncode == 2 and "holds no ticket" in errors, errors
 
 
-def test_it_starts_itself_again(words, home):
-    told = run([*words, "demo", "--json", "--size=1MiB", "--versions=2", "--small=2"], home)
-    assert told.returncode == 0, told.stderr
-    assert len(json.loads(told.stdout)["versions"]) == 2
+def test_the_demo_starts_child_processes(words, home):
+    result = run([*words, "demo", "--json", "--size=1MiB", "--versions=2", "--small=2"], home)
+    assert result.returncode == 0, result.stderr
+    assert len(json.loads(result.stdout)["versions"]) == 2
 
 
-def test_a_pipe_whose_reader_is_gone(words, home):
+def test_a_closed_output_pipe(words, home):
     with running([*words, "man"], home, bufsize=0) as program:
         program.stdout.close()
-        program.wait(PATIENCE_S)
+        program.wait(TIMEOUT_S)
         assert program.stderr.read() == ""
         assert program.returncode in (0, 1)

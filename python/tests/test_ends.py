@@ -1,23 +1,23 @@
-"""How a producer's end reaches those who follow it: at once, and as what it is."""
+"""How subscribers are informed when a producer ends: at once, and with the reason."""
 
 import time
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S
+from conftest import TIMEOUT_S
 
 import tensor_relay
 
 
 @pytest.fixture
 def following(tmp_path):
-    """A relay, and how one follows it: longer than a test's patience, where it is lost."""
+    """A relay, and a function that subscribes to it. Its clients reconnect for longer than the tests' timeouts."""
     relay = tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / "state")
     clients = []
 
-    def follow(mode="latest", reconnect_timeout=10 * PATIENCE_S):
+    def follow(mode="latest", reconnect_timeout=10 * TIMEOUT_S):
         clients.append(tensor_relay.connect(relay.ticket, reconnect_timeout=reconnect_timeout))
-        subscription = clients[-1].subscribe("t", mode=mode, timeout=PATIENCE_S)
+        subscription = clients[-1].subscribe("t", mode=mode, timeout=TIMEOUT_S)
         assert next(subscription).version == 1
         return subscription
 
@@ -30,17 +30,17 @@ def following(tmp_path):
 
 
 def test_a_relay_that_is_closed_ends_its_topics(following):
-    """Who follows hears that nothing more comes, and need not wait for a server that does not come back."""
+    """Subscribers receive the end of the topic, and do not wait for the server to return."""
     relay, follow = following
     followers = [follow(), follow("every")]
     relay.close()
     for subscription in followers:
         assert list(subscription) == []
         with pytest.raises(tensor_relay.TopicEndedError):
-            subscription.next(PATIENCE_S)
+            subscription.next(TIMEOUT_S)
 
 
-def test_what_was_published_last_is_received_though_the_relay_is_closed(following):
+def test_the_last_version_is_received_after_the_relay_closed(following):
     relay, follow = following
     subscription = follow("every")
     with relay:
@@ -48,14 +48,16 @@ def test_what_was_published_last_is_received_though_the_relay_is_closed(followin
     assert [snapshot.version for snapshot in subscription] == [2]
 
 
-@pytest.mark.parametrize("close", [lambda relay: relay.close(end=False), lambda relay: relay.__exit__(ValueError, ValueError(), None)])
-def test_a_relay_that_comes_back_is_waited_for(following, close, tmp_path):
-    """One that is closed so, or that a failure ends, may be started again: its topics have not ended."""
+@pytest.mark.parametrize("close", [
+    lambda relay: relay.close(end=False), lambda relay: relay.__exit__(ValueError, ValueError(), None),
+])  # fmt: skip
+def test_clients_wait_for_a_relay_that_restarts(following, close, tmp_path):
+    """A relay that is closed with end=False, or by an exception, may be restarted: its topics have not ended."""
     relay, follow = following
     subscription, impatient = follow(), follow(reconnect_timeout=0.2)
     close(relay)
     with pytest.raises(tensor_relay.ServerUnreachableError, match="the server is shutting down"):
-        impatient.next(PATIENCE_S)
+        impatient.next(TIMEOUT_S)
     with tensor_relay.serve(relay.address, state_dir=tmp_path / "state") as again:
         again.publish("t", {"x": np.full(3, 7)})
         snapshot = next(subscription)
@@ -63,15 +65,15 @@ def test_a_relay_that_comes_back_is_waited_for(following, close, tmp_path):
     assert list(subscription) == []
 
 
-def test_a_wait_without_a_connection_says_why(following):
+def test_a_timeout_without_a_connection_names_the_reason(following):
     relay, follow = following
     subscription = follow()
     relay.close(end=False)
-    deadline = time.monotonic() + PATIENCE_S
-    told = ""
-    while "shutting down" not in told:
-        assert time.monotonic() < deadline, told
+    deadline = time.monotonic() + TIMEOUT_S
+    message = ""
+    while "shutting down" not in message:
+        assert time.monotonic() < deadline, message
         with pytest.raises(tensor_relay.RelayTimeoutError) as raised:
             subscription.next(0.05)
-        told = str(raised.value)
-    assert "the connection was lost" in told
+        message = str(raised.value)
+    assert "the connection was lost" in message

@@ -1,4 +1,4 @@
-"""The tree of errors: which class, which of Python's, and which words."""
+"""The exceptions: their classes, Python's base classes, and their messages."""
 
 import builtins
 
@@ -10,7 +10,7 @@ from tensor_relay import errors
 NO_SERVER = "relay://127.0.0.1:9?key=sha256:" + "ab" * 32
 
 
-def test_all_are_of_one_tree_and_none_hides_one_of_pythons():
+def test_all_errors_have_one_base_class_and_hide_no_builtin():
     classes = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
     assert len(classes) == 21
     for name, value in classes.items():
@@ -33,7 +33,7 @@ def test_tickets_are_text_or_paths(ticket):
 
 
 def test_descriptors_of_the_caller_stay_open(tmp_path, relay):
-    """A number is no path, whatever Python's `open` says."""
+    """An integer is not a path, although Python's `open` accepts one as a descriptor."""
     relay.publish("t", {"x": b"abc"})
     with tensor_relay.connect(relay.ticket) as client, open(tmp_path / "mine", "w+") as mine:
         snapshot = client.subscribe("t").next(10)
@@ -51,8 +51,9 @@ def test_descriptors_of_the_caller_stay_open(tmp_path, relay):
         assert mine.read() == relay.ticket
 
 
-def test_nobody_answers():
-    with pytest.raises(tensor_relay.ServerUnreachableError, match="no answer from 127.0.0.1:9: nothing over UDP within 200 ms, and over TCP: ") as refused:
+def test_no_server_answers():
+    message = "no answer from 127.0.0.1:9: nothing over UDP within 200 ms, and over TCP: "
+    with pytest.raises(tensor_relay.ServerUnreachableError, match=message) as refused:
         tensor_relay.connect(NO_SERVER, timeout=0.2)
     assert isinstance(refused.value, ConnectionError)
 
@@ -63,7 +64,7 @@ def test_another_server_than_the_tickets(relay):
         tensor_relay.connect(ticket)
 
 
-def test_a_topic_that_does_not_come(relay):
+def test_a_topic_that_does_not_appear(relay):
     with tensor_relay.connect(relay.ticket, topic_timeout=0.1) as client:
         with pytest.raises(tensor_relay.TopicNotFoundError, match="no topic policy appeared within 100 ms") as missing:
             client.subscribe("policy").next()
@@ -91,7 +92,7 @@ def test_no_memory_for_a_version(relay):
     lambda relay, client: tensor_relay.serve("127.0.0.1:0", codec="gzip"),
     lambda relay, client: tensor_relay.serve("127.0.0.1:0", advertise="host:port"),
 ])  # fmt: skip
-def test_words_that_mean_nothing(relay, client, call, tmp_path, monkeypatch):
+def test_invalid_names_and_options(relay, client, call, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(tensor_relay.RequestError) as refused:
         call(relay, client)
@@ -99,18 +100,20 @@ def test_words_that_mean_nothing(relay, client, call, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("option, value, words", [
-    ("chunk_bytes", 0, "from 256 to 67108864"), ("chunk_bytes", 1, "from 256 to 67108864"), ("chunk_bytes", 300, "a multiple of 256"),
-    ("chunk_bytes", 128 << 20, "from 256 to 67108864"), ("stall_timeout", 0, "more than 0"), ("sessions_max", 0, "1 or more"),
+    ("chunk_bytes", 0, "from 256 to 67108864"), ("chunk_bytes", 1, "from 256 to 67108864"),
+    ("chunk_bytes", 300, "a multiple of 256"), ("chunk_bytes", 128 << 20, "from 256 to 67108864"),
+    ("stall_timeout", 0, "more than 0"), ("sessions_max", 0, "1 or more"),
 ])  # fmt: skip
-def test_values_that_serve_cannot_take(tmp_path, option, value, words):
+def test_values_out_of_range_for_serve(tmp_path, option, value, words):
     with pytest.raises(tensor_relay.RequestError, match=f"{option} is {value}.*{words}"):
         tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, **{option: value})
 
 
 @pytest.mark.parametrize("option, value, words", [
-    ("lanes", 0, "from 1 to 16"), ("lanes", 17, "from 1 to 16"), ("versions_held_max", 0, "1 or more"), ("stall_timeout", 0, "more than 0"),
+    ("lanes", 0, "from 1 to 16"), ("lanes", 17, "from 1 to 16"), ("versions_held_max", 0, "1 or more"),
+    ("stall_timeout", 0, "more than 0"),
 ])  # fmt: skip
-def test_values_that_connect_cannot_take(relay, option, value, words):
+def test_values_out_of_range_for_connect(relay, option, value, words):
     with pytest.raises(tensor_relay.RequestError, match=f"{option} is {value}.*{words}"):
         tensor_relay.connect(relay.ticket, **{option: value})
 
@@ -118,24 +121,24 @@ def test_values_that_connect_cannot_take(relay, option, value, words):
 def test_a_port_in_use(relay, tmp_path):
     with pytest.raises(tensor_relay.TensorRelayError, match="in use by another process.*choose another port") as refused:
         tensor_relay.serve(relay.address, state_dir=tmp_path)
-    assert "--" not in str(refused.value), "there are no options of the command line here"
+    assert "--" not in str(refused.value), "the message must not name options of the command line"
 
 
-def test_a_name_to_listen_on(tmp_path):
+def test_a_host_name_to_listen_on(tmp_path):
     with tensor_relay.serve("localhost:0", state_dir=tmp_path) as relay:
         assert relay.address.rsplit(":", 1)[0] in ("127.0.0.1", "[::1]")
     with pytest.raises(tensor_relay.RequestError, match="no address to listen on .*HOST:PORT"):
         tensor_relay.serve("no-such-host.invalid:0", state_dir=tmp_path)
 
 
-def test_words_of_another_type(relay, client):
+def test_arguments_of_wrong_types(relay, client):
     with pytest.raises(TypeError, match="select is a pattern or several, each a text, and not 3"):
         client.subscribe("t", select=3)
     with pytest.raises(TypeError, match="metadata is a mapping of names to values, and not a str"):
         relay.publish("t", {}, metadata="step")
 
 
-def test_what_the_ticket_names(tmp_path):
+def test_advertised_addresses_in_the_ticket(tmp_path):
     for advertise, expected in [("gpu-7", "gpu-7:{port}"), (["a:1", "::1"], "a:1,[::1]:{port}")]:
         with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, advertise=advertise) as relay:
             port = relay.address.rsplit(":", 1)[1]

@@ -1,4 +1,4 @@
-"""Files are published from here, and pulled to folders, as the command line does both."""
+"""`Relay.publish_files` and `pull`: files and folders, published and received as they were."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_a_folder_is_pulled_as_it_was(relay, model, tmp_path):
     assert contents(pulled) == contents(model)
 
 
-def test_one_file_and_tensors_that_were_none(relay, model, tmp_path):
+def test_one_file_and_tensors_without_files(relay, model, tmp_path):
     relay.publish_files("one", model / "model.safetensors")
     assert tensor_relay.pull(relay.ticket, tmp_path, "one").read_bytes() == (model / "model.safetensors").read_bytes()
     relay.publish("tensors", WEIGHTS)
@@ -49,7 +49,7 @@ def test_one_file_and_tensors_that_were_none(relay, model, tmp_path):
     assert all(np.array_equal(value, WEIGHTS[name]) for name, value in load_file(pulled).items())
 
 
-def test_what_cannot_be_published_or_pulled_says_so(relay, client, tmp_path):
+def test_errors_of_publish_files_and_pull(relay, client, tmp_path):
     with pytest.raises(tensor_relay.PublishError, match="missing"):
         relay.publish_files("t", tmp_path / "missing")
     relay.publish("t", WEIGHTS)

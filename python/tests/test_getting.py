@@ -1,4 +1,4 @@
-"""One version, once: by number, into tensors, as a coroutine; and what a version consists of, without its tensors."""
+"""`Client.get` and `Client.describe`: one version by number, into tensors, as a coroutine; or only its description."""
 
 import asyncio
 
@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 import tensor_relay
-from conftest import PATIENCE_S
+from conftest import TIMEOUT_S
 
 
 def publish(relay, count, topic="t"):
     return [relay.publish(topic, {"x": np.full(3, number, "f4")}, metadata={"step": number}) for number in range(1, count + 1)]
 
 
-def test_the_newest_version_is_had(relay, client):
+def test_get_returns_the_newest_version(relay, client):
     publish(relay, 3)
     snapshot = client.get("t")
     assert (snapshot.version, snapshot["x"].numpy().tolist()) == (3, [3, 3, 3])
-    assert client.get("t", select="x").version == 3, "again, as often as one likes"
+    assert client.get("t", select="x").version == 3, "`get` may be repeated"
 
 
-def test_a_version_is_had_by_its_number_or_refused(relay, client):
+def test_get_returns_a_version_by_number_or_raises(relay, client):
     relay.open("t", keep_versions=2)
     published = publish(relay, 3)
     assert client.get("t", 2)["x"].numpy().tolist() == [2, 2, 2]
@@ -31,7 +31,7 @@ def test_a_version_is_had_by_its_number_or_refused(relay, client):
             client.get("t", 1, **options)
     with pytest.raises(tensor_relay.VersionNotFoundError, match="version 1 "):
         client.describe("t", 1)
-    assert not out["x"].any(), "nothing else was received in its place"
+    assert not out["x"].any(), "no other version was received in its place"
 
 
 def test_a_version_of_another_epoch_is_refused(relay, client):
@@ -47,13 +47,13 @@ def test_a_version_of_another_epoch_is_refused(relay, client):
         client.get("t", 1, epoch="newest")
 
 
-def test_a_version_to_come_is_waited_for(relay, client):
+def test_get_waits_for_a_future_version(relay, client):
     publish(relay, 1)
     with pytest.raises(tensor_relay.RelayTimeoutError):
         client.get("t", 2, timeout=0.2)
 
     async def both():
-        getting = asyncio.create_task(client.get_async("t", 2, timeout=PATIENCE_S))
+        getting = asyncio.create_task(client.get_async("t", 2, timeout=TIMEOUT_S))
         await asyncio.sleep(0)
         publish(relay, 1)
         return await getting
@@ -61,7 +61,7 @@ def test_a_version_to_come_is_waited_for(relay, client):
     assert asyncio.run(both()).version == 2
 
 
-def test_it_is_received_into_tensors(relay, client):
+def test_get_receives_into_tensors(relay, client):
     publish(relay, 1)
     for atomic in (True, False):
         out = {"x": np.zeros(3, "f4")}
@@ -71,7 +71,7 @@ def test_it_is_received_into_tensors(relay, client):
         client.get("t", out={"x": np.zeros(4, "f4")})
 
 
-def test_coroutines_do_not_wait_for_each_other(relay, client):
+def test_coroutines_run_concurrently(relay, client):
     publish(relay, 1)
 
     async def many():
@@ -81,14 +81,14 @@ def test_coroutines_do_not_wait_for_each_other(relay, client):
     assert [snapshot.version for snapshot in snapshots] == [1] * 20
 
 
-def test_a_subscription_ends_with_its_version(relay, client):
+def test_get_ends_its_subscription(relay, client):
     publish(relay, 1)
     for _ in range(50):
         client.get("t")
-    assert client.topics()[0].subscribers <= 1, "the last one may be on its way out"
+    assert client.topics()[0].subscribers <= 1, "the last subscription may still be ending"
 
 
-def test_what_is_not_there_is_an_error_in_time(relay):
+def test_a_missing_topic_raises_in_time(relay):
     with tensor_relay.connect(relay.ticket, topic_timeout=0.2) as client:
         for call in (client.get, client.describe):
             with pytest.raises(tensor_relay.TopicNotFoundError):
@@ -99,7 +99,7 @@ def test_what_is_not_there_is_an_error_in_time(relay):
         client.get("t")
 
 
-def test_a_ticket_with_a_topic_names_it(relay):
+def test_get_uses_the_tickets_topic(relay):
     publish(relay, 1)
     with tensor_relay.connect(relay.ticket_for("t")) as client:
         assert client.get().version == client.describe().version == 1
@@ -121,7 +121,7 @@ def test_a_description_moves_no_payload(relay, client):
     assert "2 tensors" in repr(described) and "f16" in repr(described.tensors["layer.0/w"])
 
 
-def test_a_version_that_was_received_is_installed_later(relay, client):
+def test_a_received_version_can_be_installed_later(relay, client):
     publish(relay, 1)
     snapshot = client.get("t")
     out = {"x": np.zeros(3, "f4")}
@@ -135,7 +135,7 @@ def test_a_version_that_was_received_is_installed_later(relay, client):
     assert client.get("t", 1, out=out).version == 1
 
 
-def test_a_coroutine_is_refused_what_it_could_tear(relay, client):
+def test_a_coroutine_cannot_receive_in_place(relay, client):
     publish(relay, 1)
     out = {"x": np.zeros(3, "f4")}
     with pytest.raises(tensor_relay.RequestError, match="atomic=False"):

@@ -1,4 +1,4 @@
-"""What travels with a version beside its tensors: in Python as it was, elsewhere as text."""
+"""A version's metadata: Python receives the published values, other consumers receive text."""
 
 import types
 
@@ -9,7 +9,7 @@ from conftest import received
 import tensor_relay
 
 
-def test_values_come_back_as_they_were(relay, client):
+def test_metadata_values_keep_their_types(relay, client):
     sent = {
         "run": "größe", "digits": "1", "step": 1, "loss": 0.5, "done": False, "best": None, "big": 1 << 80,
         "shape": [1, [2.5, "a"]], "parts": {"lr": 1e-3, "names": ["a"]},
@@ -29,31 +29,31 @@ def test_scalars_of_frameworks_are_numbers(relay, client):
     assert type(got["step"]) is int and type(got["loss"]) is float and got["done"] is True
 
 
-def test_any_mapping_does(relay, client):
+def test_metadata_may_be_any_mapping(relay, client):
     relay.publish("t", {}, metadata=types.MappingProxyType({"step": 1}))
     assert received(client).metadata == {"step": 1}
 
 
 @pytest.mark.parametrize("value", [b"abc", object(), np.zeros(3), {1, 2}, [object()], lambda: 1])
-def test_what_cannot_travel_is_refused_by_name(relay, client, value):
+def test_unsupported_values_are_refused_by_name(relay, client, value):
     with pytest.raises(TypeError, match=r"metadata \"odd\" \(.*\) cannot be sent: .*Supported are text, numbers"):
         relay.publish("t", {}, metadata={"fine": 1, "odd": value})
     with pytest.raises(TypeError, match="the keys of metadata are text, and 1 is not"):
         relay.publish("t", {}, metadata={1: "a"})
-    assert client.topics() == [], "nothing of it was published"
+    assert client.topics() == [], "nothing was published"
 
 
 @pytest.mark.parametrize("value", [{1: "int", "1": "str"}, {"deep": [({None: "n"},)]}, [{True: 1}]])
-def test_keys_that_would_come_back_as_text_are_refused(relay, client, value):
+def test_keys_that_json_would_change_are_refused(relay, client, value):
     with pytest.raises(TypeError, match=r"metadata \"odd\" has a dictionary with the key (1|None|True), which .* make it text"):
         relay.publish("t", {}, metadata={"odd": value})
     endless = []
     endless.append(endless)
     with pytest.raises(TypeError, match="cannot be sent"):
         relay.publish("t", {}, metadata={"odd": endless})
-    assert client.topics() == [], "nothing of it was published"
+    assert client.topics() == [], "nothing was published"
 
 
-def test_the_packages_own_keys_are_reserved(relay):
+def test_the_packages_keys_are_reserved(relay):
     with pytest.raises(tensor_relay.RequestError, match="call it something else"):
         relay.publish("t", {}, metadata={"tensor_relay.json": "[]"})

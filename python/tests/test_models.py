@@ -1,8 +1,8 @@
-"""Models of PyTorch: there and back as they are, and what has no memory is told what to do."""
+"""PyTorch models and their extra state are restored as published; tensors without memory are refused with a remedy."""
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, received
+from conftest import TIMEOUT_S, received
 
 import tensor_relay
 
@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 
 class Extra(torch.nn.Module):
-    """A module with state of its own, as Transformer Engine's have."""
+    """A module with extra state, as in Transformer Engine."""
 
     def __init__(self, extra):
         super().__init__()
@@ -24,13 +24,13 @@ class Extra(torch.nn.Module):
         self.got = extra
 
 
-def test_a_model_stands_for_its_state_dict(relay, client):
+def test_a_model_is_published_as_its_state_dict(relay, client):
     model, other = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
     relay.publish("t", model)
     other.load_state_dict(received(client).torch())
     assert torch.equal(model.weight, other.weight)
     receiving = torch.nn.Linear(3, 4)
-    assert client.subscribe("t", out=receiving).next(PATIENCE_S).version == 1
+    assert client.subscribe("t", out=receiving).next(TIMEOUT_S).version == 1
     assert torch.equal(model.weight, receiving.weight)
     parameters = torch.nn.ParameterDict({"a": torch.ones(2)})
     relay.publish("t", parameters)
@@ -39,12 +39,13 @@ def test_a_model_stands_for_its_state_dict(relay, client):
 
 @pytest.mark.parametrize("tensors", [np.zeros(3), torch.zeros(3), "abc", None], ids=str)
 def test_tensors_without_names_are_refused(relay, tensors):
-    with pytest.raises(tensor_relay.UnsupportedTensorError, match="give a mapping of names to tensors, a list of tensors, or a model"):
+    message = "give a mapping of names to tensors, a list of tensors, or a model"
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match=message):
         relay.publish("t", tensors)
 
 
 @pytest.mark.parametrize("extra", [None, "fp8", 3, True], ids=str)
-def test_extra_state_comes_back(relay, client, extra):
+def test_extra_state_is_restored(relay, client, extra):
     model = torch.nn.Sequential(Extra(extra))
     relay.publish("t", model.state_dict() | {"step": 3})
     other = torch.nn.Sequential(Extra("another"))
@@ -54,7 +55,7 @@ def test_extra_state_comes_back(relay, client, extra):
     assert "step" not in snapshot.torch() and "step" in snapshot.entries
 
 
-def test_extra_state_of_tensors_comes_back(relay, client):
+def test_extra_state_of_tensors_is_restored(relay, client):
     relay.publish("t", Extra(torch.arange(3)))
     other = Extra(None)
     other.load_state_dict(received(client).torch())
@@ -66,8 +67,8 @@ def test_extra_state_that_would_be_pickled_is_refused(relay):
         relay.publish("t", torch.nn.Sequential(Extra({"scale": 1})))
 
 
-def refused(relay, client, tensor, words):
-    """By name, whether it is published or received into."""
+def assert_refused(relay, client, tensor, words):
+    """Checks that both `publish` and `out` refuse the tensor, by its name."""
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"weight .*{words}"):
         relay.publish("t", {"weight": tensor})
     with pytest.raises(tensor_relay.TargetError, match=f"weight .*{words}"):
@@ -76,11 +77,12 @@ def refused(relay, client, tensor, words):
 
 def test_sharded_tensors(relay, client, tmp_path):
     distributed = pytest.importorskip("torch.distributed.tensor")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         mesh = torch.distributed.init_device_mesh("cpu", (1,))
         sharded = distributed.distribute_tensor(torch.ones(4, 2), mesh, [distributed.Shard(0)])
-        refused(relay, client, sharded, r"sharded over several processes.*to_local.*full_tensor")
+        assert_refused(relay, client, sharded, r"sharded over several processes.*to_local.*full_tensor")
         relay.publish("t", {"weight": sharded.full_tensor()})
         assert received(client)["weight"].shape == (4, 2)
     finally:
@@ -92,15 +94,15 @@ def test_tensors_without_values(relay, client):
 
     with FakeTensorMode():
         fake = torch.ones(3)
-    refused(relay, client, fake, "FakeTensor, which has a shape and no values")
-    refused(relay, client, torch.ones(3, device="meta"), "on the device `meta`")
+    assert_refused(relay, client, fake, "FakeTensor, which has a shape and no values")
+    assert_refused(relay, client, torch.ones(3, device="meta"), "on the device `meta`")
     freed = torch.ones(3)
     freed.untyped_storage().resize_(0)
-    refused(relay, client, freed, "storage is empty, as FSDP leaves")
+    assert_refused(relay, client, freed, "storage is empty, as FSDP leaves")
     ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    refused(relay, client, ragged, "it is nested")
+    assert_refused(relay, client, ragged, "it is nested")
     from torch.testing._internal.two_tensor import TwoTensor
 
-    refused(relay, client, TwoTensor(torch.ones(3), torch.ones(3)), "made of other tensors")
+    assert_refused(relay, client, TwoTensor(torch.ones(3), torch.ones(3)), "made of other tensors")
     relay.publish("t", {"empty": torch.ones(0)})
     assert received(client)["empty"].shape == (0,)

@@ -1,11 +1,11 @@
-"""Versions in tensors that exist: a model's own parameters."""
+"""`out`: versions received into existing tensors, such as a model's parameters."""
 
 import signal
 
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, python
+from conftest import TIMEOUT_S, python
 
 import tensor_relay
 
@@ -16,7 +16,7 @@ ATOMIC = pytest.mark.parametrize("atomic", [True, False])
 def test_tensors_are_received_into(relay, client, atomic):
     out = {"x": np.zeros(1000), "b": np.zeros(7, ml_dtypes.bfloat16), "step": 3}
     addresses = {name: out[name].ctypes.data for name in ("x", "b")}
-    subscription = client.subscribe("t", out=out, atomic=atomic, strict=False, timeout=PATIENCE_S)
+    subscription = client.subscribe("t", out=out, atomic=atomic, strict=False, timeout=TIMEOUT_S)
     for number in range(1, 4):
         sent = {"x": np.full(1000, number, float), "b": np.full(7, number, ml_dtypes.bfloat16), "other": np.zeros(9)}
         relay.publish("t", sent, metadata={"step": number})
@@ -56,7 +56,7 @@ def test_a_model_follows_another(relay, client, atomic):
     ({"x": np.zeros((3, 2))}, "x"), ({"x": np.zeros((2, 3), np.int64)}, "x"), ({"x": np.zeros(5)}, "x"),
     ({"missing": np.zeros(3)}, "missing"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, atomic, wrong, words):
+def test_mismatched_tensors_are_refused_before_anything_is_written(relay, client, atomic, wrong, words):
     out = {"y": np.full(4, 5.0), **wrong}
     before = {name: array.copy() for name, array in out.items()}
     subscription = client.subscribe("t", out=out, atomic=atomic, select=["*"])
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, 
         subscription.next(10)
     for name, array in out.items():
         np.testing.assert_array_equal(array, before[name], err_msg=name)
-    # That version is passed over; the next call sees what `out` is then.
+    # That version is skipped; the next call uses the tensors that `out` has then.
     for name in wrong:
         del out[name]
     out["x"] = np.zeros((2, 3))
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, 
 
 @ATOMIC
 @pytest.mark.parametrize("mode", ["latest", "every"])
-def test_after_a_version_that_does_not_fit_comes_the_next(relay, client, atomic, mode):
+def test_the_version_after_a_mismatched_one_is_received(relay, client, atomic, mode):
     out = {"x": np.zeros(2)}
     relay.open("t", keep_versions=5)
     with client.subscribe("t", mode=mode, out=out, atomic=atomic) as subscription:
@@ -85,13 +85,14 @@ def test_after_a_version_that_does_not_fit_comes_the_next(relay, client, atomic,
             if length == 2:
                 assert (subscription.next(10).version, out["x"].tolist()) == (version, [version, version])
             else:
-                with pytest.raises(tensor_relay.TargetError, match=f"t version {version} .* the next call goes on with the next version"):
+                message = f"t version {version} .* the next call goes on with the next version"
+                with pytest.raises(tensor_relay.TargetError, match=message):
                     subscription.next(10)
                 assert out["x"].tolist() == [version - 1, version - 1]
 
 
 @ATOMIC
-def test_what_differs_is_told_by_dtype_and_shape(relay, client, atomic):
+def test_mismatches_name_dtype_and_shape(relay, client, atomic):
     relay.publish("t", {"bias": np.ones(3, ml_dtypes.bfloat16)})
     with pytest.raises(tensor_relay.TargetError, match=r"tensor bias is bf16 \[3\], and its buffer is for f32 \[3\]"):
         client.subscribe("t", out={"bias": np.zeros(3, np.float32)}, atomic=atomic).next(10)
@@ -99,11 +100,12 @@ def test_what_differs_is_told_by_dtype_and_shape(relay, client, atomic):
 
 @ATOMIC
 @pytest.mark.parametrize("count", [1, 100])
-def test_nothing_in_common_is_refused(relay, client, atomic, count):
+def test_disjoint_names_are_refused(relay, client, atomic, count):
     relay.publish("t", {"module.weight": np.ones(3), "module.bias": np.ones(2)})
-    out = {f"weight{index}": np.zeros(3) for index in range(count)}  # More than 64 names are more than a request holds.
+    out = {f"weight{index}": np.zeros(3) for index in range(count)}  # A request selects at most 64 names.
     subscription = client.subscribe("t", out=out, atomic=atomic, strict=False)
-    with pytest.raises(tensor_relay.TargetError, match=r"has module\.weight, module\.bias, and the buffers are for weight0") as refused:
+    message = r"has module\.weight, module\.bias, and the buffers are for weight0"
+    with pytest.raises(tensor_relay.TargetError, match=message) as refused:
         subscription.next(10)
     assert "correct the names" in str(refused.value)
 
@@ -115,7 +117,7 @@ def test_nothing_in_common_is_refused(relay, client, atomic, count):
     ({"p": np.zeros(3), "q": np.zeros(2), "r": np.zeros(1)}, "no tensors, .* for the buffers r"),
     ({"p": np.zeros(3), "s": np.zeros(1)}, "version's tensors q; .* for the buffers s"),
 ])  # fmt: skip
-def test_out_has_all_tensors_and_no_others(relay, client, atomic, out, words):
+def test_out_must_have_exactly_the_versions_tensors(relay, client, atomic, out, words):
     out = {name: np.zeros_like(value) if isinstance(value, np.ndarray) else value for name, value in out.items()}
     relay.publish("t", {"p": np.ones(3), "q": np.ones(2), "step": 7})
     subscription = client.subscribe("t", out=out, atomic=atomic)
@@ -128,7 +130,7 @@ def test_out_has_all_tensors_and_no_others(relay, client, atomic, out, words):
 
 
 @ATOMIC
-def test_what_is_selected_is_what_out_must_have(relay, client, atomic):
+def test_out_must_have_exactly_the_selected_tensors(relay, client, atomic):
     relay.publish("t", {"p": np.ones(3), "q": np.ones(2)})
     out = {"p": np.zeros(3)}
     client.subscribe("t", out=out, atomic=atomic, select=["p"]).next(10)
@@ -140,25 +142,27 @@ def test_what_is_selected_is_what_out_must_have(relay, client, atomic):
 
 
 def test_tensors_that_share_memory_are_refused(client):
-    whole = np.zeros(24)
+    base = np.zeros(24)
     overlapping = [
-        {"a": whole, "b": whole[:3]}, {"a": whole[:5], "b": whole[4:]}, {"a": whole, "b": whole.reshape(4, 6)},
-        {"a": whole[::-1], "b": whole[8:9]}, {"a": whole.reshape(4, 6).T, "b": whole[20:]}, {"a": whole[::2], "b": whole[2::4]},
-        {"a": whole, "b": whole.view(np.int64)}, {"a": whole.reshape(4, 6)[:, :3], "b": whole.reshape(4, 6)[:, 2:]},
+        {"a": base, "b": base[:3]}, {"a": base[:5], "b": base[4:]}, {"a": base, "b": base.reshape(4, 6)},
+        {"a": base[::-1], "b": base[8:9]}, {"a": base.reshape(4, 6).T, "b": base[20:]},
+        {"a": base[::2], "b": base[2::4]}, {"a": base, "b": base.view(np.int64)},
+        {"a": base.reshape(4, 6)[:, :3], "b": base.reshape(4, 6)[:, 2:]},
     ]  # fmt: skip
     for out in overlapping:
-        for one in (out, dict(reversed(out.items()))):
+        for ordered in (out, dict(reversed(out.items()))):
             with pytest.raises(tensor_relay.TargetError, match="of `out` share some of their memory"):
-                client.subscribe("t", out=one)
+                client.subscribe("t", out=ordered)
     windows = np.lib.stride_tricks.sliding_window_view(np.zeros(10), 3, writeable=True)
     with pytest.raises(tensor_relay.TargetError, match="elements of a in `out` share memory"):
         client.subscribe("t", out={"a": windows})
 
 
-def test_tensors_side_by_side_in_one_memory_are_received_into(relay, client):
+def test_disjoint_views_of_one_array_are_received_into(relay, client):
     columns, rows, every = np.zeros((4, 6)), np.zeros((4, 6)), np.zeros(9)
     out = {
-        "left": columns[:, :2], "right": columns[:, 2:], "top": rows[:1], "turned": rows[3:0:-1].T, "even": every[::2], "odd": every[1::2],
+        "left": columns[:, :2], "right": columns[:, 2:], "top": rows[:1], "transposed": rows[3:0:-1].T,
+        "even": every[::2], "odd": every[1::2],
     }  # fmt: skip
     sent = {name: np.random.default_rng(1).normal(size=array.shape) for name, array in out.items()}
     relay.publish("t", sent)
@@ -168,7 +172,7 @@ def test_tensors_side_by_side_in_one_memory_are_received_into(relay, client):
 
 
 @ATOMIC
-def test_one_tensor_under_two_names_needs_a_version_where_they_are_tied(relay, client, atomic):
+def test_a_tensor_under_two_names_needs_tied_weights(relay, client, atomic):
     one, tied = np.zeros(4), np.ones(4)
     out = {"embed": one, "head": one}
     relay.publish("t", {"embed": np.full(4, 2.0), "head": np.full(4, 3.0)})
@@ -179,14 +183,14 @@ def test_one_tensor_under_two_names_needs_a_version_where_they_are_tied(relay, c
     relay.publish("u", {"embed": tied, "head": tied})
     client.subscribe("u", out=out, atomic=atomic).next(10)
     assert one.all()
-    # The version's two names are one tensor, so either is enough.
+    # Both names of the version are one tensor, so `out` needs only one of them.
     one[:] = 0
     client.subscribe("u", out={"head": one}, atomic=atomic).next(10)
     assert one.all()
 
 
 @ATOMIC
-def test_gradients_of_values_before_are_refused(relay, client, atomic):
+def test_gradients_of_overwritten_values_are_refused(relay, client, atomic):
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(2, 1, bias=False)
     frozen = torch.nn.Parameter(torch.ones(2))
@@ -206,7 +210,7 @@ def test_gradients_of_values_before_are_refused(relay, client, atomic):
     assert inference.tolist() == [1, 1]
 
 
-def test_tensors_that_may_be_written_any_time_give_no_gradients(relay, client):
+def test_tensors_lent_in_place_have_no_gradients(relay, client):
     torch = pytest.importorskip("torch")
     p = torch.nn.Parameter(torch.ones(2))
     used = (p * p).sum()
@@ -218,7 +222,7 @@ def test_tensors_that_may_be_written_any_time_give_no_gradients(relay, client):
 
 
 @ATOMIC
-def test_a_version_that_is_refused_leaves_gradients(relay, client, atomic):
+def test_a_refused_version_keeps_gradients(relay, client, atomic):
     torch = pytest.importorskip("torch")
     p = torch.nn.Parameter(torch.ones(2))
     used = (p * p).sum()
@@ -229,29 +233,29 @@ def test_a_version_that_is_refused_leaves_gradients(relay, client, atomic):
     assert p.grad.tolist() == [2, 2]
 
 
-def test_what_cannot_be_written_is_refused_by_name(relay, client):
+def test_unwritable_tensors_are_refused_by_name(relay, client):
     frozen = np.zeros(3)
     frozen.flags.writeable = False
-    crooked = np.zeros(25, np.uint8)[1:].view(np.float64)
-    for value, words in [(frozen, "read-only"), (b"abc", "read-only"), ([1], "no tensor"), (crooked, "aligned")]:
+    unaligned = np.zeros(25, np.uint8)[1:].view(np.float64)
+    for value, words in [(frozen, "read-only"), (b"abc", "read-only"), ([1], "no tensor"), (unaligned, "aligned")]:
         with pytest.raises(tensor_relay.TargetError, match=f"weights.*{words}"):
             client.subscribe("t", out={"weights": value})
     jax = pytest.importorskip("jax")
-    with pytest.raises(tensor_relay.TargetError, match="never change"):
+    with pytest.raises(tensor_relay.TargetError, match="immutable"):
         client.subscribe("t", out={"weights": jax.numpy.zeros(3)})
 
 
-def test_strided_tensors_are_received_into_by_copying(relay, client):
-    whole = np.zeros((4, 6))
+def test_strided_tensors_are_copied_into(relay, client):
+    base = np.zeros((4, 6))
     relay.publish("t", {"x": np.arange(12.0).reshape(6, 2)})
-    client.subscribe("t", out={"x": whole[::2].T}).next(10)
-    np.testing.assert_array_equal(whole[::2].T, np.arange(12.0).reshape(6, 2))
-    assert whole[1::2].sum() == 0
+    client.subscribe("t", out={"x": base[::2].T}).next(10)
+    np.testing.assert_array_equal(base[::2].T, np.arange(12.0).reshape(6, 2))
+    assert base[1::2].sum() == 0
     with pytest.raises(tensor_relay.TargetError, match="side by side"):
-        client.subscribe("t", out={"x": whole[::2].T}, atomic=False).next(10)
+        client.subscribe("t", out={"x": base[::2].T}, atomic=False).next(10)
 
 
-def test_after_a_timeout_the_next_call_goes_on(relay, client):
+def test_the_next_call_continues_after_a_timeout(relay, client):
     out = {"x": np.zeros(3)}
     with client.subscribe("t", out=out, atomic=False) as subscription:
         for _ in range(2):
@@ -262,14 +266,15 @@ def test_after_a_timeout_the_next_call_goes_on(relay, client):
         assert subscription.next(10).version == 1 and out["x"].tolist() == [1, 1, 1]
         with pytest.raises(tensor_relay.RelayTimeoutError):
             subscription.next(0.01)
-    # Closed while the tensors were lent.
+    # The subscription was closed while the tensors were lent.
 
 
-def test_a_transfer_that_fails_tells_who_is_torn(tmp_path):
-    """Goal: a producer that stops in mid-transfer leaves tensors as they were, or it is told that they are torn.
+def test_a_failed_transfer_reports_torn_tensors(tmp_path):
+    """Goal: when a producer stalls during a transfer, tensors are unchanged with atomic=True, and TornError reports
+    torn ones with atomic=False.
 
-    Method: it publishes once the tensors are lent. Its process is stopped as soon as bytes are here, and the transfer is
-    given up after a second.
+    Method: the producer publishes after the tensors were lent. Its process is stopped after the first bytes have
+    arrived, and the client gives the transfer up after a second.
     """
     program = tmp_path / "producer.py"
     program.write_text(
@@ -296,7 +301,7 @@ def test_a_transfer_that_fails_tells_who_is_torn(tmp_path):
                         subscription.next(0.001)
                 producer.send_signal(signal.SIGSTOP)
                 with pytest.raises(tensor_relay.TensorRelayError) as failed:
-                    subscription.next(PATIENCE_S)
+                    subscription.next(TIMEOUT_S)
             outcomes.add(type(failed.value))
             if atomic:
                 assert isinstance(failed.value, ConnectionError) and not out["x"].any()
@@ -306,7 +311,7 @@ def test_a_transfer_that_fails_tells_who_is_torn(tmp_path):
     assert outcomes == {tensor_relay.ServerUnreachableError, tensor_relay.TornError}
 
 
-def test_asyncio_is_refused_where_it_could_tear(client):
+def test_coroutines_cannot_receive_in_place(client):
     import asyncio
 
     async def wait():

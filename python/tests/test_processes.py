@@ -1,4 +1,4 @@
-"""Between processes, and with the command line at the other end."""
+"""Transfers between processes, with the package or the command line at the other end."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import HERE, PATIENCE_S, ended, python
+from conftest import HERE, TIMEOUT_S, python, wait_for_exit
 
 import tensor_relay
 
@@ -17,10 +17,10 @@ EXAMPLES = HERE.parent / "examples"
 
 @pytest.fixture
 def program():
-    """The command line: `cargo build` makes it, and `python/tests/run` says where it is."""
+    """The command line's path: `cargo build` builds it, and `python/tests/run` sets the variable."""
     path = Path(os.environ.get("TENSOR_RELAY_PROGRAM", HERE.parents[1] / "target" / "debug" / "tensor-relay"))
     if not path.exists():
-        pytest.skip(f"there is no {path}: `cargo build` makes it")
+        pytest.skip(f"{path} is missing: `cargo build` builds it")
     return path
 
 
@@ -50,42 +50,43 @@ def test_a_state_dict_moves_between_processes(tmp_path):
     )
     with python(producer_code, tmp_path / "state") as producer:
         with python(consumer_code, producer.stdout.readline().strip()) as consumer:
-            said = ended(consumer)
-        ended(producer)
-    versions = [int(line) for line in said.split()]
+            output = wait_for_exit(consumer)
+        wait_for_exit(producer)
+    versions = [int(line) for line in output.split()]
     assert versions[-1] == 3 and versions == sorted(versions)
 
 
 @pytest.mark.parametrize("readme", [HERE.parent / "README.md", HERE.parents[1] / "README.md"], ids=["package", "project"])
-def test_the_readmes_ten_lines(readme, tmp_path):
-    """The first producer and the first consumer, as they stand there, but for the address, which must be free, and the key's place."""
+def test_the_readmes_first_example(readme, tmp_path):
+    """Runs the README's first producer and consumer. Only the address, for a free port, and the key's folder differ."""
     pytest.importorskip("torch")
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
     producer_code = next(block for block in blocks if "tensor_relay.serve(" in block)
     consumer_code = next(block for block in blocks if "tensor_relay.connect(" in block)
     assert "0.0.0.0:4747" in producer_code
     (tmp_path / "producer.py").write_text(producer_code.replace("0.0.0.0:4747", "127.0.0.1:0"))
-    (tmp_path / "consumer.py").write_text(consumer_code + "print(snapshot.version, snapshot.metadata['step'], model.weight.sum().item())\n")
+    consumer_code += "print(snapshot.version, snapshot.metadata['step'], model.weight.sum().item())\n"
+    (tmp_path / "consumer.py").write_text(consumer_code)
     with python(tmp_path / "producer.py", XDG_STATE_HOME=str(tmp_path)) as producer:
         with python(tmp_path / "consumer.py", producer.stdout.readline().strip()) as consumer:
-            last = ended(consumer).splitlines()[-1].split()
-        ended(producer)
+            last = wait_for_exit(consumer).splitlines()[-1].split()
+        wait_for_exit(producer)
     assert last[:2] == ["10", "9"] and float(last[2]) != 0
 
 
 def test_the_command_line_receives_what_python_publishes(relay, program, tmp_path):
     load_file = pytest.importorskip("safetensors.numpy").load_file
-    sent = {"w": np.arange(1000, dtype=np.float32).reshape(10, 100), "turned": np.ones((3, 4)).T, "step": 3}
+    sent = {"w": np.arange(1000, dtype=np.float32).reshape(10, 100), "transposed": np.ones((3, 4)).T, "step": 3}
     relay.publish("policy", sent, metadata={"run": "a", "step": 1, "done": False})
     words = [program, "subscribe", relay.ticket_for("policy"), "--once", "--json", "--out", tmp_path]
-    said = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    metadata = json.loads(said.stdout)["metadata"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    metadata = json.loads(result.stdout)["metadata"]
     assert (metadata["run"], metadata["step"], metadata["done"]) == ("a", "1", "false")
-    loaded = load_file(json.loads(said.stdout)["path"])
-    assert loaded.keys() == {"w", "turned"}
+    loaded = load_file(json.loads(result.stdout)["path"])
+    assert loaded.keys() == {"w", "transposed"}
     np.testing.assert_array_equal(loaded["w"], sent["w"])
-    np.testing.assert_array_equal(loaded["turned"], sent["turned"])
-    listed = subprocess.run([program, "list", relay.ticket], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    np.testing.assert_array_equal(loaded["transposed"], sent["transposed"])
+    listed = subprocess.run([program, "list", relay.ticket], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert "policy" in listed.stdout
 
 
@@ -99,7 +100,7 @@ def test_python_receives_what_the_command_line_serves(program, tmp_path):
     try:
         ticket = json.loads(server.stdout.readline())["ticket_file"]
         with tensor_relay.connect(ticket) as client:
-            snapshot = client.subscribe().next(PATIENCE_S)
+            snapshot = client.subscribe().next(TIMEOUT_S)
             assert snapshot.manifest_metadata["format"] == "np" and snapshot.entries == {}
             for name, array in snapshot.numpy().items():
                 np.testing.assert_array_equal(array, sent[name])
@@ -107,11 +108,11 @@ def test_python_receives_what_the_command_line_serves(program, tmp_path):
         assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "m.safetensors").read_bytes()
     finally:
         server.terminate()
-        assert server.wait(PATIENCE_S) == 0
+        assert server.wait(TIMEOUT_S) == 0
 
 
 def test_the_examples_work_together(tmp_path):
-    """As in their own words: a trainer, a worker that leaves early, and one that comes late."""
+    """Runs a trainer, a worker that stops early, and a worker that starts late."""
     pytest.importorskip("torch")
     ticket = tmp_path / "policy.ticket"
     words = ["--listen=127.0.0.1:0", f"--ticket-file={ticket}", f"--state-dir={tmp_path}/state", "--steps=400"]
@@ -119,8 +120,8 @@ def test_the_examples_work_together(tmp_path):
         assert trainer.stdout.readline().startswith("step 1: version 1")
         assert ticket.stat().st_mode & 0o777 == 0o600
         with python(EXAMPLES / "worker.py", f"--ticket={ticket}", "--batches=3") as worker:
-            assert "3 batches" in ended(worker)
+            assert "3 batches" in wait_for_exit(worker)
         with python(EXAMPLES / "worker.py", f"--ticket={ticket}") as worker:
-            said = ended(worker)
-        assert "the last with version 400" in said and "the publisher ended the topic" in said
-        assert "step 400: version 400" in ended(trainer)
+            output = wait_for_exit(worker)
+        assert "the last with version 400" in output and "the publisher ended the topic" in output
+        assert "step 400: version 400" in wait_for_exit(trainer)

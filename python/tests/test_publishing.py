@@ -1,4 +1,4 @@
-"""What a producer may rely on: what is copied, what is shared, what travels beside the tensors, how versions end."""
+"""`Relay.publish`: staged and borrowed tensors, tied weights, entries and metadata, and the end of topics."""
 
 import collections
 import gc
@@ -12,7 +12,7 @@ import tensor_relay
 
 
 class Exporter:
-    """A tensor of a framework that nobody knows: hands over an array, on any device that it says."""
+    """A tensor of an unknown framework: exports an array by DLPack, and claims to be on any device."""
 
     def __init__(self, array, device=(1, 0), knows_versions=True):
         self.array, self.device, self.knows_versions = array, device, knows_versions
@@ -27,10 +27,10 @@ class Exporter:
 
 
 def test_strided_tensors_are_gathered(relay, client):
-    whole = np.arange(4 * 6 * 8, dtype=np.float32).reshape(4, 6, 8)
+    base = np.arange(4 * 6 * 8, dtype=np.float32).reshape(4, 6, 8)
     views = {
-        "turned": whole.T, "stepped": whole[::2, 1::3], "backwards": whole[:, ::-1], "last": whole[..., -1],
-        "broadcast": np.broadcast_to(np.float32(3), (2, 5)), "swapped": whole.transpose(1, 0, 2),
+        "transposed": base.T, "stepped": base[::2, 1::3], "backwards": base[:, ::-1], "last": base[..., -1],
+        "broadcast": np.broadcast_to(np.float32(3), (2, 5)), "swapped": base.transpose(1, 0, 2),
     }  # fmt: skip
     for hold in ("stage", "borrow"):
         published = relay.publish("t", views, hold=hold)
@@ -43,7 +43,7 @@ def test_strided_tensors_are_gathered(relay, client):
 
 def test_tied_weights_are_sent_once(relay, client):
     weight = np.random.default_rng(1).normal(size=(100, 100)).astype(np.float32)
-    tensors = {"embed": weight, "head": weight, "turned": weight.T, "part": weight[:50], "other": weight.copy()}
+    tensors = {"embed": weight, "head": weight, "transposed": weight.T, "part": weight[:50], "other": weight.copy()}
     published = relay.publish("t", tensors)
     got = received(client)
     assert published.payload_bytes == pytest.approx(40_000 * 3 + 20_000, abs=4 * 256)
@@ -53,13 +53,13 @@ def test_tied_weights_are_sent_once(relay, client):
     assert len(set(address.values())) == 4
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(arrays[name], tensor)
-    # They stay tied after a cast.
+    # Tied weights stay tied after a cast.
     relay.publish("t", {"embed": weight, "head": weight}, dtype="bf16")
     got = received(client)
     assert got.payload_bytes < 21_000 and got["embed"].dtype == got["head"].dtype == "bf16"
 
 
-def test_a_staged_version_is_the_producers_no_more(relay, client):
+def test_a_staged_version_is_a_copy(relay, client):
     weight = np.ones(1000)
     published = relay.publish("t", {"w": weight})
     weight[:] = 7
@@ -68,9 +68,9 @@ def test_a_staged_version_is_the_producers_no_more(relay, client):
     np.testing.assert_array_equal(received(client)["w"].numpy(), np.ones(1000))
 
 
-def test_a_borrowed_version_is_copied_by_nobody(relay, client):
+def test_a_borrowed_version_is_not_copied(relay, client):
     weight = np.ones(10 << 20, np.uint8)
-    gone = weakref.ref(weight)
+    weight_ref = weakref.ref(weight)
     published = relay.publish("t", {"w": weight, "tied": weight}, hold="borrow")
     assert (published.copied_bytes, relay.stats()["staged_bytes"]) == (0, 0)
     np.testing.assert_array_equal(received(client)["w"].numpy(), weight)
@@ -79,16 +79,16 @@ def test_a_borrowed_version_is_copied_by_nobody(relay, client):
         published.wait_released(0.01)
     del weight
     gc.collect()
-    assert gone() is not None, "the relay keeps what it has borrowed"
+    assert weight_ref() is not None, "the relay keeps borrowed tensors"
     relay.publish("t", {"w": np.zeros(3)})
     published.wait_released()
     assert published.released
-    relay.publish("t", {"w": np.zeros(4)})  # The interpreter has been at work since.
+    relay.publish("t", {"w": np.zeros(4)})  # Lets the interpreter run the deferred release.
     for _ in range(100):
-        if gone() is None:
+        if weight_ref() is None:
             break
         received(client)
-    assert gone() is None, "and gives it back"
+    assert weight_ref() is None, "the relay releases borrowed tensors"
 
 
 def test_entries_and_metadata(relay, client):
@@ -132,14 +132,14 @@ def test_any_exporter_on_the_host(relay, client):
         relay.publish("t", {"weights": Exporter(array, device=(8, 0))})
 
 
-def test_read_only_arrays_travel(relay, client):
+def test_read_only_arrays_are_published(relay, client):
     array = np.arange(5)
     array.flags.writeable = False
     relay.publish("t", {"x": array}, hold="borrow")
     assert received(client)["x"].numpy().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_copy_on_request_is_the_consumers_own(relay, client):
+def test_from_dlpack_with_copy_is_independent(relay, client):
     relay.publish("t", {"x": np.arange(5)})
     tensor = received(client)["x"]
     shared, copied = np.from_dlpack(tensor), np.from_dlpack(tensor, copy=True)
@@ -169,7 +169,7 @@ def test_versions_topics_and_ends(relay, client):
     assert list(subscription) == []
     with pytest.raises(tensor_relay.TopicEndedError):
         subscription.next(10)
-    relay.end("t")  # It has ended; that is no mistake.
+    relay.end("t")  # Ending an ended topic does nothing.
     assert [topic.version for topic in client.topics()] == [2]
     third = relay.publish("t", {"x": np.ones(3)})
     assert third.epoch != first.epoch
@@ -182,7 +182,7 @@ def test_versions_topics_and_ends(relay, client):
             done("never")
 
 
-def test_what_ended_can_be_withdrawn(relay, client):
+def test_an_ended_topic_can_be_withdrawn(relay, client):
     relay.publish("t", {"x": np.zeros(3)})
     relay.end("t")
     assert len(client.topics()) == 1, "it stays on offer"
@@ -190,13 +190,13 @@ def test_what_ended_can_be_withdrawn(relay, client):
     assert client.topics() == []
 
 
-def test_the_topics_of_a_relay_can_be_opened_once(relay):
+def test_a_topic_can_be_opened_once(relay):
     with pytest.raises(tensor_relay.PublishError, match="already has a publisher"):
         relay.open("u")
         relay.open("u")
 
 
-def test_a_budget_is_refused_with_numbers(tmp_path):
+def test_exceeding_staged_bytes_raises(tmp_path):
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, staged_bytes=1 << 20) as relay:
         with pytest.raises(tensor_relay.NoRoomError) as refused:
             relay.publish("t", {"x": np.zeros(1 << 20)})
@@ -204,14 +204,15 @@ def test_a_budget_is_refused_with_numbers(tmp_path):
         relay.publish("t", {"x": np.zeros(1 << 20)}, hold="borrow")
 
 
-def test_tensors_that_are_made_one_after_the_other_are_not_taken_for_one(relay, client):
-    """Goal: a cast lets go of what it read. Its allocator has that address at hand for the next tensor, which is another one.
+def test_tensors_at_a_reused_address_are_not_tied(relay, client):
+    """Goal: a cast frees the memory that it read, so the allocator may reuse its address for the next tensor. Both
+    tensors must not be taken for tied.
 
-    Method: scalars and unaligned arrays have no memory that can be lent, so copies of them are made, one at a time. Objects
-    that make their memory when they are asked for it do the same.
+    Method: scalars and unaligned arrays cannot lend memory, so each is copied, one at a time. Objects that allocate
+    their memory during the export behave the same.
     """
 
-    class Made:
+    class LazilyAllocated:
         def __init__(self, value):
             self.value = value
 
@@ -224,22 +225,26 @@ def test_tensors_that_are_made_one_after_the_other_are_not_taken_for_one(relay, 
         def astype(self, dtype):
             return np.full(1000, self.value, dtype)
 
-    for make in (np.float64, Made, lambda value: np.frombuffer(b"." + np.float64(value).tobytes() * 9, np.uint8)[1:].view(np.float64)):
+    def unaligned(value):
+        return np.frombuffer(b"." + np.float64(value).tobytes() * 9, np.uint8)[1:].view(np.float64)
+
+    for make in (np.float64, LazilyAllocated, unaligned):
         tensors = {str(value): make(value) for value in range(20)}
         relay.publish("t", tensors, dtype="f32")
         got = received(client)
-        assert {name: float(tensor.numpy().flat[0]) for name, tensor in got.items()} == {name: float(name) for name in tensors}
+        values = {name: float(tensor.numpy().flat[0]) for name, tensor in got.items()}
+        assert values == {name: float(name) for name in tensors}
     weight = np.ones(1000)
     assert relay.publish("t", {"a": weight, "tied": weight}, dtype="f32").payload_bytes < 2 * 4000
 
 
-def test_a_list_is_named_by_its_places(relay, client):
+def test_a_list_is_named_by_its_indices(relay, client):
     sent = [np.full(3 + i, i, "f4") for i in range(12)]
     sent[4] = sent[1]  # Tied, as in a mapping.
     for tensors in (sent, tuple(sent)):
         relay.publish("t", tensors)
         snapshot = client.get("t")
-        assert list(snapshot) == [str(i) for i in range(12)], "in their order, and not in that of their names"
+        assert list(snapshot) == [str(i) for i in range(12)], "in list order, and not sorted by name"
         assert all(np.array_equal(*each) for each in zip(snapshot.numpy().values(), sent, strict=True))
     relay.publish("t", [sent[0], "text", 7])
     assert (list(client.get("t")), client.get("t").entries) == (["0"], {"1": "text", "2": 7})
@@ -251,26 +256,28 @@ def test_a_list_is_received_into_a_list(relay, client, atomic):
     out = [np.zeros(5), np.zeros((2, 2), "i4")]
     assert client.get("t", out=out, atomic=atomic).version == 1
     assert np.array_equal(out[0], np.arange(5.0)) and np.array_equal(out[1], np.ones((2, 2)))
-    client.install(client.get("t"), {"0": out[0], "1": out[1]})  # The names are those of any mapping.
+    client.install(client.get("t"), {"0": out[0], "1": out[1]})  # A mapping with the same names works, too.
     with pytest.raises(tensor_relay.TargetError, match="1 of `out`|shape"):
         client.get("t", out=out[::-1], atomic=atomic)
     with pytest.raises(tensor_relay.TargetError):
         client.get("t", out=out[:1], atomic=atomic)
 
 
-def test_what_is_like_a_list_and_would_lose_names_is_refused(relay):
+def test_other_sequences_are_refused(relay):
     state = collections.namedtuple("State", "mean var")
-    for value in (state(np.ones(1), np.ones(1)), {np.float32(1)}, (each for each in [np.ones(1)]), np.ones(3), b"bytes", "text"):
+    generator = (each for each in [np.ones(1)])
+    for value in (state(np.ones(1), np.ones(1)), {np.float32(1)}, generator, np.ones(3), b"bytes", "text"):
         with pytest.raises(tensor_relay.UnsupportedTensorError, match="a list of tensors"):
             relay.publish("t", value)
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"tensor 1 \(list\)"):
         relay.publish("t", [np.ones(1), [np.ones(1)]])
-    relay.publish("t", [])  # As an empty mapping.
+    relay.publish("t", [])  # Equals an empty mapping.
 
 
-def test_a_nested_dictionary_is_refused_with_what_to_do(relay):
+def test_a_nested_dictionary_is_refused_with_a_remedy(relay):
     nested = {"state": {0: {"exp_avg": np.zeros(3)}}}
-    with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"state \(dict\): .*flatten it, to names like `state\.0\.exp_avg`"):
+    message = r"state \(dict\): .*flatten it, to names like `state\.0\.exp_avg`"
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match=message):
         relay.publish("t", nested)
     endless = {}
     endless["again"] = endless

@@ -1,4 +1,4 @@
-"""What a consumer may rely on: modes, selections, snapshots as mappings, and whose memory it is."""
+"""Subscriptions and snapshots: modes, selections, snapshots as mappings, and the ownership of memory."""
 
 import asyncio
 import collections.abc
@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, received
+from conftest import TIMEOUT_S, received
 
 import tensor_relay
 
@@ -43,7 +43,7 @@ def test_latest_skips_and_counts(relay, client):
 
 def test_every_version_in_order(relay, client):
     relay.open("t", keep_versions=3)
-    subscription = client.subscribe("t", mode="every", timeout=PATIENCE_S)
+    subscription = client.subscribe("t", mode="every", timeout=TIMEOUT_S)
     relay.publish("t", {"x": np.full(3, 0)})
     versions = []
     for snapshot in subscription:
@@ -55,7 +55,7 @@ def test_every_version_in_order(relay, client):
     assert versions == list(range(1, 21))
 
 
-def test_gaps_are_told(relay, client):
+def test_gaps_are_reported(relay, client):
     relay.open("t", keep_versions=2)
     for number in range(5):
         relay.publish("t", {"x": np.full(3, number)})
@@ -64,10 +64,10 @@ def test_gaps_are_told(relay, client):
         subscription.next(10)
     assert missed.value.missing == 3
     assert subscription.next(10).version == 4
-    going_on = client.subscribe("t", mode="every", start=2, on_gap="continue")
-    snapshot = going_on.next(10)
+    continuing = client.subscribe("t", mode="every", start=2, on_gap="continue")
+    snapshot = continuing.next(10)
     assert snapshot.version == 4 and "2 versions are missing" in snapshot.gap
-    assert going_on.next(10).gap is None
+    assert continuing.next(10).gap is None
 
 
 def test_selections(relay, client):
@@ -80,14 +80,14 @@ def test_selections(relay, client):
         client.subscribe("t", select=[f"layer.{number}" for number in range(100)])
 
 
-def test_selections_of_nothing_are_refused(relay, client, caplog):
+def test_empty_selections_are_refused(relay, client, caplog):
     with pytest.raises(tensor_relay.RequestError, match=r"select=\[\] selects no tensor"):
         client.subscribe("t", select=[])
     relay.publish("t", {"layers.0.w": np.zeros(3), "head": np.ones(2)})
     typo = client.subscribe("t", select=["typo*", "layer.*"])
     with pytest.raises(tensor_relay.RequestError, match=r'"typo\*", "layer.\*".* none of the 2 tensors of t .* layers.0.w, head'):
         typo.next(10)
-    # It goes on with the next version, which may have such tensors; and one without any has nothing to select.
+    # The subscription continues with the next version, which may match. A version without tensors is no error.
     relay.publish("t", {"typos": np.ones(1)})
     assert list(typo.next(10)) == ["typos"]
     relay.publish("t", {"step": 3})
@@ -96,18 +96,18 @@ def test_selections_of_nothing_are_refused(relay, client, caplog):
         relay.publish("t", {"head": np.ones(2)})
         assert list(received(client, select=["head", "tail"])) == ["head"]
         deadline = time.monotonic() + 10
-        while not (said := [record.getMessage() for record in caplog.records if "tail" in record.getMessage()]):
+        while not (warnings := [record.getMessage() for record in caplog.records if "tail" in record.getMessage()]):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    assert '"tail" of select matches no tensor of t version 4' in said[0]
+    assert '"tail" of select matches no tensor of t version 4' in warnings[0]
 
 
-def test_who_holds_too_many_is_told_which(relay):
+def test_holding_too_many_names_the_versions(relay):
     with tensor_relay.connect(relay.ticket, versions_held_max=2, hold_timeout=0.05) as client:
         subscription, held = client.subscribe("t"), []
         for number in range(2):
             relay.publish("t", {"x": np.full(3, number)})
-            held.append(subscription.next(10)["x"].numpy())  # An array alone keeps its version.
+            held.append(subscription.next(10)["x"].numpy())  # An array holds its version.
         relay.publish("t", {"x": np.full(3, 9)})
         with pytest.raises(tensor_relay.HoldingTooManyError, match="versions_held_max") as refused:
             subscription.next(10)
@@ -119,17 +119,17 @@ def test_who_holds_too_many_is_told_which(relay):
 
 
 @pytest.mark.parametrize("timeout", [0, 0.01])
-def test_who_polls_and_holds_too_many_is_told_which(relay, timeout):
-    """A call that waits for less than `hold_timeout` says what it is that keeps the newest version away."""
+def test_polling_while_holding_too_many_names_the_versions(relay, timeout):
+    """A call with a timeout below `hold_timeout` reports that held snapshots block the newest version."""
     with tensor_relay.connect(relay.ticket, versions_held_max=2, hold_timeout=600) as client:
         subscription, held = client.subscribe("t"), []
         for number in range(2):
             relay.publish("t", {"x": np.full(3, number)})
-            held.append(subscription.next(PATIENCE_S))
+            held.append(subscription.next(TIMEOUT_S))
         with pytest.raises(tensor_relay.RelayTimeoutError):
-            subscription.next(timeout)  # There is none.
-        relay.publish("t", {"x": np.full(3, 9)}).wait_committed(timeout=PATIENCE_S)
-        while True:  # It was committed before it was handed over to the subscription.
+            subscription.next(timeout)  # There is no further version.
+        relay.publish("t", {"x": np.full(3, 9)}).wait_committed(timeout=TIMEOUT_S)
+        while True:  # A version is committed shortly before the subscription can return it.
             try:
                 subscription.next(timeout)
             except tensor_relay.RelayTimeoutError:
@@ -138,19 +138,19 @@ def test_who_polls_and_holds_too_many_is_told_which(relay, timeout):
                 assert refused.held == [1, 2]
                 break
         held.clear()
-        assert subscription.next(PATIENCE_S)["x"].numpy()[0] == 9
+        assert subscription.next(TIMEOUT_S)["x"].numpy()[0] == 9
 
 
 @pytest.mark.parametrize("start", [1, 2, "oldest"])
-def test_latest_begins_at_no_version_that_it_may_skip(relay, client, start):
+def test_mode_latest_refuses_a_start_version(relay, client, start):
     relay.publish("t", {"x": np.zeros(3)})
     with pytest.raises(tensor_relay.RequestError, match="take mode every"):
         client.subscribe("t", start=start)
-    assert client.subscribe("t", mode="every", start=1).next(PATIENCE_S).version == 1
+    assert client.subscribe("t", mode="every", start=1).next(TIMEOUT_S).version == 1
 
 
-def test_a_snapshot_that_was_written_is_saved_as_it_is(relay, client, tmp_path):
-    """Its memory is its user's, as an array that may be written, and the relay reads what is there now."""
+def test_a_modified_snapshot_is_saved_as_modified(relay, client, tmp_path):
+    """A snapshot's memory belongs to the program, which may write to it; `save` writes the current content."""
     load_file = pytest.importorskip("safetensors.numpy").load_file
     relay.publish("t", {"x": np.zeros(1 << 20), "y": np.ones(3)})
     snapshot = received(client)
@@ -161,10 +161,10 @@ def test_a_snapshot_that_was_written_is_saved_as_it_is(relay, client, tmp_path):
     saved = load_file(tmp_path / "t.safetensors")
     np.testing.assert_array_equal(saved["x"], array)
     np.testing.assert_array_equal(saved["y"], np.ones(3))
-    assert before is None or not before.any(), "a copy stays as it was"
+    assert before is None or not before.any(), "a copy is unchanged"
 
 
-def test_a_file_appears_whole(relay, client, tmp_path):
+def test_save_writes_a_complete_file(relay, client, tmp_path):
     safetensors = pytest.importorskip("safetensors.numpy")
     relay.publish("t", {"x": np.arange(5), "y": np.ones((2, 2), np.float32)})
     received(client).save(tmp_path / "new" / "t.safetensors")
@@ -189,7 +189,7 @@ def test_the_ticket_may_name_the_topic(relay, tmp_path, monkeypatch):
 def test_asyncio(relay, client):
     async def follow():
         versions = []
-        async for snapshot in client.subscribe("t", timeout=PATIENCE_S):
+        async for snapshot in client.subscribe("t", timeout=TIMEOUT_S):
             versions.append((snapshot.version, snapshot["x"].numpy()[0]))
             if len(versions) < 5:
                 relay.publish("t", {"x": np.full(3, len(versions))})
@@ -204,24 +204,24 @@ def test_asyncio(relay, client):
 def test_a_subscription_ends_with_its_block(relay, client):
     async def follow():
         async with client.subscribe("t") as subscription:
-            version = (await subscription.next_async(timeout=PATIENCE_S)).version
+            version = (await subscription.next_async(timeout=TIMEOUT_S)).version
         with pytest.raises(tensor_relay.ClosedError):
-            await subscription.next_async(timeout=PATIENCE_S)
+            await subscription.next_async(timeout=TIMEOUT_S)
         return version
 
     relay.publish("t", {"x": np.zeros(3)})
     assert asyncio.run(follow()) == 1
     with client.subscribe("t") as subscription:
-        subscription.next(PATIENCE_S)
+        subscription.next(TIMEOUT_S)
     with pytest.raises(tensor_relay.ClosedError):
-        subscription.next(PATIENCE_S)
+        subscription.next(TIMEOUT_S)
 
 
-def test_everything_says_what_it_is(relay, client):
+def test_representations(relay, client):
     subscription = client.subscribe("a/b")
     assert repr(subscription) == "Subscription(a/b, no version yet)"
     relay.publish("a/b", {"x": np.zeros(3)})
-    receipt = subscription.next(PATIENCE_S).receipt
+    receipt = subscription.next(TIMEOUT_S).receipt
     assert repr(subscription) == "Subscription(a/b, at version 1)"
     assert repr(subscription.progress()).startswith("Progress(version 1: 256 of 256 bytes")
     (codec,) = receipt.codecs
@@ -231,15 +231,15 @@ def test_everything_says_what_it_is(relay, client):
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_a_coroutine_begins_when_it_is_awaited(relay, client):
+def test_a_coroutine_begins_only_when_awaited(relay, client):
     async def follow():
         subscription = client.subscribe("t", mode="every")
         for forget in (subscription.next_async, subscription.__anext__):
             forgotten = forget()
             assert asyncio.iscoroutine(forgotten)
-            await asyncio.sleep(0.05)  # Where it had begun, the first version would be its own.
+            await asyncio.sleep(0.05)  # If the coroutine had begun, it would consume the first version.
             del forgotten
-        tasks = [asyncio.create_task(subscription.next_async(PATIENCE_S)), asyncio.create_task(anext(subscription))]
+        tasks = [asyncio.create_task(subscription.next_async(TIMEOUT_S)), asyncio.create_task(anext(subscription))]
         return sorted([(await task).version for task in tasks])
 
     relay.open("t", keep_versions=2)
@@ -249,7 +249,7 @@ def test_a_coroutine_begins_when_it_is_awaited(relay, client):
 
 
 def test_a_cancelled_coroutine_loses_no_version(relay, client):
-    async def cancel_and_go_on():
+    async def cancel_repeatedly():
         subscription = client.subscribe("t", mode="every")
         with pytest.raises(tensor_relay.RelayTimeoutError):
             await subscription.next_async(timeout=0.01)
@@ -263,20 +263,20 @@ def test_a_cancelled_coroutine_loses_no_version(relay, client):
         for number in range(30):
             relay.publish("t", {"x": np.full(3, number)})
         while len(versions) < 30:
-            # Cancelled at every moment: before it came, while it is handed over, and after.
+            # Cancelled at different moments: before the version arrives, while it is handed over, and afterwards.
             waiting = asyncio.ensure_future(subscription.next_async())
             for _ in range(len(versions) % 4):
                 await asyncio.sleep(0)
             if len(versions) % 3:
-                time.sleep(0.002)  # The version comes, and the event loop has not heard of it.
+                time.sleep(0.002)  # The version arrives while the event loop is blocked.
             waiting.cancel()
             try:
                 versions.append((await waiting).version)
             except asyncio.CancelledError:
-                versions.append((await subscription.next_async(timeout=PATIENCE_S)).version)
+                versions.append((await subscription.next_async(timeout=TIMEOUT_S)).version)
         return versions
 
-    assert asyncio.run(cancel_and_go_on()) == list(range(1, 31))
+    assert asyncio.run(cancel_repeatedly()) == list(range(1, 31))
 
 
 def test_progress_can_be_read_while_waiting(relay, client):
@@ -287,10 +287,10 @@ def test_progress_can_be_read_while_waiting(relay, client):
     assert (progress.version, progress.payload_bytes, progress.verified_bytes) == (1, 1 << 20, 1 << 20)
 
 
-def test_what_is_closed_stays_closed(relay, client):
+def test_closed_objects_stay_closed(relay, client):
     relay.publish("t", {"x": np.zeros(3)})
     with client.subscribe("t") as subscription:
-        kept = subscription.next(10)
+        snapshot = subscription.next(10)
     subscription.close()
     with pytest.raises(tensor_relay.ClosedError):
         subscription.next()
@@ -306,4 +306,4 @@ def test_what_is_closed_stays_closed(relay, client):
     assert relay.close() and relay.close()
     with pytest.raises(tensor_relay.ClosedError):
         relay.publish("t", {})
-    assert kept["x"].numpy().tolist() == [0, 0, 0]
+    assert snapshot["x"].numpy().tolist() == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""One client for each server in a process, and tickets that go to other processes."""
+"""`shared_client`: one client for each server in a process, and tickets that are passed to other processes."""
 
 import pickle
 import threading
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tensor_relay
-from conftest import ended, python, served_again
+from conftest import python, serve_again, wait_for_exit
 from tensor_relay import _shared
 
 
@@ -28,11 +28,11 @@ def test_a_server_has_one_client(relay):
 def test_threads_connect_once(relay):
     ready, clients = threading.Barrier(8), []
 
-    def ask():
+    def connect():
         ready.wait()
         clients.append(tensor_relay.shared_client(relay.ticket))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=connect) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -41,23 +41,23 @@ def test_threads_connect_once(relay):
     clients[0].close()
 
 
-def test_clients_beyond_the_bound_go_when_nobody_has_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(_shared, "KEPT_MAX", 1)
-    shared = _shared.Shared()
+def test_clients_beyond_the_bound_close_when_unreferenced(tmp_path, monkeypatch):
+    monkeypatch.setattr(_shared, "RECENT_MAX", 1)
+    shared = _shared.SharedClients()
     relays = [tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / str(number)) for number in range(2)]
     held = shared.get(relays[0].ticket, 10)
     shared.get(relays[1].ticket, 10)
-    assert shared.get(relays[0].ticket, 10) is held, "who has it keeps it"
+    assert shared.get(relays[0].ticket, 10) is held, "a referenced client stays connected"
     shared.get(relays[1].ticket, 10)
-    assert len(shared._kept) == 1
+    assert len(shared._recent) == 1
     held.close()
     for relay in relays:
         relay.close(0)
 
 
-def test_a_server_that_is_gone_is_connected_anew(tmp_path):
+def test_a_closed_client_is_replaced(tmp_path):
     relay = tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path)
-    shared = _shared.Shared(reconnect_timeout=0.1)
+    shared = _shared.SharedClients(reconnect_timeout=0.1)
     client = shared.get(relay.ticket, 10)
     address, ticket = relay.address, relay.ticket
     relay.close(end=False)
@@ -66,12 +66,12 @@ def test_a_server_that_is_gone_is_connected_anew(tmp_path):
     assert client.closed
     with pytest.raises(tensor_relay.ServerUnreachableError):
         shared.get(ticket, 0.5)
-    with served_again(address, state_dir=tmp_path) as relay:
+    with serve_again(address, state_dir=tmp_path) as relay:
         relay.publish("t", {"x": np.ones(3)})
         assert shared.get(ticket, 10).get("t").version == 1
 
 
-def test_a_ticket_goes_to_another_process(relay, tmp_path):
+def test_a_ticket_can_be_passed_to_another_process(relay, tmp_path):
     relay.publish("t", {"x": np.ones(3)})
     script = tmp_path / "other.py"
     script.write_text(
@@ -80,4 +80,4 @@ def test_a_ticket_goes_to_another_process(relay, tmp_path):
         "print(tensor_relay.shared_client(ticket).get('t')['x'].numpy().sum())\n"
     )
     with python(script, pickle.dumps(relay.ticket).hex()) as other:
-        assert ended(other).strip() == "3.0"
+        assert wait_for_exit(other).strip() == "3.0"

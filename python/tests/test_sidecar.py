@@ -1,4 +1,4 @@
-"""Publishing into a server that runs beside this process."""
+"""`publish_to`: publishing through a sidecar."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import HERE, PATIENCE_S, ended, python
+from conftest import HERE, TIMEOUT_S, python, wait_for_exit
 
 import tensor_relay
 
@@ -17,7 +17,7 @@ import tensor_relay
 def program():
     path = Path(os.environ.get("TENSOR_RELAY_PROGRAM", HERE.parents[1] / "target" / "debug" / "tensor-relay"))
     if not path.exists():
-        pytest.skip(f"there is no {path}: `cargo build` makes it")
+        pytest.skip(f"{path} is missing: `cargo build` builds it")
     return path
 
 
@@ -34,7 +34,7 @@ class Server:
 
     def end(self):
         self.process.terminate()
-        assert self.process.wait(PATIENCE_S) == 0
+        assert self.process.wait(TIMEOUT_S) == 0
 
 
 @pytest.fixture
@@ -45,29 +45,29 @@ def server(program, tmp_path):
         server.end()
 
 
-def test_tensors_go_by_shared_memory(server):
-    sent = {"w": np.arange(60_000, dtype=np.float32).reshape(200, 300), "turned": np.arange(12).reshape(3, 4).T, "step": 3}
+def test_tensors_are_passed_in_shared_memory(server):
+    sent = {"w": np.arange(60_000, dtype=np.float32).reshape(200, 300), "transposed": np.arange(12).reshape(3, 4).T, "step": 3}
     with tensor_relay.publish_to(server.socket) as producer, tensor_relay.connect(server.ticket) as client:
         publication = producer.publish("policy", sent, metadata={"run": "a"})
         assert (publication.topic, publication.version, publication.path) == ("policy", 1, "memfd")
         assert "host memory" in publication.path_reason
-        assert publication.copied_bytes == sent["w"].nbytes + 2 * sent["turned"].nbytes, "it is brought together first"
-        publication.wait_released(timeout=0)  # Copied: `sent` may be written.
+        assert publication.copied_bytes == sent["w"].nbytes + 2 * sent["transposed"].nbytes, "gathered before it is staged"
+        publication.wait_released(timeout=0)  # Copied: `sent` may be changed.
         sent["w"] += 1
         subscription = client.subscribe("policy")
-        snapshot = subscription.next(timeout=PATIENCE_S)
-        publication.wait_committed(timeout=PATIENCE_S)
+        snapshot = subscription.next(timeout=TIMEOUT_S)
+        publication.wait_committed(timeout=TIMEOUT_S)
         assert publication.committed == 1
         assert snapshot.metadata["run"] == "a" and snapshot.entries == {"step": 3}
         np.testing.assert_array_equal(snapshot["w"].numpy(), sent["w"] - 1)
-        np.testing.assert_array_equal(snapshot["turned"].numpy(), sent["turned"])
+        np.testing.assert_array_equal(snapshot["transposed"].numpy(), sent["transposed"])
         second = producer.publish("policy", {"w": sent["w"]}, dtype="f16")
-        snapshot = subscription.next(timeout=PATIENCE_S)
+        snapshot = subscription.next(timeout=TIMEOUT_S)
         assert snapshot.version == second.version == 2 and snapshot["w"].dtype == "f16"
         producer.end("policy")
         with pytest.raises(tensor_relay.TopicEndedError):
-            subscription.next(timeout=PATIENCE_S)
-        producer.end("policy")  # It has ended; that is no mistake.
+            subscription.next(timeout=TIMEOUT_S)
+        producer.end("policy")  # Ending an ended topic does nothing.
         with pytest.raises(tensor_relay.PublishError, match="never published"):
             producer.end("never")
 
@@ -82,53 +82,53 @@ def test_a_producer_in_a_process_of_its_own(server, tmp_path):
         "        w += 1\n"
         "        producer.publish('policy', {'w': w}, metadata={'step': step}).wait_committed()\n"
     )
-    with tensor_relay.connect(server.ticket, topic_timeout=PATIENCE_S) as client, python(code, server.socket) as trainer:
+    with tensor_relay.connect(server.ticket, topic_timeout=TIMEOUT_S) as client, python(code, server.socket) as trainer:
         versions = client.subscribe("policy", mode="every")
         for step in range(1, 4):
-            snapshot = versions.next(timeout=PATIENCE_S)
+            snapshot = versions.next(timeout=TIMEOUT_S)
             assert snapshot.version == step and snapshot.metadata["step"] == step
             np.testing.assert_array_equal(snapshot["w"].numpy(), np.full(1000, float(step)))
-        ended(trainer)
-        late = client.subscribe("policy").next(timeout=PATIENCE_S)
-        assert late.version == 3, "what a producer completed stays when it goes"
+        wait_for_exit(trainer)
+        late = client.subscribe("policy").next(timeout=TIMEOUT_S)
+        assert late.version == 3, "a version stays available after its producer has exited"
 
 
-def test_a_server_that_comes_again(server):
+def test_a_restarted_server(server):
     with tensor_relay.publish_to(server.socket) as producer:
         first = producer.publish("t", {"x": np.ones(3)})
         server.end()
         with pytest.raises(tensor_relay.ServerUnreachableError, match="has ended"):
-            first.wait_committed(timeout=PATIENCE_S)
+            first.wait_committed(timeout=TIMEOUT_S)
         server.start()
         second = producer.publish("t", {"x": np.ones(3)})
         assert second.version == 1 and second.epoch != first.epoch
 
 
-def test_threads_that_find_the_server_come_again(server):
+def test_threads_share_the_connection_to_a_restarted_server(server):
     with tensor_relay.publish_to(server.socket) as producer:
         producer.publish("t", {"x": np.ones(3)})
         server.end()
         server.start()
         threads = 8
-        together, publications = threading.Barrier(threads), []
+        barrier, publications = threading.Barrier(threads), []
 
         def publish(number):
-            together.wait(PATIENCE_S)
+            barrier.wait(TIMEOUT_S)
             publications.append(producer.publish(f"t{number}", {"x": np.ones(3)}))
 
         running = [threading.Thread(target=publish, args=[number]) for number in range(threads)]
         for thread in running:
             thread.start()
         for thread in running:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         assert len(publications) == threads
         with tensor_relay.connect(server.ticket) as client:
-            for publication in publications:  # None of them lost its connection to another's.
-                client.subscribe(publication.topic).next(timeout=PATIENCE_S)
-                publication.wait_committed(timeout=PATIENCE_S)
+            for publication in publications:  # All of them share the new connection.
+                client.subscribe(publication.topic).next(timeout=TIMEOUT_S)
+                publication.wait_committed(timeout=TIMEOUT_S)
 
 
-def test_what_cannot_be(server, tmp_path):
+def test_errors_of_publish_to_and_its_producer(server, tmp_path):
     with pytest.raises(tensor_relay.ServerUnreachableError, match="there is no socket"):
         tensor_relay.publish_to(tmp_path / "none", timeout=0)
     with pytest.raises(tensor_relay.ServerRefusedError, match="not one of user 54321"):

@@ -1,4 +1,4 @@
-"""`Client.stream`: a version in parts, in its order, in bounded memory, and an end only where it was whole."""
+"""`Client.stream`: a version in buckets, in order and in bounded memory. An incomplete version ends with an error."""
 
 import asyncio
 import contextlib
@@ -7,13 +7,13 @@ import json
 
 import numpy as np
 import pytest
-from conftest import HERE, PATIENCE_S, python
+from conftest import HERE, TIMEOUT_S, python
 
 import tensor_relay
 
 
 def layers(number, count=10, size=1000):
-    """Tensors whose order is not that of their names."""
+    """Tensors that are not sorted by name."""
     return {f"layer.{count - each}": np.full(size, number * 100 + each, "f4") for each in range(count)}
 
 
@@ -24,21 +24,22 @@ def check(got, number, count=10, size=1000):
 
 
 def collected(stream):
-    """What a program makes of the parts: copies of its own."""
+    """Copies of all tensors of a stream, by name."""
     return {name: tensor.numpy().copy() for name, tensor in stream}
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 4000, 10_000, 1 << 30])
-def test_the_tensors_come_once_in_their_order(relay, client, bucket_bytes):
+def test_each_tensor_comes_once_and_in_order(relay, client, bucket_bytes):
     relay.publish("t", layers(1) | {"step": 3, "tied": layers(1)["layer.1"]})
     got = collected(client.stream("t", bucket_bytes=bucket_bytes))
     assert got.pop("tied").shape == (1000,)
     check(got, 1)
 
 
-def test_some_of_them(relay, client):
+def test_stream_with_select(relay, client):
     relay.publish("t", layers(1))
-    assert list(collected(client.stream("t", select="layer.?", bucket_bytes=8000))) == [f"layer.{n}" for n in range(9, 0, -1)]
+    names = list(collected(client.stream("t", select="layer.?", bucket_bytes=8000)))
+    assert names == [f"layer.{number}" for number in range(9, 0, -1)]
     for select in ("nothing", []):
         with pytest.raises(tensor_relay.RequestError):
             client.stream("t", select=select)
@@ -48,7 +49,7 @@ def test_some_of_them(relay, client):
     assert list(client.stream("empty")) == []
 
 
-def test_many_small_ones(relay, client):
+def test_many_small_tensors(relay, client):
     sent = {f"{'x' * 200}.{number}": np.full(2, number, "u1") for number in range(150)}
     relay.publish("t", sent)
     got = collected(client.stream("t"))
@@ -66,8 +67,8 @@ def test_a_version_by_its_number(relay, client):
         client.stream("t", 4, timeout=0.2)
 
 
-def test_a_newer_version_does_not_mix_with_it(tmp_path, client, relay):
-    """The publisher waits for a stream as for a reader in mode "every"; and then the stream is whole, and of one version."""
+def test_a_stream_mixes_no_versions(tmp_path, client, relay):
+    """The publisher waits for a stream as for a reader in mode "every", so that the stream is of one version."""
     relay.publish("t", layers(1))
     stream = client.stream("t", bucket_bytes=4000)
     got = dict([next(stream)])
@@ -75,31 +76,31 @@ def test_a_newer_version_does_not_mix_with_it(tmp_path, client, relay):
         relay.publish("t", layers(2), timeout=0.3)
     got |= dict(stream)
     check({name: tensor.numpy() for name, tensor in got.items()}, 1)
-    relay.publish("t", layers(2), timeout=PATIENCE_S)
+    relay.publish("t", layers(2), timeout=TIMEOUT_S)
     check(collected(client.stream("t", bucket_bytes=4000)), 2)
 
 
 def until_torn(stream):
-    """What came before it was told that the version will not be whole."""
+    """The names of the tensors that a stream returned before its TornError."""
     got = []
-    with pytest.raises(tensor_relay.TornError, match="no version") as torn:
+    with pytest.raises(tensor_relay.TornError, match="incomplete version") as torn:
         for name, _ in stream:
             got.append(name)
     assert torn.value.version == 1 and isinstance(torn.value.__cause__, tensor_relay.TensorRelayError)
     return got
 
 
-def test_a_version_that_goes_in_the_middle_is_told_before_its_last_part(relay, client):
+def test_losing_the_version_midway_raises(relay, client):
     relay.open("t", publish_timeout=0.2)
     relay.publish("t", layers(1))
     stream = client.stream("t", bucket_bytes=4000)
     next(stream)
     for number in (2, 3):
-        relay.publish("t", layers(number))  # Whoever reads the one before is evicted.
+        relay.publish("t", layers(number))  # After `publish_timeout`, readers of the previous version are evicted.
     assert "layer.1" not in until_torn(stream)
 
 
-def test_a_topic_that_is_begun_anew_is_not_taken_for_the_same(relay, client):
+def test_a_new_epoch_midway_raises(relay, client):
     relay.publish("t", layers(1))
     stream = client.stream("t", bucket_bytes=4000)
     next(stream)
@@ -108,17 +109,17 @@ def test_a_topic_that_is_begun_anew_is_not_taken_for_the_same(relay, client):
     assert "layer.1" not in until_torn(stream)
 
 
-def test_a_server_that_goes_in_the_middle(tmp_path):
+def test_closing_the_server_midway_raises(tmp_path):
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
         with tensor_relay.connect(relay.ticket, reconnect_timeout=0.2) as client:
             relay.publish("t", layers(1))
-            stream = client.stream("t", bucket_bytes=4000, timeout=PATIENCE_S)
+            stream = client.stream("t", bucket_bytes=4000, timeout=TIMEOUT_S)
             next(stream)
             relay.close(0, end=False)
             assert "layer.1" not in until_torn(stream)
 
 
-def test_a_client_that_closes_in_the_middle(relay, client):
+def test_closing_the_client_midway_raises(relay, client):
     relay.publish("t", layers(1))
     stream = client.stream("t", bucket_bytes=4000)
     next(stream)
@@ -126,25 +127,25 @@ def test_a_client_that_closes_in_the_middle(relay, client):
     until_torn(stream)
 
 
-def test_one_that_is_left_holds_nothing_up(relay, client):
+def test_an_abandoned_stream_delays_no_publish(relay, client):
     relay.publish("t", layers(1))
     for name, _ in client.stream("t", bucket_bytes=4000):
         break
     del _
-    relay.publish("t", layers(2), timeout=PATIENCE_S)
+    relay.publish("t", layers(2), timeout=TIMEOUT_S)
     assert client.topics()[0].version == 2
 
 
 PARTS, PART_BYTES = 24, 8 << 20
 
 
-def test_it_takes_three_parts(tmp_path):
-    """Of a version that is eight times as large, with parts of unequal sizes."""
+def test_a_stream_needs_memory_for_three_buckets(tmp_path):
+    """The version is eight times as large, and its buckets have unequal sizes."""
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
         sizes = itertools.cycle([PART_BYTES, PART_BYTES - (1 << 20), PART_BYTES // 2, PART_BYTES // 2])
         relay.publish("t", {f"w{each}": np.full(next(sizes), each, "u1") for each in range(PARTS)})
         with python(HERE / "streaming.py", relay.ticket, PART_BYTES) as consumer:
-            out, errors = consumer.communicate(timeout=PATIENCE_S)
+            out, errors = consumer.communicate(timeout=TIMEOUT_S)
     report = json.loads(out or errors)
     assert report["tensors"] == PARTS
     assert report["counted_bytes"] <= 3 * (PART_BYTES + (4 << 20)), report
@@ -155,7 +156,7 @@ async def collected_async(stream):
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 4000, 1 << 30])
-def test_asyncio_gets_the_same(relay, client, bucket_bytes):
+def test_stream_async_yields_the_same(relay, client, bucket_bytes):
     published = relay.publish("t", layers(1))
     relay.publish("empty", {})
 
@@ -168,11 +169,12 @@ def test_asyncio_gets_the_same(relay, client, bucket_bytes):
     asyncio.run(both())
 
 
-def test_asyncio_raises_the_same(relay, client):
+def test_stream_async_raises_the_same(relay, client):
     relay.publish("t", layers(1))
 
     async def check_errors():
-        for options, error in (({"version": 7}, tensor_relay.RelayTimeoutError), ({"select": "nothing"}, tensor_relay.RequestError)):
+        cases = (({"version": 7}, tensor_relay.RelayTimeoutError), ({"select": "nothing"}, tensor_relay.RequestError))
+        for options, error in cases:
             with pytest.raises(error):
                 await collected_async(client.stream_async("t", timeout=0.3, **options))
         with pytest.raises(tensor_relay.RelayTimeoutError):
@@ -183,8 +185,8 @@ def test_asyncio_raises_the_same(relay, client):
     asyncio.run(check_errors())
 
 
-def test_a_stream_that_is_left_or_cancelled_keeps_no_version(relay, client):
-    """The next version waits for nobody then; and the event loop runs on while a part is waited for."""
+def test_an_abandoned_or_cancelled_stream_holds_no_version(relay, client):
+    """An abandoned stream does not delay the next version. The event loop is not blocked while a stream waits."""
     relay.publish("t", layers(1))
 
     async def leave():
@@ -192,7 +194,7 @@ def test_a_stream_that_is_left_or_cancelled_keeps_no_version(relay, client):
             assert (await anext(stream))[0] == "layer.10"
 
     async def cancel():
-        waiting = asyncio.create_task(collected_async(client.stream_async("t", 9, timeout=PATIENCE_S)))
+        waiting = asyncio.create_task(collected_async(client.stream_async("t", 9, timeout=TIMEOUT_S)))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         waiting.cancel()
@@ -201,5 +203,5 @@ def test_a_stream_that_is_left_or_cancelled_keeps_no_version(relay, client):
 
     for number, ends_early in ((2, leave), (3, cancel)):
         asyncio.run(ends_early())
-        relay.publish("t", layers(number), timeout=PATIENCE_S)
+        relay.publish("t", layers(number), timeout=TIMEOUT_S)
     check(collected(client.stream("t", bucket_bytes=4000)), 3)

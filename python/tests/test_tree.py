@@ -1,4 +1,4 @@
-"""Trees of tensors come back as they were, and what would not is refused by name."""
+"""`tensor_relay.tree`: trees are restored exactly, and values that cannot be restored are refused by their path."""
 
 import json
 from collections import OrderedDict, namedtuple
@@ -12,16 +12,16 @@ from tensor_relay import tree
 LEAVES = {"w": np.arange(6, dtype="f4").reshape(2, 3), "b": np.ones(2, "i8")}
 
 
-def same(one, other):
+def assert_same(one, other):
     assert type(one) is type(other)
     if isinstance(one, dict):
         assert list(one) == list(other) and [type(key) for key in one] == [type(key) for key in other]
         for key in one:
-            same(one[key], other[key])
+            assert_same(one[key], other[key])
     elif isinstance(one, (list, tuple)):
         assert len(one) == len(other)
         for each, its in zip(one, other, strict=True):
-            same(each, its)
+            assert_same(each, its)
     elif isinstance(one, np.ndarray):
         assert one.dtype == other.dtype and np.array_equal(one, other)
     else:
@@ -40,25 +40,25 @@ def same(one, other):
         7,
     ],
 )
-def test_a_tree_comes_back(relay, client, given):
+def test_a_tree_is_restored(relay, client, given):
     relay.publish("t", tree.flatten(given), metadata={"step": 1})
     snapshot = client.get("t")
-    same(tree.unflatten(snapshot.numpy()), given)
+    assert_same(tree.unflatten(snapshot.numpy()), given)
     assert snapshot.metadata == {"step": 1}
 
 
-def test_tensors_are_named_by_their_way():
+def test_tensors_are_named_by_their_path():
     flat = tree.flatten({"state": {0: {"exp_avg": LEAVES["w"]}}, "groups": [{"params": [LEAVES["b"]]}]})
     assert list(flat) == ["state.0.exp_avg", "groups.0.params.0", tree.STRUCTURE]
     assert flat["state.0.exp_avg"] is LEAVES["w"], "nothing is copied"
 
 
-def test_a_snapshot_is_a_mapping_too(relay, client):
+def test_unflatten_accepts_a_snapshot(relay, client):
     relay.publish("t", tree.flatten({"a": [LEAVES["w"]]}))
     assert tree.unflatten(client.get("t"))["a"][0].shape == (2, 3)
 
 
-def test_an_optimizer_comes_back(relay, client):
+def test_an_optimizer_is_restored(relay, client):
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(4, 4)
 
@@ -90,7 +90,7 @@ Pair = namedtuple("Pair", "a b")
         (object(), "the tree itself is a object"),
     ],
 )
-def test_what_would_come_back_as_something_else_is_refused(given, place):
+def test_values_that_cannot_be_restored_are_refused(given, place):
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=place):
         tree.flatten(given)
 
@@ -102,7 +102,7 @@ def test_a_tree_that_contains_itself_is_refused():
         tree.flatten(endless)
 
 
-def test_publish_names_the_helper(relay):
+def test_publish_names_flatten(relay):
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="tensor_relay.tree.flatten"):
         relay.publish("t", {"a": {"b": LEAVES["w"]}})
 
@@ -122,7 +122,7 @@ def test_a_damaged_structure_is_an_error(structure):
         tree.unflatten({tree.STRUCTURE: json.dumps(deep).encode()})
 
 
-def test_a_part_of_a_tree_is_none(relay, client):
+def test_an_incomplete_tree_is_refused(relay, client):
     relay.publish("t", tree.flatten({"a": LEAVES["w"], "b": LEAVES["b"]}))
     with pytest.raises(tensor_relay.DamagedError, match="select"):
         tree.unflatten(client.get("t", select=["a", tree.STRUCTURE]).numpy())

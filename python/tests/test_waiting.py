@@ -1,4 +1,4 @@
-"""Waits end when they should, and nobody else waits with them: threads, Ctrl-C, forks, the end of the interpreter."""
+"""Blocking calls: they release the GIL, and end with Ctrl-C, a fork, or the end of the interpreter."""
 
 import os
 import signal
@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, ended, python, received
+from conftest import TIMEOUT_S, python, received, wait_for_exit
 
 import tensor_relay
 
 
 def test_other_threads_run_during_a_transfer(relay, client):
-    """Method: a thread counts in steps of a millisecond while versions are staged, sent and received."""
+    """Method: a thread records a time each millisecond while versions are staged, sent and received."""
     ticks, stop = [], threading.Event()
 
     def tick():
@@ -28,7 +28,7 @@ def test_other_threads_run_during_a_transfer(relay, client):
         begun = time.monotonic()
         for _ in range(3):
             relay.publish("t", {"x": weights})
-            subscription.next(PATIENCE_S)
+            subscription.next(TIMEOUT_S)
         took = time.monotonic() - begun
     finally:
         stop.set()
@@ -36,7 +36,7 @@ def test_other_threads_run_during_a_transfer(relay, client):
     during = [tick for tick in ticks if begun <= tick <= begun + took]
     assert len(during) > 10
     longest = max(b - a for a, b in zip(during, during[1:]))
-    # Where the GIL were held, the longest pause would be a transfer's; that of a busy machine is not.
+    # If a transfer held the GIL, the longest pause would be as long as a transfer. A busy machine's pauses are shorter.
     assert longest < max(0.25, took / 4), f"nothing else ran for {longest:.3f} of {took:.3f} s"
 
 
@@ -45,11 +45,11 @@ def test_other_threads_run_during_a_transfer(relay, client):
     "relay.publish('u', {}).wait_committed(timeout=None)", "asyncio.run(wait_async())",
     "tensor_relay.connect('relay://192.0.2.1:9?key=sha256:' + 'ab' * 32, timeout=600)",
 ])  # fmt: skip
-def test_ctrl_c_ends_any_wait(tmp_path, wait):
+def test_ctrl_c_ends_any_blocking_call(tmp_path, wait):
     program = tmp_path / "waits.py"
     program.write_text(
         "import asyncio, signal, sys, tensor_relay\n"
-        # Whoever runs the tests in the background has them ignore it.
+        # Tests that run in the background inherit SIG_IGN.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "relay = tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1])\n"
         "client = tensor_relay.connect(relay.ticket, topic_timeout=600)\n"
@@ -59,23 +59,23 @@ def test_ctrl_c_ends_any_wait(tmp_path, wait):
         "print('waiting')\n"
         f"try:\n    {wait}\n"
         "except KeyboardInterrupt:\n    print('interrupted')\n"
-        # What is left works on.
+        # The relay and the client still work.
         "relay.publish('t', {'x': b'abc'})\n"
         "print(client.subscribe('t').next(60)['x'].nbytes)\n"
     )
     with python(program, tmp_path / "state") as waiting:
         assert waiting.stdout.readline() == "waiting\n"
-        time.sleep(0.3)  # Until it waits; an interrupt before would prove less, and not fail.
+        time.sleep(0.3)  # Until the call blocks. An earlier interrupt would prove less, but not fail.
         begun = time.monotonic()
         waiting.send_signal(signal.SIGINT)
         assert waiting.stdout.readline() == "interrupted\n"
         assert time.monotonic() - begun < 5
-        assert waiting.stdout.readline() == "3\n"  # It may have come with the line before.
-        ended(waiting)
+        assert waiting.stdout.readline() == "3\n"
+        wait_for_exit(waiting)
 
 
-def test_a_result_waits_for_nobody(relay, client):
-    """Signals are looked for every 50 ms; results must not wait for that."""
+def test_results_do_not_wait_for_the_signal_check(relay, client):
+    """Signals are checked every 50 ms; results must not wait for that."""
     subscription = client.subscribe("t")
     times = []
     for number in range(40):
@@ -86,7 +86,7 @@ def test_a_result_waits_for_nobody(relay, client):
     assert sorted(times)[len(times) // 2] < 0.03
 
 
-def test_timeouts_are_lengths_of_time(relay, client):
+def test_timeouts_are_not_negative_or_nan(relay, client):
     subscription = client.subscribe("t")
     for timeout in (-1, float("nan")):
         with pytest.raises(ValueError, match="in seconds"):
@@ -94,14 +94,14 @@ def test_timeouts_are_lengths_of_time(relay, client):
     with pytest.raises(tensor_relay.RelayTimeoutError):
         subscription.next(0)
     relay.publish("t", {"x": b"abc"})
-    assert subscription.next(1e20).version == 1, "longer than a clock can tell is long enough"
+    assert subscription.next(1e20).version == 1, "a timeout beyond the clock's range is accepted"
 
 
 @pytest.mark.parametrize("opened", [
     "relay", "tensor_relay.connect(relay.ticket)", "tensor_relay.connect(relay.ticket).subscribe('t')",
 ])  # fmt: skip
 @pytest.mark.parametrize("leave, code", [("sys.exit(5)", 5), ("raise KeyError('mine')", 1)])
-def test_a_forked_child_leaves_a_block_as_it_likes(tmp_path, opened, leave, code):
+def test_a_forked_child_can_leave_a_with_block(tmp_path, opened, leave, code):
     program = tmp_path / "forks.py"
     program.write_text(
         "import os, sys, tensor_relay\n"
@@ -113,13 +113,13 @@ def test_a_forked_child_leaves_a_block_as_it_likes(tmp_path, opened, leave, code
         "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     with python(program, tmp_path / "state") as forking:
-        said, errors = forking.communicate(timeout=PATIENCE_S)
-        assert said == f"{code}\n" and "ForkError" not in errors, errors
+        output, errors = forking.communicate(timeout=TIMEOUT_S)
+        assert output == f"{code}\n" and "ForkError" not in errors, errors
         assert ("KeyError: 'mine'" in errors) == (code == 1)
 
 
 def test_a_fork_is_refused(relay, client, tmp_path):
-    """Every call in the child says why, and the parent goes on as before."""
+    """Every call in the child raises ForkError, and the parent continues to work."""
     relay.publish("t", {"x": np.arange(3)})
     subscription = client.subscribe("t")
     publication = relay.publish("t", {"x": np.arange(3)})
@@ -151,19 +151,19 @@ def test_a_fork_is_refused(relay, client, tmp_path):
             os.write(writing, b"what was received cannot be read\n")
         os._exit(0)
     os.close(writing)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
-    with open(reading) as said:
-        assert said.read() == ""
+    with open(reading) as failures:
+        assert failures.read() == ""
     relay.publish("t", {"x": np.arange(4)})
     assert received(client)["x"].shape == (4,)
 
 
-@pytest.mark.parametrize("rest", ["pass", "relay.close()", "del relay, client, subscription", "sys.exit(0)"])
-def test_the_interpreter_ends_whatever_is_open(tmp_path, rest):
+@pytest.mark.parametrize("last_line", ["pass", "relay.close()", "del relay, client, subscription", "sys.exit(0)"])
+def test_the_interpreter_exits_with_open_objects(tmp_path, last_line):
     program = tmp_path / "ends.py"
     program.write_text(
         "import sys, tensor_relay\n"
@@ -173,10 +173,10 @@ def test_the_interpreter_ends_whatever_is_open(tmp_path, rest):
         "subscription = client.subscribe('t')\n"
         "snapshot = subscription.next(60)\n"
         "view = memoryview(snapshot['x'])\n"
-        f"{rest}\n"
+        f"{last_line}\n"
     )
     with python(program, tmp_path / "state") as program:
-        ended(program)
+        wait_for_exit(program)
 
 
 @pytest.mark.parametrize("work", [
@@ -184,8 +184,8 @@ def test_the_interpreter_ends_whatever_is_open(tmp_path, rest):
     "while True: relay.publish('t', {'x': b'abc'}); started.set()",
     "asyncio.run(follow())",
 ])  # fmt: skip
-def test_daemon_threads_end_without_a_word(tmp_path, work):
-    """What they use is closed when the program ends, which is no mistake of theirs."""
+def test_daemon_threads_end_silently(tmp_path, work):
+    """Interpreter exit closes the objects that daemon threads use. The threads must end without a traceback."""
     program = tmp_path / "daemon.py"
     program.write_text(
         "import asyncio, atexit, sys, threading, time, tensor_relay\n"
@@ -201,18 +201,18 @@ def test_daemon_threads_end_without_a_word(tmp_path, work):
         "thread = threading.Thread(target=run, daemon=True)\n"
         "thread.start()\n"
         "assert started.wait(60)\n"
-        # Called last: the thread has all the time that it needs to say something.
+        # Runs after `_end`, and gives the thread time to print an error.
         "atexit.unregister(tensor_relay._end)\n"
         "atexit.register(thread.join, 60)\n"
         "atexit.register(tensor_relay._end)\n"
     )
     with python(program, tmp_path / "state") as running:
-        out, errors = running.communicate(timeout=PATIENCE_S)
+        out, errors = running.communicate(timeout=TIMEOUT_S)
         assert (running.returncode, out, errors) == (0, "", "")
 
 
-def test_an_interpreter_that_ends_tells_its_clients(tmp_path):
-    """They need not wait until they notice that nobody is there."""
+def test_interpreter_exit_informs_clients(tmp_path):
+    """Clients are informed at once, and do not wait for a timeout."""
     program = tmp_path / "ends.py"
     program.write_text(
         "import sys, tensor_relay\n"
@@ -229,9 +229,9 @@ def test_an_interpreter_that_ends_tells_its_clients(tmp_path):
             producer.stdin.flush()
             begun = time.monotonic()
             with pytest.raises(tensor_relay.ServerUnreachableError):
-                subscription.next(PATIENCE_S)
+                subscription.next(TIMEOUT_S)
             assert time.monotonic() - begun < 5
-        ended(producer)
+        wait_for_exit(producer)
 
 
 def test_messages_go_to_logging(tmp_path):
@@ -245,6 +245,6 @@ def test_messages_go_to_logging(tmp_path):
     )
     for level, expected in [("DEBUG", True), ("INFO", False)]:
         with python(program, tmp_path / "state", level) as logging_one:
-            _, errors = logging_one.communicate(timeout=PATIENCE_S)
+            _, errors = logging_one.communicate(timeout=TIMEOUT_S)
             assert logging_one.returncode == 0, errors
             assert ("tensor_relay DEBUG The session ended." in errors) == expected, errors

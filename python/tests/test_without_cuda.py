@@ -1,6 +1,6 @@
-"""A machine without CUDA: everything on the host works, and what needs a GPU says what is missing."""
+"""A machine without CUDA: host memory works, and calls that need a GPU report what is missing."""
 
-from conftest import ended, python
+from conftest import python, wait_for_exit
 
 PROGRAM = """
 import numpy, pytest, sys, tensor_relay
@@ -9,7 +9,7 @@ class OnGpu:
     def __dlpack_device__(self):
         return (2, 0)
     def __dlpack__(self, **options):
-        raise AssertionError("nobody may ask: there is no stream to wait")
+        raise AssertionError("must not be called: there is no stream to wait on")
 
 relay = tensor_relay.serve("127.0.0.1:0", state_dir=sys.argv[1])
 with pytest.raises(tensor_relay.UnsupportedTensorError, match="weights .* lies on cuda:0, .* libcuda.so.1 could not be loaded"):
@@ -28,10 +28,10 @@ for begin in (
 """
 
 
-def test_what_is_missing_is_told(tmp_path):
+def test_missing_cuda_is_reported(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    for name in ("libcuda.so", "libcuda.so.1"):  # Whatever this machine has is not found.
+    for name in ("libcuda.so", "libcuda.so.1"):  # Hides the machine's own libraries.
         (tmp_path / name).write_text("This is no library.")
     with python(program, tmp_path / "state", LD_LIBRARY_PATH=str(tmp_path)) as running:
-        ended(running)
+        wait_for_exit(running)

@@ -1,4 +1,4 @@
-"""Moves a real model between real processes and reads it with the formats' own Python packages.
+"""Transfers a real model between real processes, and reads it with the formats' own Python packages.
 
 Usage: check_safetensors.py TENSOR_RELAY
 
@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 MODEL_BYTES = 90_868_376
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 
 def model_file() -> Path:
@@ -40,10 +40,10 @@ def serving(program: str, path: Path, home: Path, *more: str):
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
     try:
         line = server.stdout.readline()
-        assert line, f"the server printed nothing and exited with {server.wait(PATIENCE_S)}"
+        assert line, f"the server printed nothing and exited with {server.wait(TIMEOUT_S)}"
         yield json.loads(line)["ticket_file"]
         server.terminate()
-        assert server.wait(PATIENCE_S) == 0, f"the server exited with {server.returncode}"
+        assert server.wait(TIMEOUT_S) == 0, f"the server exited with {server.returncode}"
     finally:
         server.kill()
         server.wait()
@@ -52,10 +52,10 @@ def serving(program: str, path: Path, home: Path, *more: str):
 def receive(program: str, ticket: str, folder: Path) -> Path:
     """Subscribes once and returns the path of the received file or folder."""
     words = [program, "subscribe", ticket, "--once", f"--out={folder}", "--json"]
-    ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True, env=environment())
-    said = json.loads(ended.stdout)
-    print(f"received {said['tensors']} tensors, {said['payload_bytes']} bytes in {said['duration_s']:.3f} s")
-    return Path(said["path"])
+    result = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True, env=environment())
+    report = json.loads(result.stdout)
+    print(f"received {report['tensors']} tensors, {report['payload_bytes']} bytes in {report['duration_s']:.3f} s")
+    return Path(report["path"])
 
 
 def environment() -> dict[str, str]:
@@ -63,9 +63,9 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TENSOR_RELAY_")}
 
 
-def compare(expected: Path, found: Path) -> None:
+def compare(expected: Path, received: Path) -> None:
     """Fails unless both files hold the same tensors and metadata."""
-    with safe_open(expected, framework="numpy") as one, safe_open(found, framework="numpy") as other:
+    with safe_open(expected, framework="numpy") as one, safe_open(received, framework="numpy") as other:
         assert one.metadata() == other.metadata(), (one.metadata(), other.metadata())
         assert sorted(one.keys()) == sorted(other.keys())
         size = 0
@@ -109,10 +109,10 @@ def compare_folders(model: Path, expected: Path, found: Path) -> None:
 
 
 def check_arrays(program: str, home: Path) -> None:
-    """Moves an array and archives of arrays, in both orders, and reads them with NumPy."""
+    """Transfers an array and archives of arrays, in row and column order, and reads them with NumPy."""
     arrays = {
         "weights": numpy.random.default_rng(1).standard_normal((301, 77), dtype=numpy.float32),
-        "turned": numpy.asfortranarray(numpy.arange(35, dtype=numpy.int64).reshape(5, 7)),
+        "transposed": numpy.asfortranarray(numpy.arange(35, dtype=numpy.int64).reshape(5, 7)),
         "scalar": numpy.float64(4.5),
         "empty": numpy.zeros((0, 3), numpy.uint8),
     }

@@ -1,7 +1,7 @@
-"""tensor-relay as a contender through its Python package: what bench/src/relay.rs does, in Python.
+"""tensor-relay's Python package as a contender: bench/src/relay.rs in Python.
 
-The harness starts it as `PYTHON -c …`, in an interpreter that has tensor_relay and NumPy. Either side meets one in
-Rust as well: they speak the protocol of bench/src/contender.rs, leave tickets and ask for small tensors alike.
+The harness runs it as `PYTHON -c …`, in an interpreter that has tensor_relay and NumPy. Each side also works with the
+Rust version of the other side: protocol (bench/src/contender.rs), ticket files and requests of small tensors are equal.
 """
 
 import argparse
@@ -20,10 +20,10 @@ import numpy as np
 import tensor_relay
 
 DEADLINE_S = 600.0
-"""How long a round may take before the other side is taken for dead."""
+"""How long a round may take before the other side is considered dead."""
 
 MESSAGE_BYTES = 4096
-"""The size of a small tensor, which begins with the time at which it was begun."""
+"""The size of a small tensor, which begins with the time stamp of its publication."""
 
 
 def main() -> None:
@@ -38,27 +38,27 @@ def _serve(options: argparse.Namespace) -> None:
     ip = options.listen.rpartition(":")[0]
     with tempfile.TemporaryDirectory() as state, tensor_relay.serve(options.listen, state_dir=state) as relay:
         port = int(relay.address.rpartition(":")[2])
-        asked = socket.create_server(_asked_at(ip, port))
-        threading.Thread(target=_publish_small, args=(relay, asked), daemon=True).start()
-        offered = relay.publish("bulk/0", {"data": tensor}, hold="borrow")
-        _leave_ticket(port, relay.ticket)
-        _tell(ready=True, port=port)
+        listener = socket.create_server(_request_address(ip, port))
+        threading.Thread(target=_publish_small, args=(relay, listener), daemon=True).start()
+        current = relay.publish("bulk/0", {"data": tensor}, hold="borrow")
+        _write_ticket(port, relay.ticket)
+        _emit(ready=True, port=port)
         round = 0
         while True:
-            # The version of the next round is there before anybody can ask for it.
+            # The next round's version is published before it can be requested.
             following = relay.publish(f"bulk/{round + 1}", {"data": tensor}, hold="borrow")
             begun = _cpu_s()
-            offered.wait_committed(timeout=DEADLINE_S)
-            _tell(bytes=options.bytes, cpu_s=_cpu_s() - begun)
+            current.wait_committed(timeout=DEADLINE_S)
+            _emit(bytes=options.bytes, cpu_s=_cpu_s() - begun)
             relay.withdraw(f"bulk/{round}")
-            offered, round = following, round + 1
+            current, round = following, round + 1
 
 
 def _receive(options: argparse.Namespace) -> None:
     ip, _, port = options.connect.rpartition(":")
     with tensor_relay.connect(_take_ticket(int(port)), lanes=1) as client:
         if options.small:
-            _tell(small=options.small, **_small(client, _asked_at(ip, int(port)), options.small))
+            _emit(small=options.small, **_small(client, _request_address(ip, int(port)), options.small))
         for round in range(options.rounds):
             begun, begun_cpu_s = time.perf_counter(), _cpu_s()
             snapshot = client.subscribe(f"bulk/{round}").next(timeout=DEADLINE_S)
@@ -66,47 +66,51 @@ def _receive(options: argparse.Namespace) -> None:
             seconds, cpu_s = time.perf_counter() - begun, _cpu_s() - begun_cpu_s
             size = sum(array.nbytes for array in arrays.values())
             if size != options.bytes:
-                raise ValueError(f"{size} bytes came where {options.bytes} were asked for")
-            _tell(round=round, bytes=size, seconds=seconds, gb_per_s=size / seconds / 1e9, cpu_s=cpu_s)
-            del snapshot, arrays  # Their memory is for the next round.
+                raise ValueError(f"{size} bytes were received where {options.bytes} were requested")
+            _emit(round=round, bytes=size, seconds=seconds, gb_per_s=size / seconds / 1e9, cpu_s=cpu_s)
+            del snapshot, arrays  # Frees their memory for the next round.
 
 
-def _asked_at(ip: str, port: int) -> tuple[str, int]:
-    """Where small tensors are asked for: at the TCP port after the server's, which itself serves TCP."""
+def _request_address(ip: str, port: int) -> tuple[str, int]:
+    """The address for requests of small tensors: the TCP port after the server's."""
     return ip, port + 1
 
 
-def _publish_small(relay: tensor_relay.Relay, asked: socket.socket) -> None:
-    """Publishes a small tensor for each byte that comes."""
+def _publish_small(relay: tensor_relay.Relay, listener: socket.socket) -> None:
+    """Publishes a small tensor for each received byte."""
     message = np.full(MESSAGE_BYTES, 0x5A, np.uint8)
     while True:
-        asking, _ = asked.accept()
-        asking.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with asking:
-            while asking.recv(1):
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with connection:
+            last = None
+            while connection.recv(1):
+                if last is not None:
+                    # As in small.rs: the acknowledgement of a message is not part of the next one's latency.
+                    last.wait_committed(timeout=DEADLINE_S)
                 message[:8].view("<u8")[0] = time.monotonic_ns()
-                relay.publish("small", {"message": message})
+                last = relay.publish("small", {"message": message})
 
 
 def _small(client: tensor_relay.Client, server: tuple[str, int], count: int) -> dict[str, float]:
-    """Asks for so many, one by one, after a tenth as many that do not count; tells how long each was on its way."""
+    """Requests `count` small tensors one by one, after a warm-up of a tenth as many. Returns the latencies."""
     took_us = []
-    with socket.create_connection(server) as asking, client.subscribe("small") as subscription:
-        asking.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with socket.create_connection(server) as connection, client.subscribe("small") as subscription:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(count + -(-count // 10)):
-            asking.sendall(b"\x01")
+            connection.sendall(b"\x01")
             message = subscription.next(timeout=10)["message"].numpy()
             took_us.append((time.monotonic_ns() - int(message[:8].view("<u8")[0])) / 1e3)
     took_us = sorted(took_us[-count:])
 
-    def at_most(percent: int) -> float:
+    def percentile(percent: int) -> float:
         return took_us[-(-count * percent // 100) - 1]
 
-    return {"p50_us": at_most(50), "p99_us": at_most(99), "min_us": took_us[0], "max_us": took_us[-1]}
+    return {"p50_us": percentile(50), "p99_us": percentile(99), "min_us": took_us[0], "max_us": took_us[-1]}
 
 
 def _content(size: int, data: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Noise, or normal weights in bf16."""
+    """Random bytes, or normally distributed weights in bf16."""
     if data == "noise":
         return np.random.SFC64(1).random_raw(-(-size // 8)).view(np.uint8)[:size]
     import ml_dtypes
@@ -122,7 +126,7 @@ def _ticket_file(port: int) -> Path:
     return Path(tempfile.gettempdir()) / f"tensor-relay-bench-{port}.ticket"
 
 
-def _leave_ticket(port: int, ticket: str) -> None:
+def _write_ticket(port: int, ticket: str) -> None:
     path = _ticket_file(port)
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -141,7 +145,7 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _tell(**line: object) -> None:
+def _emit(**line: object) -> None:
     print(json.dumps(line), flush=True)
 
 
@@ -158,7 +162,7 @@ def _parse() -> argparse.Namespace:
     serve, receive = sides.add_parser("serve"), sides.add_parser("receive")
     for side in (serve, receive):
         side.add_argument("--bytes", type=int, required=True)
-        side.add_argument("--mtu", type=int)  # The package takes what the path carries.
+        side.add_argument("--mtu", type=int)  # Ignored: the package probes the path's MTU.
     serve.add_argument("--listen", default="127.0.0.1:0")
     serve.add_argument("--data", choices=["noise", "weights"], default="noise")
     receive.add_argument("--connect", required=True)

@@ -1,4 +1,4 @@
-"""Moves tensors between processes on different hosts: encrypted, verified, whole or not at all.
+"""Streams tensors between hosts, encrypted and verified. A version is received completely or not at all.
 
     import tensor_relay
 
@@ -12,8 +12,8 @@
         for snapshot in client.subscribe("policy"):
             model.load_state_dict(snapshot.torch())
 
-Times are in seconds, sizes in bytes. Every wait gives the GIL away and ends with Ctrl-C. Messages go to the logger
-`tensor_relay`.
+Times are in seconds, sizes in bytes. Every blocking call releases the GIL, and Ctrl-C interrupts it. Log messages go to
+the logger `tensor_relay`.
 """
 
 from __future__ import annotations
@@ -136,38 +136,38 @@ def serve(
 ) -> Relay:
     """Starts a server in this process, on threads of its own. Use it as a context manager, or `close()` it.
 
-    listen: the address, `IP:PORT` or `HOST:PORT`, over UDP and TCP. Port 0 takes a free one, which `Relay.address` names.
-    advertise: the host, or `HOST:PORT`, that the ticket names, or several. By default what is listened on; where that is
-        every address, this machine's own on its default route.
-    state_dir: where the server's key and the secrets of its tickets are kept, so that they stay valid. By default `$XDG_STATE_HOME/tensor-relay` or
-        `~/.local/state/tensor-relay`, as for the command line.
-    codec: how versions are encoded for those who can decode it: "auto" chooses for each chunk what should arrive first,
-        and sends deltas to those who hold an earlier version; "raw", "bitplanes", "planes", "zstd" and "sparse" force one.
+    listen: the address, `IP:PORT` or `HOST:PORT`, over UDP and TCP. Port 0 selects a free port: see `Relay.address`.
+    advertise: one or several hosts, or `HOST:PORT`, for the ticket. By default the address in `listen`; if that is the
+        wildcard address, the address of this machine's default route.
+    state_dir: the folder that keeps the server's key and the secrets of its tickets, so that tickets stay valid over
+        restarts. By default `$XDG_STATE_HOME/tensor-relay` or `~/.local/state/tensor-relay`, as for the command line.
+    codec: how versions are encoded: "auto" chooses for each chunk the codec that should deliver it soonest, and sends
+        deltas to clients that hold an earlier version; "raw", "bitplanes", "planes", "zstd" and "sparse" force one
+        codec. Clients that cannot decode a codec receive raw chunks.
     chunk_bytes: the unit of sending and checking, a multiple of 256, up to 64 MiB.
-    staged_bytes: how much memory staged versions may take. By default what the machine has.
-    base_bytes: how much of it versions may take that were replaced and are kept to make deltas against, while subscribers
-        hold copies of them. With 0 there are none, and deltas only against versions that a topic still keeps.
+    staged_bytes: the most memory for staged versions. By default the machine's memory.
+    base_bytes: the part of `staged_bytes` for replaced versions that are kept as bases of deltas while subscribers hold
+        copies of them. With 0, only versions that a topic still retains serve as bases.
     sessions_max: how many clients may be connected.
-    stall_timeout: after how long without a byte taken a subscriber in mid-transfer is evicted.
-    reader_linger: how long the place of a named reader in mode "every" is kept when its connection is lost.
-    transport: what clients may connect over: "auto" listens on UDP for QUIC and on TCP with TLS, on ports of one number;
-        "quic" or "tcp" on one of them.
-    open: whether everybody is let in who reaches the server, to every topic. By default only holders of its tickets are, or of
-        those that `tensor-relay tickets create` makes with the same state_dir.
-    ephemeral: whether nothing is kept, so that key and tickets end with the relay: for programs that hand the ticket on
-        themselves at each start.
-    device: where staged versions are held: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of any GPU
-        can be published in either case.
-    gpu_memory_bytes: how much memory of each GPU versions may take. By default what it has.
-    pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU: taken when the first tensor
-        of it is published. Half of it keeps chunks for further subscribers.
-    admin: the address, `IP:PORT`, of an HTTP port for status, health and metrics, as `tensor-relay serve --admin` opens it, for
-        as long as the relay is open; port 0 takes a free one, which `Relay.admin` names.
-    admin_token_file: the file with its token, which it needs on any address but this machine's own.
+    stall_timeout: a subscriber that accepts no byte for this long during a transfer is evicted.
+    reader_linger: how long the place of a named reader in mode "every" is kept after its connection was lost.
+    transport: the transports for clients: "auto" is QUIC over UDP and TLS over TCP, on the same port number;
+        "quic" or "tcp" is one of them.
+    open: whether every client is admitted, to every topic. By default a client needs a ticket of this relay, or one
+        that `tensor-relay tickets create` made with the same state_dir.
+    ephemeral: whether no state is kept, so that key and tickets end with the relay: for programs that distribute a new
+        ticket at each start.
+    device: where staged versions are held: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of any
+        GPU can be published in either case.
+    gpu_memory_bytes: the most memory of each GPU for versions. By default the GPU's memory.
+    pinned_bytes: how much page-locked host memory chunks pass through, for each GPU. It is allocated when the first
+        tensor of that GPU is published. Half of it caches chunks for further subscribers.
+    admin: the address, `IP:PORT`, of an HTTP port for status, health and metrics, as for `tensor-relay serve --admin`,
+        until the relay is closed. Port 0 selects a free port; `Relay.admin` returns it.
+    admin_token_file: the file with the token of that port; required unless the address is a loopback address.
 
-    Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for what is no address
-    or codec and for a value out of its range, and ForkError in a process that was forked from one that uses
-    tensor_relay.
+    Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for an invalid address or
+    codec and for a value out of its range, and ForkError in a process that was forked from one that uses tensor_relay.
     """
     relay = _native.serve(
         listen,
@@ -217,38 +217,39 @@ def connect(
 ) -> Client:
     """Connects to a server. Use it as a context manager, or `close()` it.
 
-    ticket: what `Relay.ticket` and `tensor-relay serve` print, or the path of a file with it. By default what the
-        environment variable TENSOR_RELAY_TICKET holds.
-    timeout: how long the server is tried to be reached.
-    memory_bytes: how much memory snapshots may take: received, held, and kept for reuse. By default what the machine has.
-    base_bytes: how much memory copies of versions may take to which deltas are applied: one version for each subscription,
-        from the second version on. What does not fit comes whole; with 0 everything does.
-    lanes: how many connections the session uses, 1 to 16. By default as many as make large versions faster.
+    ticket: the text from `Relay.ticket` or `tensor-relay serve`, or the path of a file that holds it. By default the
+        value of the environment variable TENSOR_RELAY_TICKET.
+    timeout: how long connecting is retried until the server answers.
+    memory_bytes: the most memory for snapshots: incoming, held, or kept for reuse. By default the machine's memory.
+    base_bytes: the most memory for base versions, to which deltas are applied: one base for each subscription, from the
+        second version on. A version without a base is sent in full; 0 disables deltas.
+    lanes: how many connections the session uses, 1 to 16. By default lanes are added while they make transfers faster.
     topic_timeout: how long a subscription waits for a topic that does not exist yet.
-    stall_timeout: after how long without a byte a version under way is given up.
-    reconnect_timeout: how long a lost connection is tried to be made again.
-    versions_held_max: how many snapshots of a subscription may be held at a time. A snapshot is held as long as anything
-        refers to its memory, an array made of it among them. A `for` loop needs 2: its variable keeps the one before while
-        the next one comes.
-    hold_timeout: how long a subscription waits, when so many are held, for one to be let go.
-    transport: what the session runs over: "auto" takes TCP with TLS on short ways, QUIC on long ones, and TCP where UDP gets
-        no answer; "quic" or "tcp" takes nothing else. `Receipt.transport` says which it was.
-    identity: the file with the private key of this client, where the server knows it by `tensor-relay keys trust`. By default
-        none, and the ticket's token lets it in.
-    certificate: the file with the certificate of that key, and those that lead to the authority that the server trusts.
-    device: where snapshots land: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of `out` may lie
-        anywhere in either case.
-    gpu_memory_bytes: how much memory of each GPU snapshots may take. By default what it has.
-    pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU that is used.
-    admin: the address, `IP:PORT`, of an HTTP port for status, health and metrics, as `tensor-relay subscribe --admin` opens it,
-        from before it connects until the client is closed; port 0 takes a free one, which `Client.admin` names. `/readyz`
-        says yes while every topic that is subscribed to has a version here.
-    admin_token_file: the file with its token, which it needs on any address but this machine's own.
-    ready_within: `/readyz` says no when a version came longer ago than this, in seconds. By default however old it is.
+    stall_timeout: a version of which no byte arrives for this long is given up.
+    reconnect_timeout: how long reconnecting is retried after a connection was lost.
+    versions_held_max: how many snapshots of a subscription may be held at a time. A snapshot is held while any object,
+        such as an array made from it, refers to its memory. A `for` loop needs 2: its variable holds the previous
+        snapshot while the next one is received.
+    hold_timeout: how long a subscription that holds `versions_held_max` snapshots waits for the program to drop one.
+    transport: what the session runs over: "auto" uses TLS over TCP at short round-trip times, QUIC at long ones, and
+        TCP where UDP is blocked; "quic" or "tcp" forces one. `Receipt.transport` reports the choice.
+    identity: the file with this client's private key, which the server trusts by `tensor-relay keys trust`. By default
+        the client has no key and is admitted by the ticket's token.
+    certificate: the file with the certificate of that key and its chain up to the authority that the server trusts.
+    device: where snapshots are received: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of `out`
+        may be on any device in either case.
+    gpu_memory_bytes: the most memory of each GPU for snapshots. By default the GPU's memory.
+    pinned_bytes: how much page-locked host memory chunks pass through, for each GPU that is used.
+    admin: the address, `IP:PORT`, of an HTTP port for status, health and metrics, as for `tensor-relay subscribe
+        --admin`, open from before connecting until the client is closed. Port 0 selects a free port; `Client.admin`
+        returns it. `/readyz` succeeds while a version of every subscribed topic has been received.
+    admin_token_file: the file with the token of that port; required unless the address is a loopback address.
+    ready_within: `/readyz` fails when a topic's newest version arrived more than this many seconds ago. By default its
+        age does not matter.
 
-    Raises TicketError for what is no ticket, RequestError for a value out of its range, ServerUnreachableError,
-    ServerRefusedError when another server answers than the ticket names, TensorRelayError when the device cannot be
-    used, and ForkError.
+    Raises TicketError for an invalid ticket, RequestError for a value out of its range, ServerUnreachableError,
+    ServerRefusedError when a server other than the ticket's answers, TensorRelayError when the device cannot be used,
+    and ForkError.
     """
     client = _native.connect(
         _read_ticket(ticket),
@@ -276,18 +277,18 @@ def connect(
 
 
 def publish_to(path: str | os.PathLike[str], *, timeout: float = 10.0, server_uid: int | None = None) -> Producer:
-    """Connects to a `tensor-relay serve --publish-socket PATH` that runs on this machine, in this container or beside it in
-    a pod: it sends what is published here, with processors and memory of its own. Use it as a context manager, or
-    `close()` it.
+    """Connects to a sidecar: a `tensor-relay serve --publish-socket PATH` on this machine, in this container or in
+    another container of the pod. The sidecar sends the versions that this process publishes, with CPU and memory of its
+    own. Use the `Producer` as a context manager, or `close()` it.
 
-    path: the server's socket, on a path that both share. The server's user and this process' must be the same, or the
-        server be started with `--publish-uid`.
-    timeout: how long the server is tried to be reached, which may start later.
-    server_uid: the user that the server must run as, by number; None is anybody. For a socket in a folder where others may
-        make files, who could listen there in its place.
+    path: the server's socket, in a folder that both containers mount. Server and this process must run as the same
+        user, or the server must be started with `--publish-uid`.
+    timeout: how long connecting is retried: the server may start later than this process.
+    server_uid: the numeric user ID that the server must run as; None accepts any. Use it for a socket in a folder that
+        other users can write to, since one of them could listen in the server's place.
 
-    Raises ServerUnreachableError where nobody listens, ServerRefusedError when this user may not publish there or another
-    than `server_uid` listens, and ForkError.
+    Raises ServerUnreachableError when no server listens, ServerRefusedError when this user may not publish there or
+    when the server's user is not `server_uid`, and ForkError.
     """
     producer = _native.publish_to(path, timeout=timeout, server_uid=server_uid)
     _open.add(producer)
@@ -295,10 +296,11 @@ def publish_to(path: str | os.PathLike[str], *, timeout: float = 10.0, server_ui
 
 
 def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
-    """The ticket itself, wherever it is. Of a file with several, one for each topic, the first: they are of one server."""
+    """The ticket's text: `ticket` itself, the file's first ticket, or the environment variable. A file's further
+    tickets are for other topics of the same server."""
     if ticket is None:
         ticket = os.environ.get("TENSOR_RELAY_TICKET", "")
-    if not isinstance(ticket, (str, os.PathLike)):  # `open` takes a number for a descriptor, reads it, and closes it.
+    if not isinstance(ticket, (str, os.PathLike)):  # `open` would read and close an integer as a file descriptor.
         raise TypeError(f"a ticket is text, or the path of a file with it (str or os.PathLike), and not {type(ticket).__name__}")
     if isinstance(ticket, str) and (ticket.strip().startswith("relay://") or not ticket):
         return ticket
@@ -306,13 +308,13 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
         with open(ticket, encoding="utf-8") as file:
             return next((line for line in file if line.strip()), "")
     except (OSError, UnicodeDecodeError) as error:
-        # A ticket that was cut comes here as well: nothing of its token is told, not by the error behind this one either.
+        # `ticket` may be a truncated ticket: neither this message nor a chained error may reveal its token.
         shown = re.sub(r"[A-Za-z0-9_-]{12,}", "(hidden)", str(os.fspath(ticket)))
         why = getattr(error, "strerror", None) or "it is not text"
         raise TicketError(f"{shown!r} is neither a ticket (relay://…) nor a file that holds one: {why}") from None
 
 
-# How long callbacks may take at the end of the interpreter.
+# How long callbacks may take at interpreter exit.
 _LAST_CALLBACKS_S = 1.0
 
 _open: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()
@@ -320,13 +322,13 @@ _open: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()
 
 @atexit.register
 def _end() -> None:
-    """Tells the other ends that this process goes, where nobody has. Topics do not end: it may have failed."""
+    """Closes at interpreter exit what the program left open. Topics do not end: the program may have failed."""
     _native.begin_finish()
-    # Clients first: where their server is in this process too, they lose no connection.
+    # Clients first: a client whose server is in this process then logs no lost connection.
     for opened in sorted(_open, key=lambda opened: isinstance(opened, Relay)):
         try:
             opened.close(0, end=False) if isinstance(opened, Relay) else opened.close()
         except ForkError:
-            pass  # It is another process's to close.
+            pass  # It belongs to the parent process.
     _released.finish(_LAST_CALLBACKS_S)
     _native.finish()

@@ -1,4 +1,4 @@
-"""The command `tensor-relay`, and `python -m tensor_relay`: the program of that name, from this package's library."""
+"""The command `tensor-relay`, also run by `python -m tensor_relay`: the Rust command line, linked into this package."""
 
 import signal
 import sys
@@ -7,11 +7,11 @@ from . import _native
 
 
 def main() -> None:
-    # Python notes a Ctrl-C and raises where its own code runs next, and none runs below. A command hears the signal itself,
-    # or ends of it as a program does. Whoever started this process with the signal ignored meant that.
+    # Python raises KeyboardInterrupt only between its own bytecodes, and none run during `run_command`. With the
+    # default action, SIGINT reaches the command's own handler or ends the process. An inherited SIG_IGN stays.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # -P: a folder of this package's name where the user is must not be taken for it.
+    # -P: a folder `tensor_relay` in the current directory must not be imported instead of this package.
     program = [sys.executable, "-P", "-m", "tensor_relay"]
     sys.exit(_native.run_command(["tensor-relay", *sys.argv[1:]], program))
 

@@ -1,4 +1,4 @@
-"""Coroutines around what is written in Rust, which has none of its own."""
+"""Coroutines for the awaitables that the Rust code returns, which are not coroutines themselves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ _T = TypeVar("_T")
 
 
 async def awaited(begin: Callable[[], Awaitable[_T]]) -> _T:
-    """Begins when it is awaited."""
+    """Calls `begin` only when the coroutine is awaited, and returns the result."""
     return await begin()
 
 
 async def next_async(begin: Callable[[], Awaitable[Callable[[], Snapshot]]]) -> Snapshot:
-    """Begins when it is awaited, so that no version is taken for a coroutine that nobody awaits. What is awaited gives the
-    version when it is called, so that none is lost where the coroutine is cancelled before it goes on."""
+    """Calls `begin` only when the coroutine is awaited, so that a coroutine that is never awaited consumes no version.
+    The awaitable's result is a function that takes the version from the queue: a coroutine that is cancelled before it
+    resumes loses none."""
     return (await begin())()

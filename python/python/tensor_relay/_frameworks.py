@@ -1,4 +1,4 @@
-"""What is peculiar to each framework. None is imported before its tensors are here, or are asked for."""
+"""Code specific to PyTorch, NumPy, JAX and CuPy. A framework is imported only when the program asks for its tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from .errors import UnsupportedTensorError
 
-# Our dtypes by the names that ml_dtypes has for them: those that NumPy itself lacks. Elements of less than a byte are
-# missing: ml_dtypes gives each a byte of its own, and they travel packed.
-_OF_ML_DTYPES = {
+# Our dtypes that NumPy itself lacks, by their names in ml_dtypes. Sub-byte dtypes are missing: ml_dtypes stores each
+# element in a byte, and versions carry them packed.
+_ML_DTYPE_NAMES = {
     "bfloat16": "bf16",
     "float8_e3m4": "f8_e3m4",
     "float8_e4m3": "f8_e4m3",
@@ -21,76 +21,77 @@ _OF_ML_DTYPES = {
     "float8_e5m2fnuz": "f8_e5m2fnuz",
     "float8_e8m0fnu": "f8_e8m0fnu",
 }
-_TO_ML_DTYPES = {ours: theirs for theirs, ours in _OF_ML_DTYPES.items()}
+_ML_DTYPE_NAMES_BY_OURS = {ours: theirs for theirs, ours in _ML_DTYPE_NAMES.items()}
 
 # Our dtypes by the names that NumPy, ml_dtypes, PyTorch and JAX share.
-_BY_NAME = _OF_ML_DTYPES | {
+_BY_NAME = _ML_DTYPE_NAMES | {
     f"{theirs}{bits}": f"{ours}{bits}"
     for theirs, ours in {"int": "i", "uint": "u", "float": "f", "complex": "c"}.items()
     for bits in (8, 16, 32, 64, 128)
 }
-# Those of safetensors are ours in capitals, but for these.
-_OF_SAFETENSORS = {"F8_E4M3": "f8_e4m3fn", "F8_E8M0": "f8_e8m0fnu"}
-# What PyTorch hands over as it is.
-_OF_TORCH = frozenset(
+# The names of safetensors are ours in upper case, except for these.
+_SAFETENSORS_NAMES = {"F8_E4M3": "f8_e4m3fn", "F8_E8M0": "f8_e8m0fnu"}
+# The dtypes of PyTorch that are published unchanged.
+_TORCH_DTYPES = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex32 complex64 complex128 "
     "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2".split()
 )
 
-# What `dtype=` may cast to, by the names that NumPy, ml_dtypes, PyTorch and JAX share.
-_CASTS = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
-    ours: theirs for ours, theirs in _TO_ML_DTYPES.items()
+# The dtypes that `dtype=` may cast to, with the names that NumPy, ml_dtypes, PyTorch and JAX share.
+_CAST_DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
+    ours: theirs for ours, theirs in _ML_DTYPE_NAMES_BY_OURS.items()
 }
 
 
 def lender(tensor: Any) -> tuple[Any, str | None, bool]:
-    """Who lends the tensor's memory, the dtype of its elements where that one cannot say it, and whether it is a copy."""
+    """The object that exports the tensor's memory, the dtype of its elements where that object cannot name it, and
+    whether the memory is a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         _check_torch(torch, tensor)
-        lent = tensor.detach().resolve_conj().resolve_neg()
-        if lent.is_cuda:
-            return _of_torch(lent.contiguous(), tensor)
-        return lent, None, tensor.is_conj() or tensor.is_neg()
+        exporter = tensor.detach().resolve_conj().resolve_neg()
+        if exporter.is_cuda:
+            return _torch_exporter(exporter.contiguous(), tensor)
+        return exporter, None, tensor.is_conj() or tensor.is_neg()
     if numpy is not None and isinstance(tensor, numpy.generic):
-        lent, dtype, _ = _of_numpy(numpy.asarray(tensor))
-        return lent, dtype, True
+        exporter, dtype, _ = _numpy_exporter(numpy.asarray(tensor))
+        return exporter, dtype, True
     if numpy is not None and isinstance(tensor, numpy.ndarray):
-        return _of_numpy(tensor)
+        return _numpy_exporter(tensor)
     if jax is not None and isinstance(tensor, jax.Array):
         return tensor.block_until_ready(), None, False
     if cupy is not None and isinstance(tensor, cupy.ndarray):
         if tensor.flags.c_contiguous:
-            return _OnItsGpu(tensor, tensor.device), None, False
+            return _GpuExporter(tensor, tensor.device), None, False
         with tensor.device:
-            return _OnItsGpu(cupy.ascontiguousarray(tensor), tensor.device), None, True
+            return _GpuExporter(cupy.ascontiguousarray(tensor), tensor.device), None, True
     return tensor, None, False
 
 
 def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
-    """The same for a tensor that is to be written: never that of a copy."""
+    """As `lender`, for a tensor that is to be written to. Raises TypeError where `lender` would return a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         _check_torch(torch, tensor)
         if tensor.is_conj() or tensor.is_neg():
-            raise TypeError("it is a lazy view of another tensor: give that one")
-        lent = tensor.detach()
-        return (lent, None, False) if not lent.is_cuda else _of_torch(lent, tensor)
+            raise TypeError("it is a lazy view (conjugated or negated) of another tensor: pass that tensor")
+        exporter = tensor.detach()
+        return (exporter, None, False) if not exporter.is_cuda else _torch_exporter(exporter, tensor)
     if numpy is not None and isinstance(tensor, numpy.ndarray):
-        lent, dtype, is_copy = _of_numpy(tensor)
+        exporter, dtype, is_copy = _numpy_exporter(tensor)
         if is_copy:
-            raise TypeError("its elements are not aligned: receive into an array whose are")
-        return lent, dtype, False
+            raise TypeError("its elements are not aligned: receive into an aligned array")
+        return exporter, dtype, False
     if jax is not None and isinstance(tensor, jax.Array):
-        raise TypeError("JAX's arrays never change: take `snapshot.jax()` instead")
+        raise TypeError("JAX arrays are immutable: use `snapshot.jax()` instead")
     if cupy is not None and isinstance(tensor, cupy.ndarray):
-        return _OnItsGpu(tensor, tensor.device), None, False
+        return _GpuExporter(tensor, tensor.device), None, False
     return tensor, None, False
 
 
 def written(targets: Iterable[Any]) -> None:
-    """Lets PyTorch know that these were written behind its back. It then refuses gradients of what used the values before,
-    as after any change in place, where it would give wrong ones."""
+    """Increments the version counters of PyTorch tensors that were written without PyTorch. A backward pass that saved
+    the old values then raises an error, as after any in-place change, instead of computing wrong gradients."""
     torch = sys.modules.get("torch")
     increment = getattr(torch.autograd.graph, "increment_version", None) if torch is not None else None
     if torch is None or increment is None:  # Before PyTorch 2.1.
@@ -101,43 +102,43 @@ def written(targets: Iterable[Any]) -> None:
 
 
 def _check_torch(torch: Any, tensor: Any) -> None:
-    """Refuses what is no dense tensor of a known type with memory of its own. By DLPack, integers of less than a byte would
-    pass for bytes."""
+    """Refuses a tensor that is not dense, has no memory of its own, or has a dtype that we lack. The dtype is checked
+    here since DLPack exports PyTorch's sub-byte integers as bytes."""
     _check_memory(torch, tensor)
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _OF_TORCH:
-        raise TypeError(f"no dtype here stands for PyTorch's {name}: give its bits, `.view(torch.uint8)`")
+    if name not in _TORCH_DTYPES:
+        raise TypeError(f"tensor_relay has no dtype for PyTorch's {name}: pass its bits, `.view(torch.uint8)`")
 
 
 def _check_memory(torch: Any, tensor: Any) -> None:
     kind = type(tensor).__name__
     if hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local"):
         raise TypeError(
-            "it is sharded over several processes, and this one has a part: take `.to_local()` for that, or `.full_tensor()`,"
-            " called by all of them, for the whole"
+            "it is sharded over several processes: pass `.to_local()`, the part of this process, or `.full_tensor()`, called"
+            " in all processes, for the whole tensor"
         )
     if kind == "FakeTensor":
-        raise TypeError("it is a FakeTensor, which has a shape and no values: take a tensor made outside of FakeTensorMode")
+        raise TypeError("it is a FakeTensor, which has a shape and no values: pass one made outside of FakeTensorMode")
     if tensor.is_quantized:
-        raise TypeError("it is quantized: give its `.int_repr()`, and its scale and zero point under names of their own")
+        raise TypeError("it is quantized: pass its `.int_repr()`, and its scale and zero point as further tensors")
     if tensor.is_nested:
-        raise TypeError("it is nested: give the tensors of its `.unbind()`, each under a name of its own")
+        raise TypeError("it is nested: pass the tensors of its `.unbind()`, each under its own name")
     if tensor.layout != torch.strided:
-        raise TypeError(f"it is not dense ({tensor.layout}): give its `.to_dense()`, or its indices and values")
+        raise TypeError(f"it is not dense ({tensor.layout}): pass its `.to_dense()`, or its indices and values")
     if tensor.is_meta:
         raise TypeError("it is on the device `meta`, where tensors have no values: load or initialise it first")
     if hasattr(tensor, "__tensor_flatten__"):
-        raise TypeError(f"it is a {kind}, which is made of other tensors: take those, or a plain tensor made of it")
+        raise TypeError(f"it is a {kind}, which is made of other tensors: pass those, or a plain tensor made from it")
     if tensor.numel() and not tensor.untyped_storage().size():
         raise TypeError(
-            "its storage is empty, as FSDP leaves parameters that it has sharded (`untyped_storage().resize_(0)`): gather it"
-            " first, or take the shards"
+            "its storage is empty, as FSDP leaves sharded parameters (`untyped_storage().resize_(0)`): gather it first, or"
+            " pass the shards"
         )
 
 
-class _OnItsGpu:
-    """A tensor of PyTorch or CuPy on a GPU. It is handed over where that GPU is the current one: elsewhere PyTorch refuses,
-    and CuPy makes who takes it wait for the current GPU's stream, and not for the one that the tensor is made on."""
+class _GpuExporter:
+    """A PyTorch or CuPy tensor that is exported with its own GPU as the current one. With another current GPU, PyTorch
+    refuses the export, and CuPy makes the consumer wait for a stream of the wrong GPU."""
 
     def __init__(self, tensor: Any, gpu: Any) -> None:
         self._tensor, self._gpu = tensor, gpu
@@ -150,34 +151,35 @@ class _OnItsGpu:
             return self._tensor.__dlpack__(**options)
 
 
-def _of_torch(lent: Any, tensor: Any) -> tuple[Any, None, bool]:
-    gpu = sys.modules["torch"].cuda.device(lent.device)
-    return _OnItsGpu(lent, gpu), None, lent.data_ptr() != tensor.data_ptr()
+def _torch_exporter(exporter: Any, tensor: Any) -> tuple[Any, None, bool]:
+    gpu = sys.modules["torch"].cuda.device(exporter.device)
+    return _GpuExporter(exporter, gpu), None, exporter.data_ptr() != tensor.data_ptr()
 
 
-def _of_numpy(array: Any) -> tuple[Any, str | None, bool]:
-    """NumPy hands over no types that it lacks, so their bits are handed over as integers."""
+def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:
+    """As `lender`, for a NumPy array. NumPy cannot export the dtypes of ml_dtypes, so their bits are exported."""
     if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(array, masked.MaskedArray):
-        raise TypeError("it is a masked array, and masks do not travel: give `.filled(…)`, or `.data` and `.mask` as two arrays")
+        raise TypeError(
+            "it is a masked array, and masks are not published: pass `.filled(…)`, or `.data` and `.mask` as two arrays"
+        )
     name = array.dtype.name
-    if name in _OF_ML_DTYPES:
-        return array.view(f"u{array.dtype.itemsize}"), _OF_ML_DTYPES[name], False
+    if name in _ML_DTYPE_NAMES:
+        return array.view(f"u{array.dtype.itemsize}"), _ML_DTYPE_NAMES[name], False
     if not array.dtype.isnative:
-        raise TypeError("its bytes are in the order of another machine: take `array.astype(array.dtype.newbyteorder('='))`")
+        raise TypeError("it has another machine's byte order: pass `array.astype(array.dtype.newbyteorder('='))`")
     if array.dtype.isbuiltin != 1:  # 0 for structures, 2 for types of other packages.
-        raise TypeError(f"no dtype here stands for NumPy's {name}: publish its bits as integers")
+        raise TypeError(f"tensor_relay has no dtype for NumPy's {name}: publish its bits as integers")
     if not array.flags.aligned or any(stride % (array.itemsize or 1) for stride in array.strides):
         return array.copy(), None, True
     return array, None, False
 
 
 def dtype_called(dtype: Any) -> str:
-    """Our name of a dtype that a user names in some framework's words, or gives as the object that it has for it; of what is
-    none, its own name."""
+    """Our name of a dtype that the user passes as a framework's name or dtype object. Unknown names stay."""
     name = dtype if isinstance(dtype, str) else _dtype_name(dtype)
     name = name.removeprefix("torch.")
     if name.isupper():
-        return _OF_SAFETENSORS.get(name, name.lower())
+        return _SAFETENSORS_NAMES.get(name, name.lower())
     return _BY_NAME.get(name, name)
 
 
@@ -186,23 +188,23 @@ def _dtype_name(dtype: Any) -> str:
     if numpy is None or (torch is not None and isinstance(dtype, torch.dtype)):
         return str(dtype)
     try:
-        return str(numpy.dtype(dtype).name)  # Those of JAX and ml_dtypes, and types of scalars, are NumPy's too.
+        return str(numpy.dtype(dtype).name)  # Covers the dtypes of JAX and ml_dtypes, and scalar types.
     except TypeError:
         return str(dtype)
 
 
 def number(value: Any) -> Any:
-    """The number of Python that a scalar of a framework is."""
+    """A framework's scalar as a Python number, for the JSON encoder. Raises TypeError for other values."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
-    raise TypeError(f"a {type(value).__name__} is no value of JSON")
+    raise TypeError(f"a {type(value).__name__} is not a JSON value")
 
 
 def cast(tensor: Any, dtype: str) -> Any:
-    """The tensor in another floating-point type, by its own framework."""
-    if dtype not in _CASTS:
-        raise TypeError(f"floating-point tensors cannot become {dtype}: dtype is one of {', '.join(_CASTS)}")
-    name = _CASTS[dtype]
+    """The tensor cast to another floating-point dtype by its own framework."""
+    if dtype not in _CAST_DTYPES:
+        raise TypeError(f"floating-point tensors cannot be cast to {dtype}: dtype is one of {', '.join(_CAST_DTYPES)}")
+    name = _CAST_DTYPES[dtype]
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(tensor, torch.Tensor):
         if not hasattr(torch, name):
@@ -212,14 +214,14 @@ def cast(tensor: Any, dtype: str) -> Any:
         return tensor.astype(name)
     if hasattr(tensor, "astype"):
         return tensor.astype(_numpy_dtype(name))
-    raise TypeError(f"{type(tensor).__name__} has no way to become {name}: cast it first")
+    raise TypeError(f"{type(tensor).__name__} has no method that casts it to {name}: cast it before")
 
 
 def _numpy_dtype(name: str) -> Any:
     import numpy
 
-    if name in _OF_ML_DTYPES:
-        return numpy.dtype(getattr(_ml_dtypes(_OF_ML_DTYPES[name]), name))
+    if name in _ML_DTYPE_NAMES:
+        return numpy.dtype(getattr(_ml_dtypes(_ML_DTYPE_NAMES[name]), name))
     return numpy.dtype(name)
 
 
@@ -227,65 +229,65 @@ def _ml_dtypes(dtype: str) -> Any:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise UnsupportedTensorError(f"NumPy lacks {dtype}: `pip install ml_dtypes`, or take `bits` or `raw`") from error
+        raise UnsupportedTensorError(f"NumPy lacks {dtype}: `pip install ml_dtypes`, or use `bits` or `raw`") from error
     return ml_dtypes
 
 
 def to_numpy(tensor: Any) -> Any:
-    """An array in the tensor's memory."""
+    """A NumPy array that shares the tensor's memory."""
     import numpy
 
     if tensor.__dlpack_device__()[0] != 1:
-        raise UnsupportedTensorError("it lies on a GPU, and NumPy's arrays on the host: `to_host()` copies it there")
-    if (theirs := _TO_ML_DTYPES.get(tensor.dtype)) is not None:
+        raise UnsupportedTensorError("it is on a GPU, and NumPy needs host memory: `to_host()` copies it there")
+    if (theirs := _ML_DTYPE_NAMES_BY_OURS.get(tensor.dtype)) is not None:
         return numpy.from_dlpack(tensor.bits).view(getattr(_ml_dtypes(tensor.dtype), theirs))
-    return _made_by("NumPy", numpy.from_dlpack, tensor)
+    return _imported("NumPy", numpy.from_dlpack, tensor)
 
 
 def to_torch(tensor: Any) -> Any:
-    """A tensor in the tensor's memory."""
+    """A PyTorch tensor that shares the tensor's memory."""
     import torch
 
-    return _made_by("PyTorch", torch.from_dlpack, tensor)
+    return _imported("PyTorch", torch.from_dlpack, tensor)
 
 
 def to_jax(tensor: Any) -> Any:
-    """An array in the tensor's memory, where that suits JAX; on a GPU, a copy that JAX has made of it.
+    """A JAX array: in the tensor's memory where JAX accepts that memory, and on a GPU a copy in JAX's own memory.
 
-    JAX names no stream that it reads an array on: its kernels may run long after the array is gone, and the memory of a
-    version is used again then. Of memory that is JAX's own, JAX knows when that is free."""
+    JAX does not say on which stream it reads an array, so its kernels may still run when the array is freed and the
+    version's memory is reused. JAX tracks the use of its own memory itself."""
     import jax.dlpack
 
-    array = _made_by("JAX", jax.dlpack.from_dlpack, tensor)
+    array = _imported("JAX", jax.dlpack.from_dlpack, tensor)
     return array if tensor.__dlpack_device__()[0] == 1 else array.copy().block_until_ready()
 
 
 def stream_called(number: int) -> Any:
-    """The object that keeps this stream, if its framework would destroy it with the last reference and can be asked for it.
-    PyTorch and JAX keep theirs for ever."""
-    cupy = sys.modules.get("cupy") if number > 2 else None  # Default streams are nobody's.
+    """CuPy's object for the CUDA stream with this handle, if it is CuPy's current stream; otherwise None. CuPy destroys
+    a stream with its last reference; PyTorch and JAX never destroy theirs."""
+    cupy = sys.modules.get("cupy") if number > 2 else None  # Handles up to 2 are default streams, which always exist.
     try:
         current = cupy.cuda.get_current_stream() if cupy is not None else None
         return current if current is not None and current.ptr == number else None
     except Exception:
-        return None  # CuPy does not work here, so it is not who asks.
+        return None  # CuPy does not work on this machine, so the stream is not CuPy's.
 
 
 def copier(target: Any, tensor: Any) -> Callable[[], None] | None:
-    """What copies the tensor to the target, where both lie on one GPU and the target's framework can do that there: on its
-    current stream, behind what that does already."""
+    """A function that copies the tensor to the target on the current stream of the target's framework, after the
+    stream's queued work. None unless both are on one GPU and the framework can copy there."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     try:
-        if torch is not None and isinstance(target, torch.Tensor) and _are_together(target, tensor):
+        if torch is not None and isinstance(target, torch.Tensor) and _are_on_one_device(target, tensor):
             return _copier_of_torch(target, to_torch(tensor))
-        if cupy is not None and isinstance(target, cupy.ndarray) and _are_together(target, tensor):
-            return _copier_of_cupy(target, _made_by("CuPy", cupy.from_dlpack, tensor))
+        if cupy is not None and isinstance(target, cupy.ndarray) and _are_on_one_device(target, tensor):
+            return _copier_of_cupy(target, _imported("CuPy", cupy.from_dlpack, tensor))
     except UnsupportedTensorError:
-        pass  # It lacks the type, and the target lies about it: its bytes are copied another way.
+        pass  # The framework lacks the dtype, so the target holds its bits in another one: the caller copies the bytes.
     return None
 
 
-def _are_together(target: Any, tensor: Any) -> bool:
+def _are_on_one_device(target: Any, tensor: Any) -> bool:
     return bool(tuple(map(int, target.__dlpack_device__())) == tensor.__dlpack_device__())
 
 
@@ -306,8 +308,9 @@ def _copier_of_cupy(target: Any, source: Any) -> Callable[[], None]:
     return copy
 
 
-def _made_by(framework: str, make: Callable[[Any], Any], tensor: Any) -> Any:
+def _imported(framework: str, make: Callable[[Any], Any], tensor: Any) -> Any:
     try:
         return make(tensor)
-    except (AssertionError, BufferError, RuntimeError, TypeError, ValueError) as error:  # The first is PyTorch's without CUDA.
-        raise UnsupportedTensorError(f"{framework} does not take {tensor.dtype}: {error}; take `bits` or `raw`") from error
+    # AssertionError: raised by PyTorch without CUDA.
+    except (AssertionError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedTensorError(f"{framework} refuses {tensor.dtype}: {error}; use `bits` or `raw`") from error

@@ -1,4 +1,4 @@
-"""One version, once: a subscription that ends with its first version."""
+"""`Client.get`: a subscription that ends after its first version."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ def get(
     timeout: float | None,
     options: dict[str, Any],
 ) -> Snapshot:
-    """What `Client.get` does."""
+    """Implements `Client.get`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     in_place = options["out"] is not None and not options["atomic"]
     if in_place and version is not None:
-        # Once its bytes come it is too late to see that they are another version's.
+        # Checks that the version exists: bytes of another version would be written to `out` before the mistake shows.
         client.describe(topic, version, epoch=epoch, timeout=timeout)
-    later = _installs_later(version, options)
-    with _subscribed(client, topic, version, epoch, options, later) as subscription:
+    installs_later = _installs_later(version, options)
+    with _subscribe(client, topic, version, epoch, options, installs_later) as subscription:
         try:
-            snapshot = subscription.next(_rest(deadline))
+            snapshot = subscription.next(_remaining(deadline))
         except VersionsMissedError as error:
-            raise _gone(version, error) from error
+            raise _not_found_error(version, error) from error
         except RelayTimeoutError as error:
             if in_place and subscription.progress().wire_bytes:
-                raise _torn(subscription.progress().version, f"{error}; part of it may have come") from error
+                raise _torn_error(subscription.progress().version, f"{error}; a part may have arrived") from error
             if type(error) is not RelayTimeoutError:
-                raise  # It says what is missing.
-            raise _late(topic, version, timeout) from error
+                raise  # A subclass says what was missing.
+            raise _timeout_error(topic, version, timeout) from error
     if version is not None and snapshot.version != version:
         if in_place:
-            raise _torn(snapshot.version, f"version {version} was replaced by version {snapshot.version} meanwhile")
-        raise _gone(version, f"version {snapshot.version} is the oldest that is")
-    return _installed(client, snapshot, options) if later else snapshot
+            why = f"version {version} was replaced by version {snapshot.version} meanwhile"
+            raise _torn_error(snapshot.version, why)
+        raise _not_found_error(version, f"the oldest kept version is {snapshot.version}")
+    return _install(client, snapshot, options) if installs_later else snapshot
 
 
 async def get_async(
@@ -50,58 +51,63 @@ async def get_async(
     timeout: float | None,
     options: dict[str, Any],
 ) -> Snapshot:
-    """What `Client.get_async` does."""
-    later = _installs_later(version, options)
-    async with _subscribed(client, topic, version, epoch, options, later) as subscription:
+    """Implements `Client.get_async`."""
+    installs_later = _installs_later(version, options)
+    async with _subscribe(client, topic, version, epoch, options, installs_later) as subscription:
         try:
             snapshot = await subscription.next_async(timeout)
         except VersionsMissedError as error:
-            raise _gone(version, error) from error
+            raise _not_found_error(version, error) from error
         except RelayTimeoutError as error:
             if type(error) is not RelayTimeoutError:
-                raise  # It says what is missing.
-            raise _late(topic, version, timeout) from error
+                raise  # A subclass says what was missing.
+            raise _timeout_error(topic, version, timeout) from error
     if version is not None and snapshot.version != version:
-        raise _gone(version, f"version {snapshot.version} is the oldest that is")
-    return _installed(client, snapshot, options) if later else snapshot
+        raise _not_found_error(version, f"the oldest kept version is {snapshot.version}")
+    return _install(client, snapshot, options) if installs_later else snapshot
 
 
 def _installs_later(version: int | None, options: dict[str, Any]) -> bool:
-    """Whether it is copied to `out` when it is known to be the version that was asked for."""
+    """Whether the snapshot is copied to `out` only after its version number was checked."""
     return version is not None and options["out"] is not None and bool(options["atomic"])
 
 
-def _installed(client: Client, snapshot: Snapshot, options: dict[str, Any]) -> Snapshot:
+def _install(client: Client, snapshot: Snapshot, options: dict[str, Any]) -> Snapshot:
     return client.install(snapshot, options["out"], strict=options["strict"])
 
 
-def _subscribed(
-    client: Client, topic: str | None, version: int | None, epoch: str | None, options: dict[str, Any], later: bool
+def _subscribe(
+    client: Client,
+    topic: str | None,
+    version: int | None,
+    epoch: str | None,
+    options: dict[str, Any],
+    installs_later: bool,
 ) -> Subscription:
     if version is None:
         return client.subscribe(topic, **options)
     start: Any = version if epoch is None else (epoch, version)
-    if later:
+    if installs_later:
         options = options | {"out": None, "strict": True}
-    # Of one version no second is wanted, so none is sent ahead.
+    # A window of 1: the server must not send a second version ahead.
     return client.subscribe(topic, mode="every", start=start, window=1, **options)
 
 
-def _rest(deadline: float | None) -> float | None:
+def _remaining(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _late(topic: str | None, version: int | None, timeout: float | None) -> RelayTimeoutError:
+def _timeout_error(topic: str | None, version: int | None, timeout: float | None) -> RelayTimeoutError:
     wanted = "version" if version is None else f"version {version}"
     of = "" if topic is None else f" of {topic}"
-    return RelayTimeoutError(f"no {wanted}{of} came within {timeout} s: see the error before this one")
+    return RelayTimeoutError(f"no {wanted}{of} arrived within {timeout} s: see the chained error for the cause")
 
 
-def _gone(version: int | None, why: object) -> VersionNotFoundError:
+def _not_found_error(version: int | None, why: object) -> VersionNotFoundError:
     return VersionNotFoundError(f"version {version} is not kept any more: {why}")
 
 
-def _torn(version: int, why: str) -> TornError:
-    torn = TornError(f"{why}; with atomic=False, the tensors of `out` may hold bytes of it: fill them anew")
+def _torn_error(version: int, why: str) -> TornError:
+    torn = TornError(f"{why}; with atomic=False, the tensors of `out` may hold bytes of it: fill them again")
     torn.version = version
     return torn

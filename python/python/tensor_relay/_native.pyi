@@ -1,4 +1,4 @@
-"""The signatures of what is written in Rust. What each does is in its docstring, and in docs/python-*.md."""
+"""The signatures of the Rust extension module. Its docstrings and docs/python-*.md describe each item."""
 
 import os
 import sys
@@ -38,15 +38,15 @@ __version__: Final[str]
 _Default = TypeVar("_Default")
 
 class _Model(Protocol):
-    """What has a `state_dict`, as PyTorch's modules do."""
+    """An object with a `state_dict` method, such as a PyTorch module."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
 # A list or tuple stands for a mapping of "0", "1", and so on.
 _Tensors: TypeAlias = Mapping[str, Any] | list[Any] | tuple[Any, ...] | _Model
 
-# `Any` stands for the arrays and dtypes of frameworks, which need not be installed, and for whatever lends its memory as
-# they do; in metadata, for what JSON can say.
+# `Any` stands for the arrays and dtypes of frameworks, which need not be installed, and for other objects that export
+# memory by DLPack or the buffer protocol; in metadata, for JSON values.
 
 @final
 class Tensor:

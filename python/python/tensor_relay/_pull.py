@@ -1,4 +1,4 @@
-"""Files of a topic, as they were published."""
+"""`pull`: receives a topic's files and writes them as they were published."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ def pull(
     *,
     timeout: float | None = 600.0,
 ) -> Path:
-    """Receives one version, and writes it below `folder` as the files that it was published from: the folder of a model for
-    `from_pretrained`, or a safetensors or NumPy file. Tensors that were no files become a safetensors file. Returns the
-    path of the folder or file, which is `folder` and the topic's name.
+    """Receives one version and writes it below `folder` as the files that it was published from: a model's folder for
+    `from_pretrained`, or a safetensors or NumPy file. A version that was not published from files becomes a safetensors
+    file. Returns the path of the written folder or file: `folder` joined with the topic's name.
 
         path = tensor_relay.pull(ticket, "models", "policy")
         model = AutoModel.from_pretrained(path)
 
     source: a ticket, as for `connect`, or a client.
-    topic: its name; without one, that which the ticket names.
+    topic: the topic's name; by default the topic in the ticket.
     version: the number of the version; None is the newest.
-    timeout: how long receiving may take, in seconds. Writing takes as long as the disk does.
+    timeout: how long receiving may take, in seconds. It does not limit writing.
 
-    Every file is there whole or not at all, and durable; of a folder, all of them appear in one step. What an earlier
-    version left there is replaced. It costs memory for the version, and its bytes on the disk twice for a moment.
+    Each file is written atomically and synced to disk; the files of a folder appear in one step. They replace the files
+    of an earlier version. The call needs memory for the version and, for a moment, twice its size on disk.
 
-    Raises what `connect` and `Client.get` do, and TensorRelayError when the system refuses to write, or when files are
-    there that no version left.
+    Raises the errors of `connect` and `Client.get`, and TensorRelayError when the system refuses to write, or when
+    files that no version left are in the way.
     """
-    client, meant = (source, None) if isinstance(source, Client) else _connected(source)
-    snapshot = client.get(topic if topic is not None else meant, version, timeout=timeout)
+    client, named = (source, None) if isinstance(source, Client) else _connected(source)
+    snapshot = client.get(topic if topic is not None else named, version, timeout=timeout)
     return snapshot.save_files(folder)
 
 
@@ -49,6 +49,6 @@ def _connected(ticket: str | os.PathLike[str]) -> tuple[Client, str | None]:
 
 
 def topic_of(ticket: str) -> str | None:
-    """The topic that a ticket names: what stands between the addresses and the key."""
+    """The topic in a ticket: the text between the addresses and the key."""
     place = ticket.strip().removeprefix("relay://").partition("?")[0]
     return place.partition("/")[2] or None

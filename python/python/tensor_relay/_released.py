@@ -1,5 +1,5 @@
-"""The callbacks of `Publication.on_released`, on a thread of their own: neither the network nor what gives memory back waits
-for them."""
+"""Runs the callbacks of `Publication.on_released` on a thread of their own, so that neither the network's threads nor
+the release of memory waits for them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _numbers = itertools.count()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
-# How often the end of the interpreter looks whether what was let go is released.
-_LOOK_S = 0.005
+# How often `finish` checks whether the publications have been released.
+_POLL_S = 0.005
 
 
 def register(callback: _Callback, publication: Publication) -> Callable[[str | None], None]:
-    """Gives what is called when the publication is released, or when it is not known whether it is. That never waits."""
+    """Registers a callback. Returns the function to call when the publication is released, or with an error text when
+    its release cannot be observed any more. That function never blocks."""
     _begin()
     number = next(_numbers)
     _waiting[number] = (callback, publication)
@@ -36,7 +37,7 @@ def register(callback: _Callback, publication: Publication) -> Callable[[str | N
 
 def _is_due(number: int, lost: str | None = None) -> None:
     if (waited := _waiting.pop(number, None)) is None:
-        return  # The end of the interpreter was faster.
+        return  # `finish` has dropped the callback.
     if lost is None:
         _due.put(waited)
     else:
@@ -44,7 +45,7 @@ def _is_due(number: int, lost: str | None = None) -> None:
 
 
 def _begin() -> None:
-    """Starts the thread, if it does not run. Not when the first callback is due: an interpreter that ends starts no threads."""
+    """Starts the thread unless it runs. On registration, since an interpreter that exits cannot start threads."""
     global _thread
     with _lock:
         if _thread is None or not _thread.is_alive():
@@ -53,15 +54,15 @@ def _begin() -> None:
 
 
 def finish(timeout: float) -> None:
-    """Waits until what the end of the interpreter releases has been called. Nothing is called later."""
+    """Waits at interpreter exit for the callbacks of publications that are being released. Later ones are dropped."""
     if _thread is None or not _thread.is_alive():
         return
-    late = time.monotonic() + timeout
-    while _waiting and time.monotonic() < late:
-        time.sleep(_LOOK_S)
+    deadline = time.monotonic() + timeout
+    while _waiting and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     _waiting.clear()
     _due.put(None)
-    _thread.join(max(0.0, late - time.monotonic()))
+    _thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _run() -> None:
@@ -70,10 +71,10 @@ def _run() -> None:
         try:
             callback(publication)
         except SystemExit:
-            pass  # As in any thread: of a program that ends, for one that still uses this package.
+            pass  # As in any thread: it ends the callback and not the program.
         except BaseException:
             _logger().exception("The callback %r of %r failed.", callback, publication)
-        del due, callback, publication  # What they hold may be a version's memory.
+        del due, callback, publication  # They may hold a version's memory.
 
 
 def _logger() -> logging.Logger:

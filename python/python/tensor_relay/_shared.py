@@ -1,4 +1,4 @@
-"""Clients that the parts of a process share, one for each server."""
+"""`shared_client`: one client for each server, shared by all modules of a process."""
 
 from __future__ import annotations
 
@@ -10,88 +10,87 @@ from typing import Any
 
 from ._native import Client, server_of
 
-KEPT_MAX = 32
-"""How many clients are kept that nobody uses: the servers that a process asks again and again. Others go when they are let
-go, and connect anew, in a few milliseconds on a network of one site."""
+RECENT_MAX = 32
+"""How many unused clients stay connected: the most recently used ones. Other clients are closed with their last
+reference, and connecting again takes a few milliseconds within a site."""
 
 
-class Shared:
-    """The clients of this process by server. A process that was forked begins with none."""
+class SharedClients:
+    """The clients of this process by server. A forked process starts with none."""
 
     def __init__(self, **options: Any) -> None:
-        """Connects with these options of `connect`."""
+        """options: arguments of `connect`."""
         self._options = options
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._alive: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
-        self._kept: OrderedDict[str, Client] = OrderedDict()
-        # Connecting takes time, and keeps nobody from the clients of other servers.
-        self._connecting: weakref.WeakValueDictionary[str, _Turn] = weakref.WeakValueDictionary()
+        self._clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
+        self._recent: OrderedDict[str, Client] = OrderedDict()
+        # A lock for each server, so that a slow connect does not block callers of other servers.
+        self._connecting: weakref.WeakValueDictionary[str, _ConnectLock] = weakref.WeakValueDictionary()
 
     def get(self, ticket: str, timeout: float) -> Client:
-        """The client of the ticket's server, with the ticket's rights."""
+        """The client of the ticket's server, with the ticket's rights; connects if there is none."""
         from . import connect
 
         server = server_of(ticket)
         self._forget_after_fork()
         with self._lock:
-            if (client := self._open(server)) is not None:
+            if (client := self._open_client(server)) is not None:
                 return client
-            turn = self._connecting.setdefault(server, _Turn())
-        with turn.lock:
+            connect_lock = self._connecting.setdefault(server, _ConnectLock())
+        with connect_lock.lock:
             with self._lock:
-                if (client := self._open(server)) is not None:
+                if (client := self._open_client(server)) is not None:
                     return client
             client = connect(server, timeout=timeout, **self._options)
             with self._lock:
-                self._keep(server, client)
+                self._remember(server, client)
             return client
 
-    def _open(self, server: str) -> Client | None:
-        client = self._alive.get(server)
+    def _open_client(self, server: str) -> Client | None:
+        client = self._clients.get(server)
         if client is None or client.closed:
             return None
-        self._keep(server, client)
+        self._remember(server, client)
         return client
 
-    def _keep(self, server: str, client: Client) -> None:
-        self._alive[server] = client
-        self._kept[server] = client
-        self._kept.move_to_end(server)
-        while len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
+    def _remember(self, server: str, client: Client) -> None:
+        self._clients[server] = client
+        self._recent[server] = client
+        self._recent.move_to_end(server)
+        while len(self._recent) > RECENT_MAX:
+            self._recent.popitem(last=False)
 
     def _forget_after_fork(self) -> None:
         if os.getpid() != self._pid:
-            self._begin()
+            self._reset()
 
 
-class _Turn:
-    """Whose turn it is to connect to a server. It lives as long as anybody waits."""
+class _ConnectLock:
+    """The lock that lets one caller at a time connect to a server. It lives while a caller uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
 
-_shared = Shared()
+_shared = SharedClients()
 
 
 def shared_client(ticket: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Client:
-    """The client of a server that this process shares: it is connected when it is first asked for, with the options that
-    `connect` has by default, and every part of the program that asks for the same server gets the same one. May be called
-    from several threads.
+    """This process' shared client of a server. The first call connects with the default options of `connect`; later
+    calls for the same server return the same client. Thread-safe.
 
-    ticket: as for `connect`. Its topic does not matter: name topics in the calls. Tickets with other tokens have other rights, so
-        each has a client of its own.
-    timeout: how long the server is tried to be reached, where it is not connected yet.
+    ticket: as for `connect`. Its topic is ignored: pass topics to the client's methods. Tickets with different tokens
+        have different rights, so each token has a client of its own.
+    timeout: how long connecting is retried if the client is not connected yet.
 
-    Do not `close()` it, since others use it; who does ends it for them, and the next call connects anew. The last 32 are
-    kept until the process ends. A ticket is text, so what goes to other processes is that: each connects once for itself.
+    Do not `close()` the client: that closes it for its other users too, and the next call connects again. The 32
+    clients used last stay connected until the process ends. Pass tickets, not clients, to other processes.
 
-    Raises what `connect` does.
+    Raises the errors of `connect`.
     """
     from . import _read_ticket
 

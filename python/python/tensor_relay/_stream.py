@@ -1,7 +1,8 @@
-"""One version in parts, each received while the one before is in use.
+"""`Client.stream`: one version in buckets of tensors, each received while the previous bucket is in use.
 
-A part is a subscription that begins at the version and selects some of its tensors. In mode "every" the publisher keeps the
-version for its readers, and each part's subscription ends after the next one's has begun, so that there is always one.
+Each bucket is a subscription that starts at the version and selects the bucket's tensors. In mode "every" the publisher
+retains the version for its readers. A bucket's subscription ends after the next bucket's has begun, so that the version
+always has a reader.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from . import _native
 from ._native import Client, Description, Snapshot, Subscription, Tensor
 from .errors import TensorRelayError, TornError, VersionNotFoundError, VersionsMissedError
 
-# How long after a version was described it may be gone. Publishers that are faster than this leave no time to ask.
+# How often the newest version is described again because it was replaced before the first bucket arrived.
 _TRIES_MAX = 10
 
 
@@ -27,17 +28,18 @@ def stream(
     bucket_bytes: int,
     timeout: float | None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """What `Client.stream` does."""
+    """Implements `Client.stream`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for tries in range(_TRIES_MAX):
-        parts = _Parts(client, client.describe(topic, version, epoch=epoch, timeout=_rest(deadline)), select, bucket_bytes)
+        described = client.describe(topic, version, epoch=epoch, timeout=_remaining(deadline))
+        buckets = _Buckets(client, described, select, bucket_bytes)
         try:
-            first = parts.first(_rest(deadline))
+            first = buckets.first(_remaining(deadline))
             break
         except VersionNotFoundError:
             if version is not None or tries + 1 == _TRIES_MAX:
                 raise
-    return parts.tensors(first, timeout)
+    return buckets.tensors(first, timeout)
 
 
 async def stream_async(
@@ -49,46 +51,46 @@ async def stream_async(
     bucket_bytes: int,
     timeout: float | None,
 ) -> AsyncGenerator[tuple[str, Tensor], None]:
-    """What `Client.stream_async` does."""
+    """Implements `Client.stream_async`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for tries in range(_TRIES_MAX):
-        described = await client.describe_async(topic, version, epoch=epoch, timeout=_rest(deadline))
-        parts = _Parts(client, described, select, bucket_bytes)
+        described = await client.describe_async(topic, version, epoch=epoch, timeout=_remaining(deadline))
+        buckets = _Buckets(client, described, select, bucket_bytes)
         try:
-            bucket = await parts.first_async(_rest(deadline))
+            bucket = await buckets.first_async(_remaining(deadline))
             break
         except VersionNotFoundError:
             if version is not None or tries + 1 == _TRIES_MAX:
                 raise
     try:
-        for number, names in enumerate(parts.buckets):
+        for number, names in enumerate(buckets.buckets):
             if number > 0:
                 bucket = None
-                bucket = await parts.next_async(number, timeout)
-            parts.begin_after(number)
+                bucket = await buckets.next_async(number, timeout)
+            buckets.begin_after(number)
             for name in names:
                 assert bucket is not None
                 yield name, bucket[name]
     finally:
-        parts.close()
+        buckets.close()
 
 
-class _Parts:
-    """The buckets of one version, and the subscription to the next of them."""
+class _Buckets:
+    """The buckets of one version, and the subscription to the next bucket."""
 
     def __init__(self, client: Client, described: Description, select: Any, bucket_bytes: int) -> None:
         self._client = client
         self._described = described
         self.buckets = _native.buckets(described, bucket_bytes, select)
-        self._coming: Subscription | None = None
+        self._subscription: Subscription | None = None
 
     def first(self, timeout: float | None) -> Snapshot | None:
-        """The first bucket, before which nothing is given out; none of a version without tensors."""
+        """The first bucket, or None for a version without tensors."""
         if not self.buckets:
             return None
-        self._coming = self._begun(0)
+        self._subscription = self._subscribe(0)
         try:
-            return self._received(timeout)
+            return self._receive(timeout)
         except BaseException:
             self.close()
             raise
@@ -96,9 +98,9 @@ class _Parts:
     async def first_async(self, timeout: float | None) -> Snapshot | None:
         if not self.buckets:
             return None
-        self._coming = self._begun(0)
+        self._subscription = self._subscribe(0)
         try:
-            return await self._received_async(timeout)
+            return await self._receive_async(timeout)
         except BaseException:
             self.close()
             raise
@@ -117,72 +119,72 @@ class _Parts:
             self.close()
 
     def close(self) -> None:
-        if self._coming is not None:
-            self._coming.close()
+        if self._subscription is not None:
+            self._subscription.close()
 
     def _next(self, number: int, timeout: float | None) -> Snapshot:
         try:
-            return self._received(timeout)
+            return self._receive(timeout)
         except TensorRelayError as error:
-            raise self._torn(number, error) from error
+            raise self._torn_error(number, error) from error
 
     async def next_async(self, number: int, timeout: float | None) -> Snapshot:
         try:
-            return await self._received_async(timeout)
+            return await self._receive_async(timeout)
         except TensorRelayError as error:
-            raise self._torn(number, error) from error
+            raise self._torn_error(number, error) from error
 
     def begin_after(self, number: int) -> None:
-        """Lets the bucket after this one come, and only then the subscription to this one end."""
-        before, self._coming = self._coming, None
+        """Subscribes to the bucket after this one, and only then ends the subscription to this one."""
+        previous, self._subscription = self._subscription, None
         try:
             if number + 1 < len(self.buckets):
-                self._coming = self._begun(number + 1)
+                self._subscription = self._subscribe(number + 1)
         except TensorRelayError as error:
             if number == 0:
                 raise
-            raise self._torn(number, error) from error
+            raise self._torn_error(number, error) from error
         finally:
-            if before is not None:
-                before.close()
+            if previous is not None:
+                previous.close()
 
-    def _begun(self, number: int) -> Subscription:
+    def _subscribe(self, number: int) -> Subscription:
         start = (self._described.epoch, self._described.version)
         select = self.buckets[number]
         return self._client.subscribe(self._described.topic, mode="every", start=start, window=1, select=select)
 
-    def _received(self, timeout: float | None) -> Snapshot:
-        assert self._coming is not None
+    def _receive(self, timeout: float | None) -> Snapshot:
+        assert self._subscription is not None
         try:
-            snapshot = self._coming.next(timeout)
+            snapshot = self._subscription.next(timeout)
         except VersionsMissedError as error:
-            raise self._gone(error) from error
-        return self._checked(snapshot)
+            raise self._not_found_error(error) from error
+        return self._check(snapshot)
 
-    async def _received_async(self, timeout: float | None) -> Snapshot:
-        assert self._coming is not None
+    async def _receive_async(self, timeout: float | None) -> Snapshot:
+        assert self._subscription is not None
         try:
-            snapshot = await self._coming.next_async(timeout)
+            snapshot = await self._subscription.next_async(timeout)
         except VersionsMissedError as error:
-            raise self._gone(error) from error
-        return self._checked(snapshot)
+            raise self._not_found_error(error) from error
+        return self._check(snapshot)
 
-    def _checked(self, snapshot: Snapshot) -> Snapshot:
+    def _check(self, snapshot: Snapshot) -> Snapshot:
         if not _native.is_part(self._described, snapshot):
-            raise self._gone(f"{snapshot!r} came in its place")
+            raise self._not_found_error(f"{snapshot!r} was received in its place")
         return snapshot
 
-    def _gone(self, why: object) -> VersionNotFoundError:
+    def _not_found_error(self, why: object) -> VersionNotFoundError:
         return VersionNotFoundError(f"version {self._described.version} is not kept any more: {why}")
 
-    def _torn(self, number: int, why: TensorRelayError) -> TornError:
+    def _torn_error(self, number: int, why: TensorRelayError) -> TornError:
         torn = TornError(
-            f"{self._described.topic} version {self._described.version} ended after {number} of {len(self.buckets)} parts: "
-            f"{why}; what was made of them is no version"
+            f"{self._described.topic} version {self._described.version} ended after {number} of {len(self.buckets)} "
+            f"buckets: {why}; the tensors returned so far are an incomplete version"
         )
         torn.version = self._described.version
         return torn
 
 
-def _rest(deadline: float | None) -> float | None:
+def _remaining(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,36 +1,36 @@
-"""What can go wrong, by what a program can do about it.
+"""The exception classes: one for each different reaction of a program.
 
-Everything that tensor_relay raises about its own work is a `TensorRelayError`; an argument of another type, or a number that
-is none of its kind, may be Python's own `TypeError`, `ValueError` or `OverflowError`. Where Python has a class for such a
-failure (`ConnectionError`, `TimeoutError`, `ValueError`, …), the error is one of those, too. The messages are those of
-the command line: what happened, who is to blame, what to do.
+Every error of tensor_relay's own work is a `TensorRelayError`. An argument of a wrong type or a malformed number may
+raise Python's own `TypeError`, `ValueError` or `OverflowError`. Where Python has a class for the failure
+(`ConnectionError`, `TimeoutError`, `ValueError`, …), the error is an instance of that class, too. The messages are the
+same as on the command line: what happened, which end caused it, what to do.
 """
 
 from __future__ import annotations
 
 
 class TensorRelayError(Exception):
-    """Anything that went wrong in tensor_relay. As such: what none of the others is for, such as a port in use."""
+    """The base class of all errors. Raised itself for failures without a class of their own, such as a port in use."""
 
 
 class RelayConnectionError(TensorRelayError, ConnectionError):
-    """The server cannot be used. Says why."""
+    """The server cannot be used. The message says why."""
 
 
 class ServerUnreachableError(RelayConnectionError):
-    """No server answers, or it is gone for longer than `reconnect_timeout`. Trying again later may help."""
+    """No server answers, or a lost connection was not restored within `reconnect_timeout`. Retrying later may help."""
 
 
 class ServerRefusedError(RelayConnectionError):
-    """The server has another key than the ticket says, or refuses this client. A fresh ticket may help."""
+    """The server's key is not the ticket's, or the server refuses this client. A new ticket may help."""
 
 
 class DamagedError(RelayConnectionError):
-    """What arrived is damaged, or not what tensor-relay sends. It was thrown away: no tensor has such bytes."""
+    """The received data is damaged, or not in tensor-relay's format. It was discarded: no tensor holds such bytes."""
 
 
 class RelayTimeoutError(TensorRelayError, TimeoutError):
-    """Something did not happen in time. Nothing is lost: the same call may be made again."""
+    """The call did not finish within its timeout. Nothing is lost: the call may be repeated."""
 
 
 class TopicNotFoundError(RelayTimeoutError):
@@ -38,74 +38,74 @@ class TopicNotFoundError(RelayTimeoutError):
 
 
 class VersionNotFoundError(TensorRelayError, LookupError):
-    """The version of this number, or of this epoch, is not kept any more. Nothing else was received in its place."""
+    """The version with this number or epoch is not retained any more. No other version was received in its place."""
 
 
 class HoldingTooManyError(TensorRelayError):
-    """A version is there, but as many snapshots are held as may be, and none was let go within `hold_timeout`, or within
-    the call's own `timeout` if that is shorter. Drop some, and call again.
+    """A version is available, but the program holds `versions_held_max` snapshots and dropped none within
+    `hold_timeout`, or within the call's own `timeout` if that is shorter. Drop some, and call again.
 
-    It is no `TimeoutError`: a program that polls, and passes over these, would keep the old versions for ever.
+    This is no `TimeoutError`: a program that polls and ignores timeouts would never notice that it holds too many.
     """
 
     held: list[int]
-    """The versions that are held, in the order in which they were taken. Tensors made of them hold them, too."""
+    """The versions that are held, in the order in which they were received. Tensors made from them hold them, too."""
 
 
 class TopicEndedError(TensorRelayError):
-    """The topic has ended: nothing more will come. Iteration ends instead of raising this."""
+    """The topic has ended: no further version will come. Iteration stops instead of raising this error."""
 
 
 class VersionsMissedError(TensorRelayError):
     """In mode `every`: versions are missing before the next one, or another reader took this one's place.
 
-    After missing versions (`missing` is not unset) the subscription goes on with the next call.
+    After missing versions the subscription continues with the next call. After losing its place it has ended.
     """
 
     missing: int | None = None
-    """How many are missing; None where nobody can tell, since the publisher was started anew."""
+    """How many versions are missing; None if unknown, since the publisher was restarted."""
 
 
 class NoRoomError(TensorRelayError, MemoryError):
-    """A version does not fit into the memory that it may take. Says the numbers."""
+    """A version does not fit into the memory configured for it. The message names both sizes."""
 
 
 class TicketError(TensorRelayError, ValueError):
-    """A text is no ticket."""
+    """The text is not a valid ticket."""
 
 
 class RequestError(TensorRelayError, ValueError):
-    """A name, a pattern or an address is none, an option is out of its range, or `select` matches no tensor of a version."""
+    """A name, pattern or address is invalid, an option is out of its range, or `select` matches no tensor."""
 
 
 class UnsupportedTensorError(TensorRelayError, TypeError):
-    """A value cannot travel, or a tensor cannot become what was asked for. Says which, and what to do."""
+    """A value cannot be published, or a tensor cannot be converted as requested. The message names it and a remedy."""
 
 
 class PublishError(TensorRelayError):
-    """A version cannot be published. Nothing of it was."""
+    """The version cannot be published. No part of it was published."""
 
 
 class TargetError(TensorRelayError, ValueError):
-    """The tensors of `out` are not those of the version, or share their memory. Nothing was written to any of them.
+    """The tensors of `out` do not match those of the version, or overlap in memory. None of them was written to.
 
-    A version that does not fit is passed over: the next call goes on with the next one.
+    A version that does not match is skipped: the next call continues with the next version.
     """
 
 
 class TornError(TensorRelayError):
-    """With `atomic=False`: receiving failed, and the tensors of `out` hold bytes of it that nobody vouches for. Of
-    `Client.stream`: it failed after the first tensor, so those that were given out are not all of a version.
+    """With `atomic=False`: receiving failed, and the tensors of `out` hold unverified bytes of an incomplete version.
+    From `Client.stream`: it failed after the first tensor, so the tensors that it returned are an incomplete version.
 
-    Fill them anew before they are used. Why it failed is the `__cause__`.
+    Fill the tensors again before using them. `__cause__` is the reason.
     """
 
     version: int
-    """The version whose bytes they hold."""
+    """The version whose bytes the tensors hold."""
 
 
 class IntegrationError(TensorRelayError, ImportError):
-    """The system that an integration is for is not installed, or in a version that the integration does not know."""
+    """The package that an integration is for is not installed, or its version is not supported."""
 
 
 class ForkError(TensorRelayError, RuntimeError):
@@ -113,4 +113,4 @@ class ForkError(TensorRelayError, RuntimeError):
 
 
 class ClosedError(TensorRelayError, RuntimeError):
-    """It was closed before."""
+    """The object was closed before the call."""

@@ -1,7 +1,6 @@
-"""What tests with GPUs share: the fake CUDA driver (tests/fake-cuda), told what to do, and a framework on it.
+"""Fixtures of the GPU tests: the fake CUDA driver (tests/fake-cuda), its control, and a small framework on top of it.
 
-The library's path is in TENSOR_RELAY_FAKE_CUDA_LIBRARY. Without it these tests are skipped, and the runner sees to it that
-they run (python/tests/run).
+TENSOR_RELAY_FAKE_CUDA_LIBRARY is the library's path, which python/tests/run sets. Without it these tests are skipped.
 """
 
 import contextlib
@@ -22,60 +21,61 @@ from cuda_by_hand import Driver, Gpu, lent  # noqa: E402
 
 import tensor_relay  # noqa: E402
 
-PATIENCE_S = 60.0
-# How long something that must not happen is given to happen. A test that fails may take longer; none passes by it.
+TIMEOUT_S = 60.0
+# How long a test waits for an event that must not happen.
 HELD_S = 0.3
 
 
 class FakeCuda:
-    """The control function of the fake driver: it takes words, and answers with words."""
+    """The fake driver's control function, which receives commands and returns results as text."""
 
     def __init__(self, path):
-        # Whoever asks for libcuda.so afterwards gets this one: it has that name inside.
-        self._tell = ctypes.CDLL(path).fake_cuda_control
-        self._tell.restype, self._tell.argtypes = ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+        # Later loads of libcuda.so return this library, since its soname is the same.
+        self._control = ctypes.CDLL(path).fake_cuda_control
+        self._control.restype = ctypes.c_size_t
+        self._control.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
         self.path = path
-        # Whether a test has broken a GPU: then nothing can be cleaned up, and the next test gets a new machine.
+        # Whether a test has broken a GPU. The driver then cannot be cleaned up; the next test resets it.
         self.is_broken = False
 
-    def tell(self, command):
-        answer = ctypes.create_string_buffer(1 << 16)
-        length = self._tell(command.encode(), len(command.encode()), answer, len(answer))
-        text = answer.raw[:length].decode()
+    def control(self, command):
+        result = ctypes.create_string_buffer(1 << 16)
+        length = self._control(command.encode(), len(command.encode()), result, len(result))
+        text = result.raw[:length].decode()
         assert text.startswith("+"), text
         return text[1:]
 
     def numbers(self, command):
-        return {name: int(number) for name, number in (pair.split("=") for pair in self.tell(command).split())}
+        return {name: int(number) for name, number in (pair.split("=") for pair in self.control(command).split())}
 
     def reset(self, devices=1, memory_bytes=1 << 30):
         for command in (f"option devices {devices}", f"option memory_bytes {memory_bytes}", "clear-faults", "release", "reset"):
-            self.tell(command)
+            self.control(command)
 
-    def ended(self, direction, device=0):
-        """How many copies of a direction have ended."""
+    def copies_ended(self, direction, device=0):
+        """The number of ended copies in this direction."""
         return self.numbers(f"engine {device} {direction}")["ended"]
 
     def break_at(self, execution):
-        """Breaks a GPU when it executes this: a direction, and which copy of it from now on."""
+        """Breaks a GPU at a future copy: `@DIRECTION:N` is the Nth copy in this direction from now on."""
         self.is_broken = True
-        self.tell(f"fault {execution}:700")
+        self.control(f"fault {execution}:700")
 
     @contextlib.contextmanager
     def held(self, direction, device=0):
-        """Holds back copies that have not begun."""
-        self.tell(f"hold {device} {direction}")
+        """Delays all copies in this direction that have not begun, until the end of the block."""
+        self.control(f"hold {device} {direction}")
         try:
             yield
         finally:
-            self.tell(f"open {device} {direction}")
+            self.control(f"open {device} {direction}")
 
 
-def until(what, is_so):
-    """Waits until something is so, by looking at it."""
-    ends = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < ends, f"it is still not so that {what}"
+def until(description, condition):
+    """Polls until the condition is true."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"timeout before: {description}"
         time.sleep(0.002)
 
 
@@ -83,25 +83,26 @@ def until(what, is_so):
 def driver_library():
     path = os.environ.get("TENSOR_RELAY_FAKE_CUDA_LIBRARY")
     if not path:
-        pytest.skip("TENSOR_RELAY_FAKE_CUDA_LIBRARY does not say where the fake CUDA driver is")
+        pytest.skip("TENSOR_RELAY_FAKE_CUDA_LIBRARY, the path of the fake CUDA driver, is not set")
     return FakeCuda(path)
 
 
 @pytest.fixture
 def fake(driver_library):
-    """A new machine with two GPUs. After the test nothing of it may be left, and nothing forbidden may have been done."""
+    """The fake driver, reset, with two GPUs. After the test it must hold no resources and report no violations."""
     driver_library.reset(devices=2)
-    driver_library.tell("allow")
+    driver_library.control("allow")
     driver_library.is_broken = False
     yield driver_library
     gc.collect()
     if driver_library.is_broken:
         return
-    until("all that was lent is back", lambda: not lent)
+    until("all lent arrays are returned", lambda: not lent)
     until("no context is left", lambda: driver_library.numbers("live")["contexts"] == 0)
     live = driver_library.numbers("live")
-    assert not any(live[name] for name in ("device_blocks", "host_blocks", "streams", "events", "in_flight", "reclaimed")), live
-    assert not driver_library.tell("violations")
+    resources = ("device_blocks", "host_blocks", "streams", "events", "in_flight", "reclaimed")
+    assert not any(live[name] for name in resources), live
+    assert not driver_library.control("violations")
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def gpu_called(fake, ordinal):
     if fake.is_broken:
         lent.clear()
         return
-    until("all that was lent is back", lambda: not lent)
+    until("all lent arrays are returned", lambda: not lent)
     gpu.close()
 
 
@@ -141,32 +142,32 @@ def gpu_client(relay):
 
 
 class InThread(threading.Thread):
-    """Runs something, and keeps what it gave."""
+    """Runs a function in a thread, and keeps its result or exception."""
 
     def __init__(self, run):
         super().__init__(daemon=True)
-        self._work, self.outcome = run, None
+        self._function, self.outcome = run, None
         self.start()
 
     def run(self):
         try:
-            self.outcome = self._work()
+            self.outcome = self._function()
         except BaseException as error:
             self.outcome = error
 
     def is_held(self):
-        """Whether it waits, as far as can be told."""
+        """Whether the function is still blocked after `HELD_S`."""
         self.join(HELD_S)
         return self.is_alive()
 
     def result(self):
-        self.join(PATIENCE_S)
-        assert not self.is_alive(), "it still waits"
+        self.join(TIMEOUT_S)
+        assert not self.is_alive(), "the function still blocks"
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         return self.outcome
 
 
 def received(client, topic="t", **options):
-    """The newest version."""
-    return client.subscribe(topic, **options).next(timeout=PATIENCE_S)
+    """Subscribes, and returns the first snapshot."""
+    return client.subscribe(topic, **options).next(timeout=TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""A framework with arrays on GPUs, as small as one can be: the CUDA driver and DLPack, by ctypes and nothing else.
+"""A minimal framework with GPU arrays: the CUDA driver API and DLPack by ctypes, without PyTorch.
 
-It is what tests and benchmarks have where there is no PyTorch, and it does what frameworks do: work goes to a current
-stream, tensors are handed over in capsules of DLPack 1 or of the time before, and whoever takes one says on which stream.
+It behaves as other frameworks do: work goes to a current stream, and arrays are exported in DLPack capsules, versioned
+or legacy, for the stream that the consumer names.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from ctypes import CFUNCTYPE, POINTER, Structure, c_int, c_int32, c_int64, c_siz
 CUDA = 2
 LEGACY = 1
 
-# DLPack's code and bits by the names that tensor_relay has for dtypes.
+# DLPack's type code and bits for each dtype of tensor_relay.
 DTYPES = {
     "i8": (0, 8), "i16": (0, 16), "i32": (0, 32), "i64": (0, 64), "u8": (1, 8), "u16": (1, 16), "u32": (1, 32),
     "u64": (1, 64), "f16": (2, 16), "f32": (2, 32), "f64": (2, 64), "bf16": (4, 16), "c64": (5, 64), "c128": (5, 128),
@@ -25,7 +25,7 @@ class CudaError(Exception):
 
 
 class Driver:
-    """The CUDA driver, by its own functions."""
+    """The CUDA driver API."""
 
     def __init__(self, library="libcuda.so.1"):
         self._library = ctypes.CDLL(library)
@@ -34,7 +34,7 @@ class Driver:
     def call(self, name, *arguments):
         code = getattr(self._library, name)(*arguments)
         if code:
-            raise CudaError(f"{name} gave {code}")
+            raise CudaError(f"{name} returned {code}")
 
     def made(self, name, kind, *arguments):
         value = kind()
@@ -43,7 +43,7 @@ class Driver:
 
 
 class Gpu:
-    """One GPU, by its primary context, and the stream that work goes to now."""
+    """A GPU's primary context, and the current stream."""
 
     def __init__(self, driver, ordinal=0):
         self.driver, self.ordinal = driver, ordinal
@@ -57,7 +57,7 @@ class Gpu:
         self.driver.call("cuDevicePrimaryCtxRelease_v2", self.ordinal)
 
     def name(self):
-        """Its model."""
+        """The GPU's model name."""
         text = ctypes.create_string_buffer(100)
         self("cuDeviceGetName", text, c_int(len(text)), c_int(self.ordinal))
         return text.value.decode()
@@ -72,13 +72,13 @@ class Gpu:
         return value.value
 
     def stream(self):
-        """A new stream, which waits for no other."""
+        """A new non-blocking stream."""
         self.streams.append(self.made("cuStreamCreate", c_void_p, c_uint32(1)))
         return self.streams[-1]
 
     @contextlib.contextmanager
     def on(self, stream):
-        """Puts work on this stream meanwhile."""
+        """Makes this stream the current one within the block."""
         before, self.current = self.current, stream
         try:
             yield
@@ -86,7 +86,7 @@ class Gpu:
             self.current = before
 
     def wait_for_current(self, stream):
-        """Makes `stream` wait for what is on the current one."""
+        """Makes `stream` wait for the work queued on the current stream."""
         event = self.made("cuEventCreate", c_void_p, c_uint32(2))
         self("cuEventRecord", c_void_p(event), c_void_p(self.current))
         self("cuStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint32(0))
@@ -96,7 +96,7 @@ class Gpu:
         self("cuStreamSynchronize", c_void_p(self.current))
 
     def array(self, content, dtype="u8", shape=None):
-        """An array with this content: bytes, or anything with a buffer."""
+        """An array with this content: bytes, or any object with the buffer protocol."""
         content = bytes(content)
         if shape is None:
             shape = (len(content) * 8 // DTYPES[dtype][1],)
@@ -110,7 +110,7 @@ class Gpu:
         self("cuMemcpyDtoDAsync_v2", c_uint64(to), c_uint64(source), c_size_t(nbytes), c_void_p(self.current))
 
     def read(self, address, nbytes):
-        """What is there, when the current stream has come so far."""
+        """The bytes at an address, after the current stream's work has ended."""
         out = ctypes.create_string_buffer(nbytes)
         self.synchronize()
         if nbytes:
@@ -119,7 +119,7 @@ class Gpu:
 
 
 class Array:
-    """An array on a GPU, which is freed with the last reference: of Python, or of whom it was handed to."""
+    """An array on a GPU, freed with its last reference from Python or from a DLPack consumer."""
 
     def __init__(self, gpu, nbytes, dtype, shape, *, base=None, strides=None, offset=0):
         self.gpu, self.nbytes, self.dtype, self.shape, self.strides, self.base = gpu, nbytes, dtype, shape, strides, base
@@ -136,7 +136,7 @@ class Array:
 
     def __del__(self):
         if self.base is None and self.address:
-            with contextlib.suppress(CudaError):  # Where the GPU is broken, its memory is nobody's.
+            with contextlib.suppress(CudaError):  # A broken GPU cannot free memory.
                 self.gpu("cuMemFree_v2", c_uint64(self.address))
 
     def __dlpack_device__(self):
@@ -150,8 +150,8 @@ class Array:
         return _capsule(self, options.get("max_version") is not None)
 
 
-class Taken:
-    """A tensor that somebody handed over, until it is closed."""
+class Imported:
+    """A tensor imported by DLPack, until it is closed."""
 
     def __init__(self, gpu, tensor, stream=None, **options):
         stream = gpu.current if stream is None else stream
@@ -222,13 +222,14 @@ _valid.restype, _valid.argtypes = c_int, [ctypes.py_object, ctypes.c_char_p]
 _rename = ctypes.pythonapi.PyCapsule_SetName
 _rename.restype, _rename.argtypes = c_int, [ctypes.py_object, ctypes.c_char_p]
 
-# What was handed over and not given back, by its address.
+# The exported tensors that consumers have not deleted yet, by address.
 lent = {}
 
 
 @_Deleter
 def _delete(managed):
-    lent[managed] = None  # Here the array goes, if this was the last reference to it, and another thread may look meanwhile.
+    # Drops the array first, whose destructor may run now: other threads must see the entry until that has ended.
+    lent[managed] = None
     del lent[managed]
 
 
@@ -237,7 +238,7 @@ def _capsule(array, is_versioned):
     strides = None if array.strides is None else (c_int64 * len(array.shape))(*array.strides)
     managed = (_Versioned if is_versioned else _Managed)()
     tensor = managed.tensor
-    # What lies in the middle of an allocation is told by an offset, as some frameworks do.
+    # A view has its base's address and an offset, as in some frameworks.
     tensor.data = array.base.address if array.base else array.address
     tensor.byte_offset = array.address - (tensor.data or 0)
     tensor.device = _Device(array.kind, array.gpu.ordinal)

@@ -1,4 +1,4 @@
-"""What is peculiar to frameworks on GPUs, with stand-ins for them: real ones are tried by bench/gpu/run frameworks."""
+"""Framework-specific code for GPUs, with stubs of the frameworks. `bench/gpu/run frameworks` tests the real ones."""
 
 import contextlib
 import gc
@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 from conftest import gpu_called, received
-from cuda_by_hand import Array, Taken
+from cuda_by_hand import Array, Imported
 
 import tensor_relay
 
@@ -18,7 +18,7 @@ def noise(nbytes, seed=0):
 
 
 class OfCupy(Array):
-    """An array of CuPy's, as far as publishing goes."""
+    """A stub of `cupy.ndarray` with the members that publishing uses."""
 
     current = 0
 
@@ -31,34 +31,34 @@ class OfCupy(Array):
         return types.SimpleNamespace(c_contiguous=self.strides is None)
 
 
-def side_by_side(array):
-    """A copy without gaps, made on the current stream."""
-    (rows, columns), (stride, _one), gpu = array.shape, array.strides, array.gpu
+def contiguous_copy(array):
+    """A contiguous copy, made on the current stream."""
+    (rows, columns), (stride, _), gpu = array.shape, array.strides, array.gpu
     copy = OfCupy(gpu, array.nbytes, array.dtype, array.shape)
     for row in range(rows):
         gpu.copy(copy.address + row * columns, array.address + row * stride, columns)
     return copy
 
 
-def test_what_has_gaps_is_brought_together_by_its_framework(relay, client, gpu, monkeypatch):
+def test_strided_tensors_are_gathered_by_their_framework(relay, client, gpu, monkeypatch):
     cupy = types.ModuleType("cupy")
-    cupy.ndarray, cupy.ascontiguousarray = OfCupy, side_by_side
+    cupy.ndarray, cupy.ascontiguousarray = OfCupy, contiguous_copy
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    whole = gpu.array(noise(100 * 300))
-    gaps = OfCupy(gpu, 100 * 200, "u8", (100, 200), base=whole, strides=(300, 1), offset=50)
+    base = gpu.array(noise(100 * 300))
+    strided = OfCupy(gpu, 100 * 200, "u8", (100, 200), base=base, strides=(300, 1), offset=50)
     number = OfCupy(gpu, 8, "f64", ())
     expected = np.frombuffer(noise(100 * 300), np.uint8).reshape(100, 300)[:, 50:250]
     for hold in ("stage", "borrow"):
         with gpu.on(gpu.stream()):
-            published = relay.publish("t", {"gaps": gaps, "number": number}, hold=hold)
+            published = relay.publish("t", {"strided": strided, "number": number}, hold=hold)
         assert published.copied_bytes == 100 * 200 + (0 if hold == "borrow" else published.payload_bytes)
         snapshot = received(client)
-        np.testing.assert_array_equal(snapshot["gaps"].numpy(), expected)
+        np.testing.assert_array_equal(snapshot["strided"].numpy(), expected)
         assert snapshot["number"].shape == ()
 
 
 class OfTorch:
-    """A tensor of PyTorch's, which hands it over only where its GPU is the current one."""
+    """A stub of `torch.Tensor`. As in PyTorch, it can be exported only while its GPU is the current one."""
 
     is_cuda = True
     is_quantized = is_nested = is_meta = False
@@ -103,7 +103,7 @@ def current_device(framework, ordinal):
     framework.current = before
 
 
-def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, monkeypatch):
+def test_tensors_of_a_gpu_that_is_not_current(relay, client, gpu, fake, monkeypatch):
     torch = types.ModuleType("torch")
     torch.Tensor, torch.strided = OfTorch, OfTorch.layout
     written = []
@@ -123,18 +123,19 @@ def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, m
         gc.collect()
 
 
-def test_a_cast_is_the_frameworks_own(relay, client, gpu):
+def test_casts_are_made_by_the_framework(relay, client, gpu):
     array = gpu.array(np.arange(6, dtype=np.float32), "f32")
-    with pytest.raises(tensor_relay.UnsupportedTensorError, match="Array has no way to become bfloat16"):
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="Array has no method that casts it to bfloat16"):
         relay.publish("t", {"w": array}, dtype="bf16")
     array.astype = lambda dtype: gpu.array(np.arange(6, dtype=dtype), "f16")
     relay.publish("t", {"w": array, "tied": array}, dtype="f16")
     snapshot = received(client)
-    assert snapshot["w"].dtype == snapshot["tied"].dtype == "f16" and snapshot["tied"].numpy().tolist() == [0, 1, 2, 3, 4, 5]
+    assert snapshot["w"].dtype == snapshot["tied"].dtype == "f16"
+    assert snapshot["tied"].numpy().tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_cupy_hands_over_where_its_gpu_is_the_current_one(relay, client, gpu, fake, monkeypatch):
-    """CuPy takes the current GPU's stream for the one that the array is made on, whichever GPU the array is on."""
+def test_cupy_exports_with_its_gpu_as_the_current_one(relay, client, gpu, fake, monkeypatch):
+    """CuPy exports an array with the current GPU's stream, even if the array is on another GPU."""
     exported = []
 
     class Ndarray(OfCupy):
@@ -146,7 +147,8 @@ def test_cupy_hands_over_where_its_gpu_is_the_current_one(relay, client, gpu, fa
     cupy.ndarray = Ndarray
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with gpu_called(fake, 1) as other:
-        sent, out = (Ndarray(other, 5000, "u8", (5000,), base=other.array(content)) for content in (noise(5000), bytes(5000)))
+        contents = (noise(5000), bytes(5000))
+        sent, out = (Ndarray(other, 5000, "u8", (5000,), base=other.array(content)) for content in contents)
         relay.publish("t", {"w": sent})
         client.subscribe("t", out={"w": out}, atomic=False).next(60)
         assert out.bytes() == noise(5000)
@@ -155,16 +157,16 @@ def test_cupy_hands_over_where_its_gpu_is_the_current_one(relay, client, gpu, fa
     assert len(exported) > 1 and set(exported) == {(1, 1)}
 
 
-def test_what_jax_gets_is_its_own(relay, gpu_client, gpu, monkeypatch):
-    """JAX does not say on which stream it reads, so it gets a copy, which is done before the tensor may go."""
+def test_jax_gets_a_copy(relay, gpu_client, gpu, monkeypatch):
+    """JAX does not say on which stream it reads, so it gets a copy, complete before the tensor may be freed."""
     done = []
 
     class JaxArray:
-        def __init__(self, taken, is_copy=False):
-            self.taken, self.is_copy = taken, is_copy
+        def __init__(self, imported, is_copy=False):
+            self.imported, self.is_copy = imported, is_copy
 
         def copy(self):
-            return JaxArray(self.taken, is_copy=True)
+            return JaxArray(self.imported, is_copy=True)
 
         def block_until_ready(self):
             done.append(self.is_copy)
@@ -172,7 +174,7 @@ def test_what_jax_gets_is_its_own(relay, gpu_client, gpu, monkeypatch):
 
     jax = types.ModuleType("jax")
     jax.Array, jax.dlpack = JaxArray, types.ModuleType("jax.dlpack")
-    jax.dlpack.from_dlpack = lambda tensor: JaxArray(Taken(gpu, tensor))
+    jax.dlpack.from_dlpack = lambda tensor: JaxArray(Imported(gpu, tensor))
     monkeypatch.setitem(sys.modules, "jax", jax)
     monkeypatch.setitem(sys.modules, "jax.dlpack", jax.dlpack)
     relay.publish("t", {"w": gpu.array(noise(1000))})
@@ -180,7 +182,7 @@ def test_what_jax_gets_is_its_own(relay, gpu_client, gpu, monkeypatch):
     assert got.is_copy and done == [True]
 
 
-def test_a_cupy_that_does_not_work_is_nobodys_business(relay, gpu_client, gpu, monkeypatch):
+def test_a_broken_cupy_is_ignored(relay, gpu_client, gpu, monkeypatch):
     def broken():
         raise RuntimeError("cudaErrorInsufficientDriver")
 
@@ -190,13 +192,14 @@ def test_a_cupy_that_does_not_work_is_nobodys_business(relay, gpu_client, gpu, m
     relay.publish("t", {"w": gpu.array(noise(1000))})
     tensor = received(gpu_client)["w"]
     for stream in (1, gpu.stream()):
-        assert Taken(gpu, tensor, stream).bytes() == noise(1000)
+        assert Imported(gpu, tensor, stream).bytes() == noise(1000)
 
 
-def test_a_library_that_hands_over_other_memory_than_it_says(relay, gpu):
+def test_an_export_from_another_device_is_refused(relay, gpu):
     array = gpu.array(noise(1000))
-    for said in ((1, 0), (2, 1)):
-        handed_over = lambda self, stream=None, **options: Array.__dlpack__(self, stream=-1, **options)  # noqa: E731
-        array.__class__ = type("Liar", (Array,), {"__dlpack_device__": lambda self: said, "__dlpack__": handed_over})
+    for claimed in ((1, 0), (2, 1)):
+        export = lambda self, stream=None, **options: Array.__dlpack__(self, stream=-1, **options)  # noqa: E731
+        methods = {"__dlpack_device__": lambda self: claimed, "__dlpack__": export}
+        array.__class__ = type("WrongDevice", (Array,), methods)
         with pytest.raises(tensor_relay.UnsupportedTensorError, match="tensor w .*DLPack's device 2:0"):
             relay.publish("t", {"w": array})

@@ -1,11 +1,11 @@
-"""Tensors on GPUs, published: what arrives, in which order they are read, and when they come back."""
+"""Publishing GPU tensors: the received bytes, the order with the producer's stream, and the release of memory."""
 
 import gc
 import threading
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, InThread, gpu_called, received, until
+from conftest import TIMEOUT_S, InThread, gpu_called, received, until
 from cuda_by_hand import DTYPES, LEGACY, Array, lent
 
 import tensor_relay
@@ -37,14 +37,14 @@ def test_every_dtype_arrives(relay, client, gpu, hold, knows_versions):
 
 
 @HOLDS
-def test_large_ones_in_the_middle_of_an_allocation(relay, client, gpu, hold):
+def test_large_views_into_an_allocation(relay, client, gpu, hold):
     content = noise(11 << 20)
-    whole = gpu.array(content)
-    relay.publish("t", {"part": whole.view((10 << 20,), offset=777)}, hold=hold)
+    base = gpu.array(content)
+    relay.publish("t", {"part": base.view((10 << 20,), offset=777)}, hold=hold)
     assert received(client)["part"].numpy().tobytes() == content[777 : 777 + (10 << 20)]
 
 
-def test_a_staged_version_is_the_producers_no_more(relay, client, gpu):
+def test_a_staged_version_is_a_copy(relay, client, gpu):
     array, other = gpu.array(noise(1000)), gpu.array(noise(1000, 1))
     expected = array.bytes()
     published = relay.publish("t", {"w": array})
@@ -52,14 +52,14 @@ def test_a_staged_version_is_the_producers_no_more(relay, client, gpu):
     gpu.copy(array.address, other.address, 1000)
     gpu.synchronize()
     assert received(client)["w"].numpy().tobytes() == expected
-    until("its memory is back", lambda: not lent)
+    until("the tensors are returned", lambda: not lent)
 
 
 def test_a_borrowed_version_is_read_where_it_is(relay, client, gpu, fake):
     array = gpu.array(noise(5 << 20))
-    expected, before = array.bytes(), fake.ended("@dtoh")
+    expected, before = array.bytes(), fake.copies_ended("@dtoh")
     published = relay.publish("t", {"w": array, "tied": array}, hold="borrow")
-    assert (published.copied_bytes, fake.ended("@dtoh")) == (0, before)
+    assert (published.copied_bytes, fake.copies_ended("@dtoh")) == (0, before)
     snapshot = received(client)
     assert snapshot["w"].numpy().tobytes() == snapshot["tied"].numpy().tobytes() == expected
     with pytest.raises(tensor_relay.RelayTimeoutError):
@@ -67,13 +67,14 @@ def test_a_borrowed_version_is_read_where_it_is(relay, client, gpu, fake):
     assert lent
     published.withdraw()
     published.wait_released()
-    until("its memory is back", lambda: not lent)
+    until("the tensors are returned", lambda: not lent)
 
 
 @HOLDS
 def test_tied_weights_are_sent_once(relay, client, gpu, hold):
     weight = gpu.array(noise(40_000), "f32", (100, 100))
-    tensors = {"embed": weight, "head": weight.view((100, 100)), "flat": weight.view((10_000,)), "other": gpu.array(noise(4))}
+    tied = {"embed": weight, "head": weight.view((100, 100)), "flat": weight.view((10_000,))}
+    tensors = {**tied, "other": gpu.array(noise(4))}
     assert relay.publish("t", tensors, hold=hold).payload_bytes == pytest.approx(80_004, abs=4 * 256)
     snapshot = received(client)
     for name, array in tensors.items():
@@ -82,9 +83,9 @@ def test_tied_weights_are_sent_once(relay, client, gpu, hold):
 
 @HOLDS
 def test_reading_waits_for_the_producers_stream(relay, client, gpu, fake, hold):
-    """Goal: what a producer still computes is published as it will be, and nobody else's stream waits for it.
+    """Goal: weights are read after the producer's stream has computed them, and other streams are not delayed.
 
-    Method: the weights are written by a copy that the driver holds back, on a stream of their own.
+    Method: the weights are written by a copy that the driver delays, on a stream of its own.
     """
     weights, new = gpu.array(noise(1 << 20)), gpu.array(noise(1 << 20, 1))
     expected = new.bytes()
@@ -96,14 +97,15 @@ def test_reading_waits_for_the_producers_stream(relay, client, gpu, fake, hold):
             work = InThread(lambda: received(client))
         assert work.is_held()
         with gpu.on(LEGACY):
-            gpu.synchronize()  # It waits for nothing.
+            gpu.synchronize()  # Returns at once: the default stream is not delayed.
     work.result()
     assert received(client)["w"].numpy().tobytes() == expected
 
 
-def test_tensors_of_several_places_are_staged(relay, client, gpu, fake):
+def test_tensors_of_several_devices_are_staged(relay, client, gpu, fake):
     with gpu_called(fake, 1) as other:
-        tensors = {"a": gpu.array(noise(9 << 20)), "host": np.frombuffer(noise(5000, 1), np.uint8), "b": other.array(noise(77, 2))}
+        host = np.frombuffer(noise(5000, 1), np.uint8)
+        tensors = {"a": gpu.array(noise(9 << 20)), "host": host, "b": other.array(noise(77, 2))}
         expected = {"a": noise(9 << 20), "host": noise(5000, 1), "b": noise(77, 2)}
         relay.publish("t", tensors)
         snapshot = received(client)
@@ -113,7 +115,7 @@ def test_tensors_of_several_places_are_staged(relay, client, gpu, fake):
         del tensors["host"]
         with pytest.raises(tensor_relay.UnsupportedTensorError, match="b lies on cuda:1, and others of its version on cuda:0"):
             relay.publish("t", tensors, hold="borrow")
-        # All on the second one is one place.
+        # A version can be borrowed if all its tensors are on one GPU, which may be the second.
         relay.publish("u", {"b": tensors["b"]}, hold="borrow")
         assert received(client, "u")["b"].numpy().tobytes() == expected["b"]
         relay.withdraw("u")
@@ -121,22 +123,23 @@ def test_tensors_of_several_places_are_staged(relay, client, gpu, fake):
         gc.collect()
 
 
-def test_what_cannot_travel_is_refused_by_name(relay, gpu):
+def test_unsupported_values_are_refused_by_name(relay, gpu):
     square = gpu.array(noise(64), "f32", (4, 4))
-    turned = square.view((4, 4), strides=(1, 4))
-    with pytest.raises(tensor_relay.UnsupportedTensorError, match="turned.*side by side on cuda:0.*contiguous"):
-        relay.publish("t", {"square": square, "turned": turned})
+    transposed = square.view((4, 4), strides=(1, 4))
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="transposed.*side by side on cuda:0.*contiguous"):
+        relay.publish("t", {"square": square, "transposed": transposed})
     for kind, words in [(8, "Metal"), (10, "ROCm"), (99, "not known here")]:
         square.kind = kind
         with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"tensor weights .*{words}"):
             relay.publish("t", {"weights": square})
     square.kind, real, square.gpu = 2, gpu, type("Gpu", (), {"ordinal": 7})
-    with pytest.raises(tensor_relay.UnsupportedTensorError, match="weights .*no device cuda:7. This process sees 2, cuda:0 to cuda:1"):
+    message = "weights .*no device cuda:7. This process sees 2, cuda:0 to cuda:1"
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match=message):
         relay.publish("t", {"weights": square})
     square.gpu = real
 
 
-def test_memory_that_cuda_moves_is_read_as_a_gpus(relay, client, gpu):
+def test_managed_memory_is_read_as_gpu_memory(relay, client, gpu):
     array = gpu.array(noise(1000))
     array.kind = 13
     relay.publish("t", {"w": array})
@@ -144,7 +147,8 @@ def test_memory_that_cuda_moves_is_read_as_a_gpus(relay, client, gpu):
 
 
 def test_staged_versions_on_a_gpu(tmp_path, fake, gpu):
-    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, device="cuda:0", gpu_memory_bytes=16 << 20, pinned_bytes=16 << 20) as relay:
+    options = {"device": "cuda:0", "gpu_memory_bytes": 16 << 20, "pinned_bytes": 16 << 20}
+    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, **options) as relay:
         with tensor_relay.connect(relay.ticket) as client:
             for content in (gpu.array(noise(8 << 20)), np.frombuffer(noise(8 << 20), np.uint8)):
                 relay.publish("t", {"w": content})
@@ -154,7 +158,7 @@ def test_staged_versions_on_a_gpu(tmp_path, fake, gpu):
                 relay.publish("t", {"w": np.zeros(32 << 20, np.uint8)})
 
 
-def test_options_that_make_no_sense(tmp_path, fake):
+def test_invalid_options(tmp_path, fake):
     for word in ("cuda", "cuda:x", "gpu"):
         with pytest.raises(tensor_relay.RequestError, match="cuda:N"):
             tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, device=word)
@@ -164,37 +168,38 @@ def test_options_that_make_no_sense(tmp_path, fake):
         tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, device="cuda:7")
 
 
-def test_a_gpu_that_fails_is_told(relay, gpu, fake):
+def test_a_gpu_failure_is_reported(relay, gpu, fake):
     array = gpu.array(noise(1 << 20))
     fake.break_at("@dtoh:1")
     with pytest.raises(tensor_relay.PublishError, match="cuda:0.*start the process again"):
         relay.publish("t", {"w": array})
 
 
-def test_memory_is_back_when_a_call_returns_that_copied_it(relay, client, gpu):
-    """Goal: what was copied is its owner's again at once, who may give it to JAX or free it, whatever other threads do.
+def test_copied_memory_is_released_before_the_call_returns(relay, client, gpu):
+    """Goal: a call that copied tensors releases them before it returns, so that the owner may free them or pass them to
+    JAX, whatever other threads do.
 
-    Method: the thread that gives back what nobody waits for is kept busy: it destroys an array, which waits.
+    Method: the thread that releases tensors in the background is blocked in an array's destructor.
     """
-    entered, go_on = threading.Event(), threading.Event()
+    entered, unblock = threading.Event(), threading.Event()
 
     class Slow(Array):
         def __del__(self):
             entered.set()
-            assert go_on.wait(PATIENCE_S)
+            assert unblock.wait(TIMEOUT_S)
             super().__del__()
 
     relay.publish("slow", {"w": Slow(gpu, 1000, "u8", (1000,))}, hold="borrow")
     relay.withdraw("slow")
-    assert entered.wait(PATIENCE_S)
+    assert entered.wait(TIMEOUT_S)
     try:
-        others = set(lent)
+        lent_before = set(lent)
         for tensors in ({"w": gpu.array(noise(1000))}, {"w": gpu.array(noise(1000)), "host": np.zeros(9)}):
             relay.publish("t", {**tensors, "none": gpu.array(b"", "f32")})
-            assert set(lent) == others
+            assert set(lent) == lent_before
         for atomic in (True, False):
             out = gpu.array(bytes(1000))
-            client.subscribe("t", out={"w": out}, atomic=atomic, strict=False).next(PATIENCE_S)
-            assert set(lent) == others and out.bytes() == noise(1000)
+            client.subscribe("t", out={"w": out}, atomic=atomic, strict=False).next(TIMEOUT_S)
+            assert set(lent) == lent_before and out.bytes() == noise(1000)
     finally:
-        go_on.set()
+        unblock.set()

@@ -1,4 +1,4 @@
-"""Versions that land on a GPU: how their tensors are handed over, how long their memory lives, and who may read it."""
+"""Versions received on a GPU: their export by DLPack, and the lifetime and reuse of their memory."""
 
 import gc
 import os
@@ -9,8 +9,8 @@ from ctypes import c_void_p
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, gpu_called, received, until
-from cuda_by_hand import DTYPES, Taken
+from conftest import TIMEOUT_S, gpu_called, received, until
+from cuda_by_hand import DTYPES, Imported
 
 import tensor_relay
 
@@ -20,7 +20,7 @@ def noise(nbytes, seed=0):
 
 
 @pytest.mark.parametrize("options", [{}, {"max_version": (1, 0)}])
-def test_every_dtype_is_handed_over(relay, gpu_client, gpu, options):
+def test_every_dtype_is_exported(relay, gpu_client, gpu, options):
     contents = {dtype: noise(6 * bits // 8 * 10, seed) for seed, (dtype, (_, bits)) in enumerate(DTYPES.items())}
     arrays = {dtype: gpu.array(content, dtype, (2, 3, 10)) for dtype, content in contents.items()}
     arrays["none"] = gpu.array(b"", "f32", (0, 5))
@@ -30,18 +30,19 @@ def test_every_dtype_is_handed_over(relay, gpu_client, gpu, options):
     for dtype, content in contents.items():
         tensor = snapshot[dtype]
         assert (tensor.dtype, tensor.shape, tensor.__dlpack_device__()) == (dtype, (2, 3, 10), (2, 0))
-        taken = Taken(gpu, tensor, **options)
-        assert (taken.is_versioned, taken.device, taken.shape, taken.code) == (bool(options), (2, 0), (2, 3, 10), DTYPES[dtype])
-        assert taken.bytes() == content, dtype
-        assert taken.address % 256 == 0
-        assert Taken(gpu, tensor.raw).bytes() == Taken(gpu, tensor.bits).bytes() == content if DTYPES[dtype][1] < 128 else True
-    assert Taken(gpu, snapshot["none"]).shape == (0, 5)
+        imported = Imported(gpu, tensor, **options)
+        assert (imported.is_versioned, imported.device) == (bool(options), (2, 0))
+        assert (imported.shape, imported.code) == ((2, 3, 10), DTYPES[dtype])
+        assert imported.bytes() == content, dtype
+        assert imported.address % 256 == 0
+        assert Imported(gpu, tensor.raw).bytes() == Imported(gpu, tensor.bits).bytes() == content if DTYPES[dtype][1] < 128 else True
+    assert Imported(gpu, snapshot["none"]).shape == (0, 5)
 
 
 def test_from_the_host_to_a_gpu_and_back(relay, gpu_client, gpu, tmp_path):
     relay.publish("t", {"w": np.frombuffer(noise(9 << 20), np.uint8), "n": np.float32(7)}, metadata={"k": "v"})
     snapshot = received(gpu_client)
-    assert Taken(gpu, snapshot["w"]).bytes() == noise(9 << 20)
+    assert Imported(gpu, snapshot["w"]).bytes() == noise(9 << 20)
     host = snapshot.to_host()
     assert (host.device, host.version, host.metadata, host.entries) == ("cpu", snapshot.version, {"k": "v"}, {})
     assert host.to_host() is host
@@ -51,12 +52,12 @@ def test_from_the_host_to_a_gpu_and_back(relay, gpu_client, gpu, tmp_path):
     assert noise(9 << 20) in (tmp_path / "w.safetensors").read_bytes()
 
 
-def test_a_consumer_says_where_and_how(relay, gpu_client, gpu):
+def test_dlpack_options(relay, gpu_client, gpu):
     relay.publish("t", {"w": gpu.array(noise(1000))})
     tensor = received(gpu_client)["w"]
-    same, copy = Taken(gpu, tensor, copy=False), Taken(gpu, tensor, copy=True)
-    assert same.address == Taken(gpu, tensor, dl_device=(2, 0)).address != copy.address
-    host = Taken(gpu, tensor, dl_device=(1, 0), max_version=(1, 0))
+    same, copy = Imported(gpu, tensor, copy=False), Imported(gpu, tensor, copy=True)
+    assert same.address == Imported(gpu, tensor, dl_device=(2, 0)).address != copy.address
+    host = Imported(gpu, tensor, dl_device=(1, 0), max_version=(1, 0))
     assert host.device == (1, 0)
     assert same.bytes() == copy.bytes() == host.bytes() == noise(1000)
     assert np.from_dlpack(tensor, device="cpu").tobytes() == noise(1000)
@@ -76,55 +77,55 @@ def test_a_consumer_says_where_and_how(relay, gpu_client, gpu):
         memoryview(tensor)
 
 
-def test_memory_lives_as_long_as_anything_refers_to_it(relay, gpu_client, gpu):
+def test_memory_lives_as_long_as_its_references(relay, gpu_client, gpu):
     relay.publish("t", {"w": gpu.array(noise(1 << 20)), "x": gpu.array(noise(50, 1))})
-    taken = Taken(gpu, received(gpu_client)["x"])
+    imported = Imported(gpu, received(gpu_client)["x"])
     capsule = received(gpu_client)["w"].__dlpack__()
     gc.collect()
     for seed in range(2, 12):
         relay.publish("t", {"w": gpu.array(noise(1 << 20, seed)), "x": gpu.array(noise(50, seed))})
-        assert Taken(gpu, received(gpu_client)["x"]).bytes() == noise(50, seed)
-        assert taken.bytes() == noise(50, 1)
+        assert Imported(gpu, received(gpu_client)["x"]).bytes() == noise(50, seed)
+        assert imported.bytes() == noise(50, 1)
     del capsule
 
 
-def test_a_version_in_parts(relay, gpu_client, gpu, fake):
+def test_stream_needs_memory_for_three_buckets(relay, gpu_client, gpu, fake):
     sent = {f"w{number}": noise(1 << 20, number) for number in range(24)}
     relay.publish("t", {name: gpu.array(content) for name, content in sent.items()})
     gc.collect()
-    early, most, names = fake.numbers("live")["device_bytes"], 0, []
-    for name, tensor in gpu_client.stream("t", bucket_bytes=2 << 20, timeout=PATIENCE_S):
-        assert Taken(gpu, tensor).bytes() == sent[name]
+    baseline, peak, names = fake.numbers("live")["device_bytes"], 0, []
+    for name, tensor in gpu_client.stream("t", bucket_bytes=2 << 20, timeout=TIMEOUT_S):
+        assert Imported(gpu, tensor).bytes() == sent[name]
         names.append(name)
-        most = max(most, fake.numbers("live")["device_bytes"] - early)
+        peak = max(peak, fake.numbers("live")["device_bytes"] - baseline)
     assert names == list(sent)
-    assert most <= 3 * (4 << 20), "three parts, each of one chunk, and not the version's 24 MiB"
+    assert peak <= 3 * (4 << 20), "three buckets of one chunk each, and not the version's 24 MiB"
 
 
-def test_a_hundred_versions_take_what_a_few_do(relay, gpu_client, gpu, fake):
+def test_a_hundred_versions_reuse_memory(relay, gpu_client, gpu, fake):
     subscription = gpu_client.subscribe("t")
     for number in range(100):
         relay.publish("t", {"w": gpu.array(noise(1 << 20, number))})
-        snapshot = subscription.next(PATIENCE_S)
-        assert Taken(gpu, snapshot["w"]).bytes() == noise(1 << 20, number)
+        snapshot = subscription.next(TIMEOUT_S)
+        assert Imported(gpu, snapshot["w"]).bytes() == noise(1 << 20, number)
         if number == 20:
-            early = fake.numbers("live")["device_bytes"]
-    # What is under way at a moment varies by a few versions; a leak would be of eighty.
-    assert fake.numbers("live")["device_bytes"] < early + (20 << 20)
+            baseline = fake.numbers("live")["device_bytes"]
+    # The memory in use varies by a few versions; a leak would be eighty versions.
+    assert fake.numbers("live")["device_bytes"] < baseline + (20 << 20)
 
 
 @pytest.mark.parametrize("how", ["capsule", "number", "object", "protocol"])
 def test_memory_is_used_again_when_its_readers_are_done(relay, gpu_client, gpu, fake, how):
-    """Goal: who let a tensor go while its stream still reads it reads that version, and none that came later.
+    """Goal: the memory of a dropped tensor is not reused while a stream still reads it.
 
-    Method: the read is a copy that the driver holds back, and later versions have nowhere to go but to that memory.
+    Method: the read is a copy that the driver delays, and later versions would be received into that memory.
     """
     relay.publish("t", {"w": gpu.array(noise(1 << 20))})
-    stream, seen = gpu.stream(), gpu.array(bytes(1 << 20))
+    stream, read = gpu.stream(), gpu.array(bytes(1 << 20))
     snapshot = received(gpu_client)
     with gpu.on(stream):
-        taken = Taken(gpu, snapshot["w"], stream if how == "capsule" else -1)
-        address = taken.address
+        imported = Imported(gpu, snapshot["w"], stream if how == "capsule" else -1)
+        address = imported.address
         if how == "number":
             snapshot.wait(stream)
         elif how == "object":
@@ -132,29 +133,30 @@ def test_memory_is_used_again_when_its_readers_are_done(relay, gpu_client, gpu, 
         elif how == "protocol":
             snapshot.wait(type("Stream", (), {"__cuda_stream__": lambda self: (0, stream)})())
         with fake.held("@dtod"):
-            gpu.copy(seen.address, address, 1 << 20)
-            del snapshot, taken
+            gpu.copy(read.address, address, 1 << 20)
+            del snapshot, imported
             gc.collect()
             addresses = []
             for number in range(1, 4):
                 relay.publish("t", {"w": np.frombuffer(noise(1 << 20, number), np.uint8)})
                 later = received(gpu_client)
-                addresses.append(Taken(gpu, later["w"], -1).address)
+                addresses.append(Imported(gpu, later["w"], -1).address)
                 del later
             assert address not in addresses
-        assert seen.bytes() == noise(1 << 20)
-    # Now it is used again.
-    def is_used_again():
+        assert read.bytes() == noise(1 << 20)
+
+    # After the read, the memory is reused.
+    def is_reused():
         relay.publish("t", {"w": np.frombuffer(noise(1 << 20), np.uint8)})
         snapshots.append(received(gpu_client))
-        return address in [Taken(gpu, snapshot["w"], -1).address for snapshot in snapshots]
+        return address in [Imported(gpu, snapshot["w"], -1).address for snapshot in snapshots]
 
     snapshots = []
-    until("its memory is used again", is_used_again)
+    until("the memory is reused", is_reused)
 
 
 @pytest.mark.parametrize("how", ["wait", "capsule"])
-def test_a_stream_is_kept_while_it_is_needed(relay, gpu_client, gpu, fake, monkeypatch, how):
+def test_a_stream_object_is_kept_while_needed(relay, gpu_client, gpu, fake, monkeypatch, how):
     class Stream:
         def __init__(self):
             self.ptr = gpu.stream()
@@ -165,38 +167,38 @@ def test_a_stream_is_kept_while_it_is_needed(relay, gpu_client, gpu, fake, monke
 
     relay.publish("t", {"w": gpu.array(noise(1000))})
     snapshot, stream = received(gpu_client), Stream()
-    kept = weakref.ref(stream)
+    stream_ref = weakref.ref(stream)
     if how == "wait":
         snapshot.wait(stream)
-    else:  # As CuPy does, which is asked for the object.
+    else:  # CuPy passes the stream's handle; the package gets the stream object from CuPy.
         cupy = types.ModuleType("cupy")
-        cupy.ndarray, cupy.cuda = Stream, types.SimpleNamespace(get_current_stream=lambda: kept())
+        cupy.ndarray, cupy.cuda = Stream, types.SimpleNamespace(get_current_stream=lambda: stream_ref())
         monkeypatch.setitem(sys.modules, "cupy", cupy)
-        Taken(gpu, snapshot["w"], stream.ptr)
+        Imported(gpu, snapshot["w"], stream.ptr)
     del stream
     gc.collect()
-    assert kept() is not None
+    assert stream_ref() is not None
     del snapshot
-    until("the stream is not needed any more", lambda: kept() is None)
+    until("the stream is released", lambda: stream_ref() is None)
 
 
-def test_a_stream_that_is_only_a_number_may_go_with_the_last_tensor(relay, gpu_client, gpu, fake):
-    """Goal: nobody touches a stream after the last tensor is gone that is read on it: its user may destroy it then.
+def test_a_bare_stream_may_be_destroyed_after_its_last_tensor(relay, gpu_client, gpu, fake):
+    """Goal: no stream is used after the last tensor that it reads was dropped, so that the user may destroy the stream.
 
-    Method: its place is recorded by the time that the tensor is gone.
+    Method: checks that the event on the stream has been recorded when dropping the tensor returns.
     """
 
-    def recorded():
-        return int(dict(line.split("=") for line in fake.tell("calls").splitlines())["cuEventRecord"])
+    def events_recorded():
+        return int(dict(line.split("=") for line in fake.control("calls").splitlines())["cuEventRecord"])
 
     relay.publish("t", {"w": gpu.array(noise(1000))})
     for _ in range(20):
         snapshot, stream = received(gpu_client), gpu.stream()
-        taken = Taken(gpu, snapshot["w"], stream)
+        imported = Imported(gpu, snapshot["w"], stream)
         del snapshot
-        before = recorded()
-        taken.close()
-        assert recorded() > before
+        before = events_recorded()
+        imported.close()
+        assert events_recorded() > before
         gpu.streams.remove(stream)
         gpu("cuStreamDestroy_v2", c_void_p(stream))
 
@@ -215,7 +217,7 @@ def test_a_stream_of_another_gpu_is_refused(relay, gpu_client, gpu, fake):
         snapshot.wait(type("Stream", (), {"cuda_stream": 0, "device_index": 0})())
 
 
-def test_what_is_no_stream(relay, gpu_client, gpu):
+def test_invalid_streams(relay, gpu_client, gpu):
     relay.publish("t", {"w": gpu.array(noise(1000))})
     snapshot = received(gpu_client)
     assert snapshot.wait() is None and snapshot.wait(2) is None

@@ -1,4 +1,4 @@
-"""Tensors on GPUs, published into a server beside this process: by which way they go, and when they may be written again."""
+"""GPU tensors published through a sidecar: the path of their bytes, and when the producer may write to them again."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import HELD_S, PATIENCE_S, received, until
+from conftest import HELD_S, TIMEOUT_S, received, until
 from cuda_by_hand import lent
 from test_gpu_publishing import noise
 
@@ -15,7 +15,7 @@ import tensor_relay
 
 
 class Server:
-    """A process of its own that serves from the same GPUs."""
+    """A sidecar process that uses the same fake GPUs."""
 
     def __init__(self, program, library, folder):
         self.socket, self.report = folder / "s", folder / "report"
@@ -44,18 +44,18 @@ def server(fake, tmp_path):
     server = Server(program, fake.path, tmp_path)
     yield server
     server.process.terminate()
-    assert server.process.wait(PATIENCE_S) == 0
+    assert server.process.wait(TIMEOUT_S) == 0
     report = server.report.read_text()
     assert "violations=0" in report and " violation " not in report, report
 
 
 @pytest.fixture
 def shares(fake):
-    """Chooses what the driver shares with other processes: allocations in place, and buffers."""
+    """A function that sets what the driver can share with other processes: allocations in place, and buffers."""
 
     def choose(in_place, buffers):
-        fake.tell(f"option exportable {int(in_place)}")
-        fake.tell(f"option shareable_fds {int(buffers)}")
+        fake.control(f"option exportable {int(in_place)}")
+        fake.control(f"option shareable_fds {int(buffers)}")
 
     yield choose
     choose(True, True)
@@ -70,7 +70,7 @@ def shares(fake):
         ("borrow", False, True, "cuda_fd", "cannot be shared where they are"),
     ],
 )
-def test_the_shortest_way_that_hold_allows(server, gpu, shares, hold, in_place, buffers, path, why):
+def test_the_path_depends_on_hold_and_driver(server, gpu, shares, hold, in_place, buffers, path, why):
     shares(in_place, buffers)
     array, other = gpu.array(noise(5 << 20)), gpu.array(noise(5 << 20, 1))
     expected = array.bytes()
@@ -89,11 +89,11 @@ def test_the_shortest_way_that_hold_allows(server, gpu, shares, hold, in_place, 
         assert snapshot["w"].numpy().tobytes() == snapshot["tied"].numpy().tobytes() == expected
         assert snapshot.entries == {"step": 3}
         published.withdraw()
-        published.wait_released(PATIENCE_S)
-        until("its memory is back", lambda: not lent)
+        published.wait_released(TIMEOUT_S)
+        until("the tensors are returned", lambda: not lent)
 
 
-def test_a_callback_when_the_server_has_let_go(server, gpu, shares):
+def test_a_callback_runs_when_the_server_releases(server, gpu, shares):
     shares(True, True)
     called = queue.SimpleQueue()
     with tensor_relay.publish_to(server.socket) as producer:
@@ -105,10 +105,10 @@ def test_a_callback_when_the_server_has_let_go(server, gpu, shares):
                 with pytest.raises(queue.Empty):
                     called.get(timeout=HELD_S)
                 published.withdraw()
-            assert called.get(timeout=PATIENCE_S) is published
+            assert called.get(timeout=TIMEOUT_S) is published
 
 
-def test_no_callback_where_the_server_may_still_read(fake, gpu, shares, tmp_path, caplog):
+def test_no_callback_when_the_release_is_unknown(fake, gpu, shares, tmp_path, caplog):
     program = os.environ.get("TENSOR_RELAY_PROGRAM")
     if not program:
         pytest.skip("TENSOR_RELAY_PROGRAM does not say where the program is")
@@ -118,14 +118,18 @@ def test_no_callback_where_the_server_may_still_read(fake, gpu, shares, tmp_path
         published = producer.publish("t", {"w": gpu.array(noise(5 << 20))}, hold="borrow")
         published.on_released(called.put)
         server.process.kill()
-        server.process.wait(PATIENCE_S)
-        until("it is told", lambda: any("not known to be released" in record.getMessage() for record in caplog.records))
+        server.process.wait(TIMEOUT_S)
+        until(
+            "the lost release is logged",
+            lambda: any("not known to be released" in record.getMessage() for record in caplog.records),
+        )
     assert called.empty()
 
 
-def test_tensors_of_several_places_go_by_the_host(server, gpu):
+def test_tensors_of_several_devices_pass_through_the_host(server, gpu):
     with tensor_relay.publish_to(server.socket) as producer, tensor_relay.connect(server.ticket) as client:
-        published = producer.publish("t", {"gpu": gpu.array(noise(9 << 20)), "host": memoryview(noise(5000, 1))}, hold="borrow")
+        tensors = {"gpu": gpu.array(noise(9 << 20)), "host": memoryview(noise(5000, 1))}
+        published = producer.publish("t", tensors, hold="borrow")
         assert published.path == "memfd" and published.released
         snapshot = received(client)
         assert {name: tensor.numpy().tobytes() for name, tensor in snapshot.items()} == {

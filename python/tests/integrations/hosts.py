@@ -1,10 +1,9 @@
-"""What the systems look like that are too large to install: the signatures of their released interfaces, written down, and
-stand-ins for the rest.
+"""Stubs of host packages that are too large to install, and the recorded signatures of their released interfaces.
 
     python hosts.py vllm 0.33.0 FOLDER-WITH-THE-RELEASED-SOURCE
 
-writes signatures/vllm.json anew. With TENSOR_RELAY_VLLM_SOURCE or TENSOR_RELAY_VERL_SOURCE naming such a folder, the tests
-take the released base classes themselves, and compare what was written down with them.
+records signatures/vllm.json again. If TENSOR_RELAY_VLLM_SOURCE or TENSOR_RELAY_VERL_SOURCE names such a folder, the
+tests use the released base classes, and compare the recorded signatures with them.
 """
 
 import ast
@@ -18,18 +17,21 @@ from pathlib import Path
 
 SIGNATURES = Path(__file__).parent / "signatures"
 INTERFACES = {
-    "vllm": ("vllm/distributed/weight_transfer/base.py", ["WeightTransferEngine", "TrainerWeightTransferEngine", "VLLMWeightSyncClient"]),
+    "vllm": (
+        "vllm/distributed/weight_transfer/base.py",
+        ["WeightTransferEngine", "TrainerWeightTransferEngine", "VLLMWeightSyncClient"],
+    ),
     "vllm_loader": ("vllm/model_executor/model_loader/default_loader.py", ["DefaultModelLoader"]),
     "verl": ("verl/checkpoint_engine/base.py", ["CheckpointEngine"]),
 }
 
 
 def source_of(host):
-    """The folder of a released source, if one is named."""
+    """The folder of the host's released source, if the environment names one."""
     return os.environ.get(f"TENSOR_RELAY_{host.upper()}_SOURCE")
 
 
-def written_down(host):
+def recorded(host):
     return json.loads((SIGNATURES / f"{host}.json").read_text())
 
 
@@ -55,9 +57,9 @@ def signature_of(method):
     }
 
 
-def differences(ours, told):
-    """Where a class of ours has not the methods that were told, or other parameters."""
-    for name, signature in told.items():
+def differences(ours, expected):
+    """The differences between our class and the host's signatures: missing methods, other parameters, sync or async."""
+    for name, signature in expected.items():
         method = getattr(ours, name, None)
         if method is None:
             yield f"{name} is missing"
@@ -66,7 +68,7 @@ def differences(ours, told):
         if name == "__init__" or signature["keywords"] or name not in vars(ours):
             continue
         if (found := [each for each in parameters if each != "self"]) != signature["parameters"]:
-            yield f"{name} takes {found}, and the host gives {signature['parameters']}"
+            yield f"{name} has the parameters {found}, and the host passes {signature['parameters']}"
         is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
         if is_async != signature["async"]:
             yield f"{name} is {'' if is_async else 'not '}async"
@@ -76,41 +78,41 @@ def abstract_left(ours):
     return sorted(getattr(ours, "__abstractmethods__", ()))
 
 
-class Anything(type):
-    """A class whose attributes are such classes, and whose calls give a decorator that does nothing."""
+class StubType(type):
+    """A metaclass of stubs: each attribute is a `Stub`, and each call returns a decorator that does nothing."""
 
     def __getattr__(cls, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return StandIn
+        return Stub
 
     def __call__(cls, *args, **options):
         return lambda decorated: decorated
 
 
-class StandIn(metaclass=Anything):
+class Stub(metaclass=StubType):
     pass
 
 
-def stand_in(monkeypatch, name, **content):
-    """A module that is not there, and its parents. What it is asked for beside `content` is `StandIn`."""
+def install_stub(monkeypatch, name, **content):
+    """Installs a stub of a module and its parents. Attributes other than `content` are stub classes."""
     parent = name.rpartition(".")[0]
     if parent and parent not in sys.modules:
-        stand_in(monkeypatch, parent)
+        install_stub(monkeypatch, parent)
     module = types.ModuleType(name)
     module.__path__ = []
-    module.__getattr__ = lambda wanted: Anything(wanted, (), {}) if not wanted.startswith("__") else missing(name, wanted)
+    module.__getattr__ = lambda attr: StubType(attr, (), {}) if not attr.startswith("__") else missing(name, attr)
     vars(module).update(content)
     monkeypatch.setitem(sys.modules, name, module)
     return module
 
 
-def missing(name, wanted):
-    raise AttributeError(f"{name} has no {wanted}")
+def missing(name, attribute):
+    raise AttributeError(f"{name} has no {attribute}")
 
 
-def released(monkeypatch, name, path):
-    """A module of a released source, by itself."""
+def import_released(monkeypatch, name, path):
+    """Imports a single module of a released source."""
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)

@@ -1,4 +1,4 @@
-"""`relay://` through fsspec itself, pandas and pyarrow; and a model by `pull` through transformers."""
+"""`relay://` through fsspec, pandas and pyarrow; and a model through `pull` and transformers."""
 
 import pickle
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tensor_relay
-from conftest import served_again
+from conftest import serve_again
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -31,7 +31,7 @@ def files(relay, folder):
     return fsspec.filesystem("relay", ticket=relay.ticket, skip_instance_cache=True)
 
 
-def test_the_package_is_found_by_its_name(relay):
+def test_fsspec_finds_the_protocol(relay):
     assert fsspec.get_filesystem_class("relay") is RelayFileSystem
 
 
@@ -50,15 +50,15 @@ def test_topics_are_folders(files, relay):
 
 
 def test_files_are_read_whole_and_in_ranges(files, folder):
-    whole = (folder / "deep/er/bytes.bin").read_bytes()
+    content = (folder / "deep/er/bytes.bin").read_bytes()
     path = "relay://data/one/deep/er/bytes.bin"
-    assert files.cat(path) == whole
-    assert files.cat_file(path, 100, 300) == whole[100:300] and files.cat_file(path, -5) == whole[-5:]
+    assert files.cat(path) == content
+    assert files.cat_file(path, 100, 300) == content[100:300] and files.cat_file(path, -5) == content[-5:]
     with files.open(path) as file:
         file.seek(-3, 2)
-        assert (file.read(), file.read()) == (whole[-3:], b"")
+        assert (file.read(), file.read()) == (content[-3:], b"")
         file.seek(7)
-        assert file.read(5) == whole[7:12] and file.tell() == 12
+        assert file.read(5) == content[7:12] and file.tell() == 12
     assert files.cat("data/one/empty") == b""
     assert files.open("data/one/table.csv", "r").read() == CSV
     with pytest.raises(OSError, match="published by a relay"):
@@ -67,7 +67,7 @@ def test_files_are_read_whole_and_in_ranges(files, folder):
         files.open("data/one/deep")
 
 
-def test_what_is_listed_and_opened_moves_nothing(relay):
+def test_listing_and_opening_transfer_no_payload(relay):
     relay.publish("big", {"x": np.zeros(8 << 20, "u1")})
     files = RelayFileSystem(relay.ticket, skip_instance_cache=True)
     before = relay.stats()["sent_bytes"]
@@ -82,7 +82,7 @@ def test_a_file_is_of_one_version(relay, files, folder):
     publish_folder(relay, "data/one", folder)
     with pytest.raises(tensor_relay.VersionNotFoundError, match="table.csv.*open it again"):
         opened.read()
-    assert files.cat("data/one/table.csv") == b"a,b\n", "the newest, without being told"
+    assert files.cat("data/one/table.csv") == b"a,b\n", "the newest version by default"
     assert files.ukey("data/one/table.csv") != files.ukey("data/one/empty")
     pinned = RelayFileSystem(relay.ticket, version=2)
     publish_folder(relay, "data/one", folder)
@@ -90,17 +90,17 @@ def test_a_file_is_of_one_version(relay, files, folder):
         pinned.cat("data/one/table.csv")
 
 
-def test_received_files_are_kept_within_a_bound(relay, files):
+def test_the_cache_is_bounded(relay, files):
     relay.publish("more", {name: np.zeros(600, "u1") for name in "abc"})
     bounded = RelayFileSystem(relay.ticket, cache_bytes=1_000, skip_instance_cache=True)
     for name in "aabc":
         assert len(bounded.cat(f"more/{name}")) == 600
-    assert len(bounded._received._files) == 1
+    assert len(bounded._file_cache._files) == 1
     bounded.invalidate_cache()
-    assert not bounded._received._files
+    assert not bounded._file_cache._files
 
 
-def test_a_server_that_is_started_again_is_read_on(tmp_path, folder):
+def test_reading_continues_after_a_server_restart(tmp_path, folder):
     state = tmp_path / "again"
     relay = tensor_relay.serve("127.0.0.1:0", state_dir=state)
     publish_folder(relay, "data", folder)
@@ -108,14 +108,14 @@ def test_a_server_that_is_started_again_is_read_on(tmp_path, folder):
     assert files.cat("data/table.csv") == CSV.encode()
     opened, address = files.open("data/deep/er/bytes.bin"), relay.address
     relay.close(end=False)
-    with served_again(address, state_dir=state) as relay:
+    with serve_again(address, state_dir=state) as relay:
         publish_folder(relay, "data", folder)
         assert files.cat("data/table.csv") == CSV.encode()
         with pytest.raises(tensor_relay.VersionNotFoundError, match="open it again"):
-            opened.read()  # It was of the life before, whatever its number.
+            opened.read()  # The file was opened in the previous epoch.
 
 
-def test_it_goes_to_other_processes(files):
+def test_a_file_system_can_be_pickled(files):
     assert pickle.loads(pickle.dumps(files)).cat("data/one/table.csv") == CSV.encode()
 
 
@@ -127,7 +127,8 @@ def test_a_ticket_is_a_url(relay, files):
 def test_pandas_reads_it(relay, files, folder):
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     options = {"ticket": relay.ticket}
-    assert pandas.read_csv("relay://data/one/table.csv", storage_options=options).to_dict("list") == {"a": [1, 2], "b": ["x", "y"]}
+    table = pandas.read_csv("relay://data/one/table.csv", storage_options=options)
+    assert table.to_dict("list") == {"a": [1, 2], "b": ["x", "y"]}
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     frame = pandas.DataFrame({"x": np.arange(1_000), "y": [str(number) for number in range(1_000)]})
     frame.to_parquet(folder / "frame.parquet")
@@ -135,8 +136,8 @@ def test_pandas_reads_it(relay, files, folder):
     assert pandas.read_parquet("relay://data/one/frame.parquet", storage_options=options).equals(frame)
 
 
-def test_a_model_comes_by_pull(relay, tmp_path):
-    """What docs/integrations-fsspec.md shows."""
+def test_a_model_is_received_by_pull(relay, tmp_path):
+    """The example of docs/integrations-fsspec.md."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16)
@@ -148,4 +149,4 @@ def test_a_model_comes_by_pull(relay, tmp_path):
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
     files = fsspec.filesystem("relay", ticket=relay.ticket)
-    assert b"GPT2" in files.cat("policy/config.json"), "what lies beside the weights has its own name"
+    assert b"GPT2" in files.cat("policy/config.json"), "files beside the weights keep their names"

@@ -1,4 +1,4 @@
-"""Hosts are looked for when an integration is asked for, and those that it does not know are refused by their versions."""
+"""Host packages are imported only with their integration, and unsupported versions are refused."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def test_the_package_alone_imports_no_host():
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_host_that_is_missing_is_named():
+def test_a_missing_host_is_named():
     with pytest.raises(tensor_relay.IntegrationError, match="needs that package: pip install 'no-such-host>=1,<2'"):
         check_host("no-such-host", "1", "2")
     assert issubclass(tensor_relay.IntegrationError, ImportError), "so that `except ImportError` works"

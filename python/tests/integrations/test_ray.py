@@ -1,4 +1,4 @@
-"""Ray's actors and driver get each other's tensors from where they are; and who dies is an error in time."""
+"""Ray's actors and driver receive tensors directly from each other, and a dead process is an error in time."""
 
 import time
 
@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import tensor_relay  # noqa: E402
 import tensor_relay.integrations.ray as transport  # noqa: E402
 
-transport.register()  # Before the classes that name it.
-PATIENCE_S = 50
+transport.register()  # Before the actors' classes.
+TIMEOUT_S = 50
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,9 +23,9 @@ def cluster():
         object_store_memory=100 << 20,
         log_to_driver=False,
         runtime_env={"env_vars": environment},
-        _system_config={"worker_niceness": 0},  # Else they starve where a machine does something else, too.
+        _system_config={"worker_niceness": 0},  # By default, workers starve on a busy machine.
     )
-    transport.register()  # Does nothing.
+    transport.register()  # A second call does nothing.
     yield
     ray.shutdown()
 
@@ -48,7 +48,7 @@ class Source:
     def put(self, value):
         return [ray.put(torch.full((1_000,), value), _tensor_transport="TENSOR_RELAY")]
 
-    def offered(self):
+    def published_and_sessions(self):
         from ray.experimental.rdt.util import get_tensor_transport_manager
 
         manager = get_tensor_transport_manager("TENSOR_RELAY")
@@ -79,7 +79,7 @@ def pair():
 
 
 def get(ref):
-    return ray.get(ref, timeout=PATIENCE_S)
+    return ray.get(ref, timeout=TIMEOUT_S)
 
 
 def test_actors_pass_tensors(pair):
@@ -96,30 +96,30 @@ def test_actors_pass_tensors(pair):
 def test_the_driver_gets_and_puts(pair):
     source, sink = pair
     assert get(source.full.remote((10,), 3.0)).sum() == 30
-    many = ray.get([source.full.remote((10,), float(number)) for number in range(5)], timeout=PATIENCE_S)
+    many = ray.get([source.full.remote((10,), float(number)) for number in range(5)], timeout=TIMEOUT_S)
     assert [int(tensor[0]) for tensor in many] == [0, 1, 2, 3, 4]
     mine = ray.put(torch.full((10,), 2.0), _tensor_transport="TENSOR_RELAY")
     assert get(sink.sum.remote(mine))[0] == 20
 
 
-def test_an_actor_gets_what_another_has_put(pair):
+def test_an_actor_gets_an_object_put_by_another(pair):
     source, sink = pair
     assert get(sink.get.remote(get(source.put.remote(2.0)))) == 2_000.0
 
 
-def test_objects_come_and_go(pair):
-    """Enough that whatever stayed of each would be seen; the bound on names of withdrawn topics has a test of its own."""
+def test_objects_leave_nothing_behind(pair):
+    """300 objects, so that a leak would show. The bound on names of withdrawn topics has its own test."""
     source, sink = pair
     for _ in range(6):
-        ray.get([sink.sum.remote(source.full.remote((10,), 1.0)) for _ in range(50)], timeout=PATIENCE_S)
-    deadline = time.monotonic() + PATIENCE_S
-    while (left := get(source.offered.remote()))[0] > 1 and time.monotonic() < deadline:
+        ray.get([sink.sum.remote(source.full.remote((10,), 1.0)) for _ in range(50)], timeout=TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
+    while (counts := get(source.published_and_sessions.remote()))[0] > 1 and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert left[0] <= 1, "Ray may still hold the last one"
-    assert left[1] <= 2, "one session for each process, the sink's and the driver's"
+    assert counts[0] <= 1, "Ray may still hold the last object"
+    assert counts[1] <= 2, "one session for each process, the sink's and the driver's"
 
 
-def test_a_source_that_dies_is_an_error_in_time(pair):
+def test_a_dead_source_raises_in_time(pair):
     alive, sink = pair
     source = Source.remote()
     ref = source.full.remote((1_000_000,), 1.0)
@@ -131,10 +131,10 @@ def test_a_source_that_dies_is_an_error_in_time(pair):
     took = time.monotonic() - began
     print(f"\nA dead source was an error after {took:.1f} s: {str(failed.value).strip().splitlines()[-1]}")
     assert took < 20 and not isinstance(failed.value, ray.exceptions.GetTimeoutError)
-    assert get(sink.sum.remote(alive.full.remote((10,), 1.0)))[0] == 10, "the sink works on"
+    assert get(sink.sum.remote(alive.full.remote((10,), 1.0)))[0] == 10, "the sink still works"
 
 
-def test_a_sink_that_dies_is_an_error_and_harms_nobody(pair):
+def test_a_dead_sink_affects_no_other(pair):
     source, alive = pair
     sink = Sink.remote()
     assert get(sink.sum.remote(source.full.remote((10,), 1.0)))[0] == 10
@@ -147,7 +147,7 @@ def test_a_sink_that_dies_is_an_error_and_harms_nobody(pair):
 
 @ray.remote(num_cpus=0.5)
 class Trainer:
-    """The plain pattern: one actor publishes, as anywhere."""
+    """The pattern without a tensor transport: an actor that publishes to a topic."""
 
     def __init__(self, folder):
         self.relay = tensor_relay.serve(f"{ray.util.get_node_ip_address()}:0", state_dir=folder)
@@ -170,13 +170,14 @@ class Worker:
 
 
 def test_workers_follow_a_trainer_until_it_dies(tmp_path):
-    """What docs/integrations-ray.md shows."""
+    """The example of docs/integrations-ray.md."""
     trainer = Trainer.remote(str(tmp_path))
     ticket = get(trainer.ticket.remote())
     assert get(trainer.step.remote(1)) == 1
     workers = [Worker.remote(ticket) for _ in range(2)]
     for version in (1, 2):
-        assert ray.get([worker.follow.remote(version) for worker in workers], timeout=PATIENCE_S) == [(version, 1_000.0 * version)] * 2
+        results = ray.get([worker.follow.remote(version) for worker in workers], timeout=TIMEOUT_S)
+        assert results == [(version, 1_000.0 * version)] * 2
         get(trainer.step.remote(version + 1))
     ray.kill(trainer)
     with pytest.raises(tensor_relay.TensorRelayError):

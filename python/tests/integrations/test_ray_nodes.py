@@ -12,9 +12,9 @@ from ray.cluster_utils import Cluster  # noqa: E402
 import tensor_relay  # noqa: E402
 import tensor_relay.integrations.ray as transport  # noqa: E402
 
-transport.register()  # Before the classes that name it.
-PATIENCE_S = 50
-HEAD, LEFT, RIGHT = "head", "127.0.0.2", "127.0.0.3"  # The head has the address that Ray finds.
+transport.register()  # Before the actors' classes.
+TIMEOUT_S = 50
+HEAD, LEFT, RIGHT = "head", "127.0.0.2", "127.0.0.3"  # Ray chooses the head's address.
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,9 @@ def cluster():
     size = {"object_store_memory": 100 << 20, "num_cpus": 2}
     niceness = {"worker_niceness": 0}
     cluster.add_node(include_dashboard=False, resources={HEAD: 2}, _system_config=niceness, **size)
-    nodes = {address: cluster.add_node(node_ip_address=address, resources={address: 2}, **size) for address in (LEFT, RIGHT)}
+    nodes = {
+        address: cluster.add_node(node_ip_address=address, resources={address: 2}, **size) for address in (LEFT, RIGHT)
+    }
     environment = {"TENSOR_RELAY_RAY_TIMEOUT": "15", "XDG_STATE_HOME": "/nonexistent"}
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": environment})
     cluster.wait_for_nodes()
@@ -40,7 +42,7 @@ def on(address, actor, *args):
 
 
 def get(ref):
-    return ray.get(ref, timeout=PATIENCE_S)
+    return ray.get(ref, timeout=TIMEOUT_S)
 
 
 @ray.remote(num_cpus=0.2, enable_tensor_transport=True)
@@ -91,26 +93,27 @@ def test_tensors_pass_from_node_to_node(cluster):
         assert get(ends[sink].sum.remote(ends[source].full.remote(5_000_000, 2.0))) == 10_000_000
         assert get(ends[source].serves_on.remote()).startswith(f"{addresses[source]}:")
     to_all = ends[LEFT].full.remote(1_000, 3.0)
-    assert ray.get([end.sum.remote(to_all) for end in (ends[HEAD], ends[RIGHT])], timeout=PATIENCE_S) == [3_000.0] * 2
+    assert ray.get([end.sum.remote(to_all) for end in (ends[HEAD], ends[RIGHT])], timeout=TIMEOUT_S) == [3_000.0] * 2
     assert get(to_all).sum() == 3_000, "the driver gets it, too"
 
 
-def test_a_node_that_dies_is_an_error_in_time(cluster, tmp_path):
-    """Of what it has, of who receives from it, and of the plain pattern's workers on other nodes."""
+def test_a_dead_node_raises_in_time(cluster, tmp_path):
+    """After a node died, its actors, receivers of its objects, and subscribers on other nodes raise errors."""
     trainer = on(LEFT, Trainer, str(tmp_path))
     ticket = get(trainer.ticket.remote())
     assert get(trainer.step.remote(1)) == 1
     workers = [on(address, Worker, ticket) for address in (HEAD, RIGHT)]
     for version in (1, 2):
-        assert ray.get([worker.follow.remote(version) for worker in workers], timeout=PATIENCE_S) == [(version, 1_000.0 * version)] * 2
+        results = ray.get([worker.follow.remote(version) for worker in workers], timeout=TIMEOUT_S)
+        assert results == [(version, 1_000.0 * version)] * 2
         get(trainer.step.remote(version + 1))
     source, sink = on(LEFT, End), on(RIGHT, End)
     ref = source.full.remote(1_000_000, 1.0)
     ray.wait([ref], fetch_local=False)
     cluster(LEFT)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     with pytest.raises(ray.exceptions.RayActorError):
-        while time.monotonic() < deadline:  # Its processes notice that their raylet is gone.
+        while time.monotonic() < deadline:  # Until its processes notice that their raylet has died.
             get(source.address.remote())
             time.sleep(0.1)
     for call in (sink.sum.remote(ref), workers[0].follow.remote(4)):
@@ -118,6 +121,7 @@ def test_a_node_that_dies_is_an_error_in_time(cluster, tmp_path):
         with pytest.raises((ray.exceptions.RayError, tensor_relay.TensorRelayError)) as failed:
             get(call)
         assert not isinstance(failed.value, ray.exceptions.GetTimeoutError)
-        print(f"\nA dead node was an error after {time.monotonic() - began:.1f} s: {str(failed.value).strip().splitlines()[-1]}")
+        last_line = str(failed.value).strip().splitlines()[-1]
+        print(f"\nA dead node was an error after {time.monotonic() - began:.1f} s: {last_line}")
     other = on(HEAD, End)
-    assert get(sink.sum.remote(other.full.remote(10, 1.0))) == 10, "the others work on"
+    assert get(sink.sum.remote(other.full.remote(10, 1.0))) == 10, "other actors still work"

@@ -1,5 +1,5 @@
-"""verl's checkpoint engine: an actor of two ranks and three rollouts, driven as verl's manager drives them. Against stand-ins
-of verl, or its released base class where TENSOR_RELAY_VERL_SOURCE names it."""
+"""verl's checkpoint engine: an actor with two ranks and three rollouts, driven as by verl's manager. Uses stubs of
+verl, or its released base class if TENSOR_RELAY_VERL_SOURCE names the source."""
 
 import asyncio
 import importlib
@@ -13,24 +13,24 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import tensor_relay  # noqa: E402
 
-TOLD = hosts.written_down("verl")
+RECORDED = hosts.recorded("verl")
 
 
 class Registry:
-    """As verl's, in a few lines."""
+    """A minimal version of verl's registry."""
 
-    known = {}
+    engines = {}
 
     @classmethod
     def register(cls, backend):
-        return lambda engine: cls.known.setdefault(backend, engine)
+        return lambda engine: cls.engines.setdefault(backend, engine)
 
 
 @pytest.fixture
 def engine(monkeypatch):
-    """The class of the integration, with verl as it is here, and Ray alone for the address."""
-    monkeypatch.setattr("importlib.metadata.version", lambda package: {"verl": TOLD["version"]}[package])
-    hosts.stand_in(monkeypatch, "ray", util=type("util", (), {"get_node_ip_address": staticmethod(lambda: "127.0.0.1")}))
+    """The integration's class, imported with stubs of verl and Ray."""
+    monkeypatch.setattr("importlib.metadata.version", lambda package: {"verl": RECORDED["version"]}[package])
+    hosts.install_stub(monkeypatch, "ray", util=type("util", (), {"get_node_ip_address": staticmethod(lambda: "127.0.0.1")}))
     source = hosts.source_of("verl")
     if source:
         for name in (
@@ -38,12 +38,12 @@ def engine(monkeypatch):
             "verl.utils.import_utils", "verl.utils.ray_utils", "verl.workers.config", "verl.workers.rollout.utils",
             "verl.checkpoint_engine",
         ):
-            hosts.stand_in(monkeypatch, name)
+            hosts.install_stub(monkeypatch, name)
         monkeypatch.setattr(sys.modules["ray"], "remote", lambda decorated: decorated, raising=False)
-        hosts.released(monkeypatch, "verl.checkpoint_engine.base", f"{source}/{hosts.INTERFACES['verl'][0]}")
+        hosts.import_released(monkeypatch, "verl.checkpoint_engine.base", f"{source}/{hosts.INTERFACES['verl'][0]}")
     else:
         base = type("CheckpointEngine", (ABC,), {})
-        hosts.stand_in(monkeypatch, "verl.checkpoint_engine.base", CheckpointEngine=base, CheckpointEngineRegistry=Registry)
+        hosts.install_stub(monkeypatch, "verl.checkpoint_engine.base", CheckpointEngine=base, CheckpointEngineRegistry=Registry)
     monkeypatch.delitem(sys.modules, "tensor_relay.integrations.verl", raising=False)
     yield importlib.import_module("tensor_relay.integrations.verl").TensorRelayCheckpointEngine
     sys.modules.pop("tensor_relay.integrations.verl", None)
@@ -56,12 +56,12 @@ def ends(engine):
     rollout = [engine(bucket_size=1 << 20, timeout=20) for _ in range(3)]
     yield actor, rollout
     for each in rollout:
-        each._let_go()
+        each._disconnect()
     actor[0]._relay.close(0)
 
 
 def connect(engine, actor, rollout):
-    """What verl's manager does before each step."""
+    """The calls of verl's manager before each step."""
     metadata = [each.prepare() for each in actor + rollout]
     for group, kwargs in zip((actor, rollout), engine.build_topology(len(actor), len(rollout), metadata), strict=True):
         for rank, each in enumerate(group):
@@ -70,7 +70,7 @@ def connect(engine, actor, rollout):
 
 
 def weights(step):
-    """One buffer, used again for each tensor, as engines do."""
+    """Yields weights in one buffer that is reused for each tensor, as engines do."""
     buffer = torch.empty(1_000)
     for name in ("layers.0.w", "layers.1.w", "norm"):
         yield name, buffer.fill_(step + len(name))
@@ -80,26 +80,26 @@ async def received(each, step):
     return {name: tensor async for name, tensor in each.receive_weights(global_steps=step)}
 
 
-async def update(actor, rollout, sent, due):
-    """What verl's manager does in a step."""
+async def update(actor, rollout, sent, expected):
+    """The calls of verl's manager in a step."""
     sending = [each.send_weights(weights(sent), global_steps=sent) for each in actor]
-    return await asyncio.gather(*sending, *(received(each, due) for each in rollout))
+    return await asyncio.gather(*sending, *(received(each, expected) for each in rollout))
 
 
-def test_it_has_what_verl_calls(engine):
-    assert list(hosts.differences(engine, TOLD["classes"]["CheckpointEngine"])) == []
+def test_the_interface_matches_verls(engine):
+    assert list(hosts.differences(engine, RECORDED["classes"]["CheckpointEngine"])) == []
     assert hosts.abstract_left(engine) == []
     if hosts.source_of("verl"):
-        assert hosts.signatures_in(hosts.source_of("verl"), "verl") == TOLD["classes"], "what was written down is no longer so"
+        assert hosts.signatures_in(hosts.source_of("verl"), "verl") == RECORDED["classes"], "the recorded signatures are outdated"
 
 
-def test_steps_arrive_whole_at_every_rollout(engine, ends):
+def test_every_rollout_receives_every_step(engine, ends):
     actor, rollout = ends
     for step in (1, 2, 3):
         connect(engine, actor, rollout)
-        metrics, nothing, *came = asyncio.run(update(actor, rollout, step, step))
+        metrics, nothing, *weights_received = asyncio.run(update(actor, rollout, step, step))
         assert metrics["tensor_relay/version"] == step and nothing is None
-        for each in came:
+        for each in weights_received:
             assert {name: set(tensor.tolist()) for name, tensor in each.items()} == {
                 "layers.0.w": {step + 10.0}, "layers.1.w": {step + 10.0}, "norm": {step + 4.0}
             }
@@ -107,24 +107,24 @@ def test_steps_arrive_whole_at_every_rollout(engine, ends):
             each.finalize()
 
 
-def test_rollouts_come_and_go(engine, ends):
+def test_rollouts_may_change_between_steps(engine, ends):
     actor, rollout = ends
     connect(engine, actor, rollout[:1])
     asyncio.run(update(actor, rollout[:1], 1, 1))
-    rollout[0]._let_go()
+    rollout[0]._disconnect()
     connect(engine, actor, rollout[1:])
-    *_, one, other = asyncio.run(update(actor, rollout[1:], 2, 2))
-    assert one["norm"][0] == other["norm"][0] == 6, "the step before is passed over"
+    *_, first, second = asyncio.run(update(actor, rollout[1:], 2, 2))
+    assert first["norm"][0] == second["norm"][0] == 6, "the previous step is skipped"
 
 
 def test_weights_of_another_step_are_refused(engine, ends):
     actor, rollout = ends
     connect(engine, actor, rollout)
-    with pytest.raises(tensor_relay.DamagedError, match="step 1, and those of 2 were due"):
+    with pytest.raises(tensor_relay.DamagedError, match="step 1, and step 2 was expected"):
         asyncio.run(update(actor, rollout, 1, 2))
 
 
-def test_a_rollout_that_is_missing_fails_the_step(engine, ends):
+def test_a_missing_rollout_fails_the_step(engine, ends):
     actor, rollout = ends
     connect(engine, actor, rollout)
     actor[0]._timeout = 0.5
@@ -140,7 +140,7 @@ def test_an_actor_that_sends_nothing_fails_the_rollouts(engine, ends):
         asyncio.run(received(rollout[0], 1))
 
 
-def test_names_that_are_there_twice_are_refused(engine, ends):
+def test_duplicate_names_are_refused(engine, ends):
     actor, rollout = ends
     connect(engine, actor, rollout)
     with pytest.raises(tensor_relay.PublishError, match="two weights called norm"):

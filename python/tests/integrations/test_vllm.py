@@ -1,5 +1,5 @@
-"""vLLM's weight transfer engine: a trainer and two workers, driven as vLLM drives them. Against stand-ins of vLLM, or its
-released base classes where TENSOR_RELAY_VLLM_SOURCE names them."""
+"""vLLM's weight transfer engine: a trainer and two workers, driven as by vLLM. Uses stubs of vLLM, or its released base
+classes if TENSOR_RELAY_VLLM_SOURCE names the source."""
 
 import importlib
 import sys
@@ -15,12 +15,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import tensor_relay  # noqa: E402
 
-TOLD = hosts.written_down("vllm")
+RECORDED = hosts.recorded("vllm")
 BASE = "vllm.distributed.weight_transfer.base"
 
 
-def stand_ins():
-    """As little of vLLM's base classes as the integration and these tests use."""
+def stubs():
+    """vLLM's base classes, reduced to the members that the integration and these tests use."""
 
     @dataclass
     class TrainerInitInfo:
@@ -55,10 +55,10 @@ def stand_ins():
 
 @pytest.fixture
 def vllm(monkeypatch):
-    """The integration, with vLLM as it is here."""
-    monkeypatch.setattr("importlib.metadata.version", lambda package: {"vllm": TOLD["version"]}[package])
+    """The integration's module, imported with stubs of vLLM."""
+    monkeypatch.setattr("importlib.metadata.version", lambda package: {"vllm": RECORDED["version"]}[package])
     reloads = []
-    hosts.stand_in(
+    hosts.install_stub(
         monkeypatch,
         "vllm.model_executor.model_loader.reload",
         initialize_layerwise_reload=lambda model: reloads.append("begun"),
@@ -66,13 +66,13 @@ def vllm(monkeypatch):
     )
     factories = {name: type(name, (), {"_registry": {}, "register_engine": classmethod(registered)})
                  for name in ("WeightTransferEngineFactory", "WeightTransferTrainerFactory")}
-    hosts.stand_in(monkeypatch, "vllm.distributed.weight_transfer.factory", **factories)
+    hosts.install_stub(monkeypatch, "vllm.distributed.weight_transfer.factory", **factories)
     if source := hosts.source_of("vllm"):
         for name in ("vllm.config.parallel", "vllm.config.weight_transfer"):
-            hosts.stand_in(monkeypatch, name)
-        hosts.released(monkeypatch, BASE, f"{source}/{hosts.INTERFACES['vllm'][0]}")
+            hosts.install_stub(monkeypatch, name)
+        hosts.import_released(monkeypatch, BASE, f"{source}/{hosts.INTERFACES['vllm'][0]}")
     else:
-        hosts.stand_in(monkeypatch, BASE, **stand_ins())
+        hosts.install_stub(monkeypatch, BASE, **stubs())
     monkeypatch.delitem(sys.modules, "tensor_relay.integrations.vllm", raising=False)
     module = importlib.import_module("tensor_relay.integrations.vllm")
     module.reloads = reloads
@@ -86,7 +86,7 @@ def registered(factory, name, module, class_name):
 
 
 class Model:
-    """A model that notes what it is given."""
+    """A model that records the loaded weights."""
 
     def __init__(self):
         self.loaded = {}
@@ -121,12 +121,12 @@ def source_of(weights):
 
 
 class Workers:
-    """The client that vLLM gives a trainer, with two workers behind it."""
+    """A stub of the client that vLLM passes to a trainer, connected to two workers."""
 
     def __init__(self, vllm):
         config = types.SimpleNamespace(model_config=None, parallel_config=None)
         self.engines = [vllm.TensorRelayWorkerEngine(None, config, torch.device("cpu"), Model()) for _ in range(2)]
-        self.versions, self.changed = [], None
+        self.versions, self.overrides = [], None  # `overrides` replaces fields of the trainer's description.
 
     def init_weight_transfer_engine(self, init_info):
         for each in self.engines:
@@ -138,7 +138,7 @@ class Workers:
 
     def update_weights(self, update_info):
         for each in self.engines:
-            each.receive_weights(each.parse_update_info(update_info | (self.changed or {})))
+            each.receive_weights(each.parse_update_info(update_info | (self.overrides or {})))
 
     def finish_weight_update(self, weight_version=None):
         for each in self.engines:
@@ -167,21 +167,21 @@ def trainer(vllm, workers):
     trainer.shutdown()
 
 
-def test_it_has_what_vllm_calls(vllm):
-    classes = TOLD["classes"]
+def test_the_interface_matches_vllms(vllm):
+    classes = RECORDED["classes"]
     assert list(hosts.differences(vllm.TensorRelayWorkerEngine, only_abstract(classes["WeightTransferEngine"]))) == []
     assert list(hosts.differences(vllm.TensorRelayTrainerEngine, only_abstract(classes["TrainerWeightTransferEngine"]))) == []
     assert hosts.abstract_left(vllm.TensorRelayWorkerEngine) == hosts.abstract_left(vllm.TensorRelayTrainerEngine) == []
-    assert list(hosts.differences(Workers, classes["VLLMWeightSyncClient"])) == [], "the tests are driven as vLLM does"
+    assert list(hosts.differences(Workers, classes["VLLMWeightSyncClient"])) == [], "the stub has the methods of vLLM's client"
     if hosts.source_of("vllm"):
-        assert hosts.signatures_in(hosts.source_of("vllm"), "vllm") == classes, "what was written down is no longer so"
+        assert hosts.signatures_in(hosts.source_of("vllm"), "vllm") == classes, "the recorded signatures are outdated"
 
 
 def only_abstract(methods):
     return {name: signature for name, signature in methods.items() if signature["abstract"]}
 
 
-def test_it_is_registered_once(vllm):
+def test_registration_is_idempotent(vllm):
     vllm.register()
     vllm.register()
     factory = sys.modules["vllm.distributed.weight_transfer.factory"]
@@ -189,7 +189,7 @@ def test_it_is_registered_once(vllm):
     assert factory.WeightTransferTrainerFactory._registry == {"tensor_relay": vllm.TensorRelayTrainerEngine}
 
 
-def test_a_vllm_of_another_version_is_left_alone_until_the_backend_is_chosen(vllm, monkeypatch):
+def test_vllms_version_is_checked_when_the_backend_is_chosen(vllm, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda package: "0.34.0")
     monkeypatch.delitem(sys.modules, "tensor_relay.integrations.vllm")
     factory = sys.modules["vllm.distributed.weight_transfer.factory"]
@@ -202,20 +202,21 @@ def test_a_vllm_of_another_version_is_left_alone_until_the_backend_is_chosen(vll
         importlib.import_module(factory.WeightTransferEngineFactory._registry["tensor_relay"])
 
 
-def test_updates_arrive_whole_at_every_worker(vllm, workers, trainer):
+def test_every_worker_receives_every_update(vllm, workers, trainer):
     for step in (1.0, 2.0, 3.0):
         trainer.weights["norm"] = step
         trainer.send_weights()
         for each in workers.engines:
             assert list(each.model.loaded) == list(trainer.weights)
-            assert set(each.model.loaded["norm"].tolist()) == {step} and set(each.model.loaded["layers.0.w"].tolist()) == {1.0}
+            assert set(each.model.loaded["norm"].tolist()) == {step}
+            assert set(each.model.loaded["layers.0.w"].tolist()) == {1.0}
             assert torch.equal(each.model.loaded["bias"], trainer.weights["bias"])
     assert len(set(workers.versions)) == 3 and workers.versions[0].endswith("-1")
     assert vllm.reloads == ["begun", "begun", "finished", "finished"] * 3
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("overrides", "message"),
     [
         ({"names": ["layers.0.w", "norm"]}, "other weights than the trainer said: bias"),
         ({"dtype_names": ["bfloat16", "bfloat16", "int32"]}, "bias of version 1 is torch.int64"),
@@ -223,21 +224,21 @@ def test_updates_arrive_whole_at_every_worker(vllm, workers, trainer):
         ({"version": 0}, "version 0 was due"),
     ],
 )
-def test_what_the_trainer_did_not_say_is_not_loaded(workers, trainer, changed, told):
-    workers.changed = changed
-    with pytest.raises(tensor_relay.DamagedError, match=told):
+def test_weights_that_differ_from_the_description_are_not_loaded(workers, trainer, overrides, message):
+    workers.overrides = overrides
+    with pytest.raises(tensor_relay.DamagedError, match=message):
         trainer.send_weights()
     assert not workers.engines[0].model.loaded and not workers.versions
 
 
-def test_what_does_not_come_is_an_error_in_time(workers, trainer):
+def test_a_missing_version_raises_in_time(workers, trainer):
     workers.engines[0]._timeout = 0.3
-    workers.changed = {"version": 2}
+    workers.overrides = {"version": 2}
     with pytest.raises(tensor_relay.RelayTimeoutError):
         trainer.send_weights()
 
 
-def test_a_worker_that_is_gone_fails_the_update_before_the_pause(vllm, workers, trainer):
+def test_a_dead_worker_fails_the_update_before_the_pause(vllm, workers, trainer):
     workers.engines[1].shutdown()
     trainer._info.timeout = 0.5
     with pytest.raises(tensor_relay.RelayTimeoutError):
@@ -247,14 +248,14 @@ def test_a_worker_that_is_gone_fails_the_update_before_the_pause(vllm, workers, 
         workers.engines[1].receive_weights(vllm.RelayUpdateInfo(version=1, epoch=""))
 
 
-def test_other_ranks_take_part_and_send_nothing(vllm):
-    passes = []
+def test_other_ranks_iterate_and_send_nothing(vllm):
+    names = []
     source = source_of({"a": 1.0})
     iterate = source.iter_full
-    source.iter_full = lambda: (passes.append(name) or (name, tensor) for name, tensor in iterate())
+    source.iter_full = lambda: (names.append(name) or (name, tensor) for name, tensor in iterate())
     info = vllm.TensorRelayTrainerInitInfo(rank=1)
     other = vllm.TensorRelayTrainerEngine.trainer_init(info, client=None, source=source)
     other.send_weights()
-    assert passes == ["a"]
+    assert names == ["a"]
     with pytest.raises(tensor_relay.RequestError, match="iter_full"):
         vllm.TensorRelayTrainerEngine.trainer_init(info, client=None)

@@ -1,4 +1,4 @@
-"""vLLM's model loader, against a stand-in of vLLM's default loader, with the signatures of the released one."""
+"""vLLM's model loader, with a stub of vLLM's default loader, whose signatures are those of the release."""
 
 import importlib
 import sys
@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import tensor_relay  # noqa: E402
 
-TOLD = hosts.written_down("vllm_loader")
+RECORDED = hosts.recorded("vllm_loader")
 LOADERS = "vllm.model_executor.model_loader"
 
 
 @dataclass
 class LoadConfig:
-    """Of vLLM's, what loaders are given here."""
+    """The fields of vLLM's class that the loader uses."""
 
     load_format: str = "tensor_relay"
     model_loader_extra_config: dict = field(default_factory=dict)
@@ -28,10 +28,10 @@ class BaseModelLoader:
 
 
 class DefaultModelLoader(BaseModelLoader):
-    """What vLLM's default loader does with the weights that it iterates over, and with options that it does not know."""
+    """A stub of vLLM's default loader: loads weights, reports missing ones, and refuses unknown options."""
 
     def __init__(self, load_config):
-        assert not load_config.model_loader_extra_config, "vLLM refuses what it does not know"
+        assert not load_config.model_loader_extra_config, "vLLM refuses unknown options"
         self.load_config = load_config
 
     def load_weights(self, model, model_config):
@@ -51,8 +51,8 @@ class Model:
 
 @pytest.fixture
 def loaders(monkeypatch):
-    """vLLM's loaders by their formats, after its plugins were called."""
-    monkeypatch.setattr("importlib.metadata.version", lambda package: {"vllm": TOLD["version"]}[package])
+    """vLLM's loaders by format, after the plugin has registered ours."""
+    monkeypatch.setattr("importlib.metadata.version", lambda package: {"vllm": RECORDED["version"]}[package])
     formats = {}
 
     def register_model_loader(name):
@@ -62,15 +62,16 @@ def loaders(monkeypatch):
 
         return register
 
-    hosts.stand_in(
+    hosts.install_stub(
         monkeypatch,
         LOADERS,
         BaseModelLoader=BaseModelLoader,
         register_model_loader=register_model_loader,
         _LOAD_FORMAT_TO_MODEL_LOADER=formats,
     )
-    hosts.stand_in(monkeypatch, f"{LOADERS}.default_loader", DefaultModelLoader=DefaultModelLoader)
-    hosts.stand_in(monkeypatch, "vllm.distributed.weight_transfer.factory", WeightTransferEngineFactory=None, WeightTransferTrainerFactory=None)
+    hosts.install_stub(monkeypatch, f"{LOADERS}.default_loader", DefaultModelLoader=DefaultModelLoader)
+    factories = {"WeightTransferEngineFactory": None, "WeightTransferTrainerFactory": None}
+    hosts.install_stub(monkeypatch, "vllm.distributed.weight_transfer.factory", **factories)
     plugin = importlib.import_module("tensor_relay.integrations._vllm_plugin")
     plugin.register()
     plugin.register()
@@ -88,18 +89,20 @@ def loader(loaders, relay, tmp_path, **options):
     ticket = tmp_path / "ticket"
     ticket.write_text(relay.ticket)
     ticket.chmod(0o600)
-    return loaders["tensor_relay"](LoadConfig(model_loader_extra_config={"ticket": str(ticket), "topic": "policy"} | options))
+    options = {"ticket": str(ticket), "topic": "policy"} | options
+    return loaders["tensor_relay"](LoadConfig(model_loader_extra_config=options))
 
 
-def test_it_has_what_vllm_calls(loaders):
+def test_the_interface_matches_vllms(loaders):
     module = importlib.import_module("tensor_relay.integrations.vllm_loader")
-    told = TOLD["classes"]["DefaultModelLoader"]
-    assert list(hosts.differences(module.TensorRelayModelLoader, {name: told[name] for name in ("download_model", "get_all_weights")})) == []
+    recorded = RECORDED["classes"]["DefaultModelLoader"]
+    overridden = {name: recorded[name] for name in ("download_model", "get_all_weights")}
+    assert list(hosts.differences(module.TensorRelayModelLoader, overridden)) == []
     if source := hosts.source_of("vllm"):
-        assert hosts.signatures_in(source, "vllm_loader") == TOLD["classes"], "what was written down is no longer so"
+        assert hosts.signatures_in(source, "vllm_loader") == RECORDED["classes"], "the recorded signatures are outdated"
 
 
-def test_a_model_gets_its_weights_from_a_topic(loaders, relay, tmp_path):
+def test_a_model_is_loaded_from_a_topic(loaders, relay, tmp_path):
     weights = {"w": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), "b": torch.ones(3)}
     relay.publish("policy", weights)
     model = Model(*weights)
@@ -108,7 +111,7 @@ def test_a_model_gets_its_weights_from_a_topic(loaders, relay, tmp_path):
     assert all(torch.equal(model.loaded[name], weights[name]) for name in weights)
 
 
-def test_files_beside_the_weights_are_no_weights(loaders, relay, tmp_path):
+def test_files_beside_the_weights_are_not_loaded(loaders, relay, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -120,24 +123,24 @@ def test_files_beside_the_weights_are_no_weights(loaders, relay, tmp_path):
     assert list(model.loaded) == ["w"]
 
 
-def test_what_was_downloaded_is_what_is_loaded(loaders, relay, tmp_path):
+def test_the_downloaded_version_is_loaded(loaders, relay, tmp_path):
     relay.publish("policy", {"w": torch.zeros(3)})
-    chosen = loader(loaders, relay, tmp_path)
-    chosen.download_model(None)
+    model_loader = loader(loaders, relay, tmp_path)
+    model_loader.download_model(None)
     relay.publish("policy", {"w": torch.ones(3)})
     first, second = Model("w"), Model("w")
-    chosen.load_weights(first, None)
-    chosen.load_weights(second, None)
-    assert (first.loaded["w"][0], second.loaded["w"][0]) == (0, 1), "and a reload takes the newest"
+    model_loader.load_weights(first, None)
+    model_loader.load_weights(second, None)
+    assert (first.loaded["w"][0], second.loaded["w"][0]) == (0, 1), "a reload receives the newest version"
 
 
-def test_weights_of_another_model_are_an_error(loaders, relay, tmp_path):
+def test_weights_of_another_model_raise(loaders, relay, tmp_path):
     relay.publish("policy", {"other": torch.zeros(3)})
     with pytest.raises(ValueError, match="not initialized"):
         loader(loaders, relay, tmp_path).load_weights(Model("w"), None)
 
 
-def test_what_cannot_be_received_is_an_error_in_time(loaders, relay, tmp_path):
+def test_versions_that_cannot_be_received_raise_in_time(loaders, relay, tmp_path):
     model = Model("w")
     with pytest.raises(tensor_relay.TensorRelayError, match="policy"):
         loader(loaders, relay, tmp_path, timeout=0.3).load_weights(model, None)
@@ -147,7 +150,7 @@ def test_what_cannot_be_received_is_an_error_in_time(loaders, relay, tmp_path):
     assert not model.loaded
 
 
-@pytest.mark.parametrize(("options", "told"), [({"tickets": "x"}, "'tickets'"), ({"ticket": ""}, "names no ticket")])
-def test_options_that_are_wrong_are_named(loaders, relay, tmp_path, options, told):
-    with pytest.raises(tensor_relay.RequestError, match=told):
+@pytest.mark.parametrize(("options", "message"), [({"tickets": "x"}, "'tickets'"), ({"ticket": ""}, "names no ticket")])
+def test_wrong_options_are_named(loaders, relay, tmp_path, options, message):
+    with pytest.raises(tensor_relay.RequestError, match=message):
         loader(loaders, relay, tmp_path, **options)

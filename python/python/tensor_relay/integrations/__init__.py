@@ -1,8 +1,8 @@
-"""tensor-relay inside of other systems: one module for each, imported when it is asked for and not before.
+"""Integrations with other systems: one module for each, which is not imported with `tensor_relay`.
 
     import tensor_relay.integrations.ray
 
-Each names the versions of its host that it was made for, and refuses others (`IntegrationError`). docs/integrations.md has
+Each module refuses versions of its host package that it was not made for (`IntegrationError`). docs/integrations.md has
 a page for each: what it replaces, the line that switches it on, what it costs, and when not to use it.
 """
 
@@ -17,11 +17,11 @@ __all__ = ["check_host"]
 
 
 def check_host(package: str, at_least: str, below: str) -> str:
-    """Looks for another system's package, and gives its version.
+    """Returns the installed version of an integration's host package.
 
-    at_least, below: the versions that are known to have the interface that an integration is made for.
+    at_least, below: the range of versions that have the interface that the integration uses.
 
-    Raises IntegrationError where it is not installed, or in another version.
+    Raises IntegrationError when the package is not installed, or in a version outside the range.
     """
     wanted = f"pip install '{package}>={at_least},<{below}'"
     try:
@@ -37,6 +37,6 @@ def check_host(package: str, at_least: str, below: str) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: 2.55.0rc1 is (2, 55, 0)."""
-    begun = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in begun[0].split(".")) if begun else ()
+    """The leading numbers of a version: (2, 55, 0) for 2.55.0rc1."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -1,5 +1,5 @@
-"""What vLLM calls in all of its processes, wherever tensor_relay is installed: nothing of the integration is imported, and no
-version is checked, before somebody chooses its backend."""
+"""vLLM's plugin entry point, which vLLM calls in each of its processes. It imports the integration, and checks vLLM's
+version, only when the user chooses the backend or load format."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import importlib
 from typing import Any
 
 NAME = "tensor_relay"
-"""What `weight_transfer_config.backend` and `--load-format` call it."""
+"""The name in `weight_transfer_config.backend` and `--load-format`."""
 
 
 def register() -> None:
-    """Lets vLLM know both ends and the model loader. A trainer calls it once. Again, and in a vLLM that has no such engines, it does
-    nothing."""
+    """Registers both weight transfer engines and the model loader with vLLM. A trainer calls it once. A second call
+    does nothing, and so does a call in a vLLM version without such engines."""
     _register_engines()
     _register_loader()
 
@@ -24,9 +24,9 @@ def _register_engines() -> None:
         return
     ends = {"WeightTransferEngineFactory": "TensorRelayWorkerEngine", "WeightTransferTrainerFactory": "TensorRelayTrainerEngine"}
     for name, engine in ends.items():
-        known = getattr(factory, name, None)
-        if known is not None and NAME not in known._registry:
-            known.register_engine(NAME, "tensor_relay.integrations.vllm", engine)
+        registrar = getattr(factory, name, None)
+        if registrar is not None and NAME not in registrar._registry:
+            registrar.register_engine(NAME, "tensor_relay.integrations.vllm", engine)
 
 
 def _register_loader() -> None:
@@ -34,13 +34,13 @@ def _register_loader() -> None:
         loaders = importlib.import_module("vllm.model_executor.model_loader")
     except ImportError:
         return
-    known = getattr(loaders, "_LOAD_FORMAT_TO_MODEL_LOADER", None)
-    if not isinstance(known, dict) or NAME in known:
+    loader_classes = getattr(loaders, "_LOAD_FORMAT_TO_MODEL_LOADER", None)
+    if not isinstance(loader_classes, dict) or NAME in loader_classes:
         return
 
-    # vLLM takes nothing but a class of its kind, which is imported when it is chosen.
-    class Chosen(loaders.BaseModelLoader):  # type: ignore[misc, name-defined]
+    # vLLM accepts only a subclass of BaseModelLoader. This one imports the real loader when it is instantiated.
+    class LazyLoader(loaders.BaseModelLoader):  # type: ignore[misc, name-defined]
         def __new__(cls, load_config: Any) -> Any:
             return importlib.import_module("tensor_relay.integrations.vllm_loader").TensorRelayModelLoader(load_config)
 
-    loaders.register_model_loader(NAME)(Chosen)
+    loaders.register_model_loader(NAME)(LazyLoader)

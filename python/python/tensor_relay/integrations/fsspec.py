@@ -1,11 +1,11 @@
-"""`relay://`: topics as folders and their tensors as files, for whatever reads by fsspec (pandas, pyarrow, dask, …).
+"""`relay://`: a read-only fsspec file system with topics as folders and tensors as files (pandas, pyarrow, dask, …).
 
     pandas.read_parquet("relay://tables/prices.parquet", storage_options={"ticket": ticket})
     fsspec.filesystem("relay", ticket=ticket).ls("tables")
 
-A path is a topic's name and a tensor's. The files beside a model's weights have their own names (`policy/config.json`);
-its weights are files of bytes, one for each tensor, and `tensor_relay.pull` writes them as they were. There is no
-writing: `publish_folder` makes a topic of a folder of any files.
+A path is a topic's name followed by a tensor's name. The files beside a model's weights keep their names
+(`policy/config.json`); each weight is a file of the tensor's raw bytes (`tensor_relay.pull` restores the original
+files). The file system cannot write: `publish_folder` publishes a folder of any files as a topic.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from fsspec.spec import AbstractFileSystem  # noqa: E402
 __all__ = ["RelayFileSystem", "publish_folder"]
 
 SIDE_FILE = "tensor-relay.file:"
-"""What the names of tensors begin with that are files beside a model's weights."""
+"""The prefix of tensor names that stand for files beside a model's weights."""
 
 
 def publish_folder(
     relay: Relay, topic: str, folder: str | os.PathLike[str], *, metadata: Mapping[str, Any] | None = None
 ) -> Publication:
-    """Publishes all files below a folder as the next version of a topic, each as a tensor of bytes under its path. Links are
-    followed, and what is neither a file nor a folder is passed over. For the folder of a model, `Relay.publish_files`
-    does better: its tensors are tensors then.
+    """Publishes all files below a folder as the next version of a topic, each as a tensor of bytes named by its path.
+    Symbolic links to files are followed; special files are skipped. For a model's folder use `Relay.publish_files`,
+    which publishes the weights as tensors.
 
-    Raises OSError for a file that cannot be read, and what `Relay.publish` does.
+    Raises OSError for a file that cannot be read, and the errors of `Relay.publish`.
     """
     root = Path(folder)
     files = {path.relative_to(root).as_posix(): _mapped(path) for path in sorted(root.rglob("*")) if path.is_file()}
@@ -54,21 +54,21 @@ def publish_folder(
 def _mapped(path: Path) -> mmap.mmap | bytes:
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
-            return b""  # Nothing cannot be mapped.
+            return b""  # `mmap` refuses empty files.
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """The topics of one server, to be read.
+    """The topics of one server as a read-only file system.
 
-    ticket: as for `tensor_relay.connect`. By default what TENSOR_RELAY_TICKET holds. A URL may hold it too: what
-        `tensor-relay serve` prints, with the file's path after the topic.
-    version: the number of the version that is read of each topic, and no other. By default the newest when a file is opened:
-        each file is of one version, and two files may be of two.
-    timeout: how long each answer is waited for, in seconds.
-    cache_bytes: how much memory files take that were read and are kept, in case that more of them is read.
+    ticket: as for `tensor_relay.connect`. By default the value of TENSOR_RELAY_TICKET. A URL may contain the ticket:
+        the output of `tensor-relay serve`, with the file's path after the topic.
+    version: the number of the version to read of each topic. By default the newest one when a file is opened: each file
+        is of one version, but two files may be of different versions.
+    timeout: how long each request may take, in seconds.
+    cache_bytes: the most memory for received files, cached for further reads.
 
-    Files are received whole when their first byte is read. A listing costs two exchanges with the server, and no payload.
+    The first read of a file receives the whole file. A listing costs two round trips, and no payload.
     """
 
     protocol = "relay"
@@ -84,7 +84,7 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     ) -> None:
         super().__init__(ticket=ticket, version=version, timeout=timeout, cache_bytes=cache_bytes, **options)
         self._ticket, self._version, self._timeout = ticket, version, timeout
-        self._received = _Received(cache_bytes)
+        self._file_cache = _FileCache(cache_bytes)
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -102,26 +102,26 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @property
     def client(self) -> Client:
-        """The connection, which everything in this process shares that reads from the same server."""
+        """The client, which is shared by everything in this process that reads from the same server."""
         return shared_client(self._ticket, timeout=self._timeout)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """What lies in a folder; of a file, itself."""
+        """The entries of a folder; for a file, the entry of the file itself."""
         path = self._strip_protocol(path)
         topics = [each.topic for each in self.client.topics()]
         entries = _folders_below(path, topics)
         topic, name = _topic_of(path, topics)
         if topic is not None:
             described = self._describe(topic)
-            for entry in _listed(described, name):
+            for entry in _entries_of(described, name):
                 entries.setdefault(entry["name"], entry)
         if not entries and path:
-            raise FileNotFoundError(errno.ENOENT, "there is no such topic, and no such file in one", path)
+            raise FileNotFoundError(errno.ENOENT, "there is no such topic or file", path)
         found = sorted(entries.values(), key=lambda entry: entry["name"])
         return found if detail else [entry["name"] for entry in found]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Size and kind of a file or folder, and of a file its version, its tensor, dtype and shape."""
+        """The size and kind of a file or folder; for a file also its version, tensor, dtype and shape."""
         path = self._strip_protocol(path)
         for entry in self.ls(path):
             if entry["name"] == path:
@@ -129,24 +129,24 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return {"name": path, "size": 0, "type": "directory"}
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """The bytes of a file, or some of them. All of it is received, and kept within `cache_bytes`."""
+        """The bytes of a file, or a range of them. The whole file is received, and cached within `cache_bytes`."""
         return bytes(self._content(self._file(path))[slice(start, end)])
 
     def modified(self, path: str) -> Any:
         raise NotImplementedError("versions have no dates: `info` says which version a file is of")
 
     def ukey(self, path: str) -> str:
-        """Another text for each version of a file."""
+        """A text that is different for each version of a file."""
         return "{epoch}-{version}-{name}".format_map(self._file(path))
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """Lets go what was received. Listings are never kept."""
-        self._received.clear()
+        """Drops the cached files. Listings are never cached."""
+        self._file_cache.clear()
         super().invalidate_cache(path)
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedReader:
         if mode != "rb":
-            raise OSError(errno.EROFS, "topics are read here, and published by a relay (`publish_folder`)", path)
+            raise OSError(errno.EROFS, "this file system is read-only: topics are published by a relay (`publish_folder`)", path)
         entry = self._file(path)
         return io.BufferedReader(_File(entry["size"], lambda: self._content(entry)))
 
@@ -157,23 +157,23 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return entry
 
     def _content(self, entry: dict[str, Any]) -> memoryview:
-        """The bytes of this very version of a file.
+        """The bytes of exactly the version that the entry names.
 
-        Raises VersionNotFoundError where it was replaced since it was listed, and is not kept.
+        Raises VersionNotFoundError when that version was replaced since the listing, and is not retained.
         """
         key = (entry["topic"], entry["epoch"], entry["version"], entry["tensor"])
-        if (content := self._received.get(key)) is None:
+        if (content := self._file_cache.get(key)) is None:
             topic, epoch, version, tensor = key
             try:
                 snapshot = self.client.get(topic, version, epoch=epoch, select=tensor, timeout=self._timeout)
             except (VersionNotFoundError, TopicEndedError) as error:
                 raise VersionNotFoundError(
-                    f"{entry['name']}: {error}. It was replaced after it was opened: open it again, or let its publisher keep "
-                    "more versions (`relay.open(topic, keep_versions=2)`)"
+                    f"{entry['name']}: {error}. The file was replaced after it was opened: open it again, or let its "
+                    "publisher keep more versions (`relay.open(topic, keep_versions=2)`)"
                 ) from error
-            raw: Any = snapshot[tensor].raw  # Lends its memory, which only newer Pythons can say.
+            raw: Any = snapshot[tensor].raw  # Its buffer protocol is visible to type checkers from Python 3.12 on.
             content = memoryview(raw).toreadonly()
-            self._received.put(key, content)
+            self._file_cache.put(key, content)
         return content
 
     def _describe(self, topic: str) -> Description:
@@ -184,21 +184,21 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
 
 def _folders_below(path: str, topics: list[str]) -> dict[str, dict[str, Any]]:
-    """The folders that topics' names make in this one."""
+    """The subfolders of `path` that are parts of topic names."""
     below = f"{path}/" if path else ""
     names = (topic.removeprefix(below) for topic in topics if topic.startswith(below))
     return {folder: _folder(folder) for folder in (below + name.partition("/")[0] for name in names)}
 
 
 def _topic_of(path: str, topics: list[str]) -> tuple[str | None, str]:
-    """The topic that a path lies in, and the rest of it: topics may have slashes in their names, too."""
-    around = (topic for topic in topics if f"{path}/".startswith(f"{topic}/"))
-    topic = max(around, key=len, default=None)
+    """The topic that contains a path, and the path below it. Topic names may have slashes: the longest match wins."""
+    parents = (topic for topic in topics if f"{path}/".startswith(f"{topic}/"))
+    topic = max(parents, key=len, default=None)
     return topic, path.removeprefix(topic).strip("/") if topic is not None else ""
 
 
-def _listed(described: Description, name: str) -> list[dict[str, Any]]:
-    """What a version has under this name: a file, or the content of a folder."""
+def _entries_of(described: Description, name: str) -> list[dict[str, Any]]:
+    """The entries of a version under this name: one file, or the content of a folder."""
     entries: dict[str, dict[str, Any]] = {}
     for tensor, info in described.tensors.items():
         file = tensor.removeprefix(SIDE_FILE)
@@ -229,7 +229,7 @@ def _folder(path: str) -> dict[str, Any]:
 
 
 class _File(io.RawIOBase):
-    """A file of a known size, received when it is first read."""
+    """A file of known size, received on the first read."""
 
     def __init__(self, size: int, receive: Any) -> None:
         self._size, self._receive, self._at = size, receive, 0
@@ -244,7 +244,7 @@ class _File(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise OSError(errno.EINVAL, "that is before the first byte")
+            raise OSError(errno.EINVAL, "the position is before the first byte")
         self._at = base + offset
         return self._at
 
@@ -264,8 +264,8 @@ class _File(io.RawIOBase):
         super().close()
 
 
-class _Received:
-    """The files that were read last, up to a number of bytes. Used by several threads."""
+class _FileCache:
+    """The cache of the files that were read last, up to a number of bytes. Thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -1,16 +1,16 @@
-"""A tensor transport for Ray: what actors return and `ray.put` holds stays where it is, and whoever needs it receives it from
-there, encrypted and verified, without the object store.
+"""A tensor transport for Ray: tensors that actors return or `ray.put` stores stay in the process that made them.
+Consumers receive them from there, encrypted and verified, without the object store.
 
-    tensor_relay.integrations.ray.register()         # in the driver, before the classes that name it
+    tensor_relay.integrations.ray.register()         # in the driver, before the actors' classes are defined
 
     @ray.remote
     class Trainer:
         @ray.method(tensor_transport="TENSOR_RELAY")
         def weights(self): ...
 
-Each process that has such tensors serves them, on a port of its own, with a key of its own; the ticket travels with Ray's
-metadata. Tensors are borrowed until Ray collects the object: who writes to them before may tear what others receive, as
-with Ray's own one-sided transports.
+Each process with such tensors runs a server, with a port and a key of its own; Ray's metadata carries the ticket.
+Tensors are borrowed until Ray collects the object: writing to them earlier may corrupt what others receive, as with
+Ray's own one-sided transports.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import tensor_relay
 
-from .._shared import Shared
+from .._shared import SharedClients
 from ..errors import DamagedError, RelayTimeoutError
 from . import check_host
 
@@ -43,22 +43,22 @@ from ray.experimental.rdt.tensor_transport_manager import FetchRequest  # noqa: 
 __all__ = ["NAME", "RelayTransport", "register"]
 
 NAME = "TENSOR_RELAY"
-"""What `tensor_transport=` calls it."""
+"""The transport's name in `tensor_transport=`."""
 
 TIMEOUT_S = float(os.environ.get("TENSOR_RELAY_RAY_TIMEOUT", "30"))
-"""How long an object may take to arrive. Below Ray's own 60 s, so that the error is ours and says why."""
+"""How long an object may take to arrive. Below Ray's 60 s, so that our error, which names the cause, comes first."""
 
 RECONNECT_S = 5.0
-"""How long a process that does not answer is tried again: it is on one network with us, and mostly dead."""
+"""How long reconnecting is retried. The peer is on the same network: when it does not answer, it has probably died."""
 
 log = logging.getLogger("tensor_relay.integrations.ray")
 
 
 def register() -> None:
-    """Lets Ray know the transport. Call it in the process that creates the actors, before their classes are defined; Ray tells
-    the actors. Calling it again does nothing.
+    """Registers the transport with Ray. Call it in the process that creates the actors, before their classes are
+    defined; Ray registers it in the actors. A second call does nothing.
 
-    An actor that only receives is created with `@ray.remote(enable_tensor_transport=True)`.
+    Create actors that only receive with `@ray.remote(enable_tensor_transport=True)`.
     """
     from ray.experimental.rdt.util import transport_manager_info
 
@@ -68,7 +68,7 @@ def register() -> None:
 
 @dataclass
 class RelayMetadata(TensorTransportMetadata):  # type: ignore[misc]
-    """Where an object's tensors are."""
+    """The server and version that hold an object's tensors."""
 
     ticket: str = ""
     topic: str = ""
@@ -77,7 +77,7 @@ class RelayMetadata(TensorTransportMetadata):  # type: ignore[misc]
 
 
 class RelayFetch(FetchRequest):  # type: ignore[misc]
-    """An object on its way. Letting go of it ends that."""
+    """An object that is being received. Dropping it cancels the transfer."""
 
     tensors: list[Any]
 
@@ -88,7 +88,7 @@ class RelayFetch(FetchRequest):  # type: ignore[misc]
         self.subscription: tensor_relay.Subscription | None = None
 
     def close(self) -> None:
-        """Ends it. Never waits."""
+        """Cancels the transfer. Never blocks."""
         if self.subscription is not None:
             self.subscription.close()
 
@@ -96,13 +96,13 @@ class RelayFetch(FetchRequest):  # type: ignore[misc]
 
 
 class RelayTransport(TensorTransportManager):  # type: ignore[misc]
-    """What Ray asks to move tensors. One in each process, used by several of Ray's threads."""
+    """The transport that Ray calls to move tensors: one for each process, used by several of Ray's threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._relay: tensor_relay.Relay | None = None
         self._published: set[str] = set()
-        self._clients = Shared(reconnect_timeout=RECONNECT_S, topic_timeout=RECONNECT_S, base_bytes=0)
+        self._clients = SharedClients(reconnect_timeout=RECONNECT_S, topic_timeout=RECONNECT_S, base_bytes=0)
         self._fetching: dict[str, RelayFetch] = {}
 
     def tensor_transport_backend(self) -> str:
@@ -117,17 +117,17 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         return True
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:
-        return True  # Ray installs what the driver has, and an actor without the package cannot load it: Ray says so.
+        return True  # Ray registers the driver's transports in the actor, and reports when the actor lacks the package.
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> CommunicatorMetadata:
         return CommunicatorMetadata()
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> RelayMetadata:
-        """Offers an object's tensors, where they are."""
+        """Publishes an object's tensors, borrowed from where they are."""
         if not rdt_object:
             return RelayMetadata(tensor_meta=[], tensor_device=None)
-        relay, topic = self._serving(), f"ray/{obj_id}"
-        published = relay.publish(topic, _named(rdt_object), hold="borrow")
+        relay, topic = self._server(), f"ray/{obj_id}"
+        published = relay.publish(topic, _by_index(rdt_object), hold="borrow")
         with self._lock:
             self._published.add(topic)
         return RelayMetadata(
@@ -146,7 +146,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         communicator_metadata: CommunicatorMetadata,
         target_buffers: list[Any] | None = None,
     ) -> list[Any]:
-        """Receives an object, whole or not at all, within `TIMEOUT_S`."""
+        """Receives an object completely within `TIMEOUT_S`, or raises."""
         fetch = self.fetch_multiple_tensors(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers)
         return self.wait_fetch_complete(fetch)
 
@@ -157,14 +157,14 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         communicator_metadata: CommunicatorMetadata,
         target_buffers: list[Any] | None = None,
     ) -> RelayFetch:
-        """Begins to receive an object. What costs time is the first connection to its process."""
+        """Starts to receive an object. Blocks only to connect to the object's process for the first time."""
         metadata = tensor_transport_metadata
         into = list(target_buffers or _on_gpu(metadata))
         fetch = RelayFetch(obj_id, into, metadata, TIMEOUT_S)
         if metadata.tensor_meta:
             client = self._clients.get(metadata.ticket, TIMEOUT_S)
-            # In place: a failure is an error of the object, whose buffers nobody gets.
-            out: dict[str, Any] = {"out": _named(into), "atomic": False} if into else {}
+            # In place: when receiving fails, Ray fails the object and returns its buffers to nobody.
+            out: dict[str, Any] = {"out": _by_index(into), "atomic": False} if into else {}
             fetch.subscription = client.subscribe(
                 metadata.topic, mode="every", start=(metadata.epoch, metadata.version), window=1, **out
             )
@@ -173,35 +173,35 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         return fetch
 
     def wait_fetch_complete(self, fetch_request: RelayFetch, timeout: float = -1) -> list[Any]:
-        """Waits for an object that is on its way. Raises TimeoutError, after which it may be waited for again; after
-        `TIMEOUT_S` it is given up."""
+        """Waits for an object that is being received. After TimeoutError the caller may wait again; after `TIMEOUT_S`
+        the transfer is cancelled."""
         fetch, subscription = fetch_request, fetch_request.subscription
         if subscription is None:
             return fetch.tensors
-        rest = max(0.0, fetch.deadline - time.monotonic())
+        remaining = max(0.0, fetch.deadline - time.monotonic())
         try:
-            snapshot = subscription.next(rest if timeout < 0 else min(timeout, rest))
+            snapshot = subscription.next(remaining if timeout < 0 else min(timeout, remaining))
         except RelayTimeoutError as error:
             if time.monotonic() < fetch.deadline:
                 raise
-            self._done(fetch)
+            self._finish(fetch)
             raise RelayTimeoutError(
                 f"{fetch.metadata.topic} did not arrive within {TIMEOUT_S} s (TENSOR_RELAY_RAY_TIMEOUT): {error}"
             ) from error
         except BaseException:
-            self._done(fetch)
+            self._finish(fetch)
             raise
         if not fetch.into:
             fetch.tensors = [snapshot[str(index)].torch() for index in range(len(snapshot))]
         _check(fetch, snapshot)
-        self._done(fetch)
+        self._finish(fetch)
         return fetch.tensors
 
     def send_multiple_tensors(self, *_: Any) -> None:
-        raise NotImplementedError("who needs tensors receives them, and nobody sends them")
+        raise NotImplementedError("this transport is one-sided: consumers fetch tensors, and producers do not send them")
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: RelayMetadata, tensors: list[Any]) -> None:
-        """Takes an object back. Never waits: who reads it now gets an error, as Ray lets nobody read it any more."""
+        """Withdraws an object. Never blocks: a transfer in progress fails. Ray collects only unreferenced objects."""
         with self._lock:
             if tensor_transport_meta.topic not in self._published:
                 return
@@ -211,14 +211,14 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
             relay.withdraw(tensor_transport_meta.topic)
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
-        """Gives up an object that is on its way: whoever waits for it gets ClosedError."""
+        """Cancels the transfer of an object: a waiting caller gets ClosedError."""
         with self._lock:
             fetch = self._fetching.pop(obj_id, None)
         if fetch is not None:
-            log.warning("Ray gave up %s, which was on its way here.", fetch.metadata.topic)
+            log.warning("Ray cancelled the transfer of %s to this process.", fetch.metadata.topic)
             fetch.close()
 
-    def _serving(self) -> tensor_relay.Relay:
+    def _server(self) -> tensor_relay.Relay:
         """This process' server: started with its first object, and closed with the process."""
         with self._lock:
             if self._relay is None:
@@ -227,7 +227,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
                 self._relay = tensor_relay.serve(f"{host}:0", advertise=host, ephemeral=True)
             return self._relay
 
-    def _done(self, fetch: RelayFetch) -> None:
+    def _finish(self, fetch: RelayFetch) -> None:
         fetch.close()
         fetch.subscription = None
         with self._lock:
@@ -235,22 +235,25 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
                 del self._fetching[fetch.obj_id]
 
 
-def _named(tensors: list[Any]) -> dict[str, Any]:
-    """Ray's tensors have a place, and ours a name."""
+def _by_index(tensors: list[Any]) -> dict[str, Any]:
+    """Ray identifies an object's tensors by index; a version names them, so the index becomes the name."""
     return {str(index): tensor for index, tensor in enumerate(tensors)}
 
 
 def _on_gpu(metadata: RelayMetadata) -> list[Any]:
-    """Where tensors of a GPU land: on this process' current one."""
+    """Buffers for tensors from a GPU, on this process' current GPU. Empty for tensors from the host."""
     if metadata.tensor_device != "cuda":
         return []
     return [torch.empty(shape, dtype=dtype, device="cuda") for shape, dtype in metadata.tensor_meta]
 
 
 def _check(fetch: RelayFetch, snapshot: tensor_relay.Snapshot) -> None:
-    """What came is what Ray was told of."""
-    came = [(tuple(tensor.shape), tensor.dtype) for tensor in fetch.tensors]
-    told = [(tuple(shape), dtype) for shape, dtype in fetch.metadata.tensor_meta]
-    expected = (fetch.metadata.version, fetch.metadata.epoch)
-    if came != told or (snapshot.version, snapshot.epoch) != expected:
-        raise DamagedError(f"{fetch.metadata.topic} is {came} of version {snapshot.version}, and Ray was told of {told} of {expected[0]}")
+    """Checks the received shapes, dtypes and version against the metadata that Ray carried."""
+    received = [(tuple(tensor.shape), tensor.dtype) for tensor in fetch.tensors]
+    announced = [(tuple(shape), dtype) for shape, dtype in fetch.metadata.tensor_meta]
+    version = (fetch.metadata.version, fetch.metadata.epoch)
+    if received != announced or (snapshot.version, snapshot.epoch) != version:
+        raise DamagedError(
+            f"{fetch.metadata.topic} version {snapshot.version} has {received}, and Ray's metadata says version {version[0]} "
+            f"with {announced}"
+        )

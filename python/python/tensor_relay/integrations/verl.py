@@ -1,4 +1,4 @@
-"""A checkpoint engine for verl: the actor's weights go to the rollouts as versions of a topic, whole and verified.
+"""A checkpoint engine for verl: the actor publishes its weights as versions of a topic, and rollouts subscribe to it.
 
     rollout:
       checkpoint_engine:
@@ -7,8 +7,8 @@
         engine_kwargs:
           tensor_relay: {timeout: 600}
 
-The actor's first rank serves, on its node's address. Versions carry verl's `global_steps`, and a rollout that is given
-another step than it asked for fails.
+The actor's first rank runs the server, on its node's address. Versions carry verl's `global_steps`; a rollout that
+receives another step than it requested raises an error.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 __all__ = ["NAME", "TensorRelayCheckpointEngine"]
 
 NAME = "tensor_relay"
-"""What `checkpoint_engine.backend` calls it."""
+"""The engine's name in `checkpoint_engine.backend`."""
 
 TOPIC = "verl/weights"
 
 
 @CheckpointEngineRegistry.register(NAME)
 class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """One end of the way: with `is_master` the actor's first rank, otherwise another rank of the actor or a rollout.
+    """One end of the transfer: the actor's first rank (`is_master`), another rank of the actor, or a rollout.
 
-    bucket_size: verl's; buckets are not needed here, since chunks stream.
+    bucket_size: an argument of verl's interface; unused, since chunks stream without buckets.
     timeout: how long a rollout waits for a step's weights, and the actor for their arrival, in seconds.
-    listen: the port that the actor's first rank serves on; 0 is a free one.
+    listen: the port of the server on the actor's first rank; 0 selects a free port.
     """
 
     wire_format = "named_tensors"
@@ -51,17 +51,17 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def __init__(self, bucket_size: int, is_master: bool = False, timeout: float = 600.0, listen: int = 0) -> None:
         self.bucket_size, self.is_master = bucket_size, is_master
         self._timeout, self._port = timeout, listen
-        # Of the actor's first rank.
+        # On the actor's first rank.
         self._relay: tensor_relay.Relay | None = None
         self._published = 0
-        # What this step's topology is.
+        # The topology of this step.
         self._ticket, self._wanted, self._readers = "", 0, 0
-        # Of a rollout, as long as the same server serves: later steps come as deltas.
+        # On a rollout, kept while the server is the same, so that later steps arrive as deltas.
         self._client: tensor_relay.Client | None = None
         self._subscription: tensor_relay.Subscription | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Says where the weights will be had: the actor's first rank serves from now on."""
+        """Starts the server on the actor's first rank, and returns its ticket and the number of the next version."""
         if not self.is_master:
             return {}
         if self._relay is None:
@@ -74,7 +74,7 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Gives all of them the ticket of the one that serves, and the number of the version that this step will be."""
+        """The arguments of `init_process_group` for each rank and rollout."""
         masters = [each for each in metadata if each]
         if len(masters) != 1:
             raise RequestError(f"one rank of the actor serves the weights (is_master), and here {len(masters)} do")
@@ -84,57 +84,60 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         return actor, rollout
 
     def init_process_group(self, ticket: str, wanted: int, readers: int) -> None:
-        """Takes what `build_topology` gave. Rollouts that came or went since the last step cost nothing."""
+        """Receives the result of `build_topology`. A changed set of rollouts costs nothing."""
         if ticket != self._ticket:
-            self._let_go()
+            self._disconnect()
         self._ticket, self._wanted, self._readers = ticket, wanted, readers
 
     def finalize(self) -> None:
-        """Ends a step. Server and subscriptions stay for the next one: what changed little travels as a delta then."""
+        """Ends a step. Server and subscriptions stay open, so that the next step can be sent as deltas."""
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, float] | None:
-        """Publishes all weights as one version, and waits until every rollout has it. Ranks that do not serve take part in
-        making the weights, and send nothing.
+        """Publishes all weights as one version, and waits until every rollout has it. The actor's other ranks only
+        consume the generator, whose collectives need them, and send nothing.
 
         Raises RelayTimeoutError after `timeout`: the step has failed then.
         """
         if not self.is_master:
-            async for _ in _each(weights):
+            async for _ in _iterate(weights):
                 pass
             return None
         if self._relay is None:
             raise RequestError("`prepare` comes before `send_weights`")
-        # The generator may use its memory again for the next tensor, so each is copied off when it comes.
+        # The generator may reuse its memory for the next tensor, so each tensor is copied at once.
         tensors: dict[str, torch.Tensor] = {}
-        async for name, tensor in _each(weights):
+        async for name, tensor in _iterate(weights):
             if name in tensors:
                 raise PublishError(f"the actor has two weights called {name}")
-            tensors[name] = _copied(tensor)
+            tensors[name] = _copy_to_host(tensor)
         metadata = {"global_steps": global_steps}
         published = await asyncio.to_thread(self._relay.publish, TOPIC, tensors, metadata=metadata, timeout=self._timeout)
         self._published = published.version
         await asyncio.to_thread(published.wait_committed, self._readers, self._timeout)
-        return {"tensor_relay/version": float(published.version), "tensor_relay/payload_bytes": float(published.payload_bytes)}
+        return {
+            "tensor_relay/version": float(published.version),
+            "tensor_relay/payload_bytes": float(published.payload_bytes),
+        }
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        """Gives the weights of this step, on the host, when all of them are here and verified.
+        """Yields the weights of this step, in host memory, after all of them were received and verified.
 
-        Raises DamagedError for those of another step, RelayTimeoutError after `timeout`, and what `Subscription.next` does.
+        Raises DamagedError for another step's weights, RelayTimeoutError, and the errors of `Subscription.next`.
         """
         deadline = time.monotonic() + self._timeout
         try:
             snapshot = await asyncio.to_thread(self._receive, deadline)
         except BaseException:
-            self._let_go()  # Whatever its state is, the next step begins anew.
+            self._disconnect()  # The next step connects again.
             raise
         step = snapshot.metadata.get("global_steps")
         if global_steps is not None and step != global_steps:
-            raise DamagedError(f"version {snapshot.version} has the weights of step {step}, and those of {global_steps} were due")
+            raise DamagedError(f"version {snapshot.version} has weights of step {step}, and step {global_steps} was expected")
         for name, tensor in snapshot.torch().items():
             yield name, tensor
 
     def _receive(self, deadline: float) -> tensor_relay.Snapshot:
-        """The version that this step is, and no other."""
+        """The version of this step."""
         if self._subscription is None:
             self._client = tensor_relay.connect(self._ticket, topic_timeout=self._timeout)
             self._subscription = self._client.subscribe(TOPIC)
@@ -144,9 +147,9 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 return snapshot
             if snapshot.version > self._wanted:
                 raise DamagedError(f"version {self._wanted} was due, and version {snapshot.version} took its place")
-            del snapshot  # The step before, which a rollout that has just come gets first.
+            del snapshot  # The version of the previous step, which a new rollout receives first.
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         if self._subscription is not None:
             self._subscription.close()
         if self._client is not None:
@@ -154,12 +157,12 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._subscription = self._client = None
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-async def _each(weights: Any) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-    """verl's generators are of both kinds."""
+async def _iterate(weights: Any) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+    """Iterates over verl's weights, which may be a synchronous or an asynchronous generator."""
     if hasattr(weights, "__aiter__"):
         async for each in weights:
             yield each

@@ -1,4 +1,4 @@
-"""A weight transfer engine for vLLM: a trainer's weights go to the workers as versions of a topic, whole and verified.
+"""A weight transfer engine for vLLM: the trainer publishes weights as versions of a topic, and workers subscribe.
 
     vllm serve MODEL --weight-transfer-config '{"backend": "tensor_relay"}'
 
@@ -6,8 +6,8 @@
         TensorRelayTrainerInitInfo(listen="0.0.0.0:4747", rank=rank), client=client, source=ModuleSource(model))
     engine.send_weights()
 
-vLLM finds it by its entry point (`vllm.general_plugins`); a trainer calls `register()`. A worker loads nothing before all
-of a version is here and is what the trainer said: names, dtypes, shapes and number.
+vLLM finds the engine by its entry point (`vllm.general_plugins`); a trainer calls `register()`. A worker loads a
+version only after receiving all of it and checking its names, dtypes, shapes and number against the trainer's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TOPIC = "vllm/weights"
 
 @dataclass
 class RelayInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """What a worker must know once."""
+    """The trainer's handshake with a worker."""
 
     ticket: str
     topic: str = TOPIC
@@ -54,7 +54,7 @@ class RelayInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class RelayUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Which version a worker is to load, and what that consists of."""
+    """The version that a worker is to load, with its tensors' names, dtypes and shapes."""
 
     version: int
     epoch: str
@@ -64,7 +64,7 @@ class RelayUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
-    """A worker's end. It follows the topic from its first handshake on, so a version is mostly here when vLLM asks for it."""
+    """The worker's end. It subscribes at the first handshake: usually a version has arrived before vLLM requests it."""
 
     init_info_cls = RelayInitInfo
     update_info_cls = RelayUpdateInfo
@@ -87,11 +87,11 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: RelayUpdateInfo) -> None:
-        """Loads the version that the trainer named. Until it is here whole, nothing of the model changes.
+        """Loads the version that the trainer named. The model does not change before all of the version has arrived.
 
-        Raises DamagedError when it is not what the trainer said, RelayTimeoutError, and what `Subscription.next` does.
+        Raises DamagedError when the version is not as the trainer described, and the errors of `Subscription.next`.
         """
-        snapshot = self._received(update_info)
+        snapshot = self._receive_version(update_info)
         weights = snapshot.torch()
         _check(update_info, weights)
         self.model.load_weights((name, weights[name].to(self.device)) for name in update_info.names)
@@ -108,7 +108,7 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
             self._client.close()
         self._client = self._subscription = None
 
-    def _received(self, wanted: RelayUpdateInfo) -> tensor_relay.Snapshot:
+    def _receive_version(self, wanted: RelayUpdateInfo) -> tensor_relay.Snapshot:
         if self._subscription is None:
             raise ClosedError("there was no handshake yet: call `init_weight_transfer_engine` first")
         while True:
@@ -117,17 +117,17 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
                 return snapshot
             if snapshot.epoch == wanted.epoch and snapshot.version > wanted.version:
                 raise DamagedError(f"version {wanted.version} was due, and version {snapshot.version} took its place")
-            del snapshot  # An older one, of an update that was given up.
+            del snapshot  # An older version, from an update that was cancelled.
 
 
 @dataclass
 class TensorRelayTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
-    """How a trainer serves: rank 0 does, and the other ranks take part in making the weights.
+    """The trainer's options. Rank 0 runs the server; the other ranks only take part in gathering the weights.
 
-    listen, advertise, state_dir: as for `tensor_relay.serve`. Without `state_dir` the key is new with each start.
-    timeout: how long a version may take to publish, in seconds, and workers wait for it.
-    workers: how many workers there are in all. Then vLLM is paused only when each of them has the whole version in its host's
-        memory; with 0, which is the default, it is paused while they receive it.
+    listen, advertise, state_dir: as for `tensor_relay.serve`. Without `state_dir` each start makes a new key.
+    timeout: how long publishing a version may take, and how long workers wait for it, in seconds.
+    workers: the total number of workers. vLLM is then paused only after each worker has the whole version in host
+        memory. With 0, the default, vLLM is paused while the workers receive it.
     """
 
     backend: ClassVar[str] = NAME
@@ -141,7 +141,7 @@ class TensorRelayTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
 
 
 class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
-    """A trainer's end."""
+    """The trainer's end."""
 
     init_info_cls = TensorRelayTrainerInitInfo
 
@@ -152,21 +152,21 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
     def trainer_init(
         cls, init_info: TensorRelayTrainerInitInfo, *, client: Any, source: Any = None
     ) -> TensorRelayTrainerEngine:
-        """Serves on rank 0, and gives all workers the ticket."""
+        """Starts the server on rank 0, and sends its ticket to all workers."""
         if source is None or not source.implements_iter_full():
-            raise RequestError("full tensors are published: give a WeightSource that implements iter_full, as ModuleSource does")
+            raise RequestError("full tensors are published: pass a WeightSource that implements iter_full, as ModuleSource does")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
         engine._info = init_info
         if engine.is_sender:
-            engine._relay = _serving(init_info)
+            engine._relay = _serve(init_info)
             ticket, topic, timeout = engine._relay.ticket, init_info.topic, init_info.timeout
             client.init_weight_transfer_engine({"ticket": ticket, "topic": topic, "timeout": timeout})
         return engine
 
     def send_weights(self) -> None:
-        """Publishes all weights as one version, and lets the workers load it.
+        """Publishes all weights as one version, and makes the workers load it.
 
-        Raises what `Relay.publish` does, RelayTimeoutError where `workers` did not all receive it, and what they raised.
+        Raises the errors of `Relay.publish` and of the workers, and RelayTimeoutError when a worker did not receive it.
         """
         if not self.is_sender:
             for _ in self.source.iter_full():
@@ -174,11 +174,11 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
             return
         if self._relay is None:
             raise ClosedError("this engine was shut down: make another with `trainer_init`")
-        # A source may use its memory again for the next tensor, so each is copied off when it comes.
+        # A source may reuse its memory for the next tensor, so each tensor is copied at once.
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.source.iter_full()}
         missing = {meta.name for meta in self.source.metadata} - tensors.keys()
         if missing:
-            raise RequestError(f"rank 0 owns no {sorted(missing)[0]} (of {len(missing)}): every weight must be rank 0's, too")
+            raise RequestError(f"rank 0 owns no {sorted(missing)[0]} (of {len(missing)}): rank 0 must own every weight")
         published = self._relay.publish(self._info.topic, tensors, timeout=self._info.timeout)
         update = RelayUpdateInfo(
             version=published.version,
@@ -200,19 +200,22 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
         self._relay = None
 
 
-def _serving(info: TensorRelayTrainerInitInfo) -> tensor_relay.Relay:
+def _serve(info: TensorRelayTrainerInitInfo) -> tensor_relay.Relay:
     advertise = info.advertise or ()
     return tensor_relay.serve(info.listen, advertise=advertise, state_dir=info.state_dir, ephemeral=info.state_dir is None)
 
 
-def _check(told: RelayUpdateInfo, weights: dict[str, torch.Tensor]) -> None:
-    """What came is what the trainer said, tensor by tensor."""
-    if set(weights) != set(told.names):
-        differing = sorted(set(weights) ^ set(told.names))
-        raise DamagedError(f"version {told.version} has other weights than the trainer said: {differing[0]}, of {len(differing)}")
-    for name, dtype, shape in zip(told.names, told.dtype_names, told.shapes, strict=True):
-        came = weights[name]
-        if (str(came.dtype), list(came.shape)) != (f"torch.{dtype}", list(shape)):
+def _check(update: RelayUpdateInfo, weights: dict[str, torch.Tensor]) -> None:
+    """Checks the received weights against the trainer's description, tensor by tensor."""
+    if set(weights) != set(update.names):
+        differing = sorted(set(weights) ^ set(update.names))
+        raise DamagedError(
+            f"version {update.version} has other weights than the trainer said: {differing[0]}, of {len(differing)}"
+        )
+    for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
+        weight = weights[name]
+        if (str(weight.dtype), list(weight.shape)) != (f"torch.{dtype}", list(shape)):
             raise DamagedError(
-                f"{name} of version {told.version} is {came.dtype} {list(came.shape)}, and the trainer said {dtype} {list(shape)}"
+                f"{name} of version {update.version} is {weight.dtype} {list(weight.shape)}, and the trainer said "
+                f"{dtype} {list(shape)}"
             )

@@ -2,8 +2,8 @@
 
     vllm serve MODEL --load-format tensor_relay --model-loader-extra-config '{"ticket": "/run/policy.ticket"}'
 
-vLLM finds it by its entry point (`vllm.general_plugins`). MODEL still names the configuration and the tokenizer. Which weights
-the model lacks, vLLM's own check says.
+vLLM finds the loader by its entry point (`vllm.general_plugins`). MODEL still names the configuration and the
+tokenizer. vLLM's own check reports weights that the version lacks.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader  
 __all__ = ["NAME", "TensorRelayModelLoader"]
 
 FILES = "tensor-relay."
-"""What the names begin with of files beside the weights."""
+"""The prefix of tensor names that stand for files beside the weights."""
 
 OPTIONS = {"ticket", "topic", "version", "timeout"}
 
 
 class TensorRelayModelLoader(DefaultModelLoader):  # type: ignore[misc]
-    """vLLM's default loader, with the tensors of one version in place of those of files.
+    """vLLM's default loader, with tensors from one version instead of files.
 
     Options, in `model_loader_extra_config`:
 
-    ticket: the path of a ticket's file.
-    topic: its name; without one, that which the ticket names.
+    ticket: the path of the file with the ticket.
+    topic: the topic's name; by default the topic in the ticket.
     version: the number of the version; None is the newest.
     timeout: how long receiving may take, in seconds (600).
 
-    It costs memory of the host for the version, until it is loaded. Each tensor parallel rank receives all weights.
+    The version occupies host memory until it is loaded. Each tensor parallel rank receives all weights.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -56,14 +56,14 @@ class TensorRelayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self._snapshot: tensor_relay.Snapshot | None = None
 
     def download_model(self, model_config: Any) -> None:
-        """Receives the version. Raises what `tensor_relay.connect` and `Client.get` do."""
+        """Receives the version. Raises the errors of `tensor_relay.connect` and `Client.get`."""
         if self._snapshot is None:
             client, named = _connected(self._options["ticket"])
             topic = self._options.get("topic") or named
             self._snapshot = client.get(topic, self._options.get("version"), timeout=self._options["timeout"])
 
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
-        """The weights, all of which are here and verified before the first one is given."""
+        """Yields the weights, after all of them were received and verified."""
         self.download_model(model_config)
         assert self._snapshot is not None
         self.counter_before_loading_weights = time.perf_counter()
