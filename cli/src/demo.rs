@@ -36,7 +36,9 @@ async fn run_demo(args: &DemoArgs, program: &Program) -> anyhow::Result<()> {
     let timeout = step_timeout(args.size);
     let mut report = DemoReport::begin(args);
     let mut producer = Child::start("producer", program, producer_args(args, state_dir.path()), timeout)?;
-    let ProducerEvent::Serving(serving) = producer.next().await?;
+    let ProducerEvent::Serving(serving) = producer.next().await? else {
+        anyhow::bail!("the producer sent a version before it served one");
+    };
     report.serving(&serving, producer.id());
     let mut consumer = Child::start("consumer", program, consumer_args(args, &serving.ticket), timeout)?;
     expect_connected(&mut consumer).await?;
@@ -44,7 +46,11 @@ async fn run_demo(args: &DemoArgs, program: &Program) -> anyhow::Result<()> {
     for version in 1..=args.versions {
         report.publishing(version);
         producer.send("weights").await?;
-        let verified = next_verified(&mut consumer, &mut report).await?;
+        let mut verified = next_verified(&mut consumer, &mut report).await?;
+        let ProducerEvent::Sent(sent) = producer.next().await? else {
+            anyhow::bail!("the producer served twice");
+        };
+        verified.cpu_s += sent.cpu_s;
         report.verified(verified);
     }
     producer.send(&format!("small {}", args.small)).await?;

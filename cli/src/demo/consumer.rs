@@ -12,7 +12,7 @@ use crate::{
 };
 use anyhow::{Context, ensure};
 use std::time::{Duration, SystemTime};
-use tensor_relay_bench::workload::StateDict;
+use tensor_relay_bench::{cpu::Usage, workload::StateDict};
 use tensor_relay_client::{Client, Config, Snapshot, Subscription, Ticket, Topic};
 
 /// The interval of progress events.
@@ -32,8 +32,10 @@ pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<Exit> {
     let mut small = client.subscribe(&Topic::new(SMALL)?).await?;
     events::write(&ConsumerEvent::Connected)?;
     for _ in 0..args.versions {
+        let before = Usage::now();
         let snapshot = next_with_progress(&mut weights).await?;
-        let verified = verify(&client, snapshot, args.size).await?;
+        let cpu_s = Usage::now().since(before).total_s();
+        let verified = Verified { cpu_s, ..verify(&client, snapshot, args.size).await? };
         events::write(&ConsumerEvent::Verified(verified))?;
     }
     let small_versions = receive_small_versions(&mut small, args.small).await?;
@@ -88,6 +90,7 @@ async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow:
             wire_bytes: receipt.wire_bytes,
             chunks: receipt.chunks,
             duration_s: receipt.duration.as_secs_f64(),
+            cpu_s: 0.0,
             checked_bytes,
             udp_payload_bytes,
         })

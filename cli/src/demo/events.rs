@@ -9,6 +9,7 @@ use tensor_relay_client::Progress;
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum ProducerEvent {
     Serving(Serving),
+    Sent(Sent),
 }
 
 /// The producer serves its model.
@@ -18,6 +19,13 @@ pub(crate) struct Serving {
     pub(crate) large_tensors: usize,
     pub(crate) small_tensors: usize,
     pub(crate) tensor_bytes: u64,
+}
+
+/// The consumer committed a version.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Sent {
+    /// The producer's CPU time from the publish to the commit.
+    pub(crate) cpu_s: f64,
 }
 
 /// Events of the consumer.
@@ -48,6 +56,8 @@ pub(crate) struct Verified {
     pub(crate) wire_bytes: u64,
     pub(crate) chunks: u32,
     pub(crate) duration_s: f64,
+    /// The CPU time of the transfer: the consumer's, to which the demo adds the producer's.
+    pub(crate) cpu_s: f64,
     pub(crate) checked_bytes: u64,
     pub(crate) udp_payload_bytes: u16,
 }

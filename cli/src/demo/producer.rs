@@ -1,13 +1,13 @@
 //! The demo's producer: serves a generated model, and publishes a new version on request.
 
-use super::events::{self, ProducerEvent, Serving};
+use super::events::{self, ProducerEvent, Sent, Serving};
 use crate::{args::DemoProducerArgs, device, exit::Exit};
 use anyhow::{Context, bail};
 use std::{
     convert::Infallible,
     time::{Duration, SystemTime},
 };
-use tensor_relay_bench::workload::StateDict;
+use tensor_relay_bench::{cpu::Usage, workload::StateDict};
 use tensor_relay_device::Device;
 use tensor_relay_server::{
     Access, Config, Dtype, Identity, Listener, Metadata, Publishable, Publisher, Server, Shape, Staged,
@@ -89,7 +89,7 @@ impl Producer {
         }
     }
 
-    /// Generates the next version of the model, off the executor, and publishes it.
+    /// Generates the next version of the model, off the executor, publishes it, and reports when it is committed.
     async fn publish_weights(&mut self) -> anyhow::Result<()> {
         self.versions += 1;
         let (dict, staging) = (StateDict::new(self.size_bytes, self.versions), self.staging.clone());
@@ -101,8 +101,12 @@ impl Producer {
             })
         });
         let staged = staged.await?.context("cannot stage the model; try a smaller --size")?;
-        let metadata = metadata(self.versions)?;
-        self.weights.publish(self.upload(staged).await?, metadata).await?;
+        let (version, metadata) = (self.upload(staged).await?, metadata(self.versions)?);
+        let before = Usage::now();
+        let mut publication = self.weights.publish(version, metadata).await?;
+        if publication.committed(1, super::step_timeout(self.size_bytes)).await {
+            events::write(&ProducerEvent::Sent(Sent { cpu_s: Usage::now().since(before).total_s() }))?;
+        }
         Ok(())
     }
 

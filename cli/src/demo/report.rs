@@ -112,6 +112,7 @@ impl DemoReport {
             bytes => println!("  how       QUIC, {bytes} bytes per packet"),
         }
         println!("            in {} chunks per version, each on a stream of its own", fastest.chunks);
+        println!("  limit     {}", limit(fastest));
         println!(
             "  checked   every chunk by its hash, every version by its digest, and in this demo every byte"
         );
@@ -139,4 +140,18 @@ impl DemoReport {
             println!("{line}");
         }
     }
+}
+
+/// The share of all processors that counts as all of them: the rest is waiting for each other.
+const ALL_BUSY: f64 = 0.8;
+
+/// What limits the rate of a version: the processors of this machine, or one thread at either end.
+fn limit(version: &Verified) -> String {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let busy = version.cpu_s / version.duration_s;
+    let what = match busy >= ALL_BUSY * processors as f64 {
+        true => "the processors, which both ends share here",
+        false => "not the processors; the wait for one another, or one thread at either end",
+    };
+    format!("{what}: both processes used {busy:.1} of {processors} during the fastest transfer")
 }

@@ -100,7 +100,10 @@ fn wrong_usage() {
         (&["serve", "--listen=nowhere", "--topic=w=w"], &["--listen"]),
         (&["serve", ANY_PORT, "--topic=w=w", "--stall-timeout=0"], &["--stall-timeout", "more than 0"]),
         (&["serve", ANY_PORT, "--topic=w=w", "--watch-interval=0"], &["--watch-interval", "more than 0"]),
-        (&["publish", "s", "t", "w", "--metadata=tensor-relay.x=1"], &["--metadata", "reserved for tensor-relay"]),
+        (
+            &["publish", "s", "t", "w", "--metadata=tensor-relay.x=1"],
+            &["--metadata", "reserved for tensor-relay"],
+        ),
     ];
     for (words, causes) in mistakes {
         home.run(words).failed(2, causes);
