@@ -8,7 +8,7 @@ use std::{
     fs, thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
 
 const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -26,7 +26,7 @@ const DEAD_WITHIN: Duration = Duration::from_secs(20);
 /// A subscriber that receives noise over a wire, and its server, which restarts on the same port.
 struct Transfer {
     home: Home,
-    wire: Wire,
+    wire: UdpProxy,
     server: Option<Serving>,
     said: Value,
     words: Vec<String>,
@@ -36,15 +36,15 @@ struct Transfer {
 impl Transfer {
     /// Begins a transfer, and holds it after `bytes`.
     fn begin(more: &[&str], bytes: u64) -> Self {
-        let (home, mut wire) = (Home::new(), Wire::new());
+        let (home, mut wire) = (Home::new(), UdpProxy::new());
         files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
         let own = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &wire.advertise()];
         let words: Vec<String> = own.iter().chain(more).map(|word| (*word).into()).collect();
         let server = home.serve(&as_words(&words));
-        wire.lead_to(server.listen(), bytes);
+        wire.forward_to(server.listen(), bytes);
         let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out", "--json"]);
         wire.wait_until_held();
-        Self { home, wire, said: server.said.clone(), server: Some(server), words, subscriber }
+        Self { home, wire, said: server.report.clone(), server: Some(server), words, subscriber }
     }
 
     fn take_server(&mut self) -> Process {
@@ -58,7 +58,7 @@ impl Transfer {
     /// Lets the transfer finish; checks the received file, and that almost nothing was sent twice.
     fn finish(self, kills: u64) {
         self.wire.release();
-        let came = self.subscriber.end().with(0);
+        let came = self.subscriber.end().expect_code(0);
         let said = came.json();
         assert_eq!(said["resumed"], kills, "{said}");
         let payload = said["payload_bytes"].as_u64().unwrap();
@@ -111,7 +111,7 @@ fn killed_at_random_moments(hold: &str, seed: u64, kills: u64) {
 #[test]
 fn a_server_that_is_told_to_end_comes_back() {
     let mut transfer = Transfer::begin(&["--grace=0.2"], MODEL_BYTES / 3);
-    let ended = transfer.take_server().end_by(Signal::TERM).with(0);
+    let ended = transfer.take_server().end_by(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off"), "{ended:?}");
     transfer.serve_again();
     transfer.finish(1);
@@ -126,21 +126,21 @@ fn a_follower_outlives_its_server() {
     let words = ["--topic=w=w", "--state-dir=keys", "--watch"];
     let first = home.serve(&words);
     let mut follower = home.start(&["subscribe", first.ticket("w"), "--out=out", "--json"]);
-    follower.hear_out("committed");
-    let said = first.said.clone();
-    first.process.end_by(Signal::TERM).with(0);
-    follower.hear_err("The connection was lost");
+    follower.wait_for_stdout("committed");
+    let said = first.report.clone();
+    first.process.end_by(Signal::TERM).expect_code(0);
+    follower.wait_for_stderr("The connection was lost");
     let second = home.serve_again(&said, &words);
-    assert_eq!(second.said, said, "the same file is the same version");
-    follower.hear_err("Connected again");
-    second.process.end_by(Signal::TERM).with(0);
+    assert_eq!(second.report, said, "the same file is the same version");
+    follower.wait_for_stderr("Connected again");
+    second.process.end_by(Signal::TERM).expect_code(0);
     files::noise(&home.path("w"), 100_000, 2);
     let third = home.serve_again(&said, &words);
     assert_eq!(third.topic("w")["epoch"], said["topics"][0]["epoch"]);
     assert_eq!(third.topic("w")["version"], 2, "other content is the next version");
-    follower.hear_out(r#""version":2"#);
+    follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
-    let heard = follower.end_by(Signal::TERM).with(143).events();
+    let heard = follower.end_by(Signal::TERM).expect_code(143).events();
     let versions: Vec<_> = heard.iter().map(|event| (&event["version"], &event["new_epoch"])).collect();
     assert_eq!(
         versions,
@@ -166,10 +166,10 @@ fn rolling_restarts_in_mode_every() {
         "--grace=30",
     ];
     let mut server = home.serve(&words);
-    let said = server.said.clone();
+    let said = server.report.clone();
     let every = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--exec=sleep 0.5"];
     let mut reader = home.start(&[&every[..], &["--out=out", "--json"]].concat());
-    reader.hear_out(r#""version":1,"#);
+    reader.wait_for_stdout(r#""version":1,"#);
     for round in 0..ROUNDS {
         let before = 1 + round * BURST;
         for version in before + 1..=before + BURST {
@@ -180,12 +180,12 @@ fn rolling_restarts_in_mode_every() {
                 assert!(Instant::now() < deadline, "version {version} is not published");
             }
         }
-        let ended = server.process.end_by(Signal::TERM).with(0);
+        let ended = server.process.end_by(Signal::TERM).expect_code(0);
         assert!(!ended.err.contains("cut off"), "{ended:?}");
         server = home.serve_again(&said, &words);
-        reader.hear_out(&format!(r#""version":{},"#, before + BURST));
+        reader.wait_for_stdout(&format!(r#""version":{},"#, before + BURST));
     }
-    let heard = reader.end_by(Signal::TERM).with(143).events();
+    let heard = reader.end_by(Signal::TERM).expect_code(143).events();
     let versions: Vec<_> = heard.iter().map(|event| event["version"].as_u64()).collect();
     let published: Vec<_> = (1..=1 + ROUNDS * BURST).map(Some).collect();
     assert_eq!(versions, published, "each once, in order, and no gap is told");
@@ -199,12 +199,12 @@ fn a_server_that_does_not_come_back() {
     files::noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w"]);
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=2"]);
-    follower.hear_out("w version 1");
-    server.process.end_by(Signal::TERM).with(0);
+    follower.wait_for_stdout("w version 1");
+    server.process.end_by(Signal::TERM).expect_code(0);
     let causes =
         ["the connection was lost", "the server is shutting down", "not reached again within 2000 ms"];
-    let ended = follower.end().failed(3, &causes);
-    assert!(ended.took >= Duration::from_secs(2), "{ended:?}");
+    let ended = follower.end().expect_error(3, &causes);
+    assert!(ended.run_time >= Duration::from_secs(2), "{ended:?}");
 }
 
 /// Goal: a server releases all resources of a dead subscriber within the idle timeout. Method: kill -9 a subscriber
@@ -235,6 +235,6 @@ fn subscribers_that_are_killed_are_forgotten() {
         subscribers();
         thread::sleep(Duration::from_millis(200));
     }
-    transfer.home.run(&["subscribe", &ticket, "--once", "--out=out"]).with(0);
-    server.process.end_by(Signal::TERM).with(0);
+    transfer.home.run(&["subscribe", &ticket, "--once", "--out=out"]).expect_code(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
 }
