@@ -343,30 +343,30 @@ fn who_is_behind_is_seen() {
     reader.end_by(Signal::TERM).expect_code(143);
 }
 
-/// Goal: a version in transfer is shown with its sent bytes and what limits it. Method: a wire that holds in the middle
-/// of the transfer.
+/// Goal: a version in transfer is shown with its sent bytes and what limits it. Method: a proxy that holds midway
+/// through it.
 #[test]
 fn what_holds_a_transfer_up_is_seen() {
     const MODEL_BYTES: u64 = 256 << 20;
-    let (home, mut wire) = (Home::new(), UdpProxy::new());
+    let (home, mut proxy) = (Home::new(), UdpProxy::new());
     files::zeros(&home.path("m"), MODEL_BYTES);
     let server = home.serve(&[
         "--topic=m=m",
         "--codec=raw",
         "--admin=127.0.0.1:0",
         "--transport=quic",
-        &wire.advertise(),
+        &proxy.advertise(),
     ]);
-    wire.forward_to(server.listen(), 24 << 20);
+    proxy.forward_to(server.listen(), 24 << 20);
     let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--transport=quic"]);
-    wire.wait_until_held();
+    proxy.wait_until_held();
     let is_held = |asked: &Asked| asked.json()["subscribers"][0]["under_way"]["limit"] == "network";
     let status = ask_until(&admin_of(&server), "/status", is_held).json();
     let under_way = &status["subscribers"][0]["under_way"];
     let sent_bytes = under_way["sent_bytes"].as_u64().unwrap();
     assert!((1..MODEL_BYTES).contains(&sent_bytes), "{under_way}");
     assert_eq!((under_way["version"].as_u64(), status["transfers"].as_u64()), (Some(1), Some(1)));
-    wire.release();
+    proxy.release();
     subscriber.end().expect_code(0);
 }
 

@@ -327,24 +327,24 @@ fn a_gpu_that_hangs_under_a_subscriber() {
 /// the transfer, kill and restart the server, then the subscriber; the version arrives each time.
 #[test]
 fn either_side_killed_with_a_gpu() {
-    let (home, mut wire) = (home(Gpu::fake(), 64 << 20), UdpProxy::new());
-    let words = ["--topic=w=w", "--state-dir=keys", "--chunk-size=1MiB", ON_GPU, &wire.advertise()];
+    let (home, mut proxy) = (home(Gpu::fake(), 64 << 20), UdpProxy::new());
+    let words = ["--topic=w=w", "--state-dir=keys", "--chunk-size=1MiB", ON_GPU, &proxy.advertise()];
     let server = home.serve(&words);
-    wire.forward_to(server.listen(), 16 << 20);
+    proxy.forward_to(server.listen(), 16 << 20);
     let (said, ticket) = (server.report.clone(), server.ticket("w").to_owned());
     let receive = |out| home.start(&["subscribe", &ticket, "--once", ON_GPU, "--out", out]);
     let subscriber = receive("first");
-    wire.wait_until_held();
+    proxy.wait_until_held();
     server.process.end_by(Signal::KILL);
     let server = home.serve_again(&said, &words);
-    wire.release();
+    proxy.release();
     subscriber.end().expect_code(0);
     came(&home, "first");
-    wire.hold_after(16 << 20);
+    proxy.hold_after(16 << 20);
     let killed = receive("second");
-    wire.wait_until_held();
+    proxy.wait_until_held();
     killed.end_by(Signal::KILL);
-    wire.release();
+    proxy.release();
     assert!(home.files_in("second").is_empty());
     receive("second").end().expect_code(0);
     came(&home, "second");

@@ -11,7 +11,7 @@ const MODEL_BYTES: usize = 64 << 20;
 /// A server of the borrowed file `w` and of the small one `s`, and a subscriber that waits in the middle of `w`.
 struct Halfway {
     home: Home,
-    wire: UdpProxy,
+    proxy: UdpProxy,
     server: Serving,
     subscriber: Process,
 }
@@ -19,19 +19,19 @@ struct Halfway {
 impl Halfway {
     /// Starts the server with the options `served`, and the subscriber of `w` with the options `wanted`.
     fn new(served: &[&str], wanted: &[&str]) -> Self {
-        let (home, mut wire) = (Home::new(), UdpProxy::new());
+        let (home, mut proxy) = (Home::new(), UdpProxy::new());
         files::noise(&home.path("w"), MODEL_BYTES, 1);
         files::noise(&home.path("s"), 1000, 2);
         fs::copy(home.path("w"), home.path("intact")).unwrap();
-        let server = home.serve(&[&["--topic=w=w", "--hold=borrow", &wire.advertise()], served].concat());
-        wire.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
+        let server = home.serve(&[&["--topic=w=w", "--hold=borrow", &proxy.advertise()], served].concat());
+        proxy.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
         let words = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=5"];
         let subscriber = home.start(&[&words, wanted].concat());
-        wire.wait_until_held();
-        Self { home, wire, server, subscriber }
+        proxy.wait_until_held();
+        Self { home, proxy, server, subscriber }
     }
 
-    /// Truncates `w`, and releases the wire.
+    /// Truncates `w`, and releases the proxy.
     fn truncate(&self) {
         File::options()
             .write(true)
@@ -39,7 +39,7 @@ impl Halfway {
             .unwrap()
             .set_len(1000)
             .unwrap();
-        self.wire.release();
+        self.proxy.release();
     }
 
     /// A ticket whose path to the server is not held.

@@ -23,12 +23,12 @@ const OVERHEAD_PERCENT: u64 = 10;
 /// The time without a packet after which the peer is considered dead (`Tuning::idle_timeout_ms`), plus time to react.
 const DEAD_WITHIN: Duration = Duration::from_secs(20);
 
-/// A subscriber that receives noise over a wire, and its server, which restarts on the same port.
+/// A subscriber that receives noise over a proxy, and its server, which restarts on the same port.
 struct Transfer {
     home: Home,
-    wire: UdpProxy,
+    proxy: UdpProxy,
     server: Option<Serving>,
-    said: Value,
+    report: Value,
     words: Vec<String>,
     subscriber: Process,
 }
@@ -36,15 +36,15 @@ struct Transfer {
 impl Transfer {
     /// Begins a transfer, and holds it after `bytes`.
     fn begin(more: &[&str], bytes: u64) -> Self {
-        let (home, mut wire) = (Home::new(), UdpProxy::new());
+        let (home, mut proxy) = (Home::new(), UdpProxy::new());
         files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
-        let own = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &wire.advertise()];
+        let own = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &proxy.advertise()];
         let words: Vec<String> = own.iter().chain(more).map(|word| (*word).into()).collect();
         let server = home.serve(&as_words(&words));
-        wire.forward_to(server.listen(), bytes);
+        proxy.forward_to(server.listen(), bytes);
         let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out", "--json"]);
-        wire.wait_until_held();
-        Self { home, wire, said: server.report.clone(), server: Some(server), words, subscriber }
+        proxy.wait_until_held();
+        Self { home, proxy, report: server.report.clone(), server: Some(server), words, subscriber }
     }
 
     fn take_server(&mut self) -> Process {
@@ -52,12 +52,12 @@ impl Transfer {
     }
 
     fn serve_again(&mut self) {
-        self.server = Some(self.home.serve_again(&self.said, &as_words(&self.words)));
+        self.server = Some(self.home.serve_again(&self.report, &as_words(&self.words)));
     }
 
     /// Lets the transfer finish; checks the received file, and that almost nothing was sent twice.
     fn finish(self, kills: u64) {
-        self.wire.release();
+        self.proxy.release();
         let came = self.subscriber.end().expect_code(0);
         let said = came.json();
         assert_eq!(said["resumed"], kills, "{said}");
@@ -65,7 +65,7 @@ impl Transfer {
         let most = payload + kills * LOST_PER_KILL_BYTES;
         let wire_bytes = said["wire_bytes"].as_u64().unwrap();
         assert!((payload..=most).contains(&wire_bytes), "{wire_bytes} of at most {most}");
-        let carried = self.wire.passed_bytes();
+        let carried = self.proxy.passed_bytes();
         let most = most + most * OVERHEAD_PERCENT / 100;
         assert!((payload..=most).contains(&carried), "{carried} of at most {most} went over the wire");
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
@@ -99,15 +99,15 @@ fn killed_at_random_moments(hold: &str, seed: u64, kills: u64) {
         transfer.take_server().end_by(Signal::KILL);
         transfer.serve_again();
         if kill < kills {
-            transfer.wire.hold_after(moment());
-            transfer.wire.wait_until_held();
+            transfer.proxy.hold_after(moment());
+            transfer.proxy.wait_until_held();
         }
     }
     transfer.finish(kills);
 }
 
 /// Goal: a server that cuts off a transfer at its shutdown reports it; the subscriber waits for the server, and
-/// resumes. Method: SIGTERM with a short grace while the wire is held.
+/// resumes. Method: SIGTERM with a short grace while the proxy holds.
 #[test]
 fn a_server_that_is_told_to_end_comes_back() {
     let mut transfer = Transfer::begin(&["--grace=0.2"], MODEL_BYTES / 3);
@@ -127,16 +127,16 @@ fn a_follower_outlives_its_server() {
     let first = home.serve(&words);
     let mut follower = home.start(&["subscribe", first.ticket("w"), "--out=out", "--json"]);
     follower.wait_for_stdout("committed");
-    let said = first.report.clone();
+    let report = first.report.clone();
     first.process.end_by(Signal::TERM).expect_code(0);
     follower.wait_for_stderr("The connection was lost");
-    let second = home.serve_again(&said, &words);
-    assert_eq!(second.report, said, "the same file is the same version");
+    let second = home.serve_again(&report, &words);
+    assert_eq!(second.report, report, "the same file is the same version");
     follower.wait_for_stderr("Connected again");
     second.process.end_by(Signal::TERM).expect_code(0);
     files::noise(&home.path("w"), 100_000, 2);
-    let third = home.serve_again(&said, &words);
-    assert_eq!(third.topic("w")["epoch"], said["topics"][0]["epoch"]);
+    let third = home.serve_again(&report, &words);
+    assert_eq!(third.topic("w")["epoch"], report["topics"][0]["epoch"]);
     assert_eq!(third.topic("w")["version"], 2, "other content is the next version");
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
@@ -166,7 +166,7 @@ fn rolling_restarts_in_mode_every() {
         "--grace=30",
     ];
     let mut server = home.serve(&words);
-    let said = server.report.clone();
+    let report = server.report.clone();
     let every = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--exec=sleep 0.5"];
     let mut reader = home.start(&[&every[..], &["--out=out", "--json"]].concat());
     reader.wait_for_stdout(r#""version":1,"#);
@@ -182,7 +182,7 @@ fn rolling_restarts_in_mode_every() {
         }
         let ended = server.process.end_by(Signal::TERM).expect_code(0);
         assert!(!ended.err.contains("cut off"), "{ended:?}");
-        server = home.serve_again(&said, &words);
+        server = home.serve_again(&report, &words);
         reader.wait_for_stdout(&format!(r#""version":{},"#, before + BURST));
     }
     let heard = reader.end_by(Signal::TERM).expect_code(143).events();

@@ -11,7 +11,7 @@ use std::{
 };
 use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, UdpProxy};
 
-/// Larger than what passes before the wire holds plus all buffers on the path.
+/// Larger than what passes before the proxy holds plus all buffers on the path.
 const MODEL_BYTES: usize = 64 << 20;
 
 /// The watch interval of servers in these tests.
@@ -144,45 +144,45 @@ fn a_file_that_is_being_written_is_not_published() {
 /// A subscriber that waits in the middle of a borrowed file, and its server, which watches the file.
 struct Halfway {
     home: Home,
-    wire: UdpProxy,
+    proxy: UdpProxy,
     server: Serving,
     subscriber: Process,
 }
 
 impl Halfway {
     fn new() -> Self {
-        let (home, mut wire) = (Home::new(), UdpProxy::new());
+        let (home, mut proxy) = (Home::new(), UdpProxy::new());
         files::noise(&home.path("w"), MODEL_BYTES, 1);
-        let watch = ["--topic=w=w", "--hold=borrow", "--watch", INTERVAL, &wire.advertise()];
+        let watch = ["--topic=w=w", "--hold=borrow", "--watch", INTERVAL, &proxy.advertise()];
         let server = home.serve(&watch);
-        wire.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
+        proxy.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
         let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--json"];
         let subscriber = home.start(&words);
-        wire.wait_until_held();
-        Self { home, wire, server, subscriber }
+        proxy.wait_until_held();
+        Self { home, proxy, server, subscriber }
     }
 }
 
 /// Goal: the transfer of a borrowed file that is replaced by renaming is completed. Method: rename another over it
-/// while the wire is held.
+/// while the proxy holds.
 #[test]
 fn a_borrowed_file_that_is_replaced_is_finished() {
-    let Halfway { home, wire, mut server, subscriber } = Halfway::new();
+    let Halfway { home, proxy, mut server, subscriber } = Halfway::new();
     fs::hard_link(home.path("w"), home.path("old")).unwrap();
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
     server.process.wait_for_stdout(r#""version":2"#);
-    wire.release();
+    proxy.release();
     assert_eq!(subscriber.end().expect_code(0).json()["version"], 1);
     files::assert_same(&home.path("old"), &home.path("out/w.safetensors"));
 }
 
 /// Goal: a borrowed file that is overwritten in place gives no torn version: both sides report it, and the new content
-/// is the next version. Method: overwrite it while the wire is held, with other bytes of the same size.
+/// is the next version. Method: overwrite it while the proxy holds, with other bytes of the same size.
 #[test]
 fn a_borrowed_file_that_is_overwritten_is_not_torn() {
-    let Halfway { home, wire, mut server, subscriber } = Halfway::new();
+    let Halfway { home, proxy, mut server, subscriber } = Halfway::new();
     files::noise(&home.path("w"), MODEL_BYTES, 2);
-    wire.release();
+    proxy.release();
     let told = server.process.wait_for_stderr("cannot be read any more");
     assert!(told.contains("w changed"), "{told}");
     let ended = subscriber.end().expect_code(0);
