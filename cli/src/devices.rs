@@ -19,7 +19,7 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
     }
     if let Some(reason) = reason {
         crate::log::message!("no GPU can be used here: {reason} --device cpu works without a GPU.");
-    } else if let Err(reason) = survey.known_to_nvml {
+    } else if let Err(reason) = survey.nvml_gpus {
         tracing::info!("The processes that use these GPUs are unknown: {reason}.");
     }
     Ok(Exit::Done)
@@ -29,7 +29,7 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
 /// lists GPUs.
 fn reason(survey: &Survey) -> Option<String> {
     let error = survey.gpus.as_ref().err()?;
-    Some(match (error, &survey.known_to_nvml) {
+    Some(match (error, &survey.nvml_gpus) {
         (CudaError::NoLibrary { .. }, Ok(gpus)) if !gpus.is_empty() => format!(
             "{error} NVML, NVIDIA's management library, lists {} here ({}): the container lacks the driver capability \
              `compute`.",

@@ -115,7 +115,7 @@ fn of_client(error: &ClientError) -> Exit {
 fn of_subscription(error: &SubscriptionError) -> Exit {
     match error {
         SubscriptionError::NotFound { .. }
-        | SubscriptionError::GivenUp { .. }
+        | SubscriptionError::Aborted { .. }
         | SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => Exit::NotFound,
         SubscriptionError::Corrupt { .. } => Exit::Damaged,
         SubscriptionError::Gap(_)

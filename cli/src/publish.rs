@@ -96,7 +96,7 @@ async fn wait_committed(
 ) -> anyhow::Result<()> {
     let reached = publication.committed(wanted, args.timeout).await?;
     let (found, version) = (publication.committed_count(), publication.id().to_string());
-    if !reached && publication.is_over() {
+    if !reached && publication.has_ended() {
         anyhow::bail!(
             "{found} of {wanted} subscribers have {version}, and no further one can receive it: the version was replaced or withdrawn"
         );

@@ -28,7 +28,7 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tensor_relay_client::must_be_replaceable;
+use tensor_relay_client::check_replaceable;
 use tensor_relay_server::{
     BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, ServerStats, Topic,
     Transport, Tuning, reachable,
@@ -115,7 +115,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let access = admission::access(&args, &state_dir)?;
     let config = config(&args);
     let (reserved, memory_bytes_max) = (config.reserve()?, config.memory_bytes_max());
-    let server = Server::start(listener, access.clone(), config).keeping_free(Some(reserved));
+    let server = Server::start(listener, access.clone(), config).with_reservation(Some(reserved));
     let listening = server.local_address();
     let admin_address = admin.as_ref().and_then(Bound::address);
     let subject = || ServerSubject {
@@ -354,7 +354,7 @@ fn refuse_special_ticket_file(args: &ServeArgs) -> anyhow::Result<()> {
     if path == Path::new("-") {
         bail!(UsageError(format!("--ticket-file requires the name of a file, not `-`; {REMEDY}")));
     }
-    match must_be_replaceable(path) {
+    match check_replaceable(path) {
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
             bail!(UsageError(format!("--ticket-file {}: {error}; {REMEDY}", path.display())))
         }

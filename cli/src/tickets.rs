@@ -90,7 +90,7 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
         .then(|| Identity::load_or_create(&dir))
         .transpose()?;
     let is_own = own_key.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
-    let claims = ticket.token().map(|token| token.read_unproven()).transpose()?;
+    let claims = ticket.token().map(|token| token.decode_unverified()).transpose()?;
     let standing = match (ticket.token(), is_own) {
         (None, _) => "without a token: valid only for a server with --open".into(),
         (Some(_), false) => {

@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // The server's identity and access rules, stored on disk so that tickets stay valid after a restart.
     let state_dir = std::env::temp_dir().join("tensor-relay-example");
     let identity = Identity::load_or_create(&state_dir)?;
-    let access = AccessStore::open(&state_dir)?.follow()?;
+    let access = AccessStore::open(&state_dir)?.watch_changes()?;
     let listener = Listener::bind("127.0.0.1:0".parse()?, &identity, Tuning::default())?;
     let server = Server::start(listener, access.clone(), Config::default());
     let topic = Topic::new("example")?;

@@ -7,7 +7,7 @@ use crate::{
     reconnector::{Reconnector, State},
     session::Session,
     status,
-    subscription::Patience,
+    subscription::SubscriptionLimits,
 };
 use std::{
     net::SocketAddr,
@@ -43,7 +43,7 @@ pub struct Client {
     reconnector: JoinHandle<()>,
     answer_timeout: Duration,
     /// The timeouts and limits of its subscriptions.
-    patience: Patience,
+    limits: SubscriptionLimits,
 }
 
 /// The host memory used by a client's versions. Not included: a transfer under way uses up to twice its credit, for
@@ -104,12 +104,12 @@ impl Client {
         let answer_timeout = connector.tuning().control_timeout();
         let reconnector = Reconnector { target, session, commands: inbox, state: Arc::clone(&state) };
         let reconnector = tokio::spawn(reconnector.run(connection));
-        let patience = Patience {
+        let limits = SubscriptionLimits {
             topic_timeout: config.topic_timeout,
             held_max: config.versions_held_max,
             hold_timeout: config.hold_timeout,
         };
-        Ok(Self { server, state, commands, reconnector, answer_timeout, patience })
+        Ok(Self { server, state, commands, reconnector, answer_timeout, limits })
     }
 
     /// The server's `Welcome`.
@@ -135,7 +135,7 @@ impl Client {
         let (reply, answer) = oneshot::channel();
         self.command(Command::Subscribe(Box::new(request.clone()), reply))?;
         let opened = answer.await.map_err(|_| self.ended_error())?;
-        Ok(Subscription::new(request, opened, self.patience))
+        Ok(Subscription::new(request, opened, self.limits))
     }
 
     /// Watches for topics whose name matches `glob`, present and future.

@@ -104,14 +104,14 @@ impl Connection {
     /// Connects, sends `Hello`, and waits for `Welcome`, which admits the client.
     pub(crate) async fn open(target: &Target, config: &Config) -> Result<(Self, Welcome), ClientError> {
         let lane = target.connector.connect(&target.hosts, &target.keys).await?;
-        let greeted = Greeted::new(lane, target, config).await?;
-        let welcome = greeted.welcome.clone();
-        Ok((Self::begin(greeted, target, config), welcome))
+        let handshake = Handshake::new(lane, target, config).await?;
+        let welcome = handshake.welcome.clone();
+        Ok((Self::begin(handshake, target, config), welcome))
     }
 
     /// Begins with a lane whose `Hello` was answered.
-    pub(crate) fn begin(greeted: Greeted, target: &Target, config: &Config) -> Self {
-        let Greeted { lane: control, sender, receiver, welcome } = greeted;
+    pub(crate) fn begin(handshake: Handshake, target: &Target, config: &Config) -> Self {
+        let Handshake { lane: control, sender, receiver, welcome } = handshake;
         log_connected(&control);
         let lanes = Lanes::begin(target, config, &welcome, &control);
         Self { control, sender, receiver, lanes, instance: welcome.instance, tasks: JoinSet::new() }
@@ -261,19 +261,19 @@ fn aborted(error: JoinError) -> Event {
 
 /// A lane whose `Hello` was answered.
 #[derive(Debug)]
-pub(crate) struct Greeted {
+pub(crate) struct Handshake {
     lane: Lane,
     sender: control::Sender<ClientMessage>,
     receiver: control::Receiver<ServerMessage>,
     welcome: Welcome,
 }
 
-impl Greeted {
+impl Handshake {
     /// Sends `Hello` on `lane`, and waits for the answer.
     async fn new(lane: Lane, target: &Target, config: &Config) -> Result<Self, ClientError> {
         let timeout = target.connector.tuning().control_timeout();
         let (sender, receiver, welcome) =
-            greeted(&lane, timeout, greet(&lane, target, config, timeout)).await?;
+            complete_handshake(&lane, timeout, exchange_hello(&lane, target, config, timeout)).await?;
         Ok(Self { lane, sender, receiver, welcome })
     }
 
@@ -285,12 +285,12 @@ impl Greeted {
         config: &Config,
     ) -> Result<Option<Self>, ClientError> {
         let lane = target.connector.connect_over(kind, path.peer, &target.keys).await?;
-        let greeted = Self::new(lane, target, config).await?;
-        if greeted.welcome.instance != path.instance {
-            greeted.lane.close(CloseCode::Done, "");
+        let handshake = Self::new(lane, target, config).await?;
+        if handshake.welcome.instance != path.instance {
+            handshake.lane.close(CloseCode::Done, "");
             return Ok(None);
         }
-        Ok(Some(greeted))
+        Ok(Some(handshake))
     }
 
     /// The transport of the lane.
@@ -299,17 +299,17 @@ impl Greeted {
     }
 }
 
-type Greeting = (control::Sender<ClientMessage>, control::Receiver<ServerMessage>, Welcome);
+type HandshakeParts = (control::Sender<ClientMessage>, control::Receiver<ServerMessage>, Welcome);
 
-/// Waits for `greeting` on `lane`, and closes the lane if that fails.
-async fn greeted<T>(
+/// Waits for `handshake` on `lane`, and closes the lane if that fails.
+async fn complete_handshake<T>(
     lane: &Lane,
     timeout: Duration,
-    greeting: impl Future<Output = Result<T, ClientError>>,
+    handshake: impl Future<Output = Result<T, ClientError>>,
 ) -> Result<T, ClientError> {
-    let greeting = tokio::time::timeout(timeout, greeting).await;
-    match greeting.unwrap_or_else(|_| Err(ClientError::NoWelcome { timeout_ms: timeout.as_millis() })) {
-        Ok(greeting) => Ok(greeting),
+    let outcome = tokio::time::timeout(timeout, handshake).await;
+    match outcome.unwrap_or_else(|_| Err(ClientError::NoWelcome { timeout_ms: timeout.as_millis() })) {
+        Ok(value) => Ok(value),
         Err(error) => {
             lane.close(error.close_code(), &error.to_string());
             lane.flush_close().await;
@@ -318,12 +318,12 @@ async fn greeted<T>(
     }
 }
 
-async fn greet(
+async fn exchange_hello(
     lane: &Lane,
     target: &Target,
     config: &Config,
     timeout: Duration,
-) -> Result<Greeting, ClientError> {
+) -> Result<HandshakeParts, ClientError> {
     let (sender, mut receiver) = control::open(lane, timeout).await?;
     let hello = Hello {
         revision_min: *PROTOCOL_REVISIONS.start(),

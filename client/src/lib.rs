@@ -96,4 +96,4 @@ pub use tensor_relay_transport::{
     LaneError, LaneKind, LaneStats, ProbeResult, Stage, StageStats, Transport, Tuning,
 };
 pub use watches::TopicWatch;
-pub use whole_file::{must_be_replaceable, replace_file};
+pub use whole_file::{check_replaceable, replace_file};

@@ -138,7 +138,7 @@ impl Reception {
     /// Subscribes on a new connection.
     pub(crate) fn subscribe(&mut self) {
         self.queue.set_asked(Some(Instant::now()));
-        let base = self.base.offer(self.machine.held().as_ref());
+        let base = self.base.offer(self.machine.resumable_chunks().as_ref());
         self.machine.subscribe(base);
     }
 
@@ -187,7 +187,7 @@ impl Reception {
 
     /// Handles a stream whose chunk is invalid or cannot be placed.
     pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) {
-        if self.machine.is_wanted(token) {
+        if self.machine.is_receiving_chunk(token) {
             let device = self.destination.as_ref().and_then(Destination::device);
             self.fail(&TransferError::chunk(error, device));
         }
@@ -268,7 +268,7 @@ impl Reception {
         let (Some(stream), Some(destination)) = (self.streams.remove(&token), &self.destination) else {
             return;
         };
-        let Some(id) = self.machine.under_way() else { return };
+        let Some(id) = self.machine.current_version() else { return };
         let place = Place {
             sink: destination.sink(id),
             range,
@@ -313,7 +313,7 @@ impl Reception {
                 duration: self.began.elapsed(),
                 wire_bytes,
                 chunks: commit.chunks,
-                resumed: commit.resumed,
+                resumed: commit.reconnections,
                 transport: control.kind(),
                 transport_reason: control.reason(),
                 codecs: self.tally.stats(),
@@ -336,7 +336,7 @@ impl Reception {
                 self.began = Instant::now();
                 tracing::warn!(given_up = %id, "The received part of a version is discarded: the server has another version.");
             }
-            Released::Here => {}
+            Released::ByClient => {}
         }
     }
 
@@ -354,11 +354,11 @@ impl Reception {
     /// Gives up the current version, and the subscription too if later versions would fail as well. Reports the error
     /// to the server and to the user.
     fn fail(&mut self, error: &TransferError) {
-        let Some(id) = self.machine.under_way().cloned() else { return };
+        let Some(id) = self.machine.current_version().cloned() else { return };
         let (reason, user_error) = (error.abort_reason(), error.for_user(&id));
         if error.is_final() {
             self.is_over = true;
-            self.machine.end(reason, self.keep_place);
+            self.machine.end_subscription(reason, self.keep_place);
             self.end(user_error);
         } else {
             tracing::warn!(%id, %error, "A version is given up.");

@@ -4,7 +4,7 @@ use crate::{
     ClientError, Config,
     backoff::Backoff,
     command::Command,
-    connection::{CloseReason, Connection, Greeted, LaneRegistry, Path, Target},
+    connection::{CloseReason, Connection, Handshake, LaneRegistry, Path, Target},
     error::SessionError,
     session::Session,
     transport_trial::TransportTrial,
@@ -72,11 +72,11 @@ impl Reconnector {
             let (path, kind) = (connection.path(), connection.control().kind());
             let lost = tokio::select! {
                 lost = self.session.run(&mut connection, &mut self.commands) => lost,
-                greeted = next_transport(&mut trial, path, kind, &self.target, &config) => {
-                    let text = format!("the session continues over {}", greeted.kind());
+                handshake = next_transport(&mut trial, path, kind, &self.target, &config) => {
+                    let text = format!("the session continues over {}", handshake.kind());
                     let close_reason = CloseReason { code: CloseCode::Done, text, by_user: false };
                     self.session.detach(connection.give_up(close_reason).await);
-                    connection = Connection::begin(greeted, &self.target, &config);
+                    connection = Connection::begin(handshake, &self.target, &config);
                     self.state.lane.send_replace(connection.control().clone());
                     continue;
                 }
@@ -164,14 +164,14 @@ async fn next_transport(
     kind: LaneKind,
     target: &Target,
     config: &Config,
-) -> Greeted {
+) -> Handshake {
     let Some(trial) = trial else { return pending().await };
     trial.handle_connected(kind);
     loop {
         let Some(sample) = path.sample().await else { return pending().await };
         let Some(kind) = trial.handle_sample(Instant::now(), sample, path.has_settled()) else { continue };
-        match Greeted::over(kind, &path, target, config).await {
-            Ok(Some(greeted)) => return greeted,
+        match Handshake::over(kind, &path, target, config).await {
+            Ok(Some(handshake)) => return handshake,
             Ok(None) => tracing::warn!(
                 "{kind} reaches another server than the transport of this session, which stays in use: publish the UDP and \
                  the TCP port of one server under one address."

@@ -21,7 +21,7 @@ pub struct Subscription {
     pub(crate) mode: Mode,
     pub(crate) queue: Arc<SnapshotQueue>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) patience: Patience,
+    pub(crate) limits: SubscriptionLimits,
     pub(crate) holding: Arc<HoldCounter>,
     /// In mode `every`, the version that the user is processing.
     pub(crate) taken: Option<VersionId>,
@@ -34,7 +34,7 @@ const ANSWER_MIN: Duration = Duration::from_secs(1);
 
 /// The timeouts of a subscription, and its limit of held snapshots.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct SubscriptionLimits {
     pub(crate) topic_timeout: Duration,
     pub(crate) held_max: usize,
     pub(crate) hold_timeout: Duration,
@@ -42,7 +42,7 @@ pub(crate) struct Patience {
 
 impl Subscription {
     /// The handle of a subscription opened for `request`.
-    pub(crate) fn new(request: Request, opened: Opened, patience: Patience) -> Self {
+    pub(crate) fn new(request: Request, opened: Opened, limits: SubscriptionLimits) -> Self {
         let Opened { handle, queue, counters, holding } = opened;
         Self {
             handle,
@@ -50,7 +50,7 @@ impl Subscription {
             mode: request.mode,
             queue,
             counters,
-            patience,
+            limits,
             holding,
             taken: None,
             held_back_since: None,
@@ -80,16 +80,16 @@ impl Subscription {
     pub async fn next(&mut self) -> Result<Snapshot, SubscriptionError> {
         self.acknowledge();
         loop {
-            let may_take = self.holding.count() < self.patience.held_max;
+            let may_take = self.holding.count() < self.limits.held_max;
             match self.queue.take(may_take) {
                 Found::Snapshot(snapshot) => return Ok(self.hand_over(*snapshot)),
                 Found::Gap(gap) => return Err(SubscriptionError::Gap(gap)),
                 Found::NotYet => {
                     let since = *self.held_back_since.get_or_insert_with(Instant::now);
-                    let deadline = since + self.patience.hold_timeout;
+                    let deadline = since + self.limits.hold_timeout;
                     if tokio::time::timeout_at(deadline, self.holding.dropped()).await.is_err() {
                         self.held_back_since = None;
-                        return Err(self.holding_too_many(self.patience.hold_timeout));
+                        return Err(self.holding_too_many(self.limits.hold_timeout));
                     }
                 }
                 Found::Ended(error) | Found::Failure(error) => return Err(error),
@@ -123,7 +123,7 @@ impl Subscription {
     }
 
     pub(crate) async fn wait_for_topic(&self, asked: Instant) {
-        let deadline = asked + self.patience.topic_timeout;
+        let deadline = asked + self.limits.topic_timeout;
         let changed = tokio::time::timeout_at(deadline, self.queue.changed());
         if changed.await.is_err() {
             let newest = tokio::select! {
@@ -149,7 +149,7 @@ impl Subscription {
     async fn listed(&self) -> Option<Option<VersionId>> {
         let (reply, answer) = oneshot::channel();
         let _ = self.handle.commands.send(Command::List(reply)); // An ended session drops the request.
-        let topics = tokio::time::timeout(self.patience.topic_timeout.max(ANSWER_MIN), answer)
+        let topics = tokio::time::timeout(self.limits.topic_timeout.max(ANSWER_MIN), answer)
             .await
             .ok()?
             .ok()?;
@@ -160,10 +160,10 @@ impl Subscription {
     /// The error for a topic with this newest version after the timeout: it does not exist, or has only versions that
     /// the server gave up.
     fn timeout_error(&self, newest: Option<VersionId>) -> Option<SubscriptionError> {
-        let timeout_ms = self.patience.topic_timeout.as_millis();
+        let timeout_ms = self.limits.topic_timeout.as_millis();
         match (self.queue.given_up(), newest) {
             (Some((id, _)), Some(newest)) if newest.epoch != id.epoch || newest.version > id.version => None,
-            (Some((id, reason)), _) => Some(SubscriptionError::GivenUp { id, reason, timeout_ms }),
+            (Some((id, reason)), _) => Some(SubscriptionError::Aborted { id, reason, timeout_ms }),
             (None, Some(_)) => None,
             (None, None) => Some(SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms }),
         }
@@ -198,10 +198,10 @@ impl Subscription {
     /// For callers with a timeout of their own: a function that accepts the time waited, and returns an error if a
     /// snapshot is held back because the user holds too many. It can be called while [`next`](Self::next) borrows the
     /// subscription.
-    pub fn held_back_reader(
+    pub fn holding_limit_check(
         &self,
     ) -> impl Fn(Duration) -> Option<SubscriptionError> + Send + Sync + use<> + 'static {
-        let (topic, max) = (self.topic.clone(), self.patience.held_max);
+        let (topic, max) = (self.topic.clone(), self.limits.held_max);
         let (holding, queue) = (Arc::clone(&self.holding), Arc::clone(&self.queue));
         move |waited| {
             let is_held_back = queue.has_snapshot() && holding.count() >= max;
@@ -210,7 +210,7 @@ impl Subscription {
     }
 
     fn holding_too_many(&self, waited: Duration) -> SubscriptionError {
-        holding_too_many(&self.topic, &self.holding, self.patience.held_max, waited)
+        holding_too_many(&self.topic, &self.holding, self.limits.held_max, waited)
     }
 }
 

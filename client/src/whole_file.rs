@@ -21,13 +21,13 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
 /// they may fill the disk. Blocks.
 ///
 /// # Errors
-/// The system's error, or that of [`must_be_replaceable`]; `path` is then unchanged.
+/// The system's error, or that of [`check_replaceable`]; `path` is then unchanged.
 pub fn replace_file(
     path: &Path,
     mode: u32,
     write: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
-    must_be_replaceable(path)?; // Fails before gigabytes are written.
+    check_replaceable(path)?; // Fails before gigabytes are written.
     let folder = folder_of(path);
     fs::create_dir_all(folder)?;
     sweep(folder);
@@ -38,7 +38,7 @@ pub fn replace_file(
     })?;
     write(file.as_file_mut())?;
     file.as_file().sync_all()?;
-    must_be_replaceable(path)?;
+    check_replaceable(path)?;
     file.persist(path).map_err(|failed| failed.error)?;
     File::open(folder)?.sync_all()
 }
@@ -50,7 +50,7 @@ pub fn replace_file(
 ///
 /// # Errors
 /// An error of kind [`io::ErrorKind::InvalidInput`] that names the kind of file; or the system's error.
-pub fn must_be_replaceable(path: &Path) -> io::Result<()> {
+pub fn check_replaceable(path: &Path) -> io::Result<()> {
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found?,
@@ -145,7 +145,7 @@ mod tests {
             assert_eq!(kind(), was);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before, "no temporary file stays");
-        let device = must_be_replaceable(Path::new("/dev/null")).unwrap_err();
+        let device = check_replaceable(Path::new("/dev/null")).unwrap_err();
         assert!(device.to_string().contains("it is a device"), "{device}");
     }
 }

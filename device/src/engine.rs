@@ -219,7 +219,7 @@ impl CopyError {
 
     /// Whether the copy may still write, because its end is unknown. Its memory must not be trusted or reused until the
     /// engine has released it.
-    pub fn may_land_later(&self) -> bool {
+    pub fn may_still_write(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::DeviceFailed { .. } | Self::EngineStopped)
     }
 }

@@ -198,10 +198,10 @@ pub enum Misbehaved {
     TwoManifests(SubscriptionId),
     /// More chunks than were granted.
     #[error("the peer sent more chunks than it had credit for")]
-    OverCredit,
+    CreditExceeded,
     /// In mode `every`, more unacknowledged versions than the window allows.
     #[error("the peer announced many more unacknowledged versions than the window of {0} allows")]
-    OverWindow(u32),
+    WindowExceeded(u32),
     /// More credit than the protocol allows.
     #[error("the peer granted more credit than {0} chunks")]
     CreditOverflow(u32),
@@ -210,7 +210,7 @@ pub enum Misbehaved {
     WrongManifest,
     /// A version marked `afresh` that this end had not named in `have` or `partial`.
     #[error("the peer announced version {0} afresh, but this end had named no content of it")]
-    NothingAfresh(Version),
+    UnexpectedAfresh(Version),
     /// A version number that does not rise.
     #[error("the peer announced version {found} after version {after} of the same epoch")]
     VersionNotRising {

@@ -101,7 +101,8 @@ impl Subscriber {
         self.actions.retain(|action| !matches!(action, Action::Send(_)));
         self.send(ClientMessage::Subscribe(Subscribe {
             have,
-            base: have.filter(|have| base == Some(have.of())), // A base is the version that was committed last.
+            // A base is the version that was committed last.
+            base: have.filter(|have| base == Some(have.key())),
             partial,
             manifest: self.selection.as_ref().map(|selection| selection.manifest().digest()),
             credit: self.arrivals.credit(),
@@ -126,7 +127,7 @@ impl Subscriber {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Placing(mut incoming) | Phase::Running(mut incoming) | Phase::Detached(mut incoming) => {
                 incoming.assembly.handle_detached();
-                incoming.assembly.forget_beyond(PARTIAL_RANGES_MAX);
+                incoming.assembly.discard_beyond(PARTIAL_RANGES_MAX);
                 Phase::Detached(incoming)
             }
             Phase::Idle | Phase::Announced { .. } => Phase::Idle,
@@ -363,7 +364,7 @@ impl Subscriber {
             Phase::Running(_) => self.fetch_if_due(),
             Phase::Announced { .. } | Phase::Placing(_) => {}
             // Chunks of later versions begin on other lanes.
-            Phase::Idle | Phase::Detached(_) => self.arrivals.forget_retired(),
+            Phase::Idle | Phase::Detached(_) => self.arrivals.discard_retired(),
         }
     }
 
@@ -374,7 +375,7 @@ impl Subscriber {
         }
         let (epoch, version) = key(incoming.id());
         let missing = incoming.assembly.missing();
-        self.arrivals.forget_retired();
+        self.arrivals.discard_retired();
         for ranges in missing.ranges().chunks(PARTIAL_RANGES_MAX) {
             self.send(ClientMessage::Fetch {
                 subscription: self.request.subscription,
@@ -423,7 +424,7 @@ impl Subscriber {
                 announce: incoming.announce.clone(),
                 selection: Arc::clone(incoming.assembly.selection()),
                 chunks: incoming.assembly.verified_chunks(),
-                resumed: incoming.resumed,
+                reconnections: incoming.resumed,
                 gap: self.history.gap_before(incoming.id()),
                 new_epoch: self.history.is_new_epoch(incoming.id()),
             }),
@@ -450,7 +451,7 @@ impl Subscriber {
         if self.history.is_last(version) {
             return Ok(()); // `Abort` crossed this end's `Abort` or `Committed`.
         }
-        if self.under_way().map(key) != Some(version) {
+        if self.current_version().map(key) != Some(version) {
             let (epoch, version) = version;
             return Err(Misbehaved::WrongVersion { epoch, version });
         }
@@ -461,14 +462,14 @@ impl Subscriber {
 
     /// Gives up the current version. The subscription continues with the next version.
     pub fn give_up(&mut self, reason: AbortReason) {
-        self.given_up = self.under_way().map(key);
-        self.abort(reason, Released::Here);
+        self.given_up = self.current_version().map(key);
+        self.abort(reason, Released::ByClient);
         self.grant_allowance();
     }
 
     /// Ends the subscription, and the current version with `reason`.
-    pub fn end(&mut self, reason: AbortReason, keep_place: bool) {
-        self.abort(reason, Released::Here);
+    pub fn end_subscription(&mut self, reason: AbortReason, keep_place: bool) {
+        self.abort(reason, Released::ByClient);
         self.send(ClientMessage::Unsubscribe { subscription: self.request.subscription, keep_place });
     }
 
@@ -496,20 +497,20 @@ impl Subscriber {
 
     /// The time at which to call [`handle_timeout`](Self::handle_timeout); `None` without a current version.
     pub fn timeout_at(&self) -> Option<Instant> {
-        self.under_way().map(|_| self.stall.check_at())
+        self.current_version().map(|_| self.stall.check_at())
     }
 
     /// Fails the current version if no byte was received since the last check. `moved_bytes` is the number of bytes
     /// received for the subscription so far.
     pub fn handle_timeout(&mut self, now: Instant, moved_bytes: u64) {
-        if self.under_way().is_some() && self.stall.handle_check(now, moved_bytes) {
+        if self.current_version().is_some() && self.stall.handle_check(now, moved_bytes) {
             self.actions
                 .push_back(Action::Fail(VersionFault::Stalled(self.stall.timeout())));
         }
     }
 
     /// The current version on this connection.
-    pub fn under_way(&self) -> Option<&VersionId> {
+    pub fn current_version(&self) -> Option<&VersionId> {
         match &self.phase {
             Phase::Idle | Phase::Detached(_) => None,
             Phase::Announced { announce, .. } => Some(&announce.id),
@@ -523,7 +524,7 @@ impl Subscriber {
     }
 
     /// Whether the chunk on `stream` is still to be received.
-    pub fn is_wanted(&self, stream: StreamToken) -> bool {
+    pub fn is_receiving_chunk(&self, stream: StreamToken) -> bool {
         self.arrivals.is_receiving(stream)
     }
 
@@ -543,7 +544,7 @@ impl Subscriber {
     }
 
     /// The verified chunks of a version that waits to be continued on another connection.
-    pub fn held(&self) -> Option<RangeSet> {
+    pub fn resumable_chunks(&self) -> Option<RangeSet> {
         match &self.phase {
             Phase::Detached(incoming) => Some(incoming.assembly.held()),
             _ => None,
@@ -556,7 +557,7 @@ impl Subscriber {
     }
 
     fn end_version(&mut self) -> Option<VersionId> {
-        let id = self.under_way()?.clone();
+        let id = self.current_version()?.clone();
         self.history.handle_ended(&id);
         self.arrivals.end_version();
         self.phase = Phase::Idle;

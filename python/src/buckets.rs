@@ -28,9 +28,9 @@ pub(crate) fn buckets(
     Ok(in_buckets(tensors.filter(is_wanted), bucket_bytes))
 }
 
-/// Whether a snapshot is a part of the version that `description` describes, and not of a later version or epoch.
+/// Whether a snapshot is a bucket of the version that `description` describes, and not of a later version or epoch.
 #[pyfunction]
-pub(crate) fn is_part(description: &Description, snapshot: &Snapshot) -> bool {
+pub(crate) fn is_bucket_of(description: &Description, snapshot: &Snapshot) -> bool {
     snapshot.is_of(description)
 }
 

@@ -311,16 +311,17 @@ impl Client {
         out.copy(py, &snapshot.arrived(py)?)?.map_err(|failed| failed.raise(py))
     }
 
-    /// Iterates over the tensors of one version with their names, in published order. They are received in parts, so
-    /// that a version larger than this machine's memory can be read. The next part is received while the current one is
-    /// in use. A part is delivered once it is complete and verified, the last one only if all parts are of one version.
-    /// The version is complete only when the iteration has ended without an error: do not use its tensors before.
+    /// Iterates over the tensors of one version with their names, in published order. They are received in buckets, so
+    /// that a version larger than this machine's memory can be read. The next bucket is received while the current one
+    /// is in use. A bucket is delivered once it is complete and verified, the last one only if all buckets are of one
+    /// version. The version is complete only when the iteration has ended without an error: do not use its tensors
+    /// before.
     ///
     /// topic, version, epoch, select: as for `get`. The publisher's next version waits as for a reader in mode "every".
-    /// bucket_bytes: the maximum size of a part, not counting tensors that share a chunk with it; a larger tensor is a
-    /// part by itself. Three parts are in memory at a time: the previous, the current and the next one. Do not keep
-    /// tensors of earlier parts.
-    /// timeout: the deadline for each part in seconds; None waits without limit.
+    /// bucket_bytes: the maximum size of a bucket, not counting tensors that share a chunk with it; a larger tensor is
+    /// a bucket by itself. Three buckets are in memory at a time: the previous, the current and the next one. Do not
+    /// keep tensors of earlier buckets.
+    /// timeout: the deadline for each bucket in seconds; None waits without limit.
     ///
     /// Raises the exceptions of `get`, and TornError for a failure after the first tensor: the tensors delivered so far
     /// are not a complete version.
@@ -407,7 +408,7 @@ impl Client {
             });
             begun.map(Bound::unbind)
         })?;
-        py.import("tensor_relay._coroutines")?.call_method1("awaited", (begin,))
+        py.import("tensor_relay._coroutines")?.call_method1("await_lazily", (begin,))
     }
 
     /// The ticket that this client connected with. Treat it as a secret if the tensors are secret.

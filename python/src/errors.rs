@@ -130,7 +130,7 @@ pub(crate) fn of_subscription(py: Python<'_>, error: &SubscriptionError) -> PyEr
 
 fn kind_of_subscription(error: &SubscriptionError) -> Kind {
     match error {
-        SubscriptionError::NotFound { .. } | SubscriptionError::GivenUp { .. } => Kind::NotFound,
+        SubscriptionError::NotFound { .. } | SubscriptionError::Aborted { .. } => Kind::NotFound,
         SubscriptionError::Ended { reason, .. } => match reason {
             EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired => Kind::TopicEnded,
             EndReason::TooSlow | EndReason::Replaced => Kind::Missed,

@@ -78,7 +78,7 @@ static ENDING: OnceLock<ThreadId> = OnceLock::new();
 /// Records that this thread ends the interpreter, before it closes relays and clients. Any other thread that still runs
 /// is a daemon thread: Python has waited for the others.
 #[pyfunction]
-pub(crate) fn begin_finish() {
+pub(crate) fn prepare_exit() {
     let _ = ENDING.set(thread::current().id());
 }
 

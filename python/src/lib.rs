@@ -53,11 +53,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod _native {
     #[pymodule_export]
     use super::{
-        buckets::{buckets, is_part},
+        buckets::{buckets, is_bucket_of},
         client::{Client, connect, server_of},
         command::run_command,
         description::{Description, TensorInfo},
-        interpreter::{begin_finish, finish},
+        interpreter::{finish, prepare_exit},
         producer::{Producer, publish_to},
         publication::Publication,
         relay::Relay,

@@ -124,7 +124,7 @@ fn dumped(value: &Bound<'_, PyAny>) -> PyResult<String> {
     let py = value.py();
     let options = PyDict::new(py);
     options.set_item("ensure_ascii", false)?;
-    options.set_item("default", frameworks(py)?.getattr("number")?)?;
+    options.set_item("default", frameworks(py)?.getattr("to_python_number")?)?;
     py.import("json")?.call_method("dumps", (value,), Some(&options))?.extract()
 }
 

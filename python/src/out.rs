@@ -277,7 +277,7 @@ fn may_have_written(received: &Result<FilledTensors, Failed>) -> bool {
 /// Tells the frameworks that the tensors may have been written.
 fn notify_written(py: Python<'_>, values: &[Py<PyAny>]) -> PyResult<()> {
     let values: Vec<_> = values.iter().map(|value| value.bind(py)).collect();
-    frameworks(py)?.call_method1("written", (values,)).map(drop)
+    frameworks(py)?.call_method1("mark_written", (values,)).map(drop)
 }
 
 /// The result for a version that was not received. `torn` is a version of which the tensors hold some bytes, `refused`

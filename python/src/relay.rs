@@ -484,7 +484,7 @@ fn ended(py: Python<'_>, topic: &Topic) -> PyErr {
 /// The dtype that a user passes, as a name or as a framework's dtype object.
 pub(crate) fn cast_to(dtype: &Bound<'_, PyAny>) -> PyResult<Dtype> {
     let py = dtype.py();
-    let name: String = frameworks(py)?.call_method1("dtype_called", (dtype,))?.extract()?;
+    let name: String = frameworks(py)?.call_method1("dtype_name", (dtype,))?.extract()?;
     let unknown = || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
     dtype_named(&name).ok_or_else(unknown)
 }

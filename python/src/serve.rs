@@ -74,14 +74,14 @@ pub(crate) fn serve(
     let store = store.map_err(Kind::Other.because(py))?;
     let _in_runtime = runtime::handle(py)?.enter();
     let access = match &store {
-        Some(store) => store.follow().map_err(Kind::Other.because(py))?,
+        Some(store) => store.watch_changes().map_err(Kind::Other.because(py))?,
         None if open => Access::open(),
         None => Access::new(Rules::ephemeral()),
     };
     let listener = listener_on(py, listen, parse_transport(py, transport)?, &identity)?;
     // A training process may have left less memory than that: then versions and sessions are refused when they come.
     let reserved = config.reserve().ok();
-    let server = Server::start(listener, access.clone(), config).keeping_free(reserved);
+    let server = Server::start(listener, access.clone(), config).with_reservation(reserved);
     let admin = AdminOptions { address: admin, token_file: admin_token_file };
     let admin = admin.open(py, |address, token_file| {
         AdminPort::for_server(address, token_file, server.status_reader(), staging_gpu.as_ref())

@@ -40,7 +40,7 @@ pub(crate) struct Subscription {
 pub(crate) struct Inner {
     pub(crate) open: Arc<Closable<Open>>,
     on_gap: OnGap,
-    held_back: HeldBack,
+    holding_limit_check: HoldingLimitCheck,
     pub(crate) select: Select,
     /// For the client's admin port, if it has one, until this is closed.
     followed: Mutex<Option<FollowedTopic>>,
@@ -55,7 +55,7 @@ pub(crate) struct Open {
 
 /// After a timed-out wait of this length: the error, if a version was ready and not delivered because the user holds
 /// too many snapshots.
-type HeldBack = Box<dyn Fn(Duration) -> Option<SubscriptionError> + Send + Sync>;
+type HoldingLimitCheck = Box<dyn Fn(Duration) -> Option<SubscriptionError> + Send + Sync>;
 
 /// A received version, and the gap before it.
 pub(crate) struct Arrived {
@@ -191,8 +191,8 @@ impl Inner {
     async fn next_within(self: Arc<Self>, timeout: Option<Duration>) -> Result<Taken, NotArrived> {
         let next = at_most(timeout, Arc::clone(&self).next()).await;
         next.unwrap_or_else(|| {
-            let held_back = (self.held_back)(timeout.unwrap_or_default());
-            Err(held_back.map_or(NotArrived::TimedOut, NotArrived::Subscription))
+            let too_many = (self.holding_limit_check)(timeout.unwrap_or_default());
+            Err(too_many.map_or(NotArrived::TimedOut, NotArrived::Subscription))
         })
     }
 
@@ -400,10 +400,10 @@ impl Subscription {
         out: Option<Out>,
     ) -> Self {
         let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
-        let held_back = Box::new(subscription.held_back_reader());
+        let holding_limit_check = Box::new(subscription.holding_limit_check());
         let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
         let followed = Mutex::new(followed);
-        let inner = Inner { open, on_gap, held_back, select, followed };
+        let inner = Inner { open, on_gap, holding_limit_check, select, followed };
         Self { inner: ProcessLocal::new(Arc::new(inner)), topic, client, timeout, out, progress }
     }
 

@@ -197,19 +197,19 @@ pub(crate) fn frameworks(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
 
 /// The memory of a tensor of any framework, and whether it is that of a copy: some frameworks cannot lend their own.
 fn lend(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
-    lent_by(&frameworks(value.py())?.call_method1("lender", (value,))?, gpus)
+    lent_by(&frameworks(value.py())?.call_method1("exporter", (value,))?, gpus)
 }
 
 /// A tensor's own memory, to be written.
 pub(crate) fn lend_to_write(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Lent> {
-    Ok(lent_by(&frameworks(value.py())?.call_method1("lender_to_write", (value,))?, gpus)?.0)
+    Ok(lent_by(&frameworks(value.py())?.call_method1("writable_exporter", (value,))?, gpus)?.0)
 }
 
 /// The memory that `_frameworks` found: `answer` is the object that lends it, the dtype if that object cannot name it,
 /// and whether the memory is a copy.
 fn lent_by(answer: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
-    let (lender, dtype, is_copy): (Bound<'_, PyAny>, Option<String>, bool) = answer.extract()?;
-    let memory = Lent::of(&lender, gpus)?;
+    let (exporter, dtype, is_copy): (Bound<'_, PyAny>, Option<String>, bool) = answer.extract()?;
+    let memory = Lent::of(&exporter, gpus)?;
     let dtype = dtype.and_then(|name| dtype_named(&name));
     Ok(match dtype {
         Some(dtype) => (memory.reinterpreted_as(dtype), is_copy),

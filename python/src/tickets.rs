@@ -40,7 +40,7 @@ impl Tickets {
         };
         let valid_for = expires.map(|seconds| positive_seconds(py, "expires", seconds)).transpose()?;
         let topic = ticket.topic().ok_or_else(|| wrong("the ticket names no topic"))?;
-        let grants = vec![Grant::on(topic, Verbs::CONSUME)];
+        let grants = vec![Grant::for_topic(topic, Verbs::CONSUME)];
         let (_, token) = store.issue(holder, grants, valid_for).map_err(Kind::Request.because(py))?;
         Ok(ticket.with_token(token).to_string())
     }

@@ -136,19 +136,19 @@ def test_an_abandoned_stream_delays_no_publish(relay, client):
     assert client.topics()[0].version == 2
 
 
-PARTS, PART_BYTES = 24, 8 << 20
+TENSORS, BUCKET_BYTES = 24, 8 << 20
 
 
 def test_a_stream_needs_memory_for_three_buckets(tmp_path):
     """The version is eight times as large, and its buckets have unequal sizes."""
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
-        sizes = itertools.cycle([PART_BYTES, PART_BYTES - (1 << 20), PART_BYTES // 2, PART_BYTES // 2])
-        relay.publish("t", {f"w{each}": np.full(next(sizes), each, "u1") for each in range(PARTS)})
-        with python(HERE / "streaming.py", relay.ticket, PART_BYTES) as consumer:
+        sizes = itertools.cycle([BUCKET_BYTES, BUCKET_BYTES - (1 << 20), BUCKET_BYTES // 2, BUCKET_BYTES // 2])
+        relay.publish("t", {f"w{each}": np.full(next(sizes), each, "u1") for each in range(TENSORS)})
+        with python(HERE / "streaming.py", relay.ticket, BUCKET_BYTES) as consumer:
             out, errors = consumer.communicate(timeout=TIMEOUT_S)
     report = json.loads(out or errors)
-    assert report["tensors"] == PARTS
-    assert report["counted_bytes"] <= 3 * (PART_BYTES + (4 << 20)), report
+    assert report["tensors"] == TENSORS
+    assert report["counted_bytes"] <= 3 * (BUCKET_BYTES + (4 << 20)), report
 
 
 async def collected_async(stream):

@@ -1,6 +1,6 @@
 //! The bounds on what clients can make a server hold or do, with reasons and memory.
 
-use crate::{Config, inboxes::Inbox, probing::PROBES_MAX, strangers};
+use crate::{Config, inboxes::Inbox, logins, probing::PROBES_MAX};
 use tensor_relay_device::{AllocError, Reservation, container_memory_bytes};
 use tensor_relay_protocol::{FRAME_MAX_BYTES, WATCHES_MAX};
 use tensor_relay_transport::{LaneKind, Tuning};
@@ -23,7 +23,7 @@ pub struct Bound {
     /// The bounded quantity.
     pub name: &'static str,
     /// The limit.
-    pub most: Amount,
+    pub max: Amount,
     /// The host memory that it may take; 0 if it takes none of its own.
     pub memory_bytes: u64,
     /// The reason for this bound, or its cost.
@@ -62,10 +62,10 @@ impl Config {
 
     fn for_limit(self, limit_bytes: Option<u64>, encoded_bytes: Option<u64>) -> Self {
         let limit = limit_bytes.unwrap_or(u64::MAX);
-        let logins = usize::try_from(limit / 16 / strangers::LOGIN_BYTES).unwrap_or(usize::MAX);
+        let logins = usize::try_from(limit / 16 / logins::LOGIN_BYTES).unwrap_or(usize::MAX);
         Self {
             encoded_bytes: encoded_bytes.unwrap_or_else(|| self.encoded_bytes.min(limit / 8)),
-            logins_max: self.logins_max.min(logins).max(strangers::PLACES_MIN),
+            logins_max: self.logins_max.min(logins).max(logins::PLACES_MIN),
             ..self
         }
     }
@@ -86,7 +86,7 @@ impl Config {
 
     /// All bounds on what clients can make a server with this configuration hold or do.
     pub fn bounds(&self) -> Vec<Bound> {
-        let bound = |name, most, memory_bytes, reason| Bound { name, most, memory_bytes, reason };
+        let bound = |name, most, memory_bytes, reason| Bound { name, max: most, memory_bytes, reason };
         let lane_bytes = LaneKind::Tcp.memory_bytes_max().max(LaneKind::Quic.memory_bytes_max());
         let times = |count: u64, bytes: u64| count.saturating_mul(bytes);
         let (sessions, lanes) = (self.sessions_max as u64, self.lanes_total_max());
@@ -140,7 +140,7 @@ impl Config {
             bound(
                 "logins under way",
                 Amount::Count(self.logins_max as u64),
-                times(self.logins_max as u64, strangers::LOGIN_BYTES),
+                times(self.logins_max as u64, logins::LOGIN_BYTES),
                 "the oldest of the network with the most is evicted: no network can lock out the others",
             ),
             bound(
@@ -198,7 +198,7 @@ impl Config {
     /// # Errors
     /// [`ContainerTooSmall`].
     pub fn reserve(&self) -> Result<Reservation, ContainerTooSmall> {
-        let logins = (self.logins_max as u64).saturating_mul(strangers::LOGIN_BYTES);
+        let logins = (self.logins_max as u64).saturating_mul(logins::LOGIN_BYTES);
         let bytes = self.encoded_bytes.saturating_add(logins).saturating_add(PROGRAM_BYTES);
         Reservation::fitting(bytes).map_err(|error| match error {
             AllocError::OverCgroup { asked_bytes, free_bytes, limit_bytes } => {
@@ -223,7 +223,7 @@ mod tests {
         let small = config(Some(256 * MIB), None);
         assert_eq!((small.encoded_bytes, small.logins_max), (32 * MIB, 109));
         assert_eq!(config(Some(256 * MIB), Some(200 * MIB)).encoded_bytes, 200 * MIB);
-        assert_eq!(config(Some(0), None).logins_max, strangers::PLACES_MIN);
+        assert_eq!(config(Some(0), None).logins_max, logins::PLACES_MIN);
     }
 
     #[test]

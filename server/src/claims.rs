@@ -48,7 +48,7 @@ impl Claims {
     pub(crate) fn new(subscribe: &Subscribe) -> Self {
         let whole = |named, have: &Have| Claim {
             named,
-            version: have.of(),
+            version: have.key(),
             digest: have.digest,
             chunks: None,
             state: State::Waiting,

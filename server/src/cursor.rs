@@ -151,7 +151,7 @@ impl Latest {
                 .filter(|_| !subscribe.preempt)
                 .map(|partial| (partial.epoch, partial.version)),
             awaited: awaited(topic, subscribe),
-            last: subscribe.have.map(|have| have.of()),
+            last: subscribe.have.map(|have| have.key()),
             missed: 0,
         }
     }
@@ -223,7 +223,7 @@ pub(crate) struct Every {
 impl Every {
     fn new(topic: Arc<TopicState>, subscribe: &Subscribe, owner: &str) -> Self {
         let awaited = awaited(&topic, subscribe);
-        let (window, have) = (subscribe.window as usize, subscribe.have.map(|have| have.of()));
+        let (window, have) = (subscribe.window as usize, subscribe.have.map(|have| have.key()));
         let name = subscribe.reader.clone().map(|name| PlaceName { owner: owner.to_owned(), name });
         let (reader, next) = Reader::join(topic, name, have, subscribe.start);
         Self {

@@ -2,8 +2,8 @@
 
 use crate::{
     lanes::{JoinRefused, Lanes, LiveLane, Silence},
+    logins::Login,
     shared::{Counted, Shared},
-    strangers::Stranger,
 };
 use std::{
     collections::HashMap,
@@ -150,7 +150,7 @@ impl LaneEnd {
 /// Joins `lane` to the session named in `join`, and serves it until either ends.
 pub(crate) async fn serve(
     lane: Lane,
-    stranger: Stranger,
+    login: Login,
     sender: control::Sender<ServerMessage>,
     mut receiver: control::Receiver<ClientMessage>,
     join: Join,
@@ -158,7 +158,7 @@ pub(crate) async fn serve(
 ) {
     let end = match admit(&lane, &sender, join, shared).await {
         Ok((lanes, live, _place)) => {
-            drop(stranger); // The lane is authenticated now.
+            drop(login); // The lane is authenticated now.
             tracing::debug!(lane = %join.lane, "A lane joined.");
             let end = watch(&live, &mut receiver).await;
             // Fails only if the session's control stream has ended.

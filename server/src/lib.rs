@@ -64,6 +64,7 @@ mod inboxes;
 mod joining;
 mod lanes;
 mod lend;
+mod logins;
 mod places;
 mod probing;
 mod publishable;
@@ -78,7 +79,6 @@ pub mod sidecar;
 mod staged;
 mod stall;
 mod status;
-mod strangers;
 mod subscribers;
 mod subscription;
 mod topic;
@@ -102,6 +102,7 @@ pub use files::{
     FileError, FileWatch, FolderRules, LeftOut, LeftOutReason, Observation, SealFileError, TensorFiles,
 };
 pub use lend::LendError;
+pub use logins::{Eviction, Login, Logins};
 pub use publishable::Publishable;
 pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
@@ -110,7 +111,6 @@ pub use staged::{StageError, Staged, Staging};
 pub use status::{
     LaneStatus, Limit, ServerStatus, StatusReader, SubscriberStatus, TopicStatus, TransferStatus,
 };
-pub use strangers::{Eviction, Stranger, Strangers};
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,

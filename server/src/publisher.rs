@@ -253,7 +253,7 @@ impl Publisher {
 
     /// Withdraws the topic like [`withdraw`](Self::withdraw), but keeps its name while the publisher lives: later
     /// subscribers get the end at once instead of waiting for the topic. Nothing can be published after this.
-    pub fn withdraw_for_good(&self) {
+    pub fn withdraw_keeping_name(&self) {
         self.topic.end(EndReason::Withdrawn);
     }
 

@@ -1,7 +1,7 @@
 //! [`Refusals`]: rate-limits the log of refused clients to one a minute for each network and reason, so that they
 //! cannot flood it.
 
-use crate::{access::Denied, strangers::network_of};
+use crate::{access::Denied, logins::network_of};
 use std::{
     collections::HashMap,
     mem::{Discriminant, discriminant},
@@ -78,7 +78,7 @@ mod tests {
     fn each_network_is_logged_once_a_minute() {
         let (refusals, now) = (Refusals::default(), Instant::now());
         let [one, other] = [1, 2].map(|last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last)));
-        let note = |address, later| refusals.note(address, &Denied::NothingShown, now + later);
+        let note = |address, later| refusals.note(address, &Denied::NoCredentials, now + later);
         let zero = Duration::ZERO;
         assert_eq!(note(one, zero), Some(0));
         assert_eq!([note(one, zero), note(one, zero)], [None, None]);

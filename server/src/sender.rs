@@ -6,7 +6,7 @@ use crate::{
     lanes::{LaneLoad, Lanes},
     shared::Shared,
     stall::Progress,
-    subscribers::Watched,
+    subscribers::SubscriberProgress,
     topic::Retained,
 };
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(crate) struct Outgoing {
     pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
     /// The subscription's status counters.
-    pub(crate) watched: Arc<Watched>,
+    pub(crate) counters: Arc<SubscriberProgress>,
     pub(crate) progress: Progress,
 }
 
@@ -139,12 +139,12 @@ impl Outgoing {
         chunk: ChunkIndex,
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
-        let (began, encoding) = (Instant::now(), self.watched.encode());
+        let (began, encoding) = (Instant::now(), self.counters.encode());
         let in_flight = self.effort.begin(self.raw_bytes(chunk));
         let encoded = self.encode(chunk, &in_flight).await?;
         drop(encoding);
         self.progress.note(1); // From here on, waiting is the subscriber's fault.
-        let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.watched.write());
+        let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.counters.write());
         let (outgoing, on) = (Arc::clone(&self), lane.clone());
         // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
         let write = async move { outgoing.write(chunk, &encoded, &on, began, &in_flight).await };
@@ -195,7 +195,7 @@ impl Outgoing {
             for tally in [&*self.tally, &self.shared.tally] {
                 tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.spent);
             }
-            self.watched.note_sent(raw_bytes, wire_bytes);
+            self.counters.note_sent(raw_bytes, wire_bytes);
             self.shared.chunk_times.note(began.elapsed());
         }
     }

@@ -5,9 +5,9 @@ use crate::{
     bases::{BaseStats, Bases},
     catalogue::Catalogue,
     failures::FailedAt,
+    logins::{Eviction, Login},
     session,
     shared::Shared,
-    strangers::{Eviction, Stranger},
 };
 use std::{
     net::SocketAddr,
@@ -68,7 +68,7 @@ pub struct ServerStats {
 impl Server {
     /// Starts to serve on `listener`, on the caller's tokio runtime. A current-thread runtime without other work costs
     /// least: one lane is one task, and a second thread only adds hand-overs. `access` decides who may connect;
-    /// [`AccessStore::follow`](crate::AccessStore::follow) makes one from a state directory.
+    /// [`AccessStore::watch_changes`](crate::AccessStore::watch_changes) makes one from a state directory.
     pub fn start(listener: Listener, access: Access, config: Config) -> Self {
         let config = config.clamped();
         let bases = Arc::new(Bases::new(config.base_bytes));
@@ -89,7 +89,7 @@ impl Server {
 
     /// Keeps this memory of the container's limit free while the server lives: see [`Config::reserve`].
     #[must_use]
-    pub fn keeping_free(mut self, reserved: Option<Reservation>) -> Self {
+    pub fn with_reservation(mut self, reserved: Option<Reservation>) -> Self {
         self.reserved = reserved;
         self
     }
@@ -217,9 +217,9 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
             arrival.refuse();
             continue;
         }
-        let (stranger, eviction) = shared.strangers.enter(arrival.peer().ip());
+        let (login, eviction) = shared.logins.enter(arrival.peer().ip());
         let timeout = listener.tuning().control_timeout();
-        sessions.spawn(serve_arrival(arrival, stranger, eviction, timeout, Arc::clone(&shared)));
+        sessions.spawn(serve_arrival(arrival, login, eviction, timeout, Arc::clone(&shared)));
     }
 }
 
@@ -227,7 +227,7 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
 /// unauthenticated one may be evicted to make room.
 async fn serve_arrival(
     arrival: Arrival,
-    stranger: Stranger,
+    login: Login,
     mut eviction: Eviction,
     timeout: Duration,
     shared: Arc<Shared>,
@@ -235,7 +235,7 @@ async fn serve_arrival(
     let peer = arrival.peer();
     let served = async {
         match tokio::time::timeout(timeout, arrival.accept()).await {
-            Ok(Ok(lane)) => session::serve(lane, stranger, timeout, Arc::clone(&shared)).await,
+            Ok(Ok(lane)) => session::serve(lane, login, timeout, Arc::clone(&shared)).await,
             Ok(Err(error)) => {
                 shared.failures.note(FailedAt::Connection, "handshake_failed");
                 tracing::debug!(%peer, %error, "The handshake with a client failed.");
@@ -248,7 +248,7 @@ async fn serve_arrival(
     };
     tokio::select! {
         () = served => {}
-        () = eviction.came() => {
+        () = eviction.evicted() => {
             shared.failures.note(FailedAt::Connection, "evicted");
             tracing::debug!(%peer, "An unauthenticated client was evicted to make room for another.");
         }

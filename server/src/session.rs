@@ -12,10 +12,10 @@ use crate::{
     inboxes::Inboxes,
     joining::{self, Join, JoinableSession},
     lanes::Lanes,
+    logins::Login,
     probing::Probing,
     refusals::Reason,
     shared::{Counted, Gauge, Shared},
-    strangers::Stranger,
     subscribers::SubscriberInfo,
     subscription::Subscription,
     transfer::SubscriptionMessage as Message,
@@ -41,7 +41,7 @@ use tracing::Instrument;
 
 /// Serves one connection until it ends: a session that begins with `Hello`, or a lane that joins one with `Join`.
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
-pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Duration, shared: Arc<Shared>) {
+pub(crate) async fn serve(lane: Lane, login: Login, control_timeout: Duration, shared: Arc<Shared>) {
     let _traffic = shared.traffic.count(&lane);
     let streams = tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await;
     let (sender, mut receiver) = match streams {
@@ -52,14 +52,14 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
     let admitted = match first_message(&mut receiver, control_timeout).await {
         Ok(ClientMessage::Join { session, lane: number, grant, instance }) => {
             let join = Join { session, lane: number, grant, instance };
-            return joining::serve(lane, stranger, sender, receiver, join, &shared).await;
+            return joining::serve(lane, login, sender, receiver, join, &shared).await;
         }
         Ok(first) => AdmittedClient::new(first, (lane.client_certificate(), lane.kind()), &shared),
         Err(error) => Err(error),
     };
     let (error, place) = match admitted {
         Ok(AdmittedClient { hello, revision, permit, place }) => {
-            drop(stranger); // An authenticated client is not evicted for others.
+            drop(login); // An authenticated client is not evicted for others.
             let negotiated = Negotiated { codecs: hello.codecs, features: hello.features, revision, permit };
             let Err(error) = welcome_and_run(&lane, &sender, &mut receiver, negotiated, &shared).await;
             (error, Some(place))
@@ -421,12 +421,12 @@ impl Session {
         self.following.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);
         let control = self.lanes.control();
-        let seat = self.shared.subscribers.enter(SubscriberInfo {
+        let entry = self.shared.subscribers.enter(SubscriberInfo {
             topic: Arc::clone(follower.topic()),
             peer: control.peer(),
             kind: control.kind(),
             mode: subscribe.mode,
-            have: subscribe.have.map(|have| have.of()),
+            have: subscribe.have.map(|have| have.key()),
         });
         let topic = subscribe.topic.as_str().to_owned();
         let subscription = Subscription {
@@ -437,14 +437,14 @@ impl Session {
             credit: Credit::new(subscribe.credit)?,
             cursor: Cursor::new(follower.topic(), &subscribe, &self.holder.principal().to_string()),
             claims: Claims::new(&subscribe),
-            base: ClientBase::new(follower.topic(), subscribe.base.map(|base| base.of())),
+            base: ClientBase::new(follower.topic(), subscribe.base.map(|base| base.key())),
             follower,
             lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             inbox,
             client: ClientState::new(subscribe.selection, subscribe.manifest, subscribe.partial),
-            seat,
+            entry,
             unfinished: Some([self.shared.unfinished.count(), self.unfinished.count()]),
             preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
         };

@@ -2,8 +2,8 @@
 
 use crate::{
     Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, effort_trial::EffortTrials,
-    failures::Failures, joining::Joinable, refusals::Refusals, strangers::Strangers,
-    subscribers::Subscribers, traffic::Traffic,
+    failures::Failures, joining::Joinable, logins::Logins, refusals::Refusals, subscribers::Subscribers,
+    traffic::Traffic,
 };
 use std::sync::{Arc, atomic::AtomicU64};
 use tensor_relay_protocol::InstanceId;
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     /// Subscriptions that a shutdown waits for: each until it has noticed the shutdown and has nothing to finish.
     pub(crate) unfinished: Gauge,
     /// The unauthenticated connections.
-    pub(crate) strangers: Strangers,
+    pub(crate) logins: Logins,
     /// Rate-limits the log of refused clients.
     pub(crate) refusals: Refusals,
     /// The connections that joined a session as lanes.
@@ -68,7 +68,7 @@ impl Shared {
     pub(crate) fn new(config: Config, access: Access, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
         Self {
             lane_threads: LaneThreads::new(config.lane_threads),
-            strangers: Strangers::new(config.logins_max),
+            logins: Logins::new(config.logins_max),
             joinable: Joinable::default(),
             instance: InstanceId(rand::random()),
             config,

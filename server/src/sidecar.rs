@@ -91,19 +91,19 @@ pub struct Published {
 
 /// Accepts producers until it is dropped. Their topics and retained versions stay.
 #[derive(Debug)]
-pub struct Open {
+pub struct OpenSocket {
     path: Box<Path>,
     accepting: JoinHandle<()>,
 }
 
-impl Open {
+impl OpenSocket {
     /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenSocket {
     fn drop(&mut self) {
         self.accepting.abort(); // Drops the socket and the producers' connections.
     }
@@ -121,14 +121,14 @@ impl Server {
         options: TopicOptions,
         device: Option<Device>,
         report: impl Fn(Published) + Send + Sync + 'static,
-    ) -> Open {
+    ) -> OpenSocket {
         let shared = self.shared();
         let agent = shared.config.agent.clone();
         let topics = Topics::new(Arc::clone(shared), options);
         let report = Box::new(report);
         let context = PublishContext { topics, staging: self.staging(), device, agent, report };
         let path = socket.path().into();
-        Open { path, accepting: tokio::spawn(accept(socket, Arc::new(context))) }
+        OpenSocket { path, accepting: tokio::spawn(accept(socket, Arc::new(context))) }
     }
 }
 

@@ -100,7 +100,7 @@ pub struct SubscriberStatus {
     /// The age of the oldest version that it lacks, within the last 64 publishes.
     pub lag: Duration,
     /// The current transfer.
-    pub under_way: Option<TransferStatus>,
+    pub transfer: Option<TransferStatus>,
     /// The number of versions that it committed.
     pub committed: u64,
     /// The number of versions skipped for newer ones.

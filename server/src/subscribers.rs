@@ -20,7 +20,7 @@ use tokio::time::Instant;
 /// All open subscriptions, bounded by the limits of sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Subscribers {
-    open: Mutex<BTreeMap<u64, Arc<Watched>>>,
+    open: Mutex<BTreeMap<u64, Arc<SubscriberProgress>>>,
     ever: AtomicU64,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Subscribers {
 pub(crate) struct SubscriberEntry {
     subscribers: Arc<Subscribers>,
     number: u64,
-    watched: Arc<Watched>,
+    progress: Arc<SubscriberProgress>,
 }
 
 /// The client and topic of a subscription.
@@ -45,7 +45,7 @@ pub(crate) struct SubscriberInfo {
 
 /// The status of one subscription. Its sends add to counters; the rest changes once per version.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct SubscriberProgress {
     info: SubscriberInfo,
     began: Instant,
     place: Mutex<Place>,
@@ -62,7 +62,7 @@ pub(crate) struct Watched {
 struct Place {
     /// The newest version that the client has.
     done: Option<(Epoch, Version)>,
-    under_way: Option<Begun>,
+    transfer: Option<Begun>,
 }
 
 #[derive(Debug)]
@@ -82,37 +82,37 @@ impl Subscribers {
     /// Adds a subscription.
     pub(crate) fn enter(self: &Arc<Self>, info: SubscriberInfo) -> SubscriberEntry {
         let number = self.ever.fetch_add(1, Ordering::Relaxed);
-        let watched = Arc::new(Watched::new(info));
-        self.open().insert(number, Arc::clone(&watched));
-        SubscriberEntry { subscribers: Arc::clone(self), number, watched }
+        let progress = Arc::new(SubscriberProgress::new(info));
+        self.open().insert(number, Arc::clone(&progress));
+        SubscriberEntry { subscribers: Arc::clone(self), number, progress }
     }
 
     /// The number of subscriptions, and the status of the `most` oldest ones.
     pub(crate) fn status(&self, most: usize) -> (usize, Vec<SubscriberStatus>) {
-        let (count, first): (usize, Vec<Arc<Watched>>) = {
+        let (count, first): (usize, Vec<Arc<SubscriberProgress>>) = {
             let open = self.open();
             (open.len(), open.values().take(most).cloned().collect())
         };
-        (count, first.iter().map(|watched| watched.status()).collect())
+        (count, first.iter().map(|progress| progress.status()).collect())
     }
 
-    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Watched>>> {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<SubscriberProgress>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl SubscriberEntry {
     /// A reference for its sends, which may outlive the entry.
-    pub(crate) fn watched(&self) -> Arc<Watched> {
-        Arc::clone(&self.watched)
+    pub(crate) fn progress(&self) -> Arc<SubscriberProgress> {
+        Arc::clone(&self.progress)
     }
 }
 
 impl Deref for SubscriberEntry {
-    type Target = Watched;
+    type Target = SubscriberProgress;
 
-    fn deref(&self) -> &Watched {
-        &self.watched
+    fn deref(&self) -> &SubscriberProgress {
+        &self.progress
     }
 }
 
@@ -123,10 +123,10 @@ impl Drop for SubscriberEntry {
     }
 }
 
-impl Watched {
+impl SubscriberProgress {
     fn new(info: SubscriberInfo) -> Self {
         Self {
-            place: Mutex::new(Place { done: info.have, under_way: None }),
+            place: Mutex::new(Place { done: info.have, transfer: None }),
             info,
             began: Instant::now(),
             committed: AtomicU64::new(0),
@@ -141,7 +141,7 @@ impl Watched {
     /// Records the start of a version.
     pub(crate) fn begin(&self, retained: &Retained, skipped: u64) {
         self.skipped.fetch_add(skipped, Ordering::Relaxed);
-        self.place().under_way = Some(Begun {
+        self.place().transfer = Some(Begun {
             version: retained.id.clone(),
             payload_bytes: retained.payload.manifest().payload_bytes(),
             at: Instant::now(),
@@ -152,12 +152,12 @@ impl Watched {
     /// Records the commit of the version.
     pub(crate) fn handle_committed(&self, retained: &Retained) {
         self.committed.fetch_add(1, Ordering::Relaxed);
-        *self.place() = Place { done: Some((retained.id.epoch, retained.id.version)), under_way: None };
+        *self.place() = Place { done: Some((retained.id.epoch, retained.id.version)), transfer: None };
     }
 
     /// Records that the transfer was aborted.
     pub(crate) fn handle_given_up(&self) {
-        self.place().under_way = None;
+        self.place().transfer = None;
     }
 
     /// Records that a chunk is being read and encoded.
@@ -178,18 +178,18 @@ impl Watched {
 
     fn status(&self) -> SubscriberStatus {
         let sent_payload_bytes = self.sent_payload_bytes.load(Ordering::Relaxed);
-        let (done, under_way) = {
+        let (done, transfer) = {
             let place = self.place();
-            let under_way = place.under_way.as_ref().map(|begun| TransferStatus {
+            let transfer = place.transfer.as_ref().map(|begun| TransferStatus {
                 version: begun.version.clone(),
                 payload_bytes: begun.payload_bytes,
                 sent_bytes: sent_payload_bytes.saturating_sub(begun.sent_before),
                 since: begun.at.elapsed(),
                 limit: self.limit(),
             });
-            (place.done, under_way)
+            (place.done, transfer)
         };
-        let lag = match (done, &under_way) {
+        let lag = match (done, &transfer) {
             (None, None) => Default::default(), // It waits for a later version.
             _ => self.info.topic.lag(done),
         };
@@ -204,7 +204,7 @@ impl Watched {
             held: done.map(|(_, version)| version),
             lag_versions: lag.versions,
             lag: since.unwrap_or_default(),
-            under_way,
+            transfer,
             committed: self.committed.load(Ordering::Relaxed),
             skipped: self.skipped.load(Ordering::Relaxed),
             sent_payload_bytes,

@@ -53,7 +53,7 @@ pub(crate) struct Subscription {
     /// Whether a running transfer is aborted for a newer version.
     pub(crate) preempt: bool,
     /// Its entry in the server's status.
-    pub(crate) seat: SubscriberEntry,
+    pub(crate) entry: SubscriberEntry,
     /// Makes a shutdown wait for the subscription and its session; `None` once it begins no more transfers.
     pub(crate) unfinished: Option<[Counted; 2]>,
 }
@@ -240,7 +240,7 @@ impl Subscription {
         let claims = std::mem::take(&mut self.claims);
         let afresh = claims.is_afresh((retained.id.epoch, retained.id.version));
         self.announce(retained, skipped, afresh).await?;
-        self.seat.begin(retained, skipped);
+        self.entry.begin(retained, skipped);
         let selection = self.client.selection(retained, self.shared.config.workers).await;
         let chunks = selection.chunks().difference(&self.client.take_held(retained));
         let plan = SendPlan::new(chunks, self.client.needs_manifest(retained));
@@ -308,7 +308,7 @@ impl Subscription {
                 self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
                 retained.committed.send_modify(|count| *count += 1);
                 self.cursor.handle_committed(retained);
-                self.seat.handle_committed(retained);
+                self.entry.handle_committed(retained);
                 self.client.handle_committed(retained);
                 self.base.handle_committed(kept);
                 Ok(Next::Finished)
@@ -319,7 +319,7 @@ impl Subscription {
                 // credit: both reset it, and the client grants anew.
                 self.credit = Credit::default();
                 self.cursor.handle_given_up(retained);
-                self.seat.handle_given_up();
+                self.entry.handle_given_up();
                 self.shared.failures.note_abort(reason);
                 self.client.handle_given_up();
                 self.base.let_go();
@@ -372,7 +372,7 @@ impl Subscription {
             lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
-            watched: self.seat.watched(),
+            counters: self.entry.progress(),
             progress,
         }
     }

@@ -21,7 +21,7 @@ use control::Control;
 pub use installed::{Installed, Library, Report};
 pub use symbols::SYMBOLS;
 
-/// The time after which [`FakeCuda::until`] fails.
+/// The time after which [`FakeCuda::wait_until`] fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The fake driver of this process.
@@ -76,7 +76,7 @@ pub struct Fault {
     /// The effect on that occurrence.
     pub effect: Effect,
     /// Whether all later occurrences are affected too.
-    pub stays: bool,
+    pub is_permanent: bool,
 }
 
 /// The effect of a [`Fault`].
@@ -91,12 +91,12 @@ pub enum Effect {
 impl Fault {
     /// Affects only the `nth` occurrence from now on.
     pub fn once(what: &str, nth: u64, effect: Effect) -> Self {
-        Self { what: what.to_owned(), nth, effect, stays: false }
+        Self { what: what.to_owned(), nth, effect, is_permanent: false }
     }
 
     /// Affects the `nth` occurrence and all later ones.
     pub fn from(what: &str, nth: u64, effect: Effect) -> Self {
-        Self { stays: true, ..Self::once(what, nth, effect) }
+        Self { is_permanent: true, ..Self::once(what, nth, effect) }
     }
 }
 
@@ -108,7 +108,7 @@ impl fmt::Display for Fault {
             Effect::Fail(code) => write!(f, "{code}"),
             Effect::Hang => f.write_str("hang"),
         }?;
-        f.write_str(if self.stays { ":on" } else { "" })
+        f.write_str(if self.is_permanent { ":on" } else { "" })
     }
 }
 
@@ -284,7 +284,7 @@ impl FakeCuda {
     /// # Panics
     ///
     /// After ten seconds.
-    pub fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+    pub fn wait_until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
         while !condition(self) {
             assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain until {what}");
@@ -336,9 +336,10 @@ impl Gate {
 
     /// Waits until at least `count` copies wait at the gate.
     pub fn until_waiting(&self, count: u64) {
-        self.fake.until(&format!("{count} copies wait for {}", self.direction), |fake| {
-            fake.engine(self.device, self.direction).waiting >= count
-        });
+        self.fake
+            .wait_until(&format!("{count} copies wait for {}", self.direction), |fake| {
+                fake.engine(self.device, self.direction).waiting >= count
+            });
     }
 }
 

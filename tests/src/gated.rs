@@ -62,14 +62,14 @@ impl GatedEngine {
     }
 
     /// Completes the newest waiting copy; returns whether there was one.
-    pub fn let_last_pass(&self) -> bool {
+    pub fn let_newest_pass(&self) -> bool {
         let waiting = self.state().waiting.pop_back();
         waiting.map(|waiting| self.end(waiting)).is_some()
     }
 
     /// Reports `EngineStopped` for the waiting copies, whose outcome is then unknown. Their bytes are still written
     /// when the gate lets them pass.
-    pub fn lose_sight(&self) {
+    pub fn report_stopped(&self) {
         for waiting in &mut self.state().waiting {
             if let Some(completion) = waiting.completion.take() {
                 completion.finish(Err(CopyError::EngineStopped));

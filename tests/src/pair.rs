@@ -209,11 +209,11 @@ pub fn rules() -> Rules {
 
 /// The token in the tickets of simulated servers.
 pub fn token() -> Token {
-    sealed(9, vec![Grant::everywhere(Verbs::CONSUME)])
+    token_with(9, vec![Grant::everywhere(Verbs::CONSUME)])
 }
 
 /// A token for simulated servers with this ticket id and these grants.
-pub fn sealed(id: u8, grants: Vec<Grant>) -> Token {
+pub fn token_with(id: u8, grants: Vec<Grant>) -> Token {
     let claims = Claims { id: TicketId([id; 8]), holder: "a test".into(), expires_s: None, grants };
     rules().secrets[0].seal(&claims)
 }
@@ -261,7 +261,7 @@ pub fn reconnecting() -> tensor_relay_client::Config {
 }
 
 /// The options of a topic that retains `versions` versions.
-pub fn keeping(versions: u32) -> TopicOptions {
+pub fn retaining(versions: u32) -> TopicOptions {
     TopicOptions { keep: Keep { versions, ..Keep::default() }, ..TopicOptions::default() }
 }
 

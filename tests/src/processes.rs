@@ -6,13 +6,13 @@
 mod gpu;
 mod lan;
 mod process;
-mod wire;
+mod udp_proxy;
 
 pub use gpu::{Gpu, device, fake_nvml};
 pub use lan::{Host, Lan};
 pub use process::{Ended, Process};
 pub use rustix::process::Signal;
-pub use wire::Wire;
+pub use udp_proxy::UdpProxy;
 
 use serde_json::Value;
 use std::{
@@ -57,7 +57,7 @@ impl Home {
     }
 
     /// The [`path`](Self::path) of `name` as a command-line argument.
-    pub fn word(&self, name: &str) -> String {
+    pub fn argument(&self, name: &str) -> String {
         self.path(name).into_os_string().into_string().unwrap()
     }
 
@@ -108,7 +108,7 @@ impl Home {
             all.push(ON_HOST);
         }
         all.extend(words);
-        Serving::hear(self.start(&all))
+        Serving::wait_for_report(self.start(&all))
     }
 
     /// Starts a server with the arguments `words` on the port in an earlier server's `report`.
@@ -119,20 +119,23 @@ impl Home {
 
     /// The topics of a server, as `list` reports them.
     pub fn list(&self, server: &Serving) -> Value {
-        self.run(&["list", &self.ticket_for_all(server), "--json"]).with(0).json()["topics"].clone()
+        self.run(&["list", &self.ticket_for_all(server), "--json"])
+            .expect_code(0)
+            .json()["topics"]
+            .clone()
     }
 
     /// A ticket for all topics of `server`, made by `tickets create`.
     pub fn ticket_for_all(&self, server: &Serving) -> String {
         let address = format!("--address={}", server.listen());
-        let folder = Path::new(server.said["ticket_file"].as_str().unwrap()).parent().unwrap();
+        let folder = Path::new(server.report["ticket_file"].as_str().unwrap()).parent().unwrap();
         let state = match folder.join("access").exists() {
             true => format!("--state-dir={}", folder.display()),
-            false => format!("--state-dir={}", self.word("state/tensor-relay")),
+            false => format!("--state-dir={}", self.argument("state/tensor-relay")),
         };
         let made = self
             .run(&["tickets", "create", "--topic=**", "--json", &address, &state])
-            .with(0);
+            .expect_code(0);
         made.json()["ticket"].as_str().unwrap().to_owned()
     }
 
@@ -165,42 +168,42 @@ pub struct Serving {
     /// The process.
     pub process: Process,
     /// Its report.
-    pub said: Value,
+    pub report: Value,
 }
 
 impl Serving {
     /// Waits for the report of a server that was started with `--json`. Adds to the report each topic's `ticket` from
     /// the server's file, and the ticket for all topics if there is one.
-    pub fn hear(mut process: Process) -> Self {
-        let line = process.hear_out("");
-        let mut said: Value =
+    pub fn wait_for_report(mut process: Process) -> Self {
+        let line = process.wait_for_stdout("");
+        let mut report: Value =
             serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
         // Test programs such as `publish-versions` write no ticket file.
-        let Some(path) = said["ticket_file"].as_str() else { return Self { process, said } };
+        let Some(path) = report["ticket_file"].as_str() else { return Self { process, report } };
         let tickets = fs::read_to_string(path).unwrap();
-        for topic in said["topics"].as_array_mut().unwrap() {
+        for topic in report["topics"].as_array_mut().unwrap() {
             let name = format!("/{}?", topic["topic"].as_str().unwrap());
             topic["ticket"] = tickets.lines().find(|line| line.contains(&name)).unwrap().into();
         }
         let for_all = tickets.lines().find(|line| !line["relay://".len()..].contains('/'));
-        said["ticket"] = for_all.into();
-        Self { process, said }
+        report["ticket"] = for_all.into();
+        Self { process, report }
     }
 
     /// The address that the server listens on.
     pub fn listen(&self) -> &str {
-        self.said["listen"].as_str().unwrap()
+        self.report["listen"].as_str().unwrap()
     }
 
     /// The server's report on a topic.
     pub fn topic(&self, name: &str) -> &Value {
-        let topics = self.said["topics"].as_array().unwrap();
+        let topics = self.report["topics"].as_array().unwrap();
         topics.iter().find(|topic| topic["topic"] == name).unwrap()
     }
 
     /// The server's own ticket for all of its topics, which exists if there are several.
     pub fn ticket_for_all(&self) -> &str {
-        self.said["ticket"].as_str().unwrap()
+        self.report["ticket"].as_str().unwrap()
     }
 
     /// The ticket of a topic.

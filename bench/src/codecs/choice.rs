@@ -30,12 +30,13 @@ impl Choice {
     /// Estimates each chunk, `rounds` times, and chooses a codec for it as a server does. (A server estimates one chunk
     /// in sixteen, and uses the result for the others.)
     pub(super) fn of(job: &Job<'_>, rounds: u32) -> Self {
-        let looks: Vec<Look> = (0..job.chunks()).map(|chunk| Look::at(job, chunk, rounds)).collect();
-        let times: Vec<Duration> = looks.iter().filter_map(|look| look.duration).collect();
+        let estimates: Vec<ChunkEstimate> =
+            (0..job.chunks()).map(|chunk| ChunkEstimate::of(job, chunk, rounds)).collect();
+        let times: Vec<Duration> = estimates.iter().filter_map(|timed| timed.duration).collect();
         let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len().max(1) as f64;
         let at = |(name, effort)| {
             let mut chunks = BTreeMap::new();
-            for Look { estimate, is_delta, .. } in &looks {
+            for ChunkEstimate { estimate, is_delta, .. } in &estimates {
                 let codec = match is_delta {
                     true => CodecId::Sparse,
                     false => estimate.choose(CodecSet::all(), effort),
@@ -50,23 +51,23 @@ impl Choice {
 }
 
 /// The estimate of one chunk.
-struct Look {
+struct ChunkEstimate {
     estimate: SizeEstimate,
     /// Whether the chunk is sent as a delta of its base, so that no codec is chosen.
     is_delta: bool,
     duration: Option<Duration>,
 }
 
-impl Look {
+impl ChunkEstimate {
     /// Estimates a chunk as a server does, which skips small ones.
-    fn at(job: &Job<'_>, chunk: usize, rounds: u32) -> Self {
+    fn of(job: &Job<'_>, chunk: usize, rounds: u32) -> Self {
         let raw = job.chunk(chunk);
         if raw.len() < SMALL_BYTES {
-            return Self { estimate: SizeEstimate::NOTHING, is_delta: false, duration: None };
+            return Self { estimate: SizeEstimate::NO_GAIN, is_delta: false, duration: None };
         }
         let timed = || {
             let begin = Instant::now();
-            let estimate = SizeEstimate::at(job.dtype, raw);
+            let estimate = SizeEstimate::of(job.dtype, raw);
             (estimate, begin.elapsed())
         };
         let (estimate, mut duration) = timed();

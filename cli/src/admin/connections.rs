@@ -7,7 +7,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use std::time::Duration;
-use tensor_relay_server::Strangers;
+use tensor_relay_server::Logins;
 use tokio::{
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
@@ -34,7 +34,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Accepts and serves connections. Never returns.
 pub(super) async fn accept(listener: TcpListener, routes: Router) {
-    let places = Strangers::new(CONNECTIONS_MAX);
+    let places = Logins::new(CONNECTIONS_MAX);
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -43,7 +43,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router) {
                 tokio::spawn(async move {
                     tokio::select! {
                         _ = timeout(CONNECTION_MAX, answer(stream, routes)) => {}
-                        () = eviction.came() => {}
+                        () = eviction.evicted() => {}
                     }
                     drop(place);
                 });

@@ -37,9 +37,9 @@ fn label(name: &'static str, value: &str) -> Labels {
 /// Families of the server as a whole.
 fn of_server(status: &ServerStatus) -> Vec<Family> {
     let stats = &status.stats;
-    let under_way = |limit: Limit| {
-        let transfers = status.subscribers.iter().filter_map(|subscriber| subscriber.under_way.as_ref());
-        let count = transfers.filter(|under_way| under_way.limit == limit).count();
+    let limited_by = |limit: Limit| {
+        let transfers = status.subscribers.iter().filter_map(|subscriber| subscriber.transfer.as_ref());
+        let count = transfers.filter(|transfer| transfer.limit == limit).count();
         (label("limit", limit.name()), count as f64)
     };
     let build = label("version", env!("CARGO_PKG_VERSION"));
@@ -54,7 +54,7 @@ fn of_server(status: &ServerStatus) -> Vec<Family> {
         Family::gauges(
             "transfers_limited",
             "Transfers of the first 256 subscriptions, by their bottleneck at this moment",
-            [Limit::Encoding, Limit::Network, Limit::Receiver].map(under_way).into(),
+            [Limit::Encoding, Limit::Network, Limit::Receiver].map(limited_by).into(),
         ),
         Family::counter("published_versions", "Versions published", status.published as f64),
         Family::counter(

@@ -70,17 +70,17 @@ fn subscriber(subscriber: &SubscriberStatus) -> Value {
         "skipped": subscriber.skipped,
         "sent_payload_bytes": subscriber.sent_payload_bytes,
         "sent_wire_bytes": subscriber.sent_wire_bytes,
-        "under_way": subscriber.under_way.as_ref().map(under_way),
+        "under_way": subscriber.transfer.as_ref().map(transfer),
     })
 }
 
-fn under_way(under_way: &TransferStatus) -> Value {
+fn transfer(transfer: &TransferStatus) -> Value {
     json!({
-        "version": under_way.version.version.0,
-        "payload_bytes": under_way.payload_bytes,
-        "sent_bytes": under_way.sent_bytes,
-        "since_s": under_way.since.as_secs_f64(),
-        "limit": under_way.limit.name(),
+        "version": transfer.version.version.0,
+        "payload_bytes": transfer.payload_bytes,
+        "sent_bytes": transfer.sent_bytes,
+        "since_s": transfer.since.as_secs_f64(),
+        "limit": transfer.limit.name(),
     })
 }
 

@@ -1,6 +1,6 @@
 //! The options of `tickets`, `keys` and `acl`.
 
-use super::KeysArgs;
+use super::{KeysArgs, publish::parse_topic};
 use crate::units;
 use clap::Subcommand;
 use std::{path::PathBuf, time::Duration};
@@ -137,8 +137,4 @@ fn parse_key_name(text: &str) -> Result<String, String> {
 
 fn parse_glob(text: &str) -> Result<Glob, String> {
     Glob::new(text).map_err(|error| error.to_string())
-}
-
-fn parse_topic(text: &str) -> Result<Topic, String> {
-    Topic::new(text).map_err(|error| error.to_string())
 }

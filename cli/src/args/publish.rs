@@ -52,7 +52,8 @@ pub(crate) struct PublishArgs {
     pub(crate) json: bool,
 }
 
-fn parse_topic(text: &str) -> Result<Topic, String> {
+/// Parses the name of a topic.
+pub(super) fn parse_topic(text: &str) -> Result<Topic, String> {
     Topic::new(text).map_err(|error| error.to_string())
 }
 

@@ -34,7 +34,7 @@ impl ServeBounds {
 
     pub(super) fn as_json(&self) -> Value {
         let of = |bound: &Bound| {
-            let (unit, most) = match bound.most {
+            let (unit, most) = match bound.max {
                 Amount::Count(count) => ("count", count),
                 Amount::Bytes(bytes) => ("bytes", bytes),
                 Amount::Ms(ms) => ("ms", ms),
@@ -76,7 +76,7 @@ impl ServeBounds {
 }
 
 fn row(bound: &Bound) -> [String; 3] {
-    let most = match bound.most {
+    let most = match bound.max {
         Amount::Count(count) => count.to_string(),
         Amount::Bytes(bytes) => units::bytes(bytes),
         Amount::Ms(ms) => units::time(Duration::from_millis(ms)),

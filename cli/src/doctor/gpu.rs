@@ -81,7 +81,7 @@ mod tests {
     fn a_gpu_that_cannot_be_used_fails() {
         let survey = Survey {
             gpus: Err(CudaError::NoLibrary { reason: "no such file".into() }),
-            known_to_nvml: Err("there is none".into()),
+            nvml_gpus: Err("there is none".into()),
         };
         assert_eq!(judge(&survey, &[], None)[0].state, State::Ok, "no GPU is present");
         let found = judge(&survey, &["nvidia0".into()], Some("void")).remove(0);

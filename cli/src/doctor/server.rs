@@ -142,7 +142,7 @@ fn rights(ticket: &Ticket, now_s: u64) -> Finding {
     let Some(token) = ticket.token() else {
         return Finding::ok("ticket", "no token: valid only for a server with --open", wanted);
     };
-    match token.read_unproven() {
+    match token.decode_unverified() {
         Err(error) => Finding::fail("ticket", error.to_string(), wanted, fix),
         Ok(claims) => {
             let measured = format!("ticket {}: {}", claims.id, describe(&claims));

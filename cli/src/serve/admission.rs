@@ -22,7 +22,7 @@ pub(super) fn access(args: &ServeArgs, state_dir: &Path) -> anyhow::Result<Acces
     }
     let store = AccessStore::open(state_dir)
         .context("cannot store the secrets of tickets; choose another directory with --state-dir")?;
-    Ok(store.follow()?)
+    Ok(store.watch_changes()?)
 }
 
 /// The ticket for `topic`, or for all topics.

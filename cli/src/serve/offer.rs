@@ -110,7 +110,7 @@ impl Offer {
             return std::future::pending().await;
         }
         publisher.lost().await;
-        publisher.withdraw_for_good();
+        publisher.withdraw_keeping_name();
         let (topic, path) = (publisher.topic(), path.display());
         tracing::error!(
             "{topic}: {path} was changed in place while it was being served, so the topic ends, with an error for its \
@@ -196,7 +196,7 @@ impl Watch {
     }
 
     async fn poll(&mut self) -> Observation {
-        let polled = self.with_files(|files| (files.look(), files.missed())).await;
+        let polled = self.with_files(|files| (files.poll(), files.missed())).await;
         let Some((observation, missed)) = polled else { return Observation::Same };
         let is_missing = observation == Observation::Missing;
         if is_missing && !self.is_missing {
@@ -214,11 +214,11 @@ impl Watch {
     async fn count_missed(&mut self, interval: Duration) -> Infallible {
         loop {
             tokio::time::sleep(interval).await;
-            let glance = |files: &mut FileWatch| {
-                files.glance();
+            let poll = |files: &mut FileWatch| {
+                files.poll_during_publish();
                 files.missed()
             };
-            if let Some(missed) = self.with_files(glance).await {
+            if let Some(missed) = self.with_files(poll).await {
                 self.log_missed(missed);
             }
         }
@@ -243,13 +243,13 @@ impl Watch {
     async fn handle_published(&mut self, missed: u64) {
         self.last_error = None;
         self.is_missed_logged = false;
-        self.with_files(move |files| files.told(missed)).await;
+        self.with_files(move |files| files.handle_reported(missed)).await;
     }
 
     /// Makes the files count as new again, so that the next poll tries again, and logs the error unless it equals the
     /// last logged one.
     async fn handle_failure(&mut self, error: &str, is_lost: bool) {
-        self.with_files(FileWatch::forget).await;
+        self.with_files(FileWatch::reset).await;
         if self.last_error.replace(error.to_owned()).is_none_or(|last| last != error) {
             let consequence = match is_lost {
                 true => "nothing is on offer until a later attempt succeeds",

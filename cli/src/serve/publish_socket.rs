@@ -10,7 +10,7 @@ use std::{
 };
 use tensor_relay_server::{
     Device, Server, TopicOptions,
-    sidecar::{Open, PublishSocket, Published},
+    sidecar::{OpenSocket, PublishSocket, Published},
 };
 
 /// The maximum number of versions waiting to be reported. With a slow reader of the output, further ones are not
@@ -22,7 +22,7 @@ pub(super) fn open(
     server: &Server,
     args: &ServeArgs,
     device: Option<&Device>,
-) -> anyhow::Result<Option<Open>> {
+) -> anyhow::Result<Option<OpenSocket>> {
     let Some(path) = &args.publish_socket else { return Ok(None) };
     let socket = PublishSocket::open(path, &args.publish_uid).context("cannot open the publish socket")?;
     // Topics of the socket have several versions even without `--watch`, unlike topics from files.

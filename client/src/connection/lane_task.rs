@@ -1,6 +1,6 @@
 //! The task of one lane, and the slots that keep the wanted number of lanes connected.
 
-use super::{Event, Target, first_message, greeted};
+use super::{Event, Target, complete_handshake, first_message};
 use crate::{ClientError, backoff::Backoff};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{
@@ -141,7 +141,7 @@ impl LaneSlot {
         let lane = connector.connect_further(self.peer, keys, self.number, self.kind).await?;
         let id = LaneId(self.next_lane.fetch_add(1, Ordering::AcqRel));
         let deadline = connector.tuning().control_timeout();
-        let ended = match greeted(&lane, deadline, self.greet(id, &lane, deadline)).await {
+        let ended = match complete_handshake(&lane, deadline, self.exchange_join(id, &lane, deadline)).await {
             Ok(streams) => self.run(id, &lane, streams).await,
             Err(error) => Err(error),
         };
@@ -149,7 +149,12 @@ impl LaneSlot {
         ended
     }
 
-    async fn greet(&self, id: LaneId, lane: &Lane, deadline: Duration) -> Result<Streams, ClientError> {
+    async fn exchange_join(
+        &self,
+        id: LaneId,
+        lane: &Lane,
+        deadline: Duration,
+    ) -> Result<Streams, ClientError> {
         let (sender, mut receiver) = control::open(lane, deadline).await?;
         let Self { session, grant, instance, .. } = *self;
         let join = ClientMessage::Join { session, lane: id, grant, instance };

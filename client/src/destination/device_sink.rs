@@ -43,7 +43,7 @@ impl DeviceSink {
             return Err(CopyError::TimedOut { device, waited: COPY_TIMEOUT }.into());
         };
         if let Err(SinkError::Copy(error)) = &end
-            && error.may_land_later()
+            && error.may_still_write()
         {
             self.payload.touched(&range).iter().for_each(|memory| memory.withhold());
         }

@@ -24,7 +24,7 @@ pub enum SubscriptionError {
         "the server gave {id} up: {reason}; no other version came within {timeout_ms} ms, and none was received before: \
          the server's log says more"
     )]
-    GivenUp {
+    Aborted {
         /// The version.
         id: VersionId,
         /// The reason.

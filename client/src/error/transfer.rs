@@ -76,7 +76,7 @@ impl TransferError {
                 _ => false, // `Busy`: an earlier copy may still write. The next version has other memory.
             },
             // A blocked device thread may be free for the next version.
-            Self::DeviceRefused { source, .. } => !source.may_pass(),
+            Self::DeviceRefused { source, .. } => !source.is_temporary(),
             Self::DeviceStalled { .. } => false,
             _ => true,
         }

@@ -131,7 +131,7 @@ impl Copies {
             if signalled || due {
                 let ended = self.end_all(direction, gpu, setting)?;
                 if !signalled {
-                    setting.counters.ends_found_by_asking.add(ended);
+                    setting.counters.ends_found_by_polling.add(ended);
                 }
                 self.flights.still_running(direction, now);
             }
@@ -331,14 +331,14 @@ impl InFlight {
 /// that waiters for a slot get one, and then the engine's error.
 fn leak(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) {
     let counters = &setting.counters;
-    counters.copies_kept.add(1);
+    counters.copies_leaked.add(1);
     if late {
         counters.copies_quarantined.sub(1);
         counters.quarantined_bytes.sub(flight.bytes);
     }
     let CopyResources { slot, segments } = ManuallyDrop::into_inner(flight.resources);
     std::mem::forget(segments);
-    counters.kept_bytes.add(slot.forfeit() as u64 + flight.bytes);
+    counters.leaked_bytes.add(slot.forfeit() as u64 + flight.bytes);
     if let Some(done) = flight.done.take() {
         done.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
     }

@@ -115,7 +115,7 @@ impl Holdings {
         if !failed && unlock(&mapping, gpu).or_else(|_| unlock(&mapping, gpu)).is_ok() {
             drop(ManuallyDrop::into_inner(mapping));
         } else {
-            setting.counters.kept_bytes.add(len_bytes);
+            setting.counters.leaked_bytes.add(len_bytes);
         }
     }
 
@@ -218,7 +218,7 @@ impl Holdings {
         };
         if let Some(own_bytes) = own_bytes {
             self.blocks -= 1;
-            setting.counters.kept_bytes.add(own_bytes);
+            setting.counters.leaked_bytes.add(own_bytes);
         }
         self.has_leaked = true;
     }
@@ -245,7 +245,7 @@ fn free_block(block: Block, gpu: &Gpu, setting: &Setting) {
     // owner; and every stream that was named as using it has passed its work (`poll`).
     if unsafe { gpu.driver().free(block.address) }.is_err() {
         // Not retried: the memory may have been freed despite the error, and its address reused.
-        setting.counters.kept_bytes.add(block.len_bytes);
+        setting.counters.leaked_bytes.add(block.len_bytes);
     }
 }
 

@@ -99,7 +99,7 @@ pub(super) enum Command {
     /// Take back unused memory, to be freed once these fences are passed.
     TakeBack(ManuallyDrop<MemoryOwner>, Vec<Fence>),
     /// Release memory, once these streams have passed their current work.
-    GiveUp(Arc<CudaMemory>, Vec<StreamHandle>),
+    ReleaseAfter(Arc<CudaMemory>, Vec<StreamHandle>),
     /// Take back unused page-locked memory.
     Unlock(ManuallyDrop<Mapping>),
     /// Record a fence on a caller's stream.

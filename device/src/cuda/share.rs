@@ -4,8 +4,8 @@
 //! ([`Device::import`](crate::Device::import), then `Borrowed::from_device`). Only a handle of 64 bytes or one file
 //! descriptor travels between them. [`export`] tries these methods in order, and reports its choice with the reason:
 //!
-//! 1. **In place**: the memory itself, by a CUDA IPC handle ([`CudaEngine::name_memory`]). It costs one call for each
-//!    allocation, independent of its size. CUDA supports plain allocations only (`cudaMalloc`), not memory pools
+//! 1. **In place**: the memory itself, by a CUDA IPC handle ([`CudaEngine::export_in_place`]). It costs one call for
+//!    each allocation, independent of its size. CUDA supports plain allocations only (`cudaMalloc`), not memory pools
 //!    (`cudaMallocAsync`) or virtual memory (PyTorch's expandable segments), and only processes of one PID namespace,
 //!    which containers must share.
 //! 2. **Copied**: a buffer of the engine that can be shared as a file descriptor ([`SharedBuffer`]), filled by a copy
@@ -29,7 +29,7 @@
 //!             Place::InPlace(memory) => send(*memory),
 //!             Place::Copied { offset, why, .. } => eprintln!("At {offset} of the buffer. {why}"),
 //!             Place::Empty => {}
-//!             Place::Nowhere { copy, .. } => eprintln!("Through the host. {copy}"),
+//!             Place::NotShareable { copy, .. } => eprintln!("Through the host. {copy}"),
 //!         }
 //!     }
 //!     // Keep `export` and the tensors until the server reports that it has released them.
@@ -148,7 +148,7 @@ pub enum Place {
     /// An empty memory.
     Empty,
     /// Not shareable: its bytes have to go through host memory.
-    Nowhere {
+    NotShareable {
         /// Why not in place.
         in_place: ShareError,
         /// Why not in a buffer.
@@ -162,7 +162,7 @@ pub enum Place {
 /// Waits for the streams that write the memories, then for the copies, each with its deadline. Fails as a whole if a
 /// stream takes too long, or the device or its engine does not answer.
 pub fn export(engine: &CudaEngine, memories: &[Arc<CudaMemory>]) -> Result<Export, ShareError> {
-    let named = engine.name_memory(memories)?;
+    let named = engine.export_in_place(memories)?;
     let mut len = 0;
     let mut parts = Vec::new();
     let mut places: Vec<Place> = Vec::new();
@@ -198,7 +198,7 @@ const COPIES_ALIGN: u64 = 256;
 impl Place {
     fn without_copy(self, error: &ShareError) -> Self {
         match self {
-            Self::Copied { why, .. } => Self::Nowhere { in_place: why, copy: error.clone() },
+            Self::Copied { why, .. } => Self::NotShareable { in_place: why, copy: error.clone() },
             other => other,
         }
     }
@@ -211,7 +211,7 @@ impl CudaEngine {
     /// Waits up to [`CudaOptions::fence_timeout`] for the streams that write them ([`CudaEngine::lend`],
     /// [`CudaMemory::in_use_until`]), and fails as a whole if one takes longer, or the engine does not answer. The
     /// caller must await its own copies to the memories first.
-    pub fn name_memory(
+    pub fn export_in_place(
         &self,
         memories: &[Arc<CudaMemory>],
     ) -> Result<Vec<Result<IpcMemory, ShareError>>, ShareError> {

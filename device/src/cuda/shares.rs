@@ -128,7 +128,7 @@ impl Shares {
             match flight.event.as_ref().is_some_and(|event| gpu.has_passed(event) == Ok(true)) {
                 true => flight.ended(gpu, setting),
                 false => {
-                    setting.counters.kept_bytes.add(flight.bytes);
+                    setting.counters.leaked_bytes.add(flight.bytes);
                     flight.report(Err(error.clone().into()));
                 }
             }

@@ -11,7 +11,7 @@ use super::error::CudaError;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CudaStats {
     /// Copies submitted to the device, at least in part: the sum of `copies_ended`, `copies_in_flight` and
-    /// `copies_kept`.
+    /// `copies_leaked`.
     pub copies_begun: u64,
     /// Copies that the device reported as ended, successful or not.
     pub copies_ended: u64,
@@ -21,7 +21,7 @@ pub struct CudaStats {
     /// when the device reports the end of the copy.
     pub copies_quarantined: u64,
     /// Copies whose end is unknown because the device failed. Their slots and memory are leaked.
-    pub copies_kept: u64,
+    pub copies_leaked: u64,
     /// Bytes that were copied off the device, by copies that ended.
     pub out_bytes: u64,
     /// Bytes that were copied to the device, by copies that ended.
@@ -31,7 +31,7 @@ pub struct CudaStats {
     /// Bytes of copies in quarantine.
     pub quarantined_bytes: u64,
     /// Leaked bytes of slots and memory that a failed device may still access.
-    pub kept_bytes: u64,
+    pub leaked_bytes: u64,
     /// Page-locked bytes of slots.
     pub pinned_bytes: u64,
     /// Device memory in use. The sum with `cached_bytes` never exceeds the limit.
@@ -39,9 +39,9 @@ pub struct CudaStats {
     /// Device memory kept for reuse.
     pub cached_bytes: u64,
     /// Completion signals from the device.
-    pub rings: u64,
+    pub signals: u64,
     /// Copies whose end was found by polling, without a signal: few, unless signals are lost.
-    pub ends_found_by_asking: u64,
+    pub ends_found_by_polling: u64,
 }
 
 /// The counters, shared by the engine and its thread. Only the thread changes them.
@@ -50,41 +50,41 @@ pub(super) struct Counters {
     pub(super) copies_begun: Counter,
     pub(super) copies_ended: Counter,
     pub(super) copies_quarantined: Counter,
-    pub(super) copies_kept: Counter,
+    pub(super) copies_leaked: Counter,
     pub(super) out_bytes: Counter,
     pub(super) in_bytes: Counter,
     pub(super) shared_bytes: Counter,
     pub(super) quarantined_bytes: Counter,
-    pub(super) kept_bytes: Counter,
+    pub(super) leaked_bytes: Counter,
     pub(super) pinned_bytes: Counter,
     pub(super) device_bytes: Counter,
     pub(super) cached_bytes: Counter,
-    pub(super) rings: Counter,
-    pub(super) ends_found_by_asking: Counter,
+    pub(super) signals: Counter,
+    pub(super) ends_found_by_polling: Counter,
     /// The error with which the device failed, if it did.
     pub(super) failure: OnceLock<CudaError>,
 }
 
 impl Counters {
     pub(super) fn read(&self) -> CudaStats {
-        let (ended, kept) = (self.copies_ended.get(), self.copies_kept.get());
+        let (ended, leaked) = (self.copies_ended.get(), self.copies_leaked.get());
         let begun = self.copies_begun.get();
         CudaStats {
             copies_begun: begun,
             copies_ended: ended,
-            copies_in_flight: begun.saturating_sub(ended + kept),
+            copies_in_flight: begun.saturating_sub(ended + leaked),
             copies_quarantined: self.copies_quarantined.get(),
-            copies_kept: kept,
+            copies_leaked: leaked,
             out_bytes: self.out_bytes.get(),
             in_bytes: self.in_bytes.get(),
             shared_bytes: self.shared_bytes.get(),
             quarantined_bytes: self.quarantined_bytes.get(),
-            kept_bytes: self.kept_bytes.get(),
+            leaked_bytes: self.leaked_bytes.get(),
             pinned_bytes: self.pinned_bytes.get(),
             device_bytes: self.device_bytes.get(),
             cached_bytes: self.cached_bytes.get(),
-            rings: self.rings.get(),
-            ends_found_by_asking: self.ends_found_by_asking.get(),
+            signals: self.signals.get(),
+            ends_found_by_polling: self.ends_found_by_polling.get(),
         }
     }
 }

@@ -15,7 +15,7 @@ pub struct Survey {
     pub gpus: Result<Vec<SurveyedGpu>, CudaError>,
     /// The names of the GPUs known to NVML, whether or not CUDA can use them; or why NVML failed, as a clause without a
     /// full stop.
-    pub known_to_nvml: Result<Vec<String>, String>,
+    pub nvml_gpus: Result<Vec<String>, String>,
 }
 
 /// One GPU.
@@ -44,7 +44,7 @@ pub fn survey() -> Survey {
     });
     let name = |board: PciGpu| board.name.unwrap_or_else(|| "a GPU without a name".into());
     let known_to_nvml = nvml_data.map(|nvml_data| nvml_data.boards.into_iter().map(name).collect());
-    Survey { gpus, known_to_nvml }
+    Survey { gpus, nvml_gpus: known_to_nvml }
 }
 
 /// Queries NVML on a separate thread, like the driver, since either may block in the kernel for ever.

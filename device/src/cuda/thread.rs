@@ -162,7 +162,7 @@ impl Worker {
                 None => copies.start(job, gpu, setting),
             },
             Command::Signal(direction) => {
-                setting.counters.rings.add(1);
+                setting.counters.signals.add(1);
                 copies.signal(direction);
             }
             Command::Allocate(len, reply) => {
@@ -196,7 +196,7 @@ impl Worker {
                 None => shares.start(request, gpu, setting),
             },
             Command::TakeBack(owner, fences) => holdings.take_back(owner, fences),
-            Command::GiveUp(memory, streams) => {
+            Command::ReleaseAfter(memory, streams) => {
                 for stream in streams {
                     let fence = match failed {
                         Some(error) => Err(error.clone()),

@@ -64,7 +64,7 @@ impl Mapped {
             Err(error) => {
                 // SAFETY: nobody has the mapping's address.
                 if !unsafe { mapped.end(gpu) } {
-                    setting.counters.kept_bytes.add(len as u64);
+                    setting.counters.leaked_bytes.add(len as u64);
                 }
                 Err(error)
             }
@@ -94,6 +94,6 @@ impl Mapped {
 /// Releases the handle of physical memory. Mappings of it keep the memory.
 fn release(driver: &Driver, physical: Physical, len: usize, setting: &Setting) {
     if driver.release_physical(physical).is_err() {
-        setting.counters.kept_bytes.add(len as u64);
+        setting.counters.leaked_bytes.add(len as u64);
     }
 }

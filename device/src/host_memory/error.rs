@@ -110,7 +110,7 @@ pub enum AllocError {
 
 impl AllocError {
     /// Whether a retry may succeed: a device that did not answer may have been blocked.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Device { source: CudaError::NoAnswer { .. }, .. })
     }
 }

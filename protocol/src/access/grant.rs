@@ -47,7 +47,7 @@ impl FromStr for Verb {
 
     fn from_str(text: &str) -> Result<Self, GrantError> {
         let verb = Self::ALL.into_iter().find(|verb| verb.name() == text);
-        verb.ok_or_else(|| GrantError::Verb(text.into()))
+        verb.ok_or_else(|| GrantError::UnknownVerb(text.into()))
     }
 }
 
@@ -119,7 +119,7 @@ impl Grant {
     }
 
     /// Grants `verbs` over one topic alone: topics cannot contain wildcards.
-    pub fn on(topic: &Topic, verbs: Verbs) -> Self {
+    pub fn for_topic(topic: &Topic, verbs: Verbs) -> Self {
         Self { topics: Glob::new(topic.as_str()).expect("a topic is a glob"), verbs }
     }
 
@@ -141,7 +141,7 @@ impl fmt::Display for Grant {
 pub enum GrantError {
     /// An unknown verb.
     #[error("there is no verb {0:?}: the verbs are `list`, `subscribe` and `publish`, separated by `,`")]
-    Verb(String),
+    UnknownVerb(String),
     /// The topics are not a valid glob.
     #[error(transparent)]
     Glob(#[from] GlobError),
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_grant_on_a_topic_covers_no_other() {
         let topic = |name| Topic::new(name).unwrap();
-        let grant = Grant::on(&topic("a.b"), Verbs::CONSUME);
+        let grant = Grant::for_topic(&topic("a.b"), Verbs::CONSUME);
         assert!(grant.topics.is_literal() && grant.allows(Verb::List, &topic("a.b")));
         assert!(!grant.allows(Verb::List, &topic("acb")) && !grant.allows(Verb::List, &topic("a.b/c")));
         assert!(
@@ -178,8 +178,8 @@ mod tests {
         for text in ["list", "subscribe", "publish", "list,subscribe,publish"] {
             assert_eq!(text.parse::<Verbs>().unwrap().to_string(), text);
         }
-        assert_eq!("read".parse::<Verbs>(), Err(GrantError::Verb("read".into())));
-        assert_eq!("".parse::<Verbs>(), Err(GrantError::Verb(String::new())));
+        assert_eq!("read".parse::<Verbs>(), Err(GrantError::UnknownVerb("read".into())));
+        assert_eq!("".parse::<Verbs>(), Err(GrantError::UnknownVerb(String::new())));
         assert_eq!(Verbs::from_bits(u32::MAX), Verbs::of(Verb::ALL), "bits of later verbs are dropped");
     }
 }

@@ -240,7 +240,7 @@ impl Token {
     ///
     /// # Errors
     /// [`TokenError::Malformed`] when the token is not of this format.
-    pub fn read_unproven(&self) -> Result<Claims, TokenError> {
+    pub fn decode_unverified(&self) -> Result<Claims, TokenError> {
         let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
         let (head, claims) = bytes.split_at_checked(CLAIMS_AT).ok_or(TokenError::Malformed)?;
         match head.first() {
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(token.open(&[secret(2)]), Err(TokenError::UnknownSecret));
         let namesake = Secret::new(SecretId(1), [9; 32]);
         assert_eq!(token.open(&[namesake]), Err(TokenError::Forged));
-        assert_eq!(token.read_unproven(), Ok(claims()));
+        assert_eq!(token.decode_unverified(), Ok(claims()));
         assert_eq!(Token::new(token.as_str()), Ok(token));
     }
 

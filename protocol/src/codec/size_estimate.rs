@@ -47,10 +47,10 @@ thread_local! {
 
 impl SizeEstimate {
     /// The estimate that no codec gains enough.
-    pub const NOTHING: Self = Self { shares: [None; CodecId::ALL.len()] };
+    pub const NO_GAIN: Self = Self { shares: [None; CodecId::ALL.len()] };
 
     /// Estimates `raw`, a chunk of `dtype`. Delta codecs are left out: the sender tries them first.
-    pub fn at(dtype: Dtype, raw: &[u8]) -> Self {
+    pub fn of(dtype: Dtype, raw: &[u8]) -> Self {
         SCRATCH.with_borrow_mut(|scratch| scratch.estimate(dtype, raw))
     }
 
@@ -79,7 +79,7 @@ impl SizeEstimate {
 
     #[cfg(test)]
     pub(super) fn with(shares: &[(CodecId, f32)]) -> Self {
-        let mut estimate = Self::NOTHING;
+        let mut estimate = Self::NO_GAIN;
         for (codec, share) in shares {
             estimate.shares[index_of(*codec).unwrap()] = Some(*share);
         }
@@ -169,7 +169,7 @@ mod tests {
 
     /// Encodes all of `raw` and compares the size with the estimate.
     fn assert_estimate_is_close(codec_id: CodecId, dtype: Dtype, raw: &[u8]) {
-        let estimated = SizeEstimate::at(dtype, raw).encoded_bytes(codec_id, raw.len()).unwrap();
+        let estimated = SizeEstimate::of(dtype, raw).encoded_bytes(codec_id, raw.len()).unwrap();
         let mut out = vec![0; worthwhile_bytes(raw.len())];
         let context = Context { dtype, base: None };
         let actual = codec(codec_id).encode(context, raw, &mut out).unwrap();
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn noise_gains_nothing() {
         for dtype in [Dtype::U8, Dtype::Bf16, Dtype::F64, Dtype::I4] {
-            assert_eq!(SizeEstimate::at(dtype, &noise(1 << 20)), SizeEstimate::NOTHING, "{dtype}");
+            assert_eq!(SizeEstimate::of(dtype, &noise(1 << 20)), SizeEstimate::NO_GAIN, "{dtype}");
         }
     }
 
@@ -206,10 +206,10 @@ mod tests {
             .map(|byte| 120 + byte.trailing_zeros().min(5) as u8)
             .collect();
         for dtype in [Dtype::F8E8M0, Dtype::F8E4M3Fn] {
-            assert!(SizeEstimate::at(dtype, &scales).share(CodecId::BitPlanes).is_some(), "{dtype}");
+            assert!(SizeEstimate::of(dtype, &scales).share(CodecId::BitPlanes).is_some(), "{dtype}");
         }
-        assert_eq!(SizeEstimate::at(Dtype::U8, &scales).share(CodecId::BitPlanes), None);
-        assert_eq!(SizeEstimate::at(Dtype::F8E8M0, &scales).share(CodecId::Zstd), None, "zstd is not tried");
+        assert_eq!(SizeEstimate::of(Dtype::U8, &scales).share(CodecId::BitPlanes), None);
+        assert_eq!(SizeEstimate::of(Dtype::F8E8M0, &scales).share(CodecId::Zstd), None, "zstd is not tried");
     }
 
     /// Half of the chunk is zeros, half is noise.
@@ -217,7 +217,7 @@ mod tests {
     fn a_sample_covers_unlike_tensors() {
         let mut mixed = vec![0; 500_000];
         mixed.extend(noise(500_000));
-        let share = SizeEstimate::at(Dtype::U8, &mixed).share(CodecId::Zstd).unwrap();
+        let share = SizeEstimate::of(Dtype::U8, &mixed).share(CodecId::Zstd).unwrap();
         assert!((0.45..0.55).contains(&share), "{share}");
     }
 
@@ -232,7 +232,7 @@ mod tests {
         assert!(!estimate.is_refuted_by(CodecId::Zstd, 1000, None), "there is no estimate for zstd");
         let small_gain = SizeEstimate::with(&[(CodecId::Planes, 0.95)]);
         assert!(!small_gain.is_refuted_by(CodecId::Planes, 1000, None), "the raw size is near the estimate");
-        assert_eq!(SizeEstimate::NOTHING.encoded_bytes(CodecId::Raw, 7), Some(7));
+        assert_eq!(SizeEstimate::NO_GAIN.encoded_bytes(CodecId::Raw, 7), Some(7));
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
             raw in prop::collection::vec(0u8..6, 0..5_000), dtype in 0..Dtype::ALL.len(),
         ) {
             let dtype = Dtype::ALL[dtype];
-            let (estimate, context) = (SizeEstimate::at(dtype, &raw), Context { dtype, base: None });
+            let (estimate, context) = (SizeEstimate::of(dtype, &raw), Context { dtype, base: None });
             for id in CodecId::ALL.iter().copied().skip(1) {
                 if let Some(estimated) = estimate.encoded_bytes(id, raw.len()) {
                     let mut out = vec![0; worthwhile_bytes(raw.len())];

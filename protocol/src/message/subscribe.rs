@@ -134,7 +134,7 @@ pub struct Have {
 
 impl Have {
     /// The epoch and the version.
-    pub fn of(&self) -> (Epoch, Version) {
+    pub fn key(&self) -> (Epoch, Version) {
         (self.epoch, self.version)
     }
 }

@@ -63,7 +63,7 @@ pub struct Progress {
     /// The number of subscribers that committed the version.
     pub committed: u64,
     /// Whether the version left retention, so that no more subscribers can commit it.
-    pub is_over: bool,
+    pub left_retention: bool,
     /// Whether the server no longer uses the version's memory. No further message about the version follows.
     pub is_released: bool,
 }
@@ -111,7 +111,7 @@ impl From<ServerMessage> for wire::ToProducer {
             ServerMessage::Progress(progress) => Kind::Progress(wire::Progress {
                 publication: progress.publication.0,
                 committed: progress.committed,
-                is_over: progress.is_over,
+                is_over: progress.left_retention,
                 is_released: progress.is_released,
             }),
             ServerMessage::Ended { request } => Kind::Ended(wire::Ended { request: request.0 }),
@@ -146,7 +146,7 @@ impl TryFrom<wire::ToProducer> for ServerMessage {
             Kind::Progress(progress) => Self::Progress(Progress {
                 publication: PublicationId(progress.publication),
                 committed: progress.committed,
-                is_over: progress.is_over,
+                left_retention: progress.is_over,
                 is_released: progress.is_released,
             }),
             Kind::Ended(wire::Ended { request }) => Self::Ended { request: PublicationId(request) },

@@ -36,7 +36,12 @@ fn every_server_message() -> Vec<ServerMessage> {
         }),
         ServerMessage::Published { publication, epoch: Epoch(9), version: Version(8) },
         ServerMessage::Refused { publication, reason: Refusal::UnfitMemory, text: "not sealed".into() },
-        ServerMessage::Progress(Progress { publication, committed: 2, is_over: true, is_released: true }),
+        ServerMessage::Progress(Progress {
+            publication,
+            committed: 2,
+            left_retention: true,
+            is_released: true,
+        }),
         ServerMessage::Ended { request: PublicationId(4) },
         ServerMessage::Close { text: "why".into() },
     ]

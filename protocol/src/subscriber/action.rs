@@ -12,7 +12,7 @@ pub enum Action {
     /// Send this message.
     Send(ClientMessage),
     /// Allocate memory for a version, then call [`Subscriber::handle_placed`]; if that fails,
-    /// [`give_up`](Subscriber::give_up) or [`end`](Subscriber::end).
+    /// [`give_up`](Subscriber::give_up) or [`end_subscription`](Subscriber::end_subscription).
     Place {
         /// The version.
         announce: Announce,
@@ -35,7 +35,8 @@ pub enum Action {
     },
     /// Drop a stream without reading it.
     Discard(StreamToken),
-    /// Make a version visible, then call [`Subscriber::handle_committed`], or [`end`](Subscriber::end) if that fails.
+    /// Make a version visible, then call [`Subscriber::handle_committed`]; if that fails,
+    /// [`end_subscription`](Subscriber::end_subscription).
     Commit(Commit),
     /// Stop every stream that writes to a version's memory, and release that memory.
     Release {
@@ -44,7 +45,8 @@ pub enum Action {
         /// The reason.
         reason: Released,
     },
-    /// Call [`give_up`](Subscriber::give_up) or [`end`](Subscriber::end), because the current version failed.
+    /// The current version failed: call [`give_up`](Subscriber::give_up) or
+    /// [`end_subscription`](Subscriber::end_subscription).
     Fail(VersionFault),
 }
 
@@ -58,7 +60,7 @@ pub struct Commit {
     /// The number of its selected chunks.
     pub chunks: u32,
     /// The number of reconnections during its transfer.
-    pub resumed: u32,
+    pub reconnections: u32,
     /// In mode `every`: the missing versions right before this one.
     pub gap: Option<Gap>,
     /// Whether this version does not continue the previous one: its epoch differs, or it is other content under the
@@ -71,8 +73,8 @@ pub struct Commit {
 pub enum Released {
     /// The server gave the version up.
     ByServer(AbortReason),
-    /// This end gave the version up.
-    Here,
+    /// The client gave the version up.
+    ByClient,
     /// On the next connection, the server announced another version or other content.
     Replaced,
 }

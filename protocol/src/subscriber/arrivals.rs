@@ -46,9 +46,9 @@ impl Arrivals {
     /// Spends the credit of one chunk.
     ///
     /// # Errors
-    /// [`Misbehaved::OverCredit`] when no credit is available.
+    /// [`Misbehaved::CreditExceeded`] when no credit is available.
     pub(super) fn spend(&mut self) -> Result<(), Misbehaved> {
-        self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::OverCredit)?;
+        self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::CreditExceeded)?;
         Ok(())
     }
 
@@ -93,7 +93,7 @@ impl Arrivals {
     }
 
     /// Clears the retired lanes, whose chunks were fetched or are no longer wanted.
-    pub(super) fn forget_retired(&mut self) {
+    pub(super) fn discard_retired(&mut self) {
         self.retired.clear();
     }
 

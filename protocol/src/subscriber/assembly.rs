@@ -140,7 +140,7 @@ impl Assembly {
 
     /// Discards all verified chunks except the first `ranges` runs, to limit the size of `Subscribe.partial`. Returns
     /// the discarded chunks, which are missing again.
-    pub fn forget_beyond(&mut self, ranges: usize) -> RangeSet {
+    pub fn discard_beyond(&mut self, ranges: usize) -> RangeSet {
         let held = self.held();
         let discarded: RangeSet = held.ranges().iter().skip(ranges).cloned().collect();
         for chunk in discarded.iter() {
@@ -334,7 +334,7 @@ mod tests {
                     }
                     Step::ForgetBeyond(ranges) => {
                         let kept: RangeSet = held.ranges().iter().take(ranges).cloned().collect();
-                        prop_assert_eq!(assembly.forget_beyond(ranges), held.difference(&kept));
+                        prop_assert_eq!(assembly.discard_beyond(ranges), held.difference(&kept));
                         held = kept;
                     }
                 }
@@ -375,7 +375,7 @@ mod tests {
             let first = selection.chunks().iter().filter(|chunk| received.contains(chunk)).map(|c| c..c + 1).collect();
             receive(&mut assembly, first);
             assembly.handle_detached();
-            assembly.forget_beyond(ranges);
+            assembly.discard_beyond(ranges);
             let held = assembly.held();
             prop_assert!(held.ranges().len() <= ranges);
             receive(&mut assembly, selection.chunks().difference(&held));

@@ -87,10 +87,10 @@ impl History {
         part: Option<&VersionId>,
         afresh: bool,
     ) -> Result<(), Misbehaved> {
-        let (is_part, have) = (part == Some(id), self.have().map(|have| have.of()));
+        let (is_part, have) = (part == Some(id), self.have().map(|have| have.key()));
         let is_named = self.last.is_none() && (is_part || have == Some((id.epoch, id.version)));
         if afresh && !is_named {
-            return Err(Misbehaved::NothingAfresh(id.version));
+            return Err(Misbehaved::UnexpectedAfresh(id.version));
         }
         let rises = |(epoch, last): &(Epoch, Version)| *epoch != id.epoch || *last < id.version;
         // A partly received version is newer than `have`, though its number may be the same.
@@ -99,7 +99,7 @@ impl History {
             return Err(Misbehaved::VersionNotRising { found: id.version, after });
         }
         match self.unacknowledged.len() >= 2 * self.window as usize + self.carried {
-            true => Err(Misbehaved::OverWindow(self.window)),
+            true => Err(Misbehaved::WindowExceeded(self.window)),
             false => Ok(()),
         }
     }
@@ -219,12 +219,12 @@ mod tests {
             history.check_announced(&id(1, 4), None, false),
             Err(Misbehaved::VersionNotRising { found: Version(4), after: Version(4) })
         );
-        assert_eq!(history.check_announced(&id(1, 5), None, false), Err(Misbehaved::OverWindow(2)));
+        assert_eq!(history.check_announced(&id(1, 5), None, false), Err(Misbehaved::WindowExceeded(2)));
         history.handle_acknowledged(Epoch(1), Version(3));
         assert_eq!(history.check_announced(&id(1, 5), None, false), Ok(()));
         history.handle_detached();
         assert_eq!(
-            (history.have().map(|have| have.of()), history.acknowledged()),
+            (history.have().map(|have| have.key()), history.acknowledged()),
             (Some((Epoch(1), Version(4))), Some((Epoch(1), Version(3))))
         );
         assert!(history.check_announced(&id(1, 4), None, false).is_err(), "version 4 is held");
@@ -264,7 +264,7 @@ mod tests {
     fn a_held_version_is_announced_again_only_afresh() {
         let mut history = history(Start::Oldest);
         commit(&mut history, id(1, 3));
-        let not_named = |version| Err(Misbehaved::NothingAfresh(Version(version)));
+        let not_named = |version| Err(Misbehaved::UnexpectedAfresh(Version(version)));
         assert_eq!(history.check_announced(&id(1, 4), None, true), not_named(4));
         history.handle_detached();
         let not_rising =

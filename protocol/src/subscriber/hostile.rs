@@ -126,14 +126,14 @@ fn invalid_chunks_are_refused() {
     for number in 0..CREDIT {
         chunk(&mut subscriber, number, number.into(), 0).unwrap();
     }
-    assert_eq!(chunk(&mut subscriber, CREDIT, 9, 0), Err(Misbehaved::OverCredit));
+    assert_eq!(chunk(&mut subscriber, CREDIT, 9, 0), Err(Misbehaved::CreditExceeded));
 
     // Chunks before their announcement cost credit, and are checked later.
     let mut subscriber = idle();
     for number in 0..CREDIT {
         chunk(&mut subscriber, number % 2, number.into(), 0).unwrap();
     }
-    assert_eq!(chunk(&mut subscriber, 3, 9, 0), Err(Misbehaved::OverCredit));
+    assert_eq!(chunk(&mut subscriber, 3, 9, 0), Err(Misbehaved::CreditExceeded));
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     assert_eq!(subscriber.handle_placed(None), Err(Misbehaved::DuplicateChunk(ChunkIndex(0))));
@@ -298,7 +298,8 @@ fn a_version_that_is_given_up_is_released_and_its_credit_granted_again() {
             true => subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap(),
             false => subscriber.give_up(AbortReason::Withdrawn),
         }
-        let released = if by_server { Released::ByServer(AbortReason::Withdrawn) } else { Released::Here };
+        let released =
+            if by_server { Released::ByServer(AbortReason::Withdrawn) } else { Released::ByClient };
         let [Action::Release { reason, .. }, Action::Send(abort), Action::Send(credit)] =
             &actions(&mut subscriber)[..]
         else {
@@ -324,7 +325,7 @@ fn a_version_without_progress_fails() {
     assert!(subscriber.poll().is_none(), "a byte was received");
     subscriber.handle_timeout(begun + 2 * STALL, 101);
     assert!(matches!(subscriber.poll(), Some(Action::Fail(VersionFault::Stalled(STALL)))));
-    subscriber.end(AbortReason::Stalled, true);
+    subscriber.end_subscription(AbortReason::Stalled, true);
     let messages = messages(&mut subscriber);
     assert!(
         matches!(
@@ -346,7 +347,7 @@ fn each_connection_needs_a_complete() {
         subscriber.handle_verified(StreamToken(number.into()), verified(number));
     }
     subscriber.handle_detached(CREDIT);
-    assert_eq!(subscriber.held(), Some(RangeSet::from_range(0..3)));
+    assert_eq!(subscriber.resumable_chunks(), Some(RangeSet::from_range(0..3)));
     subscriber.subscribe(None);
     let again = Announce { skipped: 2, ..announce(1, &manifest(CHUNKS)) };
     subscriber.handle_announce(again.clone(), now(), 0).unwrap();
@@ -360,7 +361,7 @@ fn each_connection_needs_a_complete() {
     );
     subscriber.handle_complete(of(1), digest).unwrap();
     let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("not a commit") };
-    assert_eq!((commit.resumed, commit.chunks), (1, CHUNKS));
+    assert_eq!((commit.reconnections, commit.chunks), (1, CHUNKS));
     assert_eq!(commit.announce, again, "the latest announcement counts");
 }
 
@@ -402,7 +403,7 @@ fn a_version_with_other_content_is_received_afresh() {
     let mut subscriber = running();
     commit(&mut subscriber);
     let refused = subscriber.handle_announce(afresh.clone(), now(), 0);
-    assert_eq!(refused, Err(Misbehaved::NothingAfresh(Version(1))), "not named on this connection");
+    assert_eq!(refused, Err(Misbehaved::UnexpectedAfresh(Version(1))), "not named on this connection");
 
     let mut subscriber = running();
     commit(&mut subscriber);
@@ -412,7 +413,7 @@ fn a_version_with_other_content_is_received_afresh() {
         panic!("not a `Subscribe`")
     };
     let digest = digest(subscriber.selection().unwrap());
-    assert_eq!(subscribe.have.map(|have| (have.of(), have.digest)), Some((of(1), digest)));
+    assert_eq!(subscribe.have.map(|have| (have.key(), have.digest)), Some((of(1), digest)));
     assert_eq!(subscribe.base, subscribe.have);
     chunk(&mut subscriber, 0, 20, 0).unwrap(); // Overtakes its announcement.
     subscriber.handle_announce(afresh, now(), 0).unwrap();
@@ -466,7 +467,7 @@ fn streams_of_a_lost_connection_are_cleared() {
     let mut subscriber = running();
     chunk(&mut subscriber, 0, 0, 1).unwrap();
     subscriber.handle_detached(CREDIT);
-    assert!(!subscriber.is_wanted(StreamToken(0)));
+    assert!(!subscriber.is_receiving_chunk(StreamToken(0)));
     subscriber.subscribe(None);
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     subscriber.handle_placed(None).unwrap();

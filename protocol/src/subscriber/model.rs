@@ -190,7 +190,7 @@ impl World {
                 self.credit = subscribe.credit;
                 assert_eq!(self.credit, CREDIT);
                 assert_eq!(
-                    subscribe.have.map(|have| have.of()),
+                    subscribe.have.map(|have| have.key()),
                     self.committed.map(|version| key(&id(version)))
                 );
                 let partial = self.placed.map(|version| (version, self.held.iter().copied().collect()));
@@ -262,7 +262,7 @@ impl World {
                 let version = self.sending.as_ref().map(|sending| sending.version).unwrap();
                 self.subscriber.handle_abort(key(&id(version)), AbortReason::Withdrawn).unwrap();
             }
-            Step::GiveUp if self.subscriber.under_way().is_some() => {
+            Step::GiveUp if self.subscriber.current_version().is_some() => {
                 self.subscriber.give_up(AbortReason::DeviceFailed);
             }
             Step::Allowance(allowance) => {

@@ -323,7 +323,7 @@ _open: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()
 @atexit.register
 def _end() -> None:
     """Closes at interpreter exit what the program left open. Topics do not end: the program may have failed."""
-    _native.begin_finish()
+    _native.prepare_exit()
     # Clients first: a client whose server is in this process then logs no lost connection.
     for opened in sorted(_open, key=lambda opened: isinstance(opened, Relay)):
         try:

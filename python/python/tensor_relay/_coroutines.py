@@ -10,7 +10,7 @@ from ._native import Snapshot
 _T = TypeVar("_T")
 
 
-async def awaited(begin: Callable[[], Awaitable[_T]]) -> _T:
+async def await_lazily(begin: Callable[[], Awaitable[_T]]) -> _T:
     """Calls `begin` only when the coroutine is awaited, and returns the result."""
     return await begin()
 

@@ -43,7 +43,7 @@ _CAST_DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
 }
 
 
-def lender(tensor: Any) -> tuple[Any, str | None, bool]:
+def exporter(tensor: Any) -> tuple[Any, str | None, bool]:
     """The object that exports the tensor's memory, the dtype of its elements where that object cannot name it, and
     whether the memory is a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
@@ -68,8 +68,8 @@ def lender(tensor: Any) -> tuple[Any, str | None, bool]:
     return tensor, None, False
 
 
-def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
-    """As `lender`, for a tensor that is to be written to. Raises TypeError where `lender` would return a copy."""
+def writable_exporter(tensor: Any) -> tuple[Any, str | None, bool]:
+    """As `exporter`, for a tensor that is to be written to. Raises TypeError where `exporter` would return a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         _check_torch(torch, tensor)
@@ -89,7 +89,7 @@ def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
     return tensor, None, False
 
 
-def written(targets: Iterable[Any]) -> None:
+def mark_written(targets: Iterable[Any]) -> None:
     """Increments the version counters of PyTorch tensors that were written without PyTorch. A backward pass that saved
     the old values then raises an error, as after any in-place change, instead of computing wrong gradients."""
     torch = sys.modules.get("torch")
@@ -157,7 +157,7 @@ def _torch_exporter(exporter: Any, tensor: Any) -> tuple[Any, None, bool]:
 
 
 def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:
-    """As `lender`, for a NumPy array. NumPy cannot export the dtypes of ml_dtypes, so their bits are exported."""
+    """As `exporter`, for a NumPy array. NumPy cannot export the dtypes of ml_dtypes, so their bits are exported."""
     if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(array, masked.MaskedArray):
         raise TypeError(
             "it is a masked array, and masks are not published: pass `.filled(…)`, or `.data` and `.mask` as two arrays"
@@ -174,16 +174,16 @@ def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:
     return array, None, False
 
 
-def dtype_called(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     """Our name of a dtype that the user passes as a framework's name or dtype object. Unknown names stay."""
-    name = dtype if isinstance(dtype, str) else _dtype_name(dtype)
+    name = dtype if isinstance(dtype, str) else _framework_dtype_name(dtype)
     name = name.removeprefix("torch.")
     if name.isupper():
         return _SAFETENSORS_NAMES.get(name, name.lower())
     return _BY_NAME.get(name, name)
 
 
-def _dtype_name(dtype: Any) -> str:
+def _framework_dtype_name(dtype: Any) -> str:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if numpy is None or (torch is not None and isinstance(dtype, torch.dtype)):
         return str(dtype)
@@ -193,7 +193,7 @@ def _dtype_name(dtype: Any) -> str:
         return str(dtype)
 
 
-def number(value: Any) -> Any:
+def to_python_number(value: Any) -> Any:
     """A framework's scalar as a Python number, for the JSON encoder. Raises TypeError for other values."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
@@ -262,7 +262,7 @@ def to_jax(tensor: Any) -> Any:
     return array if tensor.__dlpack_device__()[0] == 1 else array.copy().block_until_ready()
 
 
-def stream_called(number: int) -> Any:
+def stream_object(number: int) -> Any:
     """CuPy's object for the CUDA stream with this handle, if it is CuPy's current stream; otherwise None. CuPy destroys
     a stream with its last reference; PyTorch and JAX never destroy theirs."""
     cupy = sys.modules.get("cupy") if number > 2 else None  # Handles up to 2 are default streams, which always exist.

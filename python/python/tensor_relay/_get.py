@@ -26,7 +26,7 @@ def get(
     installs_later = _installs_later(version, options)
     with _subscribe(client, topic, version, epoch, options, installs_later) as subscription:
         try:
-            snapshot = subscription.next(_remaining(deadline))
+            snapshot = subscription.next(remaining(deadline))
         except VersionsMissedError as error:
             raise _not_found_error(version, error) from error
         except RelayTimeoutError as error:
@@ -93,7 +93,8 @@ def _subscribe(
     return client.subscribe(topic, mode="every", start=start, window=1, **options)
 
 
-def _remaining(deadline: float | None) -> float | None:
+def remaining(deadline: float | None) -> float | None:
+    """The seconds until `deadline`, a time of `time.monotonic`; None without one."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from . import _native
+from ._get import remaining
 from ._native import Client, Description, Snapshot, Subscription, Tensor
 from .errors import TensorRelayError, TornError, VersionNotFoundError, VersionsMissedError
 
@@ -31,10 +32,10 @@ def stream(
     """Implements `Client.stream`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for tries in range(_TRIES_MAX):
-        described = client.describe(topic, version, epoch=epoch, timeout=_remaining(deadline))
+        described = client.describe(topic, version, epoch=epoch, timeout=remaining(deadline))
         buckets = _Buckets(client, described, select, bucket_bytes)
         try:
-            first = buckets.first(_remaining(deadline))
+            first = buckets.first(remaining(deadline))
             break
         except VersionNotFoundError:
             if version is not None or tries + 1 == _TRIES_MAX:
@@ -54,10 +55,10 @@ async def stream_async(
     """Implements `Client.stream_async`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for tries in range(_TRIES_MAX):
-        described = await client.describe_async(topic, version, epoch=epoch, timeout=_remaining(deadline))
+        described = await client.describe_async(topic, version, epoch=epoch, timeout=remaining(deadline))
         buckets = _Buckets(client, described, select, bucket_bytes)
         try:
-            bucket = await buckets.first_async(_remaining(deadline))
+            bucket = await buckets.first_async(remaining(deadline))
             break
         except VersionNotFoundError:
             if version is not None or tries + 1 == _TRIES_MAX:
@@ -170,7 +171,7 @@ class _Buckets:
         return self._check(snapshot)
 
     def _check(self, snapshot: Snapshot) -> Snapshot:
-        if not _native.is_part(self._described, snapshot):
+        if not _native.is_bucket_of(self._described, snapshot):
             raise self._not_found_error(f"{snapshot!r} was received in its place")
         return snapshot
 
@@ -184,7 +185,3 @@ class _Buckets:
         )
         torn.version = self._described.version
         return torn
-
-
-def _remaining(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())

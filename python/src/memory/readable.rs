@@ -96,7 +96,7 @@ impl Drop for Reading {
             }
         }
         if !kept.is_empty() {
-            memory.give_up(kept.iter().map(Stream::handle).collect());
+            memory.release_after(kept.iter().map(Stream::handle).collect());
         }
     }
 }

@@ -74,7 +74,7 @@ impl Stream {
         let stream = Self::numbered(number)?;
         let keeper = match number {
             Some(number) if stream.is_some() => {
-                Some(frameworks(py)?.call_method1("stream_called", (number,))?.unbind())
+                Some(frameworks(py)?.call_method1("stream_object", (number,))?.unbind())
             }
             _ => None,
         };

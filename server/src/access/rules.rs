@@ -43,7 +43,7 @@ pub enum Denied {
     #[error(
         "it has neither a token nor a key: its ticket is from a server with --open, or from an older one"
     )]
-    NothingShown,
+    NoCredentials,
     /// Its token is invalid.
     #[error(transparent)]
     Token(#[from] TokenError),
@@ -85,7 +85,7 @@ impl Rules {
     pub fn own_ticket(&self, ticket: Ticket) -> Ticket {
         let Some(secret) = self.secrets.first().filter(|_| !self.open) else { return ticket };
         let grant = match ticket.topic() {
-            Some(topic) => Grant::on(topic, Verbs::CONSUME),
+            Some(topic) => Grant::for_topic(topic, Verbs::CONSUME),
             None => Grant::everywhere(Verbs::CONSUME),
         };
         let id = own_id(ticket.topic(), &self.revoked);
@@ -113,7 +113,7 @@ impl Rules {
         match (&credentials.token, certificate) {
             (Some(token), _) => self.admit_token(token, now_s),
             (None, Some(shown)) => Err(Denied::UnknownKey(shown.key())),
-            (None, None) => Err(Denied::NothingShown),
+            (None, None) => Err(Denied::NoCredentials),
         }
     }
 
@@ -222,7 +222,7 @@ mod tests {
             ),
             (rules(), with(good()), Ok("ticket:0909090909090909")),
             (rules(), with(token(&secret(2, 2), None)), Ok("ticket:0909090909090909")),
-            (rules(), Credentials::default(), Err(Denied::NothingShown)),
+            (rules(), Credentials::default(), Err(Denied::NoCredentials)),
             (rules(), with(token(&secret(1, 1), Some(50))), Err(Denied::Expired)),
             (rules(), with(token(&secret(1, 3), None)), Err(TokenError::Forged.into())),
             (rules(), with(token(&secret(3, 1), None)), Err(TokenError::UnknownSecret.into())),

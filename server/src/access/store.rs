@@ -70,7 +70,7 @@ impl AccessStore {
     ///
     /// # Errors
     /// [`AccessStoreError`] when they are invalid now.
-    pub fn follow(&self) -> Result<Access, AccessStoreError> {
+    pub fn watch_changes(&self) -> Result<Access, AccessStoreError> {
         let texts = Texts::read(&self.folder)?;
         let sender = watch::Sender::new(Arc::new(texts.rules(&self.folder)?));
         let access = Access::following(sender.subscribe());
@@ -133,7 +133,7 @@ impl AccessStore {
         let claims = Claims { id: TicketId(rand::random()), holder: holder.to_owned(), expires_s, grants };
         let secret = self.secrets()?.swap_remove(0);
         let token = secret.seal(&claims);
-        if Token::new(token.as_str()).is_err() || token.read_unproven().is_err() {
+        if Token::new(token.as_str()).is_err() || token.decode_unverified().is_err() {
             return Err(AccessStoreError::Unfit(
                 "it has more topics, or a longer name, than a ticket can hold: write fewer globs that match more",
             ));

@@ -57,8 +57,8 @@ impl FileWatch {
     }
 
     /// Forgets the known state, so that the current files count as new: after a failed publish.
-    pub fn forget(&mut self) {
-        self.detector.forget();
+    pub fn reset(&mut self) {
+        self.detector.reset();
     }
 
     /// Records the files opened for publishing: they may have been replaced since the poll.
@@ -72,7 +72,7 @@ impl FileWatch {
     }
 
     /// Subtracts `missed` generations, which the metadata of the newest version reports.
-    pub fn told(&mut self, missed: u64) {
+    pub fn handle_reported(&mut self, missed: u64) {
         self.detector.missed -= missed.min(self.detector.missed);
     }
 
@@ -82,15 +82,15 @@ impl FileWatch {
     }
 
     /// Polls once. Blocks on the file system.
-    pub fn look(&mut self) -> Observation {
+    pub fn poll(&mut self) -> Observation {
         let seen = self.see();
         self.detector.handle_seen(seen)
     }
 
-    /// Polls during a publish: counts changes, which a later [`look`](Self::look) reports.
-    pub fn glance(&mut self) {
+    /// Polls during a publish: counts changes, which a later [`poll`](Self::poll) reports.
+    pub fn poll_during_publish(&mut self) {
         let seen = self.see();
-        self.detector.handle_glance(seen);
+        self.detector.handle_polled(seen);
     }
 
     /// The stamps of the servable files, if there are any: a folder must have all files of its index.
@@ -155,12 +155,12 @@ impl<S: Generation> ChangeDetector<S> {
         self.known.as_ref() == Some(seen)
     }
 
-    fn forget(&mut self) {
+    fn reset(&mut self) {
         self.waiting = self.known.take();
     }
 
     /// Records a poll; returns the state of the previous one.
-    fn handle_glance(&mut self, seen: Option<S>) -> Option<S> {
+    fn handle_polled(&mut self, seen: Option<S>) -> Option<S> {
         if let Some(seen) = &seen {
             let waiting = self.waiting.take();
             let is_lost = waiting.is_some_and(|waiting| seen.replaces(&waiting, self.known.as_ref()));
@@ -171,7 +171,7 @@ impl<S: Generation> ChangeDetector<S> {
     }
 
     fn handle_seen(&mut self, seen: Option<S>) -> Observation {
-        let before = self.handle_glance(seen.clone());
+        let before = self.handle_polled(seen.clone());
         match seen {
             None if before.is_none() => Observation::Missing,
             Some(_) if seen == self.known => Observation::Same,
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn new_content_must_be_stable_for_two_polls() {
         let mut detector = ChangeDetector::new(Some(1));
-        let looks = [
+        let polls = [
             (Some(1), Observation::Same),
             (Some(2), Observation::Settling),
             (Some(3), Observation::Settling),
@@ -228,7 +228,7 @@ mod tests {
             (Some(5), Observation::Settling),
             (Some(4), Observation::Same),
         ];
-        for (step, (seen, expected)) in looks.into_iter().enumerate() {
+        for (step, (seen, expected)) in polls.into_iter().enumerate() {
             assert_eq!(detector.handle_seen(seen), expected, "{step}");
         }
         assert_eq!(detector.missed, 2, "2 and 5 were never reported as ready");
@@ -259,28 +259,28 @@ mod tests {
         // In place: one generation, however many states.
         for number in 1..4 {
             fs::write(&path, header(number)).unwrap();
-            watch.look();
+            watch.poll();
         }
-        assert_eq!((watch.look(), watch.missed()), (Observation::Changed, 0));
+        assert_eq!((watch.poll(), watch.missed()), (Observation::Changed, 0));
         // While that is published, two generations appear and are replaced, and a third stays.
         for number in 4..7 {
             replace(&path, number);
-            watch.glance();
+            watch.poll_during_publish();
         }
-        assert_eq!((watch.missed(), watch.look(), watch.missed()), (2, Observation::Changed, 2));
-        watch.told(2);
+        assert_eq!((watch.missed(), watch.poll(), watch.missed()), (2, Observation::Changed, 2));
+        watch.handle_reported(2);
         // One generation appears before the files are opened.
         replace(&path, 7);
         open(&mut watch);
-        assert_eq!((watch.look(), watch.missed()), (Observation::Same, 1));
+        assert_eq!((watch.poll(), watch.missed()), (Observation::Same, 1));
         // One generation could not be published.
         replace(&path, 8);
-        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Changed]);
-        watch.forget();
-        assert_eq!((watch.look(), watch.missed()), (Observation::Changed, 1), "it is tried again");
-        watch.forget();
+        assert_eq!([watch.poll(), watch.poll()], [Observation::Settling, Observation::Changed]);
+        watch.reset();
+        assert_eq!((watch.poll(), watch.missed()), (Observation::Changed, 1), "it is tried again");
+        watch.reset();
         replace(&path, 9);
-        assert_eq!((watch.look(), watch.missed()), (Observation::Settling, 2));
+        assert_eq!((watch.poll(), watch.missed()), (Observation::Settling, 2));
     }
 
     #[test]
@@ -293,12 +293,12 @@ mod tests {
         let mut watch = FileWatch::new(dir.path(), FolderRules::default());
         for path in &paths {
             replace(path, 1);
-            watch.look();
+            watch.poll();
         }
-        assert_eq!((watch.look(), watch.missed()), (Observation::Changed, 0));
+        assert_eq!((watch.poll(), watch.missed()), (Observation::Changed, 0));
         for (path, number) in [(&paths[0], 2), (&paths[1], 2), (&paths[0], 3)] {
             replace(path, number);
-            watch.glance();
+            watch.poll_during_publish();
         }
         assert_eq!(watch.missed(), 1);
     }
@@ -309,15 +309,15 @@ mod tests {
         let path = dir.path().join("m.safetensors");
         fs::write(&path, b"one").unwrap();
         let mut watch = FileWatch::new(&path, FolderRules::default());
-        assert_eq!(watch.look(), Observation::Same);
+        assert_eq!(watch.poll(), Observation::Same);
         fs::write(dir.path().join("new"), b"two").unwrap();
         fs::rename(dir.path().join("new"), &path).unwrap();
         assert_eq!(
-            [watch.look(), watch.look(), watch.look()],
+            [watch.poll(), watch.poll(), watch.poll()],
             [Observation::Settling, Observation::Changed, Observation::Same]
         );
         fs::remove_file(&path).unwrap();
-        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Missing]);
+        assert_eq!([watch.poll(), watch.poll()], [Observation::Settling, Observation::Missing]);
     }
 
     #[test]
@@ -329,16 +329,16 @@ mod tests {
         write("config.json", "{}");
         write(index, r#"{"weight_map": {"t": "a.safetensors"}}"#);
         let mut watch = FileWatch::new(dir.path(), FolderRules::default());
-        assert_eq!(watch.look(), Observation::Same);
+        assert_eq!(watch.poll(), Observation::Same);
         write("optimizer.pt", "not served");
-        assert_eq!(watch.look(), Observation::Same);
+        assert_eq!(watch.poll(), Observation::Same);
         write("config.json", "{ }");
-        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Changed]);
+        assert_eq!([watch.poll(), watch.poll()], [Observation::Settling, Observation::Changed]);
         write(index, r#"{"weight_map": {"t": "a.safetensors", "u": "b.safetensors"}}"#);
-        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Missing]);
+        assert_eq!([watch.poll(), watch.poll()], [Observation::Settling, Observation::Missing]);
         write("b.safetensors", "b");
-        assert_eq!([watch.look(), watch.look()], [Observation::Settling, Observation::Changed]);
+        assert_eq!([watch.poll(), watch.poll()], [Observation::Settling, Observation::Changed]);
         write(index, r#"{"weight_map": {"t""#);
-        assert_eq!(watch.look(), Observation::Settling);
+        assert_eq!(watch.poll(), Observation::Settling);
     }
 }

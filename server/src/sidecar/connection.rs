@@ -376,15 +376,15 @@ async fn follow(
     };
     let mut all_returned = std::pin::pin!(all_returned);
     let mut commits = publication.commits();
-    let mut progress = Progress { publication: id, committed: 0, is_over: false, is_released: false };
+    let mut progress = Progress { publication: id, committed: 0, left_retention: false, is_released: false };
     while !progress.is_released {
-        let is_over = progress.is_over;
+        let has_left = progress.left_retention;
         tokio::select! {
-            changed = commits.changed(), if !is_over => progress.is_over = changed.is_err(),
+            changed = commits.changed(), if !has_left => progress.left_retention = changed.is_err(),
             () = &mut all_returned => progress.is_released = true,
         }
         progress.committed = *commits.borrow_and_update();
-        progress.is_over |= progress.is_released;
+        progress.left_retention |= progress.is_released;
         if progress.is_released {
             lock(&versions).remove(&id);
         }

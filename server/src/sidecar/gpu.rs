@@ -139,7 +139,7 @@ impl Producer {
             match kind {
                 MemoryKind::CudaIpc => {
                     let buffers: Vec<_> = parts.iter().map(|(_, buffer)| buffer.clone()).collect();
-                    let named = device.name_to_others(&buffers).map_err(|error| error.to_string())?;
+                    let named = device.export_in_place(&buffers).map_err(|error| error.to_string())?;
                     let lends = parts.iter().zip(named);
                     let lends = lends.map(|((range, _), memory)| lend_in_place(range.clone(), memory));
                     let lends = lends.map(|lend| (lend, None)).collect();
@@ -147,7 +147,7 @@ impl Producer {
                 }
                 _ => {
                     let (memory, kept) =
-                        device.copy_for_others(bytes, &parts).map_err(|error| error.to_string())?;
+                        device.export_copies(bytes, &parts).map_err(|error| error.to_string())?;
                     Ok((vec![lend_copy(0..bytes, memory)], copied_bytes(&parts), Box::new(kept)))
                 }
             }

@@ -220,7 +220,7 @@ impl Producer {
     /// Registers a request for its answer.
     fn register(&self, number: PublicationId) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
         let (answered, answer) = oneshot::channel();
-        let begin = Progress { publication: number, committed: 0, is_over: false, is_released: false };
+        let begin = Progress { publication: number, committed: 0, left_retention: false, is_released: false };
         let (progress, watched) = watch::channel(begin);
         self.requests
             .waiting()

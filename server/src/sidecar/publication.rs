@@ -76,14 +76,14 @@ impl Publication {
     /// [`ConnectionLost`] when the connection ends before.
     pub async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, ConnectionLost> {
         let known = self
-            .wait(timeout, |progress| progress.committed >= count || progress.is_over)
+            .wait(timeout, |progress| progress.committed >= count || progress.left_retention)
             .await?;
         Ok(known && self.committed_count() >= count)
     }
 
     /// Whether it left retention and no transfers of it remain: no more subscribers can commit it.
-    pub fn is_over(&self) -> bool {
-        self.progress.borrow().is_over
+    pub fn has_ended(&self) -> bool {
+        self.progress.borrow().left_retention
     }
 
     /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passes first. Tensors shared in

@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 struct Home {
     folder: TempDir,
     server: Server,
-    open: Option<Open>,
+    open: Option<OpenSocket>,
 }
 
 impl Home {
@@ -102,7 +102,7 @@ async fn a_version_is_released_when_another_takes_its_place() {
     assert!(!first.released(Duration::from_millis(1)).await.unwrap());
     let mut second = publish(&producer, 5000).await;
     assert_eq!((second.id().version.0, second.id().epoch), (2, first.id().epoch));
-    assert!(first.released(TIMEOUT).await.unwrap() && first.is_over());
+    assert!(first.released(TIMEOUT).await.unwrap() && first.has_ended());
     assert!(!first.committed(1, TIMEOUT).await.unwrap(), "no subscriber can commit it any more");
     assert_eq!(home.server.stats().staged_bytes, 8192);
     second.withdraw();
@@ -123,7 +123,7 @@ async fn an_empty_version_is_published_like_any_other() {
         .publish(Topic::new("other").unwrap(), version(&producer, 10), vec![])
         .await
         .unwrap();
-    assert!(!empty.is_released() && !empty.is_over());
+    assert!(!empty.is_released() && !empty.has_ended());
     assert!(home.offers("policy"));
     empty.withdraw();
     assert!(empty.released(TIMEOUT).await.unwrap());

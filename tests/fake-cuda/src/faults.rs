@@ -18,7 +18,7 @@ struct Fault {
     what: String,
     nth: u64,
     effect: Effect,
-    stays: bool,
+    is_permanent: bool,
     occurrences: u64,
 }
 
@@ -69,12 +69,18 @@ impl Fault {
             "hang" => Effect::Hang,
             code => Effect::Fail(Status(code.parse().ok()?)),
         };
-        let stays = match parts.next() {
+        let is_permanent = match parts.next() {
             None => false,
             Some("on") => true,
             Some(_) => return None,
         };
-        (nth > 0 && parts.next().is_none()).then_some(Self { what, nth, effect, stays, occurrences: 0 })
+        (nth > 0 && parts.next().is_none()).then_some(Self {
+            what,
+            nth,
+            effect,
+            is_permanent,
+            occurrences: 0,
+        })
     }
 
     fn count(&mut self, what: &str) -> Option<Effect> {
@@ -83,7 +89,8 @@ impl Fault {
             return None;
         }
         self.occurrences += 1;
-        (self.occurrences == self.nth || (self.stays && self.occurrences > self.nth)).then_some(self.effect)
+        (self.occurrences == self.nth || (self.is_permanent && self.occurrences > self.nth))
+            .then_some(self.effect)
     }
 }
 

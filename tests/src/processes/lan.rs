@@ -84,7 +84,7 @@ impl Lan {
     }
 
     /// Drops this percentage of `protocol`'s packets to the client's host.
-    pub fn lose(&self, protocol: &str, percent: u32) -> Result<(), String> {
+    pub fn drop_percentage(&self, protocol: &str, percent: u32) -> Result<(), String> {
         let rule = format!("meta l4proto {protocol} numgen random mod 100 < {percent} drop");
         self.filter(Host::Client, [rule])
     }

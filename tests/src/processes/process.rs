@@ -48,18 +48,18 @@ impl Process {
     }
 
     /// Waits for a line on stdout that contains `wanted`.
-    pub fn hear_out(&mut self, wanted: &str) -> String {
+    pub fn wait_for_stdout(&mut self, wanted: &str) -> String {
         let line = self.out.wait_for(wanted);
         line.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stdout: {why}")))
     }
 
-    /// As [`hear_out`](Self::hear_out); returns false if the process ended without such a line.
-    pub fn try_hear_out(&mut self, wanted: &str) -> bool {
+    /// As [`wait_for_stdout`](Self::wait_for_stdout); returns false if the process ended without such a line.
+    pub fn try_wait_for_stdout(&mut self, wanted: &str) -> bool {
         self.out.wait_for(wanted).is_ok()
     }
 
     /// Waits for a line on stderr that contains `wanted`.
-    pub fn hear_err(&mut self, wanted: &str) -> String {
+    pub fn wait_for_stderr(&mut self, wanted: &str) -> String {
         let line = self.err.wait_for(wanted);
         line.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stderr: {why}")))
     }
@@ -116,7 +116,7 @@ impl Process {
             command: self.command.clone(),
             code: status.code(),
             signal: status.signal(),
-            took: self.started.elapsed(),
+            run_time: self.started.elapsed(),
             out: self.out.all(),
             err: self.err.all(),
         }
@@ -151,7 +151,7 @@ pub struct Ended {
     /// The signal that ended the process, if one did.
     pub signal: Option<i32>,
     /// The run time.
-    pub took: Duration,
+    pub run_time: Duration,
     /// The output on stdout.
     pub out: String,
     /// The output on stderr.
@@ -164,7 +164,7 @@ impl Ended {
     /// # Panics
     /// If the exit code is another one, with all output of the process.
     #[track_caller]
-    pub fn with(self, code: i32) -> Self {
+    pub fn expect_code(self, code: i32) -> Self {
         assert!(self.code == Some(code), "expected exit code {code}\n{self:#?}");
         self
     }
@@ -174,11 +174,11 @@ impl Ended {
     /// # Panics
     /// If the code differs or there is no such line, with all output of the process.
     #[track_caller]
-    pub fn failed(self, code: i32, causes: &[&str]) -> Self {
+    pub fn expect_error(self, code: i32, causes: &[&str]) -> Self {
         let is_error =
             |line: &str| line.starts_with("error: ") && causes.iter().all(|cause| line.contains(cause));
         assert!(self.err.lines().any(is_error), "expected an error with {causes:?}\n{self:#?}");
-        self.with(code)
+        self.expect_code(code)
     }
 
     /// The output on stdout as one JSON value per line. A line that was cut off by a signal is ignored.

@@ -51,7 +51,7 @@ async fn a_corrupted_context_fails_everything_in_time() {
         assert!(matches!(end_of(read_a_chunk(&end).await).await, Err(CopyError::DeviceFailed { .. })));
     }
     assert!(matches!(end.engine.allocate(100), Err(AllocError::Device { .. })));
-    assert_eq!(end.engine.stats().copies_kept, 2);
+    assert_eq!(end.engine.stats().copies_leaked, 2);
     // The other device is unaffected.
     other.fill(&pattern(LEN)).await.unwrap();
     assert!(other.read().await.unwrap() == pattern(LEN));
@@ -60,7 +60,7 @@ async fn a_corrupted_context_fails_everything_in_time() {
 
 /// Waits until the engine reports that its device failed, and checks that all later requests fail.
 async fn check_failed(fake: &Turn, end: &End) {
-    fake.until("the engine declares the device failed", |_| end.engine.failure().is_some());
+    fake.wait_until("the engine declares the device failed", |_| end.engine.failure().is_some());
     let failure = end.engine.failure().expect("the device failed").to_string();
     assert!(failure.contains("700"), "{failure}");
     for _ in 0..6 {
@@ -68,7 +68,7 @@ async fn check_failed(fake: &Turn, end: &End) {
     }
     assert!(matches!(end.memory.wait_on(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
     assert!(matches!(end.memory.in_use_until(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
-    assert_eq!(end.engine.stats().copies_kept, 0, "nothing was in flight");
+    assert_eq!(end.engine.stats().copies_leaked, 0, "nothing was in flight");
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -158,9 +158,9 @@ async fn a_late_copy_is_in_quarantine_until_it_has_ended() {
     assert_eq!(end.slots.available(), 3, "the device may still write to its slot");
 
     fake.release();
-    fake.until("the slot is back", |_| end.slots.available() == 4);
+    fake.wait_until("the slot is back", |_| end.slots.available() == 4);
     let stats = end.engine.stats();
-    assert_eq!((stats.copies_quarantined, stats.copies_kept, stats.copies_in_flight), (0, 0, 0));
+    assert_eq!((stats.copies_quarantined, stats.copies_leaked, stats.copies_in_flight), (0, 0, 0));
     assert!(end.read().await.unwrap() == pattern(LEN));
     drop(end);
     nothing_is_left(&fake, 0).await;
@@ -175,13 +175,13 @@ async fn a_device_that_keeps_hanging_is_declared_failed() {
     fake.fault(&Fault::once("@dtoh", 1, Effect::Hang));
     let failure = end_of(read_a_chunk(&end).await).await.unwrap_err();
     assert!(matches!(failure, CopyError::TimedOut { .. }), "{failure:?}");
-    fake.until("the engine declares the device failed", |_| end.engine.stats().copies_kept == 1);
+    fake.wait_until("the engine declares the device failed", |_| end.engine.stats().copies_leaked == 1);
     assert!(matches!(end_of(read_a_chunk(&end).await).await, Err(CopyError::DeviceFailed { .. })));
 
     // Dropping everything does not block, and frees nothing that the device may still write.
     drop(end);
     fake.release();
-    fake.until("the copy completes after all", |fake| fake.live().in_flight == 0);
+    fake.wait_until("the copy completes after all", |fake| fake.live().in_flight == 0);
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -237,7 +237,7 @@ async fn successive_versions_reuse_memory() {
     let engine = CudaEngine::open(0, impatient()).unwrap();
     for _ in 0..10 {
         drop(engine.allocate(LEN).unwrap());
-        fake.until("the memory is returned", |_| engine.stats().device_bytes == 0);
+        fake.wait_until("the memory is returned", |_| engine.stats().device_bytes == 0);
     }
     assert_eq!(
         fake.calls()["cuMemAlloc_v2"],

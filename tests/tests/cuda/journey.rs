@@ -140,7 +140,7 @@ pub(crate) async fn wait_until_freed(fake: &FakeCuda, engine: &CudaEngine) -> Cu
     loop {
         let stats = engine.stats();
         // A leaked slot keeps its whole pool allocated.
-        let is_freed = stats.kept_bytes > 0 || (stats.device_bytes == 0 && stats.pinned_bytes == 0);
+        let is_freed = stats.leaked_bytes > 0 || (stats.device_bytes == 0 && stats.pinned_bytes == 0);
         if is_freed && fake.live().in_flight == 0 {
             return stats;
         }
@@ -162,15 +162,15 @@ pub(crate) async fn nothing_is_left(fake: &FakeCuda, reclaimed: u64) {
     }
 }
 
-/// Waits until at most `kept_bytes` of memory remain: the threads of dropped engines free their memory asynchronously.
-pub(crate) async fn no_more_is_left(fake: &FakeCuda, kept_bytes: u64) {
+/// Waits until at most `leaked_bytes` of memory remain: the threads of dropped engines free memory asynchronously.
+pub(crate) async fn no_more_is_left(fake: &FakeCuda, leaked_bytes: u64) {
     let begun = Instant::now();
     loop {
         let live = fake.live();
-        if live.device_bytes + live.host_bytes <= kept_bytes {
+        if live.device_bytes + live.host_bytes <= leaked_bytes {
             return;
         }
-        assert!(begun.elapsed() < Duration::from_secs(5), "{live:?} is more than {kept_bytes} bytes");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{live:?} is more than {leaked_bytes} bytes");
         sleep(Duration::from_millis(1)).await;
     }
 }

@@ -211,7 +211,7 @@ fn neighbour() {
 
 async fn export(end: &End) -> String {
     end.fill(&pattern(end.memory.len_bytes() as usize)).await.unwrap();
-    let exported = end.engine.name_memory(std::slice::from_ref(&end.memory)).unwrap();
+    let exported = end.engine.export_in_place(std::slice::from_ref(&end.memory)).unwrap();
     let memory: IpcMemory = exported.into_iter().next().unwrap().unwrap();
     text_of(&memory)
 }

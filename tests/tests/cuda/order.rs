@@ -33,7 +33,7 @@ fn lend(engine: &CudaEngine, memory: &Arc<CudaMemory>, after: Fence) -> Arc<Cuda
 fn wait_for_polls(fake: &Turn) {
     let polls = |fake: &FakeCuda| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
     let before = polls(fake);
-    fake.until("the engine has polled a fence five times", |fake| polls(fake) >= before + 5);
+    fake.wait_until("the engine has polled a fence five times", |fake| polls(fake) >= before + 5);
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ async fn memory_that_a_stream_uses_is_not_reused() {
     let next = engine.allocate(LEN).unwrap();
     assert_ne!(next.address(), address);
     block.lift();
-    fake.until("the memory is back for reuse", |_| engine.stats().cached_bytes > 0);
+    fake.wait_until("the memory is back for reuse", |_| engine.stats().cached_bytes > 0);
     assert_eq!(engine.allocate(LEN).unwrap().address(), address);
 
     call!(cuStreamDestroy_v2(consumer)).unwrap();
@@ -185,9 +185,9 @@ async fn given_up_memory_waits_for_its_readers_without_blocking() {
         // SAFETY: the streams live as long as the test.
         unsafe { StreamHandle::from_raw(stream.cast(), Arc::clone(&kept)) }.unwrap()
     });
-    memory.give_up(readers.into());
-    // When it answers this call, the engine's thread has handled `give_up`; when it answers the next, the commands that
-    // `give_up` sent.
+    memory.release_after(readers.into());
+    // When it answers this call, the engine's thread has handled `release_after`; when it answers the next, the
+    // commands that `release_after` sent.
     let first_answer = engine.allocate(1).unwrap();
     let next = engine.allocate(LEN).unwrap();
     assert_ne!(next.address(), address);
@@ -196,7 +196,7 @@ async fn given_up_memory_waits_for_its_readers_without_blocking() {
         assert_eq!(engine.stats().cached_bytes, 0);
         block.lift();
     }
-    fake.until("the memory is back for reuse", |_| engine.stats().cached_bytes > 0);
+    fake.wait_until("the memory is back for reuse", |_| engine.stats().cached_bytes > 0);
 
     call!(cuStreamDestroy_v2(first)).unwrap();
     call!(cuStreamDestroy_v2(second)).unwrap();
@@ -212,8 +212,8 @@ async fn memory_is_leaked_if_its_readers_cannot_be_queried() {
     let current = Current::new(0);
     let reader = stream();
     fake.fault(&Fault::once("cuEventRecord", 1, Effect::Fail(999)));
-    memory.give_up(vec![handle(reader)]);
-    fake.until("the memory is leaked", |_| engine.stats().kept_bytes >= LEN as u64);
+    memory.release_after(vec![handle(reader)]);
+    fake.wait_until("the memory is leaked", |_| engine.stats().leaked_bytes >= LEN as u64);
     assert_eq!(engine.stats().cached_bytes, 0);
     call!(cuStreamDestroy_v2(reader)).unwrap();
     drop((current, slots, engine));

@@ -178,10 +178,12 @@ async fn the_next_chunk_is_read_while_a_chunk_is_sent_and_written() {
     for count in 1..4 {
         gate.until_waiting(1);
         gate.pass(1);
-        fake.until("a chunk is on the other device", |fake| {
+        fake.wait_until("a chunk is on the other device", |fake| {
             fake.engine(1, Direction::HostToDevice).ended == count
         });
-        fake.until("the next is in flight", |fake| fake.engine(0, Direction::DeviceToHost).in_flight >= 1);
+        fake.wait_until("the next is in flight", |fake| {
+            fake.engine(0, Direction::DeviceToHost).in_flight >= 1
+        });
         assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, count, "no more copies have passed");
     }
     drop(gate);
@@ -285,7 +287,9 @@ async fn a_device_that_fails_while_a_version_is_read_tears_nothing() {
     let publication = relay.publish(buffer).await.unwrap();
     gate.until_waiting(1);
     gate.pass(1);
-    fake.until("a chunk is on the other device", |fake| fake.engine(1, Direction::HostToDevice).ended == 1);
+    fake.wait_until("a chunk is on the other device", |fake| {
+        fake.engine(1, Direction::HostToDevice).ended == 1
+    });
     fake.destroy_context(0);
     drop(gate);
     let nothing = timeout(Duration::from_millis(300), relay.subscription.next()).await;

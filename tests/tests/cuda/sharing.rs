@@ -32,7 +32,7 @@ async fn open_filled(fake: &Turn) -> End {
 
 /// Exports memory in place.
 fn export(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
-    engine.name_memory(std::slice::from_ref(memory))?.remove(0)
+    engine.export_in_place(std::slice::from_ref(memory))?.remove(0)
 }
 
 /// Ends the neighbour, and checks that no objects of either process remain and no driver reports a violation.
@@ -67,7 +67,7 @@ async fn parts_of_one_allocation_share_a_handle() {
     let end = open_filled(&fake).await;
     let parts = [end.memory.slice(1000..5000).unwrap(), end.memory.slice(70_001..LEN as u64).unwrap()];
     assert!(end.memory.slice(1..LEN as u64 + 1).is_none() && end.memory.slice(0..0).is_some());
-    let exported = end.engine.name_memory(&parts).unwrap();
+    let exported = end.engine.export_in_place(&parts).unwrap();
     assert_eq!(fake.calls()["cuIpcGetMemHandle"], 1, "the parts have one handle");
     let mut neighbour = Neighbour::start(0, None);
     for (exported, part) in exported.into_iter().zip([1000..5000, 70_001..LEN]) {
@@ -145,7 +145,7 @@ async fn an_export_waits_for_the_stream_that_writes() {
         let exporting = thread::spawn(move || share::export(&engine, &[memory]));
         let polls = |fake: &Turn| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
         let before = polls(&fake);
-        fake.until("the engine has polled the stream", |_| polls(&fake) >= before + 5);
+        fake.wait_until("the engine has polled the stream", |_| polls(&fake) >= before + 5);
         assert!(!exporting.is_finished() && !fake.calls().contains_key("cuIpcGetMemHandle"));
         producer.block.take().unwrap().lift();
         let export = exporting.join().unwrap().unwrap();
@@ -214,7 +214,7 @@ async fn memory_that_cannot_be_shared_in_place_is_copied_into_a_buffer() {
 
     let mut neighbour = importer_of(&end, export.buffer.as_ref().unwrap());
     drop((export, parts));
-    fake.until("the exporter has released the buffer", |fake| fake.live().shared == 0);
+    fake.wait_until("the exporter has released the buffer", |fake| fake.live().shared == 0);
     let read = neighbour.read().unwrap();
     assert!(read[..1000] == pattern(LEN)[3..1003] && read[1024..1024 + LEN] == pattern(LEN));
     neighbour.send("drop").unwrap();
@@ -229,7 +229,7 @@ async fn both_reasons_are_reported_if_nothing_can_be_shared() {
     let end = open_filled(&fake).await;
     let export = share::export(&end.engine, std::slice::from_ref(&end.memory)).unwrap();
     assert!(export.buffer.is_none());
-    let [Place::Nowhere { in_place, copy }] = &export.places[..] else { panic!("{export:?}") };
+    let [Place::NotShareable { in_place, copy }] = &export.places[..] else { panic!("{export:?}") };
     assert!(matches!(in_place, ShareError::NotExportable { .. }), "{in_place:?}");
     assert!(matches!(copy, ShareError::NoBuffer { .. }), "{copy:?}");
     assert!(copy.to_string().contains("CUDA_ERROR_NOT_SUPPORTED"), "{copy}");
@@ -252,7 +252,7 @@ async fn a_buffer_has_a_budget() {
     };
     assert_eq!(refused, expected);
     drop(most);
-    fake.until("the buffer is freed", |fake| fake.live().shared == 0);
+    fake.wait_until("the buffer is freed", |fake| fake.live().shared == 0);
     drop(end.engine.shared_buffer((2 << 20) + 1).unwrap());
     assert!(matches!(end.engine.shared_buffer(u64::MAX), Err(ShareError::OverBudget { .. })));
     drop(end);
@@ -376,13 +376,13 @@ async fn nothing_leaks() {
             assert!(version % 10 > 0 || end.with(memory).read().await.unwrap() == pattern(LEN));
         }
         drop(buffer);
-        fake.until("all is released", |fake| fake.live().shared == 0);
+        fake.wait_until("all is released", |fake| fake.live().shared == 0);
         if version == 0 {
             before = files();
         }
     }
     assert_eq!(files(), before);
-    assert_eq!(end.engine.stats().kept_bytes, 0);
+    assert_eq!(end.engine.stats().leaked_bytes, 0);
     drop(end);
     check_clean_end(&fake, neighbour).await;
 }
@@ -401,7 +401,7 @@ async fn late_copies_keep_their_memory_until_they_have_ended() {
     thread::sleep(Duration::from_millis(50));
     assert_eq!(fake.live().shared, 2, "a mapping and its address range remain, since the copy writes there");
     drop(gate);
-    fake.until("all is released", |fake| fake.live().shared == 0);
+    fake.wait_until("all is released", |fake| fake.live().shared == 0);
     drop(engine);
     nothing_is_left(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
@@ -415,7 +415,7 @@ async fn a_failed_device_exports_and_imports_nothing() {
     fake.fail_device(0, 700);
     let refused = buffer.fill(vec![(end.memory.clone(), 0)]).unwrap_err();
     assert!(refused.to_string().contains("700"), "{refused}");
-    fake.until("the engine declares the device failed", |_| end.engine.failure().is_some());
+    fake.wait_until("the engine declares the device failed", |_| end.engine.failure().is_some());
     let refused = export(&end.engine, &end.memory).unwrap_err();
     assert!(matches!(refused, ShareError::Engine(CudaError::Driver(_))), "{refused:?}");
     assert!(matches!(end.engine.shared_buffer(1), Err(ShareError::Engine(_))));

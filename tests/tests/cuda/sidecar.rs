@@ -27,7 +27,7 @@ async fn tensor(device: &Device) -> DeviceBuffer {
 }
 
 fn serve(home: &Home, device: &str) -> Serving {
-    home.serve(&[&format!("--publish-socket={}", home.word("s")), device])
+    home.serve(&[&format!("--publish-socket={}", home.argument("s")), device])
 }
 
 /// Publishes one tensor, checks what a subscriber receives, and returns the publication.
@@ -42,9 +42,9 @@ async fn publish(home: &Home, server: &Serving, device: &Device) -> (Producer, P
 
 /// Subscribes once and compares the tensor byte for byte.
 fn check_received(home: &Home, server: &Serving) {
-    let ticket = server.said["ticket"].as_str().unwrap();
+    let ticket = server.report["ticket"].as_str().unwrap();
     home.run(&["subscribe", ticket, "--topic=policy", "--once", "--out=out", "--device=cpu"])
-        .with(0);
+        .expect_code(0);
     let file = fs::read(home.path("out/policy.safetensors")).unwrap();
     assert!(file[file.len() - LEN..] == pattern(LEN), "every byte");
 }
@@ -79,12 +79,12 @@ async fn the_first_kind_of_memory_that_works() {
         assert_eq!(published.copied_bytes(), copied);
         let is_first = !published.reason().contains("since");
         assert_eq!(is_first, in_place, "{}", published.reason());
-        server.process.hear_out(&format!(r#""path":"{expected}""#));
+        server.process.wait_for_stdout(&format!(r#""path":"{expected}""#));
         assert!(!published.released(Duration::from_millis(1)).await.unwrap());
         published.withdraw();
         assert!(published.released(PATIENCE).await.unwrap());
         drop((producer, device));
-        server.process.end_by(Signal::TERM).with(0);
+        server.process.end_by(Signal::TERM).expect_code(0);
         assert_eq!(fake.violations(), [""; 0]);
     }
 }
@@ -101,7 +101,7 @@ async fn a_server_without_a_gpu() {
     assert_eq!(published.path(), MemoryKind::Memfd);
     assert!(published.reason().contains("does not serve from a GPU"), "{}", published.reason());
     drop((producer, device));
-    server.process.end_by(Signal::TERM).with(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -121,7 +121,7 @@ async fn a_version_in_a_producers_memory_ends_with_the_producer() {
         assert!(std::time::Instant::now() < deadline, "the version is not withdrawn");
     }
     drop((published, device));
-    server.process.end_by(Signal::TERM).with(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -148,6 +148,6 @@ async fn a_shared_buffer_outlives_its_producer() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     check_received(&home, &server);
-    server.process.end_by(Signal::TERM).with(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
     assert_eq!(fake.violations(), [""; 0]);
 }

@@ -232,7 +232,7 @@ async fn transfer(fake: &Turn, fault: Fault, kind: Transfer) -> End {
     };
     assert!(hangs_in_a_call(&fault) || !matches!(end, End::TimedOut), "{fault}: the transfer hangs");
     fake.release();
-    if !matches!(fault.effect, Effect::Hang) && !fault.stays {
+    if !matches!(fault.effect, Effect::Hang) && !fault.is_permanent {
         fake.clear_faults();
     }
     let mut final_stats = Vec::new();
@@ -267,9 +267,9 @@ async fn check_remaining_objects(
 ) {
     drop(engines);
     let kept_by =
-        |stats: &CudaStats| stats.kept_bytes + stats.pinned_bytes + stats.device_bytes + stats.cached_bytes;
+        |stats: &CudaStats| stats.leaked_bytes + stats.pinned_bytes + stats.device_bytes + stats.cached_bytes;
     let kept: u64 = final_stats.iter().map(kept_by).sum();
-    let failed = final_stats.iter().any(|stats| stats.kept_bytes > 0);
+    let failed = final_stats.iter().any(|stats| stats.leaked_bytes > 0);
     if !failed && !is_in_a_release(fault) {
         nothing_is_left(fake, 1).await;
     } else {

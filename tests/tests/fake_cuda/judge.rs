@@ -44,7 +44,7 @@ fn torn_copies_are_visible() {
     );
     fake.set_gbps(0.0, 0.01);
     drop(gate);
-    fake.until("a piece has arrived", |_| host.read()[0] == 2);
+    fake.wait_until("a piece has arrived", |_| host.read()[0] == 2);
     assert_ne!(host.read()[MIB - 1], 2, "pieces arrive one after the other");
     call!(cuStreamSynchronize(stream)).unwrap();
     assert!(host.read().iter().all(|byte| *byte == 2));
@@ -73,7 +73,7 @@ fn a_gate_counts_waiting_copies_and_lets_some_pass() {
     }
     gate.until_waiting(4);
     gate.pass(1);
-    fake.until("one copy has ended", |fake| fake.engine(0, Direction::DeviceToHost).ended == 1);
+    fake.wait_until("one copy has ended", |fake| fake.engine(0, Direction::DeviceToHost).ended == 1);
     let engine = fake.engine(0, Direction::DeviceToHost);
     assert_eq!((engine.waiting, engine.in_flight, engine.ended_bytes), (3, 3, MIB as u64));
     assert_eq!(fake.engine(0, Direction::HostToDevice).in_flight, 0);

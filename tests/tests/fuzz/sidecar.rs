@@ -84,7 +84,7 @@ fn random_frame(dice: &mut impl Rng) -> Vec<u8> {
         10 => encode_server(ServerMessage::Progress(Progress {
             publication,
             committed: dice.random(),
-            is_over: dice.random(),
+            left_retention: dice.random(),
             is_released: dice.random(),
         })),
         _ => encode_server(ServerMessage::Close { text }),

@@ -20,18 +20,20 @@ use tensor_relay_protocol::{
     ServerMessage, Subscribe, SubscriptionId, TicketId, Token, Verb, Verbs, WatchId,
 };
 use tensor_relay_server::{Access, Rules};
-use tensor_relay_tests::pair::{eventually, keeping, publish, rules, sealed, server_config, simulate, topic};
+use tensor_relay_tests::pair::{
+    eventually, publish, retaining, rules, server_config, simulate, token_with, topic,
+};
 use tokio::sync::watch;
 
 /// A ticket with grants over `topics`.
 fn granting(topics: &str, verbs: impl IntoIterator<Item = Verb>) -> Token {
-    sealed(3, vec![Grant { topics: Glob::new(topics).unwrap(), verbs: Verbs::of(verbs) }])
+    token_with(3, vec![Grant { topics: Glob::new(topics).unwrap(), verbs: Verbs::of(verbs) }])
 }
 
 /// Invalid credentials of every kind.
 fn worthless() -> Vec<Option<Token>> {
     let good = granting("**", Verb::ALL);
-    let claims = good.read_unproven().unwrap();
+    let claims = good.decode_unverified().unwrap();
     let seal_with = |id, key| Some(Secret::new(SecretId(id), key).seal(&claims));
     let mut changed = good.as_str().to_owned();
     changed.replace_range(20..21, if &changed[20..21] == "A" { "B" } else { "A" });
@@ -42,7 +44,7 @@ fn worthless() -> Vec<Option<Token>> {
         Some(Token::new(&changed).unwrap()),
         Some(Token::new(&good.as_str()[..60]).unwrap()),
         Some(Token::new("A").unwrap()),
-        Some(sealed(5, claims.grants.clone())), // Revoked below.
+        Some(token_with(5, claims.grants.clone())), // Revoked below.
         {
             let expired = tensor_relay_protocol::Claims { expires_s: Some(1), ..claims.clone() };
             Some(rules().secrets[0].seal(&expired))
@@ -99,7 +101,7 @@ fn what_is_not_granted_looks_as_if_it_did_not_exist() {
         let server = sim.server(server_config());
         let mut publishers = vec![];
         for name in ["mine/a", "other/a"] {
-            let mut publisher = server.publisher_with(topic(name), None, keeping(2)).unwrap();
+            let mut publisher = server.publisher_with(topic(name), None, retaining(2)).unwrap();
             publish(&server, &mut publisher, 1, 1000).await;
             publishers.push(publisher);
         }

@@ -17,7 +17,7 @@ use tensor_relay_protocol::{
     SubscriptionId, Topic, WatchId, Welcome,
 };
 use tensor_relay_server::{Access, Listener, Publisher, Rules, Server};
-use tensor_relay_tests::pair::{Sim, keeping, publish, server_config, simulate, topic};
+use tensor_relay_tests::pair::{Sim, publish, retaining, server_config, simulate, topic};
 use tensor_relay_transport::Transport;
 use tokio::{sync::watch, time::sleep};
 use ways::{End, Guest, Heard, WAYS, Way};
@@ -79,7 +79,7 @@ impl Stage {
     }
 
     async fn publish(&mut self, name: &str) {
-        let mut publisher = self.server.publisher_with(topic(name), None, keeping(2)).unwrap();
+        let mut publisher = self.server.publisher_with(topic(name), None, retaining(2)).unwrap();
         publish(&self.server, &mut publisher, 1, 1000).await;
         self.publishers.push(publisher);
     }

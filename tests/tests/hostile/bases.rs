@@ -14,7 +14,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_server::TopicOptions;
 use tensor_relay_tests::{
-    pair::{client_config, keeping, publish, reconnecting, server_config, simulate, topic},
+    pair::{client_config, publish, reconnecting, retaining, server_config, simulate, topic},
     tensors,
 };
 
@@ -225,7 +225,7 @@ fn a_reconnecting_client_names_its_base() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let (script, subscribe) = second.script.again().await;
                 let base = (came < 3).then_some((EPOCH, VERSION));
-                assert_eq!(subscribe.base.map(|base| base.of()), base, "after {came} chunks");
+                assert_eq!(subscribe.base.map(|base| base.key()), base, "after {came} chunks");
                 second.script = script;
                 let announce = Announce {
                     id: second.id.clone(),
@@ -279,7 +279,7 @@ fn a_base_of_other_content() {
     for (digest, is_believed) in [(digest, true), (VersionDigest([7; 32]), false)] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
-            let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), keeping(2)).unwrap();
+            let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), retaining(2)).unwrap();
             for version in [1, 2] {
                 publish(&server, &mut publisher, version, 1 << 20).await;
             }

@@ -12,7 +12,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_server::{Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
-    pair::{CHUNK_BYTES, Sim, client_config, eventually, keeping, publish, server_config, simulate, topic},
+    pair::{CHUNK_BYTES, Sim, client_config, eventually, publish, retaining, server_config, simulate, topic},
     tensors,
 };
 use tokio::time::sleep;

@@ -36,7 +36,7 @@ impl Made {
     fn new(home: &Home, server: &Serving, name: &str, words: &[&str]) -> Self {
         let address = format!("--address={}", server.listen());
         let all = [&["tickets", "create", "--ticket-file", name, &address], words].concat();
-        let told = home.run(&all).with(0).err;
+        let told = home.run(&all).expect_code(0).err;
         let id = told.split_whitespace().nth(2).unwrap().trim_end_matches(':').to_owned();
         Self { file: name.into(), id }
     }
@@ -50,14 +50,14 @@ struct Made {
 
 fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
     let mut follower = home.start(&["subscribe", ticket, "--topic=w", "--json", transport]);
-    follower.hear_out("committed");
+    follower.wait_for_stdout("committed");
     follower
 }
 
 /// Waits until a follower's session is closed, within the documented time.
 fn is_cut(follower: Process, why: &str) {
     let since = Instant::now();
-    follower.end().failed(4, &[why]);
+    follower.end().expect_error(4, &[why]);
     assert!(since.elapsed() < CUT_WITHIN, "{:?}", since.elapsed());
 }
 
@@ -76,7 +76,7 @@ fn nobody_gets_in_without_a_ticket() {
     let narrow = Made::new(&home, &server, "narrow", &["--topic=v/**"]);
     let expired = Made::new(&home, &server, "expired", &["--topic=**", "--expires=1s"]);
     let revoked = Made::new(&home, &server, "revoked", &["--topic=**"]);
-    home.run(&["tickets", "revoke", &revoked.id]).with(0);
+    home.run(&["tickets", "revoke", &revoked.id]).expect_code(0);
     thread::sleep(Duration::from_secs(5)); // Until one has expired, and the server has reread its files.
     for transport in TRANSPORTS {
         let none = "the ticket carries no token";
@@ -90,19 +90,23 @@ fn nobody_gets_in_without_a_ticket() {
         ] {
             for words in [&["subscribe", "--topic=w", "--out=out", "--once"][..], &["list"]] {
                 let all = [words, &[ticket, transport]].concat();
-                home.run(&all).failed(4, &["refused access", why]);
+                home.run(&all).expect_error(4, &["refused access", why]);
             }
         }
         let refused = home.run(&["subscribe", &narrow.file, "--topic=w", "--once", "--out=out", transport]);
-        refused.failed(4, &["does not allow to subscribe to this topic"]);
+        refused.expect_error(4, &["does not allow to subscribe to this topic"]);
         assert_eq!(home.files_in("out"), [""; 0]);
-        let listed = home.run(&["list", &narrow.file, "--json", transport]).with(0).json();
+        let listed = home.run(&["list", &narrow.file, "--json", transport]).expect_code(0).json();
         assert_eq!(listed["topics"].as_array().map(Vec::len), Some(0), "{listed}");
-        let file = server.said["ticket_file"].as_str().unwrap();
-        home.run(&["subscribe", file, "--once", "--out=in", transport]).with(0);
+        let file = server.report["ticket_file"].as_str().unwrap();
+        home.run(&["subscribe", file, "--once", "--out=in", transport]).expect_code(0);
     }
     files::assert_same(&home.path("w"), &home.path("in/w.safetensors"));
-    let err = server.process.end_by(tensor_relay_tests::processes::Signal::TERM).with(0).err;
+    let err = server
+        .process
+        .end_by(tensor_relay_tests::processes::Signal::TERM)
+        .expect_code(0)
+        .err;
     assert!(err.contains("was revoked") && err.contains("has expired") && !err.contains(token), "{err}");
 }
 
@@ -117,12 +121,12 @@ fn who_loses_its_right_is_cut_off() {
         let mut stays = follow(&home, &good.file, transport);
         let revoked = Made::new(&home, &server, "revoked", &["--topic=*"]);
         let leaves = follow(&home, &revoked.file, transport);
-        home.run(&["tickets", "revoke", &revoked.id]).with(0);
+        home.run(&["tickets", "revoke", &revoked.id]).expect_code(0);
         is_cut(leaves, "access was refused");
         let brief = Made::new(&home, &server, "brief", &["--topic=w", "--expires=3s"]);
         is_cut(follow(&home, &brief.file, transport), "access was refused");
         files::replace(&home.path("w"), |path| files::noise(path, 1000, 10 + round as u64));
-        stays.hear_out("committed");
+        stays.wait_for_stdout("committed");
         stays.end_by(tensor_relay_tests::processes::Signal::KILL);
     }
 }
@@ -135,17 +139,17 @@ fn secrets_are_rotated_under_way() {
     let mut server = home.serve(&["--topic=w=w"]);
     let old = Made::new(&home, &server, "old", &["--topic=w"]);
     let follower = follow(&home, &old.file, TRANSPORTS[0]);
-    home.run(&["tickets", "rotate"]).with(0);
+    home.run(&["tickets", "rotate"]).expect_code(0);
     let new = Made::new(&home, &server, "new", &["--topic=w"]);
     fs::write(home.path("state/tensor-relay/access/acl"), "nonsense").unwrap();
-    server.process.hear_err("the previous ones stay in force");
-    home.run(&["list", &old.file]).with(0);
+    server.process.wait_for_stderr("the previous ones stay in force");
+    home.run(&["list", &old.file]).expect_code(0);
     fs::remove_file(home.path("state/tensor-relay/access/acl")).unwrap();
     thread::sleep(LOOKED); // The list was broken, so the new secret is not known yet.
     let newer = follow(&home, &new.file, TRANSPORTS[1]);
-    home.run(&["tickets", "rotate"]).with(0);
+    home.run(&["tickets", "rotate"]).expect_code(0);
     is_cut(follower, "access was refused");
-    home.run(&["list", &new.file]).with(0);
+    home.run(&["list", &new.file]).expect_code(0);
     newer.end_by(tensor_relay_tests::processes::Signal::KILL);
 }
 
@@ -156,33 +160,36 @@ fn clients_are_known_by_their_keys() {
     let home = home();
     let mut server = home.serve(&["--topic=w=w"]);
     let bare = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
-    let made = home.run(&["keys", "create", "--state-dir=client", "--json"]).with(0).json();
+    let made = home
+        .run(&["keys", "create", "--state-dir=client", "--json"])
+        .expect_code(0)
+        .json();
     let (key, identity) = (made["key"].as_str().unwrap(), "--identity=client/identity.key");
     let acl = home.path("state/tensor-relay/access/acl");
     for transport in TRANSPORTS {
         let follow = ["subscribe", &bare, "--json", identity, transport];
-        home.run(&follow).failed(4, &["refused access"]);
-        home.run(&["keys", "trust", key, "gpu-1"]).with(0);
-        server.process.hear_err("access was refused");
+        home.run(&follow).expect_error(4, &["refused access"]);
+        home.run(&["keys", "trust", key, "gpu-1"]).expect_code(0);
+        server.process.wait_for_stderr("access was refused");
         thread::sleep(LOOKED);
-        home.run(&follow).failed(4, &["does not allow to subscribe"]);
+        home.run(&follow).expect_error(4, &["does not allow to subscribe"]);
         let check = ["acl", "check", "key:gpu-1", "w", "subscribe"];
-        assert_eq!(home.run(&check).with(4).out, "denied: no line of the list allows it\n");
+        assert_eq!(home.run(&check).expect_code(4).out, "denied: no line of the list allows it\n");
         fs::write(&acl, "# workers\nkey:gpu-* list,subscribe w\n").unwrap();
         let allowed = "allowed: line 2 of the list allows it: key:gpu-* list,subscribe w\n";
-        assert_eq!(home.run(&check).with(0).out, allowed);
+        assert_eq!(home.run(&check).expect_code(0).out, allowed);
         thread::sleep(LOOKED);
         let mut ends = home.start(&follow);
-        ends.hear_out("committed");
+        ends.wait_for_stdout("committed");
         fs::write(&acl, "# nobody\n").unwrap();
         is_cut(ends, "does not allow to subscribe");
         fs::write(&acl, "key:gpu-1 subscribe **\n").unwrap();
         thread::sleep(LOOKED);
         let mut leaves = home.start(&follow);
-        leaves.hear_out("committed");
-        let listed = home.run(&["list", &bare, "--json", identity, transport]).with(0).json();
+        leaves.wait_for_stdout("committed");
+        let listed = home.run(&["list", &bare, "--json", identity, transport]).expect_code(0).json();
         assert_eq!(listed["topics"].as_array().map(Vec::len), Some(0), "to list was not granted: {listed}");
-        home.run(&["keys", "revoke", "gpu-1"]).with(0);
+        home.run(&["keys", "revoke", "gpu-1"]).expect_code(0);
         is_cut(leaves, "access was refused");
         fs::write(&acl, "# nobody\n").unwrap();
         thread::sleep(LOOKED);
@@ -195,22 +202,26 @@ fn clients_are_known_by_their_keys() {
 fn a_revoked_key_is_refused_with_a_good_token() {
     let home = home();
     let server = home.serve(&["--topic=w=w"]);
-    let made = home.run(&["keys", "create", "--state-dir=client", "--json"]).with(0).json();
+    let made = home
+        .run(&["keys", "create", "--state-dir=client", "--json"])
+        .expect_code(0)
+        .json();
     let (key, identity) = (made["key"].as_str().unwrap(), "--identity=client/identity.key");
-    home.run(&["keys", "trust", key, "gpu-1"]).with(0);
+    home.run(&["keys", "trust", key, "gpu-1"]).expect_code(0);
     fs::write(home.path("state/tensor-relay/access/acl"), "key:gpu-1 list,subscribe **\n").unwrap();
     thread::sleep(LOOKED);
     let ticket = server.ticket("w").to_owned();
     let mut follower = home.start(&["subscribe", &ticket, "--json", identity]);
-    follower.hear_out("committed");
-    home.run(&["keys", "revoke", "gpu-1"]).with(0);
+    follower.wait_for_stdout("committed");
+    home.run(&["keys", "revoke", "gpu-1"]).expect_code(0);
     is_cut(follower, "access was refused");
     drop(server);
     let server = home.serve(&["--topic=w=w"]);
     for transport in TRANSPORTS {
         let ticket = server.ticket("w");
-        home.run(&["list", ticket, identity, transport]).failed(4, &["refused access"]);
-        home.run(&["list", ticket, transport]).with(0);
+        home.run(&["list", ticket, identity, transport])
+            .expect_error(4, &["refused access"]);
+        home.run(&["list", ticket, transport]).expect_code(0);
     }
 }
 
@@ -238,11 +249,11 @@ fn clients_are_known_by_the_names_in_their_certificates() {
         thread::sleep(LOOKED);
         let follow =
             ["subscribe", &bare, "--json", "--identity=client.key", "--certificate=client.pem", transport];
-        home.run(&follow).failed(4, &["refused access"]);
+        home.run(&follow).expect_error(4, &["refused access"]);
         fs::write(access.join("ca.pem"), ours.pem()).unwrap();
         thread::sleep(LOOKED);
         let mut leaves = home.start(&follow);
-        leaves.hear_out("committed");
+        leaves.wait_for_stdout("committed");
         fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
         is_cut(leaves, "access was refused");
     }
@@ -263,36 +274,36 @@ fn tickets_are_listed_and_shown() {
     let server = home.serve(&["--topic=w=w"]);
     let one = Made::new(&home, &server, "one", &["--topic=w", "--expires=30d", "--for=Paris"]);
     let two = Made::new(&home, &server, "two", &["--topic=a/*", "--topic=b", "--verbs=list"]);
-    home.run(&["list", &one.file]).with(0);
-    home.run(&["tickets", "revoke", &two.id]).with(0);
-    let used = || home.run(&["tickets", "list"]).with(0).out.contains("used ");
+    home.run(&["list", &one.file]).expect_code(0);
+    home.run(&["tickets", "revoke", &two.id]).expect_code(0);
+    let used = || home.run(&["tickets", "list"]).expect_code(0).out.contains("used ");
     let deadline = Instant::now() + CUT_WITHIN;
-    while !used() || home.run(&["tickets", "list"]).with(0).out.contains("valid, never") {
+    while !used() || home.run(&["tickets", "list"]).expect_code(0).out.contains("valid, never") {
         assert!(Instant::now() < deadline);
         thread::sleep(Duration::from_millis(200));
     }
-    let listed = home.run(&["tickets", "list"]).with(0).out;
+    let listed = home.run(&["tickets", "list"]).expect_code(0).out;
     let lines: Vec<&str> = listed.lines().collect();
     assert!(lines[0].starts_with(&format!("{}  valid, used ", one.id)), "{listed}");
     assert!(lines[0].ends_with("list,subscribe w, expires in 29d, for Paris"), "{listed}");
     assert_eq!(lines[1], format!("{}  revoked, never used: list a/*; list b", two.id));
-    let shown = home.run(&["tickets", "show", &one.file]).with(0).out;
+    let shown = home.run(&["tickets", "show", &one.file]).expect_code(0).out;
     assert!(shown.contains("&token=(hidden)") && shown.ends_with("valid\n"), "{shown}");
-    let revoked = home.run(&["tickets", "show", &two.file]).with(0).out;
+    let revoked = home.run(&["tickets", "show", &two.file]).expect_code(0).out;
     assert!(revoked.contains("not valid: its ticket") && revoked.contains("was revoked"), "{revoked}");
     let token = fs::read_to_string(home.path("one")).unwrap();
     let token = token.trim().split_once("&token=").unwrap().1;
-    for text in [&listed, &shown, &home.run(&["tickets", "list", "--json"]).with(0).out] {
+    for text in [&listed, &shown, &home.run(&["tickets", "list", "--json"]).expect_code(0).out] {
         assert!(!text.contains(token), "{text}");
     }
     let check = home
         .run(&["acl", "check", &format!("ticket:{}", one.id), "w", "subscribe"])
-        .with(0);
+        .expect_code(0);
     assert_eq!(check.out, "allowed: the ticket grants list,subscribe w\n");
     home.run(&["tickets", "revoke", "nonsense"])
-        .failed(2, &["16 hexadecimal digits"]);
+        .expect_error(2, &["16 hexadecimal digits"]);
     home.run(&["tickets", "create", "--topic=w", "--expires=soon"])
-        .failed(2, &["as in 30d"]);
+        .expect_error(2, &["as in 30d"]);
 }
 
 /// Goal: once the list has `uid:` lines, only the users that it names may publish through the socket. Method: publish
@@ -302,18 +313,19 @@ fn the_publish_socket_obeys_the_list() {
     let home = home();
     let server = home.serve(&["--publish-socket=socket"]);
     let publish = ["publish", "socket", "kv/a", "w"];
-    home.run(&publish).with(0);
+    home.run(&publish).expect_code(0);
     let acl = home.path("state/tensor-relay/access/acl");
     let uid = fs::metadata(home.path("w"))
         .map(|found| std::os::unix::fs::MetadataExt::uid(&found))
         .unwrap();
     fs::write(&acl, "uid:4242 publish kv/*\n").unwrap();
     thread::sleep(LOOKED);
-    home.run(&publish).failed(4, &["does not let user", "publish kv/a"]);
+    home.run(&publish).expect_error(4, &["does not let user", "publish kv/a"]);
     fs::write(&acl, format!("uid:{uid} publish kv/*\n")).unwrap();
     thread::sleep(LOOKED);
-    home.run(&publish).with(0);
-    home.run(&["publish", "socket", "other", "w"]).failed(4, &["does not let user"]);
+    home.run(&publish).expect_code(0);
+    home.run(&["publish", "socket", "other", "w"])
+        .expect_error(4, &["does not let user"]);
     drop(server);
 }
 
@@ -330,7 +342,7 @@ fn silent_connections_keep_nobody_out() {
     }
     let home = home();
     let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--sessions=8"]);
-    let mut follower = follow(&home, server.said["ticket_file"].as_str().unwrap(), TRANSPORTS[1]);
+    let mut follower = follow(&home, server.report["ticket_file"].as_str().unwrap(), TRANSPORTS[1]);
     let address: SocketAddr = server.listen().parse().unwrap();
     let mut silent = vec![];
     for source in [[127, 0, 0, 9], [127, 0, 0, 1]] {
@@ -342,11 +354,11 @@ fn silent_connections_keep_nobody_out() {
             silent.push(socket);
         }
         for transport in TRANSPORTS {
-            home.run(&["list", server.said["ticket_file"].as_str().unwrap(), transport])
-                .with(0);
+            home.run(&["list", server.report["ticket_file"].as_str().unwrap(), transport])
+                .expect_code(0);
         }
     }
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 7));
-    follower.hear_out("committed");
+    follower.wait_for_stdout("committed");
     drop(silent);
 }

@@ -9,7 +9,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
 
 /// The deadline of every wait, for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -17,12 +17,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 pub(crate) fn admin_of(server: &Serving) -> String {
-    server.said["admin"].as_str().unwrap().to_owned()
+    server.report["admin"].as_str().unwrap().to_owned()
 }
 
 /// The admin address that a subscriber printed on stderr.
 fn admin_said(process: &mut Process) -> String {
-    let line = process.hear_err("open http://");
+    let line = process.wait_for_stderr("open http://");
     line.split("http://").nth(1).unwrap().trim_end_matches('/').to_owned()
 }
 
@@ -60,7 +60,7 @@ fn a_server_tells_how_it_does() {
     let server = home.serve(&words);
     let admin = admin_of(&server);
     let mut follower = home.start(&["subscribe", server.ticket("policy/a"), "--json", "--transport=quic"]);
-    follower.hear_out("committed");
+    follower.wait_for_stdout("committed");
 
     assert_eq!(Asked::get(&admin, "/livez", &[]).with(200).body, "ok\n");
     assert_eq!(Asked::get(&admin, "/readyz", &[]).with(200).body, "ready\n");
@@ -71,7 +71,7 @@ fn a_server_tells_how_it_does() {
         (&status["role"], &status["ready"], &status["draining"]),
         (&"server".into(), &true.into(), &false.into())
     );
-    assert_eq!(status["listen"], server.said["listen"]);
+    assert_eq!(status["listen"], server.report["listen"]);
     let topic = &status["topics"][0];
     assert_eq!((topic["topic"].as_str(), topic["version"].as_u64()), (Some("policy/a"), Some(1)));
     assert_eq!(
@@ -129,9 +129,9 @@ fn a_server_tells_how_it_does() {
     assert!(!page.body.contains("http"), "it loads nothing from other hosts");
     Asked::get(&admin, "/nothing", &[]).with(404);
     Asked::get(&admin, "/status", &["Host: other.example"]).with(421);
-    follower.end_by(Signal::TERM).with(143);
+    follower.end_by(Signal::TERM).expect_code(143);
     ask_until(&admin, "/status", |asked| asked.json()["subscribers_count"] == 0);
-    server.process.end_by(Signal::TERM).with(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
 }
 
 fn check_with_promtool(metrics: &str) {
@@ -160,8 +160,8 @@ fn a_consumer_is_ready_when_it_holds_a_version() {
     let home = Home::new();
     files::noise(&home.path("m"), 100_000, 1);
     let server = home.serve(&["--publish-socket=relay.sock", "--admin=none"]);
-    assert!(server.said.get("admin").is_none(), "{}", server.said);
-    let ticket = server.said["ticket"].as_str().unwrap();
+    assert!(server.report.get("admin").is_none(), "{}", server.report);
+    let ticket = server.report["ticket"].as_str().unwrap();
     let mut words = vec!["subscribe", ticket, "--topic=m", "--wait=100", "--admin=127.0.0.1:0"];
     let mut patient = home.start(&words);
     words.push("--ready-within=0.2");
@@ -170,7 +170,7 @@ fn a_consumer_is_ready_when_it_holds_a_version() {
     let is_waiting = |asked: &Asked| asked.body.contains("no version of topic m");
     ask_until(&patient_at, "/readyz", is_waiting).with(503);
     ask_until(&strict_at, "/readyz", is_waiting).with(503);
-    home.run(&["publish", "relay.sock", "m", "m"]).with(0);
+    home.run(&["publish", "relay.sock", "m", "m"]).expect_code(0);
     ask_until(&patient_at, "/readyz", |asked| asked.code == 200);
     ask_until(&strict_at, "/readyz", |asked| asked.body.contains("version 1 of topic m came")).with(503);
     Asked::get(&patient_at, "/readyz", &[]).with(200);
@@ -192,11 +192,11 @@ fn others_need_a_token() {
     fs::write(home.path("short"), "123").unwrap();
     let open = "--admin=0.0.0.0:0";
     home.run(&["serve", "--topic=m=m", open])
-        .failed(2, &["--admin-token-file", "127.0.0.1"]);
+        .expect_error(2, &["--admin-token-file", "127.0.0.1"]);
     home.run(&["serve", "--topic=m=m", open, "--admin-token-file=short"])
-        .failed(2, &["16 characters"]);
+        .expect_error(2, &["16 characters"]);
     home.run(&["serve", "--topic=m=m", open, "--admin-token-file=none"])
-        .failed(1, &["cannot read", "none"]);
+        .expect_error(1, &["cannot read", "none"]);
     let server = home.serve(&["--topic=m=m", open, "--admin-token-file=token"]);
     let admin = admin_of(&server).replace("0.0.0.0", "127.0.0.1");
     Asked::get(&admin, "/livez", &[]).with(200);
@@ -254,12 +254,12 @@ fn a_port_in_use_ends_who_asked_for_it() {
     files::noise(&home.path("m"), 1_000, 1);
     let _held = hold("127.0.0.1:9470");
     let server = home.serve(&["--topic=m=m"]);
-    assert!(server.said.get("admin").is_none(), "{}", server.said);
+    assert!(server.report.get("admin").is_none(), "{}", server.report);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let word = format!("--admin={}", taken.local_addr().unwrap());
     home.run(&["serve", "--topic=m=m", "--listen=127.0.0.1:0", &word])
-        .failed(1, &["cannot listen", "--admin"]);
-    home.run(&["serve", "--topic=m=m", "--admin=9470"]).with(2);
+        .expect_error(1, &["cannot listen", "--admin"]);
+    home.run(&["serve", "--topic=m=m", "--admin=9470"]).expect_code(2);
 }
 
 /// Listens on `address` once servers of other tests have released it.
@@ -302,7 +302,7 @@ fn failures_have_reasons() {
     files::noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--sessions=1", "--admin=127.0.0.1:0"]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--json"]);
-    follower.hear_out("committed");
+    follower.wait_for_stdout("committed");
     let second = home.run(&["list", server.ticket("m")]);
     assert_ne!(second.code, Some(0), "{second:?}");
     let metrics = Asked::get(&admin_of(&server), "/metrics", &[]).body;
@@ -327,7 +327,7 @@ fn who_is_behind_is_seen() {
     let words =
         ["subscribe", server.ticket("m"), "--mode=every", "--window=1", "--exec=echo at work; sleep 1000"];
     let mut reader = home.start(&words);
-    reader.hear_out("at work");
+    reader.wait_for_stdout("at work");
     let is_at = |behind: u64| move |asked: &Asked| asked.json()["subscribers"][0]["lag_versions"] == behind;
     ask_until(&admin, "/status", is_at(0));
     for behind in 1..3 {
@@ -340,34 +340,34 @@ fn who_is_behind_is_seen() {
         "{metrics}"
     );
     assert!(sample(&metrics, "tensor_relay_topic_lag_seconds{topic=\"m\"}") > 0.0, "{metrics}");
-    reader.end_by(Signal::TERM).with(143);
+    reader.end_by(Signal::TERM).expect_code(143);
 }
 
-/// Goal: a version in transfer is shown with its sent bytes and what limits it. Method: a wire that holds in the middle
-/// of the transfer.
+/// Goal: a version in transfer is shown with its sent bytes and what limits it. Method: a proxy that holds midway
+/// through it.
 #[test]
 fn what_holds_a_transfer_up_is_seen() {
     const MODEL_BYTES: u64 = 256 << 20;
-    let (home, mut wire) = (Home::new(), Wire::new());
+    let (home, mut proxy) = (Home::new(), UdpProxy::new());
     files::zeros(&home.path("m"), MODEL_BYTES);
     let server = home.serve(&[
         "--topic=m=m",
         "--codec=raw",
         "--admin=127.0.0.1:0",
         "--transport=quic",
-        &wire.advertise(),
+        &proxy.advertise(),
     ]);
-    wire.lead_to(server.listen(), 24 << 20);
+    proxy.forward_to(server.listen(), 24 << 20);
     let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--transport=quic"]);
-    wire.wait_until_held();
+    proxy.wait_until_held();
     let is_held = |asked: &Asked| asked.json()["subscribers"][0]["under_way"]["limit"] == "network";
     let status = ask_until(&admin_of(&server), "/status", is_held).json();
     let under_way = &status["subscribers"][0]["under_way"];
     let sent_bytes = under_way["sent_bytes"].as_u64().unwrap();
     assert!((1..MODEL_BYTES).contains(&sent_bytes), "{under_way}");
     assert_eq!((under_way["version"].as_u64(), status["transfers"].as_u64()), (Some(1), Some(1)));
-    wire.release();
-    subscriber.end().with(0);
+    proxy.release();
+    subscriber.end().expect_code(0);
 }
 
 /// Goal: the dashboard and the alerts use only metrics that exist. Method: compare every name in them with the metrics
@@ -379,8 +379,8 @@ fn what_is_shipped_asks_for_metrics_that_exist() {
     let server = home.serve(&["--topic=m=m", "--sessions=1", "--admin=127.0.0.1:0"]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--json", "--admin=127.0.0.1:0"]);
     let follower_at = admin_said(&mut follower);
-    follower.hear_out("committed");
-    home.run(&["list", server.ticket("m")]).with(3);
+    follower.wait_for_stdout("committed");
+    home.run(&["list", server.ticket("m")]).expect_code(3);
     let there: String = [admin_of(&server), follower_at]
         .iter()
         .map(|address| Asked::get(address, "/metrics", &[]).with(200).body)

@@ -15,7 +15,7 @@ fn what_is_saved_is_told() {
     let server = home.serve(&["--topic=m=m", "--topic=n=n"]);
     let receive = |topic: &str, words: &[&str]| {
         let words = [&["subscribe", server.ticket(topic), "--once", "--out=out"], words].concat();
-        let came = home.run(&words).with(0);
+        let came = home.run(&words).expect_code(0);
         files::assert_same(&home.path(topic), &home.path("out").join(format!("{topic}.safetensors")));
         came
     };
@@ -31,7 +31,7 @@ fn what_is_saved_is_told() {
     let line = receive("n", &[]).out;
     assert!(!line.contains(" on the wire"), "nothing was saved of noise: {line}");
 
-    let ended = server.process.end_by(Signal::TERM).with(0);
+    let ended = server.process.end_by(Signal::TERM).expect_code(0);
     assert!(
         ended.err.contains("sent m: 12.0 MiB, ") && ended.err.contains("sent n: 3.00 MiB\n"),
         "{ended:?}"
@@ -58,7 +58,7 @@ fn a_codec_can_be_forced() {
     let server = home.serve(&["--topic=m=m", "--codec=planes"]);
     for (words, expected) in [(&[][..], "planes"), (&["--codec=raw"], "raw"), (&["--codec=auto"], "planes")] {
         let words = [&["subscribe", server.ticket("m"), "--once", "--json"], words].concat();
-        let came = home.run(&words).with(0).json();
+        let came = home.run(&words).expect_code(0).json();
         assert_eq!(came["codecs"].as_object().unwrap().keys().collect::<Vec<_>>(), [expected], "{came}");
     }
 }

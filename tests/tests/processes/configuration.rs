@@ -44,17 +44,17 @@ fn a_file_runs_both_ends() {
          [serve.topics]\na = 'a'\n'deep/b' = 'b'\n[subscribe]\ntopic = 'a'\nout = 'out'\nonce = true\n",
     );
     let mut server = home.start(&["serve"]);
-    let said = server.hear_out("serving");
+    let said = server.wait_for_stdout("serving");
     assert!(said.contains(r#""topic":"a""#) && said.contains(r#""topic":"deep/b""#), "{said}");
-    assert_eq!(home.run(&["subscribe"]).with(0).json()["topic"], "a");
-    let by_variable = run_with(&home, &[("TENSOR_RELAY_TOPIC", "deep/b")], &["subscribe"]).with(0);
+    assert_eq!(home.run(&["subscribe"]).expect_code(0).json()["topic"], "a");
+    let by_variable = run_with(&home, &[("TENSOR_RELAY_TOPIC", "deep/b")], &["subscribe"]).expect_code(0);
     assert_eq!(by_variable.json()["topic"], "deep/b");
     let by_flag =
         run_with(&home, &[("TENSOR_RELAY_TOPIC", "deep/b")], &["subscribe", "--topic=a", "--no-json"])
-            .with(0);
+            .expect_code(0);
     assert!(by_flag.out.starts_with("a version 1: "), "{by_flag:?}");
     assert_eq!(home.files_in("out"), ["a.safetensors", "deep/b.safetensors"]);
-    server.end_by(Signal::TERM).with(0);
+    server.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: topics and switches can be set by variables only. Method: `serve` without options.
@@ -71,14 +71,14 @@ fn variables_run_a_server() {
         ("TENSOR_RELAY_CONFIG", ""),
     ]);
     let mut server = Process::start(command);
-    let said = server.hear_out("serving");
+    let said = server.wait_for_stdout("serving");
     assert!(said.contains(r#""topic":"a""#) && said.contains(r#""topic":"b""#), "{said}");
     assert_eq!(
         home.files_in("state"),
         ["tensor-relay/access/secrets", "tensor-relay/identity.key", "tensor-relay/tickets"],
         "an empty variable is ignored"
     );
-    server.end_by(Signal::TERM).with(0);
+    server.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: `config` shows the effective value of every option and its source. Method: an option from each layer, for
@@ -91,25 +91,25 @@ fn config_tells_every_source() {
         "[default]\nticket = 'relay://secret'\n\n[serve]\ngrace = 2.5\nlisten = '127.0.0.1:1'\n",
     );
     let variables = [("TENSOR_RELAY_LISTEN", "127.0.0.1:2"), ("TENSOR_RELAY_QUIET", "yes")];
-    let said = run_with(&home, &variables, &["config", "--json"]).with(0);
+    let said = run_with(&home, &variables, &["config", "--json"]).expect_code(0);
     let config = said.json();
-    assert_eq!(config["file"], home.word(".config/tensor-relay/config.toml"));
+    assert_eq!(config["file"], home.argument(".config/tensor-relay/config.toml"));
     assert_eq!(told(&config, "serve", "listen"), ("127.0.0.1:2".into(), "environment".into()));
     assert_eq!(told(&config, "serve", "grace"), ("2.5".into(), "file".into()));
     assert_eq!(told(&config, "serve", "chunk-size"), ("4MiB".into(), "default".into()));
     assert_eq!(told(&config, "subscribe", "quiet"), ("true".into(), "environment".into()));
     assert_eq!(told(&config, "list", "ticket"), ("(hidden)".into(), "file".into()));
-    let people = run_with(&home, &variables, &["config", "serve"]).with(0);
+    let people = run_with(&home, &variables, &["config", "serve"]).expect_code(0);
     let line = |option: &str| {
         let line = people.out.lines().find(|line| line.split_whitespace().nth(1) == Some(option));
         line.unwrap().split_whitespace().skip(2).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(line("--listen"), "127.0.0.1:2 TENSOR_RELAY_LISTEN");
-    assert_eq!(line("--grace"), format!("2.5 {}:5", home.word(".config/tensor-relay/config.toml")));
+    assert_eq!(line("--grace"), format!("2.5 {}:5", home.argument(".config/tensor-relay/config.toml")));
     assert!(!format!("{said:?}{people:?}").contains("relay://"), "a secret was printed");
     assert!(!people.out.lines().any(|line| line.starts_with("subscribe")), "{people:?}");
     home.run(&["config", "bogus"])
-        .failed(2, &["bogus", "serve, publish, subscribe"]);
+        .expect_error(2, &["bogus", "serve, publish, subscribe"]);
 }
 
 /// Goal: each bound on clients is shown with its reason, and their sum is the maximum that `serve` reports.
@@ -117,7 +117,7 @@ fn config_tells_every_source() {
 fn config_tells_every_bound() {
     let home = Home::new();
     files::zeros(&home.path("w"), 1 << 10);
-    let said = home.run(&["config", "serve", "--json"]).with(0).json();
+    let said = home.run(&["config", "serve", "--json"]).expect_code(0).json();
     let bounds = said["serve"]["bounds"].as_array().unwrap();
     let sessions = bounds.iter().find(|bound| bound["bound"] == "sessions").unwrap();
     assert_eq!((&sessions["most"], &sessions["unit"]), (&json!(1_024), &json!("count")));
@@ -128,13 +128,13 @@ fn config_tells_every_bound() {
     );
     let sum: u64 = bounds.iter().filter_map(|bound| bound["memory_bytes"].as_u64()).sum();
     assert_eq!(said["serve"]["memory_bytes_max"], sum);
-    assert_eq!(home.serve(&["--topic=w=w"]).said["memory_bytes_max"], sum);
-    let people = home.run(&["config", "serve"]).with(0).out;
+    assert_eq!(home.serve(&["--topic=w=w"]).report["memory_bytes_max"], sum);
+    let people = home.run(&["config", "serve"]).expect_code(0).out;
     assert!(
         people.contains("BOUND OF SERVE") && people.contains("memory in addition to versions: at most"),
         "{people}"
     );
-    assert!(!home.run(&["config", "subscribe"]).with(0).out.contains("BOUND"));
+    assert!(!home.run(&["config", "subscribe"]).expect_code(0).out.contains("BOUND"));
 }
 
 /// Goal: a mistake in the file or a variable is reported with its location, and nothing is done. Method: mistakes in
@@ -142,7 +142,7 @@ fn config_tells_every_bound() {
 #[test]
 fn mistakes_are_found_where_they_were_made() {
     let home = Home::new();
-    let file = home.word("c.toml");
+    let file = home.argument("c.toml");
     for (text, causes) in [
         ("[serve]\n\nlistne = 1\n", ["c.toml:3: ", "listne", "do you mean listen?"]),
         ("[serve]\nlisten = 'nowhere'\n", ["c.toml:2: ", "listen cannot be \"nowhere\"", "socket address"]),
@@ -151,18 +151,19 @@ fn mistakes_are_found_where_they_were_made() {
     ] {
         fs::write(&file, text).unwrap();
         home.run(&["serve", ANY_PORT, "--topic=w=w", "--config", &file])
-            .failed(2, &causes);
-        run_with(&home, &[("TENSOR_RELAY_CONFIG", &file)], &["list", "relay://x"]).failed(2, &causes);
-        home.run(&["--config", &file, "config"]).failed(2, &causes);
-        home.run(&["--config", &file, "serve", "--help"]).with(0);
+            .expect_error(2, &causes);
+        run_with(&home, &[("TENSOR_RELAY_CONFIG", &file)], &["list", "relay://x"]).expect_error(2, &causes);
+        home.run(&["--config", &file, "config"]).expect_error(2, &causes);
+        home.run(&["--config", &file, "serve", "--help"]).expect_code(0);
     }
     home.run(&["list", "x", "--config=/no/file"])
-        .failed(2, &["/no/file", "--config"]);
+        .expect_error(2, &["/no/file", "--config"]);
     let wrong = [("TENSOR_RELAY_GRACE", "soon")];
     let causes = ["TENSOR_RELAY_GRACE", "\"soon\"", "not a number of seconds"];
-    run_with(&home, &wrong, &["serve", "--topic=w=w"]).failed(2, &causes);
-    run_with(&home, &wrong, &["config"]).failed(2, &causes);
-    run_with(&home, &wrong, &["serve", "--topic=w=w", "--grace=late"]).failed(2, &["--grace", "'late'"]);
+    run_with(&home, &wrong, &["serve", "--topic=w=w"]).expect_error(2, &causes);
+    run_with(&home, &wrong, &["config"]).expect_error(2, &causes);
+    run_with(&home, &wrong, &["serve", "--topic=w=w", "--grace=late"])
+        .expect_error(2, &["--grace", "'late'"]);
     assert!(home.files_in("state").is_empty());
 }
 
@@ -171,10 +172,10 @@ fn mistakes_are_found_where_they_were_made() {
 #[test]
 fn the_sample_is_a_good_file() {
     let home = Home::new();
-    let sample = home.run(&["config", "--sample"]).with(0).out;
+    let sample = home.run(&["config", "--sample"]).expect_code(0).out;
     assert!(sample.contains("[serve]") && sample.contains("#listen = \"0.0.0.0:4747\""), "{sample}");
     configure(&home, &sample);
-    let config = home.run(&["config", "--json"]).with(0).json();
+    let config = home.run(&["config", "--json"]).expect_code(0).json();
     assert!(config["file"].is_string());
     assert_eq!(told(&config, "serve", "listen").1, "default");
 }
@@ -186,20 +187,20 @@ fn keys_are_made_once_and_shown() {
     let home = Home::new();
     files::noise(&home.path("w"), 1000, 1);
     let missing = home.run(&["keys", "show", "--json"]);
-    missing.failed(1, &["no server key", "tensor-relay serve", "keys create", "--state-dir"]);
+    missing.expect_error(1, &["no server key", "tensor-relay serve", "keys create", "--state-dir"]);
     assert!(home.files_in("state").is_empty(), "`keys show` creates none");
-    let made = home.run(&["keys", "create", "--json"]).with(0).json();
+    let made = home.run(&["keys", "create", "--json"]).expect_code(0).json();
     let path = home.path("state/tensor-relay/identity.key");
     assert_eq!(made["path"], path.to_str().unwrap());
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let key = made["key"].as_str().unwrap();
     home.run(&["keys", "create"])
-        .failed(1, &["already holds a key", key, "nothing was changed"]);
-    let shown = home.run(&["keys", "show"]).with(0);
+        .expect_error(1, &["already holds a key", key, "nothing was changed"]);
+    let shown = home.run(&["keys", "show"]).expect_code(0);
     assert_eq!(shown.out, format!("{key}  {}\n", path.display()));
     let server = home.serve(&["--topic=w=w"]);
     assert!(server.ticket("w").contains(key));
-    let elsewhere = home.run(&["keys", "create", "--state-dir=other"]).with(0);
+    let elsewhere = home.run(&["keys", "create", "--state-dir=other"]).expect_code(0);
     assert!(elsewhere.out.ends_with("other/identity.key\n") && !elsewhere.out.contains(key), "{elsewhere:?}");
 }
 
@@ -209,13 +210,13 @@ fn keys_are_made_once_and_shown() {
 fn completions_and_manual_pages() {
     let home = Home::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = home.run(&["completions", shell]).with(0).out;
+        let script = home.run(&["completions", shell]).expect_code(0).out;
         assert!(script.contains("subscribe") && script.contains("state-dir"), "{shell}");
         assert!(!script.contains("demo-consumer"), "{shell}");
     }
-    home.run(&["completions", "dos"]).failed(2, &["dos"]);
-    assert!(home.run(&["man"]).with(0).out.contains(".SH SUBCOMMANDS"));
-    home.run(&["man", "--out=pages"]).with(0);
+    home.run(&["completions", "dos"]).expect_error(2, &["dos"]);
+    assert!(home.run(&["man"]).expect_code(0).out.contains(".SH SUBCOMMANDS"));
+    home.run(&["man", "--out=pages"]).expect_code(0);
     let pages = home.files_in("pages");
     for page in ["tensor-relay.1", "tensor-relay-serve.1", "tensor-relay-keys-show.1"] {
         assert!(pages.iter().any(|name| name == page), "{pages:?}");

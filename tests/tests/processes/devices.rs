@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::time::Duration;
 use tensor_relay_tests::{
     fake_cuda::Library,
-    processes::{ANY_PORT, Ended, Gpu, Home, Process, Serving, Signal, Wire, fake_nvml},
+    processes::{ANY_PORT, Ended, Gpu, Home, Process, Serving, Signal, UdpProxy, fake_nvml},
 };
 
 const ON_GPU: &str = "--device=cuda:0";
@@ -51,7 +51,7 @@ fn start_with(home: &Home, variables: &[(&str, &str)], words: &[&str]) -> Proces
 /// A server of `w` whose driver fails as `fault` says.
 fn serve_failing(home: &Home, fault: &str) -> Serving {
     let words = ["serve", "--json", ANY_PORT, "--topic=w=w", ON_GPU];
-    Serving::hear(start_with(home, &[("FAKE_CUDA_FAULTS", fault)], &words))
+    Serving::wait_for_report(start_with(home, &[("FAKE_CUDA_FAULTS", fault)], &words))
 }
 
 /// Goal: all contents of files arrive byte for byte with a GPU at either end or both; each process reports its device.
@@ -65,18 +65,18 @@ fn every_file_arrives_from_and_on_a_gpu() {
     for from in devices {
         let words = ["--topic=w=w", "--topic=model=model", "--chunk-size=256KiB", "--device", from];
         let server = home.serve(&words);
-        assert_eq!(server.said["device"], from);
+        assert_eq!(server.report["device"], from);
         for to in devices {
             let out = format!("{from}-{to}");
             let words = ["--once", "--json", "--device", to, "--out", &out];
             for topic in ["w", "model"] {
                 let words = [&["subscribe", server.ticket(topic)], &words[..]].concat();
-                assert_eq!(home.run(&words).with(0).json()["device"], to);
+                assert_eq!(home.run(&words).expect_code(0).json()["device"], to);
             }
             files::assert_same(&home.path("w"), &home.path(&out).join("w.safetensors"));
             files::assert_same_model(&home.path("model"), &home.path(&out).join("model"));
         }
-        server.process.end_by(Signal::TERM).with(0);
+        server.process.end_by(Signal::TERM).expect_code(0);
     }
 }
 
@@ -86,15 +86,15 @@ fn every_file_arrives_from_and_on_a_gpu() {
 fn people_are_told_where_tensors_are() {
     let home = home(Gpu::fake(), 3 << 20);
     let mut server = home.start(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]);
-    let read = server.hear_err("w: 1 tensor");
+    let read = server.wait_for_stderr("w: 1 tensor");
     assert!(read.contains("read in") && read.contains("uploaded to cuda:0 in"), "{read}");
-    let ticket = server.hear_out("tickets");
-    server.hear_err("serving from cuda:0 on");
+    let ticket = server.wait_for_stdout("tickets");
+    server.wait_for_stderr("serving from cuda:0 on");
     let exec = "--exec=echo $TENSOR_RELAY_VERSION > ran";
-    let told = home.run(&["subscribe", &ticket, "--once", ON_GPU, exec]).with(0);
+    let told = home.run(&["subscribe", &ticket, "--once", ON_GPU, exec]).expect_code(0);
     assert!(told.out.starts_with("w version 1: 1 tensor,") && told.out.contains(", on cuda:0"), "{told:?}");
     assert_eq!(std::fs::read_to_string(home.path("ran")).unwrap(), "1\n");
-    server.end_by(Signal::TERM).with(0);
+    server.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: a device can be set by file and variable, like every option. Method: each of them, and a flag over both.
@@ -104,8 +104,8 @@ fn a_device_is_an_option_like_others() {
     std::fs::write(home.path("c.toml"), "[default]\ndevice = 'cuda:1'\n").unwrap();
     let device = |variables: &[(&str, &str)], words: &[&str]| {
         let all = ["serve", "--json", ANY_PORT, "--topic=w=w", "--config=c.toml"];
-        let server = Serving::hear(start_with(&home, variables, &[&all, words].concat()));
-        server.said["device"].as_str().unwrap().to_owned()
+        let server = Serving::wait_for_report(start_with(&home, variables, &[&all, words].concat()));
+        server.report["device"].as_str().unwrap().to_owned()
     };
     assert_eq!(device(&[], &[]), "cuda:1");
     let variable = [("TENSOR_RELAY_DEVICE", "cuda:2")];
@@ -121,7 +121,7 @@ fn the_host_needs_no_driver() {
     let home = home(Gpu::fake(), 1000);
     let server = home.serve(&["--topic=w=w"]);
     let mut follower = home.start(&["subscribe", server.ticket("w")]);
-    follower.hear_out("w version 1");
+    follower.wait_for_stdout("w version 1");
     for process in [&server.process, &follower] {
         let files = process.mapped_files();
         assert!(!files.contains("cuda") && !files.contains("nvidia"), "{files}");
@@ -136,20 +136,20 @@ fn the_host_needs_no_driver() {
 fn no_cuda() {
     let home = Home::with_gpu(Gpu::none());
     files::noise(&home.path("w"), 1000, 1);
-    let listed = home.run(&["devices", "--json"]).with(0);
+    let listed = home.run(&["devices", "--json"]).expect_code(0);
     let reason = listed.json()["reason"].as_str().unwrap_or_default().to_owned();
     if !reason.contains("libcuda.so.1") {
         println!("skipped: this machine has a CUDA driver: {}", listed.out);
         return;
     }
     assert_eq!(listed.json()["gpus"], Value::Array(vec![]));
-    let people = home.run(&["devices"]).with(0);
+    let people = home.run(&["devices"]).expect_code(0);
     assert!(people.out.is_empty() && people.err.starts_with("no GPU can be used here: "), "{people:?}");
     let causes = ["--device cuda:0 cannot be used", "libcuda.so.1", "--gpus all", "--device cpu"];
-    home.run(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]).failed(1, &causes);
+    home.run(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]).expect_error(1, &causes);
     home.run(&["subscribe", &ticket_of_nobody("127.0.0.1:1"), ON_GPU, "--out=out"])
-        .failed(1, &causes);
-    home.run(&["demo", "--size=1MiB", ON_GPU]).failed(1, &causes);
+        .expect_error(1, &causes);
+    home.run(&["demo", "--size=1MiB", ON_GPU]).expect_error(1, &causes);
     assert!(home.files_in("out").is_empty() && home.files_in("state").is_empty());
 }
 
@@ -169,10 +169,10 @@ fn a_driver_that_is_none() {
     for (gpu, cause) in gpus {
         let home = home(gpu, 1000);
         let refused = home.run(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]);
-        refused.failed(1, &["--device cuda:0 cannot be used", cause]);
-        let listed = home.run(&["devices", "--json"]).with(0).json();
+        refused.expect_error(1, &["--device cuda:0 cannot be used", cause]);
+        let listed = home.run(&["devices", "--json"]).expect_code(0).json();
         assert!(listed["reason"].as_str().unwrap().contains(cause), "{listed}");
-        home.serve(&["--topic=w=w"]).process.end_by(Signal::TERM).with(0);
+        home.serve(&["--topic=w=w"]).process.end_by(Signal::TERM).expect_code(0);
     }
 }
 
@@ -182,13 +182,14 @@ fn a_driver_that_is_none() {
 fn two_gpus() {
     let home = home(Gpu::fake().with("FAKE_CUDA_DEVICES", "2"), 5 << 20);
     let server = home.serve(&["--topic=w=w", "--device=cuda:1"]);
-    subscribe(&home, &server, "out").with(0);
+    subscribe(&home, &server, "out").expect_code(0);
     came(&home, "out");
     let other = ["serve", ANY_PORT, "--topic=w=w", "--device=cuda:7"];
-    home.run(&other).failed(1, &["no device cuda:7", "sees 2, cuda:0 to cuda:1"]);
+    home.run(&other)
+        .expect_error(1, &["no device cuda:7", "sees 2, cuda:0 to cuda:1"]);
     for word in ["cuda", "gpu", "cuda:x", "0"] {
         home.run(&["serve", "--topic=w=w", "--device", word])
-            .failed(2, &["--device", "cuda:0"]);
+            .expect_error(2, &["--device", "cuda:0"]);
     }
 }
 
@@ -199,15 +200,15 @@ fn words_that_do_not_go_together() {
     let home = home(Gpu::fake(), 1000);
     let serve = ["serve", ANY_PORT, "--topic=w=w", ON_GPU];
     let with = |more: &[&str]| home.run(&[&serve, more].concat());
-    with(&["--hold=borrow"]).failed(2, &["--hold borrow", "--device cuda:0", "only one of the two"]);
+    with(&["--hold=borrow"]).expect_error(2, &["--hold borrow", "--device cuda:0", "only one of the two"]);
     let numbers = ["--pinned-mem is 5242880 bytes", "two chunks of 4194304 bytes", "8.00 MiB or more"];
-    with(&["--pinned-mem=5MiB"]).failed(2, &numbers);
-    with(&["--pinned-mem=5MiB", "--chunk-size=8MiB"]).failed(2, &["8388608 bytes", "16.0 MiB or more"]);
+    with(&["--pinned-mem=5MiB"]).expect_error(2, &numbers);
+    with(&["--pinned-mem=5MiB", "--chunk-size=8MiB"]).expect_error(2, &["8388608 bytes", "16.0 MiB or more"]);
     let ticket = ticket_of_nobody("127.0.0.1:1");
     home.run(&["subscribe", &ticket, ON_GPU, "--pinned-mem=4KiB"])
-        .failed(2, &["4096 bytes", "8.00 MiB"]);
+        .expect_error(2, &["4096 bytes", "8.00 MiB"]);
     home.run(&["demo", "--size=1MiB", "--pinned-mem=0"])
-        .failed(2, &["--pinned-mem"]);
+        .expect_error(2, &["--pinned-mem"]);
 }
 
 /// Goal: the smallest page-locked memory that is allowed is enough.
@@ -217,7 +218,7 @@ fn two_slots_are_enough() {
     let home = home(Gpu::fake(), 40 << 20);
     let server = home.serve(&["--topic=w=w", ON_GPU, "--chunk-size=16MiB", "--pinned-mem=32MiB"]);
     let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--pinned-mem=8MiB", "--out=out"];
-    home.run(&words).with(0);
+    home.run(&words).expect_code(0);
     came(&home, "out");
 }
 
@@ -235,13 +236,13 @@ fn out_of_gpu_memory() {
         (&small, &[ON_GPU], ["free", "16777216", "20971"]),
     ] {
         let refused = home.run(&[&["serve", ANY_PORT, "--topic=w=w"], words].concat());
-        refused.failed(1, &[&["cannot upload w to cuda:0"], &causes[..]].concat());
+        refused.expect_error(1, &[&["cannot upload w to cuda:0"], &causes[..]].concat());
         let receive = ["subscribe", server.ticket("w"), "--once", "--out=out"];
         let refused = home.run(&[&receive, words].concat());
-        refused.failed(1, &causes);
+        refused.expect_error(1, &causes);
         assert!(home.files_in("out").is_empty());
     }
-    subscribe(&large, &server, "whole").with(0);
+    subscribe(&large, &server, "whole").expect_code(0);
     came(&large, "whole");
 }
 
@@ -253,13 +254,13 @@ fn a_gpu_that_fails_under_a_server() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
     let server = serve_failing(&home, "@dtoh:3:700");
     let ended = home.run(&["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out", "--reconnect=0"]);
-    assert!(ended.took < AT_ONCE, "{ended:?}");
-    ended.failed(3, &["the server is shutting down"]);
+    assert!(ended.run_time < AT_ONCE, "{ended:?}");
+    ended.expect_error(3, &["the server is shutting down"]);
     assert!(home.files_in("out").is_empty());
     server
         .process
         .end()
-        .failed(1, &["cuda:0 has failed", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
+        .expect_error(1, &["cuda:0 has failed", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
 }
 
 /// Goal: a GPU that fails in a subscriber ends it with an error about this machine; the server serves others. Method:
@@ -270,10 +271,10 @@ fn a_gpu_that_fails_under_a_subscriber() {
     let server = serve(&home);
     let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
     let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:3:700")], &words).end();
-    assert!(ended.took < AT_ONCE, "{ended:?}");
-    ended.failed(1, &["cuda:0", "this machine", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
+    assert!(ended.run_time < AT_ONCE, "{ended:?}");
+    ended.expect_error(1, &["cuda:0", "this machine", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
     assert!(home.files_in("out").is_empty());
-    subscribe(&home, &server, "whole").with(0);
+    subscribe(&home, &server, "whole").expect_code(0);
     came(&home, "whole");
 }
 
@@ -285,14 +286,14 @@ fn a_call_that_fails_once() {
     let receive = |server: &Serving, fault, out: &str| {
         let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out", out];
         let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", fault)], &words).end();
-        assert!(ended.took < AT_ONCE, "{ended:?}");
+        assert!(ended.run_time < AT_ONCE, "{ended:?}");
         ended
     };
     for (number, fault) in ["cuMemcpyDtoHAsync_v2:3:2", "cuEventRecord:17:2"].into_iter().enumerate() {
         let (server, out) = (serve_failing(&home, fault), format!("server-{number}"));
-        receive(&server, "", &out).with(0);
+        receive(&server, "", &out).expect_code(0);
         came(&home, &out);
-        server.process.end_by(Signal::TERM).with(0);
+        server.process.end_by(Signal::TERM).expect_code(0);
     }
     let server = serve(&home);
     for (number, fault) in ["cuMemcpyHtoDAsync_v2:3:2", "cuEventRecord:5:2"].into_iter().enumerate() {
@@ -301,7 +302,7 @@ fn a_call_that_fails_once() {
         match ended.code {
             Some(0) => came(&home, &out),
             _ => {
-                ended.failed(1, &["cuda:0", "this machine", "CUDA_ERROR_OUT_OF_MEMORY"]);
+                ended.expect_error(1, &["cuda:0", "this machine", "CUDA_ERROR_OUT_OF_MEMORY"]);
                 assert!(home.files_in(&out).is_empty());
             }
         }
@@ -316,38 +317,38 @@ fn a_gpu_that_hangs_under_a_subscriber() {
     let server = serve(&home);
     let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
     let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:2:hang")], &words).end();
-    assert!(ended.took < Duration::from_secs(50), "{ended:?}");
-    ended.failed(1, &["cuda:0"]);
+    assert!(ended.run_time < Duration::from_secs(50), "{ended:?}");
+    ended.expect_error(1, &["cuda:0"]);
     assert!(home.files_in("out").is_empty());
-    server.process.end_by(Signal::TERM).with(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: kill -9 of either side during a transfer costs the other side only time, and no version is torn. Method: hold
 /// the transfer, kill and restart the server, then the subscriber; the version arrives each time.
 #[test]
 fn either_side_killed_with_a_gpu() {
-    let (home, mut wire) = (home(Gpu::fake(), 64 << 20), Wire::new());
-    let words = ["--topic=w=w", "--state-dir=keys", "--chunk-size=1MiB", ON_GPU, &wire.advertise()];
+    let (home, mut proxy) = (home(Gpu::fake(), 64 << 20), UdpProxy::new());
+    let words = ["--topic=w=w", "--state-dir=keys", "--chunk-size=1MiB", ON_GPU, &proxy.advertise()];
     let server = home.serve(&words);
-    wire.lead_to(server.listen(), 16 << 20);
-    let (said, ticket) = (server.said.clone(), server.ticket("w").to_owned());
+    proxy.forward_to(server.listen(), 16 << 20);
+    let (said, ticket) = (server.report.clone(), server.ticket("w").to_owned());
     let receive = |out| home.start(&["subscribe", &ticket, "--once", ON_GPU, "--out", out]);
     let subscriber = receive("first");
-    wire.wait_until_held();
+    proxy.wait_until_held();
     server.process.end_by(Signal::KILL);
     let server = home.serve_again(&said, &words);
-    wire.release();
-    subscriber.end().with(0);
+    proxy.release();
+    subscriber.end().expect_code(0);
     came(&home, "first");
-    wire.hold_after(16 << 20);
+    proxy.hold_after(16 << 20);
     let killed = receive("second");
-    wire.wait_until_held();
+    proxy.wait_until_held();
     killed.end_by(Signal::KILL);
-    wire.release();
+    proxy.release();
     assert!(home.files_in("second").is_empty());
-    receive("second").end().with(0);
+    receive("second").end().expect_code(0);
     came(&home, "second");
-    server.process.end_by(Signal::TERM).with(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: replaced files are uploaded and published, and the memory of old versions is reused. Method: five versions
@@ -360,14 +361,14 @@ fn versions_follow_each_other_through_gpus() {
     let limit = format!("--gpu-mem-limit={room}");
     let server = home.serve(&["--topic=w=w", ON_GPU, &limit, "--watch", "--watch-interval=0.05"]);
     let mut follower = home.start(&["subscribe", server.ticket("w"), ON_GPU, "--json", "--out=out"]);
-    follower.hear_out(r#""version":1,"#);
+    follower.wait_for_stdout(r#""version":1,"#);
     for version in 2..=5 {
         files::replace(&home.path("w"), |path| files::noise(path, BYTES, version));
-        follower.hear_out(&format!(r#""version":{version},"#));
+        follower.wait_for_stdout(&format!(r#""version":{version},"#));
         came(&home, "out");
     }
-    server.process.end_by(Signal::TERM).with(0);
-    follower.end_by(Signal::TERM).with(143);
+    server.process.end_by(Signal::TERM).expect_code(0);
+    follower.end_by(Signal::TERM).expect_code(143);
 }
 
 /// Goal: the demo works with GPUs. Method: a small demo, with both kinds of output.
@@ -375,9 +376,9 @@ fn versions_follow_each_other_through_gpus() {
 fn the_demo_on_a_gpu() {
     let home = Home::with_gpu(Gpu::fake());
     let words = ["demo", "--size=8MiB", "--versions=2", "--small=20", ON_GPU];
-    let told = home.run(&[&words[..], &["--json"]].concat()).with(0).json();
+    let told = home.run(&[&words[..], &["--json"]].concat()).expect_code(0).json();
     assert_eq!((&told["all_bytes_equal"], &told["device"]), (&true.into(), &"cuda:0".into()));
-    let people = home.run(&words).with(0);
+    let people = home.run(&words).expect_code(0);
     for part in ["both with their tensors on cuda:0", "all equal", "copied from cuda:0 and back to it"] {
         assert!(people.out.contains(part), "{part:?}: {people:?}");
     }
@@ -393,7 +394,7 @@ fn gpus_are_listed() {
             .with("FAKE_CUDA_DEVICES", "2")
             .with("FAKE_CUDA_MEM", &MEMORY.to_string())
     };
-    let without = Home::with_gpu(gpu()).run(&["devices", "--json"]).with(0).json();
+    let without = Home::with_gpu(gpu()).run(&["devices", "--json"]).expect_code(0).json();
     assert_eq!(without["reason"], Value::Null);
     let [first, second] = &without["gpus"].as_array().unwrap()[..] else { panic!("{without}") };
     assert_eq!((&first["device"], &second["device"]), (&"cuda:0".into(), &"cuda:1".into()));
@@ -404,20 +405,20 @@ fn gpus_are_listed() {
     let pci = second["pci"].as_str().unwrap();
     let nvml = format!("0000:fe:00.0,1,1;{pci},{MEMORY},{},77=?,42=268435456", MEMORY / 2);
     let home = Home::with_gpu(gpu().with_nvml(&fake_nvml()).with("FAKE_NVML", &nvml));
-    let with = home.run(&["devices", "--json"]).with(0).json();
+    let with = home.run(&["devices", "--json"]).expect_code(0).json();
     assert_eq!(with["gpus"][0]["processes"], Value::Null);
     assert_eq!(with["gpus"][1]["free_bytes"], MEMORY / 2);
     assert_eq!(with["gpus"][1]["driver_version"], "550.0.0-fake");
     let processes =
         serde_json::json!([{"pid": 42, "used_bytes": 256 << 20}, {"pid": 77, "used_bytes": null}]);
     assert_eq!(with["gpus"][1]["processes"], processes);
-    let people = home.run(&["devices"]).with(0);
+    let people = home.run(&["devices"]).expect_code(0);
     let lines: Vec<&str> = people.out.lines().collect();
     assert_eq!((lines.len(), people.err.as_str()), (3, ""), "{people:?}");
     assert!(lines[0].starts_with("DEVICE  NAME") && lines[2].contains("42 (256 MiB), 77"), "{people:?}");
     let broken = Home::with_gpu(gpu().with_nvml(&fake_nvml()));
     assert_eq!(
-        broken.run(&["devices", "--json"]).with(0).json(),
+        broken.run(&["devices", "--json"]).expect_code(0).json(),
         without,
         "an NVML without a driver is ignored"
     );

@@ -45,7 +45,7 @@ fn what_works_is_told() {
     let home = Home::new();
     files::noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m"]);
-    let ended = home.run(&["doctor", server.ticket("m"), "--json"]).with(0);
+    let ended = home.run(&["doctor", server.ticket("m"), "--json"]).expect_code(0);
     for name in
         ["ticket", "server over UDP", "server over TCP", "topic", "packet size", "state folder", "clock"]
     {
@@ -62,7 +62,7 @@ fn what_works_is_told() {
     let all = said["findings"].as_array().unwrap().len() as u64;
     let counts = ["ok", "warnings", "failures"].map(|count| said[count].as_u64().unwrap());
     assert_eq!((counts.iter().sum::<u64>(), counts[2]), (all, 0), "{said}");
-    let told = home.run(&["doctor", server.ticket("m")]).with(0);
+    let told = home.run(&["doctor", server.ticket("m")]).expect_code(0);
     assert!(
         told.out
             .lines()
@@ -76,13 +76,13 @@ fn what_works_is_told() {
 #[test]
 fn few_descriptors_are_found() {
     let home = Home::new();
-    let poor = after(&home, "ulimit -n 40", "doctor --json").end().with(1);
+    let poor = after(&home, "ulimit -n 40", "doctor --json").end().expect_code(1);
     let found = check(&poor, "files and sockets", "fail");
     assert!(found["fix"]["host"].as_str().unwrap().starts_with("ulimit -n 65536"), "{found}");
-    let narrow = after(&home, "ulimit -n 1024", "doctor --json").end().with(0);
+    let narrow = after(&home, "ulimit -n 1024", "doctor --json").end().expect_code(0);
     check(&narrow, "files and sockets", "warn");
     let mut cured = after(&home, "ulimit -n 65536", "doctor --json");
-    if cured.try_hear_out("findings") {
+    if cured.try_wait_for_stdout("findings") {
         check(&cured.end(), "files and sockets", "ok");
     } else {
         println!("not shown: this system lets nobody have 65536 descriptors");
@@ -95,10 +95,10 @@ fn few_descriptors_are_found() {
 fn a_state_folder_that_is_none_is_found() {
     let home = Home::new();
     fs::write(home.path("file"), "").unwrap();
-    let ended = home.run(&["doctor", "--json", "--state-dir=file"]).with(1);
+    let ended = home.run(&["doctor", "--json", "--state-dir=file"]).expect_code(1);
     let found = check(&ended, "state folder", "fail");
     assert!(found["measured"].as_str().unwrap().starts_with("file is not writable"), "{found}");
-    let cured = home.run(&["doctor", "--json", "--state-dir=keys"]).with(0);
+    let cured = home.run(&["doctor", "--json", "--state-dir=keys"]).expect_code(0);
     check(&cured, "state folder", "ok");
     assert!(!home.path("keys").exists(), "doctor creates no folder");
 }
@@ -110,20 +110,20 @@ fn a_server_that_does_not_answer_is_found() {
     let home = Home::new();
     files::noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--no-tcp"]);
-    let ended = home.run(&["doctor", server.ticket("m"), "--json"]).with(0);
+    let ended = home.run(&["doctor", server.ticket("m"), "--json"]).expect_code(0);
     check(&ended, "server over UDP", "ok");
     let found = check(&ended, "server over TCP", "warn");
     assert!(found["fix"]["docker"].as_str().unwrap().contains("/tcp"), "{found}");
     let stranger = format!("relay://{}?key=sha256:{}", server.listen(), "0".repeat(64));
-    let refused = home.run(&["doctor", &stranger, "--json"]).with(1);
+    let refused = home.run(&["doctor", &stranger, "--json"]).expect_code(1);
     let found = check(&refused, "server over UDP", "fail");
     assert!(found["measured"].as_str().unwrap().contains("key"), "{found}");
     let other = server.ticket("m").replace("/m?", "/n?");
-    let absent = home.run(&["doctor", &other, "--json"]).with(0);
+    let absent = home.run(&["doctor", &other, "--json"]).expect_code(0);
     check(&absent, "topic", "warn");
     let ticket = server.ticket("m").to_owned();
     drop(server);
-    let gone = home.run(&["doctor", &ticket, "--json"]).with(1);
+    let gone = home.run(&["doctor", &ticket, "--json"]).expect_code(1);
     check(&gone, "server over UDP", "fail");
     check(&gone, "server over TCP", "fail");
 }
@@ -138,16 +138,16 @@ fn a_ticket_that_expires_is_found() {
     let ticket = |expires: &str| {
         let address = format!("--address={}", server.listen());
         let words = ["tickets", "create", "--state-dir=keys", "--topic=m", "--json", expires, &address];
-        home.run(&words).with(0).json()["ticket"].as_str().unwrap().to_owned()
+        home.run(&words).expect_code(0).json()["ticket"].as_str().unwrap().to_owned()
     };
-    let soon = home.run(&["doctor", &ticket("--expires=1h"), "--json"]).with(0);
+    let soon = home.run(&["doctor", &ticket("--expires=1h"), "--json"]).expect_code(0);
     check(&soon, "ticket", "warn");
     let short = ticket("--expires=1s");
     std::thread::sleep(std::time::Duration::from_secs(2));
-    let gone = home.run(&["doctor", &short, "--json"]).with(1);
+    let gone = home.run(&["doctor", &short, "--json"]).expect_code(1);
     assert!(check(&gone, "ticket", "fail")["measured"].as_str().unwrap().contains("expired"));
     check(&gone, "server over UDP", "fail");
-    let good = home.run(&["doctor", &ticket("--expires=365d"), "--json"]).with(0);
+    let good = home.run(&["doctor", &ticket("--expires=365d"), "--json"]).expect_code(0);
     let found = check(&good, "ticket", "ok")["measured"].as_str().unwrap().to_owned();
     assert!(found.contains("list,subscribe") && found.contains("more"), "{found}");
 }
@@ -156,7 +156,7 @@ fn a_ticket_that_expires_is_found() {
 fn serve_on(lan: &Lan, home: &Home) -> Serving {
     files::noise(&home.path("m"), 1_000, 1);
     let listen = format!("--listen={}:4747", Lan::SERVER);
-    Serving::hear(lan.start(Host::Server, home, &["serve", "--json", "--topic=m=m", &listen]))
+    Serving::wait_for_report(lan.start(Host::Server, home, &["serve", "--json", "--topic=m=m", &listen]))
 }
 
 /// Goal: the limit of the path to a server is named: the line, loss, or packets smaller than possible. Method: two
@@ -173,7 +173,7 @@ fn what_limits_the_rate_is_found() {
     let doctor = || {
         lan.start(Host::Client, &home, &["doctor", server.ticket("m"), "--json"])
             .end()
-            .with(0)
+            .expect_code(0)
     };
     let clean = doctor();
     for name in ["rate over UDP", "rate over TCP"] {
@@ -181,7 +181,7 @@ fn what_limits_the_rate_is_found() {
         assert!(found["measured"].as_str().unwrap().contains("limited by the line"), "{found}");
     }
     check(&clean, "packet size", "ok");
-    if let Err(reason) = lan.lose("udp", 5) {
+    if let Err(reason) = lan.drop_percentage("udp", 5) {
         return println!("skipped: {reason}");
     }
     let lossy = doctor();
@@ -191,12 +191,12 @@ fn what_limits_the_rate_is_found() {
     lan.drop_larger("udp", 1_300).unwrap();
     check(&doctor(), "packet size", "warn");
     lan.drop_protocols(&[]).unwrap();
-    lan.lose("udp", 0).unwrap();
-    lan.lose("tcp", 5).unwrap();
+    lan.drop_percentage("udp", 0).unwrap();
+    lan.drop_percentage("tcp", 5).unwrap();
     let lossy = doctor();
     let found = check(&lossy, "rate over TCP", "warn");
     assert!(found["measured"].as_str().unwrap().contains("limited by loss"), "{found}");
-    lan.lose("tcp", 0).unwrap();
+    lan.drop_percentage("tcp", 0).unwrap();
     let cured = doctor();
     check(&cured, "rate over UDP", "ok");
     check(&cured, "rate over TCP", "ok");
@@ -217,9 +217,9 @@ fn udp_that_is_dropped_is_found() {
     if let Err(reason) = lan.drop_protocols(&["udp"]) {
         return println!("skipped: {reason}");
     }
-    let blocked = doctor().with(0);
+    let blocked = doctor().expect_code(0);
     check(&blocked, "server over UDP", "warn");
     check(&blocked, "server over TCP", "ok");
     lan.drop_protocols(&[]).unwrap();
-    check(&doctor().with(0), "server over UDP", "ok");
+    check(&doctor().expect_code(0), "server over UDP", "ok");
 }

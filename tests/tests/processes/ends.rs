@@ -2,12 +2,12 @@
 
 use crate::files;
 use std::time::Duration;
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
 
 /// Larger than all buffers on the path.
 const MODEL_BYTES: u64 = 256 << 20;
 
-/// How many bytes pass before the wire holds.
+/// How many bytes pass before the proxy holds.
 const HELD_AFTER_BYTES: u64 = 24 << 20;
 
 /// The time without a packet after which the peer is considered dead (`Tuning::idle_timeout_ms`).
@@ -16,23 +16,23 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A subscriber that waits in the middle of a transfer, and its server.
 struct Halfway {
     home: Home,
-    wire: Wire,
+    proxy: UdpProxy,
     server: Serving,
     subscriber: Process,
 }
 
 impl Halfway {
-    /// Serves with `words` to `subscribe --once --out=out`, which does not wait for a lost server, and holds the wire
-    /// between the two.
+    /// Serves with `words` to `subscribe --once --out=out`, which does not wait for a lost server, through a proxy that
+    /// holds midway.
     fn new(words: &[&str]) -> Self {
-        let (home, mut wire) = (Home::new(), Wire::new());
+        let (home, mut proxy) = (Home::new(), UdpProxy::new());
         files::zeros(&home.path("m"), MODEL_BYTES);
-        let server = home.serve(&[&["--topic=m=m", "--codec=raw", &wire.advertise()], words].concat());
-        wire.lead_to(server.listen(), HELD_AFTER_BYTES);
+        let server = home.serve(&[&["--topic=m=m", "--codec=raw", &proxy.advertise()], words].concat());
+        proxy.forward_to(server.listen(), HELD_AFTER_BYTES);
         let words = ["subscribe", server.ticket("m"), "--once", "--out=out", "--reconnect=0"];
         let subscriber = home.start(&words);
-        wire.wait_until_held();
-        Self { home, wire, server, subscriber }
+        proxy.wait_until_held();
+        Self { home, proxy, server, subscriber }
     }
 }
 
@@ -40,14 +40,14 @@ impl Halfway {
 /// close is sent, so it takes the idle timeout to notice.
 #[test]
 fn a_server_killed_in_mid_transfer() {
-    let Halfway { home, wire, server, subscriber } = Halfway::new(&[]);
+    let Halfway { home, proxy, server, subscriber } = Halfway::new(&[]);
     let killed = server.process.end_by(Signal::KILL);
     assert_eq!(killed.signal, Some(Signal::KILL.as_raw()), "{killed:?}");
-    wire.release();
+    proxy.release();
     let ended = subscriber.end();
     let slack = Duration::from_secs(10);
-    assert!(ended.took < IDLE_TIMEOUT + slack, "{ended:?}");
-    let ended = ended.failed(3, &["has not answered for the idle timeout"]);
+    assert!(ended.run_time < IDLE_TIMEOUT + slack, "{ended:?}");
+    let ended = ended.expect_error(3, &["has not answered for the idle timeout"]);
     assert_eq!((home.files_in("out"), &*ended.out), (vec![], ""), "no partial file");
 }
 
@@ -62,11 +62,11 @@ fn a_server_killed_while_nothing_moves() {
         let over = format!("--transport={transport}");
         let words = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=0", &over];
         let mut follower = home.start(&words);
-        follower.hear_out("w version 1");
+        follower.wait_for_stdout("w version 1");
         server.process.end_by(Signal::KILL);
         let ended = follower.end();
-        assert!(transport == "tcp" || ended.took > IDLE_TIMEOUT / 2, "{ended:?}");
-        ended.failed(3, &["the subscription to w ended", why]);
+        assert!(transport == "tcp" || ended.run_time > IDLE_TIMEOUT / 2, "{ended:?}");
+        ended.expect_error(3, &["the subscription to w ended", why]);
         assert_eq!(home.files_in("out"), ["w.safetensors"], "complete files stay");
     }
 }
@@ -80,51 +80,51 @@ fn a_server_that_is_told_to_end() {
     for signal in [Signal::TERM, Signal::INT] {
         let server = home.serve(&["--topic=w=w", "--grace=30"]);
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=0"]);
-        follower.hear_out("w version 1");
-        let ended = server.process.end_by(signal).with(0);
-        assert!(ended.took < Duration::from_secs(20), "nothing was being sent: {ended:?}");
+        follower.wait_for_stdout("w version 1");
+        let ended = server.process.end_by(signal).expect_code(0);
+        assert!(ended.run_time < Duration::from_secs(20), "nothing was being sent: {ended:?}");
         follower
             .end()
-            .failed(3, &["the subscription to w ended", "the server is shutting down"]);
+            .expect_error(3, &["the subscription to w ended", "the server is shutting down"]);
     }
 }
 
 /// Goal: a transfer in progress at a shutdown is completed; its subscriber is told of the shutdown once. Method:
-/// SIGTERM while the wire is held; release it once the server reports that it finishes the transfer.
+/// SIGTERM while the proxy holds; release it once the server reports that it finishes the transfer.
 #[test]
 fn a_transfer_under_way_is_finished() {
-    let Halfway { home, wire, mut server, subscriber } = Halfway::new(&["--grace=50"]);
+    let Halfway { home, proxy, mut server, subscriber } = Halfway::new(&["--grace=50"]);
     server.process.signal(Signal::TERM);
-    server.process.hear_err("finishing 1 transfer");
-    wire.release();
-    let received = subscriber.end().with(0);
+    server.process.wait_for_stderr("finishing 1 transfer");
+    proxy.release();
+    let received = subscriber.end().expect_code(0);
     assert!(received.out.contains("saved to out/m.safetensors"), "{received:?}");
     assert_eq!(received.err.matches("The server is shutting down").count(), 1, "{received:?}");
     files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
-    let ended = server.process.end().with(0);
+    let ended = server.process.end().expect_code(0);
     assert!(!ended.err.contains("cut off"), "{ended:?}");
 }
 
 /// Goal: a shutdown takes no longer than its grace; subscribers that are cut off get an error and keep no partial file.
-/// Method: SIGTERM with a short grace, and a wire that is held until the server has exited.
+/// Method: SIGTERM with a short grace, and a proxy that holds until the server has exited.
 #[test]
 fn a_grace_that_is_over() {
-    let Halfway { home, wire, server, subscriber } = Halfway::new(&["--grace=0.3"]);
-    let ended = server.process.end_by(Signal::TERM).with(0);
+    let Halfway { home, proxy, server, subscriber } = Halfway::new(&["--grace=0.3"]);
+    let ended = server.process.end_by(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off after 300 ms"), "{ended:?}");
-    wire.release();
-    subscriber.end().failed(3, &["the subscription to m ended"]);
+    proxy.release();
+    subscriber.end().expect_error(3, &["the subscription to m ended"]);
     assert!(home.files_in("out").is_empty());
 }
 
-/// Goal: a second signal ends a server at once. Method: SIGTERM twice while the wire is held, with a grace longer than
+/// Goal: a second signal ends a server at once. Method: SIGTERM twice while the proxy holds, with a grace longer than
 /// the test's patience.
 #[test]
 fn a_second_signal() {
     let Halfway { mut server, .. } = Halfway::new(&["--grace=600"]);
     server.process.signal(Signal::TERM);
-    server.process.hear_err("finishing 1 transfer");
-    server.process.end_by(Signal::TERM).with(143);
+    server.process.wait_for_stderr("finishing 1 transfer");
+    server.process.end_by(Signal::TERM).expect_code(143);
 }
 
 /// Goal: SIGINT and SIGTERM end a subscriber with the exit code that shells expect, at any time, without a partial
@@ -136,11 +136,11 @@ fn a_subscriber_that_is_told_to_end() {
     let server = home.serve(&["--topic=w=w"]);
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut follower = home.start(&["subscribe", server.ticket("w")]);
-        follower.hear_out("w version 1");
-        follower.end_by(signal).with(code);
+        follower.wait_for_stdout("w version 1");
+        follower.end_by(signal).expect_code(code);
         let halfway = Halfway::new(&[]);
-        halfway.subscriber.end_by(signal).with(code);
+        halfway.subscriber.end_by(signal).expect_code(code);
         assert!(halfway.home.files_in("out").is_empty());
     }
-    server.process.end_by(Signal::TERM).with(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
 }

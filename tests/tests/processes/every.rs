@@ -61,7 +61,7 @@ fn start_producer(home: &Home, count: u64) -> (Serving, PipeWriter) {
     let mut command = home.at_home(Command::new(env!("CARGO_BIN_EXE_publish-versions")));
     command.arg(count.to_string()).arg(home.path("keys"));
     let (stdin, go) = std::io::pipe().unwrap();
-    (Serving::hear(Process::start_with(command, stdin)), go)
+    (Serving::wait_for_report(Process::start_with(command, stdin)), go)
 }
 
 /// A reader across its successive processes.
@@ -79,7 +79,7 @@ impl Reader {
 
     /// Waits until it has this version.
     fn hear(&mut self, version: u64) {
-        self.process.hear_out(&format!(r#""version":{version},"#));
+        self.process.wait_for_stdout(&format!(r#""version":{version},"#));
     }
 
     /// Ends its process and starts another that continues after the last version of this one.
@@ -93,7 +93,7 @@ impl Reader {
     /// Ends the reader; returns all versions that it reported.
     fn end(self) -> (&'static str, Vec<u64>) {
         let Self { name, process, mut heard } = self;
-        heard.extend(versions(&process.end_by(Signal::TERM).with(143)));
+        heard.extend(versions(&process.end_by(Signal::TERM).expect_code(143)));
         (name, heard)
     }
 }

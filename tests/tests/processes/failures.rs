@@ -24,8 +24,8 @@ fn the_wrong_key() {
     let server = home.serve(&["--topic=w=w"]);
     let ticket = ticket_of_nobody(server.listen());
     let causes = ["has key sha256:", "the ticket expects sha256:abab"];
-    home.run(&["subscribe", &ticket, "--out=out"]).failed(4, &causes);
-    home.run(&["list", &ticket]).failed(4, &causes);
+    home.run(&["subscribe", &ticket, "--out=out"]).expect_error(4, &causes);
+    home.run(&["list", &ticket]).expect_error(4, &causes);
     assert!(home.files_in("out").is_empty());
 }
 
@@ -40,13 +40,13 @@ fn nobody_there() {
         let ticket = ticket_of_nobody(&address.to_string());
         for command in ["subscribe", "list"] {
             let ended = home.run(&[command, &ticket, "--connect-timeout=1"]);
-            assert!(ended.took < Duration::from_secs(8), "{ended:?}");
-            ended.failed(3, &["no answer from", &address.to_string(), "within 1000 ms", "firewall"]);
+            assert!(ended.run_time < Duration::from_secs(8), "{ended:?}");
+            ended.expect_error(3, &["no answer from", &address.to_string(), "within 1000 ms", "firewall"]);
         }
     }
     let ticket = ticket_of_nobody("no-such-host.invalid:4747");
     home.run(&["subscribe", &ticket, "--connect-timeout=5"])
-        .failed(3, &["no-such-host.invalid"]);
+        .expect_error(3, &["no-such-host.invalid"]);
 }
 
 /// Goal: a topic that does not appear within `--wait` is an error with advice. Method: subscribe to a topic that the
@@ -58,8 +58,8 @@ fn a_topic_that_does_not_exist() {
     let ticket = home.ticket_for_all(&server);
     let words = ["subscribe", &ticket, "--topic=other", "--wait=1", "--out=out"];
     let ended = home.run(&words);
-    assert!(ended.took >= Duration::from_secs(1), "{ended:?}");
-    ended.failed(5, &["no topic other appeared within 1000 ms", "tensor-relay list"]);
+    assert!(ended.run_time >= Duration::from_secs(1), "{ended:?}");
+    ended.expect_error(5, &["no topic other appeared within 1000 ms", "tensor-relay list"]);
     assert!(home.files_in("out").is_empty());
 }
 
@@ -71,8 +71,8 @@ fn a_port_that_is_taken() {
     let listen = format!("--listen={}", first.listen());
     let port = first.listen().rsplit(':').next().unwrap();
     home.run(&["serve", "--topic=w=w", &listen])
-        .failed(1, &["UDP port", port, "in use by another process", "--listen"]);
-    home.run(&["list", first.ticket("w")]).with(0);
+        .expect_error(1, &["UDP port", port, "in use by another process", "--listen"]);
+    home.run(&["list", first.ticket("w")]).expect_code(0);
 }
 
 /// Goal: wrong usage is reported before anything happens, with exit code 2. Method: every kind of mistake in arguments.
@@ -106,7 +106,7 @@ fn wrong_usage() {
         ),
     ];
     for (words, causes) in mistakes {
-        home.run(words).failed(2, causes);
+        home.run(words).expect_error(2, causes);
     }
 }
 
@@ -116,7 +116,7 @@ fn a_ticket_without_a_topic() {
     let ticket = ticket_of_nobody("127.0.0.1:4747").replace("/w?", "?");
     Home::new()
         .run(&["subscribe", &ticket])
-        .failed(2, &["the ticket names no topic", "--topic NAME"]);
+        .expect_error(2, &["the ticket names no topic", "--topic NAME"]);
 }
 
 /// Goal: an argument that is neither a ticket nor a file is wrong usage, like every invalid ticket. Method: such
@@ -124,7 +124,9 @@ fn a_ticket_without_a_topic() {
 #[test]
 fn a_word_that_is_no_ticket() {
     for word in ["hello", "relay:/127.0.0.1:1/w"] {
-        Home::new().run(&["subscribe", word]).failed(2, &[word, "neither a ticket"]);
+        Home::new()
+            .run(&["subscribe", word])
+            .expect_error(2, &[word, "neither a ticket"]);
     }
 }
 
@@ -139,8 +141,8 @@ fn bytes_that_are_no_ticket() {
     let stdin = fs::File::open(home.path("bytes")).unwrap();
     Process::start_with(command, stdin)
         .end()
-        .failed(2, &["stdin holds no ticket", "UTF-8"]);
-    home.run(&["subscribe", "bytes"]).failed(2, &["UTF-8"]);
+        .expect_error(2, &["stdin holds no ticket", "UTF-8"]);
+    home.run(&["subscribe", "bytes"]).expect_error(2, &["UTF-8"]);
 }
 
 /// Goal: an invalid log filter is an error, and not ignored; an empty one is the same as none. Method: a filter with an
@@ -153,8 +155,8 @@ fn a_log_filter_that_cannot_be() {
         command.args(["keys", "create"]).env("TENSOR_RELAY_LOG", filter);
         Process::start(command).end()
     };
-    with_filter("info,quinn=loud").failed(2, &["TENSOR_RELAY_LOG", "info,quinn=loud", "debug"]);
-    with_filter("").with(0);
+    with_filter("info,quinn=loud").expect_error(2, &["TENSOR_RELAY_LOG", "info,quinn=loud", "debug"]);
+    with_filter("").expect_code(0);
 }
 
 /// Goal: an invalid chunk size is wrong usage, and the error does not blame the file. Method: seven bytes.
@@ -162,7 +164,7 @@ fn a_log_filter_that_cannot_be() {
 fn a_chunk_size_that_cannot_be() {
     home()
         .run(&["serve", ANY_PORT, "--topic=w=w", "--chunk-size=7"])
-        .failed(2, &["--chunk-size"]);
+        .expect_error(2, &["--chunk-size"]);
 }
 
 /// Whether an error line repeats a cause.
@@ -178,12 +180,12 @@ fn a_cause_is_told_once() {
     let home = home();
     fs::write(home.path("short"), "1").unwrap();
     for words in [&["serve", ANY_PORT, "--topic=w=none"], &["serve", ANY_PORT, "--topic=w=short"]] {
-        let ended = home.run(words).with(1);
+        let ended = home.run(words).expect_code(1);
         assert!(!tells_twice(&ended.err), "{}", ended.err);
     }
     let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05"]);
     files::replace(&home.path("w"), |path| fs::copy(home.path("short"), path).map(drop).unwrap());
-    let warned = server.process.hear_err("cannot be published");
+    let warned = server.process.wait_for_stderr("cannot be published");
     assert!(!tells_twice(&warned), "{warned}");
 }
 
@@ -257,7 +259,7 @@ fn names_that_cannot_be_served() {
 fn refused(home: &Home, file: &str, cause: &str) {
     let ended = home
         .run(&["serve", ANY_PORT, &format!("--topic=w={file}")])
-        .failed(1, &[file, cause]);
+        .expect_error(1, &[file, cause]);
     assert!(ended.out.is_empty(), "{ended:?}");
     assert!(!ended.err.contains("panicked"), "{ended:?}");
 }
@@ -270,7 +272,7 @@ fn a_pipe_is_no_file() {
     assert!(Command::new("mkfifo").arg(home.path("pipe")).status().unwrap().success());
     let waiting = home.start(&["serve", ANY_PORT, "--topic=w=pipe"]);
     std::thread::sleep(Duration::from_secs(2));
-    waiting.end_by(Signal::TERM).failed(1, &["pipe"]);
+    waiting.end_by(Signal::TERM).expect_error(1, &["pipe"]);
 }
 
 /// Goal: an unusable output folder is an error before anything is received. Method: a file where the folder should be,
@@ -281,13 +283,13 @@ fn an_output_folder_that_is_a_file() {
     let server = home.serve(&["--topic=w=w", "--topic=a/w=w"]);
     fs::write(home.path("file"), "mine").unwrap();
     home.run(&["subscribe", server.ticket("w"), "--out=file"])
-        .failed(1, &["cannot use the output folder file"]);
+        .expect_error(1, &["cannot use the output folder file"]);
     home.run(&["subscribe", server.ticket("w"), "--out=file/below"])
-        .failed(1, &["file/below"]);
+        .expect_error(1, &["file/below"]);
     fs::create_dir(home.path("out")).unwrap();
     fs::write(home.path("out/a"), "mine").unwrap();
     home.run(&["subscribe", server.ticket("a/w"), "--out=out"])
-        .failed(1, &["cannot write out/a/w.safetensors"]);
+        .expect_error(1, &["cannot write out/a/w.safetensors"]);
     assert_eq!(fs::read(home.path("file")).unwrap(), b"mine");
     assert_eq!(
         (home.files_in("out"), fs::read(home.path("out/a")).unwrap()),
@@ -303,13 +305,13 @@ fn places_that_cannot_be_written() {
     fs::write(home.path("keys"), "nonsense").unwrap();
     let serve = ["serve", ANY_PORT, "--topic=w=w"];
     home.run(&[&serve[..], &["--state-dir=keys/below"]].concat())
-        .failed(1, &["keys/below", "--state-dir"]);
+        .expect_error(1, &["keys/below", "--state-dir"]);
     home.run(&[&serve[..], &["--ticket-file=keys/below"]].concat())
-        .failed(1, &["cannot write the ticket file", "keys/below"]);
+        .expect_error(1, &["cannot write the ticket file", "keys/below"]);
     fs::create_dir(home.path("broken")).unwrap();
     fs::write(home.path("broken/identity.key"), "nonsense").unwrap();
     home.run(&[&serve[..], &["--state-dir=broken"]].concat())
-        .failed(1, &["broken/identity.key is not a private key"]);
+        .expect_error(1, &["broken/identity.key is not a private key"]);
     if rustix::process::geteuid().is_root() {
         println!("skipped: root may write to folders that nobody may write to");
         return;
@@ -318,7 +320,7 @@ fn places_that_cannot_be_written() {
     fs::set_permissions(home.path("closed"), fs::Permissions::from_mode(0o500)).unwrap();
     for place in ["--state-dir=closed", "--state-dir=closed/below"] {
         home.run(&[&serve[..], &[place]].concat())
-            .failed(1, &["closed", "ermission denied", "--state-dir"]);
+            .expect_error(1, &["closed", "ermission denied", "--state-dir"]);
     }
 }
 
@@ -343,7 +345,7 @@ fn a_full_disk() {
         .args(["subscribe", server.ticket("w"), "--once", "--out=out"]);
     let ended = Process::start(command)
         .end()
-        .failed(1, &["cannot write out/w.safetensors", "No space left"]);
+        .expect_error(1, &["cannot write out/w.safetensors", "No space left"]);
     assert_eq!(ended.out, "", "no file remains, and no version is reported");
 }
 
@@ -373,7 +375,7 @@ fn a_subscriber_leaves_no_trace() {
     let other = Home::new();
     let mut command = other.program();
     command.env_clear().args(["subscribe", server.ticket("w"), "--once"]);
-    let came = Process::start(command).end().with(0);
+    let came = Process::start(command).end().expect_code(0);
     assert!(came.out.starts_with("w version 1: 1 tensor,") && !came.out.contains("saved"), "{came:?}");
     assert!(other.files_in("").is_empty());
     assert!(!Path::new(&other.path("state")).exists());
@@ -398,7 +400,8 @@ fn what_is_no_file_is_not_replaced() {
     ];
     for (name, why) in mistakes {
         let words = ["serve", ANY_PORT, "--topic=w=w", "--ticket-file", name];
-        home.run(&words).failed(2, &["--ticket-file", why, "in the state directory"]);
+        home.run(&words)
+            .expect_error(2, &["--ticket-file", why, "in the state directory"]);
     }
     let is_fifo = |name: &str| {
         let kind = fs::symlink_metadata(home.path(name)).unwrap().file_type();
@@ -409,6 +412,6 @@ fn what_is_no_file_is_not_replaced() {
     fifo("out/w.safetensors");
     let server = home.serve(&["--topic=w=w"]);
     home.run(&["subscribe", server.ticket("w"), "--once", "--out=out"])
-        .failed(1, &["cannot write out/w.safetensors", "it is a FIFO"]);
+        .expect_error(1, &["cannot write out/w.safetensors", "it is a FIFO"]);
     assert!(is_fifo("out/w.safetensors"));
 }

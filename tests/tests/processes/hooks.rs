@@ -24,14 +24,14 @@ fn a_command_that_fails_once() {
     let server = server(&home);
     let once =
         |command| home.run(&["subscribe", server.ticket("w"), "--once", "--out=out", "--exec", command]);
-    once("exit 3").failed(8, &["the command of --exec ended with exit status: 3 for w version 1"]);
+    once("exit 3").expect_error(8, &["the command of --exec ended with exit status: 3 for w version 1"]);
     assert_eq!(home.files_in("out"), ["w.safetensors"], "the version is saved nevertheless");
-    once("kill -9 $$").failed(8, &["the command of --exec ended with signal: 9"]);
-    once("true").with(0);
+    once("kill -9 $$").expect_error(8, &["the command of --exec ended with signal: 9"]);
+    once("true").expect_code(0);
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--exec=exit 3"]);
-    follower.hear_err("warning: the command of --exec ended with exit status: 3");
+    follower.wait_for_stderr("warning: the command of --exec ended with exit status: 3");
     assert!(follower.is_running(), "it waits for the next version");
-    follower.end_by(Signal::TERM).with(143);
+    follower.end_by(Signal::TERM).expect_code(143);
 }
 
 /// Whether a process still runs. A zombie that was not waited for yet does not count.
@@ -71,11 +71,11 @@ fn a_command_ends_with_its_subscriber() {
     let server = server(&home);
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
         let (subscriber, pids) = with_running_command(&home, &server, "");
-        subscriber.end_by(signal).with(code);
+        subscriber.end_by(signal).expect_code(code);
         assert!(!pids.iter().any(|pid| runs(pid)), "{pids:?}");
     }
     let (subscriber, pids) = with_running_command(&home, &server, "trap '' TERM;");
-    subscriber.end_by(Signal::TERM).with(143);
+    subscriber.end_by(Signal::TERM).expect_code(143);
     wait_until("SIGKILL ends the command", || !pids.iter().any(|pid| runs(pid)));
 }
 
@@ -107,5 +107,5 @@ fn a_command_ends_with_a_subscriber_that_fails() {
         }
         assert!(version < 300, "{pids:?}");
     }
-    shell.end().with(0);
+    shell.end().expect_code(0);
 }

@@ -36,25 +36,27 @@ fn too_few_descriptors() {
     let mut limit = 5;
     let serving = loop {
         let mut server = start_after(&home, &format!("ulimit -n {limit}"), &words);
-        if server.try_hear_out("serving") {
+        if server.try_wait_for_stdout("serving") {
             break server;
         }
-        server.end().failed(1, &["files and sockets", "ulimit -n"]);
+        server.end().expect_error(1, &["files and sockets", "ulimit -n"]);
         limit += 1;
         assert!(limit < 100, "fewer descriptors suffice");
     };
     drop(serving);
     for words in [&["list", "relay://x"][..], &["keys", "show"], &["subscribe", "relay://x"]] {
-        start_after(&home, "ulimit -n 6", words).end().failed(1, &["files and sockets"]);
+        start_after(&home, "ulimit -n 6", words)
+            .end()
+            .expect_error(1, &["files and sockets"]);
     }
-    let server = Serving::hear(start_after(&home, "ulimit -S -n 8", &words));
-    home.run(&["subscribe", server.ticket("w"), "--once"]).with(0);
+    let server = Serving::wait_for_report(start_after(&home, "ulimit -S -n 8", &words));
+    home.run(&["subscribe", server.ticket("w"), "--once"]).expect_code(0);
     let ended = start_after(
         &home,
         &format!("ulimit -n {limit}"),
         &["subscribe", server.ticket("w"), "--once", "--out=o"],
     );
-    ended.end().with(0);
+    ended.end().expect_code(0);
 }
 
 fn mode(path: &Path) -> u32 {
@@ -76,11 +78,11 @@ fn key(home: &Home) -> (PathBuf, PathBuf) {
 fn private_whatever_the_umask() {
     let home = home();
     let words = ["serve", "--json", ANY_PORT, "--topic=w=w", "--watch", "--ticket-file=t"];
-    let server = Serving::hear(start_after(&home, "umask 000", &words));
+    let server = Serving::wait_for_report(start_after(&home, "umask 000", &words));
     let (folder, key) = key(&home);
     assert_eq!((mode(&folder), mode(&home.path("state")), mode(&key)), (0o700, 0o700, 0o600));
     assert_eq!((mode(&folder.join("topics.json")), mode(&home.path("t"))), (0o600, 0o600));
-    let ended = server.process.end_by(Signal::TERM).with(0);
+    let ended = server.process.end_by(Signal::TERM).expect_code(0);
     assert!(!ended.err.contains("mode"), "{ended:?}");
 }
 
@@ -90,32 +92,34 @@ fn private_whatever_the_umask() {
 #[test]
 fn a_key_that_others_can_reach() {
     let home = home();
-    home.run(&["keys", "create"]).with(0);
+    home.run(&["keys", "create"]).expect_code(0);
     let (folder, key) = key(&home);
     let serve = || home.start(&["serve", "--json", ANY_PORT, "--topic=w=w"]);
     for usable in [0o644, 0o440, 0o660] {
         set_mode(&key, usable);
         let mut server = serve();
-        server.hear_err(&format!("identity.key has mode {usable:04o}"));
-        server.hear_out("serving");
+        server.wait_for_stderr(&format!("identity.key has mode {usable:04o}"));
+        server.wait_for_stdout("serving");
     }
     set_mode(&key, 0o602);
-    serve().end().failed(1, &["identity.key has mode 0602", "chmod 600"]);
+    serve().end().expect_error(1, &["identity.key has mode 0602", "chmod 600"]);
     set_mode(&key, 0o600);
     set_mode(&folder, 0o777);
     let mut server = serve();
-    server.hear_err("has mode 0777: others can replace the server's key");
-    server.hear_out("serving");
+    server.wait_for_stderr("has mode 0777: others can replace the server's key");
+    server.wait_for_stdout("serving");
     drop(server);
     set_mode(&folder, 0o700);
     if geteuid().is_root() {
         chown(&key, Some(12_345), None).unwrap();
-        serve().end().failed(1, &["identity.key belongs to user 12345", "chown 0"]);
+        serve()
+            .end()
+            .expect_error(1, &["identity.key belongs to user 12345", "chown 0"]);
     }
     fs::remove_file(&key).unwrap();
     let (fifo, all) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
     rustix::fs::mknodat(rustix::fs::CWD, &key, fifo, all, 0).unwrap();
-    serve().end().failed(1, &["identity.key", "not a regular file"]);
+    serve().end().expect_error(1, &["identity.key", "not a regular file"]);
 }
 
 /// A cgroup that limits memory, removed on drop.
@@ -179,7 +183,7 @@ fn a_container_full_of_clients() {
     };
     let home = home();
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=w=w", "--watch", "--json"];
-    let mut server = Serving::hear(start_after(&home, &cgroup.enter(), &serve));
+    let mut server = Serving::wait_for_report(start_after(&home, &cgroup.enter(), &serve));
     let ticket = server.ticket("w").to_owned();
     let list = || home.run(&["list", &ticket, "--transport=tcp"]);
     let mut clients = vec![];
@@ -191,16 +195,16 @@ fn a_container_full_of_clients() {
         assert!(clients.len() < 60, "a container of 128 MiB has no room for so many");
         let out = format!("--out=out-{}", clients.len());
         let mut client = home.start(&["subscribe", &ticket, "--transport=tcp", &out, ON_HOST]);
-        client.hear_out("version 1");
+        client.wait_for_stdout("version 1");
         clients.push(client);
     };
-    refused.failed(3, &["as many sessions as it may"]);
-    server.process.hear_err("there is no memory for another session");
+    refused.expect_error(3, &["as many sessions as it may"]);
+    server.process.wait_for_stderr("there is no memory for another session");
     assert!(clients.len() > 2, "there is room for more than {}", clients.len());
     files::zeros(&home.path("new"), 2_048);
     fs::rename(home.path("new"), home.path("w")).unwrap();
     for client in &mut clients {
-        client.hear_out("version 2");
+        client.wait_for_stdout("version 2");
     }
     drop(clients);
     let again = (0..100).any(|_| {
@@ -224,9 +228,11 @@ fn a_container_that_is_too_small() {
     let server = home.serve(&["--topic=m=m", "--topic=w=w"]);
     let causes = ["memory limit of the container (cgroup) of 134217728 bytes leaves"];
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=m=m"];
-    start_after(&home, &cgroup.enter(), &serve).end().failed(1, &causes);
+    start_after(&home, &cgroup.enter(), &serve).end().expect_error(1, &causes);
     let subscribe = |topic| ["subscribe", server.ticket(topic), "--once", "--out=out", ON_HOST];
-    start_after(&home, &cgroup.enter(), &subscribe("m")).end().failed(1, &causes);
-    start_after(&home, &cgroup.enter(), &subscribe("w")).end().with(0);
+    start_after(&home, &cgroup.enter(), &subscribe("m"))
+        .end()
+        .expect_error(1, &causes);
+    start_after(&home, &cgroup.enter(), &subscribe("w")).end().expect_code(0);
     assert_eq!(home.files_in("out"), ["w.safetensors"]);
 }

@@ -25,12 +25,12 @@ fn a_model_over_two_lanes() {
         "--transport=quic",
     ];
     let mut follower = home.start(&words);
-    follower.hear_out(r#""version":1"#);
-    follower.hear_err("A lane joined the session");
+    follower.wait_for_stdout(r#""version":1"#);
+    follower.wait_for_stderr("A lane joined the session");
     files::replace(&home.path("m"), |path| files::noise(path, MODEL_BYTES, 2));
-    follower.hear_out(r#""version":2"#);
+    follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
-    let heard = follower.end_by(Signal::TERM).with(143).events();
+    let heard = follower.end_by(Signal::TERM).expect_code(143).events();
     let lanes = heard[1]["lanes"].as_array().unwrap().clone();
     let carried: Vec<u64> = lanes.iter().map(|lane| lane["received_bytes"].as_u64().unwrap()).collect();
     assert_eq!(carried.len(), 2, "{lanes:?}");
@@ -47,10 +47,10 @@ fn lanes_that_may_not_be() {
     let server = home.serve(&["--topic=m=m", "--lanes-max=1"]);
     let one = home
         .run(&["subscribe", server.ticket("m"), "--once", "--json", "--lanes=4"])
-        .with(0);
+        .expect_code(0);
     assert_eq!(one.json()["lanes"].as_array().map(Vec::len), Some(1));
     for lanes in ["0", "17"] {
         home.run(&["subscribe", server.ticket("m"), "--lanes", lanes])
-            .failed(2, &["--lanes", "1 to 16"]);
+            .expect_error(2, &["--lanes", "1 to 16"]);
     }
 }

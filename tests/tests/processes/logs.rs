@@ -14,10 +14,10 @@ fn logs_are_objects() {
     let home = Home::new();
     files::noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--log-format=json", "-vv", "--admin=127.0.0.1:0"]);
-    home.run(&["subscribe", server.ticket("m"), "--once"]).with(0);
+    home.run(&["subscribe", server.ticket("m"), "--once"]).expect_code(0);
     ask_until(&admin_of(&server), "/status", |asked| asked.json()["sessions"] == 0);
     let bytes = server.topic("m")["payload_bytes"].clone();
-    let ended = server.process.end_by(Signal::TERM).with(0);
+    let ended = server.process.end_by(Signal::TERM).expect_code(0);
     let lines = objects(&ended.err);
     let published = lines.iter().find(|line| line["message"] == "A version was published.").unwrap();
     assert_eq!((&published["level"], &published["payload_bytes"]), (&"INFO".into(), &bytes));

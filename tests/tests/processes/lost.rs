@@ -3,7 +3,7 @@
 
 use crate::files;
 use std::fs::{self, File};
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
 
 /// Larger than all buffers on the path.
 const MODEL_BYTES: usize = 64 << 20;
@@ -11,7 +11,7 @@ const MODEL_BYTES: usize = 64 << 20;
 /// A server of the borrowed file `w` and of the small one `s`, and a subscriber that waits in the middle of `w`.
 struct Halfway {
     home: Home,
-    wire: Wire,
+    proxy: UdpProxy,
     server: Serving,
     subscriber: Process,
 }
@@ -19,19 +19,19 @@ struct Halfway {
 impl Halfway {
     /// Starts the server with the options `served`, and the subscriber of `w` with the options `wanted`.
     fn new(served: &[&str], wanted: &[&str]) -> Self {
-        let (home, mut wire) = (Home::new(), Wire::new());
+        let (home, mut proxy) = (Home::new(), UdpProxy::new());
         files::noise(&home.path("w"), MODEL_BYTES, 1);
         files::noise(&home.path("s"), 1000, 2);
         fs::copy(home.path("w"), home.path("intact")).unwrap();
-        let server = home.serve(&[&["--topic=w=w", "--hold=borrow", &wire.advertise()], served].concat());
-        wire.lead_to(server.listen(), MODEL_BYTES as u64 / 4);
+        let server = home.serve(&[&["--topic=w=w", "--hold=borrow", &proxy.advertise()], served].concat());
+        proxy.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
         let words = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=5"];
         let subscriber = home.start(&[&words, wanted].concat());
-        wire.wait_until_held();
-        Self { home, wire, server, subscriber }
+        proxy.wait_until_held();
+        Self { home, proxy, server, subscriber }
     }
 
-    /// Truncates `w`, and releases the wire.
+    /// Truncates `w`, and releases the proxy.
     fn truncate(&self) {
         File::options()
             .write(true)
@@ -39,7 +39,7 @@ impl Halfway {
             .unwrap()
             .set_len(1000)
             .unwrap();
-        self.wire.release();
+        self.proxy.release();
     }
 
     /// A ticket whose path to the server is not held.
@@ -55,10 +55,10 @@ fn a_server_that_has_nothing_left_ends() {
     for wanted in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
         let halfway = Halfway::new(&[], wanted);
         halfway.truncate();
-        halfway.subscriber.end().failed(5, &["taken back"]);
+        halfway.subscriber.end().expect_error(5, &["taken back"]);
         let ended = halfway.server.process.end();
         assert!(ended.err.contains("w: w was changed in place"), "{ended:?}");
-        ended.failed(1, &["nothing is on offer any more", "start the server again"]);
+        ended.expect_error(1, &["nothing is on offer any more", "start the server again"]);
         assert!(halfway.home.files_in("out").is_empty());
     }
 }
@@ -71,15 +71,15 @@ fn a_topic_that_is_lost_ends() {
     let (ticket, other) = (halfway.ticket("w"), halfway.ticket("s"));
     let every = ["subscribe", &ticket, "--mode=every", "--reader=r"];
     let mut follower = halfway.home.start(&every);
-    follower.hear_out("w version 1");
+    follower.wait_for_stdout("w version 1");
     halfway.truncate();
-    halfway.subscriber.end().failed(5, &["taken back"]);
-    follower.end().failed(5, &["taken back"]);
+    halfway.subscriber.end().expect_error(5, &["taken back"]);
+    follower.end().expect_error(5, &["taken back"]);
     for late in [&every[..], &["subscribe", &ticket, "--once", "--wait=600"]] {
-        halfway.home.run(late).failed(5, &["taken back"]);
+        halfway.home.run(late).expect_error(5, &["taken back"]);
     }
-    halfway.home.run(&["subscribe", &other, "--once"]).with(0);
-    halfway.server.process.end_by(Signal::TERM).with(0);
+    halfway.home.run(&["subscribe", &other, "--once"]).expect_code(0);
+    halfway.server.process.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: with `--watch` another version may follow: a subscriber without a version waits for it as long as for a topic,
@@ -89,19 +89,19 @@ fn a_lost_version_may_be_followed() {
     let halfway = Halfway::new(&["--watch", "--watch-interval=0.05"], &["--once", "--wait=2"]);
     let ticket = halfway.ticket("w");
     let mut follower = halfway.home.start(&["subscribe", &ticket, "--out=follower", "--wait=1"]);
-    follower.hear_out("w version 1");
+    follower.wait_for_stdout("w version 1");
     halfway.truncate();
     halfway
         .subscriber
         .end()
-        .failed(5, &["could not be read", "no other version came within 2000 ms"]);
+        .expect_error(5, &["could not be read", "no other version came within 2000 ms"]);
     halfway
         .home
         .run(&["subscribe", &ticket, "--once", "--wait=1"])
-        .failed(5, &["no topic w"]);
+        .expect_error(5, &["no topic w"]);
     fs::copy(halfway.home.path("intact"), halfway.home.path("w")).unwrap();
-    follower.hear_out("w version 2");
+    follower.wait_for_stdout("w version 2");
     files::assert_same(&halfway.home.path("w"), &halfway.home.path("follower/w.safetensors"));
-    halfway.home.run(&["subscribe", &ticket, "--once"]).with(0);
-    halfway.server.process.end_by(Signal::TERM).with(0);
+    halfway.home.run(&["subscribe", &ticket, "--once"]).expect_code(0);
+    halfway.server.process.end_by(Signal::TERM).expect_code(0);
 }

@@ -15,7 +15,7 @@ const HOLDS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
 /// Receives `topic` once into `out`; returns the event.
 fn receive(home: &Home, server: &Serving, topic: &str, out: &str) -> Value {
     let words = ["subscribe", server.ticket(topic), "--once", "--json", &format!("--out={out}")];
-    home.run(&words).with(0).json()
+    home.run(&words).expect_code(0).json()
 }
 
 /// A path's content as an epoch, which is derived from form, names, dtypes, shapes and every byte.
@@ -32,7 +32,7 @@ fn a_folder_arrives_as_it_is() {
     let original = content(&home, "model");
     for hold in HOLDS {
         let mut server = home.serve(&["--topic=m=model", hold]);
-        let told = server.process.hear_err("not served");
+        let told = server.process.wait_for_stderr("not served");
         for part in ["pytorch_model.bin (weights in another format)", ".gitattributes", "onnx"] {
             assert!(told.contains(part), "{told}");
         }
@@ -63,7 +63,8 @@ fn only_the_model_leaves_its_folder() {
     link("config.json", "model/alias.json");
     let received = |words: &[&str], out: &str| {
         let mut server = home.serve(&[&["--topic=m=model"], words].concat());
-        let told = [server.process.hear_err("model: serves"), server.process.hear_err("not served")];
+        let told =
+            [server.process.wait_for_stderr("model: serves"), server.process.wait_for_stderr("not served")];
         receive(&home, &server, "m", out);
         let mut names = home.files_in(&format!("{out}/m"));
         names.retain(|name| !name.starts_with('.'));
@@ -112,7 +113,7 @@ fn only_the_model_leaves_its_folder() {
     link("../hub/blobs/model-00001-of-00002.safetensors", "away/model.safetensors");
     let away = ["serve", ANY_PORT, "--topic=m=away"];
     home.run(&away)
-        .failed(1, &["away/model.safetensors is a link that leads out", "--follow-links"]);
+        .expect_error(1, &["away/model.safetensors is a link that leads out", "--follow-links"]);
 }
 
 /// Goal: arrays and archives arrive in their own form. The error for a file that cannot be borrowed says what to do.
@@ -135,7 +136,7 @@ fn arrays_arrive_as_they_are() {
     receive(&home, &server, "c", "out");
     assert_eq!(content(&home, "out/c.npz"), content(&home, "b.npz"), "stored as the same arrays");
     home.run(&["serve", "--listen=127.0.0.1:0", "--topic=c=c.npz", "--hold=borrow", ON_HOST])
-        .failed(1, &["c.npz is compressed", "stage it, or save it with numpy.savez"]);
+        .expect_error(1, &["c.npz is compressed", "stage it, or save it with numpy.savez"]);
 }
 
 /// Goal: the server refuses a file that receivers would not write, and names it. Method: an archive with an entry that
@@ -145,7 +146,7 @@ fn an_archive_that_leads_elsewhere_is_not_served() {
     let home = Home::new();
     files::npz_of(&home.path("e.npz"), &["w.npy", "../../evil.npy"], 1, CompressionMethod::Stored);
     home.run(&["serve", ANY_PORT, "--topic=e=e.npz"])
-        .failed(1, &["../../evil.npy", "e.npz", "under another name"]);
+        .expect_error(1, &["../../evil.npy", "e.npz", "under another name"]);
 }
 
 /// Goal: subscribers that are killed while they write do not fill the disk: each removes its predecessor's temporary
@@ -171,7 +172,8 @@ fn killed_writers_leave_no_more_than_one_file() {
         }
     }
     assert_eq!(left, 3, "one was killed while it wrote");
-    home.run(&["subscribe", server.ticket("m"), "--once", "--out=out"]).with(0);
+    home.run(&["subscribe", server.ticket("m"), "--once", "--out=out"])
+        .expect_code(0);
     assert_eq!(home.files_in("out"), ["m.safetensors"]);
 }
 
@@ -194,7 +196,7 @@ fn versions_are_kept_and_pruned() {
             files::replace(&home.path("model"), |path| std::os::unix::fs::symlink(&folder, path).unwrap());
         }
         for follower in &mut followers {
-            follower.hear_out(&format!(r#""version":{version}"#));
+            follower.wait_for_stdout(&format!(r#""version":{version}"#));
         }
         if version == 1 {
             fs::write(home.path("out/w/notes.txt"), "mine").unwrap();
@@ -215,7 +217,7 @@ fn versions_are_kept_and_pruned() {
         !home.path("out/m").join(name("m", 1)).exists() && home.path("out/m").join(name("m", 2)).exists()
     );
     for follower in followers {
-        follower.end_by(Signal::TERM).with(143);
+        follower.end_by(Signal::TERM).expect_code(143);
     }
 }
 
@@ -230,12 +232,12 @@ fn a_command_after_each_version() {
                    exit $((3 - TENSOR_RELAY_VERSION * 3 + TENSOR_RELAY_VERSION * 2))";
     let words = ["subscribe", server.ticket("a/w"), "--out=out", "--exec", command];
     let mut follower = home.start(&words);
-    follower.hear_err("warning: the command of --exec ended with exit status: 2 for a/w");
+    follower.wait_for_stderr("warning: the command of --exec ended with exit status: 2 for a/w");
     for version in [2, 3] {
         files::replace(&home.path("w"), |path| files::noise(path, 1000, version));
-        follower.hear_out(&format!("version {version}"));
+        follower.wait_for_stdout(&format!("version {version}"));
     }
-    let ended = follower.end_by(Signal::TERM).with(143);
+    let ended = follower.end_by(Signal::TERM).expect_code(143);
     assert!(!ended.err.contains("exit status: 0"), "{ended:?}");
     let epoch = server.topic("a/w")["epoch"].as_str().unwrap();
     let expected = [1, 2]
@@ -246,7 +248,7 @@ fn a_command_after_each_version() {
 
     let nowhere =
         ["subscribe", server.ticket("a/w"), "--once", "--exec", "echo [$TENSOR_RELAY_PATH]; exit 7"];
-    let ended = home.run(&nowhere).failed(8, &["exit status: 7"]);
+    let ended = home.run(&nowhere).expect_error(8, &["exit status: 7"]);
     assert!(ended.out.ends_with("[]\n"), "{ended:?}");
 }
 
@@ -262,7 +264,7 @@ fn a_selection_arrives_alone() {
         let select = format!("--select={globs}");
         home.run(&["subscribe", server.ticket(topic), "--once", "--out=out", "--json", &select])
     };
-    let said = select("w", "scalar,layers.0.F3?").with(0).json();
+    let said = select("w", "scalar,layers.0.F3?").expect_code(0).json();
     assert_eq!(said["tensors"], 2);
     assert!(said["wire_bytes"].as_u64().unwrap() < 4 << 10, "large was not asked for: {said}");
     let kept = fs::read(home.path("out/w.safetensors")).unwrap();
@@ -276,11 +278,14 @@ fn a_selection_arrives_alone() {
         assert_eq!(saved.tensor(name).unwrap(), all.tensor(name).unwrap());
     }
 
-    let said = select("m", "model.layers.*").with(0).json();
+    let said = select("m", "model.layers.*").expect_code(0).json();
     let wire_bytes = said["wire_bytes"].as_u64().unwrap() as usize;
     assert!(wire_bytes < files::SHARDED_BYTES * 2 / 3, "two of four tensors were asked for: {said}");
     let none = select("w", "no.such.*,nor.this");
-    none.failed(5, &["no tensor of w version 1", "matches --select no.such.*,nor.this", "it is not saved"]);
+    none.expect_error(
+        5,
+        &["no tensor of w version 1", "matches --select no.such.*,nor.this", "it is not saved"],
+    );
     assert_eq!(fs::read(home.path("out/w.safetensors")).unwrap(), kept, "it is not replaced by nothing");
 }
 
@@ -298,14 +303,14 @@ fn a_disk_that_gets_full() {
     let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--keep-versions=3"]);
     for (version, bytes) in [(2, 2000), (3, 4 << 20)] {
         files::replace(&home.path("w"), |path| files::noise(path, bytes, version));
-        server.process.hear_out(&format!(r#""version":{version}"#));
+        server.process.wait_for_stdout(&format!(r#""version":{version}"#));
     }
     let words = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--keep=3", "--json"];
     let mut command = on_small_disk(&home, r#""$@"; code=$?; ls out/w | sed 's/^/left: /'; exit $code"#);
     command.arg(home.program().get_program()).args(words).arg("--out=out");
     let ended = Process::start(command)
         .end()
-        .failed(1, &["cannot write out/w/", "No space left"]);
+        .expect_error(1, &["cannot write out/w/", "No space left"]);
     let versions: Vec<_> = ended.events().iter().map(|event| event["version"].clone()).collect();
     assert_eq!(versions, [1, 2]);
     let epoch = server.topic("w")["epoch"].as_str().unwrap();
@@ -315,8 +320,8 @@ fn a_disk_that_gets_full() {
     assert!(ended.out.ends_with(&format!("{left}left: latest.safetensors\n")), "{ended:?}");
     let mut again = home.start(&[&words[..], &["--out=roomy"]].concat());
     assert!(
-        again.hear_out("version").contains(r#""version":3"#),
+        again.wait_for_stdout("version").contains(r#""version":3"#),
         "continues with the version that did not fit"
     );
-    again.end_by(Signal::TERM).with(143);
+    again.end_by(Signal::TERM).expect_code(143);
 }

@@ -17,23 +17,24 @@ fn topics_by_glob() {
     let server = home.serve(&[&topics[..], &["--watch", "--watch-interval=0.05"]].concat());
     let ticket = server.ticket_for_all();
     let mut follower = home.start(&["subscribe", ticket, "--topic=kv/*", "--out=out", "--json"]);
-    for topic in [follower.hear_out("committed"), follower.hear_out("committed")] {
+    for topic in [follower.wait_for_stdout("committed"), follower.wait_for_stdout("committed")] {
         assert!(topic.contains("kv/a") || topic.contains("kv/b"), "{topic}");
     }
     assert_eq!(home.files_in("out"), ["kv/a.safetensors", "kv/b.safetensors"]);
     files::replace(&home.path("b"), |path| files::noise(path, 1000, 4));
-    let line = follower.hear_out(r#""version":2"#);
+    let line = follower.wait_for_stdout(r#""version":2"#);
     assert!(line.contains("kv/b"), "{line}");
-    assert_eq!(follower.end_by(Signal::TERM).with(143).events().len(), 3);
+    assert_eq!(follower.end_by(Signal::TERM).expect_code(143).events().len(), 3);
 
-    home.run(&["subscribe", ticket, "--topic=**", "--once", "--out=all"]).with(0);
+    home.run(&["subscribe", ticket, "--topic=**", "--once", "--out=all"])
+        .expect_code(0);
     let all = ["c.safetensors", "kv/a.safetensors", "kv/b.safetensors", "kv/deep/c.safetensors"];
     assert_eq!(home.files_in("all"), all);
     for (topic, file) in all.iter().zip(["c", "a", "b", "c"]) {
         files::assert_same(&home.path(file), &home.path("all").join(topic));
     }
     home.run(&["subscribe", ticket, "--topic=no/*", "--once"])
-        .failed(5, &["no topic that matches no/*", "tensor-relay list"]);
+        .expect_error(5, &["no topic that matches no/*", "tensor-relay list"]);
 }
 
 /// Goal: a topic that cannot be written ends alone: others continue, the failure is reported at once and by the exit
@@ -47,17 +48,17 @@ fn one_topic_fails_alone() {
     fs::create_dir_all(home.path("out/a.safetensors")).unwrap();
     let server = home.serve(&["--topic=a=a", "--topic=b=b", "--watch", "--watch-interval=0.05"]);
     let all = ["subscribe", server.ticket_for_all(), "--topic=**", "--out=out"];
-    let once = home.run(&[&all[..], &["--once"]].concat()).failed(1, &["a.safetensors"]);
+    let once = home.run(&[&all[..], &["--once"]].concat()).expect_error(1, &["a.safetensors"]);
     assert!(once.err.contains("warning: topic a is not followed any more"), "{once:?}");
     files::assert_same(&home.path("b"), &home.path("out/b.safetensors"));
 
     let mut follower = home.start(&[&all[..], &["--json", "--reconnect=0"]].concat());
-    follower.hear_out(r#""event":"failed""#);
+    follower.wait_for_stdout(r#""event":"failed""#);
     files::replace(&home.path("b"), |path| files::noise(path, 1000, 3));
-    follower.hear_out(r#""version":2"#);
+    follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("b"), &home.path("out/b.safetensors"));
-    server.process.end_by(Signal::TERM).with(0);
-    let ended = follower.end().failed(1, &["a.safetensors"]);
+    server.process.end_by(Signal::TERM).expect_code(0);
+    let ended = follower.end().expect_error(1, &["a.safetensors"]);
     assert!(ended.err.contains("warning: topic b is not followed any more"), "{ended:?}");
 }
 
@@ -80,7 +81,7 @@ impl Series {
     /// Publishes version `version`, and waits until it is published.
     fn publish(&mut self, version: u64) {
         self.replace(version);
-        self.server.process.hear_out(&format!(r#""version":{version}"#));
+        self.server.process.wait_for_stdout(&format!(r#""version":{version}"#));
     }
 
     fn replace(&self, seed: u64) {
@@ -98,7 +99,7 @@ impl Series {
 
     /// Stops the server gracefully, runs `between`, and starts the server again.
     fn restart(&mut self, between: impl FnOnce(&Home)) {
-        let said = self.server.said.clone();
+        let said = self.server.report.clone();
         self.server.process.signal(Signal::TERM);
         while self.server.process.is_running() {
             thread::sleep(Duration::from_millis(5));
@@ -111,8 +112,8 @@ impl Series {
 
 /// Waits until `follower` reports version `last`, and ends it; returns all versions that it reported.
 fn versions_until(mut follower: Process, last: u64) -> Vec<u64> {
-    follower.hear_out(&format!(r#""version":{last}"#));
-    versions(&follower.end_by(Signal::TERM).with(143))
+    follower.wait_for_stdout(&format!(r#""version":{last}"#));
+    versions(&follower.end_by(Signal::TERM).expect_code(143))
 }
 
 fn versions(ended: &Ended) -> Vec<u64> {
@@ -139,7 +140,7 @@ fn every_version_from_anywhere() {
         assert_eq!(versions_until(series.every(&[from]), 4), expected, "{from}");
     }
     let latest = ["subscribe", series.server.ticket("w"), "--once", "--json"];
-    assert_eq!(series.home.run(&latest).with(0).json()["version"], 4);
+    assert_eq!(series.home.run(&latest).expect_code(0).json()["version"], 4);
     let next = [series.every(&["--from=next"]), series.every(&["--from=5"])];
     while series.home.list(&series.server)[0]["subscribers"] != 2 {
         thread::sleep(Duration::from_millis(20));
@@ -148,10 +149,10 @@ fn every_version_from_anywhere() {
     assert_eq!(next.map(|follower| versions_until(follower, 5)), [[5], [5]]);
     for from in ["--from=1", "--from=5", "--from=oldest", &third] {
         let refused = series.home.run(&["subscribe", series.server.ticket("w"), "--once", from]);
-        refused.failed(2, &["--mode latest begins with --from newest or next", "--mode every"]);
+        refused.expect_error(2, &["--mode latest begins with --from newest or next", "--mode every"]);
     }
     let wrong = series.every(&["--from=soon"]).end();
-    wrong.failed(2, &["--from", "newest, next, oldest, a version"]);
+    wrong.expect_error(2, &["--from", "newest, next, oldest, a version"]);
 }
 
 /// Goal: missing versions in mode `every` are a failure, or with `--on-gap=continue` a line of output. Method: start at
@@ -163,25 +164,25 @@ fn a_gap_is_told() {
         series.publish(version);
     }
     let from = format!("--from={}:1", series.epoch());
-    let failed = series.every(&[&from]).end().failed(7, &["3 versions are missing of w"]);
+    let failed = series.every(&[&from]).end().expect_error(7, &["3 versions are missing of w"]);
     assert_eq!(failed.out, "");
     let mut follower = series.every(&[&from, "--on-gap=continue"]);
-    let gap: Value = serde_json::from_str(&follower.hear_out("gap")).unwrap();
+    let gap: Value = serde_json::from_str(&follower.wait_for_stdout("gap")).unwrap();
     let epoch = series.epoch().to_owned();
     let expected =
         json!({"event": "gap", "topic": "w", "after": 0, "found": 4, "epoch": epoch, "missing": 3});
     assert_eq!(gap, expected);
     let mut strict = series.every(&["--from=newest"]);
-    follower.hear_out(r#""version":5"#);
-    strict.hear_out(r#""version":5"#);
+    follower.wait_for_stdout(r#""version":5"#);
+    strict.wait_for_stdout(r#""version":5"#);
     // Without its ledger a server cannot know what it published before.
     series.restart(|home| fs::remove_file(home.path("keys/topics.json")).unwrap());
     assert_ne!(series.epoch(), epoch);
-    strict.end().failed(7, &["w has begun a new epoch", series.epoch()]);
-    follower.hear_out("gap");
-    let line: Value = serde_json::from_str(&follower.hear_out("committed")).unwrap();
+    strict.end().expect_error(7, &["w has begun a new epoch", series.epoch()]);
+    follower.wait_for_stdout("gap");
+    let line: Value = serde_json::from_str(&follower.wait_for_stdout("committed")).unwrap();
     assert_eq!((&line["version"], &line["new_epoch"]), (&1.into(), &true.into()));
-    assert_eq!(versions(&follower.end_by(Signal::TERM).with(143)), [4, 5, 1]);
+    assert_eq!(versions(&follower.end_by(Signal::TERM).expect_code(143)), [4, 5, 1]);
 }
 
 /// Goal: a named reader that dies and returns in time misses nothing, although nothing is retained for others. Method:
@@ -190,7 +191,7 @@ fn a_gap_is_told() {
 fn a_reader_comes_back_to_its_place() {
     let mut series = Series::new(&["--keep-versions=2", "--publish-timeout=50"]);
     let mut reader = series.every(&["--reader=r"]);
-    reader.hear_out(r#""version":1"#);
+    reader.wait_for_stdout(r#""version":1"#);
     reader.end_by(Signal::KILL);
     series.publish(2);
     series.replace(3); // Version 3 would push version 1 or 2 out, which the reader has not acknowledged.
@@ -205,9 +206,9 @@ fn a_reader_comes_back_to_its_place() {
 fn a_reader_that_is_too_slow_is_told() {
     let mut series = Series::new(&["--keep-versions=1", "--publish-timeout=0.3"]);
     let mut slow = series.every(&["--reader=slow", "--exec=sleep 3"]);
-    slow.hear_out(r#""version":1"#);
+    slow.wait_for_stdout(r#""version":1"#);
     series.publish(2);
-    slow.end().failed(7, &["the server ended the subscription to w"]);
+    slow.end().expect_error(7, &["the server ended the subscription to w"]);
 }
 
 /// Goal: a version that exceeds the memory limit is an error with both numbers. Method: 8 MiB into 4.
@@ -218,8 +219,8 @@ fn memory_that_is_too_small() {
     let server = home.serve(&["--topic=w=w"]);
     let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--mem=4MiB", ON_HOST];
     home.run(&words)
-        .failed(1, &["w version 1", "does not fit", "8388608", "4194304"]);
+        .expect_error(1, &["w version 1", "does not fit", "8388608", "4194304"]);
     assert!(home.files_in("out").is_empty());
     let words = ["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--staged-mem=4MiB"];
-    home.run(&words).failed(1, &["w", "8388608", "4194304"]);
+    home.run(&words).expect_error(1, &["w", "8388608", "4194304"]);
 }

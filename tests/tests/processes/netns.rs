@@ -49,7 +49,7 @@ impl Served {
     fn serve(&mut self) {
         let listen = format!("--listen={}:4747", Lan::SERVER);
         let words = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
-        self.server = Some(Serving::hear(self.lan.start(Host::Server, &self.home, &words)));
+        self.server = Some(Serving::wait_for_report(self.lan.start(Host::Server, &self.home, &words)));
     }
 
     fn subscribe(&self) -> Process {
@@ -68,7 +68,7 @@ impl Served {
 
     /// Waits until `subscriber` has the model; checks that it is complete, and that almost nothing was sent twice.
     fn finish(&self, subscriber: Process, losses: u64) -> Value {
-        let said = subscriber.end().with(0).json();
+        let said = subscriber.end().expect_code(0).json();
         let payload = said["payload_bytes"].as_u64().unwrap();
         let wire_bytes = said["wire_bytes"].as_u64().unwrap();
         let most = payload + losses * LOST_PER_KILL_BYTES;

@@ -8,7 +8,7 @@ use std::{
     fs, thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
 
 const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -23,12 +23,12 @@ const OVERHEAD_PERCENT: u64 = 10;
 /// The time without a packet after which the peer is considered dead (`Tuning::idle_timeout_ms`), plus time to react.
 const DEAD_WITHIN: Duration = Duration::from_secs(20);
 
-/// A subscriber that receives noise over a wire, and its server, which restarts on the same port.
+/// A subscriber that receives noise over a proxy, and its server, which restarts on the same port.
 struct Transfer {
     home: Home,
-    wire: Wire,
+    proxy: UdpProxy,
     server: Option<Serving>,
-    said: Value,
+    report: Value,
     words: Vec<String>,
     subscriber: Process,
 }
@@ -36,15 +36,15 @@ struct Transfer {
 impl Transfer {
     /// Begins a transfer, and holds it after `bytes`.
     fn begin(more: &[&str], bytes: u64) -> Self {
-        let (home, mut wire) = (Home::new(), Wire::new());
+        let (home, mut proxy) = (Home::new(), UdpProxy::new());
         files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
-        let own = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &wire.advertise()];
+        let own = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &proxy.advertise()];
         let words: Vec<String> = own.iter().chain(more).map(|word| (*word).into()).collect();
         let server = home.serve(&as_words(&words));
-        wire.lead_to(server.listen(), bytes);
+        proxy.forward_to(server.listen(), bytes);
         let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out", "--json"]);
-        wire.wait_until_held();
-        Self { home, wire, said: server.said.clone(), server: Some(server), words, subscriber }
+        proxy.wait_until_held();
+        Self { home, proxy, report: server.report.clone(), server: Some(server), words, subscriber }
     }
 
     fn take_server(&mut self) -> Process {
@@ -52,20 +52,20 @@ impl Transfer {
     }
 
     fn serve_again(&mut self) {
-        self.server = Some(self.home.serve_again(&self.said, &as_words(&self.words)));
+        self.server = Some(self.home.serve_again(&self.report, &as_words(&self.words)));
     }
 
     /// Lets the transfer finish; checks the received file, and that almost nothing was sent twice.
     fn finish(self, kills: u64) {
-        self.wire.release();
-        let came = self.subscriber.end().with(0);
+        self.proxy.release();
+        let came = self.subscriber.end().expect_code(0);
         let said = came.json();
         assert_eq!(said["resumed"], kills, "{said}");
         let payload = said["payload_bytes"].as_u64().unwrap();
         let most = payload + kills * LOST_PER_KILL_BYTES;
         let wire_bytes = said["wire_bytes"].as_u64().unwrap();
         assert!((payload..=most).contains(&wire_bytes), "{wire_bytes} of at most {most}");
-        let carried = self.wire.passed_bytes();
+        let carried = self.proxy.passed_bytes();
         let most = most + most * OVERHEAD_PERCENT / 100;
         assert!((payload..=most).contains(&carried), "{carried} of at most {most} went over the wire");
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
@@ -99,19 +99,19 @@ fn killed_at_random_moments(hold: &str, seed: u64, kills: u64) {
         transfer.take_server().end_by(Signal::KILL);
         transfer.serve_again();
         if kill < kills {
-            transfer.wire.hold_after(moment());
-            transfer.wire.wait_until_held();
+            transfer.proxy.hold_after(moment());
+            transfer.proxy.wait_until_held();
         }
     }
     transfer.finish(kills);
 }
 
 /// Goal: a server that cuts off a transfer at its shutdown reports it; the subscriber waits for the server, and
-/// resumes. Method: SIGTERM with a short grace while the wire is held.
+/// resumes. Method: SIGTERM with a short grace while the proxy holds.
 #[test]
 fn a_server_that_is_told_to_end_comes_back() {
     let mut transfer = Transfer::begin(&["--grace=0.2"], MODEL_BYTES / 3);
-    let ended = transfer.take_server().end_by(Signal::TERM).with(0);
+    let ended = transfer.take_server().end_by(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off"), "{ended:?}");
     transfer.serve_again();
     transfer.finish(1);
@@ -126,21 +126,21 @@ fn a_follower_outlives_its_server() {
     let words = ["--topic=w=w", "--state-dir=keys", "--watch"];
     let first = home.serve(&words);
     let mut follower = home.start(&["subscribe", first.ticket("w"), "--out=out", "--json"]);
-    follower.hear_out("committed");
-    let said = first.said.clone();
-    first.process.end_by(Signal::TERM).with(0);
-    follower.hear_err("The connection was lost");
-    let second = home.serve_again(&said, &words);
-    assert_eq!(second.said, said, "the same file is the same version");
-    follower.hear_err("Connected again");
-    second.process.end_by(Signal::TERM).with(0);
+    follower.wait_for_stdout("committed");
+    let report = first.report.clone();
+    first.process.end_by(Signal::TERM).expect_code(0);
+    follower.wait_for_stderr("The connection was lost");
+    let second = home.serve_again(&report, &words);
+    assert_eq!(second.report, report, "the same file is the same version");
+    follower.wait_for_stderr("Connected again");
+    second.process.end_by(Signal::TERM).expect_code(0);
     files::noise(&home.path("w"), 100_000, 2);
-    let third = home.serve_again(&said, &words);
-    assert_eq!(third.topic("w")["epoch"], said["topics"][0]["epoch"]);
+    let third = home.serve_again(&report, &words);
+    assert_eq!(third.topic("w")["epoch"], report["topics"][0]["epoch"]);
     assert_eq!(third.topic("w")["version"], 2, "other content is the next version");
-    follower.hear_out(r#""version":2"#);
+    follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
-    let heard = follower.end_by(Signal::TERM).with(143).events();
+    let heard = follower.end_by(Signal::TERM).expect_code(143).events();
     let versions: Vec<_> = heard.iter().map(|event| (&event["version"], &event["new_epoch"])).collect();
     assert_eq!(
         versions,
@@ -166,10 +166,10 @@ fn rolling_restarts_in_mode_every() {
         "--grace=30",
     ];
     let mut server = home.serve(&words);
-    let said = server.said.clone();
+    let report = server.report.clone();
     let every = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--exec=sleep 0.5"];
     let mut reader = home.start(&[&every[..], &["--out=out", "--json"]].concat());
-    reader.hear_out(r#""version":1,"#);
+    reader.wait_for_stdout(r#""version":1,"#);
     for round in 0..ROUNDS {
         let before = 1 + round * BURST;
         for version in before + 1..=before + BURST {
@@ -180,12 +180,12 @@ fn rolling_restarts_in_mode_every() {
                 assert!(Instant::now() < deadline, "version {version} is not published");
             }
         }
-        let ended = server.process.end_by(Signal::TERM).with(0);
+        let ended = server.process.end_by(Signal::TERM).expect_code(0);
         assert!(!ended.err.contains("cut off"), "{ended:?}");
-        server = home.serve_again(&said, &words);
-        reader.hear_out(&format!(r#""version":{},"#, before + BURST));
+        server = home.serve_again(&report, &words);
+        reader.wait_for_stdout(&format!(r#""version":{},"#, before + BURST));
     }
-    let heard = reader.end_by(Signal::TERM).with(143).events();
+    let heard = reader.end_by(Signal::TERM).expect_code(143).events();
     let versions: Vec<_> = heard.iter().map(|event| event["version"].as_u64()).collect();
     let published: Vec<_> = (1..=1 + ROUNDS * BURST).map(Some).collect();
     assert_eq!(versions, published, "each once, in order, and no gap is told");
@@ -199,12 +199,12 @@ fn a_server_that_does_not_come_back() {
     files::noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w"]);
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=2"]);
-    follower.hear_out("w version 1");
-    server.process.end_by(Signal::TERM).with(0);
+    follower.wait_for_stdout("w version 1");
+    server.process.end_by(Signal::TERM).expect_code(0);
     let causes =
         ["the connection was lost", "the server is shutting down", "not reached again within 2000 ms"];
-    let ended = follower.end().failed(3, &causes);
-    assert!(ended.took >= Duration::from_secs(2), "{ended:?}");
+    let ended = follower.end().expect_error(3, &causes);
+    assert!(ended.run_time >= Duration::from_secs(2), "{ended:?}");
 }
 
 /// Goal: a server releases all resources of a dead subscriber within the idle timeout. Method: kill -9 a subscriber
@@ -235,6 +235,6 @@ fn subscribers_that_are_killed_are_forgotten() {
         subscribers();
         thread::sleep(Duration::from_millis(200));
     }
-    transfer.home.run(&["subscribe", &ticket, "--once", "--out=out"]).with(0);
-    server.process.end_by(Signal::TERM).with(0);
+    transfer.home.run(&["subscribe", &ticket, "--once", "--out=out"]).expect_code(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
 }

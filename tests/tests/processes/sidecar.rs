@@ -37,19 +37,19 @@ const MODEL_BYTES: usize = 65 << 20;
 
 /// A server without files, with a publish socket.
 fn server(home: &Home, words: &[&str]) -> Serving {
-    let socket = format!("--publish-socket={}", home.word("s"));
+    let socket = format!("--publish-socket={}", home.argument("s"));
     home.serve(&[&[&*socket, "--bases=0"], words].concat())
 }
 
 fn ticket(server: &Serving) -> &str {
-    server.said["ticket"].as_str().unwrap()
+    server.report["ticket"].as_str().unwrap()
 }
 
 /// Publishes the file called `name` with `words`, to the end.
 fn publish(home: &Home, name: &str, words: &[&str]) -> serde_json::Value {
-    let socket = home.word("s");
+    let socket = home.argument("s");
     let all = [&["publish", &socket, "policy", name, "--json"], words].concat();
-    home.run(&all).with(0).events().remove(0)
+    home.run(&all).expect_code(0).events().remove(0)
 }
 
 /// The number of our memfds that a process has mapped.
@@ -74,36 +74,38 @@ fn published_from_the_shell() {
     files::noise(&home.path("one"), MODEL_BYTES, 1);
     files::noise(&home.path("two"), 1000, 2);
     let mut server = server(&home, &[]);
-    assert_eq!(server.said["topics"].as_array().unwrap().len(), 0);
+    assert_eq!(server.report["topics"].as_array().unwrap().len(), 0);
     let mode = fs::metadata(home.path("s")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let words = ["subscribe", ticket(&server), "--topic=policy", "--out=out", "--json", "--wait=60"];
     let mut subscriber = home.start(&words);
-    let socket = home.word("s");
+    let socket = home.argument("s");
     let words = ["publish", &socket, "policy", "one", "--wait-committed=1", "--wait-released", "--json"];
     let mut first = home.start(&[&words[..], &["--metadata=step=7"]].concat());
-    let said: serde_json::Value = serde_json::from_str(&first.hear_out(r#""event":"published""#)).unwrap();
+    let said: serde_json::Value =
+        serde_json::from_str(&first.wait_for_stdout(r#""event":"published""#)).unwrap();
     assert_eq!((said["version"].as_u64(), said["path"].as_str()), (Some(1), Some("memfd")), "{said}");
     assert_eq!(said["copied_bytes"], MODEL_BYTES, "once");
     assert!(said["reason"].as_str().unwrap().contains("host memory"), "{said}");
-    first.hear_out(r#""event":"committed""#);
+    first.wait_for_stdout(r#""event":"committed""#);
     assert_eq!(mappings(&server.process), 1);
-    let event: serde_json::Value = serde_json::from_str(&subscriber.hear_out(r#""version":1"#)).unwrap();
+    let event: serde_json::Value =
+        serde_json::from_str(&subscriber.wait_for_stdout(r#""version":1"#)).unwrap();
     assert_eq!(event["metadata"]["step"], "7", "{event}");
     files::assert_same(&home.path("one"), &home.path("out/policy.safetensors"));
     let second = publish(&home, "two", &["--wait-committed=1"]);
     assert_eq!((&second["version"], &second["epoch"]), (&2.into(), &said["epoch"]));
-    let released = first.end().with(0);
+    let released = first.end().expect_code(0);
     assert_eq!(released.events().last().unwrap()["event"], "released", "{released:?}");
     wait_until("the first is unmapped", || mappings(&server.process) == 1);
-    subscriber.hear_out(r#""version":2"#); // The line is printed after the file is written.
+    subscriber.wait_for_stdout(r#""version":2"#); // The line is printed after the file is written.
     files::assert_same(&home.path("two"), &home.path("out/policy.safetensors"));
-    server.process.hear_out(r#""event":"published","topic":"policy""#);
+    server.process.wait_for_stdout(r#""event":"published","topic":"policy""#);
     server
         .process
-        .hear_out(r#""path":"memfd","reason":"the tensors are in host memory","from":"process "#);
-    subscriber.end_by(Signal::TERM).with(143);
-    server.process.end_by(Signal::TERM).with(0);
+        .wait_for_stdout(r#""path":"memfd","reason":"the tensors are in host memory","from":"process "#);
+    subscriber.end_by(Signal::TERM).expect_code(143);
+    server.process.end_by(Signal::TERM).expect_code(0);
     assert!(!home.path("s").exists(), "the socket goes with its server");
 }
 
@@ -113,18 +115,19 @@ fn published_from_the_shell() {
 fn in_vain() {
     let home = Home::new();
     files::noise(&home.path("w"), 1000, 1);
-    let socket = home.word("s");
+    let socket = home.argument("s");
     let words = ["publish", &socket, "policy", "w", "--connect-timeout=0.2"];
-    home.run(&words).failed(3, &["there is no socket", "--publish-socket"]);
+    home.run(&words).expect_error(3, &["there is no socket", "--publish-socket"]);
     let server = server(&home, &[]);
     let waits = [&words[..], &["--timeout=2", "--wait-committed=2"]].concat();
-    home.run(&waits).failed(3, &["0 of 2 subscribers", "policy version 1"]);
+    home.run(&waits).expect_error(3, &["0 of 2 subscribers", "policy version 1"]);
     let waits = [&words[..], &["--timeout=2", "--wait-released"]].concat();
-    home.run(&waits).failed(3, &["policy version 2", "still in use"]);
-    home.run(&["publish", &socket, "policy", "missing"]).failed(1, &["missing"]);
+    home.run(&waits).expect_error(3, &["policy version 2", "still in use"]);
+    home.run(&["publish", &socket, "policy", "missing"])
+        .expect_error(1, &["missing"]);
     server.process.end_by(Signal::KILL);
     assert!(home.path("s").exists());
-    home.run(&words).failed(3, &["no server listens"]);
+    home.run(&words).expect_error(3, &["no server listens"]);
 }
 
 /// Goal: the socket of a killed server is replaced; one in use, or another kind of file, is left alone. Method: kill a
@@ -135,14 +138,14 @@ fn sockets_that_are_there_already() {
     files::noise(&home.path("w"), 1000, 1);
     server(&home, &[]).process.end_by(Signal::KILL);
     let live = server(&home, &[]);
-    let socket = format!("--publish-socket={}", home.word("s"));
+    let socket = format!("--publish-socket={}", home.argument("s"));
     home.run(&["serve", ANY_PORT, &socket])
-        .failed(1, &["another server listens at", "choose another path"]);
+        .expect_error(1, &["another server listens at", "choose another path"]);
     publish(&home, "w", &[]);
     home.run(&["serve", ANY_PORT, "--publish-socket=w"])
-        .failed(1, &["is not a socket", "left unchanged"]);
+        .expect_error(1, &["is not a socket", "left unchanged"]);
     assert!(home.path("w").is_file());
-    live.process.end_by(Signal::TERM).with(0);
+    live.process.end_by(Signal::TERM).expect_code(0);
 }
 
 /// The result of connecting as user `uid`.
@@ -172,13 +175,13 @@ fn other_users() {
     assert!(connect_as(0, &path).is_ok());
     let refused = connect_as(trainer, &path).unwrap_err();
     assert!(matches!(refused, ConnectError::NotPermitted { uid: 12_344, .. }), "{refused}");
-    private.process.end_by(Signal::TERM).with(0);
+    private.process.end_by(Signal::TERM).expect_code(0);
     let mut shared = server(&home, &["--publish-uid=12344"]);
     connect_as(trainer, &path).unwrap();
     let refused = connect_as(other, &path).unwrap_err();
     let ConnectError::Refused { why, .. } = refused else { panic!("{refused}") };
     assert!(why.contains("user 12345 may not publish") && why.contains("--publish-uid 12345"), "{why}");
-    shared.process.hear_err("user 12345 may not publish");
+    shared.process.wait_for_stderr("user 12345 may not publish");
 }
 
 /// Goal: a user with the maximum of connections does not lock out other users. Method: the maximum of connections by
@@ -293,7 +296,7 @@ fn a_producer_that_dies_half_way() {
     assert_eq!(publish(&home, "w", &[])["version"], 2, "the next producer goes on");
     wait_until("one is mapped", || mappings(&server.process) == 1);
     home.run(&["subscribe", ticket(&server), "--topic=policy", "--once", "--out=out"])
-        .with(0);
+        .expect_code(0);
     files::assert_same(&home.path("w"), &home.path("out/policy.safetensors"));
 }
 
@@ -351,7 +354,7 @@ fn garbage_on_the_socket() {
     let published = publish(&home, "w", &[]);
     assert_eq!(published["version"], 2);
     wait_until("nothing is left behind", || server.process.descriptors() <= before);
-    server.process.end_by(Signal::TERM).with(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: publishing many versions leaks nothing. Method: three hundred by one producer; count the server's descriptors
@@ -379,5 +382,5 @@ fn many_versions_leave_nothing_behind() {
     wait_until("what is retained is mapped, and nothing else", || mappings(&server.process) == 2);
     assert!(server.process.descriptors() <= before);
     drop(raw);
-    server.process.end_by(Signal::TERM).with(0);
+    server.process.end_by(Signal::TERM).expect_code(0);
 }

@@ -15,12 +15,12 @@ fn a_file_arrives_as_it_is() {
     let server = home.serve(&["--topic=m=m.safetensors", "--chunk-size=256KiB", "--codec=raw"]);
     let first = home
         .run(&["subscribe", server.ticket("m"), "--once", "--out=first", "--json"])
-        .with(0);
+        .expect_code(0);
     assert_eq!(first.err.lines().count(), 1, "one warning, that the ticket is among its words: {first:?}");
     check_committed(&first.json(), server.topic("m"));
     let late = home
-        .run(&["subscribe", server.ticket("m"), "--once", "--out", &home.word("late")])
-        .with(0);
+        .run(&["subscribe", server.ticket("m"), "--once", "--out", &home.argument("late")])
+        .expect_code(0);
     let said = format!("saved to {}", home.path("late/m.safetensors").display());
     assert!(late.out.starts_with("m version 1: ") && late.out.contains(&said), "{late:?}");
     for folder in ["first", "late"] {
@@ -72,7 +72,7 @@ fn a_server_is_listed() {
     files::noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=m=m", "--topic=policy/w=w"]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--json"]);
-    follower.hear_out("committed");
+    follower.wait_for_stdout("committed");
     let entry = |topic: &str, subscribers: u64| {
         let served = server.topic(topic);
         json!({
@@ -84,10 +84,10 @@ fn a_server_is_listed() {
             "subscribers": subscribers,
         })
     };
-    let listed = home.run(&["list", server.ticket_for_all(), "--json"]).with(0);
+    let listed = home.run(&["list", server.ticket_for_all(), "--json"]).expect_code(0);
     assert_eq!(listed.json()["topics"], json!([entry("m", 1), entry("policy/w", 0)]));
     assert_eq!(listed.json()["unreachable_over"], Value::Null);
-    let table = home.run(&["list", server.ticket_for_all()]).with(0);
+    let table = home.run(&["list", server.ticket_for_all()]).expect_code(0);
     let rows: Vec<Vec<&str>> = table.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0], ["TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS"]);
     assert_eq!(rows[1][..3], ["m", "1", &files::EVERYTHING.to_string()]);
@@ -101,7 +101,7 @@ fn serve_says_what_it_serves() {
     let home = Home::new();
     files::noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w", "--admin=none"]);
-    let (key, epoch) = (server.said["key"].as_str().unwrap(), server.topic("w")["epoch"].as_str().unwrap());
+    let (key, epoch) = (server.report["key"].as_str().unwrap(), server.topic("w")["epoch"].as_str().unwrap());
     let ticket = server.ticket("w");
     assert!(ticket.starts_with(&format!("relay://{}/w?key={key}&token=", server.listen())), "{ticket}");
     let topic = json!({
@@ -120,22 +120,30 @@ fn serve_says_what_it_serves() {
         "key": key,
         "ticket_file": home.path("state/tensor-relay/tickets"),
         "ticket": Value::Null,
-        "memory_bytes_max": server.said["memory_bytes_max"],
+        "memory_bytes_max": server.report["memory_bytes_max"],
         "device": device(),
         "topics": [topic],
     });
-    assert_eq!(server.said, expected);
+    assert_eq!(server.report, expected);
     assert_eq!(key.len(), "sha256:".len() + 64);
     let mut people = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w"]);
-    let line = people.hear_out("");
-    assert_eq!(line, home.word("state/tensor-relay/tickets"), "stdout may be a log, where no ticket belongs");
-    people.hear_err("run there: tensor-relay subscribe TICKET_FILE --out DIR");
-    assert_eq!(people.end_by(Signal::TERM).with(0).out, format!("{line}\n"), "and nothing else");
+    let line = people.wait_for_stdout("");
+    assert_eq!(
+        line,
+        home.argument("state/tensor-relay/tickets"),
+        "stdout may be a log, where no ticket belongs"
+    );
+    people.wait_for_stderr("run there: tensor-relay subscribe TICKET_FILE --out DIR");
+    assert_eq!(people.end_by(Signal::TERM).expect_code(0).out, format!("{line}\n"), "and nothing else");
     let mut open = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--open"]);
-    let line = open.hear_out("");
+    let line = open.wait_for_stdout("");
     assert!(line.starts_with("relay://127.0.0.1:") && line.ends_with(&format!("/w?key={key}")), "{line}");
-    open.hear_err("--open gives everybody");
-    assert_eq!(open.end_by(Signal::TERM).with(0).out, format!("{line}\n"), "its tickets and nothing else");
+    open.wait_for_stderr("--open gives everybody");
+    assert_eq!(
+        open.end_by(Signal::TERM).expect_code(0).out,
+        format!("{line}\n"),
+        "its tickets and nothing else"
+    );
 }
 
 /// Goal: one server offers several topics; tickets come from an argument, a file, stdin or the environment; a ticket
@@ -159,9 +167,9 @@ fn several_topics_and_every_way_to_give_a_ticket() {
 
     let subscribe = ["subscribe", "--once", "--out=out"];
     let undecided = home.run(&["subscribe", "tickets", "--once"]);
-    undecided.failed(2, &["it holds 3", "--topic NAME"]);
+    undecided.expect_error(2, &["it holds 3", "--topic NAME"]);
     home.run(&[&subscribe[..], &["tickets", "--topic=policy/eu/b"]].concat())
-        .with(0);
+        .expect_code(0);
     files::assert_same(&home.path("b"), &home.path("out/policy/eu/b.safetensors"));
 
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -169,18 +177,18 @@ fn several_topics_and_every_way_to_give_a_ticket() {
     drop(writer);
     let mut from_stdin = home.program();
     from_stdin.args(subscribe).arg("-");
-    Process::start_with(from_stdin, reader).end().with(0);
+    Process::start_with(from_stdin, reader).end().expect_code(0);
     files::assert_same(&home.path("a"), &home.path("out/a.safetensors"));
 
     let mut from_environment = home.program();
     from_environment
         .args(["subscribe", "--once", "--out=env"])
         .env("TENSOR_RELAY_TICKET", server.ticket("a"));
-    Process::start(from_environment).end().with(0);
+    Process::start(from_environment).end().expect_code(0);
     home.run(&["subscribe", server.ticket("a"), "--once", "--out=env", "--topic=policy/eu/b"])
-        .failed(4, &["does not allow to subscribe to this topic"]);
+        .expect_error(4, &["does not allow to subscribe to this topic"]);
     home.run(&["subscribe", server.ticket_for_all(), "--once", "--out=env", "--topic=policy/eu/b"])
-        .with(0);
+        .expect_code(0);
     assert_eq!(home.files_in("out"), ["a.safetensors", "policy/eu/b.safetensors"]);
     assert_eq!(home.files_in("env"), home.files_in("out"), "another topic than the ticket's was received");
 }
@@ -196,7 +204,7 @@ fn an_encoded_file_arrives_as_it_is() {
     for (topic, most_percent) in [("m", 100), ("z", 1)] {
         let came = home
             .run(&["subscribe", server.ticket(topic), "--once", "--out=out", "--json"])
-            .with(0)
+            .expect_code(0)
             .json();
         let number = |field: &str| came[field].as_u64().unwrap();
         assert!(number("wire_bytes") * 100 <= number("payload_bytes") * most_percent, "{came}");
@@ -214,20 +222,22 @@ fn a_restart_changes_nothing() {
     let first = home.serve(&["--topic=w=w", "--state-dir=keys", "--admin=none"]);
     let listen = format!("--listen={}", first.listen());
     let words = ["--topic=w=w", "--state-dir=keys", "--admin=none", &listen];
-    let said = first.said;
-    first.process.end_by(Signal::TERM).with(0);
+    let said = first.report;
+    first.process.end_by(Signal::TERM).expect_code(0);
     let second = home.serve(&words);
-    assert_eq!(second.said, said, "the same key, ticket, epoch and version");
-    home.run(&["subscribe", second.ticket("w"), "--once", "--out=out"]).with(0);
-    second.process.end_by(Signal::TERM).with(0);
+    assert_eq!(second.report, said, "the same key, ticket, epoch and version");
+    home.run(&["subscribe", second.ticket("w"), "--once", "--out=out"])
+        .expect_code(0);
+    second.process.end_by(Signal::TERM).expect_code(0);
 
     files::noise(&home.path("w"), 100_000, 2);
     let third = home.serve(&words);
     assert_ne!(third.topic("w")["epoch"], said["topics"][0]["epoch"], "other content");
-    home.run(&["subscribe", third.ticket("w"), "--once", "--out=out"]).with(0);
+    home.run(&["subscribe", third.ticket("w"), "--once", "--out=out"])
+        .expect_code(0);
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
     assert_eq!(home.files_in("out"), ["w.safetensors"], "it was replaced");
     assert_eq!(home.files_in("keys"), ["access/secrets", "identity.key", "tickets"]);
     let other = home.serve(&["--topic=w=w", "--state-dir=other-keys"]);
-    assert_ne!(other.said["key"], said["key"]);
+    assert_ne!(other.report["key"], said["key"]);
 }

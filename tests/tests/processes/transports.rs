@@ -38,7 +38,7 @@ impl Served {
         files::noise(&home.path("m"), bytes, 1);
         let listen = format!("--listen={}:4747", Lan::SERVER);
         let words = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
-        let server = Serving::hear(lan.start(Host::Server, &home, &words));
+        let server = Serving::wait_for_report(lan.start(Host::Server, &home, &words));
         Some(Self { lan, home, server })
     }
 
@@ -53,15 +53,19 @@ impl Served {
     }
 
     fn finish(&self, subscriber: Process) -> Value {
-        let said = subscriber.end().with(0).json();
+        let said = subscriber.end().expect_code(0).json();
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
         said
     }
 
     /// The output of `list` as JSON, and its text on stderr.
     fn list(&self) -> (Value, String) {
-        let as_json = self.start(&["list", self.server.ticket("m"), "--json"]).end().with(0).json();
-        let ended = self.start(&["list", self.server.ticket("m")]).end().with(0);
+        let as_json = self
+            .start(&["list", self.server.ticket("m"), "--json"])
+            .end()
+            .expect_code(0)
+            .json();
+        let ended = self.start(&["list", self.server.ticket("m")]).end().expect_code(0);
         (as_json, ended.err)
     }
 }
@@ -78,7 +82,7 @@ fn udp_does_not_get_through() {
     assert!(text.contains("does not answer over UDP") && text.contains("/udp"), "{text}");
     let refused =
         served.start(&["list", served.server.ticket("m"), "--transport=quic", "--connect-timeout=1"]);
-    refused.end().failed(3, &["over UDP", "firewall"]);
+    refused.end().expect_error(3, &["over UDP", "firewall"]);
 }
 
 /// Goal: if TCP is dropped, everything works over QUIC.
@@ -117,7 +121,7 @@ fn a_transport_that_turns_lossy() {
     let ticket = served.server.ticket("m");
     let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
     thread::sleep(Duration::from_secs(4));
-    served.lan.lose("tcp", 10).unwrap();
+    served.lan.drop_percentage("tcp", 10).unwrap();
     let said = served.finish(subscriber);
     assert_eq!((&said["resumed"], &said["transport"]), (&1.into(), &"quic".into()), "{said}");
     assert_eq!(said["transport_reason"], "it is faster on this path", "{said}");
@@ -144,15 +148,15 @@ fn two_servers_behind_one_address() {
         "--chunk-size=1MiB",
         &listen,
     ];
-    let _other = Serving::hear(served.lan.start(Host::Server, &served.home, &words));
+    let _other = Serving::wait_for_report(served.lan.start(Host::Server, &served.home, &words));
     let said = served.receive(&["--lanes=4"]);
     assert_eq!((&said["resumed"], &said["skipped"]), (&0.into(), &0.into()), "{said}");
     let ticket = served.server.ticket("m");
     let mut subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
     thread::sleep(Duration::from_secs(4));
-    served.lan.lose("tcp", 10).unwrap();
-    subscriber.hear_err("QUIC reaches another server");
-    served.lan.lose("tcp", 0).unwrap();
+    served.lan.drop_percentage("tcp", 10).unwrap();
+    subscriber.wait_for_stderr("QUIC reaches another server");
+    served.lan.drop_percentage("tcp", 0).unwrap();
     let said = served.finish(subscriber);
     assert_eq!((&said["transport"], &said["resumed"]), (&"tcp".into(), &0.into()), "{said}");
 }
@@ -167,7 +171,7 @@ fn a_transport_that_is_forced() {
         let word = format!("--transport={transport}");
         let said = home
             .run(&["subscribe", server.ticket("m"), "--once", "--json", &word])
-            .with(0)
+            .expect_code(0)
             .json();
         assert_eq!(said["transport"], transport);
         assert_eq!(said["transport_reason"], "no other transport is allowed");
@@ -175,11 +179,14 @@ fn a_transport_that_is_forced() {
     let quic_alone = home.serve(&["--topic=m=m", "--no-tcp", "--state-dir=a"]);
     let tcp_alone = home.serve(&["--topic=m=m", "--transport=tcp", "--state-dir=b"]);
     for (server, transport) in [(&quic_alone, "quic"), (&tcp_alone, "tcp")] {
-        let said = home.run(&["subscribe", server.ticket("m"), "--once", "--json"]).with(0).json();
+        let said = home
+            .run(&["subscribe", server.ticket("m"), "--once", "--json"])
+            .expect_code(0)
+            .json();
         assert_eq!(said["transport"], transport);
     }
     let words = ["list", quic_alone.ticket("m"), "--transport=tcp"];
-    home.run(&words).failed(3, &["over TCP", "refused"]);
+    home.run(&words).expect_error(3, &["over TCP", "refused"]);
     home.run(&["list", quic_alone.ticket("m"), "--transport=udp"])
-        .failed(2, &["auto, quic or tcp"]);
+        .expect_error(2, &["auto, quic or tcp"]);
 }

@@ -9,9 +9,9 @@ use std::{
     thread,
     time::Duration,
 };
-use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, Wire};
+use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, UdpProxy};
 
-/// Larger than what passes before the wire holds plus all buffers on the path.
+/// Larger than what passes before the proxy holds plus all buffers on the path.
 const MODEL_BYTES: usize = 64 << 20;
 
 /// The watch interval of servers in these tests.
@@ -30,7 +30,7 @@ impl Watched {
         files::noise(&home.path("w"), bytes, 1);
         let server = home.serve(&[&["--topic=w=w", "--watch", INTERVAL], more].concat());
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--json"]);
-        follower.hear_out(r#""version":1"#);
+        follower.wait_for_stdout(r#""version":1"#);
         Self { home, server, follower }
     }
 
@@ -40,12 +40,12 @@ impl Watched {
 
     /// Ends both; checks that the subscriber had exactly versions 1 to `last`, and that its file equals the served one.
     fn end_after(mut self, last: u64) {
-        self.follower.hear_out(&format!(r#""version":{last}"#));
+        self.follower.wait_for_stdout(&format!(r#""version":{last}"#));
         files::assert_same(&self.home.path("w"), &self.home.path("out/w.safetensors"));
-        let heard = self.follower.end_by(Signal::TERM).with(143).events();
+        let heard = self.follower.end_by(Signal::TERM).expect_code(143).events();
         let versions: Vec<_> = heard.iter().map(|event| event["version"].as_u64().unwrap()).collect();
         assert_eq!(versions, (1..=last).collect::<Vec<_>>());
-        self.server.process.end_by(Signal::TERM).with(0);
+        self.server.process.end_by(Signal::TERM).expect_code(0);
     }
 }
 
@@ -55,12 +55,12 @@ impl Watched {
 fn a_replaced_file_is_the_next_version() {
     for hold in ["--hold=stage", "--hold=borrow"] {
         let mut watched = Watched::new(1000, &[hold]);
-        watched.server.process.hear_err("read in");
+        watched.server.process.wait_for_stderr("read in");
         watched.replace(1000, 1);
-        watched.server.process.hear_err("read in"); // It was read, and its content is unchanged.
+        watched.server.process.wait_for_stderr("read in"); // It was read, and its content is unchanged.
         watched.replace(2000, 2);
-        watched.server.process.hear_out(r#""event":"published","topic":"w""#);
-        watched.follower.hear_out(r#""version":2"#);
+        watched.server.process.wait_for_stdout(r#""event":"published","topic":"w""#);
+        watched.follower.wait_for_stdout(r#""version":2"#);
         watched.replace(2000, 3);
         watched.end_after(3);
     }
@@ -76,7 +76,7 @@ fn what_changed_a_little_is_sent_as_deltas() {
     let ticket = watched.server.ticket("w").to_owned();
     let words = ["subscribe", &ticket, "--out=whole", "--json", "--base-mem=0"];
     let mut whole = watched.home.start(&words);
-    whole.hear_out(r#""version":1"#);
+    whole.wait_for_stdout(r#""version":1"#);
     for version in 2..=4 {
         let path = watched.home.path("w");
         let mut bytes = fs::read(&path).unwrap();
@@ -85,7 +85,7 @@ fn what_changed_a_little_is_sent_as_deltas() {
             bytes[at] ^= 1;
         }
         files::replace(&path, |path| fs::write(path, &bytes).unwrap());
-        let line = watched.follower.hear_out(&format!(r#""version":{version}"#));
+        let line = watched.follower.wait_for_stdout(&format!(r#""version":{version}"#));
         let event: serde_json::Value = serde_json::from_str(&line).unwrap();
         let (wire, deltas) = (event["wire_bytes"].as_u64().unwrap(), &event["codecs"]["sparse"]);
         if version == 2 {
@@ -94,17 +94,17 @@ fn what_changed_a_little_is_sent_as_deltas() {
             assert!(wire < BYTES as u64 / 50 && deltas["wire_bytes"] == wire, "{line}");
             assert_eq!(deltas["payload_bytes"], event["payload_bytes"], "{line}");
         }
-        let line = whole.hear_out(&format!(r#""version":{version}"#));
+        let line = whole.wait_for_stdout(&format!(r#""version":{version}"#));
         let event: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert!(
             event["codecs"]["sparse"].is_null() && event["wire_bytes"] == event["payload_bytes"],
             "{line}"
         );
     }
-    whole.end_by(Signal::TERM).with(143);
+    whole.end_by(Signal::TERM).expect_code(143);
     files::assert_same(&watched.home.path("w"), &watched.home.path("out/w.safetensors"));
-    watched.follower.end_by(Signal::TERM).with(143);
-    watched.server.process.end_by(Signal::TERM).with(0);
+    watched.follower.end_by(Signal::TERM).expect_code(143);
+    watched.server.process.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: a file that is still being written is not published, however long it takes. Method: write one in place,
@@ -124,19 +124,19 @@ fn a_file_that_is_being_written_is_not_published() {
         let whole = fs::read(&next).unwrap();
         let server = home.serve(&[&format!("--topic=w=w.{extension}"), "--watch", INTERVAL]);
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--json"]);
-        follower.hear_out(r#""version":1"#);
+        follower.wait_for_stdout(r#""version":1"#);
         let mut file = File::create(&served).unwrap();
         for (part, pause) in whole.chunks(whole.len() / 6 + 1).zip([30, 60, 250, 30, 250, 0]) {
             file.write_all(part).unwrap();
             thread::sleep(Duration::from_millis(pause));
         }
-        let line = follower.hear_out("version");
+        let line = follower.wait_for_stdout("version");
         assert!(line.contains(r#""version":2"#), "{line}");
         if extension != "npz" {
             assert!(fs::read(home.path("out").join(served.file_name().unwrap())).unwrap() == whole);
         }
-        follower.end_by(Signal::TERM).with(143);
-        let said = server.process.end_by(Signal::TERM).with(0).out;
+        follower.end_by(Signal::TERM).expect_code(143);
+        let said = server.process.end_by(Signal::TERM).expect_code(0).out;
         assert_eq!(said.matches("published").count(), 1, "{said}");
     }
 }
@@ -144,48 +144,48 @@ fn a_file_that_is_being_written_is_not_published() {
 /// A subscriber that waits in the middle of a borrowed file, and its server, which watches the file.
 struct Halfway {
     home: Home,
-    wire: Wire,
+    proxy: UdpProxy,
     server: Serving,
     subscriber: Process,
 }
 
 impl Halfway {
     fn new() -> Self {
-        let (home, mut wire) = (Home::new(), Wire::new());
+        let (home, mut proxy) = (Home::new(), UdpProxy::new());
         files::noise(&home.path("w"), MODEL_BYTES, 1);
-        let watch = ["--topic=w=w", "--hold=borrow", "--watch", INTERVAL, &wire.advertise()];
+        let watch = ["--topic=w=w", "--hold=borrow", "--watch", INTERVAL, &proxy.advertise()];
         let server = home.serve(&watch);
-        wire.lead_to(server.listen(), MODEL_BYTES as u64 / 4);
+        proxy.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
         let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--json"];
         let subscriber = home.start(&words);
-        wire.wait_until_held();
-        Self { home, wire, server, subscriber }
+        proxy.wait_until_held();
+        Self { home, proxy, server, subscriber }
     }
 }
 
 /// Goal: the transfer of a borrowed file that is replaced by renaming is completed. Method: rename another over it
-/// while the wire is held.
+/// while the proxy holds.
 #[test]
 fn a_borrowed_file_that_is_replaced_is_finished() {
-    let Halfway { home, wire, mut server, subscriber } = Halfway::new();
+    let Halfway { home, proxy, mut server, subscriber } = Halfway::new();
     fs::hard_link(home.path("w"), home.path("old")).unwrap();
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
-    server.process.hear_out(r#""version":2"#);
-    wire.release();
-    assert_eq!(subscriber.end().with(0).json()["version"], 1);
+    server.process.wait_for_stdout(r#""version":2"#);
+    proxy.release();
+    assert_eq!(subscriber.end().expect_code(0).json()["version"], 1);
     files::assert_same(&home.path("old"), &home.path("out/w.safetensors"));
 }
 
 /// Goal: a borrowed file that is overwritten in place gives no torn version: both sides report it, and the new content
-/// is the next version. Method: overwrite it while the wire is held, with other bytes of the same size.
+/// is the next version. Method: overwrite it while the proxy holds, with other bytes of the same size.
 #[test]
 fn a_borrowed_file_that_is_overwritten_is_not_torn() {
-    let Halfway { home, wire, mut server, subscriber } = Halfway::new();
+    let Halfway { home, proxy, mut server, subscriber } = Halfway::new();
     files::noise(&home.path("w"), MODEL_BYTES, 2);
-    wire.release();
-    let told = server.process.hear_err("cannot be read any more");
+    proxy.release();
+    let told = server.process.wait_for_stderr("cannot be read any more");
     assert!(told.contains("w changed"), "{told}");
-    let ended = subscriber.end().with(0);
+    let ended = subscriber.end().expect_code(0);
     assert!(ended.err.contains("gave a version up: its source could not be read any more"), "{ended:?}");
     assert_eq!(ended.json()["version"], 2, "{ended:?}");
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
@@ -198,9 +198,12 @@ fn a_file_that_vanishes_and_comes_back() {
     for hold in ["--hold=stage", "--hold=borrow"] {
         let mut watched = Watched::new(1000, &[hold]);
         fs::rename(watched.home.path("w"), watched.home.path("gone")).unwrap();
-        watched.server.process.hear_err("there is nothing to serve at w any more");
+        watched
+            .server
+            .process
+            .wait_for_stderr("there is nothing to serve at w any more");
         let late = ["subscribe", watched.server.ticket("w"), "--once", "--out=late"];
-        watched.home.run(&late).with(0);
+        watched.home.run(&late).expect_code(0);
         files::assert_same(&watched.home.path("gone"), &watched.home.path("late/w.safetensors"));
         watched.replace(3000, 2);
         watched.end_after(2);
@@ -215,7 +218,7 @@ fn a_broken_replacement_is_refused() {
     let whole = fs::read(watched.home.path("w")).unwrap();
     for (broken, cause) in [(&b"rubbish"[..], "header"), (&whole[..whole.len() / 2], "cut off")] {
         files::replace(&watched.home.path("w"), |path| fs::write(path, broken).unwrap());
-        let told = watched.server.process.hear_err("cannot be published");
+        let told = watched.server.process.wait_for_stderr("cannot be published");
         assert!(told.contains("the previous version stays on offer") && told.contains(cause), "{told}");
         assert_eq!(watched.home.list(&watched.server)[0]["version"], 1);
     }
@@ -237,17 +240,17 @@ fn a_folder_is_replaced_as_one() {
     lead_to("model-1");
     let mut server = home.serve(&["--topic=m=model", "--watch", INTERVAL]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--out=out", "--json"]);
-    follower.hear_out(r#""version":1"#);
+    follower.wait_for_stdout(r#""version":1"#);
     files::assert_same_model(&home.path("model-1"), &home.path("out/m"));
     lead_to("model-2");
-    follower.hear_out(r#""version":2"#);
+    follower.wait_for_stdout(r#""version":2"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
     // A shard that is missing for a while is waited for.
     let shard = home.path("model-2").join(files::SHARDED[2]);
     fs::rename(&shard, home.path("aside")).unwrap();
-    server.process.hear_err("there is nothing to serve at model any more");
+    server.process.wait_for_stderr("there is nothing to serve at model any more");
     fs::rename(home.path("model-1").join(files::SHARDED[2]), &shard).unwrap();
-    follower.hear_out(r#""version":3"#);
+    follower.wait_for_stdout(r#""version":3"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
 }
 
@@ -262,9 +265,9 @@ fn one_watching_server_for_each_state_directory() {
     let server = home.serve(&["--topic=w=w", "--watch", "--state-dir=keys"]);
     let again = ["serve", ANY_PORT, "--topic=w=other", "--watch", "--state-dir=keys", ON_HOST];
     home.run(&again)
-        .failed(1, &["serve --watch", "state directory keys", "--state-dir"]);
+        .expect_error(1, &["serve --watch", "state directory keys", "--state-dir"]);
     home.serve(&["--topic=w=other", "--state-dir=keys"]);
-    home.run(&["keys", "show", "--state-dir=keys"]).with(0);
+    home.run(&["keys", "show", "--state-dir=keys"]).expect_code(0);
     home.serve(&["--topic=w=other", "--watch", "--state-dir=others"]);
     server.process.end_by(Signal::KILL);
     home.serve(&["--topic=w=other", "--watch", "--state-dir=keys"]);
@@ -281,14 +284,14 @@ fn a_killed_server_gives_no_number_twice() {
     let server = home.serve(&words);
     let every = ["subscribe", server.ticket("w"), "--mode=every", "--exec=exec sleep 60", "--json"];
     let mut reader = home.start(&every);
-    reader.hear_out(r#""version":1"#);
+    reader.wait_for_stdout(r#""version":1"#);
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
     wait_until_version_2_is_noted(&home);
     assert_eq!(home.list(&server)[0]["version"], 1, "it waits for the reader");
     server.process.end_by(Signal::KILL);
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 3));
     assert_eq!(home.serve(&words).topic("w")["version"], 3);
-    reader.end_by(Signal::TERM).with(143);
+    reader.end_by(Signal::TERM).expect_code(143);
 }
 
 /// Goal: file generations that could not be published because a reader was slow are reported by server and subscriber.
@@ -302,7 +305,7 @@ fn generations_that_were_not_published_are_told() {
     let mut server = home.serve(&words);
     let busy = "while [ -e w ] && [ ! -e go ]; do sleep 0.02; done";
     let mut reader = home.start(&["subscribe", server.ticket("w"), "--mode=every", "--json", "--exec", busy]);
-    reader.hear_out(r#""version":1"#);
+    reader.wait_for_stdout(r#""version":1"#);
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
     wait_until_version_2_is_noted(&home);
     let (said, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -315,7 +318,7 @@ fn generations_that_were_not_published_are_told() {
                 thread::sleep(Duration::from_millis(100));
             }
         });
-        server.process.hear_err("replaced before they could be published");
+        server.process.wait_for_stderr("replaced before they could be published");
         said.store(true, Ordering::Relaxed);
     });
     fs::write(home.path("go"), "").unwrap();
@@ -323,12 +326,12 @@ fn generations_that_were_not_published_are_told() {
         let event: serde_json::Value = serde_json::from_str(line).unwrap();
         event["missed_generations"].as_u64().unwrap()
     };
-    assert_eq!(missed(&reader.hear_out(r#""version":2"#)), 0);
-    let told = missed(&reader.hear_out(r#""version":3"#));
+    assert_eq!(missed(&reader.wait_for_stdout(r#""version":2"#)), 0);
+    let told = missed(&reader.wait_for_stdout(r#""version":3"#));
     assert!((1..replaced.into_inner()).contains(&told), "{told}");
-    assert_eq!(missed(&server.process.hear_out(r#""version":3"#)), told);
-    reader.hear_err("replaced on the server before they could be published");
-    reader.end_by(Signal::TERM).with(143);
+    assert_eq!(missed(&server.process.wait_for_stdout(r#""version":3"#)), told);
+    reader.wait_for_stderr("replaced on the server before they could be published");
+    reader.end_by(Signal::TERM).expect_code(143);
 }
 
 /// Waits until the ledger has the second version, which is before it is published.

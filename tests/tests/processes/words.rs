@@ -22,21 +22,21 @@ fn help_and_version() {
         (&["demo", "--help"], &["between two processes on this machine", "--size <SIZE>", "--versions <N>"]),
     ];
     for (words, parts) in expected {
-        let said = home.run(words).with(0);
+        let said = home.run(words).expect_code(0);
         assert!(parts.iter().all(|part| said.out.contains(part)) && said.err.is_empty(), "{said:?}");
         assert!(!said.out.contains("demo-producer"), "the demo's own processes are not for people: {said:?}");
     }
-    let version = home.run(&["--version"]).with(0);
+    let version = home.run(&["--version"]).expect_code(0);
     assert_eq!(version.out, format!("tensor-relay {}\n", env!("CARGO_PKG_VERSION")));
     for word in ["demo-produce", "demo-consum", "dem"] {
-        let mistyped = home.run(&[word]).with(2);
+        let mistyped = home.run(&[word]).expect_code(2);
         assert!(
             !mistyped.err.contains("demo-producer") && !mistyped.err.contains("demo-consumer"),
             "{mistyped:?}"
         );
     }
-    assert!(home.run(&["serv"]).with(2).err.contains("'serve'"), "others are suggested");
-    let nothing = home.run(&[]).with(2);
+    assert!(home.run(&["serv"]).expect_code(2).err.contains("'serve'"), "others are suggested");
+    let nothing = home.run(&[]).expect_code(2);
     assert!(nothing.err.contains("Usage: tensor-relay"), "{nothing:?}");
 }
 
@@ -53,17 +53,23 @@ fn no_log_has_a_reset_token() {
             command.args(words).env("TENSOR_RELAY_LOG", filter);
             Process::start(command)
         };
-        let server = Serving::hear(start(&["serve", "--json", ANY_PORT, "--topic=m=m", "--transport=quic"]));
+        let server = Serving::wait_for_report(start(&[
+            "serve",
+            "--json",
+            ANY_PORT,
+            "--topic=m=m",
+            "--transport=quic",
+        ]));
         let token = server.ticket("m").split("&token=").nth(1).unwrap().to_owned();
         let words = [
             "subscribe",
-            server.said["ticket_file"].as_str().unwrap(),
+            server.report["ticket_file"].as_str().unwrap(),
             "--once",
             "--out=out",
             "--transport=quic",
         ];
-        let subscribed = start(&words).end().with(0);
-        let served = server.process.end_by(Signal::TERM).with(0);
+        let subscribed = start(&words).end().expect_code(0);
+        let served = server.process.end_by(Signal::TERM).expect_code(0);
         for said in [&subscribed.err, &served.err] {
             assert!(!said.to_lowercase().contains("reset_token"), "{filter}: {said}");
             assert!(!said.contains(&token), "{filter}: {said}");
@@ -80,7 +86,7 @@ fn no_log_has_a_reset_token() {
 fn the_demo() {
     let home = Home::new();
     let words = ["demo", "--size=8MiB", "--versions=2", "--small=20"];
-    let told = home.run(&[&words[..], &["--json"]].concat()).with(0);
+    let told = home.run(&[&words[..], &["--json"]].concat()).expect_code(0);
     let told_json = told.json();
     assert_eq!(told_json["all_bytes_equal"], true);
     let versions = told_json["versions"].as_array().unwrap();
@@ -92,11 +98,11 @@ fn the_demo() {
     let small = &told_json["small"];
     let came = small["received"].as_u64().unwrap() + small["skipped"].as_u64().unwrap();
     assert_eq!((versions.len(), came), (2, 20), "{told_json}");
-    let people = home.run(&words).with(0);
+    let people = home.run(&words).expect_code(0);
     for part in ["version 1: ", "version 2: ", "all equal", "What happened", "Next: on two hosts"] {
         assert!(people.out.contains(part), "{part:?}: {people:?}");
     }
-    home.run(&["demo", "--size=1KiB"]).failed(2, &["at least 1MiB"]);
+    home.run(&["demo", "--size=1KiB"]).expect_error(2, &["at least 1MiB"]);
 }
 
 /// Goal: `bench` runs the benchmark harness, and hides its internal roles. Method: one contender, which runs as two
@@ -106,8 +112,8 @@ fn the_benchmark() {
     let home = Home::new();
     let compared = home
         .run(&["bench", "compare", "tcp", "--size=1MiB", "--rounds=1", "--pairs=1"])
-        .with(0);
+        .expect_code(0);
     assert!(compared.out.contains("over loopback") && compared.out.contains("1 MiB a round"), "{compared:?}");
-    let help = home.run(&["bench", "--help"]).with(0);
+    let help = home.run(&["bench", "--help"]).expect_code(0);
     assert!(help.out.contains("compare") && !help.out.contains("stock-quinn"), "{help:?}");
 }

@@ -5,7 +5,7 @@ use tensor_relay_client::{Client, ClientError, EndReason, ReaderName, Request, S
 use tensor_relay_protocol::{Glob, Grant, Ticket, TicketId, Verbs};
 use tensor_relay_server::{Access, Identity, Rules};
 use tensor_relay_tests::pair::{
-    Sim, client_config, eventually, keeping, publish, rules, sealed, server_config, simulate, topic,
+    Sim, client_config, eventually, publish, retaining, rules, server_config, simulate, token_with, topic,
 };
 use tokio::sync::watch;
 
@@ -16,7 +16,7 @@ async fn connect(sim: &Sim, number: u8, ticket: &Ticket) -> Result<Client, Clien
 /// A ticket for the topics below `a/`, with this identity.
 fn narrow(sim: &Sim, id: u8) -> Ticket {
     let grant = Grant { topics: Glob::new("a/*").unwrap(), verbs: Verbs::CONSUME };
-    sim.bare_ticket().with_token(sealed(id, vec![grant]))
+    sim.bare_ticket().with_token(token_with(id, vec![grant]))
 }
 
 /// Goal: a ticket without a token, or with an invalid one, is refused at once and permanently; the message says what to
@@ -45,7 +45,7 @@ fn who_loses_its_right_is_cut_off() {
     simulate(2, async |sim| {
         let sender = watch::Sender::new(Arc::new(rules()));
         let server = sim.server_with(Access::following(sender.subscribe()), server_config());
-        let mut publisher = server.publisher_with(topic("a/t"), None, keeping(1)).unwrap();
+        let mut publisher = server.publisher_with(topic("a/t"), None, retaining(1)).unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
         let one = connect(&sim, 1, &narrow(&sim, 1)).await.unwrap();
         let two = connect(&sim, 2, &narrow(&sim, 2)).await.unwrap();
@@ -107,7 +107,7 @@ fn a_subscription_that_is_not_granted() {
 fn readers_of_two_principals_share_no_place() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = server.publisher_with(topic("a/t"), None, keeping(3)).unwrap();
+        let mut publisher = server.publisher_with(topic("a/t"), None, retaining(3)).unwrap();
         let request = Request::every(topic("a/t")).reader(ReaderName::new("r").unwrap());
         let mut readers = vec![];
         for number in [1, 2] {
@@ -149,7 +149,7 @@ fn rights_that_change_under_way() {
         };
         let sender = watch::Sender::new(with("key:k list,subscribe **"));
         let server = sim.server_with(Access::following(sender.subscribe()), server_config());
-        let mut publisher = server.publisher_with(topic("a/t"), None, keeping(1)).unwrap();
+        let mut publisher = server.publisher_with(topic("a/t"), None, retaining(1)).unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
         let config = tensor_relay_client::Config { identity: Some(identity), ..client_config() };
         let client = Client::connect_with(&sim.connector(1), &sim.ticket(), config.clone())

@@ -6,7 +6,7 @@ use tensor_relay_client::{Client, Receipt, Request, Subscription};
 use tensor_relay_protocol::{Epoch, TensorSpec, Version};
 use tensor_relay_server::{Publisher, Server};
 use tensor_relay_tests::{
-    pair::{CHUNK_BYTES, Sim, eventually, keeping, reconnecting, server_config, simulate, topic},
+    pair::{CHUNK_BYTES, Sim, eventually, reconnecting, retaining, server_config, simulate, topic},
     simnet::Path,
     tensors,
 };
@@ -24,7 +24,7 @@ const OTHER: u64 = 1000;
 const RECONNECT_TIME: Duration = Duration::from_secs(8);
 
 fn open(server: &Server) -> Publisher {
-    server.publisher_with(topic("t"), Some(Epoch(5)), keeping(4)).unwrap()
+    server.publisher_with(topic("t"), Some(Epoch(5)), retaining(4)).unwrap()
 }
 
 /// Publishes these contents as the next versions.

@@ -9,7 +9,7 @@ use tensor_relay_client::{Client, Subscription};
 use tensor_relay_protocol::{CodecId, Epoch};
 use tensor_relay_server::{BaseStats, Borrowed, CodecChoice, Publisher, Server, TopicOptions};
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, keeping, reconnecting, server_config, simulate, topic},
+    pair::{Sim, client_config, eventually, reconnecting, retaining, server_config, simulate, topic},
     tensors,
 };
 use tokio::time::sleep;
@@ -29,7 +29,7 @@ fn a_base_is_held_for_the_comparison_alone() {
     for is_replaced in [true, false] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
-            let mut publisher = open(&server, keeping(2));
+            let mut publisher = open(&server, retaining(2));
             let (_client, mut subscription) = following(&sim, 1, client_config()).await;
             publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
             next(&mut subscription, 1).await;

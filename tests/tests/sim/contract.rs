@@ -8,7 +8,8 @@ use tensor_relay_protocol::{CodecId, Epoch};
 use tensor_relay_server::{Keep, PublishError, Publisher, Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
     pair::{
-        Sim, client_config, eventually, keeping, publish, reconnecting, seeds, server_config, simulate, topic,
+        Sim, client_config, eventually, publish, reconnecting, retaining, seeds, server_config, simulate,
+        topic,
     },
     simnet::Path,
     tensors,
@@ -91,7 +92,7 @@ fn latest_behind_a_fast_publisher() {
             const VERSIONS: u64 = 60;
             let server = sim.server(server_config());
             slow_path(&sim);
-            let mut publisher = open(&server, keeping(1 + seed as u32 % 3));
+            let mut publisher = open(&server, retaining(1 + seed as u32 % 3));
             let client = sim.client(1, client_config()).await.unwrap();
             let request = Request::latest(topic("t"));
             let mut prompt = client.subscribe_to(request.clone()).await.unwrap();
@@ -140,7 +141,7 @@ fn a_newer_version_at_any_moment() {
         simulate(moment, async |sim| {
             let server = sim.server(server_config());
             slow_path(&sim);
-            let mut publisher = open(&server, keeping(1));
+            let mut publisher = open(&server, retaining(1));
             let client = sim.client(1, client_config()).await.unwrap();
             let request = Request::latest(topic("t")).preempt(true);
             let mut subscription = client.subscribe_to(request).await.unwrap();
@@ -178,7 +179,7 @@ fn a_reader_too_slow_for_a_replaced_version() {
             let options = TopicOptions {
                 release_timeout: Some(Duration::from_millis(500)),
                 publish_timeout: Duration::from_secs(60),
-                ..keeping(1)
+                ..retaining(1)
             };
             let mut publisher = open(&server, options);
             let client = sim.client(1, client_config()).await.unwrap();
@@ -219,7 +220,7 @@ fn a_cut_at_any_moment() {
             let server = sim.server(server_config());
             slow_path(&sim);
             let release_timeout = Some(Duration::from_millis(moment));
-            let mut publisher = open(&server, TopicOptions { release_timeout, ..keeping(1) });
+            let mut publisher = open(&server, TopicOptions { release_timeout, ..retaining(1) });
             let client = sim.client(1, client_config()).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             client.list().await.unwrap();
@@ -248,7 +249,7 @@ fn a_client_that_is_gone_during_a_cut() {
         let server = sim.server(server_config());
         slow_path(&sim);
         let release_timeout = Some(Duration::from_millis(100));
-        let mut publisher = open(&server, TopicOptions { release_timeout, ..keeping(1) });
+        let mut publisher = open(&server, TopicOptions { release_timeout, ..retaining(1) });
         let client = sim.client(1, client_config()).await.unwrap();
         let subscription = client.subscribe(&topic("t")).await.unwrap();
         client.list().await.unwrap();

@@ -11,7 +11,7 @@ use tensor_relay_protocol::{CodecId, Epoch, TensorSpec};
 use tensor_relay_server::{BaseStats, CodecChoice, Publication, Publisher, Server, TopicOptions};
 use tensor_relay_tests::{
     pair::{
-        CHUNK_BYTES, Sim, client_config, eventually, keeping, reconnecting, seeds, server_config, simulate,
+        CHUNK_BYTES, Sim, client_config, eventually, reconnecting, retaining, seeds, server_config, simulate,
         topic,
     },
     simnet::Path,
@@ -94,7 +94,7 @@ fn followers_get_deltas() {
     for request in [Request::latest, Request::every] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
-            let mut publisher = open(&server, keeping(2));
+            let mut publisher = open(&server, retaining(2));
             let mut followers = Vec::new();
             for number in 1..=2 {
                 let client = sim.client(number, client_config()).await.unwrap();
@@ -161,7 +161,7 @@ fn bases_stay_while_they_are_held() {
     for (base_bytes, stays) in [(BYTES, true), (BYTES - 1, false)] {
         simulate(2, async |sim| {
             let server = sim.server(tensor_relay_server::Config { base_bytes, ..server_config() });
-            let mut publisher = open(&server, TopicOptions { bases: 1, ..keeping(2) });
+            let mut publisher = open(&server, TopicOptions { bases: 1, ..retaining(2) });
             let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
             hold_a_base(&server, &mut publisher, &mut subscription).await;
             eventually("the server has the commit", || server.stats().committed == 2).await;
@@ -250,7 +250,7 @@ fn bases_give_way() {
     simulate(8, async |sim| {
         let config = tensor_relay_server::Config { staged_bytes: 3 * BYTES, ..server_config() };
         let server = sim.server(config);
-        let mut publisher = open(&server, keeping(2));
+        let mut publisher = open(&server, retaining(2));
         let (_client, mut subscription) = following(&sim, 1, client_config()).await;
         hold_a_base(&server, &mut publisher, &mut subscription).await;
         eventually("the server has the commit", || server.stats().committed == 2).await;
@@ -337,12 +337,12 @@ fn a_server_that_is_started_again() {
     for has_base in [true, false] {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
-            let mut publisher = open(&server, keeping(2));
+            let mut publisher = open(&server, retaining(2));
             let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
             hold_a_base(&server, &mut publisher, &mut subscription).await;
             drop((server, publisher));
             let server = sim.server_again(server_config()).await;
-            let mut publisher = open(&server, keeping(2));
+            let mut publisher = open(&server, retaining(2));
             publisher.continue_at(tensor_relay_client::Version(if has_base { 2 } else { 3 }));
             if has_base {
                 publish(&server, &mut publisher, 2).await;
@@ -360,7 +360,7 @@ fn a_server_that_is_started_again() {
 fn a_changed_manifest_comes_whole() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = open(&server, keeping(3));
+        let mut publisher = open(&server, retaining(3));
         let (client, mut subscription) = following(&sim, 1, client_config()).await;
         for (version, bytes) in [(1, BYTES), (2, BYTES), (3, BYTES), (4, BYTES / 2), (5, BYTES)] {
             let specs = vec![tensors::steady("weights", bytes)];
@@ -402,7 +402,7 @@ async fn publish_and_follow(sim: Sim) -> u64 {
         base_bytes: [u64::MAX, 600 << 10][dice.random_range(0..2)],
         ..server_config()
     };
-    let options = TopicOptions { bases: dice.random_range(0..4), ..keeping(dice.random_range(1..4)) };
+    let options = TopicOptions { bases: dice.random_range(0..4), ..retaining(dice.random_range(1..4)) };
     let mut server = sim.server(config.clone());
     let mut publisher = open(&server, options.clone());
     let fastest = Duration::from_millis(dice.random_range(1..20));

@@ -15,7 +15,7 @@ use tensor_relay_server::{Publisher, Server};
 use tensor_relay_tests::{
     gated::GatedEngine,
     pair::{
-        CHUNK_BYTES, Sim, client_config, device, eventually, keeping, reconnecting, seeds, server_config,
+        CHUNK_BYTES, Sim, client_config, device, eventually, reconnecting, retaining, seeds, server_config,
         simulate, topic,
     },
     simnet::Path,
@@ -238,7 +238,7 @@ fn a_version_is_resumed() {
                 let in_flight = engine.in_flight();
                 assert!(in_flight > 0 && engine.in_use_bytes() > 0);
                 assert_eq!(client.reconnects(), 1);
-                while engine.let_last_pass() {}
+                while engine.let_newest_pass() {}
                 engine.open();
             });
             let snapshot = snapshot.unwrap();
@@ -284,7 +284,7 @@ fn a_version_given_up_during_its_copies() {
                 eventually("the other version is copied", || engine.in_flight() > credit()).await;
                 // Newest first: the copies of the version that was given up end last.
                 while engine.in_flight() > credit() || copies_begin(&engine).await {
-                    engine.let_last_pass();
+                    engine.let_newest_pass();
                     sleep(Duration::from_millis(1)).await;
                 }
                 engine.open();
@@ -310,7 +310,7 @@ fn a_tensor_on_a_device_counts_as_held() {
     simulate(6, async |sim| {
         let specs = [noise("a", 1_000)];
         let server = sim.server(server_config());
-        let mut publisher = server.publisher_with(topic("t"), None, keeping(4)).unwrap();
+        let mut publisher = server.publisher_with(topic("t"), None, retaining(4)).unwrap();
         let hold_timeout = Duration::from_secs(3);
         let config = Config { versions_held_max: 1, hold_timeout, ..client_config() };
         let config = landing_on(&device(u64::MAX), config);
@@ -415,7 +415,7 @@ fn copies_that_never_end() {
         simulate(10, async |sim| {
             let specs = [noise("a", BYTES)];
             let server = sim.server(server_config());
-            let mut publisher = server.publisher_with(topic("t"), None, keeping(4)).unwrap();
+            let mut publisher = server.publisher_with(topic("t"), None, retaining(4)).unwrap();
             let (engine, device) = gated(u64::MAX, 16);
             let request = if every { Request::every(topic("t")) } else { Request::latest(topic("t")) };
             let config = landing_on(&device, client_config());
@@ -433,7 +433,7 @@ fn copies_that_never_end() {
             publish(&server, &mut publisher, 2, &specs).await;
             let (snapshot, ()) = tokio::join!(next_after_gaps(&mut subscription), async {
                 while copies_begin(&engine).await || engine.in_flight() > stuck {
-                    engine.let_last_pass();
+                    engine.let_newest_pass();
                 }
             });
             assert_eq!(snapshot.id().version, Version(2));

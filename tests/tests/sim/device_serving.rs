@@ -16,8 +16,8 @@ use tensor_relay_server::{
 use tensor_relay_tests::{
     engine::{Behaviour, TestEngine},
     pair::{
-        CHUNK_BYTES, Sim, client_config, eventually, keeping, publish, seeds, server_config, simulate, topic,
-        transport,
+        CHUNK_BYTES, Sim, client_config, eventually, publish, retaining, seeds, server_config, simulate,
+        topic, transport,
     },
     simnet::Path,
     tensors::{self, noise, smooth, spec},
@@ -273,7 +273,7 @@ fn a_version_withdrawn_during_a_transfer() {
         let delay = Duration::from_millis(400);
         sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
         let server = sim.server(server_config());
-        let options = TopicOptions { release_timeout: Some(Duration::from_secs(1)), ..keeping(1) };
+        let options = TopicOptions { release_timeout: Some(Duration::from_secs(1)), ..retaining(1) };
         let mut publisher = server.publisher_with(topic("t"), None, options).unwrap();
         let mut subscription = subscribe(&sim, 1).await;
         let borrowed = lent(&server, &device, chunks(200), 1).await;
@@ -448,7 +448,7 @@ fn random_versions_from_devices() {
             };
             let server = sim.server(config);
             let mut publisher = server
-                .publisher_with(topic("t"), None, keeping(dice.random_range(1..4)))
+                .publisher_with(topic("t"), None, retaining(dice.random_range(1..4)))
                 .unwrap();
             let last = dice.random_range(2..8);
             let readers = (1..=dice.random_range(1..5)).map(|number| {

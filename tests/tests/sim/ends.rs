@@ -9,7 +9,7 @@ use tensor_relay_client::{
 };
 use tensor_relay_protocol::Blame;
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, keeping, publish, server_config, simulate, topic},
+    pair::{Sim, client_config, eventually, publish, retaining, server_config, simulate, topic},
     simnet::Path,
     tensors,
 };
@@ -74,7 +74,7 @@ fn a_shutdown_leaves_no_reader_of_every_version_behind() {
     for seed in 0..10 {
         simulate(seed, async |sim| {
             let server = sim.server(server_config());
-            let mut publisher = server.publisher_with(topic("t"), None, keeping(3)).unwrap();
+            let mut publisher = server.publisher_with(topic("t"), None, retaining(3)).unwrap();
             let client = sim.client(1, client_config()).await.unwrap();
             let mut every = client.subscribe_to(Request::every(topic("t")).window(1)).await.unwrap();
             client.list().await.unwrap();
@@ -201,7 +201,7 @@ fn a_shutdown_right_after_the_end_of_a_topic() {
     for seed in 0..10 {
         simulate(seed, async |sim| {
             let server = sim.server(server_config());
-            let mut publisher = server.publisher_with(topic("t"), None, keeping(3)).unwrap();
+            let mut publisher = server.publisher_with(topic("t"), None, retaining(3)).unwrap();
             let client = sim.client(1, client_config()).await.unwrap();
             let every = Request::every(topic("t")).window(1);
             let mut every = client.subscribe_to(every).await.unwrap();
@@ -235,7 +235,7 @@ fn a_shutdown_right_after_the_end_of_a_topic() {
 fn a_shutdown_of_a_topic_that_has_not_ended() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = server.publisher_with(topic("t"), None, keeping(3)).unwrap();
+        let mut publisher = server.publisher_with(topic("t"), None, retaining(3)).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let mut every = client.subscribe_to(Request::every(topic("t")).window(1)).await.unwrap();
         client.list().await.unwrap();
@@ -268,7 +268,7 @@ async fn latest_end(subscription: &mut Subscription) -> SubscriptionError {
 fn a_shutdown_beside_a_reader_that_takes_nothing() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = server.publisher_with(topic("t"), None, keeping(2)).unwrap();
+        let mut publisher = server.publisher_with(topic("t"), None, retaining(2)).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let every = Request::every(topic("t")).window(1);
         let mut every = client.subscribe_to(every).await.unwrap();

@@ -7,7 +7,7 @@ use tensor_relay_client::{
 use tensor_relay_protocol::Epoch;
 use tensor_relay_server::{Publisher, Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
-    pair::{client_config, eventually, keeping, publish, reconnecting, server_config, simulate, topic},
+    pair::{client_config, eventually, publish, reconnecting, retaining, server_config, simulate, topic},
     simnet::Path,
     tensors,
 };
@@ -63,7 +63,7 @@ async fn still_waits<F: Future + Unpin>(future: &mut F, wait: Duration) -> bool 
 fn a_slow_reader_is_evicted() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
-        let options = TopicOptions { publish_timeout: Duration::from_secs(7), ..keeping(2) };
+        let options = TopicOptions { publish_timeout: Duration::from_secs(7), ..retaining(2) };
         let mut publisher = open(&server, options);
         let client = sim.client(1, client_config()).await.unwrap();
         let mut slow = client.subscribe_to(every()).await.unwrap();
@@ -98,7 +98,7 @@ fn a_slow_reader_is_evicted() {
 fn a_publisher_that_blocks() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
-        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
+        let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
         let mut publisher = open(&server, options);
         let client = sim.client(1, client_config()).await.unwrap();
         let mut slow = client.subscribe_to(every()).await.unwrap();
@@ -121,7 +121,7 @@ fn a_reader_that_disappears() {
         simulate(3, async |sim| {
             let linger = Duration::from_secs(20);
             let server = sim.server(tensor_relay_server::Config { reader_linger: linger, ..server_config() });
-            let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
+            let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
             let mut publisher = open(&server, options);
             let client = sim.client(1, reconnecting()).await.unwrap();
             let request = if named { every().reader(name("r")) } else { every() };
@@ -152,7 +152,7 @@ fn a_reader_that_leaves() {
     for (named, waits) in [(false, Duration::ZERO), (true, Duration::from_secs(30))] {
         simulate(4, async |sim| {
             let server = sim.server(server_config());
-            let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
+            let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
             let mut publisher = open(&server, options);
             let client = sim.client(1, reconnecting()).await.unwrap();
             let request = if named { every().reader(name("r")) } else { every() };
@@ -179,7 +179,7 @@ fn unacknowledged_versions_are_delivered_again() {
     for (acknowledged, same_client) in [(false, false), (false, true), (true, false), (true, true)] {
         simulate(5, async |sim| {
             let server = sim.server(server_config());
-            let mut publisher = open(&server, keeping(5));
+            let mut publisher = open(&server, retaining(5));
             for version in 1..=4 {
                 publish(&server, &mut publisher, version, 1000).await;
             }
@@ -211,7 +211,7 @@ fn unacknowledged_versions_are_delivered_again() {
 fn beginning_at_a_version() {
     simulate(6, async |sim| {
         let server = sim.server(server_config());
-        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(3) };
+        let options = TopicOptions { when_full: WhenFull::Block, ..retaining(3) };
         let mut publisher = open(&server, options);
         for version in 1..=5 {
             publish(&server, &mut publisher, version, 1000).await;
@@ -251,7 +251,7 @@ fn the_window_holds() {
     {
         simulate(7, async |sim| {
             let server = sim.server(server_config());
-            let mut publisher = open(&server, keeping(50));
+            let mut publisher = open(&server, retaining(50));
             publish(&server, &mut publisher, 1, 1000).await;
             let client = sim.client(1, reconnecting()).await.unwrap();
             let mut reader = client.subscribe_to(every().window(window).from(start)).await.unwrap();
@@ -286,7 +286,7 @@ fn the_window_holds() {
 fn a_publisher_that_is_opened_again() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = open(&server, keeping(4));
+        let mut publisher = open(&server, retaining(4));
         let client = sim.client(1, reconnecting()).await.unwrap();
         let mut early = client.subscribe_to(every()).await.unwrap();
         client.list().await.unwrap();
@@ -294,7 +294,7 @@ fn a_publisher_that_is_opened_again() {
             publish(&server, &mut publisher, version, 1000).await;
         }
         drop(publisher);
-        let mut publisher = server.publisher_with(topic("t"), Some(Epoch(4)), keeping(4)).unwrap();
+        let mut publisher = server.publisher_with(topic("t"), Some(Epoch(4)), retaining(4)).unwrap();
         for version in 1..=2 {
             publish(&server, &mut publisher, version, 1000).await;
         }
@@ -322,7 +322,7 @@ fn a_server_that_publishes_the_same_again() {
     for wait in [Duration::ZERO, Duration::from_secs(10)] {
         simulate(9, async |sim| {
             let server = sim.server(server_config());
-            let options = TopicOptions { when_full: WhenFull::Block, ..keeping(4) };
+            let options = TopicOptions { when_full: WhenFull::Block, ..retaining(4) };
             let mut publisher = open(&server, options.clone());
             let client = sim.client(1, reconnecting()).await.unwrap();
             let request = every().window(2).reader(name("r"));
@@ -367,7 +367,7 @@ fn every_is_not_preempted() {
         let server = sim.server(server_config());
         let delay = Duration::from_millis(20);
         sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-        let mut publisher = open(&server, keeping(10));
+        let mut publisher = open(&server, retaining(10));
         let client = sim.client(1, reconnecting()).await.unwrap();
         let mut reader = client.subscribe_to(every().preempt(true)).await.unwrap();
         client.list().await.unwrap();
@@ -389,7 +389,7 @@ fn a_name_that_is_taken_over() {
         let server = sim.server(server_config());
         let delay = Duration::from_millis(20);
         sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(3) };
+        let options = TopicOptions { when_full: WhenFull::Block, ..retaining(3) };
         let mut publisher = open(&server, options);
         let one = sim.client(1, reconnecting()).await.unwrap();
         let two = sim.client(2, reconnecting()).await.unwrap();
@@ -417,7 +417,7 @@ fn a_name_that_is_taken_over() {
 fn waiting_for_the_next_version() {
     simulate(12, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = open(&server, keeping(3));
+        let mut publisher = open(&server, retaining(3));
         publish(&server, &mut publisher, 1, 1000).await;
         let client = sim.client(1, reconnecting()).await.unwrap();
         let from_next = |name| Request::every(topic(name)).from(Start::Next);

@@ -6,7 +6,7 @@ use tensor_relay_protocol::{CodecId, Epoch, TensorSpec};
 use tensor_relay_server::{Publisher, Server, TopicOptions};
 use tensor_relay_tests::{
     pair::{
-        CHUNK_BYTES, client_config, eventually, keeping, publish, reconnecting, server_config, simulate,
+        CHUNK_BYTES, client_config, eventually, publish, reconnecting, retaining, server_config, simulate,
         topic,
     },
     simnet::Path,
@@ -119,7 +119,7 @@ fn a_topic_that_comes_back() {
         }
         // So is an expired topic.
         let expire_after = Some(Duration::from_secs(5));
-        let options = TopicOptions { expire_after, ..keeping(1) };
+        let options = TopicOptions { expire_after, ..retaining(1) };
         let mut publisher = server.publisher_with(topic("kv/1"), None, options).unwrap();
         publish(&server, &mut publisher, 1, 100).await;
         assert_eq!(found(&mut watch).await, ["kv/1"]);

@@ -73,7 +73,7 @@ struct Subject {
 
 #[derive(Debug)]
 struct CachedEstimate {
-    look: SizeEstimate,
+    estimate: SizeEstimate,
     used: AtomicU32,
 }
 
@@ -109,13 +109,13 @@ impl Chooser {
     pub(super) fn known(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         let (range, _) = payload.manifest().chunk(chunk);
         match range.end - range.start < SMALL_BYTES as u64 {
-            true => Some(SizeEstimate::NOTHING),
+            true => Some(SizeEstimate::NO_GAIN),
             false => self.chunks.get(&(payload.key(), chunk)),
         }
     }
 
     /// The estimate for `chunk`, if it is cached or can be taken from similar chunks.
-    pub(super) fn recall(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
+    pub(super) fn cached_or_similar(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         if let Some(known) = self.known(payload, chunk) {
             return Some(known);
         }
@@ -123,14 +123,14 @@ impl Chooser {
         let cached = self.tensors.get(&subject(payload, chunk))?;
         let is_fresh = cached.used.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE;
         is_fresh.then(|| {
-            self.chunks.insert(key, cached.look);
-            cached.look
+            self.chunks.insert(key, cached.estimate);
+            cached.estimate
         })
     }
 
     /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; only the one that ran
     /// it gets its time.
-    pub(super) async fn look(
+    pub(super) async fn estimate(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
@@ -140,18 +140,18 @@ impl Chooser {
         let take = async {
             self.looks.fetch_add(1, Ordering::Relaxed);
             let (_, dtype) = payload.manifest().chunk(chunk);
-            let looking = move || {
+            let timed = move || {
                 let began = Instant::now();
-                (SizeEstimate::at(dtype, &raw), began.elapsed())
+                (SizeEstimate::of(dtype, &raw), began.elapsed())
             };
-            let (look, took) = self.workers.run(looking).await;
+            let (estimate, took) = self.workers.run(timed).await;
             spent = took;
-            let cached = CachedEstimate { look, used: AtomicU32::new(0) };
+            let cached = CachedEstimate { estimate, used: AtomicU32::new(0) };
             self.tensors.insert(subject(payload, chunk), Arc::new(cached));
-            Ok::<_, Infallible>(look)
+            Ok::<_, Infallible>(estimate)
         };
-        let Ok(look) = self.chunks.get_or_insert_async(&(payload.key(), chunk), take).await;
-        (look, spent)
+        let Ok(estimate) = self.chunks.get_or_insert_async(&(payload.key(), chunk), take).await;
+        (estimate, spent)
     }
 
     /// Whether `chunk` is likely to differ little from its base. If a chunk of its tensor differed too much, the next
@@ -194,7 +194,7 @@ impl Chooser {
     ) {
         let subject = subject(payload, chunk);
         let cached = self.tensors.get(&subject);
-        if cached.is_some_and(|known| known.look.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
+        if cached.is_some_and(|known| known.estimate.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
             self.tensors.remove(&subject);
         }
     }

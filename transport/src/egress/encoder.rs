@@ -141,7 +141,7 @@ impl Encoder {
         wanted: CodecRequest,
         raw: Option<Encoded>,
     ) -> Result<Encoded, Arc<SourceError>> {
-        let (raw, codec, looked) = match wanted {
+        let (raw, codec, estimation_time) = match wanted {
             CodecRequest::Fixed(codec) if codec.needs_base() => (raw, CodecId::Raw, Duration::ZERO),
             CodecRequest::Fixed(codec) => (raw, codec, Duration::ZERO),
             CodecRequest::Auto { offered, effort }
@@ -150,8 +150,9 @@ impl Encoder {
                 (raw, CodecId::Raw, Duration::ZERO)
             }
             CodecRequest::Auto { offered, effort } => {
-                let (raw, look, looked) = self.look(payload, chunk, raw).await?;
-                (raw, look.choose(offered, effort), looked)
+                let (raw, estimate, estimation_time) =
+                    self.cached_or_new_estimate(payload, chunk, raw).await?;
+                (raw, estimate.choose(offered, effort), estimation_time)
             }
         };
         let encoded = match (codec, raw) {
@@ -159,25 +160,25 @@ impl Encoder {
             (CodecId::Raw, None) => self.raw(payload, chunk).await?,
             (codec, raw) => self.encode_as(codec, payload, chunk, raw).await?,
         };
-        Ok(Encoded { spent: encoded.spent + looked, ..encoded })
+        Ok(Encoded { spent: encoded.spent + estimation_time, ..encoded })
     }
 
     /// The estimate of `chunk`, its raw bytes if they were read for it, and the time it took.
-    async fn look(
+    async fn cached_or_new_estimate(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
         raw: Option<Encoded>,
     ) -> Result<(Option<Encoded>, SizeEstimate, Duration), Arc<SourceError>> {
-        if let Some(look) = self.chooser.recall(payload, chunk) {
-            return Ok((raw, look, Duration::ZERO));
+        if let Some(estimate) = self.chooser.cached_or_similar(payload, chunk) {
+            return Ok((raw, estimate, Duration::ZERO));
         }
         let raw = match raw {
             Some(raw) => raw,
             None => self.raw(payload, chunk).await?,
         };
-        let (look, looked) = self.chooser.look(payload, chunk, raw.bytes.clone()).await;
-        Ok((Some(raw), look, looked))
+        let (estimate, estimation_time) = self.chooser.estimate(payload, chunk, raw.bytes.clone()).await;
+        Ok((Some(raw), estimate, estimation_time))
     }
 
     /// The bytes of `chunk` in `codec`, or raw if that gains too little. `raw` saves a read.

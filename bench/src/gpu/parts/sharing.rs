@@ -86,7 +86,7 @@ async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
 const FILLS: usize = 5;
 
 fn ipc_handle(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
-    engine.name_memory(std::slice::from_ref(memory))?.remove(0)
+    engine.export_in_place(std::slice::from_ref(memory))?.remove(0)
 }
 
 /// Checks that another process can import the memory, and notes whether a process in namespaces of its own can.

@@ -100,7 +100,7 @@ impl Holdings {
                 let bytes = mapped.len as u64;
                 self.cache.release(bytes);
                 if !end(mapped, gpu) {
-                    setting.counters.kept_bytes.add(bytes);
+                    setting.counters.leaked_bytes.add(bytes);
                 }
             }
             Shared::Imported(mapped, loan) => end_loan(loan, end(mapped, gpu)),

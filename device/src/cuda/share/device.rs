@@ -17,15 +17,15 @@ impl Device {
 
     /// Exports buffers in place, for another process to read: all of them, or none. Waits for the streams that write
     /// them. Keep the buffers until the other process has released them.
-    pub fn name_to_others(&self, buffers: &[DeviceBuffer]) -> Result<Vec<IpcMemory>, ShareError> {
+    pub fn export_in_place(&self, buffers: &[DeviceBuffer]) -> Result<Vec<IpcMemory>, ShareError> {
         let memories = buffers.iter().map(|buffer| self.own_memory(buffer));
         let memories = memories.collect::<Result<Vec<_>, _>>()?;
-        self.sharing()?.name_memory(&memories)?.into_iter().collect()
+        self.sharing()?.export_in_place(&memories)?.into_iter().collect()
     }
 
     /// Copies `parts` into a shareable buffer of `len` bytes, each to its range. Waits for the streams that write the
     /// parts, which may be written again when this returns. Keep the buffer until the other process has its descriptor.
-    pub fn copy_for_others(
+    pub fn export_copies(
         &self,
         len: u64,
         parts: &[(Range<u64>, DeviceBuffer)],

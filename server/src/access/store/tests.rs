@@ -59,7 +59,7 @@ fn tickets_are_issued_listed_and_revoked() {
 async fn a_ticket_is_revoked_beside_a_broken_list() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
-    let access = store.follow().unwrap();
+    let access = store.watch_changes().unwrap();
     let (claims, _) = store.issue("", vec![], None).unwrap();
     fs::write(store.path("acl"), "nonsense").unwrap();
     assert!(AccessStore::open(dir.path()).unwrap().revoke(claims.id).unwrap());
@@ -195,7 +195,7 @@ async fn lost_files_change_nothing() {
     ] {
         fs::write(store.path(file), text).unwrap();
     }
-    let access = store.follow().unwrap();
+    let access = store.watch_changes().unwrap();
     let before = access.rules();
     for file in ["revoked", "keys", "ca.pem", "acl"] {
         let text = fs::read_to_string(store.path(file)).unwrap();
@@ -271,7 +271,7 @@ fn broken_files_are_named_and_not_shown() {
 async fn rules_are_followed() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
-    let access = store.follow().unwrap();
+    let access = store.watch_changes().unwrap();
     let key = Fingerprint([5; 32]);
     let topic = Topic::new("kv/a").unwrap();
     let looked = || async {

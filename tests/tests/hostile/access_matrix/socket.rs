@@ -22,7 +22,7 @@ use tensor_relay_server::{
     Access, Identity, Listener, Rules, Server, TopicOptions, Tuning, WhenFull,
     sidecar::{Producer, PublishError, PublishSocket, Refusal, SealedVersion, TensorWriter},
 };
-use tensor_relay_tests::pair::{keeping, simulate, topic};
+use tensor_relay_tests::pair::{retaining, simulate, topic};
 use tensor_relay_transport::{ByteStream, Network};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
@@ -133,7 +133,7 @@ fn a_right_that_is_lost_while_a_version_waits() {
         let sender = watch::Sender::new(Arc::new(before.clone()));
         let server = Server::start(listener, Access::following(sender.subscribe()), Default::default());
         let path = home.path().join("s");
-        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
+        let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
         let socket = PublishSocket::open(&path, &[]).unwrap();
         let _accepting = server.publish_from(socket, options, None, |_| {});
         let producer = Producer::connect(&path).await.unwrap();

@@ -8,7 +8,7 @@ use super::*;
 fn excessive_numbers() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), keeping(3)).unwrap();
+        let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), retaining(3)).unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
         let mut peer = Peer::greeted_client(&sim, 2).await;
         let most = Version(u64::MAX);
@@ -52,7 +52,7 @@ fn excessive_numbers() {
 fn acknowledgements_of_what_was_not_sent() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
-        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(3) };
+        let options = TopicOptions { when_full: WhenFull::Block, ..retaining(3) };
         let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), options).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let mut good = client
@@ -113,7 +113,7 @@ fn acknowledgements_of_what_was_not_sent() {
 fn a_name_that_is_fought_over() {
     simulate(9, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), keeping(4)).unwrap();
+        let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), retaining(4)).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let name = ReaderName::new("r").unwrap();
         let request_every = tensor_relay_client::Request::every(topic("t"));
@@ -154,7 +154,7 @@ fn globs_that_take_long() {
             workers: tensor_relay_transport::Workers::Threads,
             ..server_config()
         });
-        let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), keeping(1)).unwrap();
+        let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), retaining(1)).unwrap();
         let name = |number| format!("model.layers.{number:0>30}.weight");
         let specs: Vec<_> = (0..100_000).map(|number| tensors::noise(&name(number), 1)).collect();
         let staged = tensors::stage(&server, specs, 1);

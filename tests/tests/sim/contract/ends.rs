@@ -10,7 +10,7 @@ fn withdrawn_versions() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
-        let mut publisher = open(&server, keeping(10));
+        let mut publisher = open(&server, retaining(10));
         let client = sim.client(1, client_config()).await.unwrap();
         let mut running = client.subscribe(&topic("t")).await.unwrap();
         client.list().await.unwrap();
@@ -50,7 +50,7 @@ fn a_withdrawn_topic() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
-        let mut publisher = open(&server, keeping(3));
+        let mut publisher = open(&server, retaining(3));
         let client = sim.client(1, client_config()).await.unwrap();
         let mut idle = client
             .subscribe_to(Request::latest(topic("t")).from(Start::Next))
@@ -88,7 +88,7 @@ fn an_end_comes_last() {
     simulate(6, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
-        let mut publisher = open(&server, keeping(8));
+        let mut publisher = open(&server, retaining(8));
         let client = sim.client(1, client_config()).await.unwrap();
         let mut behind = client.subscribe_to(Request::every(topic("t")).window(2)).await.unwrap();
         client.list().await.unwrap();
@@ -117,7 +117,7 @@ fn a_topic_that_expires() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let after = Duration::from_secs(20);
-        let expiring = TopicOptions { expire_after: Some(after), ..keeping(3) };
+        let expiring = TopicOptions { expire_after: Some(after), ..retaining(3) };
         let mut publisher = open(&server, expiring.clone());
         let client = sim.client(1, client_config()).await.unwrap();
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
@@ -148,7 +148,7 @@ fn a_topic_that_expires() {
         publish(&server, &mut second, 1, 1000).await;
         drop((publisher, second));
         // In the same epoch, of which version 1 is retained, numbers continue.
-        let mut third = open(&server, keeping(3));
+        let mut third = open(&server, retaining(3));
         publish(&server, &mut third, 2, 1000).await;
         sleep(Duration::from_secs(100)).await;
         assert_eq!(client.list().await.unwrap().len(), 1, "the third publisher has no expiry");
@@ -164,7 +164,7 @@ fn a_topic_that_expires() {
 fn a_cancelled_publish() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
-        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
+        let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
         let mut publisher = open(&server, options);
         let client = sim.client(1, client_config()).await.unwrap();
         let mut reader = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
@@ -190,7 +190,7 @@ fn a_cancelled_publish() {
 fn commits_and_releases() {
     simulate(9, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = open(&server, keeping(1));
+        let mut publisher = open(&server, retaining(1));
         let client = sim.client(1, client_config()).await.unwrap();
         let mut one = client.subscribe(&topic("t")).await.unwrap();
         let mut two = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
@@ -221,7 +221,7 @@ fn publishers_do_not_wait_for_each_other() {
     simulate(10, async |sim| {
         let server =
             sim.server(tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() });
-        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
+        let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
         let mut blocked = server.publisher_with(topic("blocked"), None, options.clone()).unwrap();
         let mut free = server.publisher_with(topic("free"), None, options).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
@@ -253,26 +253,26 @@ fn publishers_do_not_wait_for_each_other() {
 }
 
 /// Goal: a user who polls with a short timeout gets the error for holding too many snapshots after the same time; and
-/// `held_back_reader` reports it at once.
+/// `holding_limit_check` reports it at once.
 /// Method: hold one snapshot, with a limit of one; wait for a tenth of a second each time.
 #[test]
 fn a_user_who_polls_and_holds_too_many() {
     simulate(12, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = open(&server, keeping(1));
+        let mut publisher = open(&server, retaining(1));
         let (hold_timeout, poll) = (Duration::from_secs(3), Duration::from_millis(100));
         let config = tensor_relay_client::Config { versions_held_max: 1, hold_timeout, ..client_config() };
         let client = sim.client(1, config).await.unwrap();
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-        let held_back = subscription.held_back_reader();
+        let check = subscription.holding_limit_check();
         publish(&server, &mut publisher, 1, 1000).await;
         let _held = subscription.next().await.unwrap();
         assert!(
-            timeout(poll, subscription.next()).await.is_err() && held_back(poll).is_none(),
+            timeout(poll, subscription.next()).await.is_err() && check(poll).is_none(),
             "no version is held back"
         );
         publish(&server, &mut publisher, 2, 1000).await;
-        eventually("version 2 is held back", || held_back(poll).is_some()).await;
+        eventually("version 2 is held back", || check(poll).is_some()).await;
         for _ in 0..2 {
             let began = sim.elapsed();
             let error = loop {
@@ -296,7 +296,7 @@ fn a_user_who_holds_too_many() {
     for every in [true, false] {
         simulate(11, async |sim| {
             let server = sim.server(server_config());
-            let mut publisher = open(&server, keeping(10));
+            let mut publisher = open(&server, retaining(10));
             let hold_timeout = Duration::from_secs(3);
             let device = None; // The test holds a slice of host memory.
             let config =

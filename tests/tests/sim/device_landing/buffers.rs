@@ -44,7 +44,7 @@ fn a_version_waits_for_buffers_that_fit() {
         simulate(13, async |sim| {
             let specs = [noise("a", BYTES), noise("b", 1_000)];
             let server = sim.server(server_config());
-            let mut publisher = server.publisher_with(topic("t"), None, keeping(4)).unwrap();
+            let mut publisher = server.publisher_with(topic("t"), None, retaining(4)).unwrap();
             let (mine, other) = (device(u64::MAX), device(u64::MAX));
             let config = Config { device: landed_on_device.then(|| mine.clone()), ..client_config() };
             let (_client, mut subscription) = subscribe(&sim, config, Request::every(topic("t"))).await;
@@ -162,7 +162,7 @@ fn buffers_under_a_lost_copy_are_withheld() {
                     publish(&server, &mut publisher, 1, &specs).await;
                     eventually("copies are in flight", || engine.in_flight() == credit()).await;
                     if !hangs {
-                        engine.lose_sight();
+                        engine.report_stopped();
                     }
                 });
             let error = filled.unwrap_err();

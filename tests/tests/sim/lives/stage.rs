@@ -17,7 +17,7 @@ use std::{
 use tensor_relay_protocol::{Epoch, Topic, Version};
 use tensor_relay_server::{Access, Listener, Publisher, Rules, Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
-    pair::{Sim, keeping, rules, server_config, topic},
+    pair::{Sim, retaining, rules, server_config, topic},
     simnet::Path,
     tensors,
 };
@@ -283,7 +283,7 @@ impl<'a> Stage<'a> {
     fn open(&mut self, number: usize) {
         let when_full = if self.setup.blocks { WhenFull::Block } else { WhenFull::Evict };
         let publish_timeout = Duration::from_millis(self.setup.publish_timeout_ms);
-        let options = TopicOptions { when_full, publish_timeout, ..keeping(self.setup.keep_versions) };
+        let options = TopicOptions { when_full, publish_timeout, ..retaining(self.setup.keep_versions) };
         let state = &mut self.topics[number];
         if state.newest.is_none() {
             self.epochs += 1;

@@ -1,4 +1,4 @@
-//! [`Strangers`]: bounds unauthenticated connections, so that no network can lock others out.
+//! [`Logins`]: bounds unauthenticated connections, so that no network can lock others out.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,7 +18,7 @@ pub(crate) const PLACES_MIN: usize = 64;
 /// A new connection always gets a place. If there are too many, the oldest of the network with the most is evicted: an
 /// attacker who fills the places from a few networks locks out no other network.
 #[derive(Debug, Clone)]
-pub struct Strangers(Arc<Mutex<Waiting>>);
+pub struct Logins(Arc<Mutex<Waiting>>);
 
 #[derive(Debug)]
 struct Waiting {
@@ -41,8 +41,8 @@ pub(crate) fn network_of(address: IpAddr) -> IpAddr {
 /// The place of one connection, until this is dropped.
 #[derive(Debug)]
 #[must_use = "it is counted until this is dropped"]
-pub struct Stranger {
-    strangers: Strangers,
+pub struct Login {
+    logins: Logins,
     number: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct Stranger {
 #[derive(Debug)]
 pub struct Eviction(oneshot::Receiver<()>);
 
-impl Strangers {
+impl Logins {
     /// Places for `max` connections.
     pub fn new(max: usize) -> Self {
         let waiting = Waiting { max, next_number: 0, by_age: BTreeMap::new(), by_network: HashMap::new() };
@@ -58,7 +58,7 @@ impl Strangers {
     }
 
     /// Gives a place to a connection from `address`; evicts another one if necessary.
-    pub fn enter(&self, address: IpAddr) -> (Stranger, Eviction) {
+    pub fn enter(&self, address: IpAddr) -> (Login, Eviction) {
         let address = network_of(address);
         let (signal, signalled) = oneshot::channel();
         let mut waiting = self.waiting();
@@ -70,7 +70,7 @@ impl Strangers {
         waiting.by_age.insert(number, (address, signal));
         *waiting.by_network.entry(address).or_default() += 1;
         drop(waiting);
-        (Stranger { strangers: self.clone(), number }, Eviction(signalled))
+        (Login { logins: self.clone(), number }, Eviction(signalled))
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -103,15 +103,15 @@ impl Waiting {
     }
 }
 
-impl Drop for Stranger {
+impl Drop for Login {
     fn drop(&mut self) {
-        self.strangers.waiting().remove(self.number);
+        self.logins.waiting().remove(self.number);
     }
 }
 
 impl Eviction {
     /// Waits until the connection is evicted; never returns once it is authenticated. Cancel safe.
-    pub async fn came(&mut self) {
+    pub async fn evicted(&mut self) {
         if (&mut self.0).await.is_err() {
             std::future::pending().await
         }
@@ -135,42 +135,40 @@ mod tests {
 
     #[test]
     fn the_network_with_the_most_is_evicted_first() {
-        let strangers = Strangers::new(MAX);
-        let (good, mut good_eviction) = strangers.enter(address(1));
-        let mut bad: Vec<_> = (0..MAX - 1).map(|_| strangers.enter(address(2))).collect();
+        let logins = Logins::new(MAX);
+        let (good, mut good_eviction) = logins.enter(address(1));
+        let mut bad: Vec<_> = (0..MAX - 1).map(|_| logins.enter(address(2))).collect();
         assert!(bad.iter_mut().all(|(_, eviction)| !is_evicted(eviction)));
-        let (_other, mut other_eviction) = strangers.enter(address(3));
+        let (_other, mut other_eviction) = logins.enter(address(3));
         assert!(is_evicted(&mut bad[0].1), "the oldest of the address with the most");
         assert!(!is_evicted(&mut good_eviction) && !is_evicted(&mut other_eviction));
-        bad.push(strangers.enter(address(2)));
+        bad.push(logins.enter(address(2)));
         assert!(
             is_evicted(&mut bad[1].1) && !is_evicted(&mut good_eviction),
             "also for its own new connection"
         );
         drop((good, bad, _other));
-        let waiting = strangers.waiting();
+        let waiting = logins.waiting();
         assert!(waiting.by_age.is_empty() && waiting.by_network.is_empty());
     }
 
     #[test]
     fn a_64_bit_prefix_counts_as_one_network() {
-        let strangers = Strangers::new(3);
+        let logins = Logins::new(3);
         let one = |number: u128| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8 << 96 | number));
-        let (_good, mut good_eviction) = strangers.enter(address(1));
-        let (_first, mut first_eviction) = strangers.enter(one(1));
-        let (_second, _) = strangers.enter(one(u128::from(u64::MAX)));
-        let (_mapped, _) = strangers.enter(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().into());
+        let (_good, mut good_eviction) = logins.enter(address(1));
+        let (_first, mut first_eviction) = logins.enter(one(1));
+        let (_second, _) = logins.enter(one(u128::from(u64::MAX)));
+        let (_mapped, _) = logins.enter(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().into());
         assert!(is_evicted(&mut first_eviction) && !is_evicted(&mut good_eviction));
         assert_ne!(network_of(one(1)), network_of(one(1 << 64)));
     }
 
     #[test]
     fn among_equals_the_oldest_is_evicted() {
-        let strangers = Strangers::new(MAX);
-        let each: Vec<_> = (0..MAX)
-            .map(|n| strangers.enter(Ipv4Addr::from_bits(n as u32).into()))
-            .collect();
-        let _one_more = strangers.enter(Ipv4Addr::from_bits(u32::MAX).into());
+        let logins = Logins::new(MAX);
+        let each: Vec<_> = (0..MAX).map(|n| logins.enter(Ipv4Addr::from_bits(n as u32).into())).collect();
+        let _one_more = logins.enter(Ipv4Addr::from_bits(u32::MAX).into());
         let evicted: Vec<_> = each.into_iter().map(|(_, mut eviction)| is_evicted(&mut eviction)).collect();
         assert!(evicted[0] && !evicted[1..].contains(&true));
     }

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 ///
 /// Datagrams from the client always pass. While the proxy holds, datagrams to the client wait in a socket's buffer;
 /// those that do not fit are lost.
-pub struct Wire {
+pub struct UdpProxy {
     client_side: UdpSocket,
     gate: Arc<Gate>,
     dropped: Arc<AtomicBool>,
@@ -64,7 +64,7 @@ impl Gate {
     }
 }
 
-impl Wire {
+impl UdpProxy {
     /// A proxy with its client socket bound. Start its server with [`advertise`](Self::advertise).
     #[expect(clippy::new_without_default, reason = "it binds a socket")]
     pub fn new() -> Self {
@@ -77,7 +77,7 @@ impl Wire {
     }
 
     /// Forwards to the server that listens on `server`, and holds after `bytes` bytes from it.
-    pub fn lead_to(&mut self, server: &str, bytes: u64) {
+    pub fn forward_to(&mut self, server: &str, bytes: u64) {
         let server: SocketAddr = server.parse().unwrap();
         self.hold_after(bytes);
         let server_side = socket();
@@ -136,7 +136,7 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for UdpProxy {
     fn drop(&mut self) {
         self.release();
         self.dropped.store(true, Ordering::Relaxed);
