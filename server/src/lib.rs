@@ -5,7 +5,7 @@
 //! use tensor_relay_server::{AccessStore, Config, Identity, Listener, Server, Staged, Topic, Tuning};
 //!
 //! let state_dir = "/var/lib/tensor-relay".as_ref();
-//! let (identity, access) = (Identity::load_or_create(state_dir)?, AccessStore::open(state_dir)?.follow()?);
+//! let (identity, access) = (Identity::load_or_create(state_dir)?, AccessStore::open(state_dir)?.watch_changes()?);
 //! let listener = Listener::bind("0.0.0.0:4747".parse()?, &identity, Tuning::default())?;
 //! let server = Server::start(listener, access, Config::default());
 //! let mut policy = server.publisher(Topic::new("policy")?)?;

@@ -22,7 +22,7 @@ pub(crate) fn admin_of(server: &Serving) -> String {
 
 /// The admin address that a subscriber printed on stderr.
 fn admin_said(process: &mut Process) -> String {
-    let line = process.wait_for_stderr("open http://");
+    let line = process.wait_for_stderr("status page: http://");
     line.split("http://").nth(1).unwrap().trim_end_matches('/').to_owned()
 }
 
@@ -172,7 +172,8 @@ fn a_consumer_is_ready_when_it_holds_a_version() {
     ask_until(&strict_at, "/readyz", is_waiting).with(503);
     home.run(&["publish", "relay.sock", "m", "m"]).expect_code(0);
     ask_until(&patient_at, "/readyz", |asked| asked.code == 200);
-    ask_until(&strict_at, "/readyz", |asked| asked.body.contains("version 1 of topic m came")).with(503);
+    ask_until(&strict_at, "/readyz", |asked| asked.body.contains("version 1 of topic m was received"))
+        .with(503);
     Asked::get(&patient_at, "/readyz", &[]).with(200);
     let status = Asked::get(&patient_at, "/status", &[]).json();
     assert_eq!((&status["role"], &status["topics"][0]["version"]), (&"consumer".into(), &1.into()));

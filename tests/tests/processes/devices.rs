@@ -162,7 +162,7 @@ fn a_driver_that_is_none() {
         (Gpu::finding(Library::Empty), "has no function cu"),
         (Gpu::finding(Library::TooOld), "has no function cu"),
         (Gpu::finding(Library::Garbage), "could not be loaded"),
-        (Gpu::fake().with("FAKE_CUDA_VERSION", "11080"), "supports CUDA 11.8, and 12.0 is needed"),
+        (Gpu::fake().with("FAKE_CUDA_VERSION", "11080"), "supports CUDA 11.8, but 12.0 is needed"),
         (Gpu::fake().with("FAKE_CUDA_DEVICES", "0"), "no device that this process may use"),
         (Gpu::fake().with("TENSOR_RELAY_FAKE_CUDA", "0"), "no device that this process may use"),
     ];

@@ -149,7 +149,7 @@ fn a_ticket_that_expires_is_found() {
     check(&gone, "server over UDP", "fail");
     let good = home.run(&["doctor", &ticket("--expires=365d"), "--json"]).expect_code(0);
     let found = check(&good, "ticket", "ok")["measured"].as_str().unwrap().to_owned();
-    assert!(found.contains("list,subscribe") && found.contains("more"), "{found}");
+    assert!(found.contains("list,subscribe") && found.contains("expires in"), "{found}");
 }
 
 /// A server with a topic, on the server's host.

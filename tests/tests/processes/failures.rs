@@ -204,8 +204,8 @@ fn files_that_cannot_be_served() {
     let hostile: [(Vec<u8>, &str); 18] = [
         (vec![], "header"),
         (vec![1; 7], "header"),
-        (vec![0xff; 64], "header has 18446744073709551615 bytes"),
-        ((1u64 << 40).to_le_bytes().to_vec(), "header has 1099511627776 bytes"),
+        (vec![0xff; 64], "header of 18446744073709551615 bytes"),
+        ((1u64 << 40).to_le_bytes().to_vec(), "header of 1099511627776 bytes"),
         (whole[..whole.len() / 2].to_vec(), "was the file cut off?"),
         (whole[..20].to_vec(), "header"),
         ([&whole[..], b"more"].concat(), "header describes 1000 bytes of tensors, but 1004 follow"),

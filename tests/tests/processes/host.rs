@@ -226,7 +226,7 @@ fn a_container_that_is_too_small() {
     let home = home();
     files::zeros(&home.path("m"), 192 << 20);
     let server = home.serve(&["--topic=m=m", "--topic=w=w"]);
-    let causes = ["memory limit of the container (cgroup) of 134217728 bytes leaves"];
+    let causes = ["of the container's memory limit (cgroup) of 134217728 bytes"];
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=m=m"];
     start_after(&home, &cgroup.enter(), &serve).end().expect_error(1, &causes);
     let subscribe = |topic| ["subscribe", server.ticket(topic), "--once", "--out=out", ON_HOST];

@@ -55,7 +55,7 @@ fn a_server_that_has_nothing_left_ends() {
     for wanted in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
         let halfway = Halfway::new(&[], wanted);
         halfway.truncate();
-        halfway.subscriber.end().expect_error(5, &["taken back"]);
+        halfway.subscriber.end().expect_error(5, &["withdrawn"]);
         let ended = halfway.server.process.end();
         assert!(ended.err.contains("w: w was changed in place"), "{ended:?}");
         ended.expect_error(1, &["nothing is on offer any more", "start the server again"]);
@@ -73,10 +73,10 @@ fn a_topic_that_is_lost_ends() {
     let mut follower = halfway.home.start(&every);
     follower.wait_for_stdout("w version 1");
     halfway.truncate();
-    halfway.subscriber.end().expect_error(5, &["taken back"]);
-    follower.end().expect_error(5, &["taken back"]);
+    halfway.subscriber.end().expect_error(5, &["withdrawn"]);
+    follower.end().expect_error(5, &["withdrawn"]);
     for late in [&every[..], &["subscribe", &ticket, "--once", "--wait=600"]] {
-        halfway.home.run(late).expect_error(5, &["taken back"]);
+        halfway.home.run(late).expect_error(5, &["withdrawn"]);
     }
     halfway.home.run(&["subscribe", &other, "--once"]).expect_code(0);
     halfway.server.process.end_by(Signal::TERM).expect_code(0);

@@ -18,7 +18,10 @@ fn help_and_version() {
             &["Receive the versions of a topic", "<TICKET>", "--once", "--out <DIR>", "--mode <MODE>"],
         ),
         (&["list", "--help"], &["List the topics of a server", "<TICKET>", "--json"]),
-        (&["bench", "compare", "--help"], &["side by side", "--namespaces", "--peers <FILE>", "all --peers"]),
+        (
+            &["bench", "compare", "--help"],
+            &["alternating pairs", "--namespaces", "--peers <FILE>", "all --peers"],
+        ),
         (&["demo", "--help"], &["between two processes on this machine", "--size <SIZE>", "--versions <N>"]),
     ];
     for (words, parts) in expected {
