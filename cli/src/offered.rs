@@ -1,17 +1,17 @@
 //! Messages about which files of a folder are served and which are not.
 
 use crate::units;
-use tensor_relay_server::{FileKind, LeftOut, LeftOutReason, TensorFiles};
+use tensor_relay_server::{FileKind, SkipReason, SkippedEntry, TensorFiles};
 
 /// The messages about `files`; none for a single file if nothing is left out.
 pub(crate) fn lines(files: &TensorFiles) -> Vec<String> {
     let path = files.path().display();
     let offered = (files.kind() == FileKind::Directory).then(|| format!("{path}: {}", offered(files)));
-    let left_out = match files.left_out() {
+    let skipped = match files.skipped() {
         [] => None,
-        left_out => Some(format!("{path}: not served: {}{}", listed(left_out), hint(left_out))),
+        skipped => Some(format!("{path}: not served: {}{}", listed(skipped), hint(skipped))),
     };
-    offered.into_iter().chain(left_out).collect()
+    offered.into_iter().chain(skipped).collect()
 }
 
 /// The served files. Several weight files are only counted, because there may be hundreds.
@@ -26,17 +26,17 @@ fn offered(files: &TensorFiles) -> String {
     format!("serves {}", all.join(", "))
 }
 
-fn listed(left_out: &[LeftOut]) -> String {
-    left_out.iter().map(LeftOut::to_string).collect::<Vec<_>>().join(", ")
+fn listed(skipped: &[SkippedEntry]) -> String {
+    skipped.iter().map(SkippedEntry::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The options that would include some of these files.
-fn hint(left_out: &[LeftOut]) -> String {
+fn hint(skipped: &[SkippedEntry]) -> String {
     let options = [
-        (LeftOutReason::NotOfModel, "--all-files serves files of other names"),
-        (LeftOutReason::LeadsOut, "--follow-links serves the targets of links"),
+        (SkipReason::NotOfModel, "--all-files serves files of other names"),
+        (SkipReason::LeadsOut, "--follow-links serves the targets of links"),
     ];
-    let occurs = |reason| left_out.iter().any(|left| left.reason == reason);
+    let occurs = |reason| skipped.iter().any(|left| left.reason == reason);
     let hints = options.into_iter().filter(|(reason, _)| occurs(*reason));
     hints.map(|(_, hint)| format!("; {hint}")).collect()
 }

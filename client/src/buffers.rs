@@ -39,7 +39,7 @@ impl<B> Default for Buffers<B> {
 }
 
 impl<B> FromIterator<(TensorName, B)> for Buffers<B> {
-    /// Of several buffers for one tensor, the last one counts.
+    /// Keeps the last of several buffers for one tensor.
     fn from_iter<I: IntoIterator<Item = (TensorName, B)>>(buffers: I) -> Self {
         Self { by_name: buffers.into_iter().collect(), expected: Arc::default() }
     }
@@ -65,24 +65,24 @@ impl<B> Buffers<B> {
         self.by_name.insert(name, buffer)
     }
 
-    /// Refuses a version in which the tensor called `name` is not of this dtype and shape, before anything is written.
-    /// For memory that is a tensor itself, whose elements would otherwise be misread.
+    /// Requires this dtype and shape for the tensor called `name`; other versions are refused before anything is
+    /// written. For memory that is a tensor itself, whose elements would otherwise be misread.
     pub fn expect(&mut self, name: TensorName, dtype: Dtype, shape: Shape) {
         Arc::make_mut(&mut self.expected).tensors.insert(name, (dtype, shape));
     }
 
-    /// Makes the buffer of `to` serve the tensor called `name` too, and refuses a version in which these two tensors do
-    /// not share their bytes (tied weights).
+    /// Uses the buffer of `to` for the tensor called `name` too, and requires that these two tensors share their bytes
+    /// (tied weights).
     pub fn expect_tied(&mut self, name: TensorName, to: TensorName) {
         Arc::make_mut(&mut self.expected).tied.insert(name, to);
     }
 
-    /// Refuses a version in which names differ more than `names` allows. By default every buffer must have its tensor.
+    /// Sets how strictly the names of buffers and tensors must match. By default every buffer must have its tensor.
     pub fn match_names(&mut self, names: NameMatch) {
         Arc::make_mut(&mut self.expected).names = names;
     }
 
-    /// The buffers, to be written, and the requirements on versions.
+    /// The writable buffers, and the requirements on versions.
     pub(crate) fn by_name_mut(&mut self) -> (&mut BTreeMap<TensorName, B>, &Expected) {
         (&mut self.by_name, &self.expected)
     }
@@ -118,7 +118,7 @@ impl<B> Buffers<B> {
 
     /// The names of the tensors that have a buffer, as globs for [`Request::select`](crate::Request::select), so that
     /// few other tensors are sent. Empty, which selects every tensor, if there are more names than a selection holds
-    /// (64, of 8,192 bytes together): write globs by hand then.
+    /// (64, of 8,192 bytes together): then write globs yourself.
     ///
     /// A name that contains `*` or `?` also selects the other names that it matches: those tensors are received and
     /// discarded.
@@ -132,11 +132,11 @@ impl<B> Buffers<B> {
     }
 }
 
-/// The bytes copied at once: less than a millisecond's work, so that the executor is not blocked.
+/// The bytes copied between yields: less than a millisecond's work, so that the executor is not blocked.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
 
 /// Copies between slices of equal length, yielding to other tasks.
-pub(crate) async fn copy_slowly(bytes: &[u8], out: &mut [u8]) {
+pub(crate) async fn copy_yielding(bytes: &[u8], out: &mut [u8]) {
     for (out, bytes) in out.chunks_mut(COPY_BYTES).zip(bytes.chunks(COPY_BYTES)) {
         out.copy_from_slice(bytes);
         tokio::task::yield_now().await;
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_select_themselves_where_a_selection_holds_their_names() {
+    fn the_selection_has_every_name_or_is_empty() {
         let named = |count| {
             (0..count)
                 .map(|i| (name(&format!("t{i}*")), vec![]))

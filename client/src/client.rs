@@ -19,7 +19,7 @@ use std::{
 };
 use tensor_relay_protocol::{Feature, Glob, ProbeBytes, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
 use tensor_relay_transport::{
-    Connector, Fingerprint, KindReason, LaneError, LaneKind, LaneStats, ProbeResult, StageStats, Tuning,
+    Connector, Fingerprint, LaneError, LaneKind, LaneKindReason, LaneStats, ProbeResult, StageStats, Tuning,
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -192,7 +192,7 @@ impl Client {
     }
 
     /// The transport that the session runs over now, and why it was chosen.
-    pub fn transport(&self) -> (LaneKind, KindReason) {
+    pub fn transport(&self) -> (LaneKind, LaneKindReason) {
         let lane = self.state.lane.borrow();
         (lane.kind(), lane.reason())
     }
@@ -268,7 +268,7 @@ impl Client {
 
     fn ended_error(&self) -> ClientError {
         let ended = self.state.ended.borrow().clone();
-        ended.map_or(ClientError::Lane(LaneError::ClosedHere), ClientError::Ended)
+        ended.map_or(ClientError::Lane(LaneError::ClosedLocally), ClientError::Ended)
     }
 }
 

@@ -21,7 +21,7 @@ use tensor_relay_protocol::{
     SubscriptionId, Token, Verified, Welcome,
 };
 use tensor_relay_transport::{
-    Connector, DataIn, Fingerprint, HeaderError, KindReason, Lane, LaneError, LaneKind, ProbeResult,
+    Connector, DataIn, Fingerprint, HeaderError, Lane, LaneError, LaneKind, LaneKindReason, ProbeResult,
     Progress, Tally, control,
     control::ControlError,
     ingress::{Gathered, Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
@@ -153,7 +153,7 @@ impl Connection {
         counters: Arc<Counters>,
     ) {
         self.tasks.spawn(async move {
-            let progress = |bytes| counters.add_moved(bytes);
+            let progress = |bytes| counters.add_received(bytes);
             let manifest = receive_manifest(stream, &header, &limits, &progress).await;
             Event::Manifest(header.subscription, manifest)
         });
@@ -227,7 +227,7 @@ impl Connection {
 fn log_connected(lane: &Lane) {
     let (peer, transport, why) = (lane.peer(), lane.kind(), lane.reason().text());
     match lane.reason() {
-        KindReason::UdpSilent => {
+        LaneKindReason::UdpSilent => {
             tracing::warn!(%peer, "Connected over TCP, because UDP gets no answer. On a long path QUIC would be faster: publish the server's UDP port too, and let firewalls pass it.")
         }
         _ => tracing::info!(%peer, %transport, why, "Connected."),

@@ -2,7 +2,7 @@
 
 use crate::{
     Snapshot,
-    buffers::{COPY_BYTES, copy_slowly},
+    buffers::{COPY_BYTES, copy_yielding},
     destination::{OnDevice, Payload, Shared},
 };
 use futures_util::{StreamExt, stream};
@@ -34,7 +34,7 @@ impl Snapshot {
         self.device_tensor_at(self.manifest().tensor_index(name)?)
     }
 
-    /// Every selected tensor with its place in the memory of a device, in the order in which they were published. Empty
+    /// Every selected tensor with its location in device memory, in the order in which they were published. Empty
     /// if the snapshot is on the host.
     pub fn device_tensors(&self) -> impl Iterator<Item = (&Tensor, DeviceTensor)> {
         let all = self.manifest().tensors();
@@ -97,23 +97,23 @@ impl Snapshot {
         let slot_bytes = self.device().map_or(COPY_BYTES, |device| device.slots().slot_bytes());
         let reads = stream::iter(pieces(range, slot_bytes)).map(|piece| source.read(piece));
         let mut reads = reads.buffered(COPIES_AT_ONCE);
-        let mut at = 0;
+        let mut written = 0;
         while let Some(read) = reads.next().await {
-            let read = read.map_err(|source| self.not_copied_out(source))?;
-            copy_slowly(&read, &mut out[at..at + read.len()]).await;
-            at += read.len();
+            let read = read.map_err(|source| self.copy_out_error(source))?;
+            copy_yielding(&read, &mut out[written..written + read.len()]).await;
+            written += read.len();
         }
         Ok(())
     }
 
     /// The error for bytes that could not be read from the device.
-    pub(crate) fn not_copied_out(&self, source: SourceError) -> DeviceError {
+    pub(crate) fn copy_out_error(&self, source: SourceError) -> DeviceError {
         let device = self.device().map_or("the host", Device::name);
         DeviceError::CopyOut { id: self.id.clone(), device: device.into(), source: source.into() }
     }
 }
 
-/// Cuts `range` into pieces of at most `piece_bytes`.
+/// Splits `range` into pieces of at most `piece_bytes`.
 pub(crate) fn pieces(range: Range<u64>, piece_bytes: usize) -> impl Iterator<Item = Range<u64>> {
     let Range { start, end } = range;
     let starts = (start..end).step_by(piece_bytes);
@@ -122,12 +122,12 @@ pub(crate) fn pieces(range: Range<u64>, piece_bytes: usize) -> impl Iterator<Ite
 
 /// A tensor in device memory.
 ///
-/// It is whole and verified, and every copy to it has ended: it may be read at once, on any stream of the device. While
+/// It is complete and verified, and every copy to it has ended: any stream of the device may read it immediately. While
 /// it exists, its version counts as held and its memory is not reused. A clone of the [`buffer`](Self::buffer) alone
 /// also keeps the memory, but the version does not count as held.
 ///
-/// When the last reference is dropped, a later version may use the memory. A program that reads the tensor on a stream
-/// of a GPU must keep it until that work has ended, or report the end to the engine's memory
+/// When the last reference is dropped, a later version may use the memory. A program that reads the tensor on a GPU
+/// stream must keep it until that work has ended, or register a fence with the engine's memory
 /// ([`DeviceBuffer::memory`](tensor_relay_device::DeviceBuffer::memory)).
 #[derive(Debug, Clone)]
 pub struct DeviceTensor {
@@ -192,8 +192,8 @@ pub enum DeviceError {
         /// The cause.
         source: Arc<SinkError>,
     },
-    /// The tensors' places do not fit their memory. A bug of this library.
-    #[error("{id} on {device} is not laid out as its manifest says: {source}")]
+    /// The tensors' ranges do not match their memory. A bug of this library.
+    #[error("{id} on {device} does not have the layout of its manifest: {source}")]
     Parts {
         /// The version.
         id: VersionId,

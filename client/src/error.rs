@@ -107,14 +107,14 @@ impl ClientError {
     }
 
     /// Whether a retry may succeed: the cause is the network or an unavailable server, not the state of either end.
-    pub(crate) fn is_worth_a_retry(&self) -> bool {
+    pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Connect(error) => !matches!(
                 error,
                 ConnectError::WrongKey { .. } | ConnectError::Incompatible { .. } | ConnectError::Tls(_)
             ),
             Self::Unauthorised { .. } => false,
-            Self::Refused(error) | Self::Lane(error) => is_worth_a_retry(error),
+            Self::Refused(error) | Self::Lane(error) => is_retryable(error),
             Self::NoWelcome { .. } | Self::NoAnswer { .. } => true,
             Self::Memory(_)
             | Self::TooManyWatches { .. }
@@ -181,9 +181,9 @@ fn why_refused(with_token: bool) -> &'static str {
     }
 }
 
-fn is_worth_a_retry(error: &LaneError) -> bool {
+fn is_retryable(error: &LaneError) -> bool {
     match error {
-        LaneError::ClosedHere => false,
+        LaneError::ClosedLocally => false,
         LaneError::ClosedByPeer { code: Some(code), .. } => !matches!(
             code,
             CloseCode::Malformed | CloseCode::Misbehaved | CloseCode::Incompatible | CloseCode::Unauthorised

@@ -1,10 +1,10 @@
-//! Receives versions into the user's memory: in place, or by a copy once a version is whole.
+//! Receives versions into the user's memory: in place, or by a copy once a version is complete.
 
 mod on_device;
 
 use crate::{
     BufferError, Buffers, DeviceError, Gap, Receipt, Snapshot, Subscription, SubscriptionError,
-    buffers::{Lender, Lent, Writing, copy_slowly, fit},
+    buffers::{Lender, Lent, Writing, copy_yielding, fit},
     command::Command,
     destination::Payload,
     snapshot_queue::{Found, SnapshotQueue},
@@ -14,10 +14,10 @@ use tensor_relay_protocol::{Manifest, Mode, SubscriptionId, TensorName, VersionI
 use tokio::sync::mpsc;
 
 impl Snapshot {
-    /// Copies tensors into the caller's memory, by name. No failed transfer can tear these buffers.
+    /// Copies tensors into the caller's memory, by name. A failed transfer yields no snapshot, so it cannot
+    /// tear these buffers.
     ///
-    /// All names and sizes are checked first, so that either every tensor is copied or none. A failed transfer yields
-    /// no snapshot, so the buffers keep their content. The cost is memory for a second version, in the session, and one
+    /// All names and sizes are checked first, so that either every tensor is copied or none. The cost is memory for a second version, in the session, and one
     /// copy: about a second for 10 GB. [`Subscription::next_into`] avoids both costs, but is not atomic.
     ///
     /// ```no_run
@@ -51,11 +51,11 @@ impl Snapshot {
 }
 
 impl<B> Buffers<B> {
-    /// Refuses a snapshot that does not fit the buffers, whose lengths `len_bytes` returns. Buffers for tensors that
-    /// share their bytes are allowed: each gets a copy.
+    /// Checks that a snapshot fits the buffers, whose lengths `len_bytes` returns. Buffers for tensors that share their
+    /// bytes are allowed: each gets a copy.
     ///
     /// # Errors
-    /// [`BufferError`] says what does not fit.
+    /// [`BufferError`] names the first mismatch.
     pub fn check(&self, snapshot: &Snapshot, len_bytes: impl Fn(&B) -> u64) -> Result<(), BufferError> {
         let sized = self.iter().map(|(name, buffer)| (name.as_str(), len_bytes(buffer)));
         self.expected().check(&snapshot.selection, sized).map(drop)
@@ -75,7 +75,7 @@ impl<B: AsMut<[u8]> + Send> Buffers<B> {
         for ((_, out), fit) in slices.into_iter().zip(fits) {
             match &source {
                 Some(source) => snapshot.read_all(&**source, fit.range, out).await?,
-                None => copy_slowly(&snapshot.bytes_at(fit.tensor).unwrap_or_default(), out).await,
+                None => copy_yielding(&snapshot.bytes_at(fit.tensor).unwrap_or_default(), out).await,
             }
         }
         Ok(())
@@ -86,8 +86,8 @@ impl Subscription {
     /// Waits for the next version like [`next`](Self::next), and receives it directly into `buffers`, without memory
     /// for a second version and without a copy. Nothing is written to the buffers between two calls.
     ///
-    /// **It is not atomic.** Bytes are written as they arrive, before the version is whole and verified. After success
-    /// the buffers hold the version, whole and verified as a snapshot would be. After a failure they may hold some
+    /// **It is not atomic.** Bytes are written as they arrive, before the version is complete and verified. After
+    /// success the buffers hold the complete, verified version, as a snapshot would. After a failure they may hold some
     /// bytes of the version, verified or not, beside old content: then [`FillError::torn`] names the version. Let
     /// nothing read the buffers during the call, and use [`Snapshot::copy_into`] where the old version must survive a
     /// failure.
@@ -96,7 +96,7 @@ impl Subscription {
     /// ([`Buffers::selection`]). Tensors that share their bytes (tied weights) have one buffer, under either name.
     ///
     /// The session does not wait for buffers. A version that began to arrive before this call, or does not fit the
-    /// buffers, is received into the session's memory, and copied once it is whole ([`Filled::was_copied`]). So in mode
+    /// buffers, is received into the session's memory, and copied once it is complete ([`Filled::was_copied`]). So in mode
     /// `latest`, a consumer that is slower than its publisher mostly gets copies; in mode `every`, a
     /// [window](crate::Request::window) of 1 delays the next version until it is requested. After a lost connection the
     /// transfer resumes in the same buffers.
@@ -123,13 +123,13 @@ impl Subscription {
             let refused = matches!(cause, FillCause::Buffers(_)).then(|| version.id.clone());
             return Err(FillError { cause, torn, refused, buffers, withheld: vec![] });
         }
-        let (facts, gap) = self.keep(&mut taken);
-        Ok(Filled { facts, gap, copied: true, buffers })
+        let (summary, gap) = self.finish_taken(&mut taken);
+        Ok(Filled { summary, gap, copied: true, buffers })
     }
 
     /// Drops a version that did not fit ([`FillError::refused`]) and would otherwise stay queued. In mode `every` this
     /// acknowledges the version.
-    pub fn pass_over(&mut self, refused: &VersionId) {
+    pub fn discard(&mut self, refused: &VersionId) {
         if self.queue.discard(refused) {
             self.taken = (self.mode == Mode::Every).then(|| refused.clone());
         }
@@ -145,17 +145,17 @@ impl Subscription {
         let mut taken = match found {
             Ok(taken) => taken,
             Err(error) => {
-                let (buffers, withheld) = lender.back().await;
+                let (buffers, withheld) = lender.reclaim().await;
                 let torn = writing.torn();
                 return Err(FillError { cause: error.into(), torn, refused: None, buffers, withheld });
             }
         };
-        if taken.lies_in(&writing) {
-            let (facts, gap) = self.keep(&mut taken);
-            let (buffers, _) = lender.back().await; // Without a wait: a committed version has no copy in flight.
-            return Ok(Received::InPlace(Filled { facts, gap, copied: false, buffers }));
+        if taken.is_in(&writing) {
+            let (summary, gap) = self.finish_taken(&mut taken);
+            let (buffers, _) = lender.reclaim().await; // Without a wait: a committed version has no copy in flight.
+            return Ok(Received::InPlace(Filled { summary, gap, copied: false, buffers }));
         }
-        let (buffers, withheld) = lender.back().await;
+        let (buffers, withheld) = lender.reclaim().await;
         match withheld.is_empty() {
             true => Ok(Received::Elsewhere(taken, buffers)),
             false => {
@@ -165,9 +165,10 @@ impl Subscription {
         }
     }
 
-    /// Removes a version from `taken` for good, and drops its payload so that the buffers are returned.
-    fn keep(&mut self, taken: &mut Taken) -> (Box<Snapshot>, Option<Box<Gap>>) {
-        let version = taken.version.take().expect("only this function takes it");
+    /// Completes the delivery of a `taken` version: returns its summary, without the payload, and its gap. Dropping the
+    /// payload returns the buffers.
+    fn finish_taken(&mut self, taken: &mut Taken) -> (Box<Snapshot>, Option<Box<Gap>>) {
+        let version = taken.version.take().expect("a version is finished once");
         self.taken = (self.mode == Mode::Every).then(|| version.id.clone());
         (Box::new(Snapshot { payload: Payload::EMPTY, ..*version }), taken.gap.take())
     }
@@ -209,7 +210,7 @@ impl LentBuffers {
     fn new(subscription: &Subscription, lent: Lent) -> Self {
         let lent_buffers =
             Self { id: subscription.handle.id, commands: subscription.handle.commands.clone() };
-        // If the session has ended, the buffers are returned at once, and the queue has the reason.
+        // If the session has ended, the buffers are returned immediately, and the queue has the reason.
         let _ = lent_buffers.commands.send(Command::Give(lent_buffers.id, Some(lent)));
         lent_buffers
     }
@@ -229,7 +230,7 @@ struct Taken {
 }
 
 impl Taken {
-    fn lies_in(&self, writing: &Arc<Writing>) -> bool {
+    fn is_in(&self, writing: &Arc<Writing>) -> bool {
         self.version.as_ref().is_some_and(|version| version.payload.is_in(writing))
     }
 }
@@ -242,11 +243,11 @@ impl Drop for Taken {
     }
 }
 
-/// A version in the user's own memory, whole and verified.
+/// A complete, verified version in the user's own memory.
 #[derive(Debug)]
 pub struct Filled<B> {
     /// The version without its bytes.
-    facts: Box<Snapshot>,
+    summary: Box<Snapshot>,
     gap: Option<Box<Gap>>,
     copied: bool,
     buffers: Buffers<B>,
@@ -255,22 +256,22 @@ pub struct Filled<B> {
 impl<B> Filled<B> {
     /// The version.
     pub fn id(&self) -> &VersionId {
-        self.facts.id()
+        self.summary.id()
     }
 
     /// The content of the version, received or not.
     pub fn manifest(&self) -> &Arc<Manifest> {
-        self.facts.manifest()
+        self.summary.manifest()
     }
 
     /// The publisher's metadata of this version.
     pub fn metadata(&self) -> &[(String, String)] {
-        self.facts.metadata()
+        self.summary.metadata()
     }
 
-    /// The number of versions published and not delivered since the one before this one.
+    /// The number of published versions between the previously delivered one and this one.
     pub fn skipped(&self) -> u64 {
-        self.facts.skipped()
+        self.summary.skipped()
     }
 
     /// In mode `every`: the versions that are missing before this one.
@@ -278,14 +279,14 @@ impl<B> Filled<B> {
         self.gap.as_deref()
     }
 
-    /// Whether it is of another epoch than the version before.
+    /// Whether its epoch differs from that of the previous version.
     pub fn is_new_epoch(&self) -> bool {
-        self.facts.is_new_epoch()
+        self.summary.is_new_epoch()
     }
 
     /// The statistics of its transfer.
     pub fn receipt(&self) -> Receipt {
-        self.facts.receipt()
+        self.summary.receipt()
     }
 
     /// Whether it was received in other memory and copied, because its transfer began before the buffers
@@ -305,20 +306,20 @@ impl<B> Filled<B> {
     }
 }
 
-/// Why no version was received into the buffers; and the buffers.
+/// The error of a receive into buffers, with the buffers.
 pub struct FillError<B> {
     /// The cause.
     pub cause: FillCause,
-    /// The version that was being written: the buffers hold unverified bytes of it beside old content. `None`: the
+    /// The version that was being written: the buffers hold a mix of its unverified bytes and old content. `None`: the
     /// buffers are unchanged.
     pub torn: Option<VersionId>,
-    /// The version that does not fit the buffers. It stays queued until it is taken or [passed
-    /// over](Subscription::pass_over).
+    /// The version that does not fit the buffers. It stays queued until it is delivered or
+    /// [discarded](Subscription::discard).
     pub refused: Option<VersionId>,
     /// The lent buffers, except the withheld ones.
     pub buffers: Buffers<B>,
     /// The tensors whose buffers are not returned; always empty on the host. On a device that failed or hangs, a copy
-    /// may still write to them: nobody else may, and their memory is freed when that copy has ended.
+    /// may still write to them; their memory is freed when that copy has ended.
     pub withheld: Vec<TensorName>,
 }
 
@@ -330,11 +331,11 @@ pub enum FillCause {
     #[error(transparent)]
     Subscription(#[from] SubscriptionError),
     /// A version was received, but does not fit. It stays queued for a call with other buffers, or for
-    /// [`Subscription::next`]. A call with the same buffers fails again unless the version is [passed
-    /// over](Subscription::pass_over).
+    /// [`Subscription::next`]. A call with the same buffers fails again unless the version is
+    /// [discarded](Subscription::discard).
     #[error(transparent)]
     Buffers(#[from] BufferError),
-    /// A version was received, but a device failed to copy it. It stays queued, as above.
+    /// A version was received, but a device failed to copy it. It stays queued, as after [`Buffers`](Self::Buffers).
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -352,7 +353,7 @@ impl<B> FillError<B> {
 impl<B> fmt::Display for FillError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.torn {
-            None => write!(f, "{}; the buffers are as they were", self.cause),
+            None => write!(f, "{}; the buffers are unchanged", self.cause),
             Some(id) => write!(
                 f,
                 "{}; the buffers are torn: they hold unverified bytes of {id}, so fill them anew before they are used",

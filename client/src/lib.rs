@@ -1,4 +1,4 @@
-//! Receives tensors: connect with a ticket, subscribe to a topic, receive whole, verified snapshots.
+//! Receives tensors: connect with a ticket, subscribe to a topic, receive complete, verified snapshots.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,16 +27,16 @@
 //! use tensor_relay_client::{Client, Config};
 //! use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
 //!
-//! // Only this line names a kind of device: here, host memory that behaves like a device.
+//! // The engine determines the kind of device: here, host memory that behaves like a device.
 //! let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 30))?);
 //! let device = Device::new(engine, Capacity { slots: 16, slot_bytes: 4 << 20 })?;
 //! let client = Client::connect(&ticket, Config { device: Some(device), ..Config::default() }).await?;
 //! let mut policy = client.subscribe(ticket.topic().ok_or("the ticket names no topic")?).await?;
 //! let snapshot = policy.next().await?;
 //! for (tensor, place) in snapshot.device_tensors() {
-//!     println!("{} is at {:?} of {:?}", tensor.name, place.range(), place.buffer());
+//!     println!("{} is in bytes {:?} of {:?}", tensor.name, place.range(), place.buffer());
 //! }
-//! let weights = snapshot.to_host().await?; // A copy, to look at or to save.
+//! let weights = snapshot.to_host().await?; // A copy to inspect or save.
 //! # Ok(())
 //! # }
 //! ```
@@ -92,8 +92,8 @@ pub use tensor_relay_protocol::{
     Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{
-    CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, KindReason,
-    LaneError, LaneKind, LaneStats, ProbeResult, Stage, StageStats, Transport, Tuning,
+    CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, LaneError,
+    LaneKind, LaneKindReason, LaneStats, ProbeResult, Stage, StageStats, Transport, Tuning,
 };
 pub use watches::TopicWatch;
 pub use whole_file::{check_replaceable, replace_file};

@@ -15,15 +15,15 @@ pub struct Progress {
     pub wire_bytes: u64,
 }
 
-/// The counters of a transfer's progress, read from any thread, not as one snapshot.
+/// Atomic counters of a transfer's progress. [`get`](Self::get) reads them one by one, so they may be inconsistent.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     version: AtomicU64,
     payload_bytes: AtomicU64,
     verified_bytes: AtomicU64,
     wire_bytes: AtomicU64,
-    /// All bytes ever received for the subscription, which distinguish a slow transfer from a stalled one.
-    moved_bytes: AtomicU64,
+    /// The bytes ever received for the subscription, which distinguish a slow transfer from a stalled one.
+    received_bytes: AtomicU64,
 }
 
 impl Counters {
@@ -36,15 +36,15 @@ impl Counters {
 
     pub(crate) fn add_wire(&self, bytes: u64) {
         self.wire_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.add_moved(bytes);
+        self.add_received(bytes);
     }
 
-    pub(crate) fn add_moved(&self, bytes: u64) {
-        self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+    pub(crate) fn add_received(&self, bytes: u64) {
+        self.received_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn moved_bytes(&self) -> u64 {
-        self.moved_bytes.load(Ordering::Relaxed)
+    pub(crate) fn received_bytes(&self) -> u64 {
+        self.received_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_verified(&self, bytes: u64) {

@@ -83,7 +83,7 @@ impl Drop for AbortOnDrop {
 impl Drop for Reception {
     /// Ends the user's queue in any case. Usually a more precise error was queued before, and counts.
     fn drop(&mut self) {
-        let closed = Arc::new(tensor_relay_transport::LaneError::ClosedHere.into());
+        let closed = Arc::new(tensor_relay_transport::LaneError::ClosedLocally.into());
         self.end(SubscriptionError::disconnected(&self.topic, &closed));
     }
 }
@@ -155,7 +155,7 @@ impl Reception {
         let resumes = self.machine.is_receiving();
         let afresh = announce.afresh.then(|| announce.id.clone());
         self.machine
-            .handle_announce(announce, now.into_std(), self.counters.moved_bytes())?;
+            .handle_announce(announce, now.into_std(), self.counters.received_bytes())?;
         if !resumes {
             self.began = now;
         }
@@ -195,7 +195,7 @@ impl Reception {
 
     /// Checks whether there was progress since the last check.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
-        self.machine.handle_timeout(now.into_std(), self.counters.moved_bytes());
+        self.machine.handle_timeout(now.into_std(), self.counters.received_bytes());
     }
 
     /// Handles the loss of the connection, after the last write to the memory: keeps verified chunks, and drops the

@@ -81,7 +81,7 @@ impl Reconnector {
                     continue;
                 }
             };
-            if !lost.is_worth_a_retry() || self.session.config().reconnect_timeout.is_zero() {
+            if !lost.is_retryable() || self.session.config().reconnect_timeout.is_zero() {
                 self.end(lost, Some(connection)).await;
                 return;
             }
@@ -120,7 +120,7 @@ impl Reconnector {
                 tokio::time::sleep(backoff.next(rand::random())).await;
                 match Connection::open(&target, &config).await {
                     Ok((connection, _)) => return Ok(connection),
-                    Err(error) if error.is_worth_a_retry() => {
+                    Err(error) if error.is_retryable() => {
                         tracing::debug!(%error, "Not connected yet.");
                     }
                     Err(error) => return Err(error),

@@ -188,7 +188,7 @@ impl Session {
             connection.send(message).await?;
         }
         if self.closing {
-            return Err(SessionError::ClosedHere);
+            return Err(SessionError::ClosedLocally);
         }
         connection
             .lanes()
@@ -218,10 +218,10 @@ impl Session {
     /// Handles a command while there is no connection: its request is sent on the next one.
     ///
     /// # Errors
-    /// [`SessionError::ClosedHere`] when the user closes the session.
+    /// [`SessionError::ClosedLocally`] when the user closes the session.
     pub(crate) fn handle_command_unconnected(&mut self, command: Command) -> Result<(), SessionError> {
         self.handle_command(command);
-        if self.closing { Err(SessionError::ClosedHere) } else { Ok(()) }
+        if self.closing { Err(SessionError::ClosedLocally) } else { Ok(()) }
     }
 
     /// Opens the flow-control windows for exactly the chunks that credit was granted for. So chunks that wait for

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::{HostBytes, VolatileBytes};
 use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId, files::missed_generations};
-use tensor_relay_transport::{CodecStats, KindReason, LaneKind};
+use tensor_relay_transport::{CodecStats, LaneKind, LaneKindReason};
 
 /// The tensors of one committed version.
 ///
@@ -38,7 +38,7 @@ pub struct Receipt {
     /// Its transport; after a lost connection, that of its last chunks.
     pub transport: LaneKind,
     /// The reason for that transport.
-    pub transport_reason: KindReason,
+    pub transport_reason: LaneKindReason,
     /// The chunks received in each codec, and the time for decoding; [`deltas`](CodecStats::deltas) counts those that
     /// were coded against an earlier version. Chunks sent again after a lost connection count again.
     pub codecs: CodecStats,
@@ -154,7 +154,7 @@ impl Snapshot {
                 chunks: 0,
                 resumed: 0,
                 transport: LaneKind::Quic,
-                transport_reason: KindReason::Forced,
+                transport_reason: LaneKindReason::Forced,
                 codecs: CodecStats::default(),
             },
         }

@@ -3,7 +3,7 @@
 use crate::{MemoryStats, reconnector::State};
 use std::sync::{Arc, Weak, atomic::Ordering};
 use tensor_relay_device::HostMemory;
-use tensor_relay_transport::{KindReason, LaneKind, LaneStats};
+use tensor_relay_transport::{LaneKind, LaneKindReason, LaneStats};
 
 /// Reads the status of a client while it exists. A weak reference: it keeps no session or memory.
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ pub struct ClientStatus {
     /// The transport of the session.
     pub transport: LaneKind,
     /// The reason for that transport.
-    pub transport_reason: KindReason,
+    pub transport_reason: LaneKindReason,
     /// The counters of each lane of the current or last connection.
     pub lanes: Vec<LaneStats>,
     /// Why the connection was lost, while reconnecting.

@@ -18,7 +18,7 @@ pub(crate) const NAME: (&str, &str) = (".tensor-relay.", ".part");
 /// The number of retries when other processes delete the file before it is locked.
 const TRIES: usize = 16;
 
-/// The prefix of names that processes made since this kernel booted. Without a boot id, the common prefix.
+/// The prefix of names made on this host since it booted. Without a boot id, the common prefix.
 static PREFIX: LazyLock<String> = LazyLock::new(|| {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let boot: String = boot.chars().take_while(char::is_ascii_hexdigit).collect();
@@ -40,9 +40,9 @@ pub(crate) fn prefix() -> &'static str {
     &PREFIX
 }
 
-/// Whether a process of this kernel made this name. Only then is a lock known to be visible: network file systems may
-/// keep locks local to each host.
-pub(crate) fn is_of_this_kernel(name: &str) -> bool {
+/// Whether this name was made on this host since it booted. Only then is a lock known to be visible: network file systems
+/// may keep locks local to each host.
+pub(crate) fn was_made_on_this_host(name: &str) -> bool {
     prefix() != NAME.0 && name.starts_with(prefix())
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// A sweep between creation and lock costs another try; endless sweeps are an error.
+    /// A sweep between creation and lock costs another try; endless sweeps cause an error.
     #[test]
     fn a_file_deleted_before_it_is_locked_is_created_again() {
         let dir = tempfile::tempdir().unwrap();

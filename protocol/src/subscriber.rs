@@ -143,7 +143,7 @@ impl Subscriber {
         }
     }
 
-    /// Handles an `Announce`. `moved_bytes` is the number of bytes received for the subscription so far.
+    /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far.
     ///
     /// # Errors
     /// [`Misbehaved`] when the previous version has not ended, or this version is not allowed now.
@@ -151,7 +151,7 @@ impl Subscriber {
         &mut self,
         announce: Announce,
         now: Instant,
-        moved_bytes: u64,
+        received_bytes: u64,
     ) -> Result<(), Misbehaved> {
         if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) {
             return Err(Misbehaved::OutOfTurn {
@@ -167,7 +167,7 @@ impl Subscriber {
             _ => None,
         };
         self.history.check_announced(&announce.id, part, announce.afresh)?;
-        self.stall.begin(now, moved_bytes);
+        self.stall.begin(now, received_bytes);
         match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Detached(incoming) if *incoming.id() == announce.id && !announce.afresh => {
                 self.resume(*incoming, announce)
@@ -500,10 +500,10 @@ impl Subscriber {
         self.current_version().map(|_| self.stall.check_at())
     }
 
-    /// Fails the current version if no byte was received since the last check. `moved_bytes` is the number of bytes
+    /// Fails the current version if no byte was received since the last check. `received_bytes` is the number of bytes
     /// received for the subscription so far.
-    pub fn handle_timeout(&mut self, now: Instant, moved_bytes: u64) {
-        if self.current_version().is_some() && self.stall.handle_check(now, moved_bytes) {
+    pub fn handle_timeout(&mut self, now: Instant, received_bytes: u64) {
+        if self.current_version().is_some() && self.stall.handle_check(now, received_bytes) {
             self.actions
                 .push_back(Action::Fail(VersionFault::Stalled(self.stall.timeout())));
         }

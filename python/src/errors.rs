@@ -90,7 +90,7 @@ fn kind_of_client(error: &ClientError) -> Kind {
         ClientError::Connect(ConnectError::Incompatible { .. })
         | ClientError::Message(_)
         | ClientError::Misbehaved(_) => Kind::Damaged,
-        ClientError::Lane(LaneError::ClosedHere) => Kind::Closed,
+        ClientError::Lane(LaneError::ClosedLocally) => Kind::Closed,
         ClientError::Connect(
             ConnectError::Unreachable { .. }
             | ConnectError::NoTcp { .. }

@@ -221,7 +221,7 @@ fn begin_on_host(
             let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
             let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
             let filled = subscription.next_into(buffers).await;
-            pass_over_refused(subscription, &filled);
+            discard_refused(subscription, &filled);
             filled.map(FilledTensors::Host).map_err(Failed::Host)
         };
         open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))
@@ -246,7 +246,7 @@ fn begin_on_gpu(
             let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
             let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
             let filled = subscription.next_into_device(buffers).await;
-            pass_over_refused(subscription, &filled);
+            discard_refused(subscription, &filled);
             filled.map_err(Failed::Gpu)
         };
         let filled = open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))?;
@@ -255,9 +255,9 @@ fn begin_on_gpu(
 }
 
 /// Skips a version that does not fit the tensors, so that the next call continues with the next version.
-fn pass_over_refused<B>(subscription: &mut client::Subscription, filled: &Result<Filled<B>, FillError<B>>) {
+fn discard_refused<B>(subscription: &mut client::Subscription, filled: &Result<Filled<B>, FillError<B>>) {
     if let Err(FillError { refused: Some(id), .. }) = filled {
-        subscription.pass_over(id);
+        subscription.discard(id);
     }
 }
 

@@ -1,12 +1,12 @@
-//! [`TensorFiles`]: safetensors files, folders of them and NumPy arrays as versions, staged or borrowed in place.
+//! [`TensorFiles`]: publishes safetensors files, folders of them and NumPy arrays, staged or borrowed in place.
 
 mod directory;
 mod error;
 mod folder;
-mod left_out;
 mod model_files;
 mod npz;
 mod served;
+mod skipped;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -14,7 +14,7 @@ mod watch;
 
 pub use error::FileError;
 pub use folder::FolderRules;
-pub use left_out::{LeftOut, LeftOutReason};
+pub use skipped::{SkipReason, SkippedEntry};
 pub use watch::{FileWatch, Observation};
 
 use crate::{
@@ -43,17 +43,17 @@ use tensor_relay_protocol::{
 /// Supported are a safetensors file; a folder of them in Hugging Face's layout, with its side files; a NumPy array
 /// (`.npy`); and an archive of arrays (`.npz`). A folder needs one file descriptor for each of its files.
 ///
-/// Files are read by offset and never mapped: a file that shrinks under a mapping kills the process; here it is an
-/// error. All methods block on the disk; do not call them on an executor's thread.
+/// Files are read by offset, never mapped: if a mapped file shrinks, access raises SIGBUS, while a read returns an error.
+/// All methods block on the disk; do not call them on an executor's thread.
 #[derive(Debug)]
 pub struct TensorFiles {
     path: PathBuf,
     form: FileForm,
     specs: Vec<TensorSpec>,
-    pieces: Vec<Piece>,
+    locations: Vec<TensorLocation>,
     files: Arc<[ServedFile]>,
     metadata: Metadata,
-    left_out: Vec<LeftOut>,
+    skipped: Vec<SkippedEntry>,
 }
 
 /// The size of reads while files are copied.
@@ -71,38 +71,38 @@ pub enum SealFileError {
     Memory(#[from] io::Error),
 }
 
-/// The bytes of one tensor.
+/// The location of one tensor's bytes.
 #[derive(Debug)]
-struct Piece {
-    /// The number of the file.
+struct TensorLocation {
+    /// The index of the file.
     file: usize,
-    place: Location,
+    data: DataLocation,
 }
 
-/// The location of a tensor's bytes.
+/// The location of a tensor's bytes, within its file if they are in one.
 #[derive(Debug)]
-enum Location {
-    /// In the file at this offset, in transfer order.
+enum DataLocation {
+    /// In the file at this offset, in C order.
     At(u64),
     /// In the file at this offset, in Fortran order.
     Fortran(u64),
     /// In an archive.
     Entry {
-        /// The number of the entry.
+        /// The index of the entry.
         entry: usize,
         /// The length of the header before the elements.
-        head_bytes: u64,
+        header_bytes: u64,
         /// Whether the elements are in Fortran order.
         is_fortran: bool,
         /// The offset of the elements in the file, unless they are compressed.
-        bytes_at: Option<u64>,
+        data_offset: Option<u64>,
     },
     /// In memory, without a file.
     Memory(Bytes),
 }
 
 impl TensorFiles {
-    /// Opens the file or folder at `path`; of a folder, the files of its model.
+    /// Opens the file at `path`, or the model's files in the folder at `path`.
     ///
     /// # Errors
     /// Those of [`open_with`](Self::open_with).
@@ -115,7 +115,7 @@ impl TensorFiles {
     /// replace them meanwhile.
     ///
     /// # Errors
-    /// [`FileError`], with the file and its problem.
+    /// [`FileError`], which names the file and the problem.
     pub fn open_with(path: &Path, rules: FolderRules) -> Result<Self, FileError> {
         let is_folder = fs::metadata(path)
             .map_err(|source| FileError::Io { path: path.into(), source })?
@@ -129,11 +129,11 @@ impl TensorFiles {
             _ if is_folder => directory::read(path, rules)?,
             "npy" => read_npy(ServedFile::open(path)?)?,
             "npz" => npz::read(ServedFile::open(path)?)?,
-            "safetensors" => read_one(ServedFile::open(path)?)?,
+            "safetensors" => read_safetensors_file(ServedFile::open(path)?)?,
             _ if model_files::is_other_format(path) => {
                 return Err(FileError::OtherFormat { path: path.into(), extension });
             }
-            _ => read_one(ServedFile::open(path)?)?,
+            _ => read_safetensors_file(ServedFile::open(path)?)?,
         };
         Ok(contents.into_files(path))
     }
@@ -153,7 +153,7 @@ impl TensorFiles {
         &self.specs
     }
 
-    /// The metadata for the manifest: the files' own, and the kind of files.
+    /// The metadata for the manifest: that of the files, and their kind.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata
     }
@@ -178,8 +178,8 @@ impl TensorFiles {
     }
 
     /// The entries that are not served; report them to the operator.
-    pub fn left_out(&self) -> &[LeftOut] {
-        &self.left_out
+    pub fn skipped(&self) -> &[SkippedEntry] {
+        &self.skipped
     }
 
     /// Reads all tensors into staged memory. Arrays in Fortran order are reordered, which temporarily takes their size
@@ -202,55 +202,55 @@ impl TensorFiles {
     /// transfer instead of tearing it. Replacing a file by renaming another over it is not a change.
     ///
     /// # Errors
-    /// [`FileError`] also when an array is compressed or in Fortran order: such arrays can be staged.
+    /// [`FileError`] as for [`stage`](Self::stage); and if an array is compressed or in Fortran order, which can only be
+    /// staged.
     pub fn borrow(&self, staging: &Staging) -> Result<Borrowed, FileError> {
-        let places = (0..self.specs.len())
-            .map(|index| self.lend(index))
+        let origins = (0..self.specs.len())
+            .map(|index| self.origin_of(index))
             .collect::<Result<Vec<_>, _>>()?;
         self.verify_archive()?;
         let borrowed =
             Borrowed::from_hashed_source(staging, self.specs.clone(), self.metadata.clone(), |manifest| {
-                self.source(manifest, places)
+                self.source(manifest, origins)
             });
         let borrowed = borrowed.map_err(|error| FileError::staging(&self.path, error))?;
         self.check_unchanged()?;
         Ok(borrowed)
     }
 
-    /// Copies all tensors into shared memory for a [`sidecar`](crate::sidecar) server, without an intermediate copy of
-    /// the whole.
+    /// Copies all tensors into shared memory for a [`sidecar`](crate::sidecar) server, without an intermediate copy.
     ///
     /// # Errors
-    /// [`FileError`] as [`stage`](Self::stage) has, and when the system has no shared memory.
+    /// [`FileError`] as for [`stage`](Self::stage), or the system's error if it has no shared memory.
     pub fn seal(&self, terms: &Terms) -> Result<SealedVersion, SealError<SealFileError>> {
         let mut archive = self.archive().map_err(|error| SealError::Fill(error.into()))?;
         let fill = |index: usize, out: &mut TensorWriter<'_>| -> Result<(), SealFileError> {
-            self.write_pieces(index, archive.as_mut(), out)
+            self.write_tensor(index, archive.as_mut(), out)
         };
         let sealed = SealedVersion::new(terms, self.specs.clone(), self.metadata.clone(), fill)?;
         self.check_unchanged().map_err(|error| SealError::Fill(error.into()))?;
         Ok(sealed)
     }
 
-    /// Writes one tensor: in pieces if its file has it in transfer order, otherwise at once.
-    fn write_pieces(
+    /// Writes one tensor: piece by piece if its file has it in C order, otherwise in one step.
+    fn write_tensor(
         &self,
         index: usize,
         archive: Option<&mut Archive<'_>>,
         out: &mut TensorWriter<'_>,
     ) -> Result<(), SealFileError> {
-        let (spec, Piece { file, place }) = (&self.specs[index], &self.pieces[index]);
-        // Checked against a file that exists, so it cannot overflow.
+        let (spec, TensorLocation { file, data }) = (&self.specs[index], &self.locations[index]);
+        // The header was checked against the file's size, so the product cannot overflow.
         let bytes = spec.shape.byte_len(spec.dtype).unwrap_or(0);
-        let Location::At(start) = place else {
-            let mut whole = vec![0; bytes as usize];
-            self.fill(index, archive, &mut whole)?;
-            return Ok(out.write(&whole)?);
+        let DataLocation::AtOffset(start) = data else {
+            let mut tensor = vec![0; bytes as usize];
+            self.fill(index, archive, &mut tensor)?;
+            return Ok(out.write(&tensor)?);
         };
         let mut piece = vec![0; bytes.min(PIECE_BYTES) as usize];
-        for at in (0..bytes).step_by(PIECE_BYTES as usize) {
-            let piece = &mut piece[..(bytes - at).min(PIECE_BYTES) as usize];
-            self.files[*file].read(piece, start + at).map_err(FileError::from)?;
+        for offset in (0..bytes).step_by(PIECE_BYTES as usize) {
+            let piece = &mut piece[..(bytes - offset).min(PIECE_BYTES) as usize];
+            self.files[*file].read(piece, start + offset).map_err(FileError::from)?;
             out.write(piece)?;
         }
         Ok(())
@@ -258,67 +258,69 @@ impl TensorFiles {
 
     /// The archive of the tensors, if they are in one.
     fn archive(&self) -> Result<Option<Archive<'_>>, FileError> {
-        let archived = self.form.kind == FileKind::Npz;
-        self.files.first().filter(|_| archived).map(Archive::open).transpose()
+        let is_archive = self.form.kind == FileKind::Npz;
+        self.files.first().filter(|_| is_archive).map(Archive::open).transpose()
     }
 
     /// Reads one tensor.
     fn fill(&self, index: usize, archive: Option<&mut Archive<'_>>, out: &mut [u8]) -> Result<(), FileError> {
-        let (spec, Piece { file, place }) = (&self.specs[index], &self.pieces[index]);
-        match place {
-            Location::At(start) => Ok(self.files[*file].read(out, *start)?),
-            Location::Fortran(start) => {
+        let (spec, TensorLocation { file, data }) = (&self.specs[index], &self.locations[index]);
+        match data {
+            DataLocation::AtOffset(start) => Ok(self.files[*file].read(out, *start)?),
+            DataLocation::FortranAtOffset(start) => {
                 read_fortran(spec, out, |raw| Ok(self.files[*file].read(raw, *start)?))
             }
-            Location::Memory(bytes) => {
+            DataLocation::Memory(bytes) => {
                 out.copy_from_slice(bytes);
                 Ok(())
             }
-            Location::Entry { entry, head_bytes, is_fortran, .. } => {
+            DataLocation::ArchiveEntry { entry, header_bytes, is_fortran, .. } => {
                 let archive = archive.expect("entries are in archives");
                 match is_fortran {
-                    true => read_fortran(spec, out, |raw| archive.read_elements(*entry, *head_bytes, raw)),
-                    false => archive.read_elements(*entry, *head_bytes, out),
+                    true => read_fortran(spec, out, |raw| archive.read_elements(*entry, *header_bytes, raw)),
+                    false => archive.read_elements(*entry, *header_bytes, out),
                 }
             }
         }
     }
 
-    /// The origin from which a tensor is read in transfer order.
-    fn lend(&self, index: usize) -> Result<Origin, FileError> {
-        let Piece { file, place } = &self.pieces[index];
+    /// The origin from which a tensor is read in C order.
+    fn origin_of(&self, index: usize) -> Result<Origin, FileError> {
+        let TensorLocation { file, data } = &self.locations[index];
         let path = || self.files[*file].path.clone();
         let tensor = || self.specs[index].name.as_str().to_owned();
-        match place {
-            Location::At(start) => Ok(Origin::File(*file, *start)),
-            Location::Memory(bytes) => Ok(Origin::Memory(bytes.clone())),
-            Location::Fortran(_) | Location::Entry { is_fortran: true, .. } => {
+        match data {
+            DataLocation::AtOffset(start) => Ok(Origin::File(*file, *start)),
+            DataLocation::Memory(bytes) => Ok(Origin::Memory(bytes.clone())),
+            DataLocation::FortranAtOffset(_) | DataLocation::ArchiveEntry { is_fortran: true, .. } => {
                 Err(FileError::FortranOrder { path: path(), tensor: tensor() })
             }
-            Location::Entry { bytes_at: None, .. } => {
+            DataLocation::ArchiveEntry { data_offset: None, .. } => {
                 Err(FileError::Compressed { path: path(), tensor: tensor() })
             }
-            Location::Entry { bytes_at: Some(start), .. } => Ok(Origin::File(*file, *start)),
+            DataLocation::ArchiveEntry { data_offset: Some(start), .. } => Ok(Origin::File(*file, *start)),
         }
     }
 
     fn source(
         &self,
         manifest: &Manifest,
-        places: Vec<Origin>,
+        origins: Vec<Origin>,
     ) -> Result<(Arc<dyn Source>, Vec<ChunkHash>), FileError> {
         let tensors = manifest.tensors().iter();
-        let extents = tensors.zip(places).map(|(tensor, from)| Extent { range: tensor.range(), from });
+        let extents = tensors
+            .zip(origins)
+            .map(|(tensor, origin)| Extent { range: tensor.range(), origin });
         let payload = FilePayload::new(Arc::clone(&self.files), extents.collect(), manifest.payload_bytes());
         let hashes = payload.hash(manifest)?;
         Ok((Arc::new(FileSource::new(payload, manifest, &hashes)), hashes))
     }
 
-    /// Verifies the checksums of an archive's entries, with a pass over each.
+    /// Verifies the checksums of an archive's entries, which reads each of them.
     fn verify_archive(&self) -> Result<(), FileError> {
         let Some(mut archive) = self.archive()? else { return Ok(()) };
-        for piece in &self.pieces {
-            if let Location::Entry { entry, .. } = piece.place {
+        for location in &self.locations {
+            if let DataLocation::ArchiveEntry { entry, .. } = location.data {
                 archive.verify(entry)?;
             }
         }
@@ -343,7 +345,7 @@ fn read_fortran(
 }
 
 fn total_bytes(specs: &[TensorSpec]) -> u64 {
-    // Every spec was checked against a file that exists, so neither can overflow.
+    // Every header was checked against its file's size, so neither a tensor's size nor the sum can overflow.
     specs.iter().map(|spec| spec.shape.byte_len(spec.dtype).unwrap_or(0)).sum()
 }
 
@@ -352,20 +354,20 @@ fn total_bytes(specs: &[TensorSpec]) -> u64 {
 struct Contents {
     form: FileForm,
     specs: Vec<TensorSpec>,
-    pieces: Vec<Piece>,
+    locations: Vec<TensorLocation>,
     files: Vec<ServedFile>,
     metadata: Metadata,
-    left_out: Vec<LeftOut>,
+    skipped: Vec<SkippedEntry>,
 }
 
 impl Contents {
     fn new(form: FileForm) -> Self {
-        Self { form, specs: vec![], pieces: vec![], files: vec![], metadata: vec![], left_out: vec![] }
+        Self { form, specs: vec![], locations: vec![], files: vec![], metadata: vec![], skipped: vec![] }
     }
 
-    fn push(&mut self, spec: TensorSpec, file: usize, place: Location) {
+    fn push(&mut self, spec: TensorSpec, file: usize, data: DataLocation) {
         self.specs.push(spec);
-        self.pieces.push(Piece { file, place });
+        self.locations.push(TensorLocation { file, data });
     }
 
     fn total_bytes(&self) -> u64 {
@@ -373,13 +375,13 @@ impl Contents {
     }
 
     fn into_files(self, path: &Path) -> TensorFiles {
-        let Self { form, specs, pieces, files, mut metadata, left_out } = self;
+        let Self { form, specs, locations, files, mut metadata, skipped } = self;
         metadata.extend(form.metadata());
-        TensorFiles { path: path.into(), form, specs, pieces, files: files.into(), metadata, left_out }
+        TensorFiles { path: path.into(), form, specs, locations, files: files.into(), metadata, skipped }
     }
 }
 
-fn read_one(file: ServedFile) -> Result<Contents, FileError> {
+fn read_safetensors_file(file: ServedFile) -> Result<Contents, FileError> {
     let mut contents = Contents::new(FileForm::new(FileKind::Safetensors));
     contents.metadata = read_safetensors(file, &mut contents)?;
     Ok(contents)
@@ -391,7 +393,7 @@ fn read_safetensors(file: ServedFile, contents: &mut Contents) -> Result<Metadat
     check_reserved(&file, metadata.iter().map(|(key, _)| &key[..]))?;
     check_reserved(&file, tensors.iter().map(|tensor| tensor.spec.name.as_str()))?;
     for tensor in tensors {
-        contents.push(tensor.spec, contents.files.len(), Location::At(tensor.range.start));
+        contents.push(tensor.spec, contents.files.len(), DataLocation::AtOffset(tensor.range.start));
     }
     contents.files.push(file);
     Ok(metadata)
@@ -407,7 +409,7 @@ fn check_reserved<'a>(file: &ServedFile, mut names: impl Iterator<Item = &'a str
 fn read_header(file: &ServedFile) -> Result<Header, FileError> {
     let format = |source| FileError::Format { path: file.path.clone(), source };
     let file_bytes = file.len_bytes();
-    let prefix = file.read_head(PREFIX_BYTES as u64)?;
+    let prefix = file.read_prefix(PREFIX_BYTES as u64)?;
     let prefix = prefix
         .try_into()
         .map_err(|_| format(SafetensorsError::HeaderLength { header_bytes: 0, file_bytes }))?;
@@ -419,16 +421,16 @@ fn read_header(file: &ServedFile) -> Result<Header, FileError> {
 fn read_npy(file: ServedFile) -> Result<Contents, FileError> {
     let refuse = |source| FileError::Npy { path: file.path.clone(), source };
     let file_bytes = file.len_bytes();
-    let prefix = file.read_head(npy::PREFIX_BYTES as u64)?;
-    let head = file.read_head(npy::header_end(&prefix, file_bytes).map_err(refuse)? as u64)?;
-    let header = npy::parse_header(&head, file_bytes).map_err(refuse)?;
-    let place = match header.fortran_order {
-        true => Location::Fortran(header.data_start),
-        false => Location::At(header.data_start),
+    let prefix = file.read_prefix(npy::PREFIX_BYTES as u64)?;
+    let header_bytes = file.read_prefix(npy::header_end(&prefix, file_bytes).map_err(refuse)? as u64)?;
+    let header = npy::parse_header(&header_bytes, file_bytes).map_err(refuse)?;
+    let data = match header.fortran_order {
+        true => DataLocation::FortranAtOffset(header.data_start),
+        false => DataLocation::AtOffset(header.data_start),
     };
     let name = TensorName::new(NPY_TENSOR).expect("a constant name");
     let mut contents = Contents::new(FileForm::new(FileKind::Npy));
-    contents.push(TensorSpec::new(name, header.dtype, header.shape), 0, place);
+    contents.push(TensorSpec::new(name, header.dtype, header.shape), 0, data);
     contents.files.push(file);
     Ok(contents)
 }
@@ -440,7 +442,7 @@ impl Staged {
     /// # Errors
     /// [`FileError`] when the file cannot be read, is malformed, or changes meanwhile.
     pub fn from_safetensors(path: &Path, staging: &Staging) -> Result<Self, FileError> {
-        let contents = read_one(ServedFile::open(path)?)?;
+        let contents = read_safetensors_file(ServedFile::open(path)?)?;
         let metadata = contents.metadata.clone();
         TensorFiles { metadata, ..contents.into_files(path) }.stage(staging)
     }

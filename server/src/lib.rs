@@ -99,7 +99,7 @@ pub use config::Config;
 pub use device::DeviceError;
 pub use failures::{FailedAt, FailureCount};
 pub use files::{
-    FileError, FileWatch, FolderRules, LeftOut, LeftOutReason, Observation, SealFileError, TensorFiles,
+    FileError, FileWatch, FolderRules, Observation, SealFileError, SkipReason, SkippedEntry, TensorFiles,
 };
 pub use lend::LendError;
 pub use logins::{Eviction, Login, Logins};

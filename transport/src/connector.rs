@@ -4,7 +4,7 @@ mod race;
 mod tcp;
 
 use crate::{
-    Fingerprint, Identity, KindReason, Lane, LaneError, LaneKind, LaneThread, Network, SystemNetwork,
+    Fingerprint, Identity, Lane, LaneError, LaneKind, LaneKindReason, LaneThread, Network, SystemNetwork,
     Transport, Tuning,
     lane::{QuicConnection, lane_error},
     tls,
@@ -249,7 +249,7 @@ impl Connector {
         let connected =
             tokio::time::timeout(self.tuning.connect_timeout(), self.connect_one(peer, kind, keys, 0)).await;
         let lane = connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer }.into()))?;
-        Ok(lane.because(KindReason::Faster))
+        Ok(lane.because(LaneKindReason::Faster))
     }
 
     /// Opens further lane `number` (the first is 0) to `peer`, the address of the session's first lane. It gets its own
@@ -282,7 +282,7 @@ impl Connector {
                     match connecting.join_next().await {
                         Some(Ok(connected)) => connected,
                         Some(Err(panic)) if panic.is_panic() => std::panic::resume_unwind(panic.into_panic()),
-                        _ => Err(LaneError::ClosedHere.into()),
+                        _ => Err(LaneError::ClosedLocally.into()),
                     }
                 }
                 None => connect.await,

@@ -26,7 +26,7 @@ pub enum Transport {
 
 /// Why a lane has its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum KindReason {
+pub enum LaneKindReason {
     /// No other kind was allowed.
     Forced,
     /// QUIC was tried first and answered.
@@ -114,7 +114,7 @@ impl FromStr for Transport {
     }
 }
 
-impl KindReason {
+impl LaneKindReason {
     /// The reason as a phrase for logs and reports.
     pub fn text(self) -> &'static str {
         match self {

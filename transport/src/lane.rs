@@ -10,7 +10,7 @@ use tensor_relay_protocol::{CloseCode, HEADER_BYTES, StreamHeader};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use crate::{
-    ClientCertificate, KindReason, LaneKind, LaneThread, LaneThreads,
+    ClientCertificate, LaneKind, LaneKindReason, LaneThread, LaneThreads,
     network::lane_threads::{self, ThreadSlot},
     receive_buffer::ReceiveBuffer,
 };
@@ -30,7 +30,7 @@ pub struct Lane {
     connection: Connection,
     /// Its number in a client's session; 0 is the control connection.
     number: usize,
-    reason: KindReason,
+    reason: LaneKindReason,
     /// The client's certificate, on the server's side.
     client: Option<ClientCertificate>,
     /// The thread that runs it; `None` on the caller's runtime.
@@ -75,7 +75,7 @@ impl Lane {
     }
 
     fn over(connection: Connection) -> Self {
-        Self { connection, number: 0, reason: KindReason::Forced, client: None, thread: None }
+        Self { connection, number: 0, reason: LaneKindReason::Forced, client: None, thread: None }
     }
 
     /// Adds the client's certificate.
@@ -94,7 +94,7 @@ impl Lane {
     }
 
     /// Adds the reason of its kind.
-    pub(crate) fn because(self, reason: KindReason) -> Self {
+    pub(crate) fn because(self, reason: LaneKindReason) -> Self {
         Self { reason, ..self }
     }
 
@@ -107,7 +107,7 @@ impl Lane {
     }
 
     /// Why this kind was chosen. On the server's side, which did not choose, it is `Forced`.
-    pub fn reason(&self) -> KindReason {
+    pub fn reason(&self) -> LaneKindReason {
         self.reason
     }
 
@@ -133,7 +133,7 @@ impl Lane {
     /// Runs `work` on the lane's thread, if it has one, otherwise in place. Dropping the future aborts the work.
     ///
     /// # Errors
-    /// [`LaneError::ClosedHere`] when the thread ended first.
+    /// [`LaneError::ClosedLocally`] when the thread ended first.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -144,7 +144,7 @@ impl Lane {
         let mut running = AbortOnDrop(thread.handle().spawn(work));
         (&mut running.0).await.map_err(|ended| match ended.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => LaneError::ClosedHere,
+            Err(_) => LaneError::ClosedLocally,
         })
     }
 

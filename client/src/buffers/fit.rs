@@ -62,10 +62,9 @@ pub(crate) fn fit<'a>(
 }
 
 impl Expected {
-    /// Whether the tensor called `name` is to be received into its buffer. A required tensor that is missing is refused
-    /// later.
+    /// Whether the tensor called `name` is to be received into its buffer. A missing required tensor is reported later.
     pub(crate) fn wants(&self, selection: &Selection, name: &str) -> bool {
-        self.names != NameMatch::Common || place(selection, name).is_some()
+        self.names != NameMatch::Common || range_of(selection, name).is_some()
     }
 
     /// Finds the tensor for each wanted buffer, given as name and length. Refuses two buffers for one tensor.
@@ -100,7 +99,7 @@ impl Expected {
         // An empty selection may come from the names of the buffers.
         let is_common = |name: &TensorName| match selection.tensors().is_empty() {
             true => manifest.tensor_index(name.as_str()).is_some(),
-            false => place(selection, name.as_str()).is_some(),
+            false => range_of(selection, name.as_str()).is_some(),
         };
         let is_checked = self.names == NameMatch::Common && !self.tensors.is_empty();
         if !is_checked || manifest.tensors().is_empty() || self.tensors.keys().any(is_common) {
@@ -117,9 +116,9 @@ impl Expected {
         }
         let tied = self.tied.keys().map(TensorName::as_str);
         let named: BTreeSet<&str> = sized.iter().map(|(name, _)| *name).chain(tied).collect();
-        // A buffer serves all names of its tensor.
+        // A buffer covers all names of its tensor.
         let start = |name: &str| {
-            place(selection, name)
+            range_of(selection, name)
                 .filter(|range| !range.is_empty())
                 .map(|range| range.start)
         };
@@ -129,7 +128,7 @@ impl Expected {
         let tensors = selection.tensors().iter();
         let tensors = tensors.map(|index| selection.manifest().tensors()[index as usize].name.as_str());
         let missing: Vec<Box<str>> = tensors.filter(|name| !has_buffer(name)).map(Box::from).collect();
-        let unexpected = named.iter().filter(|name| place(selection, name).is_none());
+        let unexpected = named.iter().filter(|name| range_of(selection, name).is_none());
         let unexpected: Vec<Box<str>> = unexpected.map(|name| Box::from(*name)).collect();
         match missing.is_empty() && unexpected.is_empty() {
             true => Ok(()),
@@ -159,8 +158,8 @@ impl Expected {
             if !self.wants(selection, name.as_str()) || !self.wants(selection, to.as_str()) {
                 continue;
             }
-            let places = (place(selection, name.as_str()), place(selection, to.as_str()));
-            if places.0.is_none() || places.0 != places.1 {
+            let ranges = (range_of(selection, name.as_str()), range_of(selection, to.as_str()));
+            if ranges.0.is_none() || ranges.0 != ranges.1 {
                 return Err(BufferError::NotTied { name: name.as_str().into(), to: to.as_str().into() });
             }
         }
@@ -169,11 +168,11 @@ impl Expected {
 }
 
 /// The range of the tensor called `name` in the selection's memory, if it is selected.
-fn place(selection: &Selection, name: &str) -> Option<Range<u64>> {
+fn range_of(selection: &Selection, name: &str) -> Option<Range<u64>> {
     selection.tensor_range(selection.manifest().tensor_index(name)?)
 }
 
-/// Refuses two buffers for one tensor (tied weights): no byte can be received into two places.
+/// Refuses two buffers for one tensor (tied weights): each byte is received once.
 fn check_shared(selection: &Selection, fits: &[Fit]) -> Result<(), BufferError> {
     let name = |fit: &Fit| selection.manifest().tensors()[fit.tensor].name.as_str().into();
     let mut taken: HashMap<u64, &Fit> = HashMap::new();
@@ -233,7 +232,7 @@ mod tests {
             buffers.expected.check_tensors(&all)
         };
         assert_eq!(expecting("b", Dtype::U8, &[1000]), Ok(()));
-        assert_eq!(expecting("c", Dtype::U8, &[1]), Ok(()), "a missing tensor is refused elsewhere");
+        assert_eq!(expecting("c", Dtype::U8, &[1]), Ok(()), "another check refuses a missing tensor");
         for (dtype, shape) in [(Dtype::U8, &[10, 100][..]), (Dtype::I8, &[1000])] {
             let error = expecting("b", dtype, shape).unwrap_err();
             assert!(matches!(&error, BufferError::OtherTensor { name, .. } if &**name == "b"), "{error}");

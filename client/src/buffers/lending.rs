@@ -1,4 +1,4 @@
-//! Lends buffers to the session, and receives them back.
+//! Lends buffers to the session and reclaims them.
 
 use super::{Buffers, Expected};
 use crate::destination::LentBuffer;
@@ -36,9 +36,9 @@ impl Buffers<DeviceBuffer> {
         let writing = Arc::new(Writing::default());
         let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
         for (name, buffer) in self.by_name {
-            let (lent_buffer, back) = LentBuffer::lent(buffer);
+            let (lent_buffer, returned) = LentBuffer::lent(buffer);
             tensors.push((name.clone(), lent_buffer));
-            owners.push((name, ReturnPath::Device(back)));
+            owners.push((name, ReturnPath::Device(returned)));
         }
         let (memory, expected) = (LentMemory::Device(tensors), self.expected);
         let lent = Lent { memory, expected: Arc::clone(&expected), writing: Arc::clone(&writing) };
@@ -64,7 +64,7 @@ pub(crate) enum LentMemory {
 }
 
 impl Lent {
-    /// Returns buffers at once that no tensor is received into.
+    /// Returns the buffers that no tensor is received into.
     pub(crate) fn retain_wanted(&mut self, selection: &Selection) {
         let wants = |name: &TensorName| self.expected.wants(selection, name.as_str());
         match &mut self.memory {
@@ -88,7 +88,7 @@ impl Lent {
     }
 }
 
-/// Receives lent buffers back.
+/// Reclaims lent buffers.
 #[derive(Debug)]
 pub(crate) struct Lender<B> {
     owners: Vec<(TensorName, ReturnPath<B>)>,
@@ -96,7 +96,7 @@ pub(crate) struct Lender<B> {
     writing: Arc<Writing>,
 }
 
-/// Receives one buffer back.
+/// Reclaims one buffer.
 #[derive(Debug)]
 enum ReturnPath<B> {
     /// Always returned, when its bytes are no longer referenced.
@@ -106,11 +106,11 @@ enum ReturnPath<B> {
 }
 
 impl<B> ReturnPath<B> {
-    /// The buffer, if it is ready, as it usually is: many ready buffers should not yield to other tasks in between.
+    /// The buffer, if it is ready, without yielding to other tasks. It usually is.
     fn try_take(&mut self) -> Option<B> {
         match self {
             Self::Host(owner) => owner.try_take(),
-            Self::Device(back) => back.try_recv().ok(),
+            Self::Device(returned) => returned.try_recv().ok(),
         }
     }
 
@@ -118,9 +118,9 @@ impl<B> ReturnPath<B> {
     async fn wait(&mut self, deadline: Instant) -> Option<B> {
         match self {
             Self::Host(owner) => owner.wait().await,
-            // Its sender was dropped: the buffer is withheld.
-            Self::Device(back) if back.is_terminated() => None,
-            Self::Device(back) => timeout_at(deadline, back).await.ok()?.ok(),
+            // The sender was dropped: the buffer is withheld.
+            Self::Device(returned) if returned.is_terminated() => None,
+            Self::Device(returned) => timeout_at(deadline, returned).await.ok()?.ok(),
         }
     }
 }
@@ -131,7 +131,7 @@ const COPIES_END: Duration = Duration::from_secs(30);
 
 impl<B> Lender<B> {
     /// Waits until all buffers are returned; also returns the names of those that are withheld.
-    pub(crate) async fn back(mut self) -> (Buffers<B>, Vec<TensorName>) {
+    pub(crate) async fn reclaim(mut self) -> (Buffers<B>, Vec<TensorName>) {
         let deadline = Instant::now() + COPIES_END;
         let (mut by_name, mut withheld) = (BTreeMap::new(), vec![]);
         for (name, owner) in &mut self.owners {
@@ -152,7 +152,7 @@ impl<B> Lender<B> {
     }
 }
 
-/// The first version that was written to lent buffers, which count as torn unless it was committed.
+/// The first version written to lent buffers. Unless it was committed, the buffers count as torn.
 #[derive(Debug, Default)]
 pub(crate) struct Writing(Mutex<Option<VersionId>>);
 
@@ -188,7 +188,7 @@ mod tests {
         let LentMemory::Host(tensors) = &mut lent.memory else { panic!("they are on the host") };
         tensors[0].1.copy_from_slice(&[1, 2, 3, 4]);
         drop(lent);
-        let (buffers, withheld) = lender.back().await;
+        let (buffers, withheld) = lender.reclaim().await;
         assert!(withheld.is_empty());
         assert_eq!(buffers.get("a").unwrap(), &[1, 2, 3, 4]);
         assert_eq!((buffers.get("a").unwrap().as_ptr(), buffers.len()), (address, 2));

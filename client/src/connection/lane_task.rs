@@ -109,7 +109,7 @@ impl LaneSlot {
             match self.join_and_run().await {
                 Ok(()) if began.elapsed() > STABLE_AFTER => backoff = Backoff::new(),
                 Ok(()) => {}
-                Err(error) if !error.is_worth_a_retry() => {
+                Err(error) if !error.is_retryable() => {
                     tracing::warn!(slot = self.number, %error, "A lane cannot be kept; the session continues.");
                     return;
                 }

@@ -1,6 +1,6 @@
 //! Errors that end a connection or session.
 
-use super::{ClientError, is_worth_a_retry};
+use super::{ClientError, is_retryable};
 use crate::connection::CloseReason;
 use tensor_relay_protocol::{CloseCode, MessageError, Misbehaved};
 use tensor_relay_transport::{LaneError, control::ControlError, ingress::ReceiveManifestError};
@@ -13,29 +13,29 @@ pub(crate) enum SessionError {
     #[error(transparent)]
     Manifest(#[from] ReceiveManifestError),
     #[error("the user closed the client")]
-    ClosedHere,
+    ClosedLocally,
 }
 
 impl SessionError {
     /// Whether another connection may succeed.
-    pub(crate) fn is_worth_a_retry(&self) -> bool {
+    pub(crate) fn is_retryable(&self) -> bool {
         match self {
-            Self::Client(error) => error.is_worth_a_retry(),
-            Self::Manifest(ReceiveManifestError::Lane(error)) => is_worth_a_retry(error),
-            Self::Manifest(_) | Self::ClosedHere => false,
+            Self::Client(error) => error.is_retryable(),
+            Self::Manifest(ReceiveManifestError::Lane(error)) => is_retryable(error),
+            Self::Manifest(_) | Self::ClosedLocally => false,
         }
     }
 
     /// The close reason sent to the server.
     pub(crate) fn close_reason(&self) -> CloseReason {
-        let by_user = matches!(self, Self::ClosedHere);
+        let by_user = matches!(self, Self::ClosedLocally);
         CloseReason { code: self.close_code(), text: self.to_string(), by_user }
     }
 
     fn close_code(&self) -> CloseCode {
         match self {
             Self::Client(error) => error.close_code(),
-            Self::Manifest(ReceiveManifestError::Lane(_)) | Self::ClosedHere => CloseCode::Done,
+            Self::Manifest(ReceiveManifestError::Lane(_)) | Self::ClosedLocally => CloseCode::Done,
             Self::Manifest(_) => CloseCode::Malformed,
         }
     }
@@ -65,7 +65,7 @@ impl From<SessionError> for ClientError {
             SessionError::Client(error) => error,
             SessionError::Manifest(ReceiveManifestError::Lane(error)) => error.into(),
             SessionError::Manifest(error) => Self::Message(MessageError::Malformed(error.to_string())),
-            SessionError::ClosedHere => Self::Lane(LaneError::ClosedHere),
+            SessionError::ClosedLocally => Self::Lane(LaneError::ClosedLocally),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{FillCause, FillError, Filled, Received};
 use crate::{
     BufferError, Buffers, DeviceError, Snapshot, Subscription,
-    buffers::{Fit, copy_slowly},
+    buffers::{Fit, copy_yielding},
     destination::Destination,
     device_snapshot::{COPIES_AT_ONCE, pieces},
 };
@@ -17,13 +17,13 @@ impl Subscription {
     /// device: each chunk is copied to its place as soon as it is verified, slot by slot. The buffers are all on one
     /// device, which may differ from the [configured](crate::Config::device) one.
     ///
-    /// As there, **it is not atomic**, and every error says whether the buffers are torn. A copy to a device cannot be
-    /// cancelled, so a buffer is returned only when every copy to it has ended, and withheld ([`FillError::withheld`])
-    /// if that is unknown or takes more than 30 seconds. If the user's own work on the memory, on a stream of a GPU,
-    /// may not have ended, report it to the GPU's engine before the call.
+    /// Like `next_into`, **it is not atomic**, and every error says whether the buffers are torn. A copy to a device
+    /// cannot be cancelled, so a buffer is returned only when every copy to it has ended, and withheld
+    /// ([`FillError::withheld`]) if that is unknown or takes more than 30 seconds. If your own work on this memory may
+    /// still be queued on a GPU stream, register a fence with the GPU's engine before the call.
     ///
     /// # Errors
-    /// As [`next_into`](Self::next_into). An error of the device is another cause of torn buffers.
+    /// Those of [`next_into`](Self::next_into). A device failure also tears the buffers.
     pub async fn next_into_device(
         &mut self,
         buffers: Buffers<DeviceBuffer>,
@@ -36,22 +36,22 @@ impl Subscription {
         if let Some(version) = &taken.version {
             buffers = version.copy_to_device(buffers).await?;
         }
-        let (facts, gap) = self.keep(&mut taken);
-        Ok(Filled { facts, gap, copied: true, buffers })
+        let (summary, gap) = self.finish_taken(&mut taken);
+        Ok(Filled { summary, gap, copied: true, buffers })
     }
 }
 
 impl Snapshot {
-    /// Copies tensors from host or device memory into the caller's device memory, by name. No failed transfer can tear
-    /// these buffers.
+    /// Copies tensors from host or device memory into the caller's device memory, by name. Only a device
+    /// failure during the copy can tear these buffers: a failed transfer yields no snapshot.
     ///
-    /// All names and sizes are checked first, so that either every tensor is copied or none, unless the device fails
-    /// midway. The bytes pass through the device's slots. If cancelled, it leaves some tensors copied.
+    /// All names and sizes are checked first, so that either every tensor is copied or none, unless the device fails.
+    /// The bytes pass through the device's slots. If cancelled, it leaves some tensors copied.
     ///
     /// # Errors
-    /// [`FillCause::Buffers`] names the first buffer that does not fit, and nothing was copied. [`FillCause::Device`]
+    /// [`FillCause::Buffers`] names the first buffer that does not fit; nothing was copied. [`FillCause::Device`]
     /// leaves the content of the buffers unspecified, and a late copy may still write to them: drop them; their memory
-    /// is reused when that copy has ended.
+    /// is reused when that copy has ended. [`FillCause::Subscription`] does not occur.
     pub async fn copy_into_device(&self, buffers: &Buffers<DeviceBuffer>) -> Result<(), FillCause> {
         let copied = self.copy_to_device(buffers.clone()).await;
         copied.map(drop).map_err(|failed| failed.cause)
@@ -66,8 +66,8 @@ impl Snapshot {
             Ok(fits) => fits,
             Err(error) => {
                 // Buffers on several devices are the caller's mistake, so the version is not refused.
-                let is_unfit = !matches!(error, BufferError::SeveralDevices { .. });
-                let refused = is_unfit.then(|| self.id.clone());
+                let is_version_refused = !matches!(error, BufferError::SeveralDevices { .. });
+                let refused = is_version_refused.then(|| self.id.clone());
                 return Err(FillError {
                     cause: error.into(),
                     torn: None,
@@ -78,12 +78,12 @@ impl Snapshot {
             }
         };
         let (lent, lender) = buffers.lend_on_device();
-        // The buffers fit, so `None` means that all of them are empty.
+        // The buffers match, so `None` means that all of them are empty.
         let copied = match Destination::in_buffers(&self.selection, lent, &HostMemory::new(0)) {
             Some(destination) => self.copy_all(&fits, &destination).await,
             None => Ok(()),
         };
-        let (buffers, withheld) = lender.back().await;
+        let (buffers, withheld) = lender.reclaim().await;
         match copied {
             Ok(()) => Ok(buffers),
             Err(error) => {
@@ -103,13 +103,13 @@ impl Snapshot {
 
     async fn copy_all(&self, fits: &[Fit], destination: &Destination) -> Result<(), DeviceError> {
         let Some(device) = destination.device() else { return Ok(()) };
-        let (sink, from) = (destination.sink(&self.id), self.device_source()?);
+        let (sink, source) = (destination.sink(&self.id), self.device_source()?);
         let mut copies = FuturesUnordered::new();
-        for piece in cut(fits, device.slots().slot_bytes()) {
+        for piece in split_at_slots(fits, device.slots().slot_bytes()) {
             if copies.len() == COPIES_AT_ONCE {
                 copies.next().await.transpose()?;
             }
-            copies.push(self.copy_piece(piece, from.as_deref(), &*sink, device));
+            copies.push(self.copy_piece(piece, source.as_deref(), &*sink, device));
         }
         copies.try_collect().await
     }
@@ -117,22 +117,22 @@ impl Snapshot {
     async fn copy_piece(
         &self,
         piece: Piece,
-        from: Option<&dyn Source>,
+        source: Option<&dyn Source>,
         sink: &dyn Sink,
         device: &Device,
     ) -> Result<(), DeviceError> {
-        let bytes = self.read_piece(&piece, from).await?;
+        let bytes = self.read_piece(&piece, source).await?;
         let copied = write_piece(sink, piece.range, &bytes).await;
         copied.map_err(|source| DeviceError::copy_in(&self.id, device, source))
     }
 
     /// Reads a piece of a tensor into ordinary memory, so that no slot of one device is occupied while waiting for a
     /// slot of another.
-    async fn read_piece(&self, piece: &Piece, from: Option<&dyn Source>) -> Result<Bytes, DeviceError> {
+    async fn read_piece(&self, piece: &Piece, source: Option<&dyn Source>) -> Result<Bytes, DeviceError> {
         let range = piece.range.clone();
-        match from {
+        match source {
             Some(source) => {
-                let read = source.read(range).await.map_err(|source| self.not_copied_out(source))?;
+                let read = source.read(range).await.map_err(|source| self.copy_out_error(source))?;
                 Ok(Bytes::copy_from_slice(&read))
             }
             None => {
@@ -154,17 +154,18 @@ struct Piece {
     range: Range<u64>,
 }
 
-fn cut(fits: &[Fit], slot_bytes: usize) -> Vec<Piece> {
-    let cut_one = |Fit { tensor, range }: &Fit| {
+/// Splits each matched tensor into pieces of at most one slot.
+fn split_at_slots(fits: &[Fit], slot_bytes: usize) -> Vec<Piece> {
+    let split = |Fit { tensor, range }: &Fit| {
         let (tensor, tensor_start) = (*tensor, range.start);
         pieces(range.clone(), slot_bytes).map(move |range| Piece { tensor, tensor_start, range })
     };
-    fits.iter().flat_map(cut_one).collect()
+    fits.iter().flat_map(split).collect()
 }
 
 async fn write_piece(sink: &dyn Sink, piece: Range<u64>, bytes: &[u8]) -> Result<(), SinkError> {
     let mut target = sink.open(piece).await?;
-    copy_slowly(bytes, &mut target).await;
+    copy_yielding(bytes, &mut target).await;
     sink.write(target).await
 }
 
@@ -195,9 +196,9 @@ mod tests {
     }
 
     #[test]
-    fn tensors_are_cut_at_slots() {
+    fn tensors_are_split_at_slots() {
         let fits = [Fit { tensor: 3, range: 256..1256 }, Fit { tensor: 4, range: 0..0 }];
-        let ranges: Vec<_> = cut(&fits, 400).into_iter().map(|piece| piece.range).collect();
+        let ranges: Vec<_> = split_at_slots(&fits, 400).into_iter().map(|piece| piece.range).collect();
         assert_eq!(ranges, [256..656, 656..1056, 1056..1256]);
     }
 }

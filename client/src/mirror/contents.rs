@@ -20,19 +20,19 @@ use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FilesError {
-    /// A file name that could escape the folder.
+    /// A file name could escape the folder.
     #[error(transparent)]
     Name(#[from] FileNameError),
-    /// An index that cannot be read.
-    #[error("{name} is not a usable index of weights: {source}")]
+    /// The weight index cannot be read.
+    #[error("{name} is not a usable weight index: {source}")]
     Index {
         /// The index.
         name: FileName,
         /// The reason.
         source: IndexError,
     },
-    /// Two indexes, which could contradict each other.
-    #[error("it has two indexes of weights, {first} and {second}")]
+    /// The snapshot has two weight indexes, which could contradict each other.
+    #[error("it has two weight indexes, {first} and {second}")]
     TwoIndexes {
         /// One of them.
         first: FileName,
@@ -42,16 +42,16 @@ pub enum FilesError {
     /// An array file holds exactly one tensor, and the snapshot has fewer or more.
     #[error("an .npy file holds one array, and this snapshot has {0} tensors")]
     NotOneArray(usize),
-    /// A tensor that NumPy cannot hold.
-    #[error("tensor {name:?} does not fit: {source}")]
+    /// A tensor cannot be represented in NumPy's format.
+    #[error("tensor {name:?} cannot be written as a NumPy array: {source}")]
     Npy {
         /// The tensor.
         name: TensorName,
         /// The reason.
         source: NpyError,
     },
-    /// An array whose name could escape the folder where the archive is unpacked.
-    #[error("an archive entry {0:?} is not written: unpacked, it could escape the folder")]
+    /// An array's name could escape the folder into which the archive is unpacked.
+    #[error("cannot write the archive entry {0:?}: when unpacked, it could escape the folder")]
     EntryName(TensorName),
 }
 
@@ -66,7 +66,7 @@ pub(super) enum Contents {
 /// The content of one file. The tensors' bytes are shared with the snapshot.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// These parts one after the other.
+    /// Parts, written in sequence.
     Parts(Vec<HostBytes>),
     /// A ZIP archive.
     Archive(Vec<Entry>),
@@ -76,7 +76,7 @@ pub(crate) enum Body {
 #[derive(Debug)]
 pub(crate) struct Entry {
     name: String,
-    head: Vec<u8>,
+    header: Vec<u8>,
     elements: Bytes,
 }
 
@@ -105,8 +105,8 @@ impl Body {
         let layout = layout
             .map_err(|source| SaveError::Format { id: snapshot.id.clone(), source: Box::new(source) })?;
         let bodies = layout.order.iter().map(|index| snapshot.bytes(tensors[*index]));
-        let head = HostBytes::from(Bytes::from(layout.head));
-        Ok(Self::Parts(std::iter::once(head).chain(bodies).collect()))
+        let header = HostBytes::from(Bytes::from(layout.head));
+        Ok(Self::Parts(std::iter::once(header).chain(bodies).collect()))
     }
 
     /// Writes the content to an empty file.
@@ -121,14 +121,14 @@ impl Body {
 /// Writes a ZIP archive. Entries have no compression, alignment or time, so that equal arrays make equal files.
 fn write_archive(entries: &[Entry], file: &mut File) -> io::Result<()> {
     let mut archive = ZipWriter::new(file);
-    for Entry { name, head, elements } in entries {
-        let is_large = (head.len() + elements.len()) as u64 >= u64::from(u32::MAX);
+    for Entry { name, header, elements } in entries {
+        let is_large = (header.len() + elements.len()) as u64 >= u64::from(u32::MAX);
         let options = SimpleFileOptions::default()
             .compression_method(CompressionMethod::Stored)
             .unix_permissions(0o644)
             .large_file(is_large);
         archive.start_file(name.as_str(), options)?;
-        archive.write_all(head)?;
+        archive.write_all(header)?;
         archive.write_all(elements)?;
     }
     archive.finish()?;
@@ -139,8 +139,8 @@ fn array(snapshot: &Snapshot) -> Result<Body, FilesError> {
     let tensors: Vec<_> = snapshot.tensors().collect();
     match &tensors[..] {
         [(tensor, elements)] => {
-            let head = Bytes::from(array_head(tensor)?);
-            Ok(Body::Parts(vec![head.into(), elements.clone().into()]))
+            let header = Bytes::from(array_header(tensor)?);
+            Ok(Body::Parts(vec![header.into(), elements.clone().into()]))
         }
         _ => Err(FilesError::NotOneArray(tensors.len())),
     }
@@ -151,25 +151,26 @@ fn archive(snapshot: &Snapshot) -> Result<Body, FilesError> {
         let name = tensor.name.as_str();
         match is_entry_name(name) {
             false => Err(FilesError::EntryName(tensor.name.clone())),
-            true => Ok(Entry { name: format!("{name}.npy"), head: array_head(tensor)?, elements }),
+            true => Ok(Entry { name: format!("{name}.npy"), header: array_header(tensor)?, elements }),
         }
     };
     Ok(Body::Archive(snapshot.tensors().map(entry).collect::<Result<_, _>>()?))
 }
 
-fn array_head(tensor: &Tensor) -> Result<Vec<u8>, FilesError> {
-    let head = npy::file_head(tensor.dtype, &tensor.shape);
-    head.map_err(|source| FilesError::Npy { name: tensor.name.clone(), source })
+fn array_header(tensor: &Tensor) -> Result<Vec<u8>, FilesError> {
+    let header = npy::file_head(tensor.dtype, &tensor.shape);
+    header.map_err(|source| FilesError::Npy { name: tensor.name.clone(), source })
 }
 
-/// The files of a folder: weights, divided as the index says, and side files. Unselected tensors are left out of the
-/// index too.
+/// The files of a folder: weights, divided as the index specifies, and side files. The written index lists only the
+/// received tensors.
 fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>, SaveError> {
     let refuse = |source| SaveError::Files { id: snapshot.id.clone(), source };
-    let (model, mut side_files) = sort(snapshot, form).map_err(|source| refuse(source.into()))?;
-    let index_at = find_index(&side_files).map_err(refuse)?;
-    let published_index = match index_at {
-        Some(at) => parse_index(&side_files[at]).map_err(refuse)?,
+    let SplitTensors { model, mut side_files } =
+        split_side_files(snapshot, form).map_err(|source| refuse(source.into()))?;
+    let index_position = find_index(&side_files).map_err(refuse)?;
+    let published_index = match index_position {
+        Some(position) => parse_index(&side_files[position]).map_err(refuse)?,
         None => WeightIndex::default(),
     };
     let mut weights: BTreeMap<&FileName, Vec<&Tensor>> = BTreeMap::new();
@@ -177,7 +178,7 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
         let file = published_index.file_of(tensor.name.as_str()).unwrap_or(&form.weights);
         weights.entry(file).or_default().push(tensor);
     }
-    if let Some(at) = index_at {
+    if let Some(position) = index_position {
         let placed = weights
             .iter()
             .flat_map(|(file, tensors)| tensors.iter().map(move |tensor| (tensor, file)));
@@ -185,7 +186,7 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
         let actual_index: WeightIndex = actual_index.collect();
         if actual_index != published_index {
             let total_bytes = model.iter().map(|tensor| tensor.byte_len()).sum();
-            side_files[at].1 = actual_index.to_json(total_bytes).into();
+            side_files[position].1 = actual_index.to_json(total_bytes).into();
         }
     }
     let mut files = vec![];
@@ -200,11 +201,14 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
     Ok(files)
 }
 
-/// The tensors of the model, and the files beside them. Their file names differ: the extension distinguishes weight
-/// files.
-type Sorted<'a> = (Vec<&'a Tensor>, Vec<(FileName, Bytes)>);
+/// A snapshot's tensors, split into those of the model and side files. No side file has the name of a weight file: the
+/// extension distinguishes them.
+struct SplitTensors<'a> {
+    model: Vec<&'a Tensor>,
+    side_files: Vec<(FileName, Bytes)>,
+}
 
-fn sort<'a>(snapshot: &'a Snapshot, form: &FileForm) -> Result<Sorted<'a>, FileNameError> {
+fn split_side_files<'a>(snapshot: &'a Snapshot, form: &FileForm) -> Result<SplitTensors<'a>, FileNameError> {
     let (mut model, mut side_files) = (vec![], vec![]);
     for (tensor, bytes) in snapshot.tensors() {
         match form.side_file(tensor)? {
@@ -212,17 +216,17 @@ fn sort<'a>(snapshot: &'a Snapshot, form: &FileForm) -> Result<Sorted<'a>, FileN
             None => model.push(tensor),
         }
     }
-    Ok((model, side_files))
+    Ok(SplitTensors { model, side_files })
 }
 
 fn find_index(side_files: &[(FileName, Bytes)]) -> Result<Option<usize>, FilesError> {
-    let mut indexes = (0..side_files.len()).filter(|at| side_files[*at].0.is_index());
-    match (indexes.next(), indexes.next()) {
+    let mut positions = (0..side_files.len()).filter(|position| side_files[*position].0.is_index());
+    match (positions.next(), positions.next()) {
         (Some(first), Some(second)) => {
-            let name = |at: usize| side_files[at].0.clone();
+            let name = |position: usize| side_files[position].0.clone();
             Err(FilesError::TwoIndexes { first: name(first), second: name(second) })
         }
-        (index, _) => Ok(index),
+        (position, _) => Ok(position),
     }
 }
 

@@ -12,8 +12,8 @@ use std::{
 /// The age from which a temporary file is deleted without a lock.
 const AGE: Duration = Duration::from_secs(3_600);
 
-/// Deletes temporary files in `folder` that are no longer being written. Only temporary files have such names, and of a
-/// folder only listed files are deleted. Failures are ignored.
+/// Deletes temporary files and folders in `folder` that are no longer being written. They are recognised by their
+/// reserved names, and only the listed files in a temporary folder are deleted. Failures are ignored.
 pub(crate) fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -48,8 +48,8 @@ fn delete_folder_if_abandoned(name: &str, path: &Path, metadata: &Metadata) -> i
             folder::delete(path)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let may_go = temporary::is_of_this_kernel(name) || is_old(metadata);
-            if may_go { fs::remove_dir(path) } else { Ok(()) } // Only if it is empty.
+            let is_abandoned = temporary::was_made_on_this_host(name) || is_old(metadata);
+            if is_abandoned { fs::remove_dir(path) } else { Ok(()) } // Only if it is empty.
         }
         list => list.map(drop),
     }
@@ -60,11 +60,11 @@ fn open_to_lock(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).open(path)
 }
 
-/// Whether the writer of the file or folder with this `lock` has ended: the lock is free on a file system with locks,
-/// or `metadata` is old. The lock stays taken, so that no writer starts.
+/// Whether the writer of the file or folder with this `lock` has ended: the lock is free and the name was made on this
+/// host, or the lock is not held and `metadata` is old. The lock stays taken, so that no writer starts.
 fn is_abandoned(name: &str, lock: &File, metadata: &Metadata) -> bool {
     match lock.try_lock() {
-        Ok(()) => temporary::is_of_this_kernel(name) || is_old(metadata),
+        Ok(()) => temporary::was_made_on_this_host(name) || is_old(metadata),
         Err(TryLockError::WouldBlock) => false,
         Err(TryLockError::Error(_)) => is_old(metadata),
     }

@@ -9,17 +9,17 @@ pub(super) struct Stall {
     /// The time of the next check.
     check_at: Instant,
     /// The number of bytes received until the last check.
-    moved_bytes: u64,
+    received_bytes: u64,
 }
 
 impl Stall {
     pub(super) fn new(timeout: Duration, now: Instant) -> Self {
-        Self { timeout, check_at: now + timeout, moved_bytes: 0 }
+        Self { timeout, check_at: now + timeout, received_bytes: 0 }
     }
 
-    /// Restarts the timeout, after `moved_bytes` received so far.
-    pub(super) fn begin(&mut self, now: Instant, moved_bytes: u64) {
-        (self.check_at, self.moved_bytes) = (now + self.timeout, moved_bytes);
+    /// Restarts the timeout, after `received_bytes` received so far.
+    pub(super) fn begin(&mut self, now: Instant, received_bytes: u64) {
+        (self.check_at, self.received_bytes) = (now + self.timeout, received_bytes);
     }
 
     pub(super) fn check_at(&self) -> Instant {
@@ -27,12 +27,12 @@ impl Stall {
     }
 
     /// Checks for progress if the check is due. Returns whether no byte was received since the last check.
-    pub(super) fn handle_check(&mut self, now: Instant, moved_bytes: u64) -> bool {
+    pub(super) fn handle_check(&mut self, now: Instant, received_bytes: u64) -> bool {
         if now < self.check_at {
             return false;
         }
-        let is_stalled = moved_bytes == self.moved_bytes;
-        self.begin(now, moved_bytes);
+        let is_stalled = received_bytes == self.received_bytes;
+        self.begin(now, received_bytes);
         is_stalled
     }
 

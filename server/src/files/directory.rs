@@ -1,7 +1,7 @@
 //! Folders in the layout of Hugging Face: weights in one or several files, and their side files.
 
 use super::{
-    Contents, FileError, FolderRules, LeftOut, LeftOutReason, Location,
+    Contents, DataLocation, FileError, FolderRules, SkipReason, SkippedEntry,
     folder::Folder,
     model_files::{is_model_file, is_other_format},
     read_safetensors,
@@ -26,7 +26,7 @@ pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileErro
     let folder = Folder::open(path, rules)?;
     let listing = Listing::of(&folder)?;
     let mut contents = Contents::new(FileForm::new(FileKind::Directory));
-    contents.left_out = listing.left_out;
+    contents.skipped = listing.skipped;
     let index = read_index(&folder, &listing.indexes)?;
     let weights = choose_weights(path, listing.weights, index.as_ref(), &mut contents)?;
     read_weights(&folder, &weights, &mut contents)?;
@@ -35,7 +35,7 @@ pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileErro
     } else if let [one] = &weights[..] {
         contents.form.weights = one.clone();
     } else {
-        push_own_index(&weights, &mut contents);
+        push_new_index(&weights, &mut contents);
     }
     push_side_files(&folder, index.map(|(name, _)| name), listing.side_files, &mut contents)?;
     Ok(contents)
@@ -49,42 +49,40 @@ pub(super) struct Listing {
     side_files: Vec<FileName>,
     /// The stamps of all these files.
     pub(super) stamps: BTreeMap<FileName, Stamp>,
-    left_out: Vec<LeftOut>,
+    skipped: Vec<SkippedEntry>,
 }
 
 impl Listing {
     pub(super) fn of(folder: &Folder) -> Result<Self, FileError> {
         let mut listing = Self::default();
         for name in folder.names()? {
-            if let Err(reason) = listing.sort_in(&name, folder) {
+            if let Err(reason) = listing.classify(&name, folder) {
                 let name = name.to_string_lossy().into_owned();
-                listing.left_out.push(LeftOut::new(name, reason));
+                listing.skipped.push(SkippedEntry::new(name, reason));
             }
         }
         Ok(listing)
     }
 
-    fn sort_in(&mut self, name: &OsStr, folder: &Folder) -> Result<(), LeftOutReason> {
+    fn classify(&mut self, name: &OsStr, folder: &Folder) -> Result<(), SkipReason> {
         if name.as_encoded_bytes().starts_with(b".") {
-            return Err(LeftOutReason::Hidden);
+            return Err(SkipReason::Hidden);
         }
-        let (metadata, reached) = folder.look_up(name)?;
+        let (metadata, is_reachable) = folder.look_up(name)?;
         if !metadata.is_file() {
             return Err(not_a_file(&metadata));
         }
         let parsed = name.to_str().and_then(|name| FileName::new(name).ok());
-        let parsed = parsed
-            .filter(|name| side_file_spec(name, 0).is_ok())
-            .ok_or(LeftOutReason::Name)?;
+        let parsed = parsed.filter(|name| side_file_spec(name, 0).is_ok()).ok_or(SkipReason::Name)?;
         let list = match () {
-            // Unreachable weights are an error when they are opened: without them it is another model.
+            // Opening unreachable weights fails: without them it would be another model.
             () if parsed.is_weights() => &mut self.weights,
             () if parsed.is_index() => &mut self.indexes,
-            () if is_other_format(parsed.as_ref()) => return Err(LeftOutReason::OtherFormat),
+            () if is_other_format(parsed.as_ref()) => return Err(SkipReason::OtherFormat),
             () if !folder.rules.all_files && !is_model_file(parsed.as_str()) => {
-                return Err(LeftOutReason::NotOfModel);
+                return Err(SkipReason::NotOfModel);
             }
-            () if !reached => return Err(LeftOutReason::LeadsOut),
+            () if !is_reachable => return Err(SkipReason::LeadsOut),
             () => &mut self.side_files,
         };
         list.push(parsed.clone());
@@ -93,10 +91,10 @@ impl Listing {
     }
 }
 
-fn not_a_file(metadata: &Metadata) -> LeftOutReason {
+fn not_a_file(metadata: &Metadata) -> SkipReason {
     match metadata.is_dir() {
-        true => LeftOutReason::Folder,
-        false => LeftOutReason::NoFile,
+        true => SkipReason::Folder,
+        false => SkipReason::NotAFile,
     }
 }
 
@@ -114,8 +112,8 @@ pub(super) fn read_index(
         }
     };
     let file = folder.open_file(name)?;
-    // One byte beyond the limit, so that the parser notices.
-    let bytes = file.read_head(INDEX_MAX_BYTES + 1)?;
+    // One byte beyond the limit, so that the parser refuses a larger file.
+    let bytes = file.read_prefix(INDEX_MAX_BYTES + 1)?;
     let index = WeightIndex::parse(&bytes).map_err(|source| FileError::Index { path: file.path, source })?;
     Ok(Some((name.clone(), index)))
 }
@@ -133,52 +131,52 @@ fn choose_weights(
             if let Some(missing) = index.files().into_iter().find(|file| !found.contains(file)) {
                 return Err(FileError::MissingShard { index: path.join(name), shard: missing.clone() });
             }
-            (index.files(), LeftOutReason::NotInIndex)
+            (index.files(), SkipReason::NotInIndex)
         }
-        (None, Some(default)) => (BTreeSet::from([default]), LeftOutReason::BesideModel),
-        (None, None) => (found.iter().collect(), LeftOutReason::BesideModel),
+        (None, Some(default)) => (BTreeSet::from([default]), SkipReason::BesideModel),
+        (None, None) => (found.iter().collect(), SkipReason::BesideModel),
     };
     if wanted.is_empty() {
         return Err(FileError::NoWeights { path: path.into() });
     }
     let others = found.iter().filter(|name| !wanted.contains(name));
     contents
-        .left_out
-        .extend(others.map(|name| LeftOut::new(name.to_string(), reason)));
+        .skipped
+        .extend(others.map(|name| SkippedEntry::new(name.to_string(), reason)));
     Ok(wanted.into_iter().cloned().collect())
 }
 
-/// Opens every file of weights and adds its tensors. Metadata common to all files becomes the snapshot's.
+/// Opens every file of weights and adds its tensors. Metadata common to all files becomes the version's.
 fn read_weights(folder: &Folder, weights: &[FileName], contents: &mut Contents) -> Result<(), FileError> {
-    let mut shared: Option<Vec<(String, String)>> = None;
-    let mut all = BTreeSet::new();
+    let mut common: Option<Vec<(String, String)>> = None;
+    let mut keys = BTreeSet::new();
     for name in weights {
         let file = folder.open_file(name)?;
         let metadata = read_safetensors(file, contents)?;
-        all.extend(metadata.iter().map(|(key, _)| key.clone()));
-        shared = Some(match shared {
+        keys.extend(metadata.iter().map(|(key, _)| key.clone()));
+        common = Some(match common {
             None => metadata,
             Some(before) => before.into_iter().filter(|entry| metadata.contains(entry)).collect(),
         });
     }
-    contents.metadata = shared.unwrap_or_default();
+    contents.metadata = common.unwrap_or_default();
     for (key, _) in &contents.metadata {
-        all.remove(key);
+        keys.remove(key);
     }
     contents
-        .left_out
-        .extend(all.into_iter().map(|key| LeftOut::new(key, LeftOutReason::Metadata)));
-    check_once(contents)
+        .skipped
+        .extend(keys.into_iter().map(|key| SkippedEntry::new(key, SkipReason::Metadata)));
+    check_unique(contents)
 }
 
 /// Checks that each tensor is in one file only.
-fn check_once(contents: &Contents) -> Result<(), FileError> {
+fn check_unique(contents: &Contents) -> Result<(), FileError> {
     let mut seen = HashMap::with_capacity(contents.specs.len());
-    for (spec, piece) in contents.specs.iter().zip(&contents.pieces) {
-        if let Some(first) = seen.insert(spec.name.as_str(), piece.file) {
+    for (spec, location) in contents.specs.iter().zip(&contents.locations) {
+        if let Some(first) = seen.insert(spec.name.as_str(), location.file) {
             let path = |file: usize| contents.files[file].path.clone();
             let tensor = spec.name.as_str().to_owned();
-            return Err(FileError::Twice { tensor, first: path(first), second: path(piece.file) });
+            return Err(FileError::Twice { tensor, first: path(first), second: path(location.file) });
         }
     }
     Ok(())
@@ -192,8 +190,8 @@ fn check_index(
     contents: &Contents,
 ) -> Result<(), FileError> {
     let mut found = HashMap::with_capacity(contents.specs.len());
-    for (spec, piece) in contents.specs.iter().zip(&contents.pieces) {
-        let (tensor, shard) = (spec.name.as_str(), &weights[piece.file]);
+    for (spec, location) in contents.specs.iter().zip(&contents.locations) {
+        let (tensor, shard) = (spec.name.as_str(), &weights[location.file]);
         if index.file_of(tensor) != Some(shard) {
             let (shard, tensor) = (shard.clone(), tensor.to_owned());
             return Err(FileError::NotInIndex { index: path.into(), shard, tensor });
@@ -210,36 +208,36 @@ fn check_index(
 }
 
 /// Adds an index for several files without one, so that a mirror has the same files and can be loaded.
-fn push_own_index(weights: &[FileName], contents: &mut Contents) {
-    let tensors = contents.specs.iter().zip(&contents.pieces);
-    let places = tensors.map(|(spec, piece)| (spec.name.as_str().into(), weights[piece.file].clone()));
-    let index: WeightIndex = places.collect();
+fn push_new_index(weights: &[FileName], contents: &mut Contents) {
+    let tensors = contents.specs.iter().zip(&contents.locations);
+    let entries = tensors.map(|(spec, location)| (spec.name.as_str().into(), weights[location.file].clone()));
+    let index: WeightIndex = entries.collect();
     let json = index.to_json(contents.total_bytes());
     let stem = WEIGHTS_DEFAULT.trim_end_matches(".safetensors");
     let name = FileName::new(&format!("{stem}{INDEX_EXTENSION}")).expect("a constant name");
     let spec = side_file_spec(&name, json.len() as u64).expect("a short constant name");
-    contents.push(spec, 0, Location::Memory(json.into()));
+    contents.push(spec, 0, DataLocation::Memory(json.into()));
 }
 
-/// Adds the side files in order of their names, the index first, while there is room.
+/// Adds the side files in order of their names, the index first, as long as they fit the maximum size.
 fn push_side_files(
     folder: &Folder,
     index: Option<FileName>,
     names: Vec<FileName>,
     contents: &mut Contents,
 ) -> Result<(), FileError> {
-    let mut room = SIDE_FILES_MAX_BYTES;
+    let mut remaining_bytes = SIDE_FILES_MAX_BYTES;
     for name in index.into_iter().chain(names) {
         let file = folder.open_file(&name)?;
         let bytes = file.len_bytes();
-        if bytes > room {
-            contents.left_out.push(LeftOut::new(name.to_string(), LeftOutReason::NoRoom));
+        if bytes > remaining_bytes {
+            contents.skipped.push(SkippedEntry::new(name.to_string(), SkipReason::NoRoom));
             continue;
         }
-        room -= bytes;
+        remaining_bytes -= bytes;
         let spec = side_file_spec(&name, bytes)
             .map_err(|source| FileError::Name { path: file.path.clone(), source })?;
-        contents.push(spec, contents.files.len(), Location::At(0));
+        contents.push(spec, contents.files.len(), DataLocation::AtOffset(0));
         contents.files.push(file);
     }
     Ok(())

@@ -26,12 +26,12 @@ pub enum FileError {
         source: io::Error,
     },
     /// Not a regular file: a pipe, a device or a folder.
-    #[error("{} is not a regular file: serve a model from a file that can be read by position", path.display())]
+    #[error("{} is not a regular file: serve a model from a file that can be read at any offset", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
     },
-    /// A link in a folder to something outside of it.
+    /// A link in a folder leads out of it.
     #[error(
         "{} is a link that leads out of the served folder: put the file itself there, or follow links \
          (--follow-links) if all clients may have their targets", path.display()
@@ -75,7 +75,7 @@ pub enum FileError {
         /// The reason.
         source: io::Error,
     },
-    /// An archive of which one entry is not an array that can be served.
+    /// An archive entry is not an array that can be served.
     #[error("the entry {entry:?} of {} cannot be served: {source}", path.display())]
     Entry {
         /// The file.
@@ -122,7 +122,7 @@ pub enum FileError {
     },
     /// A folder with several models.
     #[error(
-        "{} has two indexes, {first} and {second}: serve each model from a folder of its own", path.display()
+        "{} has two indexes, {first} and {second}: serve each model from a separate folder", path.display()
     )]
     TwoIndexes {
         /// The folder.
@@ -133,7 +133,7 @@ pub enum FileError {
         second: FileName,
     },
     /// An index that cannot be read.
-    #[error("{} is not a usable index of weights: {source}", path.display())]
+    #[error("{} is not a usable weight index: {source}", path.display())]
     Index {
         /// The file.
         path: PathBuf,
@@ -141,7 +141,7 @@ pub enum FileError {
         source: IndexError,
     },
     /// An index that names a missing file.
-    #[error("{} places tensors in {shard}, which is not there: is the model still being written?", index.display())]
+    #[error("{} places tensors in {shard}, which is missing: is the model still being written?", index.display())]
     MissingShard {
         /// The index.
         index: PathBuf,
@@ -149,7 +149,7 @@ pub enum FileError {
         shard: FileName,
     },
     /// An index that names a missing tensor.
-    #[error("{} places tensor {tensor:?} in {shard}, which does not have it: index and weights do not belong together", index.display())]
+    #[error("{} places tensor {tensor:?} in {shard}, which does not have it: index and weights do not match", index.display())]
     MissingTensor {
         /// The index.
         index: PathBuf,
@@ -159,7 +159,7 @@ pub enum FileError {
         tensor: String,
     },
     /// A tensor that is not where the index places it.
-    #[error("{shard} has tensor {tensor:?}, which {} does not place there: index and weights do not belong together", index.display())]
+    #[error("{shard} has tensor {tensor:?}, which {} does not place there: index and weights do not match", index.display())]
     NotInIndex {
         /// The index.
         index: PathBuf,
@@ -186,7 +186,7 @@ pub enum FileError {
     },
     /// An array in Fortran order, which cannot be sent in place.
     #[error(
-        "tensor {tensor:?} of {} is in Fortran order and cannot be sent from where it is: stage it, or save it with \
+        "tensor {tensor:?} of {} is in Fortran order and cannot be sent in place: stage it, or save it with \
          numpy.ascontiguousarray", path.display()
     )]
     FortranOrder {
@@ -197,7 +197,7 @@ pub enum FileError {
     },
     /// A compressed array, which must be unpacked before it can be sent.
     #[error(
-        "tensor {tensor:?} of {} is compressed and cannot be sent from where it is: stage it, or save it with \
+        "tensor {tensor:?} of {} is compressed and cannot be sent in place: stage it, or save it with \
          numpy.savez instead of savez_compressed", path.display()
     )]
     Compressed {

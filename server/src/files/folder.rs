@@ -1,6 +1,6 @@
-//! [`Folder`]: opens the entries of a served folder, and none outside it.
+//! [`Folder`]: opens entries of a served folder, and refuses links that lead out of it.
 
-use super::{FileError, LeftOutReason, served::ServedFile};
+use super::{FileError, SkipReason, served::ServedFile};
 use rustix::{
     fs::{Dir, Mode, OFlags, open, openat, readlink},
     io::Errno,
@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The files of a folder that are served beyond those of a model. By default none: every admitted client can receive
+/// The files of a folder that are served in addition to a model's. By default none: every admitted client can receive
 /// all served files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FolderRules {
@@ -43,7 +43,7 @@ impl Folder {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = open(path, flags, Mode::empty())
             .map_err(|error| FileError::Io { path: path.into(), source: error.into() })?;
-        let roots = place_of(&folder).map(roots).unwrap_or_default();
+        let roots = path_of(&folder).map(roots).unwrap_or_default();
         Ok(Self { path: path.into(), rules, folder, roots })
     }
 
@@ -63,19 +63,19 @@ impl Folder {
 
     /// The metadata of an entry, and whether it may be served: a link may lead out of the folder. Opens nothing for
     /// reading.
-    pub(super) fn look_up(&self, name: &OsStr) -> Result<(Metadata, bool), LeftOutReason> {
-        let look = |flags| -> io::Result<(File, Metadata)> {
+    pub(super) fn look_up(&self, name: &OsStr) -> Result<(Metadata, bool), SkipReason> {
+        let open_entry = |flags| -> io::Result<(File, Metadata)> {
             let file = File::from(self.open_at(name, OFlags::PATH | flags)?);
             let metadata = file.metadata()?;
             Ok((file, metadata))
         };
-        let (_, metadata) = look(OFlags::NOFOLLOW).map_err(|_| LeftOutReason::NoFile)?;
+        let (_, metadata) = open_entry(OFlags::NOFOLLOW).map_err(|_| SkipReason::NotAFile)?;
         if !metadata.is_symlink() {
             return Ok((metadata, true));
         }
-        // A dangling link is no file.
-        let (target, metadata) = look(OFlags::empty()).map_err(|_| LeftOutReason::NoFile)?;
-        Ok((metadata, self.reaches(&target)))
+        // A dangling link is not a file.
+        let (target, metadata) = open_entry(OFlags::empty()).map_err(|_| SkipReason::NotAFile)?;
+        Ok((metadata, self.may_serve_target(&target)))
     }
 
     /// Opens the file with this name. A link's target is checked on the opened file: it cannot change in between.
@@ -85,7 +85,7 @@ impl Folder {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
         let opened = match self.open_at(name, flags | OFlags::NOFOLLOW) {
             Err(Errno::LOOP) => match self.open_at(name, flags).map(File::from) {
-                Ok(target) if !self.reaches(&target) => return Err(FileError::LeadsOut { path }),
+                Ok(target) if !self.may_serve_target(&target) => return Err(FileError::LeadsOut { path }),
                 opened => opened,
             },
             opened => opened.map(File::from),
@@ -99,17 +99,17 @@ impl Folder {
     }
 
     /// Whether the target of a link is in a permitted folder.
-    fn reaches(&self, file: &File) -> bool {
-        let is_in = |place: PathBuf| self.roots.iter().any(|root| place.starts_with(root));
-        self.rules.follow_links || place_of(file).is_some_and(is_in)
+    fn may_serve_target(&self, file: &File) -> bool {
+        let is_permitted = |path: PathBuf| self.roots.iter().any(|root| path.starts_with(root));
+        self.rules.follow_links || path_of(file).is_some_and(is_permitted)
     }
 }
 
 /// The path of an open file or folder, if the system reports it.
-fn place_of(opened: impl AsFd) -> Option<PathBuf> {
+fn path_of(opened: impl AsFd) -> Option<PathBuf> {
     let link = format!("/proc/self/fd/{}", opened.as_fd().as_raw_fd());
-    let place = readlink(link, vec![]).ok()?.into_bytes();
-    Some(PathBuf::from(OsString::from_vec(place))).filter(|place| place.is_absolute())
+    let path = readlink(link, vec![]).ok()?.into_bytes();
+    Some(PathBuf::from(OsString::from_vec(path))).filter(|path| path.is_absolute())
 }
 
 /// The folder itself; and for `MODEL/snapshots/REVISION` of Hugging Face's cache, or a folder in it, `MODEL/blobs`.

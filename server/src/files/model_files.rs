@@ -25,7 +25,7 @@ const OTHER_FORMATS: &[&str] = &[
     "tflite",
 ];
 
-/// The extension of an index of weights in PyTorch's own format.
+/// The extension of a weight index in PyTorch's format.
 const OTHER_INDEX: &str = ".bin.index.json";
 
 /// Extensions of configurations, tokenizers (SentencePiece, BPE, tiktoken), chat templates, model cards and code.
@@ -60,10 +60,10 @@ pub(super) fn is_other_format(path: &Path) -> bool {
 /// Whether a file of this name belongs to a model.
 pub(super) fn is_model_file(name: &str) -> bool {
     let extension = extension_of(name.as_ref());
-    let begins = |text: &&str| name.to_ascii_lowercase().starts_with(text);
+    let has_prefix = |text: &&str| name.to_ascii_lowercase().starts_with(text);
     match &*extension {
         known if EXTENSIONS.contains(&known) => true,
-        "" | "txt" => TEXTS.iter().any(begins),
+        "" | "txt" => TEXTS.iter().any(has_prefix),
         _ => name.starts_with(TOKENIZER),
     }
 }

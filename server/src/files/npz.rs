@@ -1,6 +1,8 @@
 //! Reads archives of NumPy arrays.
 
-use super::{Contents, FileError, LeftOut, LeftOutReason, Location, served::FileReader, served::ServedFile};
+use super::{
+    Contents, DataLocation, FileError, SkipReason, SkippedEntry, served::FileReader, served::ServedFile,
+};
 use std::io::{self, BufReader, Read};
 use tensor_relay_protocol::{
     TensorName, TensorSpec,
@@ -12,7 +14,7 @@ use zip::{CompressionMethod, ZipArchive, read::ZipFile};
 /// The extension of arrays in an archive, which the tensor's name lacks.
 const ENTRY_EXTENSION: &str = ".npy";
 
-/// Reads the headers of all arrays.
+/// Reads the headers of an archive's arrays.
 pub(super) fn read(file: ServedFile) -> Result<Contents, FileError> {
     let mut archive = Archive::open(&file)?;
     if archive.zip.has_duplicate_names() {
@@ -40,7 +42,7 @@ impl<'a> Archive<'a> {
         Ok(Self { file, zip })
     }
 
-    /// Adds the array of one entry to `contents`, or leaves the entry out.
+    /// Adds the array of one entry to `contents`, or skips the entry.
     fn read_header(&mut self, entry: usize, contents: &mut Contents) -> Result<(), FileError> {
         let file = self.file;
         let mut opened = self.entry(entry)?;
@@ -50,7 +52,7 @@ impl<'a> Archive<'a> {
             .map_err(|e| archive_error(file, e))?
             .into_owned();
         let Some(name) = entry_name.strip_suffix(ENTRY_EXTENSION) else {
-            contents.left_out.push(LeftOut::new(entry_name, LeftOutReason::NoArray));
+            contents.skipped.push(SkippedEntry::new(entry_name, SkipReason::NotAnArray));
             return Ok(());
         };
         if !is_entry_name(name) {
@@ -60,37 +62,40 @@ impl<'a> Archive<'a> {
             TensorName::new(name).map_err(|source| FileError::Name { path: file.path.clone(), source })?;
         super::check_reserved(file, std::iter::once(name.as_str()))?;
         let size = opened.size();
-        let head = read_head(&mut opened, size);
-        let stored_at = match opened.compression() {
+        let header = read_header_bytes(&mut opened, size);
+        let stored_start = match opened.compression() {
             CompressionMethod::Stored => opened.data_start(),
             _ => None,
         };
-        let head = match head.map_err(|source| archive_error(file, source))? {
-            Ok(head) => parse_header(&head, size),
+        let header = match header.map_err(|source| archive_error(file, source))? {
+            Ok(header) => parse_header(&header, size),
             Err(refused) => Err(refused),
         };
-        let header =
-            head.map_err(|source| FileError::Entry { path: file.path.clone(), entry: entry_name, source })?;
-        let place = Location::Entry {
+        let header = header.map_err(|source| FileError::Entry {
+            path: file.path.clone(),
+            entry: entry_name,
+            source,
+        })?;
+        let data = DataLocation::ArchiveEntry {
             entry,
-            head_bytes: header.data_start,
+            header_bytes: header.data_start,
             is_fortran: header.fortran_order,
-            bytes_at: stored_at.map(|start| start + header.data_start),
+            data_offset: stored_start.map(|start| start + header.data_start),
         };
-        contents.push(TensorSpec::new(name, header.dtype, header.shape), 0, place);
+        contents.push(TensorSpec::new(name, header.dtype, header.shape), 0, data);
         Ok(())
     }
 
-    /// Reads the elements of an entry, which follow `head_bytes` of header, and checks the entry's checksum.
+    /// Reads the elements of an entry, which follow a header of `header_bytes`, and checks the entry's checksum.
     pub(super) fn read_elements(
         &mut self,
         entry: usize,
-        head_bytes: u64,
+        header_bytes: u64,
         out: &mut [u8],
     ) -> Result<(), FileError> {
         let file = self.file;
         let mut opened = self.entry(entry)?;
-        let read = io::copy(&mut opened.by_ref().take(head_bytes), &mut io::sink())
+        let read = io::copy(&mut opened.by_ref().take(header_bytes), &mut io::sink())
             .and_then(|_| opened.read_exact(out))
             .and_then(|()| super::served::drain(BufReader::new(opened)));
         match read {
@@ -114,18 +119,18 @@ impl<'a> Archive<'a> {
     }
 }
 
-/// The header of an array, or an error about its length. Allocates no more than the maximum length of headers.
-fn read_head(entry: &mut impl Read, entry_bytes: u64) -> io::Result<Result<Vec<u8>, NpyError>> {
-    let mut head = vec![];
-    entry.by_ref().take(PREFIX_BYTES as u64).read_to_end(&mut head)?;
-    let end = match header_end(&head, entry_bytes) {
+/// Reads the header of an array; the inner error is about its length. Allocates at most the maximum length of headers.
+fn read_header_bytes(entry: &mut impl Read, entry_bytes: u64) -> io::Result<Result<Vec<u8>, NpyError>> {
+    let mut header = vec![];
+    entry.by_ref().take(PREFIX_BYTES as u64).read_to_end(&mut header)?;
+    let end = match header_end(&header, entry_bytes) {
         Ok(end) => end,
         Err(refused) => return Ok(Err(refused)),
     };
-    let rest = end.saturating_sub(head.len());
-    entry.take(rest as u64).read_to_end(&mut head)?;
-    head.truncate(end);
-    Ok(Ok(head))
+    let remaining = end.saturating_sub(header.len());
+    entry.take(remaining as u64).read_to_end(&mut header)?;
+    header.truncate(end);
+    Ok(Ok(header))
 }
 
 fn archive_error(file: &ServedFile, source: io::Error) -> FileError {

@@ -10,10 +10,10 @@ use std::{
     time::SystemTime,
 };
 
-/// The minimum size of a read by several threads. For smaller ones, starting threads costs more than they gain.
+/// The minimum size of a read by several threads. For smaller reads, starting threads costs more than it saves.
 const SHARED_READ_BYTES: usize = 32 << 20;
 
-/// The number of those threads. Four saturate the memory bus of a small host, and queue enough for a fast disk.
+/// The number of threads of such a read. Four saturate the memory bus of a small host, and queue enough for a fast disk.
 const READERS: usize = 4;
 
 /// An open file, which stays readable after its name is replaced.
@@ -30,9 +30,9 @@ pub(super) struct Stamp {
     len: u64,
     modified: (i64, i64),
     changed: (i64, i64),
-    place: (u64, u64),
+    inode: (u64, u64),
     /// The time of creation, if the file system reports it: inode numbers are soon reused.
-    born: Option<SystemTime>,
+    created: Option<SystemTime>,
 }
 
 impl Stamp {
@@ -41,14 +41,14 @@ impl Stamp {
             len: metadata.len(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
-            place: (metadata.dev(), metadata.ino()),
-            born: metadata.created().ok(),
+            inode: (metadata.dev(), metadata.ino()),
+            created: metadata.created().ok(),
         }
     }
 
-    /// Whether it is of a different file, not of the same file modified.
-    pub(super) fn is_another(&self, other: &Self) -> bool {
-        (self.place, self.born) != (other.place, other.born)
+    /// Whether it belongs to another file, rather than to the same file modified.
+    pub(super) fn is_other_file(&self, other: &Self) -> bool {
+        (self.inode, self.created) != (other.inode, other.created)
     }
 
     /// Whether an open file has the same content. Ignores the ctime, which changes when the file loses its name.
@@ -86,23 +86,23 @@ impl ServedFile {
         self.stamp.len
     }
 
-    /// Fills `out` from offset `start`, large parts with several threads.
+    /// Fills `out` from offset `start`; a large read uses several threads.
     pub(super) fn read(&self, out: &mut [u8], start: u64) -> Result<(), ReadError> {
         let read = if out.len() < SHARED_READ_BYTES {
             self.file.read_exact_at(out, start)
         } else {
-            self.read_shared(out, start)
+            self.read_parallel(out, start)
         };
         read.map_err(|source| ReadError { path: self.path.clone(), source })
     }
 
-    fn read_shared(&self, out: &mut [u8], start: u64) -> io::Result<()> {
+    fn read_parallel(&self, out: &mut [u8], start: u64) -> io::Result<()> {
         let part_bytes = out.len().div_ceil(READERS);
         let starts = (start..).step_by(part_bytes);
         thread::scope(|scope| {
             let parts = out.chunks_mut(part_bytes).zip(starts);
             let readers: Vec<_> = parts
-                .map(|(part, at)| scope.spawn(move || self.file.read_exact_at(part, at)))
+                .map(|(part, start)| scope.spawn(move || self.file.read_exact_at(part, start)))
                 .collect();
             let join = |reader: thread::ScopedJoinHandle<'_, _>| {
                 reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -111,8 +111,8 @@ impl ServedFile {
         })
     }
 
-    /// Reads the first `len` bytes, or the whole file if it is shorter.
-    pub(super) fn read_head(&self, len: u64) -> Result<Vec<u8>, FileError> {
+    /// Reads the first `len` bytes, or all bytes of a shorter file.
+    pub(super) fn read_prefix(&self, len: u64) -> Result<Vec<u8>, FileError> {
         let mut head = vec![0; len.min(self.len_bytes()) as usize];
         self.read(&mut head, 0)?;
         Ok(head)
@@ -120,7 +120,7 @@ impl ServedFile {
 
     /// A sequential reader. Each has its own offset.
     pub(super) fn reader(&self) -> BufReader<FileReader<'_>> {
-        BufReader::with_capacity(64 << 10, FileReader { file: &self.file, at: 0 })
+        BufReader::with_capacity(64 << 10, FileReader { file: &self.file, offset: 0 })
     }
 
     /// Whether it is unchanged since it was opened, according to the file system.
@@ -142,26 +142,26 @@ impl ServedFile {
 #[derive(Debug)]
 pub(super) struct FileReader<'a> {
     file: &'a File,
-    at: u64,
+    offset: u64,
 }
 
 impl Read for FileReader<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(out, self.at)?;
-        self.at += read as u64;
+        let read = self.file.read_at(out, self.offset)?;
+        self.offset += read as u64;
         Ok(read)
     }
 }
 
 impl Seek for FileReader<'_> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let at = match to {
-            SeekFrom::Start(at) => Some(at),
-            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        let offset = match to {
+            SeekFrom::Start(offset) => Some(offset),
+            SeekFrom::Current(by) => self.offset.checked_add_signed(by),
             SeekFrom::End(by) => self.file.metadata()?.len().checked_add_signed(by),
         };
-        self.at = at.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        Ok(self.at)
+        self.offset = offset.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(self.offset)
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_parts_are_read_by_several_threads() {
+    fn large_reads_use_several_threads() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("large");
         let bytes: Vec<u8> = (0..SHARED_READ_BYTES + 1001).map(|i| (i / 3) as u8).collect();
@@ -197,7 +197,7 @@ mod tests {
         fs::write(dir.path().join("new"), b"newer").unwrap();
         fs::rename(dir.path().join("new"), &path).unwrap();
         assert!(served.is_unchanged().unwrap());
-        assert_eq!(served.read_head(9).unwrap(), b"old");
+        assert_eq!(served.read_prefix(9).unwrap(), b"old");
         let served = ServedFile::open(&path).unwrap();
         fs::write(&path, b"newer still").unwrap();
         assert!(matches!(served.check_unchanged(), Err(FileError::Changed { .. })));

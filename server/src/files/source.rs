@@ -13,18 +13,18 @@ use std::{
 use tensor_relay_device::{BoxFuture, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, Manifest};
 
-/// A range of the payload, and where its bytes come from.
+/// A range of the payload, and the origin of its bytes.
 #[derive(Debug)]
 pub(super) struct Extent {
     /// Its range in the payload.
     pub(super) range: Range<u64>,
-    pub(super) from: Origin,
+    pub(super) origin: Origin,
 }
 
 /// The origin of an extent's bytes.
 #[derive(Debug)]
 pub(super) enum Origin {
-    /// A file by its number, and the offset in it.
+    /// A file by its index, and the offset in it.
     File(usize, u64),
     Memory(Bytes),
 }
@@ -48,19 +48,19 @@ impl FilePayload {
     /// The bytes of `range`, which must be within the payload.
     fn read(&self, range: &Range<u64>) -> Result<Vec<u8>, ReadError> {
         let mut out = vec![0; (range.end - range.start) as usize];
-        for extent in self.touched(range) {
+        for extent in self.overlapping(range) {
             let (start, end) = (extent.range.start.max(range.start), extent.range.end.min(range.end));
             let part = &mut out[(start - range.start) as usize..(end - range.start) as usize];
             let skipped = start - extent.range.start;
-            match &extent.from {
-                Origin::File(file, at) => self.files[*file].read(part, at + skipped)?,
+            match &extent.origin {
+                Origin::File(file, offset) => self.files[*file].read(part, offset + skipped)?,
                 Origin::Memory(bytes) => part.copy_from_slice(&bytes[skipped as usize..][..part.len()]),
             }
         }
         Ok(out)
     }
 
-    fn touched(&self, range: &Range<u64>) -> impl Iterator<Item = &Extent> {
+    fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = &Extent> {
         let (start, end) = (range.start, range.end);
         let first = self.extents.partition_point(|extent| extent.range.end <= start);
         self.extents[first..].iter().take_while(move |extent| extent.range.start < end)
@@ -94,11 +94,12 @@ impl FilePayload {
 /// A [`FilePayload`] with known chunk hashes: chunks that read back differently are refused.
 #[derive(Debug)]
 pub(super) struct FileSource {
-    known: Arc<Known>,
+    hashed: Arc<HashedPayload>,
 }
 
 #[derive(Debug)]
-struct Known {
+/// A payload with the expected hash of every chunk.
+struct HashedPayload {
     payload: FilePayload,
     /// The chunks in order, with their hashes.
     chunks: Vec<(Range<u64>, ChunkHash)>,
@@ -109,21 +110,21 @@ impl FileSource {
     pub(super) fn new(payload: FilePayload, manifest: &Manifest, hashes: &[ChunkHash]) -> Self {
         let ranges = manifest.chunking().iter().map(|(_, range)| range);
         let chunks = ranges.zip(hashes.iter().copied()).collect();
-        Self { known: Arc::new(Known { payload, chunks }) }
+        Self { hashed: Arc::new(HashedPayload { payload, chunks }) }
     }
 }
 
 impl Source for FileSource {
     fn len_bytes(&self) -> u64 {
-        self.known.payload.len_bytes
+        self.hashed.payload.len_bytes
     }
 
     /// Reads on a blocking thread of the runtime, since a disk or a network folder may be slow. The bytes take memory
     /// until their last clone is dropped.
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
-        let known = Arc::clone(&self.known);
+        let hashed = Arc::clone(&self.hashed);
         Box::pin(async move {
-            match tokio::task::spawn_blocking(move || known.read(&range)).await {
+            match tokio::task::spawn_blocking(move || hashed.read(&range)).await {
                 Ok(read) => read,
                 Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                 // The runtime shuts down: this task will not be polled again.
@@ -133,7 +134,7 @@ impl Source for FileSource {
     }
 }
 
-impl Known {
+impl HashedPayload {
     fn read(&self, range: &Range<u64>) -> Result<Bytes, SourceError> {
         let len_bytes = self.payload.len_bytes;
         if range.start > range.end || range.end > len_bytes {
@@ -141,30 +142,30 @@ impl Known {
         }
         let bytes = self.payload.read(range)?;
         match self.hash_of(range) {
-            Some(hash) if hash != ChunkHash::of(&bytes) => Err(self.changed(range)),
+            Some(hash) if hash != ChunkHash::of(&bytes) => Err(self.changed_error(range)),
             _ => Ok(bytes.into()),
         }
     }
 
     /// The expected hash of `range`. Transfers read whole chunks only.
     fn hash_of(&self, range: &Range<u64>) -> Option<ChunkHash> {
-        let at = self.chunks.binary_search_by_key(&range.start, |(chunk, _)| chunk.start).ok()?;
-        let (chunk, hash) = &self.chunks[at];
+        let index = self.chunks.binary_search_by_key(&range.start, |(chunk, _)| chunk.start).ok()?;
+        let (chunk, hash) = &self.chunks[index];
         (chunk == range).then_some(*hash)
     }
 
     /// The error for a changed file: the one whose stamp changed, otherwise the first file of the chunk.
-    fn changed(&self, range: &Range<u64>) -> SourceError {
+    fn changed_error(&self, range: &Range<u64>) -> SourceError {
         let files: Vec<&ServedFile> = self
             .payload
-            .touched(range)
-            .filter_map(|extent| match &extent.from {
+            .overlapping(range)
+            .filter_map(|extent| match &extent.origin {
                 Origin::File(file, _) => Some(&self.payload.files[*file]),
                 Origin::Memory(_) => None,
             })
             .collect();
-        let stamped = files.iter().find(|file| !file.is_unchanged().unwrap_or(false));
-        let path = stamped
+        let changed = files.iter().find(|file| !file.is_unchanged().unwrap_or(false));
+        let path = changed
             .or_else(|| files.first())
             .map(|file| file.path.clone())
             .unwrap_or_default();

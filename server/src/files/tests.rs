@@ -111,7 +111,7 @@ fn a_model_file_is_staged_with_its_metadata() {
 }
 
 #[test]
-fn broken_files_are_refused_by_name() {
+fn refused_broken_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.safetensors");
     let good = model();
@@ -182,17 +182,17 @@ async fn a_folder_is_served_with_its_side_files() {
     let files = TensorFiles::open(&dir).unwrap();
     let index_name = "tensor-relay.file:model.safetensors.index.json";
     assert_eq!(names(&files), ["a", "c", "b", index_name, "tensor-relay.file:config.json"]);
-    let mut left_out: Vec<String> = files.left_out().iter().map(LeftOut::to_string).collect();
-    left_out.sort();
+    let mut skipped: Vec<String> = files.skipped().iter().map(SkippedEntry::to_string).collect();
+    skipped.sort();
     let expected = [
         ".hidden (hidden)",
         "consolidated.safetensors (weights that the index does not name)",
-        "large.json (too large beside the weights, which may have 64 MiB of other files with them)",
+        "large.json (too large: at most 64 MiB of files other than weights are served)",
         "onnx (a folder)",
         "pytorch_model.bin (weights in another format)",
         "pytorch_model.bin.index.json (weights in another format)",
     ];
-    assert_eq!(left_out, expected);
+    assert_eq!(skipped, expected);
     let held = Publishable::from(files.borrow(&staging()).unwrap());
     assert_eq!(bytes(&held, "b").await, b"bbbbbbbb");
     assert_eq!(bytes(&held, index_name).await, index);
@@ -214,7 +214,7 @@ async fn a_folder_without_an_index_keeps_its_file_names() {
     assert!(String::from_utf8(index).unwrap().contains(r#""b": "other.safetensors""#));
     fs::write(dir.join("model.safetensors"), shard(&["a"])).unwrap();
     let model = TensorFiles::open(&dir).unwrap();
-    assert_eq!((names(&model), model.left_out().len()), (vec!["a"], 2));
+    assert_eq!((names(&model), model.skipped().len()), (vec!["a"], 2));
 }
 
 #[test]
@@ -251,7 +251,7 @@ async fn arrays_are_tensors() {
         let (_dir, dir) = folder(&[("a.npz", &npz(&entries, method)), ("a.npy", &turned)]);
         let archive = TensorFiles::open(&dir.join("a.npz")).unwrap();
         assert_eq!(names(&archive), ["c", "turned"]);
-        assert_eq!(archive.left_out(), [LeftOut::new("notes.txt".into(), LeftOutReason::NoArray)]);
+        assert_eq!(archive.skipped(), [SkippedEntry::new("notes.txt".into(), SkipReason::NotAnArray)]);
         let held = Publishable::from(archive.stage(&staging()).unwrap());
         let expected = [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0];
         assert_eq!(bytes(&held, "c").await, expected);
@@ -270,7 +270,7 @@ async fn arrays_are_tensors() {
 }
 
 #[test]
-fn broken_arrays_are_refused_by_name() {
+fn refused_broken_arrays_are_named() {
     let good = npy("<u2", "False", "(2,)", &[1, 0, 2, 0]);
     let error = refused(&[("a.npy", &good[..good.len() - 1])], "a.npy");
     assert!(matches!(error, FileError::Npy { .. }), "{error}");
@@ -285,8 +285,8 @@ fn broken_arrays_are_refused_by_name() {
     let error = refused(&[("a.npz", &archive[..archive.len() - 30])], "a.npz");
     assert!(matches!(error, FileError::Archive { .. }), "{error}");
     let mut flipped = archive;
-    let at = flipped.windows(6).position(|window| window == b"\n\x01\0\x02\0P").unwrap() + 1;
-    flipped[at] ^= 1;
+    let position = flipped.windows(6).position(|window| window == b"\n\x01\0\x02\0P").unwrap() + 1;
+    flipped[position] ^= 1;
     let (_dir, dir) = folder(&[("a.npz", &flipped)]);
     let files = TensorFiles::open(&dir.join("a.npz")).unwrap();
     for error in [files.stage(&staging()).unwrap_err(), files.borrow(&staging()).unwrap_err()] {
@@ -296,7 +296,7 @@ fn broken_arrays_are_refused_by_name() {
 
 /// A file changed in place is never sent, even if its size and time are unchanged.
 #[tokio::test]
-async fn a_change_under_a_transfer_is_an_error_that_names_the_file() {
+async fn a_change_during_a_transfer_fails_with_the_file_name() {
     let (_dir, dir) = folder(&[("a.safetensors", &shard(&["a"])), ("b.safetensors", &shard(&["b"]))]);
     let held = Publishable::from(TensorFiles::open(&dir).unwrap().borrow(&staging()).unwrap());
     last_chunk(&held).await.unwrap();
@@ -318,7 +318,7 @@ async fn a_change_under_a_transfer_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn a_change_after_opening_is_an_error() {
+fn a_change_after_opening_fails() {
     let (_dir, dir) = folder(&[("m.safetensors", &model())]);
     let path = dir.join("m.safetensors");
     let files = TensorFiles::open(&path).unwrap();

@@ -1,4 +1,4 @@
-//! [`FileWatch`]: detects changes of served files, and when they are complete.
+//! [`FileWatch`]: detects complete changes of served files.
 
 use super::{
     FileError, FolderRules, TensorFiles,
@@ -15,8 +15,8 @@ use std::{
 /// Polls files for new content to publish.
 ///
 /// Content is new if it differs from the previous version and was the same in two polls in a row, so that a writer can
-/// finish. Only stamps are compared (sizes, times, inodes), so a poll costs one system call per file. Files touched
-/// without a change count as new; their [digest](crate::Staged::digest) shows that they are not.
+/// finish. Only stamps are compared (sizes, times, inodes), so a poll costs one system call per file. Files
+/// rewritten with equal content count as new; their [digest](crate::Staged::digest) is the same.
 ///
 /// Create it before the files are opened, so that no change is missed, and pass the opened files to
 /// [`handle_opened`](Self::handle_opened).
@@ -49,10 +49,10 @@ pub enum Observation {
 pub(super) type Stamps = BTreeMap<PathBuf, Stamp>;
 
 impl FileWatch {
-    /// Watches the files at `path` for changes: of a folder, those served by `rules`.
+    /// Watches the file at `path`, or the files in the folder at `path` that `rules` serve.
     pub fn new(path: &Path, rules: FolderRules) -> Self {
         let mut watch = Self { path: path.into(), rules, detector: ChangeDetector::new(None) };
-        watch.detector = ChangeDetector::new(watch.see());
+        watch.detector = ChangeDetector::new(watch.read_stamps());
         watch
     }
 
@@ -83,18 +83,18 @@ impl FileWatch {
 
     /// Polls once. Blocks on the file system.
     pub fn poll(&mut self) -> Observation {
-        let seen = self.see();
+        let seen = self.read_stamps();
         self.detector.handle_seen(seen)
     }
 
     /// Polls during a publish: counts changes, which a later [`poll`](Self::poll) reports.
     pub fn poll_during_publish(&mut self) {
-        let seen = self.see();
-        self.detector.handle_polled(seen);
+        let seen = self.read_stamps();
+        self.detector.record_poll(seen);
     }
 
-    /// The stamps of the servable files, if there are any: a folder must have all files of its index.
-    fn see(&self) -> Option<Stamps> {
+    /// Reads the stamps of the servable files; `None` without any: a folder must have all files of its index.
+    fn read_stamps(&self) -> Option<Stamps> {
         let metadata = fs::metadata(&self.path).ok()?;
         if !metadata.is_dir() {
             return Some(Stamps::from([(self.path.clone(), Stamp::of(&metadata))]));
@@ -115,9 +115,9 @@ fn has_all_shards(folder: &Folder, listing: &Listing) -> Result<bool, FileError>
     Ok(wanted.all(|shard| listing.weights.contains(shard)))
 }
 
-/// The state of files at one time.
+/// One observed state of the files.
 trait Generation: PartialEq + Clone {
-    /// Whether this replaced `before`, which had replaced `known`.
+    /// Whether this replaced `before`, an unreported state that had replaced `known`.
     fn replaces(&self, before: &Self, known: Option<&Self>) -> bool;
 }
 
@@ -127,13 +127,13 @@ impl Generation for Stamps {
         before.iter().any(|(path, was)| {
             let is_new = known
                 .and_then(|known| known.get(path))
-                .is_none_or(|known| was.is_another(known));
-            is_new && self.get(path).is_some_and(|now| now.is_another(was))
+                .is_none_or(|known| was.is_other_file(known));
+            is_new && self.get(path).is_some_and(|now| now.is_other_file(was))
         })
     }
 }
 
-/// Derives observations from a series of polls, where `None` is nothing servable.
+/// Derives observations from a series of polls. `None` means that nothing was servable.
 #[derive(Debug)]
 struct ChangeDetector<S> {
     /// The published state, or the one reported as ready.
@@ -141,14 +141,14 @@ struct ChangeDetector<S> {
     /// The state of the last poll.
     last: Option<S>,
     /// The new state that is not yet reported.
-    waiting: Option<S>,
+    pending: Option<S>,
     /// The number of times that an unreported state was replaced.
     missed: u64,
 }
 
 impl<S: Generation> ChangeDetector<S> {
     fn new(seen: Option<S>) -> Self {
-        Self { known: seen.clone(), last: seen, waiting: None, missed: 0 }
+        Self { known: seen.clone(), last: seen, pending: None, missed: 0 }
     }
 
     fn is_known(&self, seen: &S) -> bool {
@@ -156,28 +156,28 @@ impl<S: Generation> ChangeDetector<S> {
     }
 
     fn reset(&mut self) {
-        self.waiting = self.known.take();
+        self.pending = self.known.take();
     }
 
     /// Records a poll; returns the state of the previous one.
-    fn handle_polled(&mut self, seen: Option<S>) -> Option<S> {
+    fn record_poll(&mut self, seen: Option<S>) -> Option<S> {
         if let Some(seen) = &seen {
-            let waiting = self.waiting.take();
-            let is_lost = waiting.is_some_and(|waiting| seen.replaces(&waiting, self.known.as_ref()));
+            let pending = self.pending.take();
+            let is_lost = pending.is_some_and(|pending| seen.replaces(&pending, self.known.as_ref()));
             self.missed += u64::from(is_lost);
-            self.waiting = (!self.is_known(seen)).then(|| seen.clone());
+            self.pending = (!self.is_known(seen)).then(|| seen.clone());
         }
         mem::replace(&mut self.last, seen)
     }
 
     fn handle_seen(&mut self, seen: Option<S>) -> Observation {
-        let before = self.handle_polled(seen.clone());
+        let before = self.record_poll(seen.clone());
         match seen {
             None if before.is_none() => Observation::Missing,
             Some(_) if seen == self.known => Observation::Same,
             Some(_) if seen == before => {
                 self.known = seen;
-                self.waiting = None;
+                self.pending = None;
                 Observation::Changed
             }
             _ => Observation::Settling,
@@ -191,7 +191,7 @@ impl ChangeDetector<Stamps> {
         let mut is_lost = false;
         for (path, stamp) in opened {
             if let Some(known) = known.get_mut(&path) {
-                is_lost |= stamp.is_another(known);
+                is_lost |= stamp.is_other_file(known);
                 *known = stamp;
             }
         }

@@ -86,7 +86,7 @@ fn lane_failure(error: &LaneError) -> Option<&'static str> {
         LaneError::TimedOut { .. } => Some("timed_out"),
         LaneError::ClosedByPeer { code: Some(CloseCode::Done), .. } => None,
         LaneError::ClosedByPeer { .. } => Some("closed_by_peer"),
-        LaneError::StreamGivenUp | LaneError::ClosedHere => None,
+        LaneError::StreamGivenUp | LaneError::ClosedLocally => None,
         _ => Some("connection_lost"),
     }
 }

@@ -81,7 +81,7 @@ fn only_the_model_leaves_its_folder() {
     assert_eq!(names, [&["README.md", "alias.json"], &files::SHARDED[1..]].concat());
     assert!(serves.contains("2 weight files") && serves.contains("alias.json"), "{serves}");
     for part in [
-        "id_rsa (not known as a file of models)",
+        "id_rsa (not a known model file)",
         "passwords.txt (",
         "linked.json (a link that leads out",
         "--all-files",

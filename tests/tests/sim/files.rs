@@ -36,7 +36,7 @@ fn a_mirror_is_what_was_served() {
 
 async fn publish(server: &Server, name: &str, path: &Path) {
     let files = TensorFiles::open(path).unwrap();
-    assert_eq!(files.left_out(), []);
+    assert_eq!(files.skipped(), []);
     let staged = files.stage(&server.staging()).unwrap();
     // The manifest and the bytes are the same, staged or borrowed.
     let borrowed = files.borrow(&server.staging()).unwrap();

@@ -324,8 +324,8 @@ fn a_close_is_heard() {
             closing.settle().await;
             closing.close(CloseCode::ShuttingDown, "back at ten\n");
             closing.close(CloseCode::Internal, "too late");
-            assert_eq!(closing.ended(), Some(LaneError::ClosedHere));
-            assert_eq!(closing.open_data(0).await.unwrap_err(), LaneError::ClosedHere);
+            assert_eq!(closing.ended(), Some(LaneError::ClosedLocally));
+            assert_eq!(closing.open_data(0).await.unwrap_err(), LaneError::ClosedLocally);
             let heard = tokio::join!(other.closed(), closing.flush_close()).0;
             let (code, text) = (Some(CloseCode::ShuttingDown), r"back at ten\n".to_owned());
             assert_eq!(heard, LaneError::ClosedByPeer { peer: other.peer(), code, text });
@@ -349,7 +349,7 @@ fn a_lane_ends_with_its_owner() {
             matches!(heard, LaneError::ClosedByPeer { code: Some(CloseCode::ShuttingDown), .. }),
             "{heard}"
         );
-        assert_eq!(server.closed().await, LaneError::ClosedHere);
+        assert_eq!(server.closed().await, LaneError::ClosedLocally);
         assert!(stage.listener.accept().await.is_none());
         drop((server, client));
         stage.listener.wait_idle().await;

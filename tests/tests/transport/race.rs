@@ -5,7 +5,7 @@ use tensor_relay_tests::{
     pair::{Sim, simulate},
     simnet::Path,
 };
-use tensor_relay_transport::{ConnectError, Connector, KindReason, Lane, LaneKind, Listener, Transport};
+use tensor_relay_transport::{ConnectError, Connector, Lane, LaneKind, LaneKindReason, Listener, Transport};
 
 /// A way of this many milliseconds in each direction.
 fn way(delay_ms: u64) -> Path {
@@ -37,16 +37,16 @@ fn connector(sim: &Sim) -> Connector {
     sim.connector(1).with_transport(Transport::Auto)
 }
 
-fn what(lane: &Lane) -> (LaneKind, KindReason) {
+fn what(lane: &Lane) -> (LaneKind, LaneKindReason) {
     (lane.kind(), lane.reason())
 }
 
 #[test]
 fn a_short_way_takes_tcp_and_a_long_one_quic() {
     for (delay_ms, expected) in [
-        (1, (LaneKind::Tcp, KindReason::ShortPath)),
-        (20, (LaneKind::Quic, KindReason::Answered)),
-        (150, (LaneKind::Quic, KindReason::Answered)),
+        (1, (LaneKind::Tcp, LaneKindReason::ShortPath)),
+        (20, (LaneKind::Quic, LaneKindReason::Answered)),
+        (150, (LaneKind::Quic, LaneKindReason::Answered)),
     ] {
         simulate(3, async |sim| {
             sim.net.set_path(way(delay_ms));
@@ -63,10 +63,10 @@ fn udp_that_is_silent_is_not_waited_for_twice() {
         sim.net.set_path(way(20));
         let connector = connector(&sim);
         let (lane, first_ms) = connect(&sim, &connector, Transport::Tcp).await;
-        assert_eq!(what(&lane.unwrap()), (LaneKind::Tcp, KindReason::UdpSilent));
+        assert_eq!(what(&lane.unwrap()), (LaneKind::Tcp, LaneKindReason::UdpSilent));
         tokio::time::sleep(Duration::from_secs(1)).await;
         let (lane, second_ms) = connect(&sim, &connector, Transport::Tcp).await;
-        assert_eq!(what(&lane.unwrap()), (LaneKind::Tcp, KindReason::UdpSilent));
+        assert_eq!(what(&lane.unwrap()), (LaneKind::Tcp, LaneKindReason::UdpSilent));
         assert!((250..1_000).contains(&first_ms) && second_ms < 200, "{first_ms} ms, then {second_ms} ms");
     });
 }
@@ -76,7 +76,7 @@ fn tcp_that_nobody_answers_costs_no_time() {
     simulate(5, async |sim| {
         sim.net.set_path(way(1));
         let (lane, took_ms) = connect(&sim, &connector(&sim), Transport::Quic).await;
-        assert_eq!(what(&lane.unwrap()), (LaneKind::Quic, KindReason::Answered));
+        assert_eq!(what(&lane.unwrap()), (LaneKind::Quic, LaneKindReason::Answered));
         assert!(took_ms < 50, "{took_ms} ms");
     });
 }

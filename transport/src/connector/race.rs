@@ -7,7 +7,7 @@ use tokio::{
 };
 
 use super::{ConnectError, Connector};
-use crate::{Fingerprint, KindReason, Lane, LaneError, LaneKind, Transport};
+use crate::{Fingerprint, Lane, LaneError, LaneKind, LaneKindReason, Transport};
 
 /// The head start of each address before the next is tried, and of QUIC before TCP on a long path (RFC 8305 recommends
 /// 250 ms).
@@ -139,12 +139,12 @@ impl Connector {
 
     fn over_tcp(&self, lane: Lane, is_short: bool) -> Lane {
         self.only_tcp.store(!is_short, Ordering::Relaxed);
-        lane.because(if is_short { KindReason::ShortPath } else { KindReason::UdpSilent })
+        lane.because(if is_short { LaneKindReason::ShortPath } else { LaneKindReason::UdpSilent })
     }
 
     fn over_quic(&self, lane: Lane) -> Lane {
         self.only_tcp.store(false, Ordering::Relaxed);
-        lane.because(KindReason::Answered)
+        lane.because(LaneKindReason::Answered)
     }
 }
 

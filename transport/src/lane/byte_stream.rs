@@ -187,7 +187,7 @@ impl Connection {
 
     pub(super) fn close(&self, code: CloseCode, text: &str) {
         let farewell = Farewell::Close(code, text.to_owned());
-        self.0.shared.end(End { error: LaneError::ClosedHere, farewell });
+        self.0.shared.end(End { error: LaneError::ClosedLocally, farewell });
     }
 
     pub(super) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
@@ -235,7 +235,7 @@ impl Connection {
 impl Drop for Handle {
     fn drop(&mut self) {
         let farewell = Farewell::Close(CloseCode::Done, String::new());
-        self.shared.end(End { error: LaneError::ClosedHere, farewell });
+        self.shared.end(End { error: LaneError::ClosedLocally, farewell });
     }
 }
 

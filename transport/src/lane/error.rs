@@ -42,7 +42,7 @@ pub enum LaneError {
     },
     /// This process closed the lane.
     #[error("this process closed the connection")]
-    ClosedHere,
+    ClosedLocally,
     /// This process closed the lane because the peer does not read its control stream: it hangs, breaks the rules, or
     /// its close was lost.
     #[error("the peer {peer} does not read its control messages: {detail}")]

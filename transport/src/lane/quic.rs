@@ -196,7 +196,7 @@ pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError 
     match error {
         ConnectionError::TimedOut => LaneError::TimedOut { peer },
         ConnectionError::Reset => LaneError::Reset { peer },
-        ConnectionError::LocallyClosed => LaneError::ClosedHere,
+        ConnectionError::LocallyClosed => LaneError::ClosedLocally,
         ConnectionError::ApplicationClosed(close) => {
             LaneError::closed_by(peer, close.error_code.into_inner(), &close.reason)
         }

@@ -77,7 +77,7 @@ impl Driver {
                 }
                 code = closed_from_outside(&mut closing) => {
                     let farewell = Farewell::Close(code, String::new());
-                    shared.end(End { error: LaneError::ClosedHere, farewell });
+                    shared.end(End { error: LaneError::ClosedLocally, farewell });
                 }
             }
         }

@@ -1,26 +1,26 @@
-//! [`LeftOut`]: entries that are not served although they are next to served files.
+//! [`SkippedEntry`]: an entry next to served files that is not served.
 
 use std::fmt;
 
 /// An entry that is not served, and why. Report it to the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct SkippedEntry {
     /// The file, the archive's entry or the metadata key.
     pub name: String,
     /// The reason.
-    pub reason: LeftOutReason,
+    pub reason: SkipReason,
 }
 
 /// Why an entry is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum LeftOutReason {
+pub enum SkipReason {
     /// It is hidden.
     Hidden,
     /// It is a folder.
     Folder,
     /// It is a pipe, a device, or a dangling link.
-    NoFile,
+    NotAFile,
     /// Receivers would refuse its name.
     Name,
     /// It is a link to a file outside the folder.
@@ -36,37 +36,37 @@ pub enum LeftOutReason {
     /// It exceeds the maximum size of all side files.
     NoRoom,
     /// It is an archive entry without an array.
-    NoArray,
+    NotAnArray,
     /// It is a metadata key whose values in the files of weights differ.
     Metadata,
 }
 
-impl LeftOut {
-    pub(super) fn new(name: String, reason: LeftOutReason) -> Self {
+impl SkippedEntry {
+    pub(super) fn new(name: String, reason: SkipReason) -> Self {
         Self { name, reason }
     }
 }
 
-impl fmt::Display for LeftOutReason {
+impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Hidden => "hidden",
             Self::Folder => "a folder",
-            Self::NoFile => "not a regular file",
-            Self::Name => "a name that receivers do not write",
+            Self::NotAFile => "not a regular file",
+            Self::Name => "a name that receivers refuse to write",
             Self::LeadsOut => "a link that leads out of the folder",
-            Self::NotOfModel => "not known as a file of models",
+            Self::NotOfModel => "not a known model file",
             Self::OtherFormat => "weights in another format",
             Self::NotInIndex => "weights that the index does not name",
             Self::BesideModel => "weights beside model.safetensors",
-            Self::NoRoom => "too large beside the weights, which may have 64 MiB of other files with them",
-            Self::NoArray => "an entry that is not an array",
+            Self::NoRoom => "too large: at most 64 MiB of files other than weights are served",
+            Self::NotAnArray => "an entry that is not an array",
             Self::Metadata => "metadata that is not the same in all files",
         })
     }
 }
 
-impl fmt::Display for LeftOut {
+impl fmt::Display for SkippedEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.name, self.reason)
     }
