@@ -1,6 +1,6 @@
 //! The base of a subscription: a private copy of a version, against which later versions are encoded.
 //!
-//! It is never the user's snapshot, which the user may write. Its memory has a budget of its own, shared by all
+//! It is never the user's snapshot, which the user may write. Its memory has a separate budget, shared by all
 //! subscriptions of a session.
 
 mod copy;
@@ -34,8 +34,8 @@ pub(crate) struct Base {
     copy: Option<(ManifestDigest, Arc<Shared>)>,
     /// The manifest of the last committed version.
     committed: Option<ManifestDigest>,
-    /// The current version.
-    under_way: Option<PendingBase>,
+    /// The version in transfer.
+    pending: Option<PendingBase>,
     /// The base offered to the server on this connection.
     offered: Option<VersionKey>,
     /// Whether missing memory was logged.
@@ -44,7 +44,7 @@ pub(crate) struct Base {
 
 #[derive(Debug)]
 struct PendingBase {
-    of: VersionKey,
+    version: VersionKey,
     manifest: ManifestDigest,
     /// Whether the copy becomes this version.
     keep: bool,
@@ -79,14 +79,14 @@ impl Base {
             workers,
             copy: None,
             committed: None,
-            under_way: None,
+            pending: None,
             offered: None,
             is_shortage_logged: false,
         }
     }
 
-    /// The base to name on a new connection: the version against which the server may encode the chunks that are not
-    /// `held` of a continued version, or all of the next one.
+    /// The base to name on a new connection: the version against which the server may encode the missing chunks
+    /// of a continued version, of which `held` are received, or all chunks of the next one.
     pub(crate) fn offer(&mut self, held: Option<&RangeSet>) -> Option<VersionKey> {
         let none = RangeSet::new();
         let (_, shared) = self.copy.as_ref()?;
@@ -96,35 +96,36 @@ impl Base {
 
     /// Starts a version with `selection`. Returns the version that its chunks may be encoded against.
     pub(crate) fn begin(&mut self, announce: &Announce, selection: &Selection) -> Option<Version> {
-        let fits = self.copy.as_ref().is_some_and(|(manifest, _)| *manifest == announce.manifest);
-        if !fits {
-            self.give_back(); // Before the next copy allocates memory.
+        let has_same_manifest =
+            self.copy.as_ref().is_some_and(|(manifest, _)| *manifest == announce.manifest);
+        if !has_same_manifest {
+            self.release_copy(); // Before the next copy allocates memory.
         }
         let is_first = self.committed != Some(announce.manifest);
         if announce.may_be_base && !is_first && self.copy.is_none() {
             self.copy = self.allocate(selection).map(|copy| (announce.manifest, copy));
         }
-        self.set_under_way(announce)
+        self.set_pending(announce)
     }
 
     /// Continues the current version over another connection. Returns the base of its remaining chunks.
     pub(crate) fn resume(&mut self, announce: &Announce) -> Option<Version> {
-        self.set_under_way(announce)
+        self.set_pending(announce)
     }
 
-    fn set_under_way(&mut self, announce: &Announce) -> Option<Version> {
-        let (of, manifest) = ((announce.id.epoch, announce.id.version), announce.manifest);
-        let against = self.offered.filter(|(epoch, version)| *epoch == of.0 && *version < of.1);
+    fn set_pending(&mut self, announce: &Announce) -> Option<Version> {
+        let (version, manifest) = ((announce.id.epoch, announce.id.version), announce.manifest);
+        let against = self.offered.filter(|(epoch, base)| *epoch == version.0 && *base < version.1);
         let keep = announce.may_be_base && self.copy.is_some();
-        self.under_way = Some(PendingBase { of, manifest, keep, against });
+        self.pending = Some(PendingBase { version, manifest, keep, against });
         against.map(|(_, version)| version)
     }
 
     /// The base data needed to decode `chunk`; `None` without a base.
     pub(crate) fn chunk(&self, chunk: ChunkIndex) -> Option<Chunk> {
         let (_, shared) = self.copy.as_ref()?;
-        let under_way = self.under_way.as_ref()?;
-        let PendingBase { of: becomes, keep, against, .. } = *under_way;
+        let pending = self.pending.as_ref()?;
+        let PendingBase { version: becomes, keep, against, .. } = *pending;
         (keep || against.is_some()).then(|| Chunk {
             shared: Arc::clone(shared),
             chunk,
@@ -136,25 +137,25 @@ impl Base {
 
     /// Handles the commit of the version in transfer; returns whether it is the base now.
     pub(crate) fn handle_committed(&mut self) -> bool {
-        let under_way = self.under_way.take();
-        self.committed = under_way.as_ref().map(|now| now.manifest);
-        let of = under_way.as_ref().map(|now| now.of);
-        let keep = under_way.is_some_and(|now| now.keep);
+        let pending = self.pending.take();
+        self.committed = pending.as_ref().map(|now| now.manifest);
+        let version = pending.as_ref().map(|now| now.version);
+        let keep = pending.is_some_and(|now| now.keep);
         let common = self.copy.as_ref().and_then(|(_, shared)| shared.copy().common_version());
-        self.offered = common.filter(|common| Some(*common) == of);
+        self.offered = common.filter(|common| Some(*common) == version);
         match (self.offered, keep) {
             (Some(_), _) => return true,
             (None, true) => self.copy = None, // The next copy reuses its memory.
-            (None, false) => self.give_back(),
+            (None, false) => self.release_copy(),
         }
         false
     }
 
     /// Frees the copy's memory, because no version of this topic will need it soon.
-    fn give_back(&mut self) {
+    fn release_copy(&mut self) {
         self.offered = None;
-        let had_one = self.copy.take().is_some();
-        if let Some(memory) = self.memory.clone().filter(|_| had_one) {
+        let had_copy = self.copy.take().is_some();
+        if let Some(memory) = self.memory.clone().filter(|_| had_copy) {
             self.workers.begin(move || memory.release_cached());
         }
     }
@@ -162,7 +163,7 @@ impl Base {
     /// Gives up the current version, and the base with it. A worker that still writes a chunk writes to memory that is
     /// no longer read.
     pub(crate) fn handle_given_up(&mut self) {
-        (self.copy, self.under_way, self.offered) = (None, None, None);
+        (self.copy, self.pending, self.offered) = (None, None, None);
     }
 
     /// Allocates memory for a copy of the selection, within the budget.
@@ -172,14 +173,14 @@ impl Base {
         match memory.allocate(usize::try_from(bytes).ok()?) {
             Ok(mut region) => {
                 let chunks = selection.chunks().iter().map_while(|chunk| {
-                    let place = selection.place(ChunkIndex(chunk))?;
-                    Some((chunk, region.split_to((place.end - place.start) as usize)?))
+                    let range = selection.place(ChunkIndex(chunk))?;
+                    Some((chunk, region.split_to((range.end - range.start) as usize)?))
                 });
                 Some(Arc::new(Shared(Mutex::new(chunks.collect()))))
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.is_shortage_logged, true) {
-                    tracing::info!(payload_bytes = bytes, %error, "A topic gets no deltas: there is no memory for the copy that they are applied to.");
+                    tracing::info!(payload_bytes = bytes, %error, "A topic receives no deltas: there is no memory for the copy that they are applied to.");
                 }
                 None
             }
@@ -189,7 +190,7 @@ impl Base {
 
 impl Drop for Base {
     fn drop(&mut self) {
-        self.give_back();
+        self.release_copy();
     }
 }
 
@@ -200,14 +201,14 @@ impl Chunk {
         if !is_delta && !self.keep {
             return None;
         }
-        let (of, memory) = self.shared.copy().take(self.chunk)?;
-        (!is_delta || of == self.against).then_some(ingress::Base { memory, keep: self.keep })
+        let (version, memory) = self.shared.copy().take(self.chunk)?;
+        (!is_delta || version == self.against).then_some(ingress::Base { memory, keep: self.keep })
     }
 
-    /// Puts the memory back. It is of the current version now, if that becomes the base.
+    /// Puts the memory back. If the current version becomes the base, the memory now holds that version.
     pub(crate) fn put(&self, base: ingress::Base) {
-        let of = if base.keep { Some(self.becomes) } else { self.against };
-        self.shared.copy().put(self.chunk, of, base.memory);
+        let version = if base.keep { Some(self.becomes) } else { self.against };
+        self.shared.copy().put(self.chunk, version, base.memory);
     }
 }
 
@@ -227,12 +228,12 @@ mod tests {
         Selection::all(Arc::new(Manifest::layout(vec![spec], vec![], 256, &Limits::default()).unwrap()))
     }
 
-    fn of(version: u64) -> VersionKey {
+    fn key(version: u64) -> VersionKey {
         (Epoch(1), Version(version))
     }
 
     fn announce(version: u64, may_be_base: bool) -> Announce {
-        let (epoch, version) = of(version);
+        let (epoch, version) = key(version);
         Announce {
             subscription: SubscriptionId(1),
             id: VersionId { topic: Topic::new("t").unwrap(), epoch, version },
@@ -245,7 +246,7 @@ mod tests {
         }
     }
 
-    /// Decodes chunks of the version under way. For each chunk in `torn`, the worker fails after it took the memory.
+    /// Decodes chunks of the version in transfer. For each chunk in `torn`, the worker fails after it took the memory.
     fn decode(base: &Base, chunks: impl IntoIterator<Item = u32>, is_delta: bool, torn: &[u32]) {
         for number in chunks {
             let Some(chunk) = base.chunk(ChunkIndex(number)) else { continue };
@@ -256,14 +257,14 @@ mod tests {
         }
     }
 
-    /// Receives a version of which no copy is made.
+    /// Receives a version without making a copy of it.
     fn receive_without_copy(base: &mut Base, version: u64) {
         assert_eq!(base.begin(&announce(version, true), &selection()), None);
         decode(base, 0..CHUNKS, false, &[]);
         assert!(!base.handle_committed());
     }
 
-    /// A base that is version 1, the second one of its manifest.
+    /// A base that holds version 1, the second version of its manifest.
     fn first_base() -> Base {
         let mut base = Base::new(Some(HostMemory::new(u64::MAX)), Workers::Inline);
         receive_without_copy(&mut base, 0);
@@ -281,7 +282,7 @@ mod tests {
             assert_eq!(base.begin(&announce(version, true), &selection()), Some(Version(version - 1)));
             decode(&base, 0..CHUNKS, true, &[]);
             assert!(base.handle_committed());
-            assert_eq!(base.offer(None), Some(of(version)));
+            assert_eq!(base.offer(None), Some(key(version)));
         }
     }
 
@@ -316,14 +317,14 @@ mod tests {
             None,
             "one chunk is of version 2, the others of version 1"
         );
-        assert_eq!(base.offer(Some(&RangeSet::from_range(0..1))), Some(of(1)), "if the result had arrived");
+        assert_eq!(base.offer(Some(&RangeSet::from_range(0..1))), Some(key(1)), "if the result had arrived");
         assert_eq!(base.resume(&announce(2, true)), Some(Version(1)));
         let applied = base.chunk(ChunkIndex(0)).unwrap();
         assert!(applied.take(true).is_none(), "it is not of version 1 any more");
     }
 
     #[test]
-    fn a_version_given_up_or_not_kept_ends_the_base() {
+    fn an_aborted_or_unkept_version_ends_the_base() {
         let mut base = first_base();
         base.begin(&announce(2, true), &selection());
         let late = base.chunk(ChunkIndex(1)).unwrap();

@@ -1,4 +1,4 @@
-//! A copy of a version in pieces, each labelled with its version. Pure.
+//! A copy of a version in chunks, each labelled with its version. Pure.
 
 use super::VersionKey;
 use std::collections::BTreeMap;
@@ -8,41 +8,41 @@ use tensor_relay_protocol::{ChunkIndex, RangeSet};
 #[derive(Debug)]
 pub(crate) struct Copy<M> {
     /// `None` while a chunk is lent. If it is never put back, the copy is never complete again.
-    pieces: BTreeMap<u32, Option<Piece<M>>>,
+    chunks_by_index: BTreeMap<u32, Option<StoredChunk<M>>>,
 }
 
 #[derive(Debug)]
-struct Piece<M> {
+struct StoredChunk<M> {
     /// `None` for memory that holds nothing yet.
-    of: Option<VersionKey>,
+    version: Option<VersionKey>,
     memory: M,
 }
 
 impl<M> Default for Copy<M> {
     fn default() -> Self {
-        Self { pieces: BTreeMap::new() }
+        Self { chunks_by_index: BTreeMap::new() }
     }
 }
 
 impl<M> FromIterator<(u32, M)> for Copy<M> {
     /// An empty copy, with memory for these chunks.
     fn from_iter<I: IntoIterator<Item = (u32, M)>>(chunks: I) -> Self {
-        let piece = |(chunk, memory)| (chunk, Some(Piece { of: None, memory }));
-        Self { pieces: chunks.into_iter().map(piece).collect() }
+        let stored = |(chunk, memory)| (chunk, Some(StoredChunk { version: None, memory }));
+        Self { chunks_by_index: chunks.into_iter().map(stored).collect() }
     }
 }
 
 impl<M> Copy<M> {
     /// Lends the memory of `chunk`, with its version. `None` when it is lent, or there is no such chunk.
     pub(crate) fn take(&mut self, chunk: ChunkIndex) -> Option<(Option<VersionKey>, M)> {
-        let piece = self.pieces.get_mut(&chunk.0)?.take()?;
-        Some((piece.of, piece.memory))
+        let stored = self.chunks_by_index.get_mut(&chunk.0)?.take()?;
+        Some((stored.version, stored.memory))
     }
 
-    /// Takes back lent memory, now of version `of`.
-    pub(crate) fn put(&mut self, chunk: ChunkIndex, of: Option<VersionKey>, memory: M) {
-        if let Some(piece @ None) = self.pieces.get_mut(&chunk.0) {
-            *piece = Some(Piece { of, memory });
+    /// Takes back lent memory, now of `version`.
+    pub(crate) fn put(&mut self, chunk: ChunkIndex, version: Option<VersionKey>, memory: M) {
+        if let Some(stored @ None) = self.chunks_by_index.get_mut(&chunk.0) {
+            *stored = Some(StoredChunk { version, memory });
         }
     }
 
@@ -53,10 +53,10 @@ impl<M> Copy<M> {
 
     /// The common version of the chunks that are not `held`, if there is one.
     pub(crate) fn common_version_except(&self, held: &RangeSet) -> Option<VersionKey> {
-        let mut pieces = self.pieces.iter().filter(|(chunk, _)| !held.contains(**chunk));
-        let of = |piece: &Option<Piece<M>>| piece.as_ref().and_then(|piece| piece.of);
-        let first = of(pieces.next()?.1)?;
-        pieces.all(|(_, piece)| of(piece) == Some(first)).then_some(first)
+        let mut remaining = self.chunks_by_index.iter().filter(|(chunk, _)| !held.contains(**chunk));
+        let version_of = |stored: &Option<StoredChunk<M>>| stored.as_ref().and_then(|stored| stored.version);
+        let first = version_of(remaining.next()?.1)?;
+        remaining.all(|(_, stored)| version_of(stored) == Some(first)).then_some(first)
     }
 }
 
@@ -68,7 +68,7 @@ mod tests {
 
     const CHUNKS: u32 = 5;
 
-    fn of(version: u64) -> VersionKey {
+    fn key(version: u64) -> VersionKey {
         (Epoch(1), Version(version))
     }
 
@@ -96,26 +96,26 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_whole_when_every_chunk_is_of_one_version() {
+    fn a_copy_is_complete_when_all_chunks_have_one_version() {
         let mut copy: Copy<u32> = (0..3).map(|chunk| (chunk, chunk)).collect();
         assert_eq!(copy.common_version(), None, "it holds nothing yet");
         for chunk in 0..3 {
             let (of_before, memory) = copy.take(ChunkIndex(chunk)).unwrap();
             assert_eq!((of_before, memory), (None, chunk));
             assert_eq!(copy.common_version(), None);
-            copy.put(ChunkIndex(chunk), Some(of(1)), memory);
+            copy.put(ChunkIndex(chunk), Some(key(1)), memory);
         }
-        assert_eq!(copy.common_version(), Some(of(1)));
+        assert_eq!(copy.common_version(), Some(key(1)));
         let (_, memory) = copy.take(ChunkIndex(1)).unwrap();
         assert_eq!(copy.take(ChunkIndex(1)), None, "it is lent once");
         assert_eq!(
             (copy.common_version(), copy.common_version_except(&RangeSet::from_range(1..2))),
-            (None, Some(of(1)))
+            (None, Some(key(1)))
         );
-        copy.put(ChunkIndex(1), Some(of(2)), memory);
+        copy.put(ChunkIndex(1), Some(key(2)), memory);
         assert_eq!(
             (copy.common_version(), copy.common_version_except(&RangeSet::from_range(1..2))),
-            (None, Some(of(1)))
+            (None, Some(key(1)))
         );
         assert_eq!(copy.common_version_except(&RangeSet::from_range(0..3)), None, "no chunk remains");
     }
@@ -124,7 +124,7 @@ mod tests {
         /// After any sequence of takes, puts and lost chunks, the copy agrees with a simple model, and no memory is
         /// lent twice or lost.
         #[test]
-        fn every_chunk_is_of_the_version_that_it_says(steps in prop::collection::vec(step(), 0..60), held in chunks()) {
+        fn every_chunk_has_the_version_of_its_label(steps in prop::collection::vec(step(), 0..60), held in chunks()) {
             let mut copy: Copy<u32> = (0..CHUNKS).map(|chunk| (chunk, chunk)).collect();
             // For each chunk: its version, and whether it is lent.
             let mut model = vec![(None, false); CHUNKS as usize];
@@ -139,7 +139,7 @@ mod tests {
                     }
                     Step::Put { chunk, keep } => {
                         let Some(entry) = model.get_mut(chunk as usize).filter(|(_, lent)| *lent) else { continue };
-                        *entry = (if keep { Some(of(version)) } else { entry.0 }, false);
+                        *entry = (if keep { Some(key(version)) } else { entry.0 }, false);
                         copy.put(ChunkIndex(chunk), entry.0, chunk);
                     }
                     Step::Next => version += 1,
