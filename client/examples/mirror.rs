@@ -15,7 +15,7 @@ async fn main() -> Result<(), Failure> {
         return Err("usage: mirror TICKET GLOB FOLDER".into());
     };
     let (ticket, glob): (Ticket, Glob) = (ticket.parse()?, glob.parse()?);
-    // A version replaces the one before in one step; `Some(3)` would keep the last three beside each other.
+    // A version replaces the previous one atomically; `Some(3)` would keep the last three.
     let mirror = Arc::new(Mirror::new(PathBuf::from(folder), None));
     let client = Client::connect(&ticket, Config::default()).await?;
     let mut topics = client.watch(&glob).await?;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// The first wait, in milliseconds: after a short outage the server is found again at once.
+/// The first wait, in milliseconds: after a short outage the client reconnects immediately.
 const FIRST_MS: u64 = 100;
 
-/// The longest wait, in milliseconds: a server that returns is noticed within seconds.
+/// The longest wait, in milliseconds: a restarted server is found within seconds.
 const LONGEST_MS: u64 = 5_000;
 
 /// The waits between attempts to reach a server.
@@ -19,8 +19,8 @@ impl Backoff {
         Self { next_ms: FIRST_MS }
     }
 
-    /// The next wait. `chance` in 0..=1 spreads the wait over its upper half, so that many clients of one server do not
-    /// all come back at the same moment.
+    /// The next wait. `chance` in 0..=1 spreads the wait over its upper half, so that the clients of one server do not
+    /// all reconnect at the same moment.
     pub(crate) fn next(&mut self, chance: f64) -> Duration {
         let wait_ms = self.next_ms;
         self.next_ms = (wait_ms * 2).min(LONGEST_MS);

@@ -32,13 +32,13 @@ const PROBE_MAX: Duration = Duration::from_secs(12);
 /// A session with one server. Dropping it ends its subscriptions and the connection.
 ///
 /// When the connection is lost, another one is made, with growing waits, for [`Config::reconnect_timeout`].
-/// Subscriptions resume: of a version under way, only the missing chunks are sent.
+/// Subscriptions resume: only the missing chunks of a version in transfer are sent.
 #[derive(Debug)]
 pub struct Client {
     server: Welcome,
     state: Arc<State>,
     /// Unbounded, because a destructor must be able to unsubscribe. It stays short: each call sends one command, which
-    /// is handled at once.
+    /// is handled promptly.
     commands: mpsc::UnboundedSender<Command>,
     reconnector: JoinHandle<()>,
     answer_timeout: Duration,
@@ -46,8 +46,8 @@ pub struct Client {
     limits: SubscriptionLimits,
 }
 
-/// The host memory used by a client's versions. Not included: a transfer under way uses up to twice its credit, for
-/// bytes received by QUIC and for encoded chunks.
+/// The host memory used by a client's versions. Not included are the buffers of transfers: up to twice the credit
+/// of each, for bytes received by QUIC and for encoded chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryStats {
     /// Snapshots that are being received, are ready, or are held by their user.
@@ -62,21 +62,21 @@ impl Client {
     /// Connects to the server that `ticket` names, over this machine's network with the default tuning.
     ///
     /// # Errors
-    /// [`ClientError`] distinguishes no answer, the wrong server and a refusal.
+    /// [`ClientError`], which distinguishes no answer, the wrong server and a refusal.
     pub async fn connect(ticket: &Ticket, config: Config) -> Result<Self, ClientError> {
         Self::connect_with(&Connector::new(Tuning::default()), ticket, config).await
     }
 
-    /// Connects through `connector`. The first connection is tried once; only lost ones are retried.
+    /// Connects through `connector`. A failed first connection is not retried; lost connections are.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect).
     pub async fn connect_with(
         connector: &Connector,
         ticket: &Ticket,
         config: Config,
     ) -> Result<Self, ClientError> {
-        let config = config.within_reason();
+        let config = config.clamped();
         let mut connector = connector.clone().at(&config.lane_addresses).with_transport(config.transport);
         if let Some(identity) = &config.identity {
             connector = connector.with_identity(Arc::clone(identity));
@@ -120,7 +120,7 @@ impl Client {
     /// Subscribes to the newest versions of `topic`, which need not exist yet.
     ///
     /// # Errors
-    /// As [`subscribe_to`](Self::subscribe_to).
+    /// Those of [`subscribe_to`](Self::subscribe_to).
     pub async fn subscribe(&self, topic: &Topic) -> Result<Subscription, ClientError> {
         self.subscribe_to(Request::latest(topic.clone())).await
     }
@@ -128,8 +128,8 @@ impl Client {
     /// Subscribes according to `request`. Its topic need not exist yet.
     ///
     /// # Errors
-    /// [`ClientError`] when the session has ended, the selection is too large for a message, or mode `latest` is to
-    /// begin at another version than the newest or the next. Later errors are returned by [`next`](Subscription::next).
+    /// [`ClientError`] when the session has ended, the selection is too large for a message, or a request in mode
+    /// `latest` starts at another version than the newest or the next. Later errors are returned by [`next`](Subscription::next).
     pub async fn subscribe_to(&self, request: Request) -> Result<Subscription, ClientError> {
         request.check()?;
         let (reply, answer) = oneshot::channel();
@@ -166,11 +166,11 @@ impl Client {
     }
 
     /// Measures the rate of the session's first lane: the server sends `bytes` filler bytes, at most
-    /// [`ProbeBytes::MAX`], beside its other traffic. `None` if the server does not support probes, has too many to
-    /// answer, or grants this client no topic.
+    /// [`ProbeBytes::MAX`], in addition to its other traffic. `None` if the server does not support probes, answers too
+    /// many already, or grants this client no topic.
     ///
     /// # Errors
-    /// [`ClientError`] when the session has ended, another probe is under way, or this one takes more than twelve
+    /// [`ClientError`] when the session has ended, another probe is in progress, or this one takes more than twelve
     /// seconds.
     pub async fn probe(&self, bytes: ProbeBytes) -> Result<Option<ProbeResult>, ClientError> {
         if !self.server.features.contains(Feature::Probe) {
@@ -191,7 +191,7 @@ impl Client {
         self.state.lost.borrow().clone()
     }
 
-    /// The transport that the session runs over now, and why it was chosen.
+    /// The session's current transport, and why it was chosen.
     pub fn transport(&self) -> (LaneKind, LaneKindReason) {
         let lane = self.state.lane.borrow();
         (lane.kind(), lane.reason())
@@ -249,7 +249,7 @@ impl Client {
         let _ = (&mut self.reconnector).await;
     }
 
-    /// Whether the session has ended for good: only a new client can connect again.
+    /// Whether the session has ended: only a new client can connect again.
     pub fn has_ended(&self) -> bool {
         self.state.ended.borrow().is_some()
     }
@@ -274,7 +274,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // A command instead of an abort, so that the session closes its connection and returns its memory in order.
+        // A command instead of an abort, so that the session closes its connection and then releases its memory.
         let _ = self.commands.send(Command::Close);
     }
 }

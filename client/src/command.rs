@@ -18,7 +18,7 @@ pub(crate) enum Command {
     },
     Acknowledge(SubscriptionId, Epoch, Version),
     /// Lends buffers for the next version, or withdraws the offer.
-    Give(SubscriptionId, Option<Lent>),
+    LendBuffers(SubscriptionId, Option<Lent>),
     /// Starts a watch; the answer is `None` at the maximum number of watches.
     Watch(Glob, oneshot::Sender<Option<Watching>>),
     Unwatch(WatchId),

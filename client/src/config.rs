@@ -5,21 +5,21 @@ use tensor_relay_device::Device;
 use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits};
 use tensor_relay_transport::{Identity, Transport, Workers};
 
-/// The most lanes of a session. Beyond them, a network card or memory is the bottleneck.
+/// The maximum number of lanes of a session. Beyond it, a network card or memory is the bottleneck.
 pub const LANES_MAX: u32 = 16;
 
-/// The number of lanes of a session: connections to the server, each with a socket and a thread of its own. A server
-/// may allow fewer.
+/// The number of lanes of a session: connections to the server, each with its own socket and thread. A server may
+/// allow fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lanes {
     /// Automatic: starts with one lane. During large versions, the number doubles as long as that makes transfers at
     /// least a tenth faster, up to half the number of processors. With two processors: one lane.
     #[default]
     Auto,
-    /// Automatic, up to this many, from 1 to 16, independent of the number of processors: for containers that may not
-    /// use all processors they see, or for slow lanes while processors are idle.
+    /// Automatic, up to this number, from 1 to 16, whatever the number of processors: for containers that may not use
+    /// all visible processors, or for slow lanes and idle processors.
     UpTo(u32),
-    /// Exactly this many, from 1 to 16.
+    /// Exactly this number, from 1 to 16.
     Fixed(u32),
 }
 
@@ -50,16 +50,16 @@ pub struct Config {
     /// for reuse. Default: unlimited. A version that does not fit is reported as an error; the process does not abort.
     pub memory_bytes: u64,
     /// The maximum memory of bases: copies of versions to which deltas are applied. Default 4 GiB for all subscriptions
-    /// of a session together, enough for most models. A base is as large as its subscription's selection, lies in host
+    /// of a session together, enough for most models. A base is as large as its subscription's selection, is in host
     /// memory even if versions are received on a device, and costs one copy of each received byte. Without a base, the
     /// server sends no deltas. 0 disables bases.
     pub base_bytes: u64,
-    /// The device that versions are received on; by default, they are received in host memory. Snapshots are then [on
-    /// the device](crate::Snapshot::is_on_device), and its memory bounds them, as `memory_bytes` does on the host.
+    /// The device that receives versions. Default: none, host memory receives them. With a device, snapshots are [on the
+    /// device](crate::Snapshot::is_on_device), and its memory bounds them, as `memory_bytes` does on the host.
     ///
     /// A chunk occupies one of the device's slots from its first byte until it is copied. Provide more slots than
     /// `credit_chunks` times lanes for each subscription, each as long as the server's chunks (4 MiB by default). With
-    /// fewer slots, subscriptions wait for each other; chunks longer than a slot are copied once more.
+    /// fewer slots, subscriptions wait for each other; chunks longer than a slot cost another copy.
     pub device: Option<Device>,
     /// The number of lanes of a session. Default: automatic.
     pub lanes: Lanes,
@@ -70,17 +70,17 @@ pub struct Config {
     /// The local addresses that lanes use in turn: one for each network card. Default: the system chooses an address,
     /// and so one card.
     pub lane_addresses: Vec<IpAddr>,
-    /// How many chunks of one subscription may be in transit at once for each lane. Default 8: QUIC needs two in
+    /// The maximum number of chunks of one subscription in transit for each lane. Default 8: QUIC needs two in
     /// flight; the other six cover the time for encoding, for decoding, and for credit to reach the server.
     pub credit_chunks: u32,
     /// How long a subscription waits for a topic that does not exist yet, counted from the request. Default 10 s.
     pub topic_timeout: Duration,
-    /// The time without a received byte after which a version under way is given up. Default 30 s.
+    /// The time without a received byte after which the version in transfer is aborted. Default 30 s.
     pub stall_timeout: Duration,
     /// How long to try to reconnect before subscriptions end with the connection. Default 60 s. Zero: not at all.
     pub reconnect_timeout: Duration,
-    /// How many snapshots of one subscription the user may hold, beside the one that is ready and the one being
-    /// received. Default 4. It bounds memory: each snapshot holds one version.
+    /// The maximum number of snapshots of one subscription held by the user, in addition to the one that is ready and
+    /// the one being received. Default 4. It bounds memory: each snapshot holds one version.
     pub versions_held_max: usize,
     /// How long [`next`](crate::Subscription::next) waits for the user to drop a snapshot while the user holds the
     /// maximum number. Default 10 s.
@@ -125,7 +125,7 @@ impl Config {
     }
 
     /// The configuration clamped to valid values: credit within servers' limits, and deadlines that a clock can hold.
-    pub(crate) fn within_reason(self) -> Self {
+    pub(crate) fn clamped(self) -> Self {
         Self {
             // Deltas are not offered if they cannot be applied.
             codecs: if self.base_bytes == 0 { self.codecs.without_bases() } else { self.codecs },

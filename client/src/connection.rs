@@ -1,5 +1,5 @@
-//! A connection to the server: its control stream, its lanes, and the tasks that receive their data. It is a source of
-//! events; a session outlives it.
+//! A connection to the server: its control stream, its lanes, and the tasks that receive their data. It
+//! yields events; a session outlives it.
 
 mod lane_task;
 mod lanes;
@@ -61,7 +61,7 @@ pub(crate) enum Event {
     Probe(Result<ProbeResult, LaneError>),
     /// A lane joined the session.
     Joined,
-    /// A lane ended that had requested to join, with or without an answer. The server may have begun chunks on it.
+    /// A lane that had sent `Join` ended. Even without an answer, the server may have started chunks on it.
     Ended(LaneId),
     /// A data stream ended before its header.
     Nothing,
@@ -69,18 +69,18 @@ pub(crate) enum Event {
 
 /// The destination of one chunk.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ChunkTarget {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) range: Range<u64>,
     pub(crate) dtype: Dtype,
-    /// The base's chunk, if it is needed for decoding or to be updated.
+    /// The base's chunk, if decoding needs it or it becomes the new base.
     pub(crate) base: Option<base::Chunk>,
     /// The counters for the chunk.
     pub(crate) tally: Arc<Tally>,
     pub(crate) counters: Arc<Counters>,
 }
 
-/// The reason sent to the server when this end closes a connection.
+/// The reason sent to the server when the client closes a connection.
 #[derive(Debug)]
 pub(crate) struct CloseReason {
     pub(crate) code: CloseCode,
@@ -172,19 +172,20 @@ impl Connection {
         token: StreamToken,
         header: ChunkHeader,
         stream: DataIn,
-        place: Place,
+        target: ChunkTarget,
         ingress: &Ingress,
     ) -> AbortHandle {
-        let ingress = ingress.clone().counting(&place.tally);
+        let ingress = ingress.clone().counting(&target.tally);
         let (lane, verified_bytes) = (stream.lane().clone(), self.lanes.verified_bytes());
         let alive = lane.clone(); // The thread of a lane lives as long as a clone of it.
-        // Boxed: spawning moves a future several times, and this one has kilobytes.
+        // Boxed: spawning moves a future several times, and this one is kilobytes large.
         let receive = Box::pin(async move {
-            let counters = Arc::clone(&place.counters);
+            let counters = Arc::clone(&target.counters);
             let progress: Progress = Arc::new(move |bytes| counters.add_wire(bytes));
-            let range = place.range.clone();
-            let received = match ingress.gather_chunk(stream, &header, range, &*place.sink, &progress).await {
-                Ok(gathered) => finish_chunk(&ingress, gathered, &header, &place).await,
+            let range = target.range.clone();
+            let received = match ingress.gather_chunk(stream, &header, range, &*target.sink, &progress).await
+            {
+                Ok(gathered) => finish_chunk(&ingress, gathered, &header, &target).await,
                 Err(error) => Err(error),
             };
             if received.is_ok() {
@@ -228,7 +229,7 @@ fn log_connected(lane: &Lane) {
     let (peer, transport, why) = (lane.peer(), lane.kind(), lane.reason().text());
     match lane.reason() {
         LaneKindReason::UdpSilent => {
-            tracing::warn!(%peer, "Connected over TCP, because UDP gets no answer. On a long path QUIC would be faster: publish the server's UDP port too, and let firewalls pass it.")
+            tracing::warn!(%peer, "Connected over TCP, because UDP is not answered. On a long path QUIC would be faster: publish the server's UDP port too, and allow it in firewalls.")
         }
         _ => tracing::info!(%peer, %transport, why, "Connected."),
     }
@@ -240,18 +241,18 @@ async fn finish_chunk(
     ingress: &Ingress,
     gathered: Gathered<'_>,
     header: &ChunkHeader,
-    place: &Place,
+    target: &ChunkTarget,
 ) -> Result<Verified, ReceiveError> {
-    let taken = place.base.as_ref().and_then(|base| base.take(header.base.is_some()));
-    let finished = ingress.settle_chunk(gathered, place.dtype, &*place.sink, taken).await;
+    let taken = target.base.as_ref().and_then(|base| base.take(header.base.is_some()));
+    let finished = ingress.settle_chunk(gathered, target.dtype, &*target.sink, taken).await;
     let (verified, taken) = finished?;
-    if let (Some(base), Some(taken)) = (&place.base, taken) {
+    if let (Some(base), Some(taken)) = (&target.base, taken) {
         base.put(taken);
     }
     Ok(verified)
 }
 
-/// The event of an aborted task. A panic is passed on.
+/// The event of an aborted task. A panic is propagated.
 fn aborted(error: JoinError) -> Event {
     match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
@@ -277,7 +278,7 @@ impl Handshake {
         Ok(Self { lane, sender, receiver, welcome })
     }
 
-    /// Opens a lane over `kind` to the server at the other end of `path`; `None` if another server answers there.
+    /// Opens a lane over `kind` to the server of `path`; `None` if another server answers there.
     pub(crate) async fn over(
         kind: LaneKind,
         path: &Path,

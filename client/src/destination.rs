@@ -24,10 +24,10 @@ pub(crate) struct Allocators {
     pub(crate) device: Option<Device>,
 }
 
-/// Receives the bytes of one version, and returns them once they are whole.
+/// Receives the bytes of one version, and returns them once they are complete.
 #[derive(Debug)]
 pub(crate) enum Destination {
-    /// One region for the whole selection.
+    /// One region for the entire selection.
     Memory(Arc<HostSink>),
     /// The user's buffers. Selected tensors without a buffer are discarded.
     Buffers {
@@ -56,7 +56,7 @@ impl Destination {
         match &allocators.device {
             Some(device) => {
                 // This blocks the session's executor, and so all its subscriptions. On a GPU it costs a message to the
-                // engine's thread and back if memory is reused, and milliseconds if memory is new. It takes longer if
+                // engine's thread and back if memory is reused, and milliseconds if it is new. It takes longer if
                 // other memory must be freed first, which may wait for all work of the GPU, or while another driver
                 // call occupies the engine's thread: locking pages takes a third of a second for each GiB. If the
                 // driver hangs, it fails after the engine's `answer_timeout`, 60 s by default.
@@ -77,14 +77,14 @@ impl Destination {
         let fits = lent.expected.fit(selection, lent.sizes().into_iter()).ok()?;
         match lent.memory {
             LentMemory::Host(tensors) => {
-                let parts = in_order(fits, tensors, |region| !region.is_empty());
+                let parts = order_by_range(fits, tensors, |region| !region.is_empty());
                 let starts = parts.iter().map(|(range, _)| range.start).collect();
                 let sink = HostSink::scatter(selection.payload_bytes(), parts, memory.clone()).ok()?;
                 Some(Self::Buffers { sink: Arc::new(sink), starts, writing: lent.writing })
             }
             LentMemory::Device(tensors) => {
-                let parts = in_order(fits, tensors, |buffer| buffer.buffer().len_bytes() > 0);
-                let payload = OnDevice::lent(parts, lent.writing, memory)?;
+                let parts = order_by_range(fits, tensors, |buffer| buffer.buffer().len_bytes() > 0);
+                let payload = OnDevice::from_lent(parts, lent.writing, memory)?;
                 Self::on_device(payload, selection.payload_bytes()).ok()
             }
         }
@@ -108,10 +108,10 @@ impl Destination {
         }
     }
 
-    /// Returns the bytes. The caller guarantees that they are whole and verified.
+    /// Returns the bytes. The caller guarantees that they are complete and verified.
     pub(crate) fn commit(&self) -> Result<Payload, SinkError> {
         match self {
-            Self::Memory(sink) => Ok(Payload::whole(sink.commit()?.pop().unwrap_or_default())),
+            Self::Memory(sink) => Ok(Payload::from_region(sink.commit()?.pop().unwrap_or_default())),
             Self::Buffers { sink, starts, writing } => {
                 let bytes = sink.commit()?.into_iter().map(Region::freeze);
                 let by_start = starts.iter().copied().zip(bytes).collect();
@@ -124,8 +124,8 @@ impl Destination {
         }
     }
 
-    /// The device that this destination waits for, for a slot or for a copy in flight, if any.
-    pub(crate) fn waits_for(&self) -> Option<&Device> {
+    /// The device whose free slot or unfinished copy this destination waits for, if any.
+    pub(crate) fn awaited_device(&self) -> Option<&Device> {
         match self {
             Self::Device { sink, payload } => sink.is_waited_for().then(|| payload.device()),
             Self::Memory(_) | Self::Buffers { .. } => None,
@@ -165,8 +165,8 @@ fn in_order<M>(
 /// The bytes of a version that was received.
 #[derive(Debug, Clone)]
 pub(crate) enum Payload {
-    /// The whole selection in one piece; and the same memory for bindings, whose users may write to it.
-    Whole((Bytes, VolatileBytes)),
+    /// The entire selection in one region; and the same memory for bindings, whose users may write to it.
+    Region((Bytes, VolatileBytes)),
     /// Tensors in the user's buffers.
     Scattered(Arc<Scattered>),
     /// Device memory: all in one piece, or in the user's buffers.
@@ -183,45 +183,45 @@ pub(crate) struct Scattered {
 
 impl Payload {
     /// The empty payload.
-    pub(crate) const EMPTY: Self = Self::Whole((Bytes::new(), VolatileBytes::EMPTY));
+    pub(crate) const EMPTY: Self = Self::Region((Bytes::new(), VolatileBytes::EMPTY));
 
-    pub(crate) fn whole(region: Region) -> Self {
-        Self::Whole(region.freeze_volatile())
+    pub(crate) fn from_region(region: Region) -> Self {
+        Self::Region(region.freeze_volatile())
     }
 
     pub(crate) fn len_bytes(&self) -> u64 {
         match self {
-            Self::Whole((bytes, _)) => bytes.len() as u64,
+            Self::Region((bytes, _)) => bytes.len() as u64,
             Self::Scattered(scattered) => scattered.by_start.values().map(|bytes| bytes.len() as u64).sum(),
             Self::Device(shared) => shared.payload().len_bytes(),
         }
     }
 
     /// The tensors of `selection` that it contains.
-    pub(crate) fn narrow(&self, selection: &Arc<Selection>) -> Arc<Selection> {
+    pub(crate) fn narrow_selection(&self, selection: &Arc<Selection>) -> Arc<Selection> {
         match self {
-            Self::Whole(..) => Arc::clone(selection),
+            Self::Region(..) => Arc::clone(selection),
             Self::Scattered(_) | Self::Device(_) => Arc::new(
                 selection.retain(|index| selection.tensor_range(index).is_some_and(|range| self.has(range))),
             ),
         }
     }
 
-    /// The bytes of the tensor at `range` of the selection; `None` if it had no buffer, or lies on a device.
+    /// The bytes of the tensor at `range` of the selection; `None` if it had no buffer, or is on a device.
     pub(crate) fn tensor(&self, range: Range<u64>) -> Option<Bytes> {
         match self {
             Self::Device(_) => None,
             _ if range.is_empty() => Some(Bytes::new()),
-            Self::Whole((bytes, _)) => Some(bytes.slice(range.start as usize..range.end as usize)),
+            Self::Region((bytes, _)) => Some(bytes.slice(range.start as usize..range.end as usize)),
             Self::Scattered(scattered) => scattered.by_start.get(&range.start).cloned(),
         }
     }
 
-    /// The memory of the tensor at `range`, for bindings whose users may write to it; `None` if it lies in the user's
+    /// The memory of the tensor at `range`, for bindings whose users may write to it; `None` if it is in the user's
     /// buffers or on a device.
     pub(crate) fn volatile(&self, range: Range<u64>) -> Option<VolatileBytes> {
         match self {
-            Self::Whole((_, volatile)) => volatile.slice(range.start as usize..range.end as usize),
+            Self::Region((_, volatile)) => volatile.slice(range.start as usize..range.end as usize),
             Self::Scattered(_) | Self::Device(_) => None,
         }
     }
@@ -229,25 +229,25 @@ impl Payload {
     /// Its device memory, if it is on a device.
     pub(crate) fn on_device(&self) -> Option<&Shared> {
         match self {
-            Self::Whole(..) | Self::Scattered(_) => None,
+            Self::Region(..) | Self::Scattered(_) => None,
             Self::Device(shared) => Some(shared),
         }
     }
 
-    /// Whether it lies in the buffers that `writing` tracks.
+    /// Whether it is in the buffers that `writing` tracks.
     pub(crate) fn is_in(&self, writing: &Arc<Writing>) -> bool {
-        let own = match self {
-            Self::Whole(..) => None,
+        let tracked = match self {
+            Self::Region(..) => None,
             Self::Scattered(scattered) => Some(&scattered.writing),
             Self::Device(shared) => shared.payload().writing(),
         };
-        own.is_some_and(|own| Arc::ptr_eq(own, writing))
+        tracked.is_some_and(|tracked| Arc::ptr_eq(tracked, writing))
     }
 
     fn has(&self, range: Range<u64>) -> bool {
         match self {
             Self::Device(shared) => shared.payload().find(range).is_some(),
-            Self::Whole(..) | Self::Scattered(_) => self.tensor(range).is_some(),
+            Self::Region(..) | Self::Scattered(_) => self.tensor(range).is_some(),
         }
     }
 }
@@ -255,6 +255,6 @@ impl Payload {
 #[cfg(test)]
 impl From<Vec<u8>> for Payload {
     fn from(bytes: Vec<u8>) -> Self {
-        Self::whole(Region::from_owner(bytes))
+        Self::from_region(Region::from_owner(bytes))
     }
 }

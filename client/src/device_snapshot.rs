@@ -57,7 +57,7 @@ impl Snapshot {
             return Ok(self.clone());
         };
         let region = self.copy_out(shared.payload()).await?;
-        Ok(Self { payload: Payload::whole(region), ..self.clone() })
+        Ok(Self { payload: Payload::from_region(region), ..self.clone() })
     }
 
     fn device_tensor_at(&self, index: usize) -> Option<DeviceTensor> {

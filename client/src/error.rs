@@ -23,24 +23,24 @@ pub enum ClientError {
     /// This machine has no memory for a session.
     #[error("there is no memory for a session: {0}")]
     Memory(AllocError),
-    /// No `Welcome` within the deadline.
+    /// The server sent no `Welcome` before the deadline.
     #[error(
-        "the server accepted the connection but did not greet within {timeout_ms} ms: it is overloaded or stuck"
+        "the server accepted the connection but sent no Welcome within {timeout_ms} ms: it is overloaded or stuck"
     )]
     NoWelcome {
         /// The time waited.
         timeout_ms: u128,
     },
-    /// No answer to a request within the deadline.
+    /// The server did not answer a request before the deadline.
     #[error("the server did not answer within {timeout_ms} ms: it is overloaded, stuck or gone")]
     NoAnswer {
         /// The time waited.
         timeout_ms: u128,
     },
-    /// More globs than fit in a message.
+    /// The selection has more globs than fit in a message.
     #[error(
-        "the selection has {globs} globs of {bytes} bytes in all, and at most {GLOBS_MAX} of {SELECTION_MAX_BYTES} bytes \
-         are allowed: write fewer that match more"
+        "the selection has {globs} globs of {bytes} bytes in total, and at most {GLOBS_MAX} of {SELECTION_MAX_BYTES} bytes \
+         are allowed: use fewer that match more"
     )]
     SelectionTooLarge {
         /// The number of globs.
@@ -50,13 +50,13 @@ pub enum ClientError {
     },
     /// Mode `latest` cannot begin at a version that it may have to skip.
     #[error(
-        "mode latest begins with the newest version, or with the next one, and skips what is older: to begin with the oldest \
-         version, or with one by its number, take mode every"
+        "mode latest starts at the newest or the next version and skips older ones: to start at the oldest version, or at a \
+         version number, use mode every"
     )]
     StartNeedsEvery,
-    /// The session has the most watches that a server allows.
+    /// The session has the maximum number of watches.
     #[error(
-        "this client watches {max} globs, as many as a session may: drop a watch, or connect another client"
+        "this client watches {max} globs, the maximum of a session: drop a watch, or connect another client"
     )]
     TooManyWatches {
         /// The maximum.
@@ -76,7 +76,7 @@ pub enum ClientError {
     /// The session ended.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// The connection was lost, and reconnecting failed in time.
+    /// The connection was lost, and reconnecting failed until the timeout.
     #[error("the connection was lost ({lost}), and the server was not reached again within {timeout_ms} ms")]
     NotReconnected {
         /// Why it was lost.

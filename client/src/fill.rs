@@ -211,14 +211,14 @@ impl LentBuffers {
         let lent_buffers =
             Self { id: subscription.handle.id, commands: subscription.handle.commands.clone() };
         // If the session has ended, the buffers are returned immediately, and the queue has the reason.
-        let _ = lent_buffers.commands.send(Command::Give(lent_buffers.id, Some(lent)));
+        let _ = lent_buffers.commands.send(Command::LendBuffers(lent_buffers.id, Some(lent)));
         lent_buffers
     }
 }
 
 impl Drop for LentBuffers {
     fn drop(&mut self) {
-        let _ = self.commands.send(Command::Give(self.id, None));
+        let _ = self.commands.send(Command::LendBuffers(self.id, None));
     }
 }
 

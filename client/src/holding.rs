@@ -37,8 +37,8 @@ impl HoldCounter {
         self.dropped.notified().await;
     }
 
-    /// Hands a payload to the user: it counts as held until the last reference to any of its bytes is dropped.
-    pub(crate) fn hand_over(
+    /// Wraps a payload for the user: it counts as held until the last reference to any of its bytes is dropped.
+    pub(crate) fn count_payload(
         self: &Arc<Self>,
         id: VersionId,
         (payload, volatile): (Bytes, VolatileBytes),
@@ -99,7 +99,7 @@ mod tests {
         let holding = Arc::new(HoldCounter::default());
         let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(7) };
         let payload = Region::from_owner(b"abcdef".to_vec()).freeze_volatile();
-        let (payload, volatile) = holding.hand_over(id.clone(), payload);
+        let (payload, volatile) = holding.count_payload(id.clone(), payload);
         let (slice, part) = (payload.slice(2..4), volatile.slice(2..4).unwrap());
         drop((payload, volatile));
         assert_eq!(holding.versions(), [id]);

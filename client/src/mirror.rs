@@ -16,7 +16,7 @@ use tensor_relay_protocol::VersionId;
 use versions::KeptVersion;
 
 /// Writes snapshots below one folder, each version in its published form: a safetensors file, a folder of them with
-/// other files beside, a NumPy array or an archive of arrays. Tensors that were not published from files become a
+/// side files, a NumPy array or an archive of arrays. Tensors that were not published from files become a
 /// safetensors file.
 ///
 /// Without `keep`, topic `a/b` is `DIR/a/b.safetensors`, `.npy` or `.npz`, or the folder `DIR/a/b`, and each version
@@ -24,12 +24,12 @@ use versions::KeptVersion;
 /// between two renames. If a topic changes to another kind of files, its older files stay.)
 ///
 /// With `keep`, versions stay side by side as `DIR/a/b/VERSION-EPOCH.safetensors` and so on, and the link
-/// `DIR/a/b/latest.safetensors` (for folders `DIR/a/b/latest`) points to the last saved version. Of the versions that
-/// are recognised by their names, all but the newest `keep` are deleted.
+/// `DIR/a/b/latest.safetensors` (for folders `DIR/a/b/latest`) points to the last saved version. All but the newest
+/// `keep` of the versions recognised by their names are deleted.
 ///
-/// A version is present whole or not at all, also after a crash. No name from a server leads out of the folder, not
-/// even through a link. A file under a topic's name is replaced even if no mirror wrote it: give each mirror a folder
-/// of its own. A folder is replaced only if it holds no files but those that its hidden file `.tensor-relay` lists as
+/// Each version is written atomically, also if the process crashes. No name from a server leads out of the folder, not
+/// even through a link. A file under a topic's name is replaced even if no mirror wrote it: give each mirror its own
+/// folder. A folder is replaced only if it holds no files but those that its hidden file `.tensor-relay` lists as
 /// written by a mirror. Nothing else is ever deleted.
 #[derive(Debug, Clone)]
 pub struct Mirror {
@@ -45,8 +45,8 @@ impl Mirror {
     }
 
     /// Writes `snapshot`, makes it durable, and returns its path. First it deletes incomplete files that killed
-    /// processes left in the same folder: those that processes of this machine created since boot at once, if the file
-    /// system has locks; all others after an hour. Blocks until the disk is done. A snapshot on a device is refused:
+    /// processes left in the same folder: those created on this machine since boot immediately, if the file system has
+    /// locks; all others after an hour. Blocks until the disk is done. A snapshot on a device is refused:
     /// save the result of [`Snapshot::to_host`].
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 /// The result of a probe for its caller; the sender is dropped with the connection.
 pub(crate) type ProbeReply = oneshot::Sender<Result<ProbeResult, LaneError>>;
 
-/// The flow-control window of a probe: what a path of 100 ms needs for 2.7 Gbit/s.
+/// The flow-control window of a probe: enough for 2.7 Gbit/s over a path of 100 ms.
 pub(crate) const PROBE_UNREAD_BYTES: u64 = 32 << 20;
 
 /// The probes of a session over the control lane, one at a time.
@@ -15,18 +15,18 @@ pub(crate) const PROBE_UNREAD_BYTES: u64 = 32 << 20;
 pub(crate) struct Probing {
     /// The id of the next probe of this connection.
     next_id: u32,
-    under_way: Option<(u32, ProbeBytes, ProbeReply)>,
+    in_progress: Option<(u32, ProbeBytes, ProbeReply)>,
 }
 
 impl Probing {
-    /// Starts a probe. If one is under way, `reply` is dropped: the server would refuse a second probe.
+    /// Starts a probe. If one is in progress, `reply` is dropped: the server would refuse a second probe.
     pub(crate) fn begin(&mut self, bytes: ProbeBytes, reply: ProbeReply) -> Option<ClientMessage> {
-        if self.under_way.is_some() {
+        if self.in_progress.is_some() {
             return None;
         }
         let probe = self.next_id;
         self.next_id += 1;
-        self.under_way = Some((probe, bytes, reply));
+        self.in_progress = Some((probe, bytes, reply));
         Some(ClientMessage::Probe { probe, lane: LaneId(0), bytes })
     }
 
@@ -34,16 +34,16 @@ impl Probing {
     pub(crate) fn expects(&self, header: &ProbeHeader) -> bool {
         let is_expected =
             |(probe, bytes, _): &(u32, ProbeBytes, _)| *probe == header.probe && header.bytes <= bytes.get();
-        self.under_way.as_ref().is_some_and(is_expected)
+        self.in_progress.as_ref().is_some_and(is_expected)
     }
 
-    pub(crate) fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
+    pub(crate) fn is_in_progress(&self) -> bool {
+        self.in_progress.is_some()
     }
 
-    /// Hands over the result.
+    /// Sends the result to the caller.
     pub(crate) fn handle_result(&mut self, result: Result<ProbeResult, LaneError>) {
-        if let Some((.., reply)) = self.under_way.take() {
+        if let Some((.., reply)) = self.in_progress.take() {
             let _ = reply.send(result); // Fails if the caller has given up.
         }
     }

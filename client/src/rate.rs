@@ -6,10 +6,10 @@ use tokio::time::Instant;
 /// The period of one measurement during a large version.
 const MEASURE: Duration = Duration::from_secs(1);
 
-/// The unmeasured time for a connection to get up to speed.
+/// The unmeasured time in which a connection reaches full speed.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// The bytes received until one moment.
+/// A sample of the receive counters at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
     /// The number of the current period with a large version; `None` between such periods.
@@ -23,13 +23,13 @@ pub(crate) struct Sample {
 /// The bytes that arrived between two samples of one period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
-    pub(crate) passed: Duration,
+    pub(crate) elapsed: Duration,
     pub(crate) bytes: u64,
     /// The number of lanes, if both samples have the same.
     pub(crate) lanes: Option<u32>,
 }
 
-/// Makes steps from samples, and leaves out the time between large versions.
+/// Computes steps from samples, without the time between large versions.
 #[derive(Debug, Default)]
 pub(crate) struct Steps(Option<(Instant, Sample)>);
 
@@ -39,7 +39,7 @@ impl Steps {
         let (before, earlier) = self.0.replace((now, sample))?;
         let is_one_period = sample.period.is_some() && sample.period == earlier.period;
         is_one_period.then(|| Step {
-            passed: now.saturating_duration_since(before),
+            elapsed: now.saturating_duration_since(before),
             bytes: sample.verified_bytes.saturating_sub(earlier.verified_bytes),
             lanes: (sample.lanes == earlier.lanes).then_some(sample.lanes),
         })
@@ -59,18 +59,18 @@ impl Measurement {
         Self { warm_up: WARM_UP, measured: Duration::ZERO, bytes: 0 }
     }
 
-    /// A measurement without a warm-up, for a connection that is at speed already.
-    pub(crate) fn at_speed() -> Self {
+    /// A measurement without a warm-up, for a connection at full speed.
+    pub(crate) fn without_warm_up() -> Self {
         Self { warm_up: Duration::ZERO, ..Self::new() }
     }
 
     /// Adds a step; returns the rate in bytes per second once it is measured.
     pub(crate) fn add(&mut self, step: Step) -> Option<f64> {
         if !self.warm_up.is_zero() {
-            self.warm_up = self.warm_up.saturating_sub(step.passed);
+            self.warm_up = self.warm_up.saturating_sub(step.elapsed);
             return None;
         }
-        self.measured += step.passed;
+        self.measured += step.elapsed;
         self.bytes += step.bytes;
         (self.measured >= MEASURE).then(|| self.bytes as f64 / self.measured.as_secs_f64())
     }

@@ -5,7 +5,7 @@ use crate::{
     Receipt, Request, Snapshot, SubscriptionError,
     base::Base,
     buffers::Lent,
-    connection::{Connection, Place},
+    connection::{ChunkTarget, Connection},
     destination::{Allocators, Destination},
     error::TransferError,
     holding::HoldCounter,
@@ -39,13 +39,13 @@ pub(crate) struct Reception {
     pub(crate) holding: Arc<HoldCounter>,
     topic: Topic,
     keep_place: bool,
-    /// The user's buffers for the next version to begin.
+    /// The user's buffers for the next version that starts.
     lent: Option<Lent>,
     /// The base for deltas.
     base: Base,
-    /// Keeps the memory of dropped snapshots cached for the next ones.
+    /// Keeps the memory of dropped snapshots cached for later ones.
     #[expect(dead_code, reason = "it is only dropped")]
-    demand: CacheLease,
+    cache_lease: CacheLease,
     /// When the current version was first announced.
     began: Instant,
     /// The destination of the current version.
@@ -81,7 +81,7 @@ impl Drop for AbortOnDrop {
 }
 
 impl Drop for Reception {
-    /// Ends the user's queue in any case. Usually a more precise error was queued before, and counts.
+    /// Ends the user's queue. Usually a more precise error was queued before, and is the one reported.
     fn drop(&mut self) {
         let closed = Arc::new(tensor_relay_transport::LaneError::ClosedLocally.into());
         self.end(SubscriptionError::disconnected(&self.topic, &closed));
@@ -90,7 +90,7 @@ impl Drop for Reception {
 
 impl Reception {
     /// A reception for `request`.
-    pub(crate) fn new(request: &Request, machine: Subscriber, base: Base, demand: CacheLease) -> Self {
+    pub(crate) fn new(request: &Request, machine: Subscriber, base: Base, cache_lease: CacheLease) -> Self {
         Self {
             machine,
             queue: Arc::new(SnapshotQueue::new(request.mode)),
@@ -100,7 +100,7 @@ impl Reception {
             keep_place: request.keep_place,
             lent: None,
             base,
-            demand,
+            cache_lease,
             began: Instant::now(),
             destination: None,
             tally: Arc::default(),
@@ -114,7 +114,7 @@ impl Reception {
         &self.topic
     }
 
-    /// Whether a named reader may come back for its place.
+    /// Whether the server keeps the place of this named reader after the subscription.
     pub(crate) fn keeps_place(&self) -> bool {
         self.keep_place
     }
@@ -142,9 +142,9 @@ impl Reception {
         self.machine.subscribe(base);
     }
 
-    /// Accepts the user's buffers for the next version, or withdraws them. They are returned at once if that version
-    /// has arrived or is being received.
-    pub(crate) fn handle_given(&mut self, lent: Option<Lent>) {
+    /// Accepts the user's buffers for the next version, or withdraws them. They are returned immediately if that
+    /// version has arrived or is being received.
+    pub(crate) fn handle_lent(&mut self, lent: Option<Lent>) {
         let is_next = !self.machine.is_receiving() && self.queue.is_empty();
         self.lent = lent.filter(|_| is_next);
     }
@@ -269,7 +269,7 @@ impl Reception {
             return;
         };
         let Some(id) = self.machine.current_version() else { return };
-        let place = Place {
+        let target = ChunkTarget {
             sink: destination.sink(id),
             range,
             dtype,
@@ -280,7 +280,7 @@ impl Reception {
         if self.tasks.len() == self.tasks.capacity() {
             self.tasks.retain(|task| !task.0.is_finished()); // Finished tasks need no abort.
         }
-        let task = context.connection.receive_chunk(token, header, stream, place, context.ingress);
+        let task = context.connection.receive_chunk(token, header, stream, target, context.ingress);
         self.tasks.push(AbortOnDrop(task));
     }
 
@@ -293,18 +293,18 @@ impl Reception {
         };
         self.destination = None;
         self.tasks.clear();
-        // Reported now instead of at the announcement, which may be repeated after a lost connection, or given up.
+        // Not reported at the announcement, which may be repeated after a lost connection, or aborted.
         if let Some(gap) = commit.gap {
             self.queue.put_gap(gap);
         }
         let (version, took_ms) = (&commit.announce.id, self.began.elapsed().as_millis() as u64);
         let wire_bytes = self.counters.get().wire_bytes;
-        tracing::debug!(%version, took_ms, wire_bytes, "A version is whole and verified.");
+        tracing::debug!(%version, took_ms, wire_bytes, "A version is complete and verified.");
         let is_base = self.base.handle_committed();
         self.machine.handle_committed(is_base);
         self.queue.put(Snapshot {
             id: commit.announce.id,
-            selection: payload.narrow(&commit.selection),
+            selection: payload.narrow_selection(&commit.selection),
             payload,
             metadata: commit.announce.metadata,
             skipped: commit.announce.skipped,
@@ -344,8 +344,8 @@ impl Reception {
         match fault {
             VersionFault::Mismatch { expected, found } => TransferError::Mismatch { expected, found },
             VersionFault::Stalled(timeout) => {
-                // Blames the device if the version waits for one, otherwise the sender.
-                let device: Option<&Device> = self.destination.as_ref().and_then(Destination::waits_for);
+                // The device is at fault if the version waits for it, otherwise the server.
+                let device: Option<&Device> = self.destination.as_ref().and_then(Destination::awaited_device);
                 TransferError::stalled(timeout.as_millis(), device)
             }
         }

@@ -1,4 +1,4 @@
-//! The reconnector: makes a new connection for the session when one is lost, or to try another transport.
+//! The reconnector: opens a new connection for the session after a loss, or to try another transport.
 
 use crate::{
     ClientError, Config,
@@ -29,7 +29,7 @@ use tokio::{
 pub(crate) struct State {
     /// The current connection, or the last one.
     pub(crate) lane: watch::Sender<Lane>,
-    /// The further lanes of that connection.
+    /// The lanes of the current connection.
     pub(crate) registry: Arc<LaneRegistry>,
     /// The ingress of all chunks.
     pub(crate) ingress: Ingress,
@@ -41,7 +41,7 @@ pub(crate) struct State {
     pub(crate) reconnects: AtomicU64,
     /// Why the connection was lost, while reconnecting.
     pub(crate) lost: watch::Sender<Option<Arc<ClientError>>>,
-    /// Why the session ended for good.
+    /// Why the session ended.
     pub(crate) ended: watch::Sender<Option<Arc<ClientError>>>,
 }
 
@@ -85,11 +85,11 @@ impl Reconnector {
                 self.end(lost, Some(connection)).await;
                 return;
             }
-            match self.session.is_waited_for() {
-                true => tracing::warn!(error = %lost, "The connection was lost; making another one."),
-                // Often a program that is ending, while its server closes first: no warning.
+            match self.session.needs_connection() {
+                true => tracing::warn!(error = %lost, "The connection was lost; reconnecting."),
+                // No warning: often the program is ending and its server closes first.
                 false => {
-                    tracing::debug!(error = %lost, "The connection was lost while nothing needs it; making another one.")
+                    tracing::debug!(error = %lost, "The connection was lost while nothing needs it; reconnecting.")
                 }
             }
             let close_reason = lost.close_reason();
@@ -173,8 +173,8 @@ async fn next_transport(
         match Handshake::over(kind, &path, target, config).await {
             Ok(Some(handshake)) => return handshake,
             Ok(None) => tracing::warn!(
-                "{kind} reaches another server than the transport of this session, which stays in use: publish the UDP and \
-                 the TCP port of one server under one address."
+                "Over {kind} another server answers than over the transport of this session, which stays in use: publish the UDP \
+                 and the TCP port of one server under one address."
             ),
             Err(error) => tracing::debug!(%kind, %error, "The other transport cannot be tried."),
         }

@@ -59,7 +59,7 @@ impl Request {
     }
 
     fn new(topic: Topic, mode: Mode, start: Start) -> Self {
-        // A unique name, so that an unnamed reader is found again after a lost connection.
+        // A unique name, so that the server recognises an unnamed reader after a lost connection.
         let name = format!("{:032x}", rand::random::<u128>());
         let reader = ReaderName::new(&name).expect("hexadecimal digits make a name");
         Self {
@@ -81,13 +81,13 @@ impl Request {
         Self { start, ..self }
     }
 
-    /// Selects the tensors whose name matches one of `globs`. Of all others, only small ones that share a chunk with a
-    /// selected one are sent. Without globs, all tensors are selected.
+    /// Selects the tensors whose name matches one of `globs`. Other tensors are sent only if they share a chunk with a
+    /// selected one. Without globs, all tensors are selected.
     pub fn select(self, globs: impl IntoIterator<Item = Glob>) -> Self {
         Self { selection: globs.into_iter().collect(), ..self }
     }
 
-    /// In mode `every`: how many versions may be received and not yet acknowledged. Default 3: one being processed, one
+    /// In mode `every`: the maximum number of versions received and not yet acknowledged. Default 3: one being processed, one
     /// waiting, one being received. Each costs memory for a version.
     pub fn window(self, versions: u32) -> Self {
         Self { window: versions.max(1), ..self }
@@ -95,12 +95,12 @@ impl Request {
 
     /// In mode `every`: a name under which the server keeps the place of a disconnected reader for a while
     /// (`server::Config::reader_linger`), so that a restarted program misses no version. Two simultaneous readers need
-    /// two names: a second one under the same name takes over the place.
+    /// two names: a second one with the same name takes over the place.
     pub fn reader(self, name: ReaderName) -> Self {
         Self { reader: name, keep_place: true, ..self }
     }
 
-    /// In mode `latest`: whether a version under way is given up for a newer one. Default: it is finished first, so
+    /// In mode `latest`: whether the version in transfer is aborted for a newer one. Default: it is finished first, so
     /// that a fast publisher cannot starve a slow link.
     pub fn preempt(self, preempt: bool) -> Self {
         Self { preempt, ..self }

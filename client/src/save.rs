@@ -1,4 +1,4 @@
-//! Saves snapshots as files, whole or not at all.
+//! Saves snapshots as files, atomically.
 
 use crate::{
     Snapshot,
@@ -26,7 +26,7 @@ pub enum SaveError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The tensors do not fit the format.
+    /// The tensors cannot be represented in the format.
     #[error("cannot save {id} as a safetensors file: {source}")]
     Format {
         /// The version.
@@ -53,7 +53,7 @@ pub enum SaveError {
         /// The device of its tensors.
         device: Box<str>,
     },
-    /// A file or folder that no mirror wrote is at the path, and is not deleted.
+    /// A file or folder at the path was not written by a mirror, and is not replaced.
     #[error("{} was not written by tensor-relay and is not replaced: move it away, or write to another folder", path.display())]
     NotOurs {
         /// The obstacle.
@@ -73,8 +73,7 @@ impl Snapshot {
     /// Writes the snapshot to `path` as a safetensors file and makes it durable; missing folders are created. An
     /// existing file is replaced atomically: readers see the old one or the new one, also after a crash. Blocks.
     ///
-    /// Of a snapshot of a folder, only the tensors are written; [`Mirror`](crate::Mirror) also writes the files beside
-    /// them. A snapshot on a device is refused: save the result of [`to_host`](Self::to_host).
+    /// Of a snapshot of a folder, only the tensors are written; [`Mirror`](crate::Mirror) also writes the side files. A snapshot on a device is refused: save the result of [`to_host`](Self::to_host).
     ///
     /// # Errors
     /// [`SaveError`]; `path` is then unchanged.
@@ -93,7 +92,7 @@ impl Snapshot {
         }
     }
 
-    /// The tensors of the model, without the files beside them.
+    /// The tensors of the model, without side files.
     fn model_tensors(&self) -> Result<Vec<&Tensor>, SaveError> {
         let refuse = |source| SaveError::Files { id: self.id.clone(), source: FilesError::Name(source) };
         let form = FileForm::of(self.manifest().metadata()).map_err(refuse)?;
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_holds_the_tensors_and_replaces_its_predecessor() {
+    fn the_file_has_the_tensors_and_replaces_its_predecessor() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sub/m.safetensors");
         for names in [&["old"][..], &["b", "a"][..]] {

@@ -1,5 +1,5 @@
-//! The driver of a client's session: dispatches events of server, network and user to the subscriptions, and executes
-//! their decisions.
+//! The driver of a client's session: dispatches server messages, network events and user commands to the subscriptions,
+//! and executes their decisions.
 //!
 //! A session outlives its connections: the [`reconnector`](crate::reconnector) gives it one [`Connection`] after
 //! another.
@@ -38,7 +38,7 @@ use tokio::{
 /// The assumed chunk size before the first manifest: the default of servers.
 const CHUNK_BYTES_USUAL: u32 = 4 << 20;
 
-/// The most topics kept of one answer to `List`. A server that offers more is broken or hostile.
+/// The maximum number of topics in one answer to `List`. A server that sends more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -64,10 +64,10 @@ pub(crate) struct Session {
     outbox: VecDeque<ClientMessage>,
     /// Whether there is a connection, on which subscriptions have been requested.
     is_connected: bool,
-    /// Whether the server said, on this connection, that it drains.
+    /// Whether the server has sent `Drain` on this connection.
     is_draining: bool,
     /// Whether the user has closed the client.
-    closing: bool,
+    is_closing: bool,
 }
 
 impl Session {
@@ -97,12 +97,12 @@ impl Session {
             outbox: VecDeque::new(),
             is_connected: false,
             is_draining: false,
-            closing: false,
+            is_closing: false,
         })
     }
 
-    /// Whether a user waits for anything that needs a connection.
-    pub(crate) fn is_waited_for(&self) -> bool {
+    /// Whether a user's request needs a connection.
+    pub(crate) fn needs_connection(&self) -> bool {
         !(self.receptions.is_empty() && self.watches.is_empty() && self.lists.is_empty())
     }
 
@@ -187,7 +187,7 @@ impl Session {
         while let Some(message) = self.outbox.pop_front() {
             connection.send(message).await?;
         }
-        if self.closing {
+        if self.is_closing {
             return Err(SessionError::ClosedLocally);
         }
         connection
@@ -215,22 +215,22 @@ impl Session {
         }
     }
 
-    /// Handles a command while there is no connection: its request is sent on the next one.
+    /// Handles a command without a connection: its request is sent on the next one.
     ///
     /// # Errors
     /// [`SessionError::ClosedLocally`] when the user closes the session.
     pub(crate) fn handle_command_unconnected(&mut self, command: Command) -> Result<(), SessionError> {
         self.handle_command(command);
-        if self.closing { Err(SessionError::ClosedLocally) } else { Ok(()) }
+        if self.is_closing { Err(SessionError::ClosedLocally) } else { Ok(()) }
     }
 
-    /// Opens the flow-control windows for exactly the chunks that credit was granted for. So chunks that wait for
-    /// memory never block the control stream, and no subscription starves another.
+    /// Sets the flow-control windows to the bytes of the granted credit. So chunks that wait for memory never block the
+    /// control stream, and no subscription starves another.
     fn allow_unread(&self, connection: &mut Connection) {
         let credit = u64::from(self.credit);
         let chunk_bytes = |r: &Reception| r.chunk_bytes().unwrap_or(0).max(CHUNK_BYTES_USUAL);
         let bytes: u64 = self.receptions.values().map(|r| credit * u64::from(chunk_bytes(r))).sum();
-        let probe_bytes = if self.probing.is_under_way() { PROBE_UNREAD_BYTES } else { 0 };
+        let probe_bytes = if self.probing.is_in_progress() { PROBE_UNREAD_BYTES } else { 0 };
         connection.lanes().allow_unread(bytes + probe_bytes);
     }
 
@@ -277,7 +277,7 @@ impl Session {
             Event::Manifest(id, manifest) => {
                 let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
                 match manifest {
-                    // The server gave the version up; its `Abort` is on the way.
+                    // The server aborted the version; its `Abort` will follow.
                     Err(ReceiveManifestError::Lane(LaneError::StreamGivenUp)) => {
                         reception.machine.handle_manifest_lost();
                     }
@@ -339,7 +339,7 @@ impl Session {
                 if let Some(reception) = self.receptions.remove(&subscription) {
                     let topic = reception.topic().clone();
                     if matches!(reason, EndReason::Withdrawn | EndReason::Expired) {
-                        self.watches.handle_gone(&topic);
+                        self.watches.handle_topic_ended(&topic);
                     }
                     reception.end(SubscriptionError::Ended { topic, reason });
                 }
@@ -370,7 +370,7 @@ impl Session {
         }
         tracing::warn!(
             ?alternatives,
-            "The server is shutting down: it finishes the transfers under way and begins no more."
+            "The server is shutting down: it finishes the transfers in progress and starts no others."
         );
         Ok(())
     }
@@ -436,9 +436,9 @@ impl Session {
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
         match result {
             Ok(verified) => reception.handle_verified(token, verified),
-            // The server gave the version up, and its `Abort` is on the way; or the lane has ended.
+            // The server aborted the version, and its `Abort` will follow; or the lane has ended.
             Err(ReceiveError::Lane(error)) => match connection.control().ended() {
-                // The control stream has ended, and the connection with it: its error counts, not this lane's.
+                // The control stream has ended, and with it the connection: its error is reported, not this lane's.
                 Some(ended) if error != LaneError::StreamGivenUp => return Err(ended.into()),
                 _ => reception.machine.handle_lost(token),
             },
@@ -447,7 +447,7 @@ impl Session {
         self.act(id, connection)
     }
 
-    /// The subscription called `id`; `None` when it has ended, which the server may not know yet.
+    /// The subscription with this `id`; `None` if it has ended, which the server may not know yet.
     fn find(&mut self, id: SubscriptionId) -> Result<Option<&mut Reception>, Misbehaved> {
         match id.0 != 0 && id.0 < self.next_id {
             true => Ok(self.receptions.get_mut(&id)),

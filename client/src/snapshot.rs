@@ -1,4 +1,4 @@
-//! Snapshots: the tensors of one version, whole and verified.
+//! Snapshots: the tensors of one complete, verified version.
 
 use crate::destination::Payload;
 use bytes::Bytes;
@@ -9,8 +9,8 @@ use tensor_relay_transport::{CodecStats, LaneKind, LaneKindReason};
 
 /// The tensors of one committed version.
 ///
-/// The payload lies in one piece of memory, each tensor aligned to 256 bytes, and is shared by clones. When the last
-/// clone, and every `Bytes` or `DeviceTensor` taken from it, is gone, the memory is used again for a later version.
+/// The payload is one piece of memory, each tensor aligned to 256 bytes, and is shared by clones. When the last clone,
+/// and every `Bytes` or `DeviceTensor` taken from it, is dropped, the memory is reused for a later version.
 ///
 /// It is host memory, or memory of the [configured device](crate::Config::device).
 #[derive(Debug, Clone)]
@@ -27,13 +27,13 @@ pub struct Snapshot {
 /// Statistics of receiving a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Receipt {
-    /// From the announcement to the commit.
+    /// The time from the announcement to the commit.
     pub duration: Duration,
     /// The encoded bytes received over the network, without headers and retransmissions.
     pub wire_bytes: u64,
     /// The chunks that were verified.
     pub chunks: u32,
-    /// The number of times that it continued on another connection after one was lost.
+    /// The number of times that the transfer resumed on another connection.
     pub resumed: u32,
     /// Its transport; after a lost connection, that of its last chunks.
     pub transport: LaneKind,
@@ -60,20 +60,20 @@ impl Snapshot {
         &self.metadata
     }
 
-    /// The number of versions published and not delivered since the snapshot before this one.
+    /// The number of published versions between the previously delivered snapshot and this one.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
 
     /// For a topic that follows files (`serve --watch`): the number of file generations that the server saw before this
-    /// version and never published, because later ones replaced them first. They have no version numbers, so they are
-    /// no gap.
+    /// version and never published, because later ones replaced them first. They have no version numbers, so they do
+    /// not form a gap.
     pub fn missed_generations(&self) -> u64 {
         missed_generations(&self.metadata)
     }
 
-    /// Whether it does not continue the snapshot before it: it is of another epoch, because the publisher started anew
-    /// and version numbers may too; or it has other content under the same epoch and number.
+    /// Whether it does not continue the previous snapshot: its epoch differs, because the publisher restarted and version
+    /// numbers may have restarted too; or it has other content under the same epoch and number.
     pub fn is_new_epoch(&self) -> bool {
         self.new_epoch
     }
@@ -95,7 +95,7 @@ impl Snapshot {
     }
 
     /// The memory of the tensor called `name`, for bindings whose users may write it; `None` where
-    /// [`tensor`](Self::tensor) returns `None`. Once a binding has handed it out, it may read the tensors only through
+    /// [`tensor`](Self::tensor) returns `None`. Once a binding has given it to a user, it may read the tensors only through
     /// this method and save them only with [`save_safetensors`](Self::save_safetensors): no [`Bytes`] of any tensor may
     /// be read any more.
     pub fn volatile_tensor(&self, name: &str) -> Option<VolatileBytes> {

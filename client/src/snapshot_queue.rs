@@ -10,7 +10,7 @@ use tokio::{sync::Notify, time::Instant};
 
 /// Holds the snapshots that the user has not taken.
 ///
-/// In mode `latest` that is at most one snapshot: a newer one replaces it and counts it as skipped, so a slow user gets
+/// In mode `latest` that is at most one snapshot: a newer one replaces it and counts it as skipped, so a slow user receives
 /// the newest. In mode `every` the subscription's window bounds the queue.
 #[derive(Debug)]
 pub(crate) struct SnapshotQueue {
@@ -24,7 +24,7 @@ struct State {
     announced: bool,
     /// When the subscription was sent to the server; `None` without a connection.
     asked: Option<Instant>,
-    /// The announced version that the server gave up, if the user has no version and no other was announced since.
+    /// The announced version that the server aborted, if the user has no version and no other was announced since.
     given_up: Option<(VersionId, AbortReason)>,
     ready: VecDeque<Item>,
     ended: Option<SubscriptionError>,
@@ -45,7 +45,7 @@ pub(crate) enum Found {
     Snapshot(Box<Snapshot>),
     /// Versions are missing before the next snapshot.
     Gap(Box<Gap>),
-    /// A version was given up; others will come.
+    /// A version was aborted; others will follow.
     Failure(SubscriptionError),
     /// A snapshot is queued, but the user holds too many.
     NotYet,
@@ -67,8 +67,8 @@ impl State {
     }
 
     fn take_snapshot(&mut self) -> Option<Box<Snapshot>> {
-        let at = self.ready.iter().position(|item| matches!(item, Item::Snapshot(_)))?;
-        match self.ready.remove(at) {
+        let index = self.ready.iter().position(|item| matches!(item, Item::Snapshot(_)))?;
+        match self.ready.remove(index) {
             Some(Item::Snapshot(snapshot)) => Some(snapshot),
             _ => None,
         }
@@ -87,8 +87,7 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Records that the server gave up an announced version while the user has none yet: the wait for the topic
-    /// restarts.
+    /// Records that the server aborted an announced version while the user has none yet: the wait for the topic restarts.
     pub(crate) fn handle_given_up(&self, id: VersionId, reason: AbortReason) {
         let mut state = self.state();
         (state.announced, state.given_up) = (false, Some((id, reason)));
@@ -96,7 +95,7 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// The version that was given up, if no other was announced since.
+    /// The aborted version, if no other was announced since.
     pub(crate) fn given_up(&self) -> Option<(VersionId, AbortReason)> {
         self.state().given_up.clone()
     }
@@ -145,8 +144,8 @@ impl SnapshotQueue {
     pub(crate) fn discard(&self, id: &VersionId) -> bool {
         let mut state = self.state();
         let has_id = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);
-        let found = state.ready.iter().position(has_id);
-        found.and_then(|at| state.ready.remove(at)).is_some()
+        let index = state.ready.iter().position(has_id);
+        index.and_then(|index| state.ready.remove(index)).is_some()
     }
 
     /// Whether the queue is empty.
@@ -165,7 +164,7 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Queues that a version was given up and that others will come. In mode `latest` only the last such item is kept.
+    /// Queues the error of an aborted version that others will follow. In mode `latest` only the last one is kept.
     pub(crate) fn put_failure(&self, error: SubscriptionError) {
         let mut state = self.state();
         if self.mode == Mode::Latest {
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_user_gets_the_newest_and_the_count() {
+    fn a_slow_user_receives_the_newest_and_the_skipped_count() {
         let queue = SnapshotQueue::new(Mode::Latest);
         assert!(matches!(queue.take(true), Found::Unknown { asked: None }));
         queue.put(snapshot(1, 0));

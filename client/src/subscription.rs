@@ -62,14 +62,14 @@ impl Subscription {
         &self.topic
     }
 
-    /// Waits for the next snapshot: whole, verified, and newer than the one before. Cancel safe.
+    /// Waits for the next snapshot: complete, verified, and newer than the previous one. Cancel safe.
     ///
     /// In mode `every`, this acknowledges the previous snapshot: the server need not retain it for this reader any
     /// longer.
     ///
     /// The wait for a new version of an existing topic is unbounded: put a timeout around it if needed. The wait for
-    /// the first version ends after [`Config::topic_timeout`](crate::Config::topic_timeout), counted anew when the
-    /// server gives up an announced version.
+    /// the first version ends after [`Config::topic_timeout`](crate::Config::topic_timeout), which restarts when the
+    /// server aborts an announced version.
     ///
     /// While the user holds the maximum number of snapshots, the next one is held back. After
     /// [`Config::hold_timeout`](crate::Config::hold_timeout), which may span several calls, this fails.
@@ -82,7 +82,7 @@ impl Subscription {
         loop {
             let may_take = self.holding.count() < self.limits.held_max;
             match self.queue.take(may_take) {
-                Found::Snapshot(snapshot) => return Ok(self.hand_over(*snapshot)),
+                Found::Snapshot(snapshot) => return Ok(self.deliver(*snapshot)),
                 Found::Gap(gap) => return Err(SubscriptionError::Gap(gap)),
                 Found::NotYet => {
                     let since = *self.held_back_since.get_or_insert_with(Instant::now);
@@ -127,7 +127,7 @@ impl Subscription {
         let changed = tokio::time::timeout_at(deadline, self.queue.changed());
         if changed.await.is_err() {
             let newest = tokio::select! {
-                listed = self.listed() => match listed {
+                answer = self.request_newest() => match answer {
                     Some(newest) => newest,
                     None => return, // The caller tries again.
                 },
@@ -145,8 +145,8 @@ impl Subscription {
     }
 
     /// Requests the newest version of the topic, because the server sends nothing for an existing topic that has no new
-    /// version for this subscription. `None` when there was no answer in time.
-    async fn listed(&self) -> Option<Option<VersionId>> {
+    /// version for this subscription. `None` without an answer before the timeout.
+    async fn request_newest(&self) -> Option<Option<VersionId>> {
         let (reply, answer) = oneshot::channel();
         let _ = self.handle.commands.send(Command::List(reply)); // An ended session drops the request.
         let topics = tokio::time::timeout(self.limits.topic_timeout.max(ANSWER_MIN), answer)
@@ -157,8 +157,8 @@ impl Subscription {
         Some(entry.map(|entry| entry.id))
     }
 
-    /// The error for a topic with this newest version after the timeout: it does not exist, or has only versions that
-    /// the server gave up.
+    /// The error for a topic with this newest version after the timeout: it does not exist, or the server aborted
+    /// all its versions.
     fn timeout_error(&self, newest: Option<VersionId>) -> Option<SubscriptionError> {
         let timeout_ms = self.limits.topic_timeout.as_millis();
         match (self.queue.given_up(), newest) {
@@ -169,15 +169,15 @@ impl Subscription {
         }
     }
 
-    fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {
+    fn deliver(&mut self, mut snapshot: Snapshot) -> Snapshot {
         self.held_back_since = None;
         let id = snapshot.id.clone();
         match &mut snapshot.payload {
-            Payload::Whole(payload) => *payload = self.holding.hand_over(id, payload.clone()),
+            Payload::Region(payload) => *payload = self.holding.count_payload(id, payload.clone()),
             Payload::Device(shared) if shared.payload().writing().is_none() => {
                 shared.keep(self.holding.hold(id));
             }
-            // Versions in the user's own buffers need no bound.
+            // Versions in the user's own buffers are not counted.
             Payload::Scattered(_) | Payload::Device(_) => {}
         }
         self.taken = (self.mode == Mode::Every).then(|| snapshot.id.clone());
@@ -195,7 +195,7 @@ impl Subscription {
         }
     }
 
-    /// For callers with a timeout of their own: a function that accepts the time waited, and returns an error if a
+    /// For callers with their own timeout: a function that accepts the time waited, and returns an error if a
     /// snapshot is held back because the user holds too many. It can be called while [`next`](Self::next) borrows the
     /// subscription.
     pub fn holding_limit_check(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
-/// The speed-up that the other transport must bring: less may be chance.
+/// The minimum speed-up of the other transport: less may be noise.
 const SPEEDUP_MIN: f64 = 1.1;
 
 /// The fraction of its usual rate below which a path counts as changed.
@@ -22,17 +22,17 @@ const FIRST_TRIAL_OF_TCP: Duration = Duration::from_secs(2);
 /// seldom lossy.
 const FIRST_TRIAL_OF_QUIC: Duration = Duration::from_secs(20);
 
-/// The growth of the time between trials, since most paths stay as they are.
+/// The growth factor of the time between trials, since most paths do not change.
 const PAUSE_GROWTH: u32 = 4;
 
 /// The longest time with large versions between trials.
 const PAUSE_MAX: Duration = Duration::from_secs(3_600);
 
-/// Decides between the two transports of a session: measures the current one, tries the other one from time to time and
-/// when the rate collapses, and stays with the faster one.
+/// Decides between the two transports of a session: measures the current one, tries the other one at growing
+/// intervals and when the rate collapses, and keeps the faster one.
 ///
 /// Pure: it receives samples and returns the wanted transport. It counts only the time with large versions, and waits
-/// until the number of lanes is final, so that one experiment runs at a time. A trial costs two connections, the chunks
+/// until the number of lanes is final, so that one trial runs at a time. A trial costs two connections, the chunks
 /// in flight when the session changes its transport, and one and a half seconds at the other transport's rate.
 #[derive(Debug)]
 pub(crate) struct TransportTrial {
@@ -57,7 +57,7 @@ enum Stage {
     },
     /// The other transport is measured.
     Trying {
-        /// That transport.
+        /// The other transport.
         kind: LaneKind,
         /// The rate to beat, in bytes per second.
         incumbent: f64,
@@ -98,7 +98,7 @@ impl TransportTrial {
         self.end_trial();
     }
 
-    /// Handles a sample; returns the transport that the session should change to, if any. `has_settled` says whether
+    /// Handles a sample; returns the transport that the session should change to, if any. `has_settled` is whether
     /// the number of lanes is final.
     pub(crate) fn handle_sample(
         &mut self,
@@ -107,9 +107,9 @@ impl TransportTrial {
         has_settled: bool,
     ) -> Option<LaneKind> {
         let step = self.steps.next(now, sample).filter(|_| has_settled)?;
-        self.due = self.due.saturating_sub(step.passed);
+        self.due = self.due.saturating_sub(step.elapsed);
         let rate = self.measurement.add(step)?;
-        self.measurement = Measurement::at_speed();
+        self.measurement = Measurement::without_warm_up();
         match self.stage {
             Stage::Steady { usual, collapsed } => {
                 // Without any bytes the path itself is interrupted, for either transport.

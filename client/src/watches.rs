@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use tensor_relay_protocol::{ClientMessage, Glob, Misbehaved, Topic, WATCHES_MAX, WatchId};
 use tokio::sync::{mpsc, oneshot};
 
-/// The most topics remembered per watch. A server that names more is broken or hostile.
+/// The maximum number of topics stored for each watch. A server that sends more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
 /// Delivers the name of each matching topic once, as it appears, and again when the topic returns after a subscription
@@ -105,7 +105,7 @@ impl Watches {
     }
 
     /// Records that a topic ended: its name is delivered again when it returns.
-    pub(crate) fn handle_gone(&mut self, topic: &Topic) {
+    pub(crate) fn handle_topic_ended(&mut self, topic: &Topic) {
         for watch in self.by_id.values_mut().filter(|watch| watch.delivered.contains(topic)) {
             match watch.repeated.remove(topic) {
                 true => drop(watch.user.send(topic.clone())),
@@ -134,8 +134,8 @@ mod tests {
         }
         // The server repeated the name: its topic may have returned before its end was reported. It is delivered once
         // more.
-        watches.handle_gone(&topic("kv/a"));
-        watches.handle_gone(&topic("kv/a"));
+        watches.handle_topic_ended(&topic("kv/a"));
+        watches.handle_topic_ended(&topic("kv/a"));
         watches.handle_found(watch.0.id, vec![topic("kv/a")]).unwrap();
         for name in ["kv/a", "kv/b", "kv/a", "kv/a"] {
             assert_eq!(watch.next().await, Some(topic(name)));

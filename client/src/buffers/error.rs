@@ -22,7 +22,7 @@ pub enum BufferError {
     },
     /// The buffer is longer or shorter than its tensor.
     #[error(
-        "tensor {name} has {expected_bytes} bytes, and its buffer {given_bytes}: give it exactly its bytes"
+        "tensor {name} has {expected_bytes} bytes, but its buffer has {given_bytes}: give a buffer of exactly that size"
     )]
     WrongSize {
         /// The buffer's name.
@@ -44,7 +44,7 @@ pub enum BufferError {
         /// Those of the tensor.
         found: Box<str>,
     },
-    /// The version has other tensors than there are buffers.
+    /// The names of the version's tensors and of the buffers differ.
     #[error("{}", other_names(missing, unexpected))]
     OtherNames {
         /// The selected tensors without a buffer.
@@ -66,7 +66,7 @@ pub enum BufferError {
     },
     /// Two tensors share one buffer, but are separate in the version.
     #[error(
-        "tensors {name} and {to} have one buffer, and do not share their bytes in the version: give each its own"
+        "tensors {name} and {to} have one buffer, but do not share their bytes in the version: give each its own buffer"
     )]
     NotTied {
         /// One tensor's name.
@@ -83,15 +83,17 @@ pub enum BufferError {
         device: Box<str>,
     },
     /// The buffers are not all on one device.
-    #[error("the buffers for tensors {name} and {other} are on different devices: give those of one device")]
+    #[error(
+        "the buffers for tensors {name} and {other} are on different devices: give buffers on one device"
+    )]
     SeveralDevices {
         /// One buffer's name.
         name: Box<str>,
         /// The other's.
         other: Box<str>,
     },
-    /// A copy of an earlier, given up version to this buffer may still be running.
-    #[error("the device has not ended its copies to the buffer for tensor {name}: give another one")]
+    /// A copy of an earlier, aborted version to this buffer may still be running.
+    #[error("the device has not finished its copies to the buffer for tensor {name}: give another buffer")]
     Withheld {
         /// The buffer's name.
         name: Box<str>,

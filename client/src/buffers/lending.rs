@@ -36,7 +36,7 @@ impl Buffers<DeviceBuffer> {
         let writing = Arc::new(Writing::default());
         let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
         for (name, buffer) in self.by_name {
-            let (lent_buffer, returned) = LentBuffer::lent(buffer);
+            let (lent_buffer, returned) = LentBuffer::lend(buffer);
             tensors.push((name.clone(), lent_buffer));
             owners.push((name, ReturnPath::Device(returned)));
         }

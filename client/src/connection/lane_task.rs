@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// The lifetime after which a lost lane is replaced after the shortest wait.
+/// The lifetime from which a lost lane resets the backoff.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// An event from a lane's task.
@@ -70,7 +70,7 @@ impl LaneTask {
     }
 }
 
-/// Reads the header of a data stream within `deadline`. The end of the lane is reported elsewhere.
+/// Reads the header of a data stream within `deadline`. The end of the lane is reported separately.
 async fn read_header(lane: LaneId, mut stream: DataIn, deadline: Duration) -> Event {
     match timeout(deadline, stream.read_header()).await {
         Ok(Ok(header)) => Event::Opened(lane, header, stream),
@@ -79,7 +79,7 @@ async fn read_header(lane: LaneId, mut stream: DataIn, deadline: Duration) -> Ev
     }
 }
 
-/// Keeps one further lane connected while it is wanted.
+/// Keeps one additional lane connected while it is wanted.
 #[derive(Debug)]
 pub(super) struct LaneSlot {
     /// The slot's number, from 1. It selects the local address of the lane.
@@ -100,8 +100,8 @@ pub(super) struct LaneSlot {
 }
 
 impl LaneSlot {
-    /// Joins a lane, again and again with backoff, until a retry is useless.
-    pub(super) async fn keep(mut self) {
+    /// Joins a lane and rejoins it with backoff, until a retry cannot help.
+    pub(super) async fn run_slot(mut self) {
         let mut backoff = Backoff::new();
         let mut has_warned = false;
         while self.is_wanted().await {
@@ -110,22 +110,22 @@ impl LaneSlot {
                 Ok(()) if began.elapsed() > STABLE_AFTER => backoff = Backoff::new(),
                 Ok(()) => {}
                 Err(error) if !error.is_retryable() => {
-                    tracing::warn!(slot = self.number, %error, "A lane cannot be kept; the session continues.");
+                    tracing::warn!(slot = self.number, %error, "A lane cannot join; the session continues without it.");
                     return;
                 }
                 Err(error) if error.blame() == Blame::Local && !has_warned => {
-                    has_warned = true; // The user has to act: one warning is enough.
-                    tracing::warn!(slot = self.number, %error, "A lane cannot be opened here; it is tried again.");
+                    has_warned = true; // The user has to act; one warning is enough.
+                    tracing::warn!(slot = self.number, %error, "A lane cannot be opened on this machine; retrying.");
                 }
                 Err(error) => {
-                    tracing::debug!(slot = self.number, %error, "A lane did not join; it is tried again.");
+                    tracing::debug!(slot = self.number, %error, "A lane did not join; retrying.");
                 }
             }
             sleep(backoff.next(rand::random())).await;
         }
     }
 
-    /// Waits until the slot is to have a lane; false when it never will.
+    /// Waits until the slot should have a lane; false if it never will.
     async fn is_wanted(&mut self) -> bool {
         let number = self.number;
         self.wanted.wait_for(|slots| *slots as usize > number).await.is_ok()

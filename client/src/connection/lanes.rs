@@ -26,8 +26,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// The maximum number of lane events waiting for the session, which handles them at once. A lane waits while there are
-/// more.
+/// The maximum number of lane events waiting for the session, which handles them promptly. Beyond it, lanes
+/// wait.
 const EVENTS_MAX: usize = 64;
 
 /// The interval of rate samples for the automatic number of lanes. Shorter than the transfer of a large version.
@@ -52,14 +52,14 @@ pub(crate) struct Lanes {
     tasks: JoinSet<()>,
     /// Bytes of chunks that were received and verified over all lanes, decoded.
     verified_bytes: Arc<AtomicU64>,
-    /// The number of the period in which a large version is under way; `None` between periods.
+    /// The number of the current period with a large version in transfer; `None` between periods.
     bulky: watch::Sender<Option<u64>>,
     periods: u64,
     /// Whether the number of lanes is final.
     has_settled: Arc<AtomicBool>,
 }
 
-/// The server at the other end of a connection, and the statistics of its lanes.
+/// The server of a connection, and the statistics of its lanes.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(super) peer: SocketAddr,
@@ -71,7 +71,7 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// The next sample, once a large version is under way; `None` when the connection is gone.
+    /// The next sample, once a large version is in transfer; `None` after the connection has ended.
     pub(crate) async fn sample(&mut self) -> Option<Sample> {
         sleep(SAMPLE_INTERVAL).await;
         let period = *self.bulky.wait_for(Option::is_some).await.ok()?;
@@ -137,7 +137,7 @@ impl Lanes {
                     wanted: wanted.subscribe(),
                     events: sender.clone(),
                 };
-                lanes.tasks.spawn(slot.keep());
+                lanes.tasks.spawn(slot.run_slot());
             }
             match config.lanes {
                 LanesWanted::Auto | LanesWanted::UpTo(_) => {
@@ -167,7 +167,7 @@ impl Lanes {
                 }
                 event
             }
-            None => std::future::pending().await, // All lanes have ended. The control stream has too, and reports why.
+            None => std::future::pending().await, // All lanes have ended; the control stream reports why.
         }
     }
 
@@ -198,7 +198,7 @@ impl Lanes {
         self.live.values().for_each(|lane| lane.allow_unread(bytes));
     }
 
-    /// The `Retire` message about a lane that ended here; `None` if the server knows already.
+    /// The `Retire` message for a lane that ended at the client; `None` if it was sent or the server retired the lane.
     pub(crate) fn retire(&mut self, lane: LaneId) -> Option<ClientMessage> {
         let is_new = lane != LaneId(0) && !self.is_retired(lane) && self.retiring.insert(lane.0);
         is_new.then_some(ClientMessage::Retire(lane))
@@ -239,7 +239,7 @@ impl Lanes {
     /// Stops joining lanes, and closes the joined ones.
     pub(super) fn close(&mut self, code: CloseCode, text: &str) {
         self.tasks.abort_all();
-        self.registry.get().retain(|id, _| *id == LaneId(0)); // Its statistics are read after the end.
+        self.registry.get().retain(|id, _| *id == LaneId(0)); // Its statistics are read after the close.
         self.live.values().for_each(|lane| lane.close(code, text));
     }
 
@@ -264,7 +264,7 @@ async fn determine_lanes(mut plan: Plan, mut path: Path, wanted: watch::Sender<u
             tracing::info!(
                 lanes = plan.lanes(),
                 settled = plan.is_settled(),
-                "The measured rate decides on the number of lanes."
+                "The number of lanes was set by the measured rate."
             );
             wanted.send_replace(plan.lanes());
         }

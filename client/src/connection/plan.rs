@@ -4,10 +4,10 @@ use crate::rate::{Measurement, Sample, Steps};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The speed-up below which doubling the lanes is undone: less may be chance, and each lane costs a thread.
+/// The speed-up below which doubling the lanes is undone: less may be noise, and each lane costs a thread.
 const SPEEDUP_MIN: f64 = 1.1;
 
-/// The time to wait for lanes to join, after which the existing ones must suffice.
+/// The time to wait for lanes to join; then the existing ones are used.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Determines the number of lanes for one link: starts with one lane, doubles the number as long as that makes
@@ -62,7 +62,7 @@ impl Plan {
             return false;
         };
         if step.lanes != Some(self.wanted) {
-            self.waited += step.passed;
+            self.waited += step.elapsed;
             return self.waited >= JOIN_TIMEOUT && self.choose_best();
         }
         self.measurement.add(step).is_some_and(|bytes_per_s| self.decide(bytes_per_s))
@@ -106,11 +106,11 @@ mod tests {
         let step = Duration::from_millis(100);
         for tick in 0..6_000u32 {
             let at = step * tick;
-            let (number, into) = (
+            let (number, offset) = (
                 at.as_millis() / (transfer + pause).as_millis(),
                 at.as_millis() % (transfer + pause).as_millis(),
             );
-            let period = (into < transfer.as_millis()).then_some(number as u64);
+            let period = (offset < transfer.as_millis()).then_some(number as u64);
             let lanes = plan.lanes().min(joinable);
             let _ = plan.handle_sample(now, Sample { period, lanes, verified_bytes });
             if tried.last() != Some(&plan.lanes()) {
@@ -126,7 +126,7 @@ mod tests {
     const PAUSE: Duration = Duration::from_secs(1);
 
     #[test]
-    fn lanes_double_while_that_pays() {
+    fn lanes_double_while_transfers_get_faster() {
         let (plan, tried) = run(16, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes.min(6)));
         assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 8, 16, 8], true));
         let (plan, tried) = run(16, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes.min(4)));
@@ -136,13 +136,13 @@ mod tests {
     }
 
     #[test]
-    fn with_two_processors_it_stays_at_one() {
+    fn with_two_processors_one_lane_is_used() {
         let plan = Plan::new(1);
         assert_eq!((plan.lanes(), plan.is_settled()), (1, true));
     }
 
     #[test]
-    fn lanes_that_do_not_join_are_not_waited_for() {
+    fn lanes_that_do_not_join_end_the_search() {
         let (plan, tried) = run(8, 2, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes));
         assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 2], true));
     }
@@ -163,7 +163,7 @@ mod tests {
 
         /// Transfers that end within two samples never get a second lane, however much faster they would be.
         #[test]
-        fn small_transfers_stay_at_one(max in 2u32..=16, milliseconds in 1u64..100, pause in 100u64..1_000) {
+        fn small_transfers_use_one_lane(max in 2u32..=16, milliseconds in 1u64..100, pause in 100u64..1_000) {
             let (transfer, pause) = (Duration::from_millis(milliseconds), Duration::from_millis(pause));
             let (_, tried) = run(max, max, transfer, pause, |lanes| 1_000_000 * u64::from(lanes));
             prop_assert_eq!(tried, [1]);

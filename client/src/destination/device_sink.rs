@@ -6,7 +6,7 @@ use tensor_relay_device::{BoxFuture, CopyError, EngineSink, PartsError, Sink, Si
 use tokio::time::timeout;
 
 /// The deadline for copying a chunk, after which its version is given up. Shorter than the stall timeout of both ends,
-/// 30 s, so that the device is blamed and not this client. Longer than a GPU's engine lets a copy wait for a caller's
+/// 30 s, so that the error names the device and not this client. Longer than a GPU's engine lets a copy wait for a caller's
 /// stream, 20 s by default, although that wait begins later: so the engine's error, which names the late stream, comes
 /// first.
 const COPY_TIMEOUT: Duration = Duration::from_secs(25);
@@ -25,19 +25,19 @@ impl DeviceSink {
         Ok(Self { inner: payload.sink(len_bytes)?, payload })
     }
 
-    /// Whether a chunk waits for the device, for a slot or for a copy in flight.
+    /// Whether a chunk waits for a slot of the device or for an unfinished copy.
     pub(super) fn is_waited_for(&self) -> bool {
         self.inner.waits_for_device()
     }
 
-    /// Ends the writing. Fails while a chunk is being written, or if it is unknown whether a copy has ended.
+    /// Ends writing. Fails while a chunk is being written, or if it is unknown whether a copy has ended.
     pub(super) fn commit(&self) -> Result<(), SinkError> {
         self.inner.commit()
     }
 
     async fn copy(&self, target: Target) -> Result<(), SinkError> {
         let range = target.range();
-        let copying = self.inner.write_keeping(target, self.payload.touched(&range));
+        let copying = self.inner.write_keeping(target, self.payload.overlapping(&range));
         let Ok(end) = timeout(COPY_TIMEOUT, copying).await else {
             let device = self.payload.device().name().into();
             return Err(CopyError::TimedOut { device, waited: COPY_TIMEOUT }.into());
@@ -45,7 +45,7 @@ impl DeviceSink {
         if let Err(SinkError::Copy(error)) = &end
             && error.may_still_write()
         {
-            self.payload.touched(&range).iter().for_each(|memory| memory.withhold());
+            self.payload.overlapping(&range).iter().for_each(|memory| memory.withhold());
         }
         end
     }

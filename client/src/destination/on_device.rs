@@ -30,8 +30,8 @@ impl OnDevice {
         Ok(Self { device: device.clone(), pieces, writing: None, memory: memory.clone() })
     }
 
-    /// The user's lent buffers, with their ranges. `None` if there are no buffers, or they lie on several devices.
-    pub(crate) fn lent(
+    /// The user's lent buffers, with their ranges. `None` if there are no buffers, or they are on several devices.
+    pub(crate) fn from_lent(
         parts: Vec<(Range<u64>, Arc<LentBuffer>)>,
         writing: Arc<Writing>,
         memory: &HostMemory,
@@ -68,15 +68,15 @@ impl OnDevice {
             return self.pieces.values().next().map(|piece| (&piece.buffer, 0..0));
         }
         let (start, piece) = self.pieces.range(..=range.start).next_back()?;
-        let inside = range.start - start..range.end - start;
-        (inside.end <= piece.buffer.len_bytes()).then_some((&piece.buffer, inside))
+        let within = range.start - start..range.end - start;
+        (within.end <= piece.buffer.len_bytes()).then_some((&piece.buffer, within))
     }
 
     /// The pieces that overlap `range` of the payload.
-    pub(super) fn touched(&self, range: &Range<u64>) -> Vec<Arc<LentBuffer>> {
+    pub(super) fn overlapping(&self, range: &Range<u64>) -> Vec<Arc<LentBuffer>> {
         let before = self.pieces.range(..range.end).rev();
-        let touched = before.take_while(|(start, piece)| *start + piece.buffer.len_bytes() > range.start);
-        touched.map(|(_, piece)| Arc::clone(piece)).collect()
+        let overlapping = before.take_while(|(start, piece)| *start + piece.buffer.len_bytes() > range.start);
+        overlapping.map(|(_, piece)| Arc::clone(piece)).collect()
     }
 
     /// A sink for the payload, `len_bytes` long.
@@ -111,16 +111,16 @@ impl LentBuffer {
     }
 
     /// Wraps the user's memory; the channel returns it.
-    pub(crate) fn lent(buffer: DeviceBuffer) -> (Arc<Self>, oneshot::Receiver<DeviceBuffer>) {
-        let (owner, back) = oneshot::channel();
-        (Arc::new(Self::new(buffer, Some(owner))), back)
+    pub(crate) fn lend(buffer: DeviceBuffer) -> (Arc<Self>, oneshot::Receiver<DeviceBuffer>) {
+        let (owner, returned) = oneshot::channel();
+        (Arc::new(Self::new(buffer, Some(owner))), returned)
     }
 
     pub(crate) fn buffer(&self) -> &DeviceBuffer {
         &self.buffer
     }
 
-    /// Withholds the buffer, because a copy to it may still be running; its user's channel closes at once. The engine
+    /// Withholds the buffer, because a copy to it may still be running; its user's channel closes immediately. The engine
     /// keeps the memory for as long as that copy may write.
     pub(super) fn withhold(&self) {
         drop(self.take_owner());
@@ -134,7 +134,7 @@ impl LentBuffer {
 impl Drop for LentBuffer {
     fn drop(&mut self) {
         if let Some(owner) = self.take_owner() {
-            let _ = owner.send(self.buffer.clone()); // If the user has given up, the last clone frees it.
+            let _ = owner.send(self.buffer.clone()); // Without a receiver, the last clone frees it.
         }
     }
 }

@@ -9,7 +9,7 @@ use tensor_relay_protocol::{AbortReason, EndReason, Gap, Topic, Version, Version
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubscriptionError {
-    /// The topic did not appear in time. A topic that this client may not see looks the same.
+    /// The topic did not appear before the timeout. A topic that this client may not see looks the same.
     #[error(
         "no topic {topic} appeared within {timeout_ms} ms: check its name against `tensor-relay list`, or wait longer"
     )]
@@ -19,10 +19,10 @@ pub enum SubscriptionError {
         /// The time waited.
         timeout_ms: u128,
     },
-    /// The server gave up the first version that it sent, and no other followed in time.
+    /// The server aborted the first version that it sent, and no other followed before the timeout.
     #[error(
-        "the server gave {id} up: {reason}; no other version came within {timeout_ms} ms, and none was received before: \
-         the server's log says more"
+        "the server aborted {id}: {reason}; no other version was received before or within {timeout_ms} ms: see the \
+         server's log"
     )]
     Aborted {
         /// The version.
@@ -68,7 +68,7 @@ pub enum SubscriptionError {
         source: Arc<ClientError>,
     },
     /// The received bytes differ from the published ones.
-    #[error("{id} arrived damaged and was thrown away: {detail}")]
+    #[error("{id} arrived damaged and was discarded: {detail}")]
     Corrupt {
         /// The version.
         id: VersionId,
@@ -80,7 +80,7 @@ pub enum SubscriptionError {
     OverBudget {
         /// The version.
         id: VersionId,
-        /// The numbers.
+        /// The sizes.
         detail: String,
     },
     /// There is not enough memory for a version on the device that receives versions.
@@ -90,11 +90,11 @@ pub enum SubscriptionError {
         id: VersionId,
         /// The device.
         device: Box<str>,
-        /// The numbers.
+        /// The sizes.
         detail: String,
     },
     /// The device that receives versions failed to receive one. The fault is on this machine, not the server. Not final
-    /// if the device may receive later versions: these are tried.
+    /// if the device may receive later versions.
     #[error("{id} could not be copied to {device}, a device of this machine: {detail}")]
     Device {
         /// The version.
@@ -107,7 +107,9 @@ pub enum SubscriptionError {
         is_final: bool,
     },
     /// The transfer of a version stopped midway.
-    #[error("{id} stalled: no byte of it came for {timeout_ms} ms: the server is overloaded, stuck or gone")]
+    #[error(
+        "{id} stalled: no byte of it was received for {timeout_ms} ms: the server is overloaded, stuck or gone"
+    )]
     Stalled {
         /// The version.
         id: VersionId,

@@ -1,4 +1,4 @@
-//! Errors that make the client give up one version, with the reason for the server and the error for the user.
+//! Errors that abort one version, with the reason for the server and the error for the user.
 
 use super::SubscriptionError;
 use crate::device_snapshot::chain;
@@ -6,7 +6,7 @@ use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
 use tensor_relay_protocol::{AbortReason, VersionDigest, VersionId};
 use tensor_relay_transport::ingress::ReceiveError;
 
-/// Why one version is given up: the internal form.
+/// Why the client aborts one version: the internal form.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransferError {
     #[error(transparent)]
@@ -15,22 +15,22 @@ pub(crate) enum TransferError {
     DeviceMemory { device: Box<str>, source: AllocError },
     #[error("{source}")]
     DeviceRefused { device: Box<str>, source: AllocError },
-    #[error("its memory does not fit: {0}")]
+    #[error("its layout does not match its memory: {0}")]
     Parts(#[from] PartsError),
     #[error("{}", chain(source))]
     Copy { device: Box<str>, source: Box<SinkError> },
     #[error(
-        "no byte came for {timeout_ms} ms, while a copy to it was in flight or a chunk waited for one of its slots: it \
-         hangs, or has fewer slots than are in use at once; later versions are tried"
+        "no byte was received for {timeout_ms} ms, while a copy to the device was in flight or a chunk waited for one of \
+         its slots: the device hangs, or has too few slots; later versions are tried"
     )]
     DeviceStalled { device: Box<str>, timeout_ms: u128 },
     #[error(transparent)]
     Chunk(Box<ReceiveError>),
-    #[error("its chunks together hash to {found} where the server said {expected}")]
+    #[error("its digest is {found}, but the server sent {expected}")]
     Mismatch { expected: VersionDigest, found: VersionDigest },
-    #[error("no byte came for {0} ms")]
+    #[error("no byte was received for {0} ms")]
     Stalled(u128),
-    #[error("its memory could not be handed over: {0}")]
+    #[error("its memory could not be committed: {0}")]
     Sink(Box<SinkError>),
 }
 

@@ -33,8 +33,7 @@ pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<
     sweep(folder_of(path));
     let has_predecessor = has_predecessor(path)?;
     let (temporary, _writing) = write_temporary(folder_of(path), files).map_err(io_error)?;
-    // Not deleted as a whole from here on: this name may soon be the predecessor's, of which only listed files are
-    // deleted.
+    // No recursive deletion from here on: this name may soon be the predecessor's, whose unlisted files must stay.
     let temporary = temporary.keep();
     let replaced = match has_predecessor {
         true => exchange(&temporary, path).map(Some),
@@ -52,7 +51,7 @@ pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<
         .map_err(io_error)
 }
 
-/// Whether a mirror's folder at `path` must be exchanged. An empty folder counts as none, because a rename replaces it.
+/// Whether a mirror's folder at `path` must be exchanged. False for an empty folder, because a rename replaces it.
 fn has_predecessor(path: &Path) -> Result<bool, SaveError> {
     let io_error = |source| SaveError::Io { path: path.into(), source };
     match fs::symlink_metadata(path) {
@@ -81,7 +80,7 @@ pub(super) fn foreign_entry(folder: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The names in a folder's list; none without a list. Names that a mirror never writes are ignored.
+/// The names in a folder's list; empty without a list. Names that a mirror never writes are ignored.
 fn read_list(folder: &Path) -> io::Result<BTreeSet<String>> {
     use io::Read;
     let list = match File::open(folder.join(LIST_NAME)) {
@@ -136,7 +135,7 @@ fn exchange(new: &Path, path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Does the same with two renames, between which `path` is missing.
+/// Exchanges with two renames, between which `path` is missing.
 fn exchange_by_renames(new: &Path, path: &Path) -> io::Result<PathBuf> {
     let mut aside = OsString::from(new.as_os_str());
     aside.push(".old");
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_without_exchange_works_too() {
+    fn a_folder_is_replaced_without_exchange_support() {
         let dir = tempfile::tempdir().unwrap();
         let (old, new) = (dir.path().join("m"), dir.path().join(".tensor-relay.new.part"));
         replace_folder(&old, &files(&["a"])).unwrap();

@@ -226,7 +226,7 @@ fn only_a_mirrors_folders_are_replaced_or_deleted() {
 
 /// A hostile server tries every name that it can choose. Nothing outside the mirror's folder may change.
 #[test]
-fn hostile_names_lead_nowhere() {
+fn hostile_names_do_not_leave_the_folder() {
     let dir = tempfile::tempdir().unwrap();
     let inside = dir.path().join("in");
     let mirror = Mirror::new(&inside, None);
@@ -269,7 +269,7 @@ fn hostile_names_lead_nowhere() {
 /// Goal: the next save deletes temporary files of killed processes of this machine, but none that is still being
 /// written.
 #[test]
-fn files_of_killed_processes_are_deleted_at_once() {
+fn files_of_killed_processes_are_deleted_immediately() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("a");
     let mirror = Mirror::new(dir.path(), None);

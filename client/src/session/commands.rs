@@ -27,7 +27,7 @@ impl Session {
                 self.receptions.get_mut(&id)?.machine.acknowledge(epoch, version);
                 return Some(id);
             }
-            Command::Give(id, lent) => self.receptions.get_mut(&id)?.handle_given(lent),
+            Command::LendBuffers(id, lent) => self.receptions.get_mut(&id)?.handle_lent(lent),
             Command::Watch(glob, reply) => {
                 self.outbox.extend(self.watches.begin(glob, reply, &self.commands));
             }
@@ -39,7 +39,7 @@ impl Session {
             Command::Probe(bytes, reply) if self.is_connected => {
                 self.outbox.extend(self.probing.begin(bytes, reply));
             }
-            Command::Probe(..) => {} // Its caller gets the reason why there is no connection.
+            Command::Probe(..) => {} // Its caller receives the reason for the missing connection.
             Command::Close => self.close(),
         }
         None
@@ -51,7 +51,7 @@ impl Session {
         self.outbox.extend(
             leaving.map(|(id, _)| ClientMessage::Unsubscribe { subscription: *id, keep_place: false }),
         );
-        self.closing = true;
+        self.is_closing = true;
     }
 
     fn subscribe(&mut self, request: Request, reply: oneshot::Sender<Opened>) -> SubscriptionId {

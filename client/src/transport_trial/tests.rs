@@ -9,7 +9,7 @@ const TICK: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct Run {
     /// The transports in turn, each with the second at which the session changed to it.
-    moves: Vec<(u64, LaneKind)>,
+    changes: Vec<(u64, LaneKind)>,
     bytes: u64,
 }
 
@@ -17,7 +17,7 @@ struct Run {
 /// second)` bytes per second; 0: the transport does not reach the server.
 fn run(first: LaneKind, seconds: u64, rate: impl Fn(LaneKind, u64) -> u64) -> Run {
     let mut trial = TransportTrial::new(first);
-    let mut run = Run { moves: vec![(0, first)], bytes: 0 };
+    let mut run = Run { changes: vec![(0, first)], bytes: 0 };
     let (begun, mut kind) = (Instant::now(), first);
     trial.handle_connected(kind);
     for tick in 0..seconds * 10 {
@@ -26,7 +26,7 @@ fn run(first: LaneKind, seconds: u64, rate: impl Fn(LaneKind, u64) -> u64) -> Ru
         match trial.handle_sample(begun + TICK * tick as u32, sample, true) {
             Some(wanted) if rate(wanted, second) > 0 => {
                 kind = wanted;
-                run.moves.push((second, kind));
+                run.changes.push((second, kind));
                 trial.handle_connected(kind);
             }
             Some(_) => trial.handle_unreachable(),
@@ -56,39 +56,39 @@ fn the_faster_transport_is_chosen() {
     ];
     for (path, first, (quic, tcp), last) in paths {
         let run = run(first, 300, |kind, _| mbit(if kind == Quic { quic } else { tcp }));
-        assert_eq!(run.moves.last().unwrap().1, last, "{path}: {run:?}");
+        assert_eq!(run.changes.last().unwrap().1, last, "{path}: {run:?}");
         let best = mbit(quic.max(tcp)) * 300;
         assert!(run.bytes as f64 >= best as f64 * 0.9, "{path}: {run:?}");
     }
 }
 
 #[test]
-fn a_path_that_turns_lossy_moves_the_session() {
+fn a_path_that_becomes_lossy_changes_the_transport() {
     let rate = |kind, second| match (kind, second) {
         (Tcp, 8..) => 5_000_000,
         (Tcp, _) => 1_000_000_000,
         (Quic, _) => 400_000_000,
     };
-    let moves = run(Tcp, 60, rate).moves;
-    assert!(matches!(moves[..], [(0, Tcp), (8..=12, Quic)]), "{moves:?}");
+    let changes = run(Tcp, 60, rate).changes;
+    assert!(matches!(changes[..], [(0, Tcp), (8..=12, Quic)]), "{changes:?}");
 }
 
 #[test]
-fn an_interrupted_path_moves_nothing() {
+fn an_interrupted_path_does_not_change_the_transport() {
     // The interruption begins within one measurement and ends within another.
-    let moves = run(Tcp, 18, |_, second| if (8..11).contains(&second) { 0 } else { 1_000_000_000 }).moves;
-    assert_eq!(moves, [(0, Tcp)]);
+    let changes = run(Tcp, 18, |_, second| if (8..11).contains(&second) { 0 } else { 1_000_000_000 }).changes;
+    assert_eq!(changes, [(0, Tcp)]);
 }
 
 #[test]
 fn other_traffic_on_the_link_costs_one_trial() {
     let rate = |_, second| if second < 8 { 1_000_000_000 } else { 400_000_000 };
-    let moves = run(Tcp, 60, rate).moves;
-    assert!(matches!(moves[..], [(0, Tcp), (8..=12, Quic), (_, Tcp)]), "{moves:?}");
+    let changes = run(Tcp, 60, rate).changes;
+    assert!(matches!(changes[..], [(0, Tcp), (8..=12, Quic), (_, Tcp)]), "{changes:?}");
 }
 
 #[test]
-fn between_large_versions_nothing_is_measured() {
+fn nothing_is_measured_between_large_versions() {
     let mut trial = TransportTrial::new(Quic);
     let begun = Instant::now();
     for tick in 0..10_000u32 {
@@ -116,7 +116,7 @@ proptest! {
         let run = run(if is_long { Quic } else { Tcp }, 600, rate);
         let best = quic.max(tcp);
         prop_assert!(run.bytes as f64 >= (best * 600) as f64 * 0.9, "{run:?}");
-        prop_assert!(rate(run.moves.last().unwrap().1, 0) as f64 * 1.1 >= best as f64, "{run:?}");
-        prop_assert!(run.moves.len() <= 12, "{run:?}");
+        prop_assert!(rate(run.changes.last().unwrap().1, 0) as f64 * 1.1 >= best as f64, "{run:?}");
+        prop_assert!(run.changes.len() <= 12, "{run:?}");
     }
 }
