@@ -150,7 +150,7 @@ impl Destination {
 }
 
 /// The memory for which `is_used` holds, ordered by the place of its tensor in the selection.
-fn in_order<M>(
+fn order_by_range<M>(
     fits: Vec<Fit>,
     tensors: Vec<(TensorName, M)>,
     is_used: impl Fn(&M) -> bool,

@@ -327,7 +327,7 @@ impl Reception {
         self.base.handle_given_up();
         match reason {
             Released::ByServer(reason) => {
-                tracing::warn!(%id, "The server gave a version up: {reason}.");
+                tracing::warn!(%id, "The server aborted a version: {reason}.");
                 if !self.machine.has_committed() {
                     self.queue.handle_given_up(id, reason);
                 }

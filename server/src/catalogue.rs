@@ -55,7 +55,7 @@ impl Catalogue {
     pub(crate) fn follow(self: &Arc<Self>, name: &Topic) -> Follower {
         let mut topics = self.topics();
         let topic = self.entry(&mut topics, name);
-        topic.follower_joins();
+        topic.add_follower();
         let changes = topic.changes();
         Follower { catalogue: Arc::clone(self), topic, changes }
     }
@@ -66,16 +66,16 @@ impl Catalogue {
     }
 
     /// Notifies watches that `name` has its first version.
-    pub(crate) fn appeared(&self, name: &Topic) {
+    pub(crate) fn announce(&self, name: &Topic) {
         let _ = self.appeared.send(name.clone()); // There may be no watch.
     }
 
-    /// The names of topics that appear from now on.
+    /// Subscribes to the names of new topics.
     pub(crate) fn appearances(&self) -> broadcast::Receiver<Topic> {
         self.appeared.subscribe()
     }
 
-    /// Ends `topic` and removes it. Its name is free at once; its followers get the reason.
+    /// Ends `topic` and removes it. Its name is free immediately; its followers receive the reason.
     pub(crate) fn remove(&self, topic: &Arc<TopicState>, reason: EndReason) {
         let mut topics = self.topics();
         topic.end(reason);
@@ -121,8 +121,8 @@ impl Catalogue {
     /// The number of versions ever published.
     pub(crate) fn published(&self) -> u64 {
         let topics = self.topics();
-        let here: u64 = topics.values().map(|topic| topic.published_count()).sum();
-        here + self.published_before.load(Ordering::Relaxed)
+        let current: u64 = topics.values().map(|topic| topic.published_count()).sum();
+        current + self.published_before.load(Ordering::Relaxed)
     }
 
     /// The name of every topic that has a version.
@@ -160,14 +160,14 @@ impl Follower {
         &self.topic
     }
 
-    /// Waits until the topic changed since the last [`look`](Self::look). Cancel safe.
+    /// Waits until the topic changed since the last [`observe`](Self::observe). Cancel safe.
     pub(crate) async fn changed(&mut self) {
         // `self.topic` holds the sender.
         let _ = self.changes.changed().await;
     }
 
-    /// Marks the current state as seen.
-    pub(crate) fn look(&mut self) -> &TopicState {
+    /// Marks the current state as observed, and returns the topic.
+    pub(crate) fn observe(&mut self) -> &TopicState {
         self.changes.mark_unchanged();
         &self.topic
     }
@@ -175,7 +175,7 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        if self.topic.follower_leaves()
+        if self.topic.remove_follower()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             runtime.spawn(topic::release_abandoned_bases(Arc::downgrade(&self.topic)));
@@ -221,11 +221,11 @@ mod tests {
     async fn a_waiting_follower_sees_the_topic_end() {
         let catalogue = catalogue();
         let mut follower = catalogue.follow(&topic("a"));
-        assert_eq!(follower.look().ended(), None);
+        assert_eq!(follower.observe().ended(), None);
         let published = catalogue.open(&topic("a")).unwrap();
         catalogue.remove(&published, EndReason::Withdrawn);
         follower.changed().await;
-        assert_eq!(follower.look().ended(), Some(EndReason::Withdrawn));
+        assert_eq!(follower.observe().ended(), Some(EndReason::Withdrawn));
         assert!(catalogue.open(&topic("a")).is_some(), "the name is free");
         drop(follower);
         assert_eq!(catalogue.topics().len(), 1, "the new topic stays");

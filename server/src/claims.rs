@@ -1,5 +1,5 @@
-//! [`Claims`]: what a client says it holds, compared with this server's content of the same epoch and number
-//! (PROTOCOL.md §6.6): two servers may have published different bytes under the same version id.
+//! [`Claims`]: the versions that a client claims to hold, compared with this server's content of the same epoch and
+//! number (PROTOCOL.md §6.6): two servers may have published different bytes under the same version id.
 
 use crate::{
     bases::VersionKey,
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tensor_relay_protocol::{Have, Partial, RangeSet, Subscribe, VersionDigest};
 use tensor_relay_transport::egress::Encoder;
 
-/// The versions that a `Subscribe` names as held. They are used until the first version begins.
+/// The versions that a `Subscribe` names as held. They are used until the first version starts.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     base: Option<Claim>,
@@ -25,13 +25,13 @@ pub(crate) enum Named {
     Have,
 }
 
-/// One version that the client says it holds.
+/// One version that the client claims to hold.
 #[derive(Debug, Clone)]
 pub(crate) struct Claim {
     pub(crate) named: Named,
     pub(crate) version: VersionKey,
     pub(crate) digest: VersionDigest,
-    /// The chunks of the digest; `None` for the selected ones.
+    /// The chunks of the digest; `None`: the selected chunks.
     pub(crate) chunks: Option<RangeSet>,
     state: State,
 }
@@ -46,7 +46,7 @@ enum State {
 
 impl Claims {
     pub(crate) fn new(subscribe: &Subscribe) -> Self {
-        let whole = |named, have: &Have| Claim {
+        let complete = |named, have: &Have| Claim {
             named,
             version: have.key(),
             digest: have.digest,
@@ -61,13 +61,13 @@ impl Claims {
             state: State::Waiting,
         };
         Self {
-            base: subscribe.base.as_ref().map(|base| whole(Named::Base, base)),
+            base: subscribe.base.as_ref().map(|base| complete(Named::Base, base)),
             partial: subscribe.partial.as_ref().map(part),
-            have: subscribe.have.as_ref().map(|have| whole(Named::Have, have)),
+            have: subscribe.have.as_ref().map(|have| complete(Named::Have, have)),
         }
     }
 
-    /// A claim that can be compared now, with its version. A version published after the `Subscribe` is compared then;
+    /// A claim that can be compared now, with its version. A version published after the `Subscribe` is compared once it is published;
     /// a base that is not in memory is ignored.
     pub(crate) fn next(
         &self,
@@ -96,8 +96,8 @@ impl Claims {
         }
     }
 
-    /// Whether the client must discard what it holds of `version`. If it holds a part, that decides: it is newer than
-    /// the committed version.
+    /// Whether the client must discard its content of `version`. A part decides, if it holds one: that is newer than the
+    /// committed version.
     pub(crate) fn is_afresh(&self, version: VersionKey) -> bool {
         let named = self.partial.iter().chain(&self.have).find(|claim| claim.version == version);
         named.is_some_and(|claim| claim.state == State::Other)
@@ -120,7 +120,7 @@ pub(crate) async fn is_same(
     }
     tokio::select! {
         found = encoder.digest(&retained.payload, &chunks) => found.map_or(true, |found| found == digest),
-        () = retained.left() => true,
+        () = retained.left_retention() => true,
     }
 }
 
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_differing_versions_come_afresh() {
+    fn only_differing_versions_are_sent_afresh() {
         let mut claims = claims(2, 3);
         assert!(afresh(&claims).is_empty(), "nothing was compared");
         claims.handle_compared(Named::Have, false);

@@ -15,7 +15,7 @@ pub(crate) enum Step {
     Send {
         /// The version.
         retained: Arc<Retained>,
-        /// The number of versions that the client misses before it.
+        /// The number of versions that the client missed before it.
         skipped: u64,
     },
     /// Wait until the topic changes or the client sends a message.
@@ -29,7 +29,7 @@ pub(crate) enum Step {
 pub(crate) enum Cursor {
     /// Mode `latest`: always the newest.
     Latest(Latest),
-    /// Mode `every`: one after the other.
+    /// Mode `every`: all, in order.
     Every(Every),
 }
 
@@ -61,7 +61,7 @@ impl Cursor {
         matches!(self, Self::Every(_))
     }
 
-    /// Why the current transfer must be aborted: the reader lost its place. `None` if it has not.
+    /// The reason why the reader lost its place, so that the current transfer must be aborted; `None` if it has it.
     pub(crate) fn lost_place(&self) -> Option<EndReason> {
         match self {
             Self::Latest(_) => None,
@@ -84,7 +84,7 @@ impl Cursor {
         }
     }
 
-    /// Records whether the version that the client has equals the one of the same number here. If its content differs,
+    /// Records whether the client's version equals the one of the same number on this server. If its content differs,
     /// the client counts as having the previous one.
     pub(crate) fn handle_compared(&mut self, topic: &TopicState, is_same: bool) {
         match self {
@@ -108,14 +108,14 @@ impl Cursor {
         }
     }
 
-    /// Gives up the place of a named reader that will not reconnect.
-    pub(crate) fn give_place_up(&mut self) {
+    /// Releases the place of a named reader that will not reconnect.
+    pub(crate) fn release_place(&mut self) {
         if let Self::Every(every) = self {
-            every.reader.give_place_up();
+            every.reader.release_place();
         }
     }
 
-    /// Whether there are versions beyond the client's window.
+    /// Whether there are versions beyond the client's window, so that the cursor waits for acknowledgements.
     pub(crate) fn waits_for_client(&self, topic: &TopicState) -> bool {
         matches!(self, Self::Every(every) if topic.first_from(every.next).is_some())
     }
@@ -124,15 +124,15 @@ impl Cursor {
 /// A subscription in mode `latest`.
 #[derive(Debug)]
 pub(crate) struct Latest {
-    /// Versions before this one are not wanted.
+    /// The first wanted version.
     from: Seq,
-    /// The version of which the client holds a part: it is completed first, while it is retained.
+    /// The version that the client holds partly: it is completed first, while it is retained.
     partial: Option<(Epoch, Version)>,
-    /// The first version to send, until one was begun.
+    /// The first version to send, until a version was started.
     awaited: Option<(Epoch, Version)>,
-    /// The newest version that the client has, or that was last begun for it.
+    /// The newest version that the client has, or whose transfer was last started.
     last: Option<(Epoch, Version)>,
-    /// Versions begun and aborted since its last commit: the client never saw them.
+    /// The number of aborted versions since the client's last commit.
     missed: u64,
 }
 
@@ -140,9 +140,9 @@ impl Latest {
     fn new(topic: &TopicState, subscribe: &Subscribe) -> Self {
         Self {
             from: match (subscribe.have, &subscribe.partial) {
-                (None, None) => topic.place_of(None, subscribe.start),
+                (None, None) => topic.start_of(None, subscribe.start),
                 // The subscription is resumed: what the client has decides what is newer.
-                _ => topic.place_of(None, Start::Oldest),
+                _ => topic.start_of(None, Start::Oldest),
             },
             // With `preempt`, an older version is not completed.
             partial: subscribe
@@ -170,7 +170,7 @@ impl Latest {
         }
     }
 
-    /// Whether there is a newer version than the last one begun.
+    /// Whether `retained` is newer than the last started version.
     fn is_new(&self, retained: &Retained) -> bool {
         let (epoch, version) = (retained.id.epoch, retained.id.version);
         self.last.is_none_or(|(last_epoch, last)| last_epoch != epoch || last < version)
@@ -204,7 +204,7 @@ pub(crate) struct Every {
     reader: Reader,
     /// The first version that was not sent.
     next: Seq,
-    /// The first version to send, until one was begun.
+    /// The first version to send, until a version was started.
     awaited: Option<(Epoch, Version)>,
     /// The window: how many versions may be sent beyond the newest acknowledged one.
     window: usize,
@@ -302,7 +302,7 @@ impl Every {
     }
 
     fn lost_place(&self) -> Option<EndReason> {
-        match self.reader.standing() {
+        match self.reader.state() {
             ReaderState::Reading => None,
             ReaderState::Evicted => Some(EndReason::TooSlow),
             ReaderState::Replaced => Some(EndReason::Replaced),
@@ -365,7 +365,7 @@ mod tests {
             metadata: vec![],
             committed: watch::Sender::new(0),
             release_timeout: Duration::ZERO,
-            cut_at: watch::Sender::new(None),
+            abort_at: watch::Sender::new(None),
             base: Bases::new(0).terms(8, 0, Keep::default(), true),
         }
     }
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_goes_to_the_newest_and_counts_what_it_passes() {
+    fn latest_sends_the_newest_and_counts_skipped_versions() {
         let topic = topic();
         publish(&topic, 5, 1, 1..=3);
         let mut cursor = begin(&topic, &subscribe(Mode::Latest));
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_is_held_is_finished_first() {
+    fn a_partial_version_is_completed_first() {
         let topic = topic();
         publish(&topic, 5, 1, 1..=3);
         let chunks = tensor_relay_protocol::RangeSet::new();
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn every_goes_one_by_one_through_epochs() {
+    fn every_sends_all_versions_of_all_epochs() {
         let topic = topic();
         publish(&topic, 5, 1, 1..=2);
         publish(&topic, 5, 2, 1..=2);
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_reader_finds_its_place_again() {
+    fn a_named_reader_gets_its_place_back() {
         let topic = topic();
         let named = Subscribe { reader: Some(ReaderName::new("r").unwrap()), ..subscribe(Mode::Every) };
         publish(&topic, 2, 1, 1..=1);
@@ -550,7 +550,7 @@ mod tests {
         assert!(matches!(back.next(&topic), Step::End(EndReason::Replaced)));
         drop(back);
         assert!(other.lost_place().is_none(), "a replaced reader does not remove the place");
-        other.give_place_up();
+        other.release_place();
         drop(other);
         publish(&topic, 2, 1, 4..=9);
     }

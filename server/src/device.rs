@@ -14,8 +14,8 @@ use tensor_relay_transport::{
 };
 use tokio::task::JoinSet;
 
-/// The number of concurrent chunk copies: one on the copy engine, one that a worker copies and hashes, and a spare for
-/// each.
+/// The number of concurrent chunk copies: one on the copy engine, one on a worker that copies and hashes it, and a spare
+/// for each.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
 /// Why a version cannot be copied from or to a device.
@@ -34,10 +34,10 @@ pub enum DeviceError {
     /// They could not be copied to their destination.
     #[error(transparent)]
     Write(#[from] SinkError),
-    /// The device accepted no bytes for longer than any copy may take.
+    /// A copy to the device did not finish before the timeout.
     #[error(
-        "a copy of {asked_bytes} bytes to {device} did not end within {waited_ms} ms. The device hangs, or copies that \
-         never end hold all of its slots: look for the device's first error; if there is none, restart this process."
+        "a copy of {asked_bytes} bytes to {device} did not end within {waited_ms} ms. The device hangs, or unfinished \
+         copies hold all of its slots: look for the device's first error; if there is none, restart this process."
     )]
     TimedOut {
         /// The device.
@@ -58,24 +58,24 @@ impl Staged {
     /// future stops this and frees the memory.
     ///
     /// # Errors
-    /// [`DeviceError`]; nothing is kept then.
+    /// [`DeviceError`]; then no memory stays allocated.
     pub async fn from_device(
         staging: &Staging,
         tensors: Vec<(TensorSpec, DeviceBuffer)>,
         metadata: Metadata,
     ) -> Result<Self, DeviceError> {
         let (manifest, source) = lay_out(staging, tensors, metadata)?;
-        let (place, len, workers) = (staging.clone(), manifest.payload_bytes() as usize, staging.workers);
-        let region = workers.run(move || place.allocate(len)).await?;
+        let (allocator, len, workers) = (staging.clone(), manifest.payload_bytes() as usize, staging.workers);
+        let region = workers.run(move || allocator.allocate(len)).await?;
         let sink = Arc::new(HostSink::new(region));
         let hashes =
-            each_chunk(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
+            copy_chunks(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
         let hashes = hashes.await?;
         let payload = sink.commit()?.pop().unwrap_or_default();
         Ok(Self::hashed(staging, manifest, payload.freeze(), &hashes))
     }
 
-    /// Moves the version to memory on `device` that the server owns, and serves it from there. The hashes stay valid;
+    /// Copies the version to server-owned memory on `device`, to be served from there. The hashes stay valid;
     /// the host memory is freed when this returns.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Staged {
         let target = device.clone();
         let buffer = workers.run(move || target.allocate(len)).await?;
         let (source, sink) = (payload.source(), buffer.sink());
-        let copied = each_chunk(&manifest, |range| {
+        let copied = copy_chunks(&manifest, |range| {
             copy_in(Arc::clone(source), range, Arc::clone(&sink), device.clone(), workers)
         });
         copied.await?;
@@ -102,7 +102,7 @@ impl Staged {
 
 impl Borrowed {
     /// Lays out tensors on a device and borrows them: they are copied off the device when they are sent, once for all
-    /// subscribers that are near each other. Aliases have empty buffers. Chunks are hashed when they are first sent.
+    /// subscribers that need them at about the same time. Aliases have empty buffers. Chunks are hashed when they are first sent.
     ///
     /// The producer must not write to the memory before [`Publication::released`](crate::Publication::released): when
     /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)), nothing reads it, and the
@@ -110,20 +110,20 @@ impl Borrowed {
     /// because it was late, the memory is never released: that copy may still read it, and its end is not reported.
     ///
     /// # Errors
-    /// [`LendError`]; nothing is kept then.
+    /// [`LendError`]; then the buffers are dropped.
     pub fn from_device(
         staging: &Staging,
         tensors: Vec<(TensorSpec, DeviceBuffer)>,
         metadata: Metadata,
     ) -> Result<Self, LendError> {
         let (manifest, source) = lay_out(staging, tensors, metadata)?;
-        let (source, returned) = lent(source);
+        let (source, returned) = lend_source(source);
         Ok(Self { payload: Payload::new(Arc::new(manifest), source), returned: Some(returned) })
     }
 }
 
 /// Lends a source; the handle resolves when it is no longer read.
-pub(crate) fn lent(source: Arc<dyn Source>) -> (Arc<dyn Source>, Returned) {
+pub(crate) fn lend_source(source: Arc<dyn Source>) -> (Arc<dyn Source>, Returned) {
     let (loan, returned) = Loan::new();
     (Arc::new(LentSource { source, loan: Arc::new(loan) }), returned)
 }
@@ -160,7 +160,7 @@ fn check_device(name: &str, device: &Device, first: &Device) -> Result<(), LendE
 }
 
 /// Runs `copy` for every chunk, a few at a time; returns the results in order. Dropping the future cancels all.
-async fn each_chunk<T: Send + 'static, F>(
+async fn copy_chunks<T: Send + 'static, F>(
     manifest: &Manifest,
     copy: impl Fn(Range<u64>) -> F,
 ) -> Result<Vec<T>, DeviceError>
@@ -236,15 +236,15 @@ struct LentSource {
     loan: Arc<Loan>,
 }
 
-/// A read of a lent source, and whether its copy may outlive it.
+/// A read of a lent source, and whether its copy may continue after the read.
 struct LentRead<'a> {
     loan: &'a Arc<Loan>,
-    may_outlive_it: bool,
+    copy_may_continue: bool,
 }
 
 impl Drop for LentRead<'_> {
     fn drop(&mut self) {
-        if self.may_outlive_it {
+        if self.copy_may_continue {
             // Leaked, so that the memory is never reported as released: the engine does not report the end of an
             // abandoned copy, and until then the device may read the memory.
             std::mem::forget(Arc::clone(self.loan));
@@ -259,9 +259,9 @@ impl Source for LentSource {
 
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
         Box::pin(async move {
-            let mut reading = LentRead { loan: &self.loan, may_outlive_it: true };
+            let mut reading = LentRead { loan: &self.loan, copy_may_continue: true };
             let read = self.source.read(range).await;
-            reading.may_outlive_it = matches!(read, Err(SourceError::Copy(CopyError::TimedOut { .. })));
+            reading.copy_may_continue = matches!(read, Err(SourceError::Copy(CopyError::TimedOut { .. })));
             read
         })
     }
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_version_is_the_same_wherever_its_tensors_were() {
+    async fn the_digest_does_not_depend_on_where_tensors_were() {
         let (device, expected) = (device(), staged().digest());
         let copied = Staged::from_device(&staging(1 << 20), tensors(&device).await, vec![])
             .await
@@ -405,7 +405,7 @@ mod tests {
     /// Goal: lent memory is not reported as released while a copy may still read it. Method: reads that fail before
     /// their copy begins, that are late, and that never end.
     #[tokio::test(start_paused = true)]
-    async fn a_loan_never_ends_if_a_copy_may_outlive_it() {
+    async fn a_loan_never_ends_if_a_copy_may_continue() {
         let fenced = || CopyError::FenceTimedOut { device: "test".into(), waited: READ_TIMEOUT };
         let late = || CopyError::TimedOut { device: "test".into(), waited: READ_TIMEOUT };
         for (copies, is_over) in [

@@ -11,16 +11,15 @@ use tensor_relay_protocol::Effort;
 use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
-/// A controlled experiment: which [`Effort`] gives the subscribers at one address the most raw bytes per second.
+/// A trial that finds the [`Effort`] with the most raw bytes per second for the subscribers at one address.
 ///
 /// Chunks are sent in blocks, which alternate between the levels still compared. The measure is the raw bytes that the
-/// subscriber accepted per second. It includes what no model covers: the load of the processors, the link, the
-/// receiver. A block counts for each level that would have encoded its chunks alike; if that is every level, it is
-/// ignored: incompressible data is not tried. After each round, clearly slower levels are dropped; of those about as
-/// fast as the best, the cheapest remains. A trial is repeated when the rate changes much, and from time to time. It
-/// mostly costs one block of each slower level.
+/// subscriber accepted per second. It includes all influences: the load of the processors, the link, the receiver. A block counts for each level that would have encoded its chunks in the same way; a block that counts for
+/// every level is ignored: incompressible data is not tried. After each round, clearly slower levels are dropped; of the remaining ones,
+/// the cheapest is chosen. A trial is repeated when the rate changes much, and at growing intervals. It mostly costs one
+/// block of each slower level.
 ///
-/// Pure: time is passed in.
+/// Pure: the time is an argument.
 #[derive(Debug)]
 pub(crate) struct EffortTrial {
     /// The levels still compared; one if the trial is settled.
@@ -29,7 +28,7 @@ pub(crate) struct EffortTrial {
     rounds: u32,
     block: Block,
     measured: Measurement,
-    /// Bytes of chunks that are in flight, of this block and of those before it.
+    /// Bytes of chunks in flight, of this block and of earlier ones.
     in_flight_bytes: u64,
     older_in_flight_bytes: u64,
     standing: Standing,
@@ -56,9 +55,9 @@ struct Block {
 /// The measurement of the current block, while only its chunks are in flight.
 #[derive(Debug, Clone, Copy, Default)]
 struct Measurement {
-    /// The bytes of its delivered chunks, and for each level of those that it would have encoded alike.
+    /// The bytes of its delivered chunks; and for each level, of those that it would have encoded in the same way.
     sent_bytes: u64,
-    alike_bytes: [u64; Effort::ALL.len()],
+    equivalent_bytes: [u64; Effort::ALL.len()],
     /// When the last chunk was delivered, if the time since then was spent on the next one.
     last: Option<Instant>,
     /// The measured bytes, and the time that they took.
@@ -80,7 +79,7 @@ struct Standing {
     rest: u32,
 }
 
-/// The minimum size of a block: eight chunks of the usual 4 MiB.
+/// The minimum size of a block: eight chunks of 4 MiB, the default size.
 const BLOCK_MIN_BYTES: u64 = 32 << 20;
 
 /// The minimum ratio of a block to the bytes in flight when it begins: until those are delivered, and after the next
@@ -93,14 +92,14 @@ const BLOCK_MIN: Duration = Duration::from_millis(10);
 /// The minimum of measured bytes: a block with fewer does not count.
 const MEASURED_MIN_BYTES: u64 = 8 << 20;
 
-/// The percentage of a block that a level must encode alike for the block to count for it.
+/// The percentage of a block that a level must encode in the same way for the block to count for it.
 const ALIKE_MIN_PER_CENT: u64 = 95;
 
 /// The factor by which a level must be slower than the best to be dropped, after the first, second, … round. A single
 /// round may be disturbed by a third; after the last, the remaining levels count as equally fast.
 const DROPPED_FROM: [f64; 6] = [1.35, 1.2, 1.15, 1.1, 1.07, 1.05];
 
-/// Of levels whose final rates differ less than this, the cheapest is chosen.
+/// The ratio of final rates below which levels count as equally fast; the cheapest is chosen.
 const ADVANTAGE_MIN: f64 = 1.03;
 
 /// The factor, up or down, by which the rate must change to start another trial, and for how many consecutive blocks.
@@ -147,11 +146,11 @@ impl EffortTrial {
         (self.block.effort, self.block.number)
     }
 
-    /// Handles a delivered chunk of `block`. The levels in `alike` would have encoded it the same.
-    fn handle_sent(&mut self, block: u64, alike: &[Effort], raw_bytes: u64, now: Instant) {
+    /// Handles a delivered chunk of `block`. The levels in `equivalent` would have encoded it in the same way.
+    fn handle_sent(&mut self, block: u64, equivalent: &[Effort], raw_bytes: u64, now: Instant) {
         if block == self.block.number {
             self.measured
-                .handle_sent(alike, raw_bytes, now, self.older_in_flight_bytes == 0);
+                .handle_sent(equivalent, raw_bytes, now, self.older_in_flight_bytes == 0);
         }
     }
 
@@ -186,9 +185,9 @@ impl EffortTrial {
         candidate.assigned += 1;
         let effort = candidate.effort;
         self.older_in_flight_bytes += std::mem::take(&mut self.in_flight_bytes);
-        let long_bytes = (rate * BLOCK_MIN.as_secs_f64()) as u64;
-        let clear_bytes = BLOCK_BY_IN_FLIGHT * self.older_in_flight_bytes;
-        let left_bytes = BLOCK_MIN_BYTES.max(long_bytes).max(clear_bytes);
+        let min_duration_bytes = (rate * BLOCK_MIN.as_secs_f64()) as u64;
+        let in_flight_ratio_bytes = BLOCK_BY_IN_FLIGHT * self.older_in_flight_bytes;
+        let left_bytes = BLOCK_MIN_BYTES.max(min_duration_bytes).max(in_flight_ratio_bytes);
         self.block = Block { number: self.block.number + 1, effort, left_bytes };
     }
 
@@ -274,10 +273,10 @@ impl Candidate {
 }
 
 impl Measurement {
-    fn handle_sent(&mut self, alike: &[Effort], raw_bytes: u64, now: Instant, is_alone: bool) {
+    fn handle_sent(&mut self, equivalent: &[Effort], raw_bytes: u64, now: Instant, is_alone: bool) {
         self.sent_bytes += raw_bytes;
-        for effort in alike {
-            self.alike_bytes[*effort as usize] += raw_bytes;
+        for effort in equivalent {
+            self.equivalent_bytes[*effort as usize] += raw_bytes;
         }
         let last = std::mem::replace(&mut self.last, is_alone.then_some(now));
         if let Some(last) = last {
@@ -287,7 +286,7 @@ impl Measurement {
     }
 
     fn counts_for(&self, effort: Effort) -> bool {
-        self.alike_bytes[effort as usize] * 100 >= self.sent_bytes * ALIKE_MIN_PER_CENT
+        self.equivalent_bytes[effort as usize] * 100 >= self.sent_bytes * ALIKE_MIN_PER_CENT
     }
 
     fn bytes_per_s(&self) -> Option<f64> {
@@ -358,7 +357,7 @@ impl InFlight {
         self.effort
     }
 
-    /// Handles the delivered chunk. The levels in `alike` would have encoded it the same.
+    /// Handles the delivered chunk. The levels in `equivalent` would have encoded it in the same way.
     pub(crate) fn handle_sent(&self, alike: &[Effort]) {
         let now = Instant::now();
         self.meter.trial().handle_sent(self.block, alike, self.raw_bytes, now);

@@ -83,11 +83,11 @@ struct TensorLocation {
 #[derive(Debug)]
 enum DataLocation {
     /// In the file at this offset, in C order.
-    At(u64),
+    AtOffset(u64),
     /// In the file at this offset, in Fortran order.
-    Fortran(u64),
+    FortranAtOffset(u64),
     /// In an archive.
-    Entry {
+    ArchiveEntry {
         /// The index of the entry.
         entry: usize,
         /// The length of the header before the elements.

@@ -1,4 +1,4 @@
-//! Further lanes: joining a session, and the task that serves each until it is retired.
+//! Additional lanes: joining a session, and the task that serves each lane until it is retired.
 
 use crate::{
     lanes::{JoinRefused, Lanes, LiveLane, Silence},
@@ -40,7 +40,7 @@ pub(crate) struct JoinableSession {
 }
 
 impl JoinableSession {
-    /// Lets lanes join `session` with the returned grant, if sessions may have several lanes.
+    /// Registers `session`, so that lanes can join with the returned grant; `None` if sessions have only one lane.
     pub(crate) fn new(shared: &Arc<Shared>, session: u64, lanes: &Arc<Lanes>) -> (Self, Option<LaneOffer>) {
         let lanes_max = shared.config.lanes_max;
         let offer = (lanes_max > 1).then(|| LaneOffer { lanes_max, grant: LaneGrant::new(rand::random()) });
@@ -84,14 +84,14 @@ pub(crate) struct Join {
 /// Why a lane ended, for the log and the client.
 #[derive(Debug, thiserror::Error)]
 enum LaneEnd {
-    /// No such session, or a wrong grant: the client does not learn which.
+    /// There is no such session, or the grant is wrong: the client is not told which.
     #[error("it has no valid grant for a session of this server")]
     NoSuchSession,
     #[error(
-        "it belongs to a session of server process {0}; a load balancer, or a similar device, distributes the lanes of one session"
+        "it belongs to a session of server process {0}; a load balancer or similar device distributes the lanes of one session over several servers"
     )]
     WrongInstance(InstanceId),
-    #[error("its session, or all sessions together, have the maximum number of lanes")]
+    #[error("its session has, or all sessions together have, the maximum number of lanes")]
     TooMany,
     #[error("there is no memory for another lane: {0}")]
     NoMemory(AllocError),
@@ -136,7 +136,7 @@ impl LaneEnd {
         }
     }
 
-    /// The text for the client: which rule it broke. Empty otherwise.
+    /// The text for the client: the rule that it broke. Empty otherwise.
     fn close_text(&self) -> String {
         match self {
             Self::NumberInUse | Self::SentMessage | Self::Control(ControlError::Message(_)) => {
@@ -157,7 +157,7 @@ pub(crate) async fn serve(
     shared: &Arc<Shared>,
 ) {
     let end = match admit(&lane, &sender, join, shared).await {
-        Ok((lanes, live, _place)) => {
+        Ok((lanes, live, _admission)) => {
             drop(login); // The lane is authenticated now.
             tracing::debug!(lane = %join.lane, "A lane joined.");
             let end = watch(&live, &mut receiver).await;
@@ -202,8 +202,8 @@ async fn admit(
 
 /// Watches a lane until it ends. Its chunks are sent by subscriptions.
 async fn watch(live: &LiveLane, receiver: &mut control::Receiver<ClientMessage>) -> LaneEnd {
-    let mut look = interval(CHECK_INTERVAL);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = interval(CHECK_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut silence = Silence::new(&live.lane.stats());
     loop {
         tokio::select! {
@@ -214,8 +214,8 @@ async fn watch(live: &LiveLane, receiver: &mut control::Receiver<ClientMessage>)
                 Err(ControlError::Lane(LaneError::StreamGivenUp)) => LaneEnd::Retired,
                 Err(error) => error.into(),
             },
-            _ = look.tick() => {
-                if silence.look(&live.lane.stats()) {
+            _ = ticks.tick() => {
+                if silence.check(&live.lane.stats()) {
                     return LaneEnd::Silent;
                 }
             }

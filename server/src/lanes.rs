@@ -1,8 +1,8 @@
 //! [`Lanes`]: the lanes of one session, and the choice of a lane for the next chunk.
 //!
-//! All lanes are alike: each has a number chosen by its client, and carries chunks until it is retired. Number 0 is the
-//! connection with which the session began. It carries control messages and manifests even when it is retired for
-//! chunks. So the set may be empty; then chunks wait for a lane to join.
+//! All lanes are alike: each has a number chosen by its client, and carries chunks until it is retired. Lane 0 is the
+//! session's first connection; it carries control messages and manifests even after it is retired for chunks. So the set
+//! may be empty; then chunks wait for a lane to join.
 
 use std::{
     collections::BTreeMap,
@@ -18,8 +18,8 @@ use tokio::sync::watch;
 /// The connection of the control stream.
 const CONTROL: LaneId = LaneId(0);
 
-/// The bound of lane numbers, which are never reused. Losing a lane every 5 s, the longest wait of a client, uses them
-/// up in two months. Bounds the memory for retired numbers.
+/// The bound of lane numbers, which are never reused; it bounds the memory for retired numbers. A client that loses a lane
+/// every 5 s, its longest backoff, uses them up in two months.
 const LANE_NUMBERS_MAX: u32 = 1 << 20;
 
 /// The maximum number of runs of retired numbers. Between them are the session's lanes, and a few that never joined.
@@ -109,7 +109,7 @@ impl Lanes {
         if let Some(lane) = lane {
             lane.retired.send_replace(true);
         }
-        // Queued after the lane left the set: chunks begun on it were announced before.
+        // Queued after the lane left the set: no chunk starts on it after `Retired`.
         self.sender.send(ServerMessage::Retired(id)).await
     }
 
@@ -136,8 +136,8 @@ impl Lanes {
         self.set().live.get(&id).map(|live| live.lane.clone())
     }
 
-    /// The lane for the next chunk: with the fewest bytes being written. Of equals, the one whose last chunk is the
-    /// longest ago, so that lanes take turns while send buffers have room. `None` if there is no lane.
+    /// The lane for the next chunk: with the fewest bytes being written. Of equals, the one with the oldest last
+    /// chunk, so that lanes take turns while send buffers have room. `None` if there is no lane.
     pub(crate) fn least_loaded(&self) -> Option<LaneId> {
         let set = self.set();
         least_loaded(set.live.iter().map(|(id, lane)| (*id, lane.load())))
@@ -148,7 +148,7 @@ impl Lanes {
         id.0 < LANE_NUMBERS_MAX && self.set().retired.ranges().len() <= RETIRED_RUNS_MAX
     }
 
-    /// Counts a chunk of `bytes` on a lane; `None` if that was retired meanwhile.
+    /// Counts a chunk of `bytes` on a lane; `None` if the lane was retired meanwhile.
     pub(crate) fn load(&self, id: LaneId, bytes: u64) -> Option<LaneLoad> {
         let set = self.set();
         let lane = set.live.get(&id)?;
@@ -157,7 +157,7 @@ impl Lanes {
         Some(LaneLoad::new(lane, bytes))
     }
 
-    /// Is notified whenever a lane joins.
+    /// Subscribes to the signal that a lane joined.
     pub(crate) fn joined(&self) -> watch::Receiver<()> {
         self.joined.subscribe()
     }
@@ -184,7 +184,7 @@ struct LaneSet<L> {
     ended: bool,
 }
 
-/// A number just retired, with its lane, if one had joined.
+/// A newly retired number, with its lane, if one had joined.
 #[derive(Debug, PartialEq, Eq)]
 struct Retirement<L> {
     lane: Option<L>,
@@ -268,8 +268,8 @@ impl Drop for LaneLoad {
 /// Detects a silent lane: data sent before the previous check is still unanswered, and not a byte was received.
 ///
 /// Data sent just before a check may be answered right after it, so a single check proves nothing. A lane whose client
-/// does not read is not silent: sent data is acknowledged, and no more is sent. Acknowledgements themselves get no
-/// answer.
+/// does not read is not silent: sent data is acknowledged, and no more is sent. Acknowledgements are not
+/// acknowledged.
 #[derive(Debug)]
 pub(crate) struct Silence {
     eliciting_frames: u64,
@@ -285,7 +285,7 @@ impl Silence {
     }
 
     /// Checks the lane's counters since the last check; returns whether it is silent.
-    pub(crate) fn look(&mut self, stats: &LaneStats) -> bool {
+    pub(crate) fn check(&mut self, stats: &LaneStats) -> bool {
         let has_received = stats.received_bytes > self.received_bytes;
         let has_sent = stats.eliciting_frames > self.eliciting_frames;
         let was_unanswered = self.unanswered;
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_retired_before_it_joins_stays_out() {
+    fn a_number_retired_before_its_join_is_refused() {
         let mut set = LaneSet::default();
         assert_eq!(set.retire(LaneId(1)), Some(Retirement { lane: None }), "the client gets an answer");
         assert_eq!(set.join(LaneId(1), "late", 4), Err(JoinRefused::Retired));
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retirement_by_either_peer_is_sent_once() {
+    fn a_retirement_is_announced_once() {
         let mut set = LaneSet::default();
         set.join(LaneId(1), "lane", 4).unwrap();
         assert_eq!(set.retire(LaneId(1)), Some(Retirement { lane: Some("lane") }), "the server lost it");
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_unanswered_data_in_two_checks() {
+    fn a_lane_is_silent_after_two_checks_with_unanswered_data() {
         let stats = |eliciting_frames, received_bytes| LaneStats {
             udp_payload_bytes: 1_200,
             rtt: Duration::ZERO,
@@ -477,14 +477,14 @@ mod tests {
             eliciting_frames,
         };
         let mut silence = Silence::new(&stats(5, 100));
-        assert!(!silence.look(&stats(9, 180)));
-        assert!(!silence.look(&stats(9, 180)), "nothing new was sent, so no answer is due");
-        assert!(!silence.look(&stats(10, 180)), "data was sent just before the check");
-        assert!(!silence.look(&stats(10, 200)), "and was answered after it");
-        assert!(!silence.look(&stats(12, 200)));
-        assert!(silence.look(&stats(12, 200)));
-        assert!(silence.look(&stats(13, 200)), "until something is received again");
-        assert!(!silence.look(&stats(13, 220)));
-        assert!(!silence.look(&stats(14, 220)), "earlier silence does not count");
+        assert!(!silence.check(&stats(9, 180)));
+        assert!(!silence.check(&stats(9, 180)), "nothing new was sent, so no answer is due");
+        assert!(!silence.check(&stats(10, 180)), "data was sent just before the check");
+        assert!(!silence.check(&stats(10, 200)), "and was answered after it");
+        assert!(!silence.check(&stats(12, 200)));
+        assert!(silence.check(&stats(12, 200)));
+        assert!(silence.check(&stats(13, 200)), "until something is received again");
+        assert!(!silence.check(&stats(13, 220)));
+        assert!(!silence.check(&stats(14, 220)), "earlier silence does not count");
     }
 }

@@ -8,7 +8,7 @@ use std::{collections::HashMap, time::Duration};
 use tensor_relay_protocol::ReaderName;
 use tokio::time::Instant;
 
-/// The maximum number of places of one topic that wait for their readers. Beyond it the oldest is given up, which
+/// The maximum number of places of one topic that wait for their readers. Beyond it the oldest is removed, which
 /// bounds the memory for names.
 const LOST_MAX: usize = 1024;
 
@@ -19,7 +19,7 @@ pub(crate) struct Holder(u64);
 /// The name of a reader, scoped by its principal: no other principal can take over its place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PlaceName {
-    /// The principal that the reader belongs to.
+    /// The principal of the reader.
     pub(crate) owner: String,
     pub(crate) name: ReaderName,
 }
@@ -67,8 +67,9 @@ impl Places {
         self.by_name.get(name).is_some_and(|place| place.holder == holder)
     }
 
-    /// Makes the place wait for its reader from `now` on; returns the reader whose place is given up for it, if any.
-    pub(crate) fn lose(&mut self, name: &PlaceName, holder: Holder, now: Instant) -> Option<ReaderId> {
+    /// Records that the holder was lost at `now`: the place waits for its reader. Beyond the maximum, removes the longest
+    /// waiting place and returns its reader.
+    pub(crate) fn handle_lost(&mut self, name: &PlaceName, holder: Holder, now: Instant) -> Option<ReaderId> {
         let place = self.by_name.get_mut(name).filter(|place| place.holder == holder)?;
         place.lost = Some(now);
         let lost = self.by_name.iter().filter_map(|(name, place)| Some((place.lost?, name)));
@@ -80,19 +81,19 @@ impl Places {
         self.by_name.remove(&name).map(|place| place.reader)
     }
 
-    /// Gives the place up, if the holder still has it.
-    pub(crate) fn give_up(&mut self, name: &PlaceName, holder: Holder) -> Option<ReaderId> {
+    /// Removes the place, if the holder still has it; returns its reader.
+    pub(crate) fn release(&mut self, name: &PlaceName, holder: Holder) -> Option<ReaderId> {
         let reader = self.by_name.get(name).filter(|place| place.holder == holder)?.reader;
         self.by_name.remove(name);
         Some(reader)
     }
 
-    /// Forgets the place of a reader that was evicted.
-    pub(crate) fn forget(&mut self, reader: ReaderId) {
+    /// Removes the place of an evicted reader.
+    pub(crate) fn remove(&mut self, reader: ReaderId) {
         self.by_name.retain(|_, place| place.reader != reader);
     }
 
-    /// Gives up every place that has waited for `linger` or longer.
+    /// Removes every place that has waited for `linger` or longer; returns the readers.
     pub(crate) fn expire(&mut self, now: Instant, linger: Duration) -> Vec<ReaderId> {
         let is_expired = |place: &Place| place.lost.is_some_and(|lost| now >= lost + linger);
         let expired = self.by_name.extract_if(|_, place| is_expired(place));
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_name_of_another_owner_is_another_place() {
+    fn readers_of_different_owners_have_separate_places() {
         let (mut places, mut retention) = (Places::default(), Retention::<()>::default());
         let oldest = retention.oldest();
         let (mine, holder) = places.claim(&name("r"), || retention.join(oldest));
@@ -132,20 +133,20 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_comes_back_in_time_finds_its_place() {
+    fn a_reader_that_reconnects_before_the_timeout_gets_its_place() {
         let (mut places, mut retention) = (Places::default(), Retention::<()>::default());
         let now = Instant::now();
         let oldest = retention.oldest();
         let (reader, first) = places.claim(&name("a"), || retention.join(oldest));
-        assert_eq!(places.lose(&name("a"), first, now), None);
+        assert_eq!(places.handle_lost(&name("a"), first, now), None);
         assert_eq!(places.next_expiry(LINGER), Some(now + LINGER));
         assert_eq!(places.expire(now + LINGER / 2, LINGER), []);
         let (again, second) = places.claim(&name("a"), || retention.join(oldest));
         assert_eq!(again, reader);
         assert_eq!(places.expire(now + LINGER * 2, LINGER), [], "it is held again");
-        assert_eq!(places.lose(&name("a"), first, now), None, "the first holder has nothing to lose");
+        assert_eq!(places.handle_lost(&name("a"), first, now), None, "the first holder has nothing to lose");
         assert!(places.is_held_by(&name("a"), second) && !places.is_held_by(&name("a"), first));
-        places.lose(&name("a"), second, now);
+        places.handle_lost(&name("a"), second, now);
         assert_eq!(places.expire(now + LINGER, LINGER), [reader]);
         assert_eq!(places.reader(&name("a")), None);
     }
@@ -159,7 +160,7 @@ mod tests {
         for i in 0..LOST_MAX as u64 + 10 {
             let name = name(&format!("r{i}"));
             let (_, holder) = places.claim(&name, || retention.join(oldest));
-            let lost = places.lose(&name, holder, now + Duration::from_millis(i));
+            let lost = places.handle_lost(&name, holder, now + Duration::from_millis(i));
             given_up += lost.is_some_and(|reader| retention.leave(reader)) as usize;
         }
         assert_eq!((places.by_name.len(), given_up), (LOST_MAX, 10));

@@ -23,7 +23,7 @@ const STAGED_RELEASE: Duration = Duration::from_secs(600);
 /// The default for a borrowed version, whose producer waits to write again.
 const BORROWED_RELEASE: Duration = Duration::from_secs(10);
 
-/// Publishes versions into one topic. There is one at a time per topic and server.
+/// Publishes versions into one topic. A topic has one publisher at a time in a server.
 ///
 /// When it is dropped, retained versions stay on offer, and another publisher may follow, in a new epoch.
 /// [`end`](Self::end) ends the topic; [`withdraw`](Self::withdraw) also releases its versions.
@@ -35,10 +35,10 @@ pub struct Publisher {
     options: TopicOptions,
     epoch: Epoch,
     next: Version,
-    /// Whether the reason why its versions are sent whole was logged.
+    /// Whether the reason for sending its versions without deltas was logged.
     is_cause_logged: bool,
     /// Keeps the memory of released versions cached for its next ones.
-    demand: Option<CacheLease>,
+    cache_lease: Option<CacheLease>,
 }
 
 /// The topic already has a publisher in this server.
@@ -55,7 +55,7 @@ pub struct TopicTaken {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// More metadata than an announcement holds.
+    /// The metadata is larger than an announcement can hold.
     #[error(
         "the metadata of a version has {bytes} bytes, and at most {max} fit its announcement: publish it as a tensor"
     )]
@@ -91,13 +91,13 @@ impl Publisher {
             tokio::spawn(expire(Arc::downgrade(&topic), publisher, Arc::downgrade(&catalogue), after));
         }
         topic.set_codec(options.codec);
-        let next = topic.number_after(epoch); // An epoch that continues continues its numbers.
-        Self { topic, catalogue, counters, options, epoch, next, is_cause_logged: false, demand: None }
+        let next = topic.number_after(epoch); // A continued epoch continues its numbers.
+        Self { topic, catalogue, counters, options, epoch, next, is_cause_logged: false, cache_lease: None }
     }
 
     /// Keeps the staging memory of released versions cached for the next ones while the publisher lives.
-    pub(crate) fn with_staging_cache(mut self, demand: CacheLease) -> Self {
-        self.demand = Some(demand);
+    pub(crate) fn with_staging_cache(mut self, cache_lease: CacheLease) -> Self {
+        self.cache_lease = Some(cache_lease);
         self
     }
 
@@ -121,13 +121,12 @@ impl Publisher {
         VersionId { topic: self.topic.name().clone(), epoch: self.epoch, version: self.next }
     }
 
-    /// Raises the number of the next version to `version`: for content that was published under that number before a
-    /// restart.
+    /// Raises the number of the next version to `version`, for content that had that number before a restart.
     pub fn continue_at(&mut self, version: Version) {
         self.next = self.next.max(version);
     }
 
-    /// Makes `version` the newest, visible to every subscriber at once.
+    /// Publishes `version` as the newest, visible to all subscribers at the same time.
     ///
     /// The oldest versions leave retention for it ([`TopicOptions::keep`]). Subscribers in mode `latest` never block
     /// it. While a reader in mode `every` has not acknowledged a version that has to leave, this waits for
@@ -155,7 +154,7 @@ impl Publisher {
         let mut base = self.catalogue.bases().terms(bytes, *bases, *keep, is_ours);
         match base.may_be {
             true => base.may_be = self.topic.is_next_worth_keeping(),
-            false => self.log_why_whole(bytes, is_ours),
+            false => self.log_no_deltas(bytes, is_ours),
         }
         let retained = Retained {
             id: id.clone(),
@@ -163,38 +162,38 @@ impl Publisher {
             metadata,
             committed,
             release_timeout: self.options.release_timeout.unwrap_or(default),
-            cut_at: watch::Sender::new(None),
+            abort_at: watch::Sender::new(None),
             base,
         };
         let Pushed { seq, is_first } = self.push(retained).await?;
         tracing::info!(version = %id, payload_bytes = bytes, "A version was published.");
         self.next = self.next.next();
         if is_first {
-            self.catalogue.appeared(self.topic.name());
+            self.catalogue.announce(self.topic.name());
         }
         Ok(Publication { id, seq, topic: Arc::downgrade(&self.topic), committed: watch, returned })
     }
 
-    /// Adds a version as soon as readers allow it, or after evicting them.
+    /// Adds a version once no reader blocks it, evicting readers if necessary.
     async fn push(&self, mut retained: Retained) -> Result<Pushed, PublishError> {
         let deadline = Instant::now() + self.options.publish_timeout;
         let mut room = self.topic.room();
         loop {
             room.mark_unchanged();
-            self.check_alive()?;
-            let PublishBlockers { retained: back, readers, look_at } =
+            self.check_not_expired()?;
+            let PublishBlockers { retained: blocked, readers, recheck_at } =
                 match self.topic.push(retained, self.options.keep) {
                     Ok(pushed) => return Ok(pushed),
                     Err(blockers) => *blockers,
                 };
-            retained = back;
+            retained = blocked;
             let is_late = Instant::now() >= deadline;
             if is_late && self.options.when_full == WhenFull::Evict {
                 self.evict(&retained.id, &readers);
                 continue;
             }
-            let until = [look_at, (!is_late).then_some(deadline)].into_iter().flatten().min();
-            let look = async {
+            let until = [recheck_at, (!is_late).then_some(deadline)].into_iter().flatten().min();
+            let recheck = async {
                 match until {
                     Some(until) => tokio::time::sleep_until(until).await,
                     None => std::future::pending().await,
@@ -202,13 +201,13 @@ impl Publisher {
             };
             tokio::select! {
                 _ = room.changed() => {}
-                () = look => {}
+                () = recheck => {}
             }
         }
     }
 
-    /// Logs once why versions are sent whole although the topic has bases.
-    fn log_why_whole(&mut self, bytes: u64, is_ours: bool) {
+    /// Logs once why versions are sent without deltas although the topic has bases.
+    fn log_no_deltas(&mut self, bytes: u64, is_ours: bool) {
         if self.options.bases == 0 || bytes == 0 || std::mem::replace(&mut self.is_cause_logged, true) {
             return;
         }
@@ -218,7 +217,7 @@ impl Publisher {
                 "they are borrowed or on a device, and only one is retained; retain two, or stage them on the host"
             }
         };
-        tracing::info!(topic = %self.topic(), payload_bytes = bytes, "The versions of a topic are sent whole: {cause}.");
+        tracing::info!(topic = %self.topic(), payload_bytes = bytes, "The versions of a topic are sent without deltas: {cause}.");
     }
 
     fn evict(&self, id: &VersionId, readers: &[crate::retention::ReaderId]) {
@@ -230,7 +229,7 @@ impl Publisher {
         );
     }
 
-    fn check_alive(&self) -> Result<(), PublishError> {
+    fn check_not_expired(&self) -> Result<(), PublishError> {
         match (self.topic.ended(), self.options.expire_after) {
             (Some(_), Some(after)) => Err(PublishError::Expired {
                 topic: self.topic.name().clone(),
@@ -252,7 +251,7 @@ impl Publisher {
     }
 
     /// Withdraws the topic like [`withdraw`](Self::withdraw), but keeps its name while the publisher lives: later
-    /// subscribers get the end at once instead of waiting for the topic. Nothing can be published after this.
+    /// subscribers receive the end immediately instead of waiting for the topic. Nothing can be published after this.
     pub fn withdraw_keeping_name(&self) {
         self.topic.end(EndReason::Withdrawn);
     }
@@ -331,16 +330,16 @@ impl Publication {
     }
 
     /// Withdraws the version. Transfers in progress may finish within [`TopicOptions::release_timeout`]; readers in
-    /// mode `every` that have not begun it get a gap.
+    /// mode `every` that have not started it receive a gap.
     pub fn withdraw(&self) {
         if let Some(topic) = self.topic.upgrade() {
             topic.withdraw(self.seq, (self.id.epoch, self.id.version));
         }
     }
 
-    /// Whether the producer may write to the tensors again. Staged: at once. Borrowed: when the version left retention
-    /// (replaced, or [withdrawn](Self::withdraw)) and its last byte was sent. On a device: when also the last copy out
-    /// of it has ended, so never if a copy hangs.
+    /// Whether the producer may write to the tensors again. Staged: immediately. Borrowed: when the version left retention
+    /// (replaced, or [withdrawn](Self::withdraw)) and its last byte was sent. On a device: when the last
+    /// copy out of it has ended as well, so never if a copy hangs.
     pub fn is_released(&self) -> bool {
         self.returned.as_ref().is_none_or(Returned::is_returned)
     }

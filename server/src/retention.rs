@@ -74,15 +74,15 @@ impl<T> Retention<T> {
         self.keep = keep;
     }
 
-    /// Adds a version; returns those that leave for it, oldest first.
+    /// Adds a version; returns those that leave retention for it, oldest first.
     ///
     /// # Errors
     /// [`Full`] while a version that would have to leave is not acknowledged by all readers. Nothing changes then.
     pub(crate) fn push(&mut self, item: T, bytes: u64) -> Result<(Seq, Vec<T>), (T, Full)> {
         let first = self.first_to_stay(bytes);
         let blockers = |(reader, at): (&ReaderId, &Seq)| {
-            let needs_one_that_leaves = *at < first && self.versions.range(*at..first).next().is_some();
-            needs_one_that_leaves.then_some(*reader)
+            let needs_leaving_version = *at < first && self.versions.range(*at..first).next().is_some();
+            needs_leaving_version.then_some(*reader)
         };
         let waiting: Vec<ReaderId> = self.readers.iter().filter_map(blockers).collect();
         if !waiting.is_empty() {
@@ -98,7 +98,7 @@ impl<T> Retention<T> {
         Ok((seq, left.into_values().map(|kept| kept.item).collect()))
     }
 
-    /// Withdraws one version, if it is still retained. Its readers will miss it.
+    /// Withdraws one version, if it is still retained. Readers do not receive it.
     pub(crate) fn withdraw(&mut self, seq: Seq) -> Option<T> {
         let kept = self.versions.remove(&seq)?;
         self.bytes -= kept.bytes;
@@ -179,12 +179,12 @@ impl<T> Retention<T> {
 
     /// The oldest version that stays when one of `bytes` is added.
     fn first_to_stay(&self, bytes: u64) -> Seq {
-        let most = (self.keep.versions.max(1) - 1) as usize;
-        let mut room = self.keep.bytes.saturating_sub(bytes);
+        let others_max = (self.keep.versions.max(1) - 1) as usize;
+        let mut remaining = self.keep.bytes.saturating_sub(bytes);
         let mut stay = self.next;
-        for (seq, kept) in self.versions.iter().rev().take(most) {
-            let Some(rest) = room.checked_sub(kept.bytes) else { break };
-            (room, stay) = (rest, *seq);
+        for (seq, kept) in self.versions.iter().rev().take(others_max) {
+            let Some(rest) = remaining.checked_sub(kept.bytes) else { break };
+            (remaining, stay) = (rest, *seq);
         }
         stay
     }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_bound_all_but_the_newest() {
+    fn the_byte_limit_never_removes_the_newest() {
         let mut retention = retention(10, 100);
         for (item, bytes) in [(1, 40), (2, 40)] {
             retention.push(item, bytes).unwrap();
@@ -275,7 +275,7 @@ mod tests {
         /// For any order of events: versions that leave were acknowledged by all readers or withdrawn, the bounds hold,
         /// and the newest stays.
         #[test]
-        fn nobody_misses_a_version(
+        fn no_reader_misses_a_version(
             keep in (1u32..5, prop::sample::select(vec![60u64, u64::MAX])),
             steps in prop::collection::vec(any_step(), 0..80),
         ) {

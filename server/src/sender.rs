@@ -47,9 +47,9 @@ pub(crate) struct Outgoing {
     pub(crate) progress: Progress,
 }
 
-/// The tasks that send one version: each reads, encodes and writes one chunk on one lane. Dropping it aborts them.
+/// Runs the tasks that send one version: each reads, encodes and writes one chunk on one lane. Dropping it aborts them.
 ///
-/// A chunk whose lane is lost or retired during the write is lost: the client fetches it again.
+/// If a lane is lost or retired during the write, the chunk is lost, and the client fetches it again.
 #[derive(Debug)]
 pub(crate) struct Sender {
     outgoing: Arc<Outgoing>,
@@ -86,7 +86,7 @@ impl Sender {
             SendAction::Chunk(chunk, lane) => {
                 let load = outgoing.lanes.load(lane, outgoing.raw_bytes(chunk));
                 let span = tracing::trace_span!("chunk", %chunk);
-                // Boxed: spawning moves a future several times, and this one has kilobytes.
+                // Boxed: spawning moves a future several times, and this one is kilobytes large.
                 let send = Box::pin(async move { outgoing.send_chunk(chunk, load).await });
                 self.running.spawn(send.instrument(span))
             }
@@ -107,7 +107,7 @@ impl Sender {
     }
 }
 
-/// Propagates the panic of a send. Cancelled sends are not in the set.
+/// Propagates the panic of a send. Cancelled sends never reach this.
 fn resume_panic(error: JoinError) -> Sent {
     std::panic::resume_unwind(error.into_panic())
 }
@@ -122,7 +122,7 @@ impl Outgoing {
         Ok(SentKind::Manifest)
     }
 
-    /// Reads, encodes and writes one chunk on the lane of `load`, unless that is retired first.
+    /// Reads, encodes and writes one chunk on the lane of `load`, unless the lane is retired first.
     async fn send_chunk(self: Arc<Self>, chunk: ChunkIndex, load: Option<LaneLoad>) -> Sent {
         let Some(load) = load else { return Ok(SentKind::Chunk) };
         tokio::select! {
@@ -143,40 +143,40 @@ impl Outgoing {
         let in_flight = self.effort.begin(self.raw_bytes(chunk));
         let encoded = self.encode(chunk, &in_flight).await?;
         drop(encoding);
-        self.progress.note(1); // From here on, waiting is the subscriber's fault.
+        self.progress.note(1); // From here on, only the subscriber can delay the send.
         let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.counters.write());
-        let (outgoing, on) = (Arc::clone(&self), lane.clone());
+        let (outgoing, target) = (Arc::clone(&self), lane.clone());
         // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
-        let write = async move { outgoing.write(chunk, &encoded, &on, began, &in_flight).await };
+        let write = async move { outgoing.write(chunk, &encoded, &target, began, &in_flight).await };
         let _ = lane.run(write).await;
         Ok(())
     }
 
-    /// Encodes a chunk. Holds the base during the comparison only, not while a slow subscriber receives the result.
+    /// Encodes a chunk. Holds the base only during the encoding, not while a slow subscriber receives the result.
     async fn encode(&self, chunk: ChunkIndex, in_flight: &InFlight) -> Result<Encoded, Arc<SourceError>> {
         let payload = &self.retained.payload;
-        let against = self.base.as_ref().and_then(|against| Some((against, against.upgrade()?)));
-        let base = against.as_ref().map(|(_, base)| &base.payload);
+        let delta_base = self.base.as_ref().and_then(|base| Some((base, base.upgrade()?)));
+        let base = delta_base.as_ref().map(|(_, retained)| &retained.payload);
         let encoded = self
             .shared
             .encoder
-            .encode_delta(payload, chunk, base, self.requested(in_flight))
+            .encode_delta(payload, chunk, base, self.codec_request(in_flight))
             .await?;
-        if let Some((against, _)) = &against {
-            against.note(self.raw_bytes(chunk), encoded.codec.needs_base());
+        if let Some((base, _)) = &delta_base {
+            base.note(self.raw_bytes(chunk), encoded.codec.needs_base());
         }
         Ok(encoded)
     }
 
     /// The requested encoding of a chunk.
-    fn requested(&self, in_flight: &InFlight) -> CodecRequest {
+    fn codec_request(&self, in_flight: &InFlight) -> CodecRequest {
         match self.codec {
             CodecChoice::Auto => CodecRequest::Auto { offered: self.codecs, effort: in_flight.effort() },
             CodecChoice::Fixed(codec) => CodecRequest::Fixed(codec),
         }
     }
 
-    /// Writes a chunk that was begun at `began`, and counts it.
+    /// Writes a chunk whose send started at `began`, and counts it.
     async fn write(
         &self,
         chunk: ChunkIndex,
@@ -190,7 +190,7 @@ impl Outgoing {
             .await
             .is_ok()
         {
-            in_flight.handle_sent(&self.alike(chunk, encoded, in_flight.effort()));
+            in_flight.handle_sent(&self.equivalent_efforts(chunk, encoded, in_flight.effort()));
             let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             for tally in [&*self.tally, &self.shared.tally] {
                 tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.spent);
@@ -200,16 +200,16 @@ impl Outgoing {
         }
     }
 
-    /// The levels of effort that would have encoded a chunk the same.
-    fn alike(&self, chunk: ChunkIndex, encoded: &Encoded, effort: Effort) -> Vec<Effort> {
+    /// The levels of effort that encode a chunk with the same codec.
+    fn equivalent_efforts(&self, chunk: ChunkIndex, encoded: &Encoded, effort: Effort) -> Vec<Effort> {
         if encoded.codec.needs_base() || matches!(self.codec, CodecChoice::Fixed(_)) {
             return Effort::ALL.into();
         }
         let estimate = self.shared.encoder.estimate(&self.retained.payload, chunk);
         let codec = |effort| estimate.map(|estimate| estimate.choose(self.codecs, effort));
-        let is_alike =
+        let is_equivalent =
             |other: &Effort| *other == effort || estimate.is_some() && codec(*other) == codec(effort);
-        Effort::ALL.into_iter().filter(is_alike).collect()
+        Effort::ALL.into_iter().filter(is_equivalent).collect()
     }
 
     fn header(&self, chunk: ChunkIndex, encoded: &Encoded) -> ChunkHeader {

@@ -1,4 +1,4 @@
-//! The [`Server`]: accepts clients, holds the catalogue, shuts down gracefully.
+//! The [`Server`]: accepts clients, owns the catalogue, shuts down gracefully.
 
 use crate::{
     Access, Config, Publisher, Staging, StatusReader, TopicOptions, TopicTaken, TrafficStats,
@@ -25,7 +25,7 @@ use tokio::task::{JoinHandle, JoinSet};
 /// The deadline for sessions to end, and another one for sending the last packets of their lanes.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// A running server. Dropping it closes all connections at once; [`shutdown`](Self::shutdown) ends it gracefully.
+/// A running server. Dropping it closes all connections immediately; [`shutdown`](Self::shutdown) ends it gracefully.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
@@ -87,7 +87,7 @@ impl Server {
         Self { shared, staging, listener, accepting, reserved: None }
     }
 
-    /// Keeps this memory of the container's limit free while the server lives: see [`Config::reserve`].
+    /// Holds a reservation of the container's memory until the server is dropped: see [`Config::reserve`].
     #[must_use]
     pub fn with_reservation(mut self, reserved: Option<Reservation>) -> Self {
         self.reserved = reserved;
@@ -102,16 +102,16 @@ impl Server {
     /// Opens `topic` for publishing, in a new epoch.
     ///
     /// # Errors
-    /// [`TopicTaken`] when it is open already.
+    /// [`TopicTaken`] if it is open already.
     pub fn publisher(&self, topic: Topic) -> Result<Publisher, TopicTaken> {
         self.publisher_with(topic, None, TopicOptions::default())
     }
 
-    /// Opens `topic` for publishing with its own `options`. With an `epoch`, uses that instead of a new one: for
-    /// content that is the same after a restart, which subscribers that hold it need not receive again.
+    /// Opens `topic` for publishing with its own `options`. With an `epoch`, uses that instead of a new one: if the
+    /// content is the same after a restart, subscribers that hold it do not receive it again.
     ///
     /// # Errors
-    /// [`TopicTaken`] when it is open already.
+    /// [`TopicTaken`] if it is open already.
     pub fn publisher_with(
         &self,
         topic: Topic,
@@ -154,8 +154,8 @@ impl Server {
     }
 
     /// Shuts down gracefully. The server admits no new sessions and sends `Drain` to its clients. Within `grace`,
-    /// transfers finish; subscribers of topics that ended and readers in mode `every`, which wait for their
-    /// applications, get what was published. Then every session is closed. Returns whether all of them finished.
+    /// transfers finish; subscribers of ended topics, and readers in mode `every`, also receive the remaining versions.
+    /// Then every session is closed. Returns whether all transfers finished.
     pub async fn shutdown(self, grace: Duration) -> bool {
         self.shared.draining.send_replace(true);
         let finished = tokio::time::timeout(grace, self.shared.unfinished.none_left()).await.is_ok();

@@ -57,12 +57,12 @@ pub(crate) async fn serve(lane: Lane, login: Login, control_timeout: Duration, s
         Ok(first) => AdmittedClient::new(first, (lane.client_certificate(), lane.kind()), &shared),
         Err(error) => Err(error),
     };
-    let (error, place) = match admitted {
-        Ok(AdmittedClient { hello, revision, permit, place }) => {
+    let (error, admission) = match admitted {
+        Ok(AdmittedClient { hello, revision, permit, admission }) => {
             drop(login); // An authenticated client is not evicted for others.
             let negotiated = Negotiated { codecs: hello.codecs, features: hello.features, revision, permit };
             let Err(error) = welcome_and_run(&lane, &sender, &mut receiver, negotiated, &shared).await;
-            (error, Some(place))
+            (error, Some(admission))
         }
         Err(error) => (error, None),
     };
@@ -72,7 +72,7 @@ pub(crate) async fn serve(lane: Lane, login: Login, control_timeout: Duration, s
     end(&lane, Some(&sender), &error, &shared).await;
     // The session counts until the lane is closed. The control stream must not end before the lane: its end carries no
     // code.
-    drop((place, sender, receiver));
+    drop((admission, sender, receiver));
 }
 
 /// An authenticated client that was admitted to a session.
@@ -80,11 +80,11 @@ struct AdmittedClient {
     hello: Hello,
     revision: u32,
     permit: Permit,
-    place: Place,
+    admission: Admission,
 }
 
 /// Counts one session and reserves its memory, until this is dropped.
-struct Place {
+struct Admission {
     _counted: Counted,
     _memory: Reservation,
 }
@@ -108,7 +108,7 @@ impl AdmittedClient {
         let (principal, agent) = (permit.holder().principal(), hello.agent.escape_debug());
         let holder = principal.holder().unwrap_or_default().escape_debug();
         tracing::info!(%principal, %holder, %agent, revision, "A client was admitted.");
-        Ok(Self { hello, revision, permit, place: Place { _counted: counted, _memory: memory } })
+        Ok(Self { hello, revision, permit, admission: Admission { _counted: counted, _memory: memory } })
     }
 }
 
@@ -139,11 +139,11 @@ async fn end(
     match refused.map(|reason| shared.refusals.note(lane.peer().ip(), reason, Instant::now())) {
         Some(Some(0)) => tracing::warn!(%error, "The session ended."),
         Some(Some(unlogged)) => {
-            tracing::warn!(%error, unlogged, "The session ended; `unlogged` like it from this network were not logged.")
+            tracing::warn!(%error, unlogged, "The session ended; `unlogged` similar ones from this network were not logged.")
         }
         Some(None) => tracing::debug!(%error, "The session ended."),
         None if matches!(error, SessionError::AccessLost(_)) => tracing::warn!(%error, "The session ended."),
-        None if error.is_close_by_client() => tracing::info!("The session ended, as its client wished."),
+        None if error.is_close_by_client() => tracing::info!("The client closed the session."),
         None => tracing::info!(%error, "The session ended."),
     }
     if let Some(code) = error.close_code() {
@@ -155,7 +155,7 @@ async fn end(
     }
 }
 
-/// The text of the close: which rule the client broke, so that its author can find the bug. Empty otherwise.
+/// The text sent with the close: the rule that the client broke, so that its author can find the bug. Empty otherwise.
 fn close_text(error: &SessionError) -> String {
     match error {
         SessionError::Misbehaved(_) | SessionError::Control(ControlError::Message(_)) => error.to_string(),
@@ -192,7 +192,7 @@ async fn welcome_and_run(
         features: negotiated.features,
         shared: Arc::clone(shared),
         inboxes: Inboxes::default(),
-        following: HashMap::new(),
+        topics: HashMap::new(),
         running: JoinSet::new(),
         unfinished: Gauge::default(),
         watching: HashMap::new(),
@@ -202,7 +202,7 @@ async fn welcome_and_run(
     session.run(receiver, negotiated.permit).await
 }
 
-/// The newest protocol revision that both peers support.
+/// The newest protocol revision that client and server support.
 fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
     let newest = hello.revision_max.min(*PROTOCOL_REVISIONS.end());
     match newest >= hello.revision_min && PROTOCOL_REVISIONS.contains(&newest) {
@@ -211,7 +211,7 @@ fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
     }
 }
 
-/// The subscriptions of a client that was admitted.
+/// The session of an admitted client, with its subscriptions.
 struct Session {
     lanes: Arc<Lanes>,
     sender: control::Sender<ServerMessage>,
@@ -220,10 +220,10 @@ struct Session {
     features: FeatureSet,
     shared: Arc<Shared>,
     inboxes: Inboxes,
-    /// The topics of the subscriptions that run.
-    following: HashMap<SubscriptionId, Topic>,
+    /// The topics of the running subscriptions.
+    topics: HashMap<SubscriptionId, Topic>,
     running: JoinSet<Ended>,
-    /// Those subscriptions that a shutdown waits for.
+    /// The subscriptions of this session that a shutdown waits for.
     unfinished: Gauge,
     /// The active watches; their tasks end with the session.
     watching: HashMap<WatchId, AbortHandle>,
@@ -231,7 +231,7 @@ struct Session {
     probing: Probing,
 }
 
-/// A subscription that has ended; an error is the client's.
+/// A subscription that has ended; an error means that the client broke a rule.
 type Ended = (SubscriptionId, Result<(), Misbehaved>);
 
 /// A subscription that has ended, or the panic of its task.
@@ -286,7 +286,7 @@ impl Session {
         }
     }
 
-    /// Applies changes of the client's rights until it loses its access; returns why. Cancel safe.
+    /// Applies changes of the client's rights until it loses its access; returns the reason. Cancel safe.
     async fn access_lost(&self, permit: &mut Permit) -> SessionError {
         loop {
             match permit.changed().await {
@@ -299,14 +299,14 @@ impl Session {
     fn handle_ended(&mut self, ended: Joined) -> Result<(), SessionError> {
         let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         self.inboxes.close(id);
-        self.following.remove(&id);
+        self.topics.remove(&id);
         Ok(result?)
     }
 
-    /// Ends the subscriptions that the client is no longer permitted.
+    /// Ends the subscriptions for which the client has lost its permission.
     fn handle_rights_changed(&self) {
         tracing::info!("The client's rights were changed.");
-        for (id, topic) in &self.following {
+        for (id, topic) in &self.topics {
             if !self.holder.may(Verb::Subscribe, topic) {
                 tracing::warn!(%topic, "A subscription is ended: the client lost its permission.");
                 self.inboxes.forbid(*id);
@@ -314,8 +314,8 @@ impl Session {
         }
     }
 
-    /// Waits, for a bounded time, until a subscription that the client ended has ended here. The client's next message
-    /// may subscribe as the same reader, which must find the place that this one leaves.
+    /// Waits, for a bounded time, until the task of an unsubscribed subscription has ended: the client's next message may
+    /// subscribe as the same reader, which needs the released place.
     async fn wait_for_end(&mut self, id: SubscriptionId) -> Result<(), SessionError> {
         let ended = async {
             while self.inboxes.is_open(id)
@@ -328,7 +328,7 @@ impl Session {
         tokio::time::timeout(SUBSCRIPTIONS_END, ended).await.unwrap_or(Ok(()))
     }
 
-    /// Lets subscriptions handle the client's last messages, perhaps a commit, before they end.
+    /// Waits, for a bounded time, until subscriptions have handled the client's last messages, perhaps a commit.
     async fn finish_subscriptions(&mut self) {
         self.inboxes.close_all();
         let ended = async { while self.running.join_next().await.is_some() {} };
@@ -418,7 +418,7 @@ impl Session {
             let end = ServerMessage::End { subscription: id, reason: EndReason::TooManySubscriptions };
             return Ok(self.sender.send(end).await?);
         };
-        self.following.insert(id, subscribe.topic.clone());
+        self.topics.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);
         let control = self.lanes.control();
         let entry = self.shared.subscribers.enter(SubscriberInfo {
@@ -479,7 +479,7 @@ impl Session {
         while self.watches.try_join_next().is_some() {} // Reaps tasks that ended.
         let catalogue = Arc::clone(&self.shared.catalogue);
         let task = watching::run(catalogue, self.holder.clone(), watch, glob, self.sender.clone());
-        // Its only error is a lane that ended, and that ends the session as well.
+        // Its only error is the end of the control stream's lane, which also ends the session.
         let task = self.watches.spawn(async { drop(task.await) });
         self.watching.insert(watch, task);
         Ok(())

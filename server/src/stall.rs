@@ -16,7 +16,7 @@ pub(crate) struct StallWatch {
     progress: Progress,
     seen: u64,
     timeout: Duration,
-    look: Instant,
+    check_at: Instant,
 }
 
 /// The progress counter. Cheap to clone.
@@ -24,7 +24,7 @@ pub(crate) struct StallWatch {
 pub(crate) struct Progress(Arc<AtomicU64>);
 
 impl Progress {
-    /// Records progress: bytes, or one step of anything else.
+    /// Records progress, in bytes or other steps.
     pub(crate) fn note(&self, steps: u64) {
         self.0.fetch_add(steps, Ordering::Relaxed);
     }
@@ -32,7 +32,7 @@ impl Progress {
 
 impl StallWatch {
     pub(crate) fn new(timeout: Duration) -> Self {
-        Self { progress: Progress::default(), seen: 0, timeout, look: Instant::now() + timeout }
+        Self { progress: Progress::default(), seen: 0, timeout, check_at: Instant::now() + timeout }
     }
 
     pub(crate) fn progress(&self) -> &Progress {
@@ -42,13 +42,13 @@ impl StallWatch {
     /// Waits until there was no progress for the timeout. Cancel safe.
     pub(crate) async fn stalled(&mut self) {
         loop {
-            tokio::time::sleep_until(self.look).await;
+            tokio::time::sleep_until(self.check_at).await;
             let now = self.progress.0.load(Ordering::Relaxed);
             if now == self.seen {
                 return;
             }
             self.seen = now;
-            self.look += self.timeout;
+            self.check_at += self.timeout;
         }
     }
 }
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_stall_is_noticed_after_one_to_two_deadlines() {
+    async fn a_stall_is_detected_after_one_to_two_timeouts() {
         let began = Instant::now();
         let mut watch = StallWatch::new(Duration::from_secs(10));
         let progress = watch.progress().clone();

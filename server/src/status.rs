@@ -33,11 +33,11 @@ pub struct ServerStatus {
     pub listen: SocketAddr,
     /// The time since its start.
     pub uptime: Duration,
-    /// Whether it is shutting down and begins no more transfers.
+    /// Whether it is shutting down and starts no more transfers.
     pub is_draining: bool,
     /// Its counters.
     pub stats: ServerStats,
-    /// Why the access rules are older than their files, if they are.
+    /// Why the access rules are older than their files; `None` if they are current.
     pub access_problem: Option<String>,
     /// Every topic that has a version, in order of name.
     pub topics: Vec<TopicStatus>,
@@ -55,7 +55,7 @@ pub struct ServerStatus {
     pub published: u64,
     /// The failure counters.
     pub failures: Vec<FailureCount>,
-    /// The times from starting chunks until the network accepted them.
+    /// The times from the start of a chunk's send until the network accepted it.
     pub chunk_times: ChunkTimeStats,
 }
 
@@ -116,9 +116,9 @@ pub struct SubscriberStatus {
 pub struct TransferStatus {
     /// The version.
     pub version: VersionId,
-    /// Its payload. A selection gets less.
+    /// The size of its payload. A selection is smaller.
     pub payload_bytes: u64,
-    /// The sent bytes of it.
+    /// The bytes of it that were sent.
     pub sent_bytes: u64,
     /// The time since it began.
     pub since: Duration,
@@ -133,7 +133,7 @@ pub enum Limit {
     Encoding,
     /// Writing: the network, its window, or a receiver that does not read.
     Network,
-    /// No chunk is in progress: the receiver has granted no credit, or is verifying.
+    /// No chunk is in progress: the receiver has granted no credit, or is verifying chunks.
     Receiver,
 }
 
@@ -164,7 +164,7 @@ impl StatusReader {
         Self { shared: Arc::downgrade(shared), memory, listen, began: Instant::now() }
     }
 
-    /// The current status; `None` when the server is dropped. Takes a few locks briefly, and time for each topic.
+    /// The current status; `None` when the server is dropped. Takes a few locks briefly; its time grows with the number of topics.
     pub fn read(&self) -> Option<ServerStatus> {
         let shared = self.shared.upgrade()?;
         let (subscribers_count, subscribers) = shared.subscribers.status(DESCRIBED);
@@ -194,7 +194,7 @@ impl StatusReader {
         topics.iter().all(|topic| names.contains(topic))
     }
 
-    /// Whether the server begins no more transfers; true when it is dropped.
+    /// Whether the server is shutting down and starts no more transfers; true when it is dropped.
     pub fn is_draining(&self) -> bool {
         self.shared.upgrade().is_none_or(|shared| *shared.draining.borrow())
     }

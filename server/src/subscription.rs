@@ -1,4 +1,4 @@
-//! [`Subscription`]: sends versions one after the other, in the order of its cursor, until it ends.
+//! [`Subscription`]: sends versions in the order of its cursor, until it ends.
 
 use crate::{
     bases::ClientBase,
@@ -46,15 +46,15 @@ pub(crate) struct Subscription {
     pub(crate) inbox: Inbox,
     pub(crate) cursor: Cursor,
     pub(crate) client: ClientState,
-    /// The client's claims of what it holds, until a version is begun.
+    /// The versions that the client claims to hold, until the first version starts.
     pub(crate) claims: Claims,
     /// The client's base.
     pub(crate) base: ClientBase,
-    /// Whether a running transfer is aborted for a newer version.
+    /// Whether a transfer in progress is aborted for a newer version.
     pub(crate) preempt: bool,
     /// Its entry in the server's status.
     pub(crate) entry: SubscriberEntry,
-    /// Makes a shutdown wait for the subscription and its session; `None` once it begins no more transfers.
+    /// Makes a shutdown wait for the subscription and its session; `None` once it starts no more transfers.
     pub(crate) unfinished: Option<[Counted; 2]>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Subscription {
 #[derive(Debug)]
 enum Ended {
     /// The client was lost. It may reconnect and take its place again.
-    Gone,
+    ClientLost,
     /// The client ended it.
     ByClient,
     /// The server ended it, and sends the reason.
@@ -73,7 +73,7 @@ enum Ended {
 
 impl From<LaneError> for Ended {
     fn from(_: LaneError) -> Self {
-        Self::Gone
+        Self::ClientLost
     }
 }
 
@@ -83,26 +83,26 @@ impl From<Misbehaved> for Ended {
     }
 }
 
-/// The continuation of a transfer after an event.
+/// The next step of a transfer after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Continue,
-    /// Both peers have finished the version.
+    /// Client and server have finished the version.
     Finished,
     /// The server aborts the version.
     GiveUp(AbortReason),
 }
 
 impl Subscription {
-    /// Runs until the subscription ends; an error is the client's.
+    /// Runs until the subscription ends; an error means that the client broke a rule.
     pub(crate) async fn run(mut self) -> Result<(), Misbehaved> {
         let Err(ended) = self.send_versions().await;
-        if !matches!(ended, Ended::Gone) {
-            self.cursor.give_place_up();
-            self.base.let_go();
+        if !matches!(ended, Ended::ClientLost) {
+            self.cursor.release_place();
+            self.base.release();
         }
         match ended {
-            Ended::Gone | Ended::ByClient => Ok(()),
+            Ended::ClientLost | Ended::ByClient => Ok(()),
             Ended::Misbehaved(error) => Err(error),
             Ended::ByServer(reason) => {
                 self.note_end(reason);
@@ -116,7 +116,7 @@ impl Subscription {
         self.shared.failures.note_end(reason);
         if reason == EndReason::Evicted {
             self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(subscription = %self.id, "A subscriber took no byte within the deadline and was evicted.");
+            tracing::warn!(subscription = %self.id, "A subscriber accepted no byte within the deadline and was evicted.");
         }
     }
 
@@ -137,7 +137,7 @@ impl Subscription {
             let is_draining = *draining.borrow_and_update() && self.follower.topic().ended().is_none();
             if !is_draining || self.cursor.is_every() {
                 self.compare_claims().await?;
-                match self.cursor.next(self.follower.look()) {
+                match self.cursor.next(self.follower.observe()) {
                     Step::Send { retained, skipped } => {
                         self.compare_claims().await?; // A claimed version may just have been published.
                         return Ok((retained, skipped));
@@ -184,8 +184,8 @@ impl Subscription {
                 self.cursor.handle_compared(&topic, is_same);
             }
             if !is_same {
-                tracing::warn!(subscription = %self.id, %version, "A subscriber holds other content than this server under the same epoch and version; it does not count. Different bytes were published under one epoch: give each publisher its own epoch.");
-                self.base.let_go();
+                tracing::warn!(subscription = %self.id, %version, "A subscriber holds other content than this server under the same epoch and version, and receives the version again. Different bytes were published under one epoch: give each publisher its own epoch.");
+                self.base.release();
             }
             if !is_same && claim.named == Named::Partial {
                 self.cursor.forget_partial();
@@ -200,7 +200,7 @@ impl Subscription {
         let mut watch = StallWatch::new(self.shared.config.stall_timeout);
         let progress = watch.progress().clone();
         let (mut transfer, mut sender) = self.begin_version(retained, skipped, &progress).await?;
-        let (mut cut_at, mut lane_joined) = (retained.cut_at.subscribe(), self.lanes.joined());
+        let (mut abort_at, mut lane_joined) = (retained.abort_at.subscribe(), self.lanes.joined());
         loop {
             self.begin_sends(&mut transfer, &mut sender);
             let next = tokio::select! {
@@ -211,7 +211,7 @@ impl Subscription {
                 }
                 Some(sent) = sender.next() => self.handle_sent(sent, &mut transfer, retained),
                 () = self.follower.changed() => self.handle_change(retained)?,
-                () = passed(&mut cut_at), if !transfer.plan.is_given_up() => Next::GiveUp(AbortReason::Withdrawn),
+                () = deadline_passed(&mut abort_at), if !transfer.plan.is_given_up() => Next::GiveUp(AbortReason::Withdrawn),
                 _ = lane_joined.changed() => Next::Continue, // Chunks may wait for it.
                 () = watch.stalled() => return Err(Ended::ByServer(EndReason::Evicted)),
             };
@@ -235,7 +235,7 @@ impl Subscription {
         progress: &Progress,
     ) -> Result<(Transfer, Sender), Ended> {
         if self.client.has_part_of_another(retained) {
-            self.base.let_go(); // It was the base of that version.
+            self.base.release(); // It was the base of the partial version.
         }
         let claims = std::mem::take(&mut self.claims);
         let afresh = claims.is_afresh((retained.id.epoch, retained.id.version));
@@ -271,20 +271,20 @@ impl Subscription {
     }
 
     /// Handles a failed read of the version. If it can never be read, it is withdrawn, so that no reader waits for it.
-    /// If it may be read later, it stays for others; this subscription does not retry, or it might never end.
+    /// If it may be read later, it stays for others; this subscription does not retry, because that might never end.
     fn handle_source_lost(&self, retained: &Retained, error: &SourceError) {
         let version = &retained.id;
         if error.is_final() {
             tracing::error!(%version, %error, "A version cannot be read any more. It is withdrawn, and its subscribers are informed.");
-            self.follower.topic().lose(version);
+            self.follower.topic().withdraw_unreadable(version);
         } else {
-            tracing::error!(subscription = %self.id, %version, %error, "A version could not be read. Its subscriber is informed, and gets the next one.");
+            tracing::error!(subscription = %self.id, %version, %error, "A version could not be read. Its subscriber is informed, and receives the next one.");
         }
     }
 
     /// Handles a change of the topic during a transfer.
     fn handle_change(&mut self, retained: &Retained) -> Result<Next, Ended> {
-        let newest = self.follower.look().newest();
+        let newest = self.follower.observe().newest();
         if let Some(reason) = self.cursor.lost_place() {
             return Err(Ended::ByServer(reason));
         }
@@ -295,16 +295,16 @@ impl Subscription {
     fn handle_message(
         &mut self,
         message: SubscriptionMessage,
-        under_way: Option<&mut Transfer>,
+        transfer: Option<&mut Transfer>,
     ) -> Result<Effect, Misbehaved> {
-        transfer::handle_message(message, under_way, &mut self.credit, |lane| self.lanes.is_retired(lane))
+        transfer::handle_message(message, transfer, &mut self.credit, |lane| self.lanes.is_retired(lane))
     }
 
     /// Applies the effect of a message; returns whether it finishes `retained`.
     fn finish_or_execute(&mut self, effect: Effect, retained: &Retained) -> Result<Next, Ended> {
         match effect {
             Effect::Committed { kept } => {
-                tracing::debug!(version = %retained.id, "A subscriber has a version, whole and verified.");
+                tracing::debug!(version = %retained.id, "A subscriber committed a version.");
                 self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
                 retained.committed.send_modify(|count| *count += 1);
                 self.cursor.handle_committed(retained);
@@ -314,15 +314,15 @@ impl Subscription {
                 Ok(Next::Finished)
             }
             Effect::Aborted(reason) => {
-                tracing::warn!(subscription = %self.id, version = %retained.id, "A subscriber gave a version up: {reason}.");
-                // Some chunks may have been aborted before their headers were sent, so the peers cannot agree on their
-                // credit: both reset it, and the client grants anew.
+                tracing::warn!(subscription = %self.id, version = %retained.id, "A subscriber aborted a version: {reason}.");
+                // Some chunks may have been aborted before their headers were sent, so client and server cannot agree
+                // on the credit: both reset it, and the client grants it again.
                 self.credit = Credit::default();
                 self.cursor.handle_given_up(retained);
                 self.entry.handle_given_up();
                 self.shared.failures.note_abort(reason);
                 self.client.handle_given_up();
-                self.base.let_go();
+                self.base.release();
                 Ok(Next::Finished)
             }
             other => self.execute(other).map(|()| Next::Continue),
@@ -333,7 +333,7 @@ impl Subscription {
     fn execute(&mut self, effect: Effect) -> Result<(), Ended> {
         match effect {
             Effect::Acknowledged(epoch, version) => self.cursor.handle_acknowledged(epoch, version),
-            Effect::Unsubscribed { keep_place: true } => return Err(Ended::Gone),
+            Effect::Unsubscribed { keep_place: true } => return Err(Ended::ClientLost),
             Effect::Unsubscribed { keep_place: false } => return Err(Ended::ByClient),
             Effect::Forbidden => return Err(Ended::ByServer(EndReason::Forbidden)),
             Effect::None | Effect::Progress | Effect::Committed { .. } | Effect::Aborted(_) => {}
@@ -377,7 +377,7 @@ impl Subscription {
         }
     }
 
-    /// The codec choice: the client's, else the topic's, else the server's. If the client cannot decode it: raw.
+    /// The codec choice: of the client, else of the topic, else of the server. Raw, if the client cannot decode it.
     fn codec(&self) -> CodecChoice {
         let by_client = self.codec.map(CodecChoice::Fixed);
         let choice = by_client.or_else(|| self.follower.topic().codec());
@@ -410,9 +410,9 @@ impl Subscription {
     }
 }
 
-/// Waits until the time in `at`, once it is set. Cancel safe.
-async fn passed(at: &mut tokio::sync::watch::Receiver<Option<Instant>>) {
-    let deadline = at.wait_for(Option::is_some).await.ok().and_then(|at| *at);
+/// Waits until the deadline, once it is set. Cancel safe.
+async fn deadline_passed(deadline: &mut tokio::sync::watch::Receiver<Option<Instant>>) {
+    let deadline = deadline.wait_for(Option::is_some).await.ok().and_then(|at| *at);
     match deadline {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,

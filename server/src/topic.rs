@@ -24,7 +24,7 @@ use tensor_relay_transport::{Tally, egress::Payload};
 use times::PublishTimes;
 use tokio::{sync::watch, time::Instant};
 
-/// One published version, for as long as anything needs it.
+/// One published version, kept in memory while it is in use.
 #[derive(Debug)]
 pub(crate) struct Retained {
     pub(crate) id: VersionId,
@@ -32,35 +32,35 @@ pub(crate) struct Retained {
     pub(crate) metadata: Metadata,
     /// The number of subscribers that committed it. The publisher's `Publication` watches it.
     pub(crate) committed: watch::Sender<u64>,
-    /// The time for transfers of it to finish once it left retention.
+    /// The time that its transfers have to finish after it left retention.
     pub(crate) release_timeout: Duration,
-    /// When remaining transfers are aborted: set once it left retention.
-    pub(crate) cut_at: watch::Sender<Option<Instant>>,
+    /// When remaining transfers are aborted; set when it leaves retention.
+    pub(crate) abort_at: watch::Sender<Option<Instant>>,
     /// Whether, and for how long, later versions may be encoded against it.
     pub(crate) base: bases::Terms,
 }
 
 impl Retained {
-    fn is(&self, epoch: Epoch, version: Version) -> bool {
+    fn has_id(&self, epoch: Epoch, version: Version) -> bool {
         (self.id.epoch, self.id.version) == (epoch, version)
     }
 
     /// Whether it left retention.
-    pub(crate) fn has_left(&self) -> bool {
-        self.cut_at.borrow().is_some()
+    pub(crate) fn has_left_retention(&self) -> bool {
+        self.abort_at.borrow().is_some()
     }
 
     /// Waits until it leaves retention; never returns if it has left already. Cancel safe.
-    pub(crate) async fn left(&self) {
-        let mut cut_at = self.cut_at.subscribe();
-        if cut_at.borrow_and_update().is_some() || cut_at.changed().await.is_err() {
+    pub(crate) async fn left_retention(&self) {
+        let mut abort_at = self.abort_at.subscribe();
+        if abort_at.borrow_and_update().is_some() || abort_at.changed().await.is_err() {
             std::future::pending().await
         }
     }
 
     /// Starts the deadline of the transfers in progress.
-    fn leave(&self) {
-        self.cut_at.send_replace(Some(Instant::now() + self.release_timeout));
+    fn leave_retention(&self) {
+        self.abort_at.send_replace(Some(Instant::now() + self.release_timeout));
     }
 }
 
@@ -97,7 +97,7 @@ struct State {
     lost: bool,
     followers: u64,
     /// When the last follower left, if there is none.
-    left: Option<Instant>,
+    last_follower_left: Option<Instant>,
     /// Whether a task waits to release the bases.
     is_release_scheduled: bool,
     published: Option<Instant>,
@@ -120,7 +120,7 @@ pub(crate) struct PublishBlockers {
     pub(crate) retained: Retained,
     pub(crate) readers: Vec<ReaderId>,
     /// When a waiting place expires.
-    pub(crate) look_at: Option<Instant>,
+    pub(crate) recheck_at: Option<Instant>,
 }
 
 impl TopicState {
@@ -142,7 +142,7 @@ impl TopicState {
         &self.name
     }
 
-    /// The counters of what is sent.
+    /// The counters of sent chunks.
     pub(crate) fn tally(&self) -> &Arc<Tally> {
         &self.tally
     }
@@ -166,12 +166,12 @@ impl TopicState {
         self.state().codec = codec;
     }
 
-    /// Signals every later change of what can be sent.
+    /// Subscribes to changes of the versions that can be sent.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// Signals, from now on, that there may be room for another version.
+    /// Subscribes to the signal that there may be room for another version.
     pub(crate) fn room(&self) -> watch::Receiver<()> {
         self.room.subscribe()
     }
@@ -179,13 +179,13 @@ impl TopicState {
     /// Registers a publisher; returns false when there is one. Reopens a topic that had ended.
     pub(crate) fn open(&self) -> bool {
         let mut state = self.state();
-        let free = !state.has_publisher && matches!(state.ended, None | Some(EndReason::TopicEnded));
-        if free {
+        let is_free = !state.has_publisher && matches!(state.ended, None | Some(EndReason::TopicEnded));
+        if is_free {
             state.has_publisher = true;
             state.ended = None;
             state.publishers_ever += 1;
         }
-        free
+        is_free
     }
 
     /// The number of publishers so far, the current one included.
@@ -220,7 +220,7 @@ impl TopicState {
                 (state.published, state.last, state.lost) = (Some(now), Some(id), false);
                 state.times.note(id.0, id.1, now);
                 for retained in &left {
-                    retained.leave();
+                    retained.leave_retention();
                     state.check_terms(retained);
                     gone.push(self.bases.handle_left(self.number, retained));
                 }
@@ -230,9 +230,9 @@ impl TopicState {
                 Ok(Pushed { seq, is_first })
             }
             Err((retained, Full(readers))) => {
-                let look_at = state.places.next_expiry(self.linger);
+                let recheck_at = state.places.next_expiry(self.linger);
                 let retained = Arc::into_inner(retained).expect("nobody else has seen it");
-                Err(Box::new(PublishBlockers { retained, readers, look_at }))
+                Err(Box::new(PublishBlockers { retained, readers, recheck_at }))
             }
         }
     }
@@ -244,7 +244,7 @@ impl TopicState {
             readers
                 .iter()
                 .filter(|reader| {
-                    state.places.forget(**reader);
+                    state.places.remove(**reader);
                     state.retention.leave(**reader)
                 })
                 .count()
@@ -254,13 +254,13 @@ impl TopicState {
     }
 
     /// Withdraws one version, from retention or from the kept bases.
-    pub(crate) fn withdraw(&self, seq: Seq, of: bases::VersionKey) {
+    pub(crate) fn withdraw(&self, seq: Seq, key: bases::VersionKey) {
         let gone = {
             let mut state = self.state();
             let retained = state.retention.withdraw(seq);
             let left = match &retained {
-                Some(retained) => self.take_back(retained),
-                None => self.bases.take_back(self.number, of),
+                Some(retained) => self.reclaim(retained),
+                None => self.bases.reclaim(self.number, key),
             };
             (retained, left)
         };
@@ -269,15 +269,15 @@ impl TopicState {
         self.room.send_replace(());
     }
 
-    /// Withdraws a version that cannot be read any more.
-    pub(crate) fn lose(&self, id: &VersionId) {
-        let of = (id.epoch, id.version);
+    /// Withdraws a version that can no longer be read.
+    pub(crate) fn withdraw_unreadable(&self, id: &VersionId) {
+        let key = (id.epoch, id.version);
         match self.find(id.epoch, id.version) {
             Some((seq, _)) => {
                 self.state().lost = true;
-                self.withdraw(seq, of);
+                self.withdraw(seq, key);
             }
-            None => drop(self.bases.take_back(self.number, of)),
+            None => drop(self.bases.reclaim(self.number, key)),
         }
     }
 
@@ -294,7 +294,7 @@ impl TopicState {
             state.ended.get_or_insert(reason);
             let taken = if reason == EndReason::TopicEnded { vec![] } else { state.retention.clear() };
             let left: Vec<bases::ReleasedVersions> =
-                taken.iter().map(|retained| self.take_back(retained)).collect();
+                taken.iter().map(|retained| self.reclaim(retained)).collect();
             (taken, left, self.bases.forget(self.number))
         };
         drop(gone);
@@ -302,9 +302,9 @@ impl TopicState {
         self.room.send_replace(());
     }
 
-    /// Releases a version whose memory its publisher wants back: it cannot remain a base either.
-    fn take_back(&self, retained: &Arc<Retained>) -> bases::ReleasedVersions {
-        retained.leave();
+    /// Withdraws a version, also as a base, because its publisher reclaims the memory.
+    fn reclaim(&self, retained: &Arc<Retained>) -> bases::ReleasedVersions {
+        retained.leave_retention();
         retained.base.withdraw();
         self.bases.handle_left(self.number, retained)
     }
@@ -322,7 +322,7 @@ impl TopicState {
         let retained = self.find(epoch, version).map(|(_, retained)| retained);
         let found = retained.or_else(|| self.bases.find(self.number, (epoch, version)));
         let hold = found.map(|retained| self.hold(&retained))?;
-        self.bases.come_back(self.number, (epoch, version));
+        self.bases.handle_reconnected(self.number, (epoch, version));
         Some(hold)
     }
 
@@ -336,7 +336,7 @@ impl TopicState {
         self.state().published
     }
 
-    /// The number after the last one that was published in `epoch`, if that was the last epoch.
+    /// The number of the next version in `epoch`: it continues if that was the last epoch.
     pub(crate) fn number_after(&self, epoch: Epoch) -> Version {
         let last = self.state().last.filter(|(last_epoch, _)| *last_epoch == epoch);
         last.map_or(Version::FIRST, |(_, last)| last.next())
@@ -358,44 +358,46 @@ impl TopicState {
             .map(|(seq, retained)| (seq, Arc::clone(retained)))
     }
 
-    /// A version by its name, if it is retained.
+    /// A version by its epoch and number, if it is retained.
     pub(crate) fn find(&self, epoch: Epoch, version: Version) -> Option<(Seq, Arc<Retained>)> {
         let state = self.state();
         let mut versions = state.retention.iter();
-        let (seq, retained) = versions.rfind(|(_, retained)| retained.is(epoch, version))?;
+        let (seq, retained) = versions.rfind(|(_, retained)| retained.has_id(epoch, version))?;
         Some((seq, Arc::clone(retained)))
     }
 
-    /// The first version for a subscription whose client has `have`.
-    pub(crate) fn place_of(&self, have: Option<(Epoch, Version)>, start: Start) -> Seq {
-        place_of(&self.state().retention, have, start)
+    /// The position of the first version for a subscription whose client has `have`.
+    pub(crate) fn start_of(&self, have: Option<(Epoch, Version)>, start: Start) -> Seq {
+        start_of(&self.state().retention, have, start)
     }
 
-    pub(crate) fn follower_joins(&self) {
+    pub(crate) fn add_follower(&self) {
         let mut state = self.state();
         state.followers += 1;
-        state.left = None;
+        state.last_follower_left = None;
     }
 
     /// Returns whether to run [`release_abandoned_bases`]: the last follower left bases, and it does not run yet.
-    pub(crate) fn follower_leaves(&self) -> bool {
+    pub(crate) fn remove_follower(&self) -> bool {
         let mut state = self.state();
         state.followers -= 1;
-        state.left = (state.followers == 0).then(Instant::now);
-        let begins = state.left.is_some() && !state.is_release_scheduled && self.bases.has_any(self.number);
+        state.last_follower_left = (state.followers == 0).then(Instant::now);
+        let begins = state.last_follower_left.is_some()
+            && !state.is_release_scheduled
+            && self.bases.has_any(self.number);
         state.is_release_scheduled |= begins;
         begins
     }
 
-    /// Releases the bases if no follower came back in time; otherwise returns when to check again.
+    /// Releases the bases if no follower returned before the timeout; otherwise returns when to check again.
     fn release_if_abandoned(&self) -> Option<Instant> {
         let mut state = self.state();
-        let look_at = state.left.map(|left| left + self.linger);
-        if look_at.is_some_and(|look_at| Instant::now() <= look_at) {
-            return look_at;
+        let recheck_at = state.last_follower_left.map(|left| left + self.linger);
+        if recheck_at.is_some_and(|recheck_at| Instant::now() <= recheck_at) {
+            return recheck_at;
         }
-        state.is_release_scheduled = false; // Also with new followers: the last one reschedules it.
-        let gone = look_at.map(|_| self.bases.forget(self.number));
+        state.is_release_scheduled = false; // With new followers, too: the last one reschedules it.
+        let gone = recheck_at.map(|_| self.bases.forget(self.number));
         drop(state);
         drop(gone); // Outside of the lock: it may be gigabytes.
         None
@@ -405,8 +407,8 @@ impl TopicState {
         self.state().followers
     }
 
-    /// Whether the catalogue must keep the topic. One that only subscribers created is removed with them, so that
-    /// requests for unknown names leave no state.
+    /// Whether the catalogue must keep the topic. A topic without a publisher or a version is removed with its last
+    /// subscriber, so that requests for unknown names leave no state.
     pub(crate) fn is_needed(&self) -> bool {
         let state = self.state();
         state.has_publisher || state.followers > 0 || state.retention.newest().is_some()
@@ -420,16 +422,16 @@ impl TopicState {
 impl State {
     /// Versions of an earlier epoch, or of a withdrawn topic, may not be bases after they left retention.
     fn check_terms(&self, retained: &Retained) {
-        let goes_on = matches!(self.ended, None | Some(EndReason::TopicEnded));
-        let is_last = self.last.is_none_or(|(epoch, _)| epoch == retained.id.epoch);
-        if !goes_on || !is_last {
+        let is_available = matches!(self.ended, None | Some(EndReason::TopicEnded));
+        let is_last_epoch = self.last.is_none_or(|(epoch, _)| epoch == retained.id.epoch);
+        if !is_available || !is_last_epoch {
             retained.base.withdraw();
         }
     }
 
-    /// Whether the last follower left so long ago that none will come back for a base.
+    /// Whether the last follower left so long ago that none will reconnect for a base.
     fn is_abandoned(&self, now: Instant, linger: Duration) -> bool {
-        self.left.is_some_and(|left| now.duration_since(left) > linger)
+        self.last_follower_left.is_some_and(|left| now.duration_since(left) > linger)
     }
 }
 
@@ -439,16 +441,16 @@ impl Drop for TopicState {
     }
 }
 
-/// Releases the bases of a topic when it had no follower for the time in which a lost subscriber may reconnect. Without
+/// Releases the bases of a topic that had no follower for the time in which a lost subscriber may reconnect. Without
 /// this task they would stay until the next publish.
 pub(crate) async fn release_abandoned_bases(topic: Weak<TopicState>) {
-    while let Some(look_at) = topic.upgrade().and_then(|topic| topic.release_if_abandoned()) {
-        tokio::time::sleep_until(look_at + Duration::from_millis(1)).await;
+    while let Some(recheck_at) = topic.upgrade().and_then(|topic| topic.release_if_abandoned()) {
+        tokio::time::sleep_until(recheck_at + Duration::from_millis(1)).await;
     }
 }
 
-/// The first version of a subscription: after the one that its client has, or as its `start` says.
-fn place_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>, start: Start) -> Seq {
+/// The first version of a subscription: after the one that its client has, or according to its `start`.
+fn start_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>, start: Start) -> Seq {
     match (have, start) {
         (Some((epoch, version)), _) => after(retention, epoch, version),
         (None, Start::Newest) => retention.newest().map_or_else(|| retention.next(), |(seq, _)| seq),
@@ -464,7 +466,7 @@ fn place_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>
     }
 }
 
-/// The first version after this one. If none of its epoch is retained, the gap is unknown: then the oldest of all.
+/// The first version after this one. If no version of its epoch is retained, the gap is unknown: then the oldest of all.
 fn after(retention: &Retention<Arc<Retained>>, epoch: Epoch, version: Version) -> Seq {
     let of_epoch = || retention.iter().filter(|(_, retained)| retained.id.epoch == epoch);
     let later = of_epoch().find(|(_, retained)| retained.id.version > version);

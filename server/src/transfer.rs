@@ -40,7 +40,7 @@ pub(crate) enum Effect {
     Progress,
     /// The client acknowledged this version and all before it.
     Acknowledged(Epoch, Version),
-    /// The client committed the version; `kept` says whether it keeps a copy as a base.
+    /// The client committed the version; `kept` is whether it keeps a copy as a base.
     Committed { kept: bool },
     /// The client aborted the version, or confirms that the server did.
     Aborted(AbortReason),
@@ -55,34 +55,34 @@ impl Transfer {
         Self { epoch: id.epoch, version: id.version, plan }
     }
 
-    fn is(&self, epoch: Epoch, version: Version) -> bool {
+    fn has_id(&self, epoch: Epoch, version: Version) -> bool {
         (self.epoch, self.version) == (epoch, version)
     }
 }
 
-/// Handles a message of the client; `under_way` is the transfer in progress, if there is one.
+/// Handles a message of the client; `transfer` is the one in progress, if any.
 ///
 /// # Errors
 /// [`Misbehaved`] when the message breaks a rule.
 pub(crate) fn handle_message(
     message: SubscriptionMessage,
-    under_way: Option<&mut Transfer>,
+    transfer: Option<&mut Transfer>,
     credit: &mut Credit,
     is_retired: impl Fn(LaneId) -> bool,
 ) -> Result<Effect, Misbehaved> {
     use SubscriptionMessage as Message;
-    match (message, under_way) {
-        (Message::Credit(chunks), under_way) => {
+    match (message, transfer) {
+        (Message::Credit(chunks), transfer) => {
             credit.grant(chunks)?;
-            let moves = chunks > 0 && under_way.is_some_and(|transfer| !transfer.plan.is_given_up());
-            Ok(if moves { Effect::Progress } else { Effect::None })
+            let is_progress = chunks > 0 && transfer.is_some_and(|transfer| !transfer.plan.is_given_up());
+            Ok(if is_progress { Effect::Progress } else { Effect::None })
         }
         (Message::Acknowledge(epoch, version), _) => Ok(Effect::Acknowledged(epoch, version)),
         (Message::Unsubscribe { keep_place }, _) => Ok(Effect::Unsubscribed { keep_place }),
         (Message::Forbid, _) => Ok(Effect::Forbidden),
-        // About the previous version, which both peers aborted at the same time.
+        // About the previous version, which client and server aborted at the same time.
         (Message::Committed { .. } | Message::Abort(..), None) => Ok(Effect::None),
-        (Message::Committed { epoch, version, kept }, Some(transfer)) if transfer.is(epoch, version) => {
+        (Message::Committed { epoch, version, kept }, Some(transfer)) if transfer.has_id(epoch, version) => {
             match transfer.plan.is_complete() {
                 true => Ok(Effect::Committed { kept }),
                 false => {
@@ -91,13 +91,13 @@ pub(crate) fn handle_message(
                 }
             }
         }
-        (Message::Abort(epoch, version, reason), Some(transfer)) if transfer.is(epoch, version) => {
+        (Message::Abort(epoch, version, reason), Some(transfer)) if transfer.has_id(epoch, version) => {
             Ok(Effect::Aborted(reason))
         }
-        (Message::Fetch(epoch, version, chunks), Some(transfer)) if transfer.is(epoch, version) => {
+        (Message::Fetch(epoch, version, chunks), Some(transfer)) if transfer.has_id(epoch, version) => {
             // Only new sends are progress: a client that repeats a `Fetch` is still evicted.
-            let moves = transfer.plan.handle_fetch(&chunks, is_retired);
-            Ok(if moves { Effect::Progress } else { Effect::None })
+            let is_progress = transfer.plan.handle_fetch(&chunks, is_retired);
+            Ok(if is_progress { Effect::Progress } else { Effect::None })
         }
         (
             Message::Committed { epoch, version, .. }
@@ -132,11 +132,11 @@ mod tests {
     }
 
     /// Handles `message` with lane 1 retired.
-    fn take(message: Message, (transfer, credit): &mut (Transfer, Credit)) -> Result<Effect, Misbehaved> {
+    fn handle(message: Message, (transfer, credit): &mut (Transfer, Credit)) -> Result<Effect, Misbehaved> {
         handle_message(message, Some(transfer), credit, |lane| lane == LaneId(1))
     }
 
-    fn take_idle(message: Message) -> Result<Effect, Misbehaved> {
+    fn handle_idle(message: Message) -> Result<Effect, Misbehaved> {
         handle_message(message, None, &mut Credit::default(), |_| true)
     }
 
@@ -144,75 +144,75 @@ mod tests {
     fn a_fetch_restarts_lost_chunks_once() {
         let mut state = begun();
         let fetch = || Message::Fetch(EPOCH, VERSION, all());
-        assert_eq!(take(fetch(), &mut state), Ok(Effect::Progress));
+        assert_eq!(handle(fetch(), &mut state), Ok(Effect::Progress));
         for _ in 0..3 {
-            assert_eq!(take(fetch(), &mut state), Ok(Effect::None), "repetition moves nothing");
+            assert_eq!(handle(fetch(), &mut state), Ok(Effect::None), "repetition is no progress");
         }
         let (transfer, credit) = &mut state;
         let again = transfer.plan.poll(credit, Some(LaneId(0)));
         assert_eq!(again, Some(SendAction::Chunk(tensor_relay_protocol::ChunkIndex(0), LaneId(0))));
         assert_eq!(transfer.plan.poll(credit, Some(LaneId(0))), None);
-        assert_eq!(take(fetch(), &mut state), Ok(Effect::None), "its new lane lives");
+        assert_eq!(handle(fetch(), &mut state), Ok(Effect::None), "its new lane lives");
     }
 
     #[test]
     fn a_fetch_of_chunks_not_lost_is_ignored() {
         let mut state = begun();
         for chunks in [RangeSet::new(), RangeSet::from_range(1..2), RangeSet::from_range(2..u32::MAX)] {
-            assert_eq!(take(Message::Fetch(EPOCH, VERSION, chunks), &mut state), Ok(Effect::None));
+            assert_eq!(handle(Message::Fetch(EPOCH, VERSION, chunks), &mut state), Ok(Effect::None));
         }
     }
 
     #[test]
-    fn only_the_version_under_way_may_be_named() {
+    fn only_the_version_in_transfer_may_be_named() {
         for (epoch, version) in [(EPOCH, Version(4)), (Epoch(8), VERSION)] {
             let wrong = Err(Misbehaved::WrongVersion { epoch, version });
-            assert_eq!(take(Message::Fetch(epoch, version, all()), &mut begun()), wrong);
-            assert_eq!(take(Message::Committed { epoch, version, kept: false }, &mut begun()), wrong);
-            assert_eq!(take(Message::Abort(epoch, version, AbortReason::Stalled), &mut begun()), wrong);
-            assert_eq!(take_idle(Message::Fetch(epoch, version, all())), wrong, "none is under way");
+            assert_eq!(handle(Message::Fetch(epoch, version, all()), &mut begun()), wrong);
+            assert_eq!(handle(Message::Committed { epoch, version, kept: false }, &mut begun()), wrong);
+            assert_eq!(handle(Message::Abort(epoch, version, AbortReason::Stalled), &mut begun()), wrong);
+            assert_eq!(handle_idle(Message::Fetch(epoch, version, all())), wrong, "no transfer is in progress");
         }
     }
 
     #[test]
-    fn a_commit_needs_everything_sent() {
+    fn a_commit_before_complete_is_refused() {
         let mut state = begun();
         let commit = || Message::Committed { epoch: EPOCH, version: VERSION, kept: true };
-        assert!(matches!(take(commit(), &mut state), Err(Misbehaved::OutOfTurn { .. })));
+        assert!(matches!(handle(commit(), &mut state), Err(Misbehaved::OutOfTurn { .. })));
         let (transfer, credit) = &mut state;
         (0..2).for_each(|_| transfer.plan.handle_ended());
         assert_eq!(transfer.plan.poll(credit, None), Some(SendAction::Complete));
-        assert_eq!(take(commit(), &mut state), Ok(Effect::Committed { kept: true }));
+        assert_eq!(handle(commit(), &mut state), Ok(Effect::Committed { kept: true }));
     }
 
     #[test]
     fn an_aborted_version_waits_for_the_clients_abort() {
         let mut state = begun();
         state.0.plan.give_up();
-        assert_eq!(take(Message::Credit(4), &mut state), Ok(Effect::None));
-        assert_eq!(take(Message::Fetch(EPOCH, VERSION, all()), &mut state), Ok(Effect::None));
+        assert_eq!(handle(Message::Credit(4), &mut state), Ok(Effect::None));
+        assert_eq!(handle(Message::Fetch(EPOCH, VERSION, all()), &mut state), Ok(Effect::None));
         assert_eq!(
-            take(Message::Acknowledge(EPOCH, VERSION), &mut state),
+            handle(Message::Acknowledge(EPOCH, VERSION), &mut state),
             Ok(Effect::Acknowledged(EPOCH, VERSION))
         );
         let reason = AbortReason::Withdrawn;
-        assert_eq!(take(Message::Abort(EPOCH, VERSION, reason), &mut state), Ok(Effect::Aborted(reason)));
+        assert_eq!(handle(Message::Abort(EPOCH, VERSION, reason), &mut state), Ok(Effect::Aborted(reason)));
     }
 
     #[test]
     fn messages_about_the_previous_version_are_ignored() {
-        assert_eq!(take_idle(Message::Abort(EPOCH, VERSION, AbortReason::Stalled)), Ok(Effect::None));
+        assert_eq!(handle_idle(Message::Abort(EPOCH, VERSION, AbortReason::Stalled)), Ok(Effect::None));
         let committed = Message::Committed { epoch: EPOCH, version: VERSION, kept: false };
-        assert_eq!(take_idle(committed), Ok(Effect::None));
-        assert_eq!(take_idle(Message::Credit(4)), Ok(Effect::None));
+        assert_eq!(handle_idle(committed), Ok(Effect::None));
+        assert_eq!(handle_idle(Message::Credit(4)), Ok(Effect::None));
     }
 
     #[test]
-    fn impossible_credit_is_an_error() {
+    fn excessive_credit_is_refused() {
         let mut state = begun();
-        assert_eq!(take(Message::Credit(0), &mut state), Ok(Effect::None));
-        assert_eq!(take(Message::Credit(1), &mut state), Ok(Effect::Progress));
+        assert_eq!(handle(Message::Credit(0), &mut state), Ok(Effect::None));
+        assert_eq!(handle(Message::Credit(1), &mut state), Ok(Effect::Progress));
         let too_much = Message::Credit(Credit::MAX);
-        assert!(matches!(take(too_much, &mut state), Err(Misbehaved::CreditOverflow(_))));
+        assert!(matches!(handle(too_much, &mut state), Err(Misbehaved::CreditOverflow(_))));
     }
 }

@@ -18,7 +18,7 @@ pub(super) enum SessionError {
     NoHello,
     #[error("the server is shutting down")]
     ShuttingDown,
-    #[error("the server has as many sessions as it may (--sessions)")]
+    #[error("the server has the maximum number of sessions (--sessions)")]
     TooBusy,
     #[error("there is no memory for another session: {0}")]
     NoMemory(AllocError),
@@ -55,7 +55,7 @@ impl SessionError {
         }
     }
 
-    /// Why a client that broke no rule was not admitted: it has no right, or there is no room.
+    /// Why a client that broke no rule was refused: it has no right, or the server no room.
     pub(super) fn refusal(&self) -> Option<Reason> {
         match self {
             Self::Unauthorised(denied) => Some(denied.into()),
@@ -64,7 +64,7 @@ impl SessionError {
         }
     }
 
-    /// The name under which it is counted, unless the client ended the session or the server shuts down.
+    /// The name of its failure counter; `None` if the client ended the session or the server shuts down.
     pub(super) fn failure(&self) -> Option<&'static str> {
         match self {
             Self::Control(ControlError::Message(_)) | Self::Misbehaved(_) => Some("misbehaved"),
@@ -80,7 +80,7 @@ impl SessionError {
     }
 }
 
-/// The name under which a lane's failure is counted; `None` if the client ended it.
+/// The name of the counter for a lane's failure; `None` if the client ended it.
 fn lane_failure(error: &LaneError) -> Option<&'static str> {
     match error {
         LaneError::TimedOut { .. } => Some("timed_out"),

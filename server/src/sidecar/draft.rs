@@ -235,7 +235,7 @@ fn on_device(
     let source = device
         .source(manifest.payload_bytes(), parts)
         .map_err(|error| unfit(error.to_string()))?;
-    let (source, returned) = crate::device::lent(source);
+    let (source, returned) = crate::device::lend_source(source);
     let held = Publishable { payload: Payload::new(manifest, source), returned: Some(returned) };
     Ok(Ready { held, returned: gone, path })
 }

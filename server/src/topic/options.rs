@@ -4,7 +4,7 @@ use crate::{Keep, config::DEADLINE_MAX};
 use std::time::Duration;
 use tensor_relay_protocol::CodecChoice;
 
-/// The options of a topic: retention, readers, bases, codec. Each publisher sets its own.
+/// The options of a topic: retention, readers, bases, codec. Each publisher sets them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicOptions {
     /// The limits of retention for late subscribers and for readers in mode `every`. Default: the newest version.
@@ -13,14 +13,14 @@ pub struct TopicOptions {
     pub when_full: WhenFull,
     /// The time that `publish` waits for readers before [`WhenFull`] decides. Default 10 s.
     pub publish_timeout: Duration,
-    /// The time for transfers of a version to finish after it left retention; then they are aborted. Default: ten
+    /// The time that transfers of a version have to finish after it left retention; then they are aborted. Default: ten
     /// minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
     pub release_timeout: Option<Duration>,
     /// The maximum number of bases that left retention. They stay while subscribers hold copies of them, and later
-    /// versions are sent as deltas against them. Default 2: the version that most have, and the one that some are
-    /// receiving. Each takes its payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes). When all
+    /// versions are sent as deltas against them. Default 2: the version that most subscribers have, and the one that
+    /// some are receiving. Each takes its payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes). When all
     /// subscribers are lost, bases stay for them until the next publish after
-    /// [`Config::reader_linger`](crate::Config::reader_linger). With 0, every version is sent whole: for topics of one
+    /// [`Config::reader_linger`](crate::Config::reader_linger). With 0, no version is sent as deltas: for topics with one
     /// version.
     pub bases: u32,
     /// The codec of its chunks, unless a subscriber chooses another. Default:

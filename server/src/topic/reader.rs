@@ -1,6 +1,6 @@
 //! [`Reader`]: a reader in mode `every`, with its place and its acknowledgements.
 
-use super::{State, TopicState, place_of};
+use super::{State, TopicState, start_of};
 use crate::{
     places::{Holder, PlaceName},
     retention::{ReaderId, Seq},
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tensor_relay_protocol::{Epoch, Start, Version, VersionId};
 use tokio::time::Instant;
 
-/// A reader of a topic. If it is dropped, the place of a named reader waits for it, unless it was [given
-/// up](Self::give_place_up).
+/// A reader of a topic. After a drop, the place of a named reader is kept for it, unless it was
+/// [released](Self::release_place).
 #[derive(Debug)]
 pub(crate) struct Reader {
     topic: Arc<TopicState>,
@@ -31,7 +31,7 @@ pub(crate) enum ReaderState {
 }
 
 impl Reader {
-    /// Takes a place in `topic`: that of `name`, or a new one. Returns the first version.
+    /// Takes a place in `topic`: that of `name`, or a new one. Returns the position of the first version.
     pub(crate) fn join(
         topic: Arc<TopicState>,
         name: Option<PlaceName>,
@@ -41,11 +41,11 @@ impl Reader {
         let (id, place, begin) = {
             let mut guard = topic.state();
             let State { retention, places, .. } = &mut *guard;
-            let wanted = place_of(retention, have, start);
+            let wanted = start_of(retention, have, start);
             let known = name.as_ref().and_then(|name| places.reader(name));
             let waiting = known.and_then(|reader| retention.place(reader));
             let begin = match waiting {
-                // It reconnects without `have` or `start`: continue after the last acknowledged version.
+                // Reconnected without `have` or `start`: continue after the last acknowledged version.
                 Some(waiting) if have.is_none() && !matches!(start, Start::At(..)) => waiting,
                 _ => wanted,
             };
@@ -66,12 +66,12 @@ impl Reader {
     }
 
     /// The state of its place.
-    pub(crate) fn standing(&self) -> ReaderState {
+    pub(crate) fn state(&self) -> ReaderState {
         let state = self.topic.state();
-        let held = |(name, holder): &(PlaceName, Holder)| state.places.is_held_by(name, *holder);
+        let is_held = |(name, holder): &(PlaceName, Holder)| state.places.is_held_by(name, *holder);
         match state.retention.place(self.id) {
             None => ReaderState::Evicted,
-            Some(_) if self.place.as_ref().is_none_or(held) => ReaderState::Reading,
+            Some(_) if self.place.as_ref().is_none_or(is_held) => ReaderState::Reading,
             Some(_) => ReaderState::Replaced,
         }
     }
@@ -91,13 +91,13 @@ impl Reader {
         self.topic.room.send_replace(());
     }
 
-    /// The number of versions before `seq` that it has not acknowledged, without `given_up`.
+    /// The number of unacknowledged versions before `seq`, without those in `given_up`.
     pub(crate) fn unacknowledged(&self, seq: Seq, given_up: &[Seq]) -> usize {
         self.topic.state().retention.unacknowledged(self.id, seq, given_up)
     }
 
-    /// Releases the place when this is dropped: the reader will not reconnect.
-    pub(crate) fn give_place_up(&mut self) {
+    /// Marks the place for release on drop: the reader will not reconnect.
+    pub(crate) fn release_place(&mut self) {
         self.keep_place = false;
     }
 }
@@ -108,8 +108,8 @@ impl Drop for Reader {
             let mut guard = self.topic.state();
             let State { retention, places, .. } = &mut *guard;
             let leaving = match &self.place {
-                Some((name, holder)) if self.keep_place => places.lose(name, *holder, Instant::now()),
-                Some((name, holder)) => places.give_up(name, *holder),
+                Some((name, holder)) if self.keep_place => places.handle_lost(name, *holder, Instant::now()),
+                Some((name, holder)) => places.release(name, *holder),
                 None => Some(self.id),
             };
             if let Some(reader) = leaving {

@@ -44,8 +44,8 @@ impl PublishTimes {
     pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
         let Some(&(epoch, newest, published)) = self.last.back() else { return Lag::default() };
         match done {
-            Some((of, version)) if of == epoch && version >= newest => Lag::default(),
-            Some((of, version)) if of == epoch => {
+            Some((done_epoch, version)) if done_epoch == epoch && version >= newest => Lag::default(),
+            Some((done_epoch, version)) if done_epoch == epoch => {
                 let missing = self.last.iter().find(|(e, v, _)| *e == epoch && *v > version);
                 Lag { versions: newest.0 - version.0, since: missing.map(|(_, _, at)| *at) }
             }
@@ -89,7 +89,7 @@ mod tests {
     use std::time::Duration;
 
     #[tokio::test(start_paused = true)]
-    async fn lag_is_counted_from_the_first_version_that_is_missing() {
+    async fn lag_counts_from_the_first_missing_version() {
         let (mut times, began, epoch) = (PublishTimes::default(), Instant::now(), Epoch(7));
         assert_eq!(times.lag(None), Lag::default(), "nothing was published");
         let at = |version: u64| began + Duration::from_secs(version);

@@ -204,7 +204,7 @@ fn malformed_manifests() {
 /// another digest.
 #[test]
 fn a_complete_with_a_wrong_digest() {
-    expect_corrupt("together hash to", async |script| {
+    expect_corrupt("its digest is", async |script| {
         script.good_beginning().await;
         for chunk in 0..CHUNKS {
             script.good_chunk(chunk).await;

@@ -29,7 +29,7 @@ fn logs_are_objects() {
     assert_eq!(spans(over)[0]["name"], "session");
     assert!(spans(over)[0]["peer"].is_string(), "{over}");
     assert!(lines.iter().any(|line| line["message"] == "A client subscribed."));
-    let sent = |line: &&Value| line["message"] == "A subscriber has a version, whole and verified.";
+    let sent = |line: &&Value| line["message"] == "A subscriber committed a version.";
     let sent = spans(lines.iter().find(sent).unwrap());
     assert_eq!((&sent[0]["name"], &sent[1]["name"]), (&"session".into(), &"transfer".into()));
     assert!(sent[1]["version"].as_str().unwrap().contains("m"), "{sent:?}");

@@ -94,7 +94,7 @@ fn a_lost_version_may_be_followed() {
     halfway
         .subscriber
         .end()
-        .expect_error(5, &["could not be read", "no other version came within 2000 ms"]);
+        .expect_error(5, &["could not be read", "no other version was received", "within 2000 ms"]);
     halfway
         .home
         .run(&["subscribe", &ticket, "--once", "--wait=1"])

@@ -186,7 +186,7 @@ fn a_borrowed_file_that_is_overwritten_is_not_torn() {
     let told = server.process.wait_for_stderr("cannot be read any more");
     assert!(told.contains("w changed"), "{told}");
     let ended = subscriber.end().expect_code(0);
-    assert!(ended.err.contains("gave a version up: its source could not be read any more"), "{ended:?}");
+    assert!(ended.err.contains("aborted a version: its source could not be read any more"), "{ended:?}");
     assert_eq!(ended.json()["version"], 2, "{ended:?}");
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
 }
