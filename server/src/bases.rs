@@ -1,8 +1,8 @@
-//! Bases: versions that subscribers hold copies of, kept readable so that later versions can be sent as deltas.
+//! Bases: versions of which subscribers hold copies, kept readable so that later versions can be sent as deltas.
 //!
 //! Retained versions are readable anyway. A version that left retention is cached, within one budget for all topics,
 //! while a subscription holds it as its base, or did so when its connection was lost: its client may reconnect within
-//! seconds. A missing base is not an error: chunks are sent whole.
+//! seconds. Without a base, chunks are sent without deltas.
 
 mod base_cache;
 mod client_base;
@@ -50,7 +50,7 @@ pub(crate) struct Terms {
     /// withdrawn.
     may_stay: AtomicBool,
     /// The maximum number of cached versions of its topic.
-    most: u32,
+    versions_max: u32,
 }
 
 /// A subscription's reference to one version. If that is the client's base, the version stays cached after the
@@ -75,24 +75,24 @@ impl Bases {
         self.topics_ever.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The terms of a version of `bytes`, of a topic with at most `most` cached bases and retention `keep`. `is_ours`
-    /// says that it is in the server's own host memory: otherwise its producer waits for the memory, or the next
-    /// version needs it on a device.
-    pub(crate) fn terms(&self, bytes: u64, most: u32, keep: Keep, is_ours: bool) -> Terms {
-        let may_stay = most > 0 && is_ours && bytes <= self.budget_bytes;
+    /// The terms of a version of `bytes`, of a topic with at most `versions_max` cached bases and retention `keep`. `is_ours`
+    /// is whether it is in the server's own host memory: otherwise its producer waits for the memory, or the next version
+    /// needs it on a device.
+    pub(crate) fn terms(&self, bytes: u64, versions_max: u32, keep: Keep, is_ours: bool) -> Terms {
+        let may_stay = versions_max > 0 && is_ours && bytes <= self.budget_bytes;
         let is_retained_with_another = keep.versions > 1 && keep.bytes >= bytes.saturating_mul(2);
-        let may_be = most > 0 && bytes > 0 && (may_stay || is_retained_with_another);
-        Terms { may_be, may_stay: may_stay.into(), most }
+        let may_be = versions_max > 0 && bytes > 0 && (may_stay || is_retained_with_another);
+        Terms { may_be, may_stay: may_stay.into(), versions_max }
     }
 
-    /// Holds a version of topic number `topic` for a subscription. `is_retained` says whether it is still retained.
+    /// Holds a version of topic number `topic` for a subscription. `is_retained` is whether it is still retained.
     pub(crate) fn hold(self: &Arc<Self>, topic: u64, retained: &Arc<Retained>, is_retained: bool) -> Hold {
         let key = Key::new(topic, &retained.id);
         let left = {
             let mut cache = self.cache();
             cache.hold(key, is_retained);
             match !is_retained && cache.get(key).is_none() {
-                true => leave(&mut cache, key, retained),
+                true => leave_retention(&mut cache, key, retained),
                 false => vec![],
             }
         };
@@ -101,8 +101,8 @@ impl Bases {
     }
 
     /// Records that a client reconnected and holds its version.
-    pub(crate) fn come_back(&self, topic: u64, (epoch, version): VersionKey) {
-        self.cache().come_back(Key { topic, epoch, version });
+    pub(crate) fn handle_reconnected(&self, topic: u64, (epoch, version): VersionKey) {
+        self.cache().handle_reconnected(Key { topic, epoch, version });
     }
 
     /// A cached version that left retention.
@@ -111,16 +111,16 @@ impl Bases {
     }
 
     /// Whether a version that left retention is cached.
-    fn is_kept(&self, key: Key) -> bool {
+    fn is_cached(&self, key: Key) -> bool {
         self.cache().get(key).is_some()
     }
 
     /// Handles a version that leaves retention: caches it if it is in use. Returns the versions evicted for it.
-    pub(crate) fn handle_left(&self, topic: u64, retained: &Arc<Retained>) -> ReleasedVersions {
-        ReleasedVersions(leave(&mut self.cache(), Key::new(topic, &retained.id), retained))
+    pub(crate) fn handle_left_retention(&self, topic: u64, retained: &Arc<Retained>) -> ReleasedVersions {
+        ReleasedVersions(leave_retention(&mut self.cache(), Key::new(topic, &retained.id), retained))
     }
 
-    /// Releases all versions of a topic: nothing will be encoded against them.
+    /// Releases all versions of a topic: no chunk will be encoded against them.
     pub(crate) fn forget(&self, topic: u64) -> ReleasedVersions {
         ReleasedVersions(self.cache().forget(topic))
     }
@@ -131,7 +131,7 @@ impl Bases {
     }
 
     /// Withdraws a version that left retention, if it is cached.
-    pub(crate) fn take_back(&self, topic: u64, (epoch, version): VersionKey) -> ReleasedVersions {
+    pub(crate) fn reclaim(&self, topic: u64, (epoch, version): VersionKey) -> ReleasedVersions {
         let taken = self.cache().evict(Key { topic, epoch, version });
         taken.iter().for_each(|retained| retained.base.withdraw());
         ReleasedVersions(Vec::from_iter(taken))
@@ -144,15 +144,15 @@ impl Bases {
         ReleasedVersions(self.cache().remove_useless(topic, is_useful))
     }
 
-    /// Releases all cached versions to make room for a new one. Returns whether there were any.
-    pub(crate) fn give_way(&self) -> bool {
+    /// Releases all cached versions, for a new one that needs memory. Returns whether there were any.
+    pub(crate) fn release_all(&self) -> bool {
         let left = self.cache().clear();
         !left.is_empty()
     }
 
     /// The counters of cached versions.
     pub(crate) fn stats(&self) -> BaseStats {
-        let (versions, bytes) = self.cache().kept();
+        let (versions, bytes) = self.cache().totals();
         BaseStats { versions, bytes }
     }
 
@@ -162,10 +162,14 @@ impl Bases {
 }
 
 /// Caches a version that is no longer retained, if it may stay. Returns the versions evicted for it.
-fn leave(cache: &mut BaseCache<Arc<Retained>>, key: Key, retained: &Arc<Retained>) -> Vec<Arc<Retained>> {
-    let Terms { may_stay, most, .. } = &retained.base;
+fn leave_retention(
+    cache: &mut BaseCache<Arc<Retained>>,
+    key: Key,
+    retained: &Arc<Retained>,
+) -> Vec<Arc<Retained>> {
+    let Terms { may_stay, versions_max, .. } = &retained.base;
     let item = may_stay.load(Ordering::Relaxed).then(|| Arc::clone(retained));
-    cache.leave(key, item, retained.payload.manifest().payload_bytes(), *most)
+    cache.leave_retention(key, item, retained.payload.manifest().payload_bytes(), *versions_max)
 }
 
 impl Terms {
@@ -177,18 +181,18 @@ impl Terms {
 
 impl Hold {
     /// Its epoch and number.
-    fn of(&self) -> VersionKey {
+    fn version_key(&self) -> VersionKey {
         (self.key.epoch, self.key.version)
     }
 
-    /// Marks the version as held whole by the client, which may reconnect and need it.
+    /// Marks the version as completely held by the client, which may reconnect and need it.
     fn linger(mut self) -> Self {
         self.lingers = true;
         self
     }
 
     /// Releases the version: its client will not reconnect for it.
-    fn let_go(mut self) {
+    fn release(mut self) {
         self.lingers = false;
     }
 }

@@ -1,4 +1,4 @@
-//! The bounds on what clients can make a server hold or do, with reasons and memory.
+//! The bounds on the resources that clients can use of a server, with their reasons and memory.
 
 use crate::{Config, inboxes::Inbox, logins, probing::PROBES_MAX};
 use tensor_relay_device::{AllocError, Reservation, container_memory_bytes};
@@ -11,10 +11,10 @@ const PROGRAM_BYTES: u64 = 48 << 20;
 /// The memory of an idle subscription: its task, its place as a reader, and its message queue. Measured: 13 KiB.
 const SUBSCRIPTION_BYTES: u64 = 16 << 10;
 
-/// The share of each possible session in the maximum number of subscriptions.
+/// The number of subscriptions that each possible session adds to the maximum of all sessions.
 const SUBSCRIPTIONS_PER_SESSION: u64 = 32;
 
-/// This many clients can each have the maximum number of subscriptions of a session.
+/// The number of clients that can each have the maximum number of subscriptions of a session.
 const CLIENTS_WITH_ALL: u64 = 4;
 
 /// One bound.
@@ -24,7 +24,7 @@ pub struct Bound {
     pub name: &'static str,
     /// The limit.
     pub max: Amount,
-    /// The host memory that it may take; 0 if it takes none of its own.
+    /// The host memory that it may take; 0 if another bound includes it, or it takes none.
     pub memory_bytes: u64,
     /// The reason for this bound, or its cost.
     pub reason: &'static str,
@@ -44,7 +44,7 @@ pub enum Amount {
 /// The memory limit of this process's container is too low for the configured server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the memory limit of the container (cgroup) is too low for a server: {asked_bytes} bytes are needed besides its versions \
+    "the memory limit of the container (cgroup) is too low for a server: {asked_bytes} bytes are needed in addition to its versions \
      and sessions, and {free_bytes} of its {limit_bytes} bytes are free. Raise that limit, or lower --encoded-mem"
 )]
 pub struct ContainerTooSmall {
@@ -80,13 +80,13 @@ impl Config {
 
     /// The maximum number of subscriptions of all sessions together.
     pub(crate) fn subscriptions_total_max(&self) -> u64 {
-        let of_all = (self.sessions_max as u64).saturating_mul(SUBSCRIPTIONS_PER_SESSION);
-        of_all.max(CLIENTS_WITH_ALL * u64::from(self.subscriptions_max))
+        let by_sessions = (self.sessions_max as u64).saturating_mul(SUBSCRIPTIONS_PER_SESSION);
+        by_sessions.max(CLIENTS_WITH_ALL * u64::from(self.subscriptions_max))
     }
 
-    /// All bounds on what clients can make a server with this configuration hold or do.
+    /// All bounds on the resources that clients can use of a server with this configuration.
     pub fn bounds(&self) -> Vec<Bound> {
-        let bound = |name, most, memory_bytes, reason| Bound { name, max: most, memory_bytes, reason };
+        let bound = |name, max, memory_bytes, reason| Bound { name, max, memory_bytes, reason };
         let lane_bytes = LaneKind::Tcp.memory_bytes_max().max(LaneKind::Quic.memory_bytes_max());
         let times = |count: u64, bytes: u64| count.saturating_mul(bytes);
         let (sessions, lanes) = (self.sessions_max as u64, self.lanes_total_max());
@@ -104,7 +104,7 @@ impl Config {
                 "further lanes, all sessions",
                 Amount::Count(lanes),
                 times(lanes, lane_bytes),
-                "as many as sessions; a client that gets none continues with the lanes that it has",
+                "as many as sessions; a client without a further lane continues with those that it has",
             ),
             bound(
                 "lanes of a session",
@@ -138,7 +138,7 @@ impl Config {
                 "--encoded-mem; being sent, and half of it cached for further subscribers; beyond it chunks are sent raw",
             ),
             bound(
-                "logins under way",
+                "logins in progress",
                 Amount::Count(self.logins_max as u64),
                 times(self.logins_max as u64, logins::LOGIN_BYTES),
                 "the oldest of the network with the most is evicted: no network can lock out the others",
@@ -147,28 +147,28 @@ impl Config {
                 "time for a login",
                 Amount::Ms(login_ms),
                 0,
-                "handshake and Hello each; longer than any round trip and a packet that is lost twice",
+                "for the handshake, and for Hello; longer than any round trip with a packet that is lost twice",
             ),
             bound(
                 "handshakes a second without address check",
                 Amount::Count(tensor_relay_transport::HANDSHAKES_PER_SECOND.into()),
                 0,
-                "beyond, QUIC's Retry makes clients prove their address: a flood of forged ones costs at most 6 % of a processor",
+                "beyond it, QUIC's Retry makes clients prove their address: a flood of forged ones costs at most 6 % of a processor",
             ),
             bound(
                 "a control message",
                 Amount::Bytes(FRAME_MAX_BYTES as u64),
                 0,
-                "a resume can list what it holds only up to this size",
+                "a resume can list held chunks only up to this size",
             ),
             bound(
                 "unread messages of a subscription",
                 Amount::Count(Inbox::BOUND as u64),
                 0,
-                "beyond, the client's control stream is not read",
+                "beyond it, the client's control stream is not read",
             ),
             bound(
-                "probes at once",
+                "concurrent probes",
                 Amount::Count(PROBES_MAX),
                 0,
                 "requested by `doctor`; each at most 10 s and 1 GiB, of bytes generated while sending",
@@ -183,7 +183,7 @@ impl Config {
         ]
     }
 
-    /// The maximum host memory of a server with this configuration besides its versions, in bytes.
+    /// The maximum host memory of a server with this configuration in addition to its versions, in bytes.
     ///
     /// Not included: page-locked slots of GPUs (`--pinned-mem`), copies of chunks in flight if versions are borrowed
     /// from files, and the kernel's socket buffers.
@@ -192,11 +192,11 @@ impl Config {
         bounds.iter().fold(0, |sum, bound| sum.saturating_add(bound.memory_bytes))
     }
 
-    /// Reserves the memory that a server needs besides versions and sessions, within the container's limit, until the
+    /// Reserves the memory that a server needs in addition to versions and sessions, within the container's limit, until the
     /// result is dropped. Each session and lane reserves its own at admission.
     ///
     /// # Errors
-    /// [`ContainerTooSmall`].
+    /// [`ContainerTooSmall`], if the limit leaves too little memory.
     pub fn reserve(&self) -> Result<Reservation, ContainerTooSmall> {
         let logins = (self.logins_max as u64).saturating_mul(logins::LOGIN_BYTES);
         let bytes = self.encoded_bytes.saturating_add(logins).saturating_add(PROGRAM_BYTES);

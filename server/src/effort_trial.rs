@@ -310,8 +310,8 @@ impl Default for EffortTrials {
 }
 
 impl EffortTrials {
-    /// The trial for `peer` over lanes of this kind.
-    pub(crate) fn of(&self, peer: IpAddr, kind: LaneKind) -> EffortMeter {
+    /// The meter of the trial for `peer` over lanes of this kind.
+    pub(crate) fn meter(&self, peer: IpAddr, kind: LaneKind) -> EffortMeter {
         let Ok(meter) = self
             .0
             .get_or_insert_with(&(peer, kind), || Ok::<_, Infallible>(EffortMeter::default()));
@@ -358,9 +358,9 @@ impl InFlight {
     }
 
     /// Handles the delivered chunk. The levels in `equivalent` would have encoded it in the same way.
-    pub(crate) fn handle_sent(&self, alike: &[Effort]) {
+    pub(crate) fn handle_sent(&self, equivalent: &[Effort]) {
         let now = Instant::now();
-        self.meter.trial().handle_sent(self.block, alike, self.raw_bytes, now);
+        self.meter.trial().handle_sent(self.block, equivalent, self.raw_bytes, now);
     }
 }
 

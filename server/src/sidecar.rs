@@ -85,7 +85,7 @@ pub struct Published {
     pub path: MemoryKind,
     /// The producer's reason for it.
     pub reason: String,
-    /// A description of the producer's process.
+    /// The producer's process, for logs.
     pub peer: String,
 }
 
@@ -110,8 +110,8 @@ impl Drop for OpenSocket {
 }
 
 impl Server {
-    /// Accepts local producers through `socket`: their topics have `options`, and `report` is called for each version,
-    /// on the runtime's thread.
+    /// Accepts local producers through `socket`. Their topics have `options`; `report` is called for each version, on the
+    /// runtime's thread.
     ///
     /// Versions in host memory count within [`Config::staged_bytes`](crate::Config::staged_bytes). With a `device` that
     /// processes can share, tensors on it are served in place, or from a copy on it.
@@ -172,7 +172,7 @@ struct Peer {
     uid: u32,
 }
 
-/// Identifies a producer by its peer credentials, checks that it may publish, and takes a share of its user's quota.
+/// Identifies a producer by its socket credentials, checks that it may publish, and takes a share of its user's quota.
 fn admit(stream: &UnixStream, socket: &PublishSocket, quotas: &mut Quotas) -> Result<(Peer, Share), String> {
     let peer = stream
         .peer_cred()
@@ -183,10 +183,10 @@ fn admit(stream: &UnixStream, socket: &PublishSocket, quotas: &mut Quotas) -> Re
         Some(pid) => format!("process {pid} of user {uid}"),
         None => format!("a process of user {uid}"),
     };
-    if socket.is_nobody(uid) {
+    if socket.is_overflow(uid) {
         return Err(format!(
             "its user is {uid}, which stands for every user without a number in this container: run it as a user that \
-             the server's container has"
+             exists in the server's container"
         ));
     }
     if !socket.admits(uid) {
@@ -210,7 +210,7 @@ async fn refuse(stream: UnixStream, text: String) {
         .write(&encode_server(ServerMessage::Close { text: text_that_fits(text) }), None)
         .await;
     if written.is_ok() {
-        // Reads pending bytes first: closing a socket with unread bytes discards its last message.
+        // Reads the pending bytes: closing a socket with unread bytes discards the last sent message.
         let _ = reader.next().await;
     }
 }

@@ -64,7 +64,7 @@ impl Staging {
     pub(crate) fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         match self.memory.allocate(len) {
             Err(AllocError::OverBudget { .. } | AllocError::OverCgroup { .. } | AllocError::Os { .. })
-                if self.bases.give_way() =>
+                if self.bases.release_all() =>
             {
                 self.memory.allocate(len)
             }

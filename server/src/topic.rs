@@ -222,7 +222,7 @@ impl TopicState {
                 for retained in &left {
                     retained.leave_retention();
                     state.check_terms(retained);
-                    gone.push(self.bases.handle_left(self.number, retained));
+                    gone.push(self.bases.handle_left_retention(self.number, retained));
                 }
                 gone.push(self.bases.handle_published(self.number, manifest));
                 drop(guard);
@@ -306,7 +306,7 @@ impl TopicState {
     fn reclaim(&self, retained: &Arc<Retained>) -> bases::ReleasedVersions {
         retained.leave_retention();
         retained.base.withdraw();
-        self.bases.handle_left(self.number, retained)
+        self.bases.handle_left_retention(self.number, retained)
     }
 
     /// Holds a version as the base of a subscription, so that it stays in memory after it leaves retention.

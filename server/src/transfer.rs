@@ -170,7 +170,11 @@ mod tests {
             assert_eq!(handle(Message::Fetch(epoch, version, all()), &mut begun()), wrong);
             assert_eq!(handle(Message::Committed { epoch, version, kept: false }, &mut begun()), wrong);
             assert_eq!(handle(Message::Abort(epoch, version, AbortReason::Stalled), &mut begun()), wrong);
-            assert_eq!(handle_idle(Message::Fetch(epoch, version, all())), wrong, "no transfer is in progress");
+            assert_eq!(
+                handle_idle(Message::Fetch(epoch, version, all())),
+                wrong,
+                "no transfer is in progress"
+            );
         }
     }
 

@@ -1,4 +1,4 @@
-//! [`BaseCache`]: the versions that left retention and are in use, within a budget. Pure.
+//! [`BaseCache`]: the versions that left retention but are in use, within a budget. Pure.
 
 use std::collections::HashMap;
 use tensor_relay_protocol::{Epoch, Version, VersionId};
@@ -24,7 +24,7 @@ pub(super) struct BaseCache<T> {
     bytes: u64,
     entries: HashMap<Key, Entry<T>>,
     /// Counts the versions ever cached, to give each an age.
-    kept_ever: u64,
+    cached_ever: u64,
 }
 
 #[derive(Debug)]
@@ -35,11 +35,11 @@ struct Entry<T> {
     awaited: u32,
     /// Whether it is still retained.
     is_retained: bool,
-    kept: Option<Kept<T>>,
+    cached: Option<CachedItem<T>>,
 }
 
 #[derive(Debug)]
-struct Kept<T> {
+struct CachedItem<T> {
     item: T,
     bytes: u64,
     age: u64,
@@ -55,17 +55,17 @@ impl<T> Default for BaseCache<T> {
 impl<T> BaseCache<T> {
     /// A cache of at most `budget_bytes`.
     pub(super) fn new(budget_bytes: u64) -> Self {
-        Self { budget_bytes, bytes: 0, entries: HashMap::new(), kept_ever: 0 }
+        Self { budget_bytes, bytes: 0, entries: HashMap::new(), cached_ever: 0 }
     }
 
     /// Adds a user of `key`.
     pub(super) fn hold(&mut self, key: Key, is_retained: bool) {
-        let nobody = Entry { held: 0, awaited: 0, is_retained, kept: None };
-        self.entries.entry(key).or_insert(nobody).held += 1;
+        let unused = Entry { held: 0, awaited: 0, is_retained, cached: None };
+        self.entries.entry(key).or_insert(unused).held += 1;
     }
 
-    /// Records that a lost user of `key` came back.
-    pub(super) fn come_back(&mut self, key: Key) {
+    /// Records that a lost user of `key` reconnected.
+    pub(super) fn handle_reconnected(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.awaited = entry.awaited.saturating_sub(1);
         }
@@ -76,32 +76,38 @@ impl<T> BaseCache<T> {
         let entry = self.entries.get_mut(&key)?;
         entry.held = entry.held.saturating_sub(1);
         entry.awaited += u32::from(lingers);
-        let is_there = entry.kept.is_some() || entry.is_retained;
-        let may_go = entry.held == 0 && (entry.awaited == 0 || !is_there);
-        let entry = may_go.then(|| self.entries.remove(&key))??;
-        self.unkeep(entry.kept)
+        let is_available = entry.cached.is_some() || entry.is_retained;
+        let is_unneeded = entry.held == 0 && (entry.awaited == 0 || !is_available);
+        let entry = is_unneeded.then(|| self.entries.remove(&key))??;
+        self.uncache(entry.cached)
     }
 
     /// Records that `key` is no longer retained. Caches `item` of `bytes`, if it may stay, while it is in use and there
-    /// is room: for `most` items of its topic, and for all topics within the budget. Returns the evicted items, perhaps
-    /// with this one.
-    pub(super) fn leave(&mut self, key: Key, item: Option<T>, bytes: u64, most: u32) -> Vec<T> {
+    /// is room: for `items_max` items of its topic, and for all topics within the budget. Returns the evicted items, which
+    /// may include this one.
+    pub(super) fn leave_retention(
+        &mut self,
+        key: Key,
+        item: Option<T>,
+        bytes: u64,
+        items_max: u32,
+    ) -> Vec<T> {
         let Some(entry) = self.entries.get_mut(&key) else { return item.into_iter().collect() };
         entry.is_retained = false;
-        if let (Some(item), None) = (item, &entry.kept) {
-            entry.kept = Some(Kept { item, bytes, age: self.kept_ever });
-            self.kept_ever += 1;
+        if let (Some(item), None) = (item, &entry.cached) {
+            entry.cached = Some(CachedItem { item, bytes, age: self.cached_ever });
+            self.cached_ever += 1;
             self.bytes += bytes;
         }
-        if entry.held == 0 && entry.kept.is_none() {
+        if entry.held == 0 && entry.cached.is_none() {
             self.entries.remove(&key);
         }
-        self.make_room(key.topic, most)
+        self.evict_excess(key.topic, items_max)
     }
 
     /// The item of `key`.
     pub(super) fn get(&self, key: Key) -> Option<&T> {
-        Some(&self.entries.get(&key)?.kept.as_ref()?.item)
+        Some(&self.entries.get(&key)?.cached.as_ref()?.item)
     }
 
     /// Whether an item of `topic` has users, or lost users that may reconnect.
@@ -111,7 +117,7 @@ impl<T> BaseCache<T> {
 
     /// Releases all items of `topic`.
     pub(super) fn forget(&mut self, topic: u64) -> Vec<T> {
-        let keys: Vec<Key> = self.kept_keys(Some(topic)).collect();
+        let keys: Vec<Key> = self.cached_keys(Some(topic)).collect();
         let left = keys.into_iter().filter_map(|key| self.evict(key)).collect();
         for (_, entry) in self.entries.iter_mut().filter(|(key, _)| key.topic == topic) {
             (entry.awaited, entry.is_retained) = (0, false);
@@ -123,7 +129,7 @@ impl<T> BaseCache<T> {
     /// Releases the items of `topic` that no subscription holds and that are not useful.
     pub(super) fn remove_useless(&mut self, topic: u64, is_useful: impl Fn(&T) -> bool) -> Vec<T> {
         let is_useless = |entry: &Entry<T>| {
-            entry.held == 0 && entry.kept.as_ref().is_some_and(|kept| !is_useful(&kept.item))
+            entry.held == 0 && entry.cached.as_ref().is_some_and(|kept| !is_useful(&kept.item))
         };
         let useless = self
             .entries
@@ -135,54 +141,54 @@ impl<T> BaseCache<T> {
 
     /// Releases every item.
     pub(super) fn clear(&mut self) -> Vec<T> {
-        let keys: Vec<Key> = self.kept_keys(None).collect();
+        let keys: Vec<Key> = self.cached_keys(None).collect();
         keys.into_iter().filter_map(|key| self.evict(key)).collect()
     }
 
     /// The number of items, and their bytes.
-    pub(super) fn kept(&self) -> (u64, u64) {
-        (self.kept_keys(None).count() as u64, self.bytes)
+    pub(super) fn totals(&self) -> (u64, u64) {
+        (self.cached_keys(None).count() as u64, self.bytes)
     }
 
-    fn make_room(&mut self, topic: u64, most: u32) -> Vec<T> {
+    fn evict_excess(&mut self, topic: u64, items_max: u32) -> Vec<T> {
         let mut left = vec![];
-        while self.kept_keys(Some(topic)).count() > most as usize {
-            left.extend(self.evict_one_of(Some(topic)));
+        while self.cached_keys(Some(topic)).count() > items_max as usize {
+            left.extend(self.evict_one(Some(topic)));
         }
         while self.bytes > self.budget_bytes {
-            left.extend(self.evict_one_of(None));
+            left.extend(self.evict_one(None));
         }
         left
     }
 
     /// Evicts one item: an unused one before a used one, and the oldest of those.
-    fn evict_one_of(&mut self, topic: Option<u64>) -> Option<T> {
+    fn evict_one(&mut self, topic: Option<u64>) -> Option<T> {
         let rank = |key: &Key| {
             let entry = self.entries.get(key)?;
-            Some((entry.held > 0, entry.kept.as_ref()?.age))
+            Some((entry.held > 0, entry.cached.as_ref()?.age))
         };
-        let next = self.kept_keys(topic).min_by_key(rank)?;
+        let next = self.cached_keys(topic).min_by_key(rank)?;
         self.evict(next)
     }
 
     /// Evicts one item, if it is cached.
     pub(super) fn evict(&mut self, key: Key) -> Option<T> {
         let entry = self.entries.get_mut(&key)?;
-        let kept = entry.kept.take();
+        let kept = entry.cached.take();
         if entry.held == 0 {
             self.entries.remove(&key);
         }
-        self.unkeep(kept)
+        self.uncache(kept)
     }
 
-    fn unkeep(&mut self, kept: Option<Kept<T>>) -> Option<T> {
+    fn uncache(&mut self, kept: Option<CachedItem<T>>) -> Option<T> {
         let kept = kept?;
         self.bytes -= kept.bytes;
         Some(kept.item)
     }
 
-    fn kept_keys(&self, topic: Option<u64>) -> impl Iterator<Item = Key> {
-        let entries = self.entries.iter().filter(|(_, entry)| entry.kept.is_some());
+    fn cached_keys(&self, topic: Option<u64>) -> impl Iterator<Item = Key> {
+        let entries = self.entries.iter().filter(|(_, entry)| entry.cached.is_some());
         entries
             .map(|(key, _)| *key)
             .filter(move |key| topic.is_none_or(|topic| key.topic == topic))
@@ -202,32 +208,36 @@ mod tests {
     #[test]
     fn an_unheld_item_is_not_cached() {
         let mut cache = BaseCache::new(100);
-        assert_eq!(cache.leave(key(0, 1), Some(1), 10, 2), [1]);
+        assert_eq!(cache.leave_retention(key(0, 1), Some(1), 10, 2), [1]);
         cache.hold(key(0, 2), true);
-        assert!(cache.leave(key(0, 2), Some(2), 10, 2).is_empty());
-        assert_eq!((cache.get(key(0, 2)), cache.kept()), (Some(&2), (1, 10)));
+        assert!(cache.leave_retention(key(0, 2), Some(2), 10, 2).is_empty());
+        assert_eq!((cache.get(key(0, 2)), cache.totals()), (Some(&2), (1, 10)));
         assert_eq!(cache.release(key(0, 2), false), Some(2), "no client may reconnect");
-        assert_eq!((cache.kept(), cache.entries.len()), ((0, 0), 0));
+        assert_eq!((cache.totals(), cache.entries.len()), ((0, 0), 0));
     }
 
     #[test]
-    fn a_lost_user_finds_its_item_while_there_is_room() {
+    fn an_item_stays_for_a_lost_user_within_the_budget() {
         let mut cache = BaseCache::new(100);
         cache.hold(key(0, 1), true);
         assert_eq!(cache.release(key(0, 1), true), None, "it is retained, and waits");
-        assert!(cache.leave(key(0, 1), Some(1), 40, 2).is_empty());
+        assert!(cache.leave_retention(key(0, 1), Some(1), 40, 2).is_empty());
         cache.hold(key(0, 2), true);
-        assert!(cache.leave(key(0, 2), Some(2), 40, 2).is_empty());
+        assert!(cache.leave_retention(key(0, 2), Some(2), 40, 2).is_empty());
         assert_eq!(cache.get(key(0, 1)), Some(&1));
         cache.hold(key(0, 3), true);
-        assert_eq!(cache.leave(key(0, 3), Some(3), 20, 2), [1], "two of a topic, and nobody holds 1");
+        assert_eq!(
+            cache.leave_retention(key(0, 3), Some(3), 20, 2),
+            [1],
+            "two of a topic, and nobody holds 1"
+        );
         cache.hold(key(1, 1), true);
         assert_eq!(
-            cache.leave(key(1, 1), Some(4), 41, 2),
+            cache.leave_retention(key(1, 1), Some(4), 41, 2),
             [2],
             "the budget, and 2 is the oldest that is held"
         );
-        assert_eq!(cache.kept(), (2, 61));
+        assert_eq!(cache.totals(), (2, 61));
         cache.release(key(1, 1), true);
         assert!(cache.remove_useless(0, |_| false).is_empty(), "3 is held");
         assert!(cache.remove_useless(1, |_| true).is_empty());
@@ -241,12 +251,12 @@ mod tests {
         for _ in 0..3 {
             cache.hold(key(0, 1), true);
         }
-        cache.leave(key(0, 1), Some(1), 40, 2);
+        cache.leave_retention(key(0, 1), Some(1), 40, 2);
         assert_eq!(cache.release(key(0, 1), true), None, "it is lost");
         assert_eq!(cache.release(key(0, 1), false), None, "it continues with the next version");
         assert_eq!(cache.release(key(0, 1), false), None, "one may come back");
         cache.hold(key(0, 1), false);
-        cache.come_back(key(0, 1));
+        cache.handle_reconnected(key(0, 1));
         assert_eq!(cache.release(key(0, 1), false), Some(1));
         assert!(cache.entries.is_empty());
     }
@@ -256,10 +266,10 @@ mod tests {
         let mut cache = BaseCache::new(100);
         for topic in 0..2 {
             cache.hold(key(topic, 1), true);
-            assert!(cache.leave(key(topic, 1), Some(topic), 10, 1).is_empty());
+            assert!(cache.leave_retention(key(topic, 1), Some(topic), 10, 1).is_empty());
         }
-        assert_eq!((cache.kept(), cache.forget(0), cache.kept()), ((2, 20), vec![0], (1, 10)));
-        assert_eq!((cache.has_any(0), cache.clear(), cache.kept()), (true, vec![1], (0, 0)), "it is held");
+        assert_eq!((cache.totals(), cache.forget(0), cache.totals()), ((2, 20), vec![0], (1, 10)));
+        assert_eq!((cache.has_any(0), cache.clear(), cache.totals()), (true, vec![1], (0, 0)), "it is held");
     }
 
     #[test]
@@ -268,7 +278,7 @@ mod tests {
         cache.hold(key(0, 1), true);
         cache.release(key(0, 1), true);
         assert!(cache.remove_useless(0, |_| false).is_empty(), "retention keeps it");
-        assert!(cache.leave(key(0, 1), Some(1), 10, 1).is_empty());
+        assert!(cache.leave_retention(key(0, 1), Some(1), 10, 1).is_empty());
         assert_eq!(cache.get(key(0, 1)), Some(&1));
     }
 
@@ -282,12 +292,12 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let of = || (0u64..2, 0u64..6);
+        let ids = || (0u64..2, 0u64..6);
         prop_oneof![
-            5 => of().prop_map(|(topic, version)| Step::Hold(topic, version)),
-            2 => of().prop_map(|(topic, version)| Step::ComeBack(topic, version)),
-            4 => (of(), any::<bool>()).prop_map(|((topic, version), lingers)| Step::Release { topic, version, lingers }),
-            5 => (of(), prop::bool::weighted(0.9), 0u64..60)
+            5 => ids().prop_map(|(topic, version)| Step::Hold(topic, version)),
+            2 => ids().prop_map(|(topic, version)| Step::ComeBack(topic, version)),
+            4 => (ids(), any::<bool>()).prop_map(|((topic, version), lingers)| Step::Release { topic, version, lingers }),
+            5 => (ids(), prop::bool::weighted(0.9), 0u64..60)
                 .prop_map(|((topic, version), may_stay, bytes)| Step::Leave { topic, version, may_stay, bytes }),
             1 => (0u64..2).prop_map(Step::Forget),
         ]
@@ -304,7 +314,7 @@ mod tests {
             let mut left: HashSet<Key> = HashSet::new();
             let mut here: HashMap<Key, u64> = HashMap::new();
             for step in steps {
-                let before: Vec<Key> = cache.kept_keys(None).collect();
+                let before: Vec<Key> = cache.cached_keys(None).collect();
                 let mut came = None;
                 let gone = match step {
                     Step::Hold(topic, version) => {
@@ -316,7 +326,7 @@ mod tests {
                     Step::ComeBack(topic, version) => {
                         let key = key(topic, version);
                         cache.hold(key, !left.contains(&key));
-                        cache.come_back(key);
+                        cache.handle_reconnected(key);
                         *held.entry(key).or_default() += 1;
                         let waiting = awaited.entry(key).or_default();
                         *waiting = waiting.saturating_sub(1);
@@ -337,11 +347,11 @@ mod tests {
                         if !left.insert(key) { continue }
                         came = may_stay.then_some(key);
                         if may_stay { here.insert(key, bytes); }
-                        let gone = cache.leave(key, may_stay.then_some(key), bytes, most);
+                        let gone = cache.leave_retention(key, may_stay.then_some(key), bytes, most);
                         let is_held = |key: &Key| held.get(key).copied().unwrap_or(0) > 0;
                         if let Some(worst) = gone.iter().find(|key| is_held(key)) {
                             // The budget is for all topics, the number for each.
-                            let spared = cache.kept_keys(None).filter(|key| !is_held(key));
+                            let spared = cache.cached_keys(None).filter(|key| !is_held(key));
                             prop_assert_eq!(spared.filter(|key| key.topic == worst.topic).count(), 0);
                         }
                         gone
@@ -349,7 +359,7 @@ mod tests {
                     Step::Forget(topic) => {
                         let gone = cache.forget(topic);
                         awaited.retain(|key, _| key.topic != topic);
-                        prop_assert_eq!(cache.kept_keys(Some(topic)).count(), 0);
+                        prop_assert_eq!(cache.cached_keys(Some(topic)).count(), 0);
                         gone
                     }
                 };
@@ -358,20 +368,20 @@ mod tests {
                     prop_assert!(here.remove(&key).is_some());
                 }
                 awaited.retain(|key, _| cache.entries.contains_key(key));
-                let kept: HashSet<Key> = cache.kept_keys(None).collect();
+                let kept: HashSet<Key> = cache.cached_keys(None).collect();
                 prop_assert_eq!(kept, here.keys().copied().collect::<HashSet<_>>());
                 let bytes: u64 = here.values().sum();
-                prop_assert_eq!(cache.kept(), (here.len() as u64, bytes));
+                prop_assert_eq!(cache.totals(), (here.len() as u64, bytes));
                 prop_assert!(bytes <= budget);
                 for topic in 0..2 {
-                    prop_assert!(cache.kept_keys(Some(topic)).count() <= most as usize);
-                    let any = |of: &HashMap<Key, u32>| of.iter().any(|(key, count)| key.topic == topic && *count > 0);
+                    prop_assert!(cache.cached_keys(Some(topic)).count() <= most as usize);
+                    let any = |counts: &HashMap<Key, u32>| counts.iter().any(|(key, count)| key.topic == topic && *count > 0);
                     prop_assert_eq!(cache.has_any(topic), any(&held) || any(&awaited));
                 }
                 for (key, entry) in &cache.entries {
                     prop_assert_eq!(entry.held, held.get(key).copied().unwrap_or(0));
                     prop_assert_eq!(entry.awaited, awaited.get(key).copied().unwrap_or(0));
-                    prop_assert!(entry.held > 0 || entry.kept.is_some() || entry.is_retained, "{:?} has no cause", key);
+                    prop_assert!(entry.held > 0 || entry.cached.is_some() || entry.is_retained, "{:?} has no cause", key);
                     prop_assert!(!entry.is_retained || !left.contains(key));
                 }
             }

@@ -11,10 +11,10 @@ pub(crate) type VersionKey = (Epoch, Version);
 /// The base of one subscription (PROTOCOL.md §6.9).
 #[derive(Debug, Default)]
 pub(crate) struct ClientBase {
-    /// The version that the client holds whole, or the base of the version that it continues.
+    /// The version that the client holds completely, or the base of the version that it continues.
     base: Option<Hold>,
-    /// The current version, which the client will hold next.
-    coming: Option<Hold>,
+    /// The version in transfer, which may become the next base.
+    next: Option<Hold>,
 }
 
 /// A version that chunks may be encoded against. It may be released at any time.
@@ -51,7 +51,7 @@ impl DeltaBase {
     /// producer may wait for the memory. Hold the result for one comparison only.
     pub(crate) fn upgrade(&self) -> Option<Arc<Retained>> {
         let retained = self.retained.upgrade()?;
-        let may_be_read = !retained.has_left() || self.bases.is_kept(self.key);
+        let may_be_read = !retained.has_left() || self.bases.is_cached(self.key);
         may_be_read.then_some(retained)
     }
 }
@@ -59,7 +59,7 @@ impl DeltaBase {
 impl ClientBase {
     /// The base of a client from an earlier connection, if it is still in memory.
     pub(crate) fn new(topic: &TopicState, base: Option<VersionKey>) -> Self {
-        Self { base: base.and_then(|of| topic.hold_base(of)).map(Hold::linger), coming: None }
+        Self { base: base.and_then(|key| topic.hold_base(key)).map(Hold::linger), next: None }
     }
 
     /// The version that the client holds, if it is still in memory.
@@ -67,31 +67,31 @@ impl ClientBase {
         self.base.as_ref()?.retained.upgrade()
     }
 
-    /// Begins a version; returns the base for its chunks.
+    /// Starts a version; returns the base for its chunks.
     pub(crate) fn begin(&mut self, topic: &TopicState, retained: &Arc<Retained>) -> Option<DeltaBase> {
-        self.coming = retained.base.may_be.then(|| topic.hold(retained));
+        self.next = retained.base.may_be.then(|| topic.hold(retained));
         let base = self.base.as_ref()?;
-        let (epoch, version) = base.of();
+        let (epoch, version) = base.version_key();
         let digest = |retained: &Retained| retained.payload.manifest().digest();
-        let is_like_it = epoch == retained.id.epoch
+        let is_usable = epoch == retained.id.epoch
             && version < retained.id.version
             && base.retained.upgrade().is_some_and(|base| digest(&base) == digest(retained));
-        is_like_it.then(|| DeltaBase::new(base, topic.delta_trial()))
+        is_usable.then(|| DeltaBase::new(base, topic.delta_trial()))
     }
 
     /// Handles the client's `Committed` of the current version, and whether it keeps a copy.
     pub(crate) fn handle_committed(&mut self, kept: bool) {
-        let coming = self.coming.take();
-        self.let_go();
+        let next = self.next.take();
+        self.release();
         match kept {
-            true => self.base = coming.map(Hold::linger),
-            false => drop(coming),
+            true => self.base = next.map(Hold::linger),
+            false => drop(next),
         }
     }
 
     /// Releases both versions: the client holds nothing, or no longer needs it.
-    pub(crate) fn let_go(&mut self) {
-        self.coming = None;
-        self.base.take().into_iter().for_each(Hold::let_go);
+    pub(crate) fn release(&mut self) {
+        self.next = None;
+        self.base.take().into_iter().for_each(Hold::release);
     }
 }

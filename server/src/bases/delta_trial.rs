@@ -3,7 +3,7 @@
 /// The length of the first pause: versions without a base after a failed trial.
 const FIRST_PAUSE: u32 = 8;
 
-/// The longest pause. One trial in 256 versions costs little, and detects a topic that begins to change little.
+/// The longest pause. One trial in 256 versions costs little, and detects a topic that starts to change little.
 const PAUSE_MAX: u32 = 256;
 
 /// A trial succeeds if at least one in this many compared bytes is sent as deltas.
@@ -14,8 +14,8 @@ const FAILED_MAX: u32 = 2;
 
 /// The results of comparing chunks with their bases, from one publish to the next.
 ///
-/// A failed trial costs a read of the base for each chunk, and memory at both peers. So a pause follows, then another
-/// trial, in which one failed version is enough for the next pause; each pause is twice as long as the previous one.
+/// A failed trial costs a read of the base for each chunk, and memory at client and server. So a pause follows, then
+/// another trial, in which one failed version starts the next pause; each pause is twice as long as the previous one.
 #[derive(Debug)]
 pub(crate) struct DeltaTrial {
     tried_bytes: u64,
@@ -61,7 +61,7 @@ impl DeltaTrial {
         if self.failed < FAILED_MAX && !has_paused {
             return true;
         }
-        (self.failed, self.pause_left) = (0, self.pause - 1); // The first is this version.
+        (self.failed, self.pause_left) = (0, self.pause - 1); // This version is the first of the pause.
         self.pause = (2 * self.pause).min(PAUSE_MAX);
         false
     }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_little_in_common_is_enough() {
+    fn one_sixteenth_of_equal_bytes_is_enough() {
         for (whole_bytes, is_enough) in [(15, true), (16, false)] {
             let mut trial = DeltaTrial::default();
             let publish = |_| {

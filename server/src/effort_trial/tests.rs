@@ -17,7 +17,7 @@ struct Path {
     codecs: [f64; 2],
     /// The encoded share of a chunk with either effort.
     shares: [f64; 2],
-    /// The cores that both peers share, or of each peer.
+    /// The cores of each host, or of one that sender and receiver share.
     cores: f64,
 }
 
@@ -33,8 +33,8 @@ impl Path {
         (self.link / share).min(self.cores / cpu_s)
     }
 
-    /// Whether both encode a chunk alike.
-    fn is_alike(&self, a: Effort, b: Effort) -> bool {
+    /// Whether both efforts encode a chunk in the same way.
+    fn is_equivalent(&self, a: Effort, b: Effort) -> bool {
         let share = |effort| match effort {
             Effort::None => 1.0,
             Effort::Light => self.shares[0],
@@ -71,27 +71,29 @@ impl Run {
     /// Sends a version of `bytes`, and waits a second.
     fn send(&mut self, bytes: u64, path: &Path, mut noise: impl FnMut(u64) -> f64) {
         self.trial.handle_pause();
-        let mut left = bytes.div_ceil(CHUNK);
-        while left > 0 || !self.in_flight.is_empty() {
-            while left > 0 && self.in_flight.len() < 4 {
+        let mut remaining = bytes.div_ceil(CHUNK);
+        while remaining > 0 || !self.in_flight.is_empty() {
+            while remaining > 0 && self.in_flight.len() < 4 {
                 self.in_flight.push_back(self.trial.assign(CHUNK));
-                left -= 1;
+                remaining -= 1;
             }
             let (effort, block) = self.in_flight.pop_front().unwrap();
             let took = Duration::from_secs_f64(CHUNK as f64 / path.rate(effort) * noise(self.sent));
             self.now += took;
             self.busy += took;
             self.sent += 1;
-            let alike: Vec<_> =
-                Effort::ALL.into_iter().filter(|other| path.is_alike(*other, effort)).collect();
-            self.trial.handle_sent(block, &alike, CHUNK, self.now);
+            let equivalent: Vec<_> = Effort::ALL
+                .into_iter()
+                .filter(|other| path.is_equivalent(*other, effort))
+                .collect();
+            self.trial.handle_sent(block, &equivalent, CHUNK, self.now);
             self.trial.handle_ended(block, CHUNK);
         }
         self.now += Duration::from_secs(1);
     }
 
     /// The overall rate, relative to that of the best effort.
-    fn of_best(&self, path: &Path) -> f64 {
+    fn relative_rate(&self, path: &Path) -> f64 {
         (self.sent * CHUNK) as f64 / self.busy.as_secs_f64() / path.best()
     }
 }
@@ -162,7 +164,7 @@ fn it_settles_on_the_fastest_level() {
                 Effort::ALL.map(|e| path.rate(e) as u64)
             );
             assert_eq!(run.trial.settled(), Some(expected), "{name}");
-            assert!(run.of_best(&path) >= 0.95, "{name}: {}", run.of_best(&path));
+            assert!(run.relative_rate(&path) >= 0.95, "{name}: {}", run.relative_rate(&path));
         }
     }
 }
@@ -177,7 +179,7 @@ fn incompressible_data_is_not_tried() {
 
 /// A small model, published many times with a few chunks each.
 #[test]
-fn small_versions_add_up() {
+fn small_versions_are_measured_together() {
     let path = Path { link: gbit(100.0), ..XEON };
     let mut run = Run::new();
     for _ in 0..40 {
@@ -210,7 +212,7 @@ fn a_path_that_changes_is_tried_again() {
 
 /// A better level may become possible without a change of the rate, as when another process releases its processors.
 #[test]
-fn a_settled_trial_is_repeated_from_time_to_time() {
+fn a_settled_trial_is_repeated_periodically() {
     let mut run = Run::new();
     let mut settled = 0;
     for _ in 0..300 {
@@ -222,7 +224,7 @@ fn a_settled_trial_is_repeated_from_time_to_time() {
 }
 
 #[test]
-fn chunks_that_are_lost_do_not_count_as_in_flight() {
+fn lost_chunks_do_not_count_as_in_flight() {
     let meter = EffortMeter::default();
     let chunks: Vec<_> = (0..5).map(|_| meter.begin(CHUNK)).collect();
     assert_eq!(meter.trial().in_flight_bytes, 5 * CHUNK);

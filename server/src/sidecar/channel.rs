@@ -39,12 +39,12 @@ pub(super) enum ChannelError {
     #[error(transparent)]
     Message(#[from] MessageError),
     #[error("the peer closed the connection within a message")]
-    Cut,
+    Truncated,
     #[error("the peer did not finish a message within {} s", PROMPT.as_secs())]
     Slow,
     #[error("the peer read no message within {} s", PROMPT.as_secs())]
     Unread,
-    #[error("the peer sent more descriptors than messages that need one")]
+    #[error("the peer sent a descriptor without a message that needs it")]
     StrayDescriptors,
     #[error(
         "this process has no free descriptor for the one that the peer sent: raise its limit of open files (`ulimit -n`), and publish again"
@@ -89,8 +89,8 @@ impl FrameReader {
             if let Some(frame) = self.take_frame()? {
                 return Ok(Some(frame));
             }
-            // All complete messages are handled. A remaining descriptor belongs to the incomplete message, or came with
-            // one that needs none: it must not be taken for that of a later message.
+            // All complete messages are handled. A remaining descriptor belongs to the incomplete message, or was sent
+            // with one that needs none: it must not be used for a later message.
             if self.descriptors.len() > usize::from(!self.received.is_empty()) {
                 return Err(ChannelError::StrayDescriptors);
             }
@@ -102,7 +102,7 @@ impl FrameReader {
             };
             match (bytes, self.received.is_empty()) {
                 (0, true) => return Ok(None),
-                (0, false) => return Err(ChannelError::Cut),
+                (0, false) => return Err(ChannelError::Truncated),
                 _ => {}
             }
         }
@@ -119,8 +119,8 @@ impl FrameReader {
         if self.received.len() < end {
             return Ok(None);
         }
-        let rest = self.received.split_off(end);
-        let mut frame = std::mem::replace(&mut self.received, rest);
+        let remaining = self.received.split_off(end);
+        let mut frame = std::mem::replace(&mut self.received, remaining);
         frame.drain(..PREFIX_BYTES);
         self.since = Instant::now(); // Further bytes begin another message.
         Ok(Some(frame))
@@ -154,32 +154,31 @@ impl FrameWriter {
         frame: &[u8],
         mut descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(), ChannelError> {
-        let mut rest = frame;
-        while !rest.is_empty() {
+        let mut remaining = frame;
+        while !remaining.is_empty() {
             let written = self
                 .stream
-                .async_io(Interest::WRITABLE, || send(&self.stream, rest, descriptor));
+                .async_io(Interest::WRITABLE, || send(&self.stream, remaining, descriptor));
             let bytes = timeout(PROMPT, written).await.map_err(|_| ChannelError::Unread)??;
-            rest = &rest[bytes..];
+            remaining = &remaining[bytes..];
             descriptor = None; // It was sent with the first byte.
         }
         Ok(())
     }
 
     /// A guard that shuts the connection down when it is dropped.
-    pub(super) fn ends(&self) -> ShutdownGuard {
+    pub(super) fn shutdown_guard(&self) -> ShutdownGuard {
         ShutdownGuard(Arc::clone(&self.stream))
     }
 }
 
-/// Shuts a connection down when it is dropped, even if a forked child still has its descriptor, for which the peer
-/// would wait.
+/// Shuts a connection down when it is dropped. The peer is notified even if a forked child still has the descriptor.
 #[derive(Debug)]
 pub(super) struct ShutdownGuard(Arc<UnixStream>);
 
 impl Drop for ShutdownGuard {
     fn drop(&mut self) {
-        let _ = shutdown(&*self.0, Shutdown::Both); // An error means that it has ended already.
+        let _ = shutdown(&*self.0, Shutdown::Both); // Fails if it has ended already.
     }
 }
 
@@ -206,8 +205,8 @@ fn receive(stream: &UnixStream, part: &mut [u8]) -> io::Result<(usize, Result<Ve
             descriptors.extend(rights);
         }
     }
-    let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
-    let descriptors = match is_cut {
+    let is_truncated = received.flags.contains(ReturnFlags::CTRUNC);
+    let descriptors = match is_truncated {
         false => Ok(descriptors),
         // Either more were sent than there is space for, or the process has too few free descriptors.
         true if descriptors.len() >= DESCRIPTORS_AT_ONCE => Err(ChannelError::StrayDescriptors),
@@ -252,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_come_whole_and_in_order() {
+    async fn messages_are_complete_and_in_order() {
         let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         let (one, two) = (frame(1), frame(u64::MAX));
@@ -264,7 +263,7 @@ mod tests {
         assert_eq!(reader.next().await.unwrap().unwrap(), two[4..]);
         far.write(&one[..3], None).await.unwrap();
         drop(far);
-        assert!(matches!(reader.next().await, Err(ChannelError::Cut)));
+        assert!(matches!(reader.next().await, Err(ChannelError::Truncated)));
     }
 
     #[tokio::test]
@@ -274,15 +273,15 @@ mod tests {
         assert!(reader.next().await.unwrap().is_none());
     }
 
-    /// Goal: a connection ends for the peer although a child has it, too. Method: a second descriptor of the same
+    /// Goal: the peer is notified of the end although a child has the socket. Method: a second descriptor of the same
     /// socket, as after a fork.
     #[tokio::test]
-    async fn a_connection_ends_for_children_too() {
+    async fn a_shutdown_reaches_the_peer_despite_a_child() {
         let (mut reader, _writer, far) = pair();
         let (_far_reader, far) = split(far);
-        let ends = far.ends();
-        let _of_a_child = ends.as_fd().try_clone_to_owned().unwrap();
-        drop((far, ends));
+        let guard = far.shutdown_guard();
+        let _child_descriptor = guard.as_fd().try_clone_to_owned().unwrap();
+        drop((far, guard));
         let next = timeout(PROMPT, reader.next()).await.expect("it ended");
         assert!(next.unwrap().is_none());
     }
@@ -297,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_impossible_length_is_refused_at_once() {
+    async fn an_excessive_length_is_refused() {
         let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         far.write(&u32::MAX.to_le_bytes(), None).await.unwrap();
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn descriptors_come_with_their_messages() {
+    async fn descriptors_belong_to_their_messages() {
         let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         let file = some_file();
@@ -328,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn too_many_descriptors_end_it() {
+    async fn too_many_descriptors_end_the_connection() {
         let (mut reader, _writer, far) = pair();
         let (_, far) = split(far);
         let file = some_file();

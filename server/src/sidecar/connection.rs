@@ -29,8 +29,8 @@ use tokio::{
     task::JoinSet,
 };
 
-/// The maximum number of complete versions of one producer waiting to be published; further ones are refused. So many
-/// threads of a producer can publish concurrently.
+/// The maximum number of complete versions of one producer waiting to be published; further ones are refused. This
+/// is the number of threads of a producer that can publish concurrently.
 pub(super) const WAITING_MAX: usize = 16;
 
 /// The maximum number of unsent messages to a producer: its likely number of unreleased versions.
@@ -56,7 +56,7 @@ enum Task {
 enum VersionState {
     /// Not published yet; notified when it is withdrawn.
     Waiting(Arc<Notify>),
-    /// Published, and whether its memory ends with its producer.
+    /// Published; true if its memory ends with its producer.
     Published(Publication, bool),
 }
 
@@ -67,14 +67,14 @@ type Versions = Arc<Mutex<HashMap<PublicationId, VersionState>>>;
 /// published versions stay.
 pub(super) async fn serve(stream: UnixStream, peer: Peer, share: Share, context: Arc<PublishContext>) {
     let (reader, writer) = split(stream);
-    let _ends = writer.ends();
-    if let Err(error) = converse(reader, writer, &peer, &share, context).await {
+    let _shutdown_guard = writer.shutdown_guard();
+    if let Err(error) = run_connection(reader, writer, &peer, &share, context).await {
         let peer = peer.name;
         tracing::warn!(%peer, "The connection to a sidecar producer was closed: {error}.");
     }
 }
 
-async fn converse(
+async fn run_connection(
     mut reader: FrameReader,
     writer: FrameWriter,
     peer: &Peer,
@@ -88,9 +88,9 @@ async fn converse(
         Err(error) => return close(&writer, error).await,
     }
     let (outgoing, unsent) = mpsc::channel(UNSENT_MAX);
-    let (todo, tasks) = mpsc::channel(WAITING_MAX);
+    let (task_sender, tasks) = mpsc::channel(WAITING_MAX);
     let versions = Versions::default();
-    let farewell = outgoing.clone();
+    let close_sender = outgoing.clone();
     let worker = Worker {
         context: Arc::clone(&context),
         versions: Arc::clone(&versions),
@@ -98,18 +98,18 @@ async fn converse(
         peer: peer.clone(),
     };
     let mut writing = std::pin::pin!(write_messages(&writer, unsent));
-    // The first to end cancels the others.
+    // The first of these to end cancels the others.
     let reclaim = ReclaimOnDrop(Arc::clone(&versions));
     let ended = tokio::select! {
-        ended = read_messages(&mut reader, (&context, share), &versions, &todo, &farewell) => ended,
+        ended = read_messages(&mut reader, (&context, share), &versions, &task_sender, &close_sender) => ended,
         written = &mut writing => return written,
-        () = worker.work(tasks) => Ok(()),
+        () = worker.run(tasks) => Ok(()),
     };
-    drop(reclaim); // First, since the producer's memory may be gone already.
+    drop(reclaim); // First, because the producer's memory may be freed already.
     if let Err(error) = &ended {
         // Queued after the current message, not within it.
         let close = ServerMessage::Close { text: text_that_fits(error.to_string()) };
-        let last = async { tokio::join!(farewell.send(close), writing) };
+        let last = async { tokio::join!(close_sender.send(close), writing) };
         let _ = tokio::time::timeout(PROMPT, last).await; // The producer may not read it.
     }
     ended
@@ -153,7 +153,7 @@ fn out_of_turn(what: &str) -> ChannelError {
     ChannelError::Io(std::io::Error::other(format!("the producer sent {what}")))
 }
 
-/// Sends the reason of the end, if the producer still reads.
+/// Sends the reason for the close, if the producer still reads.
 async fn close(writer: &FrameWriter, error: ChannelError) -> Result<(), ChannelError> {
     let text = text_that_fits(error.to_string());
     let _ = writer.write(&encode_server(ServerMessage::Close { text }), None).await;
@@ -165,7 +165,7 @@ async fn read_messages(
     reader: &mut FrameReader,
     (context, share): (&PublishContext, &Share),
     versions: &Versions,
-    todo: &mpsc::Sender<Task>,
+    tasks: &mpsc::Sender<Task>,
     outgoing: &mpsc::Sender<ServerMessage>,
 ) -> Result<(), ChannelError> {
     let mut draft = Draft::default();
@@ -192,8 +192,8 @@ async fn read_messages(
             ProducerMessage::Withdraw(publication) => {
                 match lock(versions).get(&publication) {
                     Some(VersionState::Published(publication, _)) => publication.withdraw(),
-                    Some(VersionState::Waiting(taken_back)) => taken_back.notify_one(),
-                    None => {} // It is released already.
+                    Some(VersionState::Waiting(withdrawn)) => withdrawn.notify_one(),
+                    None => {} // It was released already.
                 }
                 continue;
             }
@@ -201,7 +201,7 @@ async fn read_messages(
             _ => return Err(out_of_turn("a message that is not allowed here")),
         };
         // Refused, because waiting here would delay withdrawals and the detection of the producer's end.
-        let refused = match todo.try_send(task) {
+        let refused = match tasks.try_send(task) {
             Ok(()) => continue,
             Err(TrySendError::Closed(_)) => return Ok(()),
             Err(TrySendError::Full(Task::Publish(Publish { publication, .. }, _))) => {
@@ -248,7 +248,7 @@ struct Pushed {
     payload_bytes: u64,
 }
 
-/// Executes a producer's tasks, one after the other.
+/// Executes a producer's tasks in order.
 struct Worker {
     context: Arc<PublishContext>,
     versions: Versions,
@@ -257,7 +257,7 @@ struct Worker {
 }
 
 impl Worker {
-    async fn work(self, mut tasks: mpsc::Receiver<Task>) {
+    async fn run(self, mut tasks: mpsc::Receiver<Task>) {
         let mut followers = JoinSet::new();
         loop {
             let task = tokio::select! {
@@ -294,13 +294,13 @@ impl Worker {
         followers: &mut JoinSet<()>,
     ) -> Result<ServerMessage, Refused> {
         let Publish { publication: id, topic, metadata, reason } = publish;
-        let taken_back = match lock(&self.versions).get(&id) {
-            Some(VersionState::Waiting(taken_back)) => Arc::clone(taken_back),
+        let withdrawn = match lock(&self.versions).get(&id) {
+            Some(VersionState::Waiting(withdrawn)) => Arc::clone(withdrawn),
             _ => Arc::default(),
         };
         let published = tokio::select! {
-            biased; // A version withdrawn before its turn is never published, even if both happen at once.
-            () = taken_back.notified() => {
+            biased; // A version withdrawn before its turn is never published.
+            () = withdrawn.notified() => {
                 Err((Refusal::TopicEnded, "its producer withdrew it before it was published".into()))
             }
             published = self.push(&topic, draft, metadata) => published,
@@ -324,7 +324,7 @@ impl Worker {
         Ok(answer)
     }
 
-    /// Publishes a version when it is its turn. Until then its memory is neither mapped nor counted.
+    /// Publishes a version in its turn. Until then its memory is neither mapped nor counted.
     async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<Pushed, Refused> {
         self.context.topics.may_publish(self.peer.uid, topic)?;
         let mut lease = self.context.topics.lease(topic).await?;
@@ -341,7 +341,7 @@ impl Worker {
         match publisher.publish(held, metadata).await {
             Ok(publication) => Ok(Pushed { publication, returned, path, tensors, payload_bytes }),
             Err(error @ PublishError::Expired { .. }) => {
-                *lease = None; // The next publish opens it anew.
+                *lease = None; // The next publish reopens it.
                 Err((Refusal::TopicEnded, error.to_string()))
             }
             Err(error) => Err((Refusal::BadManifest, error.to_string())),

@@ -1,4 +1,4 @@
-//! [`Draft`]: collects the parts of a version from a producer, and validates them.
+//! [`Draft`]: collects and validates the parts of a producer's version.
 
 use crate::{Publishable, Staging};
 use bytes::Bytes;
@@ -22,7 +22,7 @@ pub(super) fn accepted_kinds(device: Option<&Device>) -> &'static [MemoryKind] {
     }
 }
 
-/// A refusal: its code, and its text for people.
+/// A refusal: its code, and its explanation.
 pub(super) type Refused = (Refusal, String);
 
 /// The draft of the next version. Holds at most one descriptor, and a manifest within the server's limits, whatever the
@@ -30,13 +30,13 @@ pub(super) type Refused = (Refusal, String);
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     manifest: Vec<u8>,
-    /// The manifest's share of the bytes that producers may have pending.
-    room: Option<OwnedSemaphorePermit>,
+    /// The permits for the manifest's bytes, of those that producers may have pending.
+    permits: Option<OwnedSemaphorePermit>,
     memory: Option<Lent>,
     /// Ranges of the payload in GPU allocations.
     in_place: Vec<(Range<u64>, IpcMemory)>,
     /// The first error. Further parts are ignored until `Publish`, which is refused.
-    wrong: Option<Refused>,
+    refused: Option<Refused>,
 }
 
 /// Lent memory, and the range of the payload that it holds.
@@ -46,7 +46,7 @@ struct Lent {
     offset: u64,
     descriptor: OwnedFd,
     /// The device and size of a GPU buffer; `None` for host memory.
-    on_device: Option<(CudaDevice, u64)>,
+    cuda_buffer: Option<(CudaDevice, u64)>,
 }
 
 /// A version that is ready to be published.
@@ -60,12 +60,12 @@ pub(super) struct Ready {
 }
 
 /// The memory of one version, with its share of the server's budget.
-struct Owned {
+struct ChargedMemory {
     sealed: Sealed,
     _charge: Charge,
 }
 
-impl AsRef<[u8]> for Owned {
+impl AsRef<[u8]> for ChargedMemory {
     fn as_ref(&self) -> &[u8] {
         self.sealed.as_ref()
     }
@@ -73,18 +73,18 @@ impl AsRef<[u8]> for Owned {
 
 impl Draft {
     /// Handles a part of the manifest.
-    pub(super) fn handle_manifest(&mut self, part: &Bytes, limits: &Limits, room: &Arc<Semaphore>) {
-        if self.wrong.is_some() {
+    pub(super) fn handle_manifest(&mut self, part: &Bytes, limits: &Limits, quota: &Arc<Semaphore>) {
+        if self.refused.is_some() {
             return;
         }
-        let permits = u32::try_from(part.len()).unwrap_or(u32::MAX); // Messages are smaller.
-        let Ok(permit) = Arc::clone(room).try_acquire_many_owned(permits) else {
+        let bytes = u32::try_from(part.len()).unwrap_or(u32::MAX); // Messages are smaller.
+        let Ok(permit) = Arc::clone(quota).try_acquire_many_owned(bytes) else {
             let text = "too many manifests are waiting to be read: publish again after other versions";
             return self.refuse(Refusal::NoRoom, text.into());
         };
-        match &mut self.room {
-            Some(room) => room.merge(permit),
-            None => self.room = Some(permit),
+        match &mut self.permits {
+            Some(permits) => permits.merge(permit),
+            None => self.permits = Some(permit),
         }
         let max = limits.manifest_bytes as usize;
         match self.manifest.len() + part.len() > max {
@@ -93,7 +93,7 @@ impl Draft {
         }
     }
 
-    /// Handles lent memory, of a kind in `accepted_kinds` and with its descriptor. Allows at most `parts_max` parts.
+    /// Handles lent memory and its descriptor: its kind must be in `accepted_kinds`, and there are at most `parts_max` parts.
     pub(super) fn handle_lend(
         &mut self,
         lend: Lend,
@@ -101,7 +101,7 @@ impl Draft {
         accepted_kinds: &[MemoryKind],
         parts_max: usize,
     ) {
-        if self.wrong.is_some() {
+        if self.refused.is_some() {
             return;
         }
         let Lend { range, memory } = lend;
@@ -109,7 +109,7 @@ impl Draft {
             (other, _) if !accepted_kinds.contains(&other.kind()) => self.refuse(
                 Refusal::UnsupportedMemory,
                 format!(
-                    "this server accepts no memory of the kind {}, since it does not serve from a GPU",
+                    "this server accepts no memory of the kind {}, because it does not serve from a GPU",
                     other.kind()
                 ),
             ),
@@ -126,15 +126,15 @@ impl Draft {
                 self.refuse(Refusal::UnfitMemory, text);
             }
             (_, Some(_)) if self.memory.is_some() => {
-                let text = "the payload must be in one memory with a descriptor, and two were lent";
+                let text = "the payload must be in one memory with a descriptor, but two were lent";
                 self.refuse(Refusal::UnfitMemory, text.into());
             }
             (Memory::Memfd { offset }, Some(descriptor)) => {
-                self.memory = Some(Lent { range, offset, descriptor, on_device: None });
+                self.memory = Some(Lent { range, offset, descriptor, cuda_buffer: None });
             }
             (Memory::CudaFd { device, buffer_bytes, offset }, Some(descriptor)) => {
-                let on_device = Some((device, buffer_bytes));
-                self.memory = Some(Lent { range, offset, descriptor, on_device });
+                let cuda_buffer = Some((device, buffer_bytes));
+                self.memory = Some(Lent { range, offset, descriptor, cuda_buffer });
             }
             (other, Some(_)) => {
                 let text = format!("this build does not support memory of the kind {}", other.kind());
@@ -149,8 +149,8 @@ impl Draft {
     /// # Errors
     /// The refusal; then the draft's memory is released.
     pub(super) fn ready(self, staging: &Staging, device: Option<&Device>) -> Result<Ready, Refused> {
-        if let Some(wrong) = self.wrong {
-            return Err(wrong);
+        if let Some(refused) = self.refused {
+            return Err(refused);
         }
         let manifest = Manifest::decode(self.manifest.into(), &staging.limits)
             .map_err(|error| (Refusal::BadManifest, error.to_string()))?;
@@ -158,33 +158,38 @@ impl Draft {
         let manifest = Arc::new(manifest);
         match (self.memory, device) {
             (
-                Some(Lent { range, offset, descriptor: fd, on_device: Some((cuda, buffer_bytes)) }),
+                Some(Lent { range, offset, descriptor: fd, cuda_buffer: Some((cuda, buffer_bytes)) }),
                 Some(device),
             ) => {
                 let memory = FdMemory { device: DeviceUuid::new(cuda.0), fd, len: buffer_bytes };
-                on_device(manifest, vec![(range, Exported::Fd(memory), offset)], device, MemoryKind::CudaFd)
+                import_from_device(
+                    manifest,
+                    vec![(range, Exported::Fd(memory), offset)],
+                    device,
+                    MemoryKind::CudaFd,
+                )
             }
             (None, Some(device)) if !self.in_place.is_empty() => {
                 let in_place = self.in_place.into_iter();
                 let lent = in_place.map(|(range, memory)| (range, Exported::Ipc(memory), 0)).collect();
-                on_device(manifest, lent, device, MemoryKind::CudaIpc)
+                import_from_device(manifest, lent, device, MemoryKind::CudaIpc)
             }
-            (memory, _) => on_host(manifest, memory, staging),
+            (memory, _) => map_from_host(manifest, memory, staging),
         }
     }
 
     fn refuse(&mut self, reason: Refusal, text: String) {
-        *self = Self { wrong: self.wrong.take().or(Some((reason, text))), ..Self::default() };
+        *self = Self { refused: self.refused.take().or(Some((reason, text))), ..Self::default() };
     }
 }
 
-/// A version in shared host memory. It is sealed, so it may be served as long as a staged one.
-fn on_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> Result<Ready, Refused> {
+/// Maps a version in shared host memory. It is sealed, so it may be served for as long as a staged one.
+fn map_from_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> Result<Ready, Refused> {
     let (loan, returned) = Loan::new();
     let bytes = match (memory, manifest.payload_bytes()) {
-        (None, 0) => loan.lend(Bytes::new()), // Also on loan, so that its release is reported.
+        (None, 0) => loan.lend(Bytes::new()), // On loan, so that its release is reported.
         (Some(lent), payload_bytes) if lent.range == (0..payload_bytes) => loan.lend(map(&lent, staging)?),
-        (lent, payload_bytes) => return Err(not_all_of_it(lent.as_ref(), payload_bytes)),
+        (lent, payload_bytes) => return Err(incomplete_error(lent.as_ref(), payload_bytes)),
     };
     let payload = Payload::new(manifest, Arc::new(HostSource::new(bytes)));
     Ok(Ready {
@@ -194,15 +199,16 @@ fn on_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> 
     })
 }
 
-/// A version in GPU memory shared with its producer: the ranges of its payload, with the memory and the offset of each.
-fn on_device(
+/// Imports a version in GPU memory shared with its producer. `lent` are the ranges of its payload, with the memory and
+/// offset of each.
+fn import_from_device(
     manifest: Arc<Manifest>,
     mut lent: Vec<(Range<u64>, Exported, u64)>,
     device: &Device,
     path: MemoryKind,
 ) -> Result<Ready, Refused> {
     lent.sort_by_key(|(range, ..)| range.start);
-    // Only the tensors: the padding between them may contain anything in this memory, and must read as zeros.
+    // Only the tensors: the padding between them may have any content in this memory, and must read as zeros.
     let mut tensors: Vec<_> = manifest
         .tensors()
         .iter()
@@ -213,19 +219,22 @@ fn on_device(
     tensors.dedup(); // Aliases.
     let mut tensors = tensors.into_iter().peekable();
     let unfit = |error: String| (Refusal::UnfitMemory, error);
-    let (mut parts, mut gone) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(lent.len()));
+    let (mut parts, mut all_returned) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(lent.len()));
     for (range, memory, offset) in lent {
-        let mut inside = vec![];
+        let mut contained = vec![];
         while let Some(tensor) =
             tensors.next_if(|tensor| range.start <= tensor.start && tensor.end <= range.end)
         {
-            inside.push(tensor);
+            contained.push(tensor);
         }
-        let at = |place: u64| offset.saturating_add(place - range.start); // The import refuses offsets out of bounds.
-        let places: Vec<_> = inside.iter().map(|tensor| at(tensor.start)..at(tensor.end)).collect();
-        let (buffers, returned) = device.import(memory, &places).map_err(|error| unfit(error.to_string()))?;
-        parts.extend(inside.into_iter().zip(buffers));
-        gone.push(returned);
+        let offset_of = |start: u64| offset.saturating_add(start - range.start); // The import refuses excessive offsets.
+        let ranges: Vec<_> = contained
+            .iter()
+            .map(|tensor| offset_of(tensor.start)..offset_of(tensor.end))
+            .collect();
+        let (buffers, returned) = device.import(memory, &ranges).map_err(|error| unfit(error.to_string()))?;
+        parts.extend(contained.into_iter().zip(buffers));
+        all_returned.push(returned);
     }
     if let Some(range) = tensors.next() {
         let text =
@@ -237,7 +246,7 @@ fn on_device(
         .map_err(|error| unfit(error.to_string()))?;
     let (source, returned) = crate::device::lend_source(source);
     let held = Publishable { payload: Payload::new(manifest, source), returned: Some(returned) };
-    Ok(Ready { held, returned: gone, path })
+    Ok(Ready { held, returned: all_returned, path })
 }
 
 fn check_chunks(manifest: &Manifest, staging: &Staging) -> Result<(), Refused> {
@@ -251,7 +260,7 @@ fn check_chunks(manifest: &Manifest, staging: &Staging) -> Result<(), Refused> {
     }
 }
 
-fn not_all_of_it(lent: Option<&Lent>, payload_bytes: u64) -> Refused {
+fn incomplete_error(lent: Option<&Lent>, payload_bytes: u64) -> Refused {
     let lent = match lent {
         Some(Lent { range, .. }) => format!("bytes {} to {}", range.start, range.end),
         None => "none".into(),
@@ -274,13 +283,13 @@ fn map(lent: &Lent, staging: &Staging) -> Result<Bytes, Refused> {
     let sealed =
         Sealed::map(&lent.descriptor, len).map_err(|error| (Refusal::UnfitMemory, error.to_string()))?;
     let charge = charge(staging, len as usize).map_err(|error| (Refusal::NoRoom, error.to_string()))?;
-    Ok(Bytes::from_owner(Owned { sealed, _charge: charge }))
+    Ok(Bytes::from_owner(ChargedMemory { sealed, _charge: charge }))
 }
 
 /// Counts memory within the budget for staged versions; releases bases if it does not fit.
 fn charge(staging: &Staging, len: usize) -> Result<Charge, AllocError> {
     match staging.memory.charge(len) {
-        Err(AllocError::OverBudget { .. }) if staging.bases.give_way() => staging.memory.charge(len),
+        Err(AllocError::OverBudget { .. }) if staging.bases.release_all() => staging.memory.charge(len),
         given => given,
     }
 }
@@ -291,18 +300,18 @@ mod tests {
 
     /// Goal: the waiting manifests of all producers together are bounded, and a refused draft holds nothing.
     #[test]
-    fn manifests_that_wait_are_bounded() {
-        let (room, part, limits) =
+    fn pending_manifests_are_bounded() {
+        let (quota, part, limits) =
             (Arc::new(Semaphore::new(100)), Bytes::from(vec![0; 40]), Limits::default());
         let (mut one, mut two) = (Draft::default(), Draft::default());
-        one.handle_manifest(&part, &limits, &room);
-        two.handle_manifest(&part, &limits, &room);
-        one.handle_manifest(&part, &limits, &room);
-        assert!(matches!(one.wrong, Some((Refusal::NoRoom, _))) && two.wrong.is_none());
-        assert_eq!((room.available_permits(), one.manifest.len()), (60, 0));
-        one.handle_manifest(&part, &limits, &room);
+        one.handle_manifest(&part, &limits, &quota);
+        two.handle_manifest(&part, &limits, &quota);
+        one.handle_manifest(&part, &limits, &quota);
+        assert!(matches!(one.refused, Some((Refusal::NoRoom, _))) && two.refused.is_none());
+        assert_eq!((quota.available_permits(), one.manifest.len()), (60, 0));
+        one.handle_manifest(&part, &limits, &quota);
         assert_eq!(one.manifest.len(), 0, "a refused draft stores no further parts");
         drop(two);
-        assert_eq!(room.available_permits(), 100);
+        assert_eq!(quota.available_permits(), 100);
     }
 }

@@ -1,4 +1,4 @@
-//! Publishes GPU tensors through a server on the same machine, by the cheapest route that works.
+//! Publishes GPU tensors through a server on the same machine, by the cheapest possible route.
 
 use super::{
     producer::{KeepAlive, MemoryRoute, Producer, PublishError},
@@ -45,8 +45,8 @@ type Lends = Vec<(Lend, Option<OwnedFd>)>;
 type Parts = Arc<Vec<(Range<u64>, DeviceBuffer)>>;
 
 impl Producer {
-    /// Publishes tensors on `device` into `topic`, by the cheapest route that works: in place, without a copy; from a
-    /// copy on the device; or through host memory. The publication says which, and why not a cheaper one. Aliases have
+    /// Publishes tensors on `device` into `topic`, by the cheapest possible route: in place, without a copy; from a
+    /// copy on the device; or through host memory. The publication has the route and the reason for it. Aliases have
     /// empty buffers.
     ///
     /// In place (`cuda_ipc`), tensors must not be written before the publication is released, and the version is
@@ -93,33 +93,33 @@ impl Producer {
         let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
         let manifest = Manifest::layout(specs, vec![], self.terms().chunk_bytes, &Limits::default())?;
         let parts: Parts = Arc::new(parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?);
-        let mut why_not = vec![];
+        let mut failures = vec![];
         for &kind in kinds {
-            let route = match self.route(kind, device, &manifest, &parts).await {
+            let route = match self.share(kind, device, &manifest, &parts).await {
                 Ok(route) => route,
-                Err(why) => {
-                    why_not.push(why);
+                Err(failure) => {
+                    failures.push(failure);
                     continue;
                 }
             };
-            let route = MemoryRoute { reason: reason(kind, &why_not), ..route };
+            let route = MemoryRoute { reason: reason(kind, &failures), ..route };
             match self.send(topic.clone(), &manifest, metadata.clone(), route).await {
                 Ok(publication) => return Ok(publication),
                 Err(PublishError::Refused {
                     reason: Refusal::UnfitMemory | Refusal::UnsupportedMemory,
                     text,
-                }) => why_not.push(text),
+                }) => failures.push(text),
                 Err(error) => return Err(error.into()),
             }
         }
-        let (lends, copied_bytes) = through_host(device, &manifest, &parts).await?;
-        let reason = reason(MemoryKind::Memfd, &why_not);
+        let (lends, copied_bytes) = copy_through_host(device, &manifest, &parts).await?;
+        let reason = reason(MemoryKind::Memfd, &failures);
         let route = MemoryRoute { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
         Ok(self.send(topic, &manifest, metadata, route).await?)
     }
 
     /// Tries to share tensors as one kind of memory.
-    async fn route(
+    async fn share(
         &self,
         kind: MemoryKind,
         device: &Device,
@@ -128,7 +128,7 @@ impl Producer {
     ) -> Result<MemoryRoute, String> {
         if !self.terms().memories.contains(&kind) {
             return Err(format!(
-                "the server accepts no memory of the kind {kind}, since it does not serve from a GPU"
+                "the server accepts no memory of the kind {kind}, because it does not serve from a GPU"
             ));
         }
         if parts.is_empty() {
@@ -139,8 +139,8 @@ impl Producer {
             match kind {
                 MemoryKind::CudaIpc => {
                     let buffers: Vec<_> = parts.iter().map(|(_, buffer)| buffer.clone()).collect();
-                    let named = device.export_in_place(&buffers).map_err(|error| error.to_string())?;
-                    let lends = parts.iter().zip(named);
+                    let exported = device.export_in_place(&buffers).map_err(|error| error.to_string())?;
+                    let lends = parts.iter().zip(exported);
                     let lends = lends.map(|((range, _), memory)| lend_in_place(range.clone(), memory));
                     let lends = lends.map(|lend| (lend, None)).collect();
                     Ok((lends, 0, Box::new(parts)))
@@ -163,22 +163,20 @@ fn copied_bytes(parts: &Parts) -> u64 {
 }
 
 /// The reason for this kind of memory, with the errors of cheaper ones.
-fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
+fn reason(kind: MemoryKind, failures: &[String]) -> Arc<str> {
     let explanation = match kind {
-        MemoryKind::CudaIpc => "the tensors' allocations can be shared where they are",
-        MemoryKind::CudaFd if why_not.is_empty() => {
+        MemoryKind::CudaIpc => "the tensors' allocations can be shared in place",
+        MemoryKind::CudaFd if failures.is_empty() => {
             "the tensors were copied on their GPU, so that they may be written again"
         }
-        MemoryKind::CudaFd => {
-            "the tensors were copied on their GPU, since they cannot be shared where they are"
-        }
-        _ => "the tensors were copied through host memory, since their GPU's cannot be shared",
+        MemoryKind::CudaFd => "the tensors were copied on their GPU, because they cannot be shared in place",
+        _ => "the tensors were copied through host memory, because their GPU's memory cannot be shared",
     };
-    match why_not {
+    match failures {
         [] => explanation.into(),
-        why => {
-            let why: Vec<_> = why.iter().map(|why| why.trim_end_matches('.')).collect();
-            format!("{explanation}: {}", why.join("; ")).into()
+        failures => {
+            let failures: Vec<_> = failures.iter().map(|failure| failure.trim_end_matches('.')).collect();
+            format!("{explanation}: {}", failures.join("; ")).into()
         }
     }
 }
@@ -196,7 +194,7 @@ fn lend_copy(range: Range<u64>, FdMemory { device, fd, len }: FdMemory) -> (Lend
 }
 
 /// Copies tensors off their device into shared memory, one slot of the device at a time.
-async fn through_host(
+async fn copy_through_host(
     device: &Device,
     manifest: &Manifest,
     parts: &Parts,

@@ -55,8 +55,8 @@ pub struct Producer {
     outgoing: mpsc::UnboundedSender<Outgoing>,
     next: AtomicU64,
     task: JoinHandle<()>,
-    /// Ends the connection on drop, although forked children have the socket, too.
-    _ends: ShutdownGuard,
+    /// Ends the connection on drop, even if forked children have the socket.
+    _shutdown_guard: ShutdownGuard,
 }
 
 /// Why a version was not published.
@@ -68,10 +68,10 @@ pub enum PublishError {
     Refused {
         /// The reason.
         reason: Refusal,
-        /// The explanation, for people.
+        /// The explanation.
         text: String,
     },
-    /// More metadata than an announcement holds.
+    /// The metadata is larger than an announcement can hold.
     #[error(transparent)]
     Metadata(#[from] MessageError),
     /// The server does not accept memory of this kind.
@@ -95,7 +95,7 @@ impl Producer {
         let connected = tokio::time::timeout(timeout, handshake(path, server_uid)).await;
         let connected = connected.unwrap_or_else(|_| Err(ConnectError::NoAnswer { path: path.into() }));
         let (reader, writer, terms) = connected?;
-        let _ends = writer.ends();
+        let _shutdown_guard = writer.shutdown_guard();
         let requests = Arc::new(PendingRequests {
             waiting: Mutex::default(),
             lost: watch::Sender::new(None),
@@ -103,13 +103,20 @@ impl Producer {
         });
         let (outgoing, unsent) = mpsc::unbounded_channel();
         let task = tokio::spawn(run(reader, writer, unsent, Arc::clone(&requests)));
-        Ok(Self { path: path.into(), terms, requests, outgoing, next: AtomicU64::new(1), task, _ends })
+        Ok(Self {
+            path: path.into(),
+            terms,
+            requests,
+            outgoing,
+            next: AtomicU64::new(1),
+            task,
+            _shutdown_guard,
+        })
     }
 
     /// Connects like [`connect`](Self::connect), but retries for at most `timeout` while no server listens: it may
-    /// start later, or restart. A running server always has a second to answer. With `server_uid`, accepts only a
-    /// server of that user, as reported by the system: for sockets in folders where other users could create one in its
-    /// place.
+    /// start later, or restart. A running server has at least a second to answer. With `server_uid`, accepts only a
+    /// server of that user, as reported by the system: for sockets in folders where other users could create a socket.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -120,13 +127,13 @@ impl Producer {
     ) -> Result<Self, ConnectError> {
         let begun = Instant::now();
         loop {
-            let left = timeout.saturating_sub(begun.elapsed());
-            match Self::try_for(path, left.clamp(ANSWER_TIME_MIN, PROMPT), server_uid).await {
+            let remaining = timeout.saturating_sub(begun.elapsed());
+            match Self::try_for(path, remaining.clamp(ANSWER_TIME_MIN, PROMPT), server_uid).await {
                 Err(
                     ConnectError::NoSocket { .. }
                     | ConnectError::NobodyListens { .. }
                     | ConnectError::Busy { .. },
-                ) if begun.elapsed() < timeout => tokio::time::sleep(RETRY_INTERVAL.min(left)).await,
+                ) if begun.elapsed() < timeout => tokio::time::sleep(RETRY_INTERVAL.min(remaining)).await,
                 outcome => return outcome,
             }
         }
@@ -147,8 +154,8 @@ impl Producer {
         self.requests.lost.borrow().clone()
     }
 
-    /// Publishes a version into `topic`: visible to all of the server's subscribers at once, or not at all. Waits as
-    /// the server's topics do for readers in mode `every`. If this is cancelled, the version is withdrawn.
+    /// Publishes a version into `topic`, atomically for all subscribers. May wait for readers in mode `every`, according to
+    /// the server's options. If this is cancelled, the version is withdrawn.
     ///
     /// # Errors
     /// [`PublishError`].
@@ -184,7 +191,7 @@ impl Producer {
         let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: reason_text };
         let (progress, answer) = self.register(number);
         if let Some(kept) = kept {
-            keep(kept, progress.clone()); // Also if the caller is cancelled: the server may read it already.
+            keep_until_released(kept, progress.clone()); // Even if the caller is cancelled: the server may read it already.
         }
         self.queue(messages(manifest, lends, publish));
         let mut unanswered = Unanswered { number: Some(number), producer: self };
@@ -220,8 +227,9 @@ impl Producer {
     /// Registers a request for its answer.
     fn register(&self, number: PublicationId) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
         let (answered, answer) = oneshot::channel();
-        let begin = Progress { publication: number, committed: 0, left_retention: false, is_released: false };
-        let (progress, watched) = watch::channel(begin);
+        let initial =
+            Progress { publication: number, committed: 0, left_retention: false, is_released: false };
+        let (progress, watched) = watch::channel(initial);
         self.requests
             .waiting()
             .insert(number, Waiting { answered: Some(answered), progress });
@@ -285,9 +293,9 @@ pub(super) struct MemoryRoute {
 pub(super) type KeepAlive = Box<dyn Any + Send>;
 
 /// Keeps `kept` alive until the server releases or refuses the version, or the connection ends.
-fn keep(kept: KeepAlive, mut progress: watch::Receiver<Progress>) {
+fn keep_until_released(kept: KeepAlive, mut progress: watch::Receiver<Progress>) {
     tokio::spawn(async move {
-        let _ = progress.wait_for(|progress| progress.is_released).await; // An error means that the connection ended.
+        let _ = progress.wait_for(|progress| progress.is_released).await; // Fails if the connection ended.
         drop(kept);
     });
 }
@@ -323,7 +331,7 @@ async fn run(
         }
         std::future::pending::<Result<(), ChannelError>>().await
     };
-    let _ends = writer.ends();
+    let _shutdown_guard = writer.shutdown_guard();
     let reading = async {
         while let Some(frame) = reader.next().await? {
             match ServerMessage::decode(&frame)? {
@@ -337,7 +345,7 @@ async fn run(
     let mut reading = std::pin::pin!(reading);
     let ended = tokio::select! {
         ended = &mut reading => ended,
-        // A server that closed the connection has sent the reason.
+        // A server that closed the connection has sent the reason before.
         Err(error) = writing => tokio::time::timeout(PROMPT, reading).await.unwrap_or(Err(error)),
     };
     let path = requests.path.display();

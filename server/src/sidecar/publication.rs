@@ -44,7 +44,7 @@ impl Publication {
         self.path
     }
 
-    /// The reason for this kind of memory, for people.
+    /// The reason for this kind of memory, as text.
     pub fn reason(&self) -> &str {
         &self.reason
     }
@@ -73,7 +73,7 @@ impl Publication {
     /// released and can reach no more subscribers.
     ///
     /// # Errors
-    /// [`ConnectionLost`] when the connection ends before.
+    /// [`ConnectionLost`] if the connection ends first.
     pub async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, ConnectionLost> {
         let known = self
             .wait(timeout, |progress| progress.committed >= count || progress.left_retention)
@@ -81,7 +81,7 @@ impl Publication {
         Ok(known && self.committed_count() >= count)
     }
 
-    /// Whether it left retention and no transfers of it remain: no more subscribers can commit it.
+    /// Whether it left retention and no transfers remain: no more subscribers can commit it.
     pub fn has_ended(&self) -> bool {
         self.progress.borrow().left_retention
     }
@@ -90,7 +90,7 @@ impl Publication {
     /// place (`cuda_ipc`) must not be written before; copied ones need not wait.
     ///
     /// # Errors
-    /// [`ConnectionLost`] when the connection ends before.
+    /// [`ConnectionLost`] if the connection ends first.
     pub async fn released(&mut self, timeout: Duration) -> Result<bool, ConnectionLost> {
         self.wait(timeout, |progress| progress.is_released).await
     }
@@ -110,7 +110,7 @@ impl Publication {
         let (progress, lost) = (&mut self.progress, &mut self.lost);
         let waited = tokio::time::timeout(timeout, async {
             tokio::select! {
-                biased; // Progress received before the end counts.
+                biased; // Progress received before the end is reported first.
                 known = progress.wait_for(&reached) => known.is_ok(),
                 _ = lost.wait_for(Option::is_some) => false,
             }

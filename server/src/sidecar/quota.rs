@@ -28,7 +28,7 @@ pub(super) struct Share {
 }
 
 impl Quotas {
-    /// A share for one more producer of `uid`, if there is one left.
+    /// A share for another producer of `uid`; `None` at the maximum.
     pub(super) fn take(&mut self, uid: u32) -> Option<Share> {
         let quota = self.0.entry(uid).or_insert_with(|| Quota {
             producers: Arc::new(Semaphore::new(PRODUCERS_MAX)),
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_quota_of_one_user_leaves_those_of_others() {
+    fn a_full_quota_does_not_limit_other_users() {
         let mut quotas = Quotas::default();
         let mut taken: Vec<Share> = (0..PRODUCERS_MAX).map(|_| quotas.take(7).unwrap()).collect();
         assert!(quotas.take(7).is_none());

@@ -3,7 +3,7 @@
 use rustix::{
     fs::{FileType, FlockOperation, Mode, OFlags, chmod, fchmod, flock, fstat, lstat, open, unlink},
     io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with},
 };
 use std::{
     fs, io,
@@ -42,15 +42,15 @@ pub struct PublishSocket {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishSocketError {
-    /// A running server listens there.
+    /// A running server listens at the path.
     #[error(
-        "another server listens at {}: publish to that one, end it, or choose another path", path.display()
+        "another server listens at {}: publish to that server, end it, or choose another path", path.display()
     )]
     InUse {
         /// The path.
         path: PathBuf,
     },
-    /// Something other than a socket is there.
+    /// The path exists and is not a socket.
     #[error(
         "{} exists and is not a socket, so it is left unchanged: choose another path, or remove it",
         path.display()
@@ -60,7 +60,7 @@ pub enum PublishSocketError {
         path: PathBuf,
     },
     /// The path is longer than the system allows.
-    #[error("the path of a socket may have 107 bytes, and {} has more: choose a shorter one", path.display())]
+    #[error("the path of a socket may have at most 107 bytes, and {} has more: choose a shorter one", path.display())]
     TooLong {
         /// The path.
         path: PathBuf,
@@ -76,7 +76,7 @@ pub enum PublishSocketError {
         /// The mode that admits others.
         mode: u32,
     },
-    /// The uid stands for all users unknown in this namespace.
+    /// The uid stands for every user without a number in this namespace.
     #[error(
         "user {uid} cannot be admitted by its number: it stands for every user of another container without a number here. \
          Run the process as a user that this container has"
@@ -116,20 +116,25 @@ impl PublishSocket {
         // Sockets in this folder are created and replaced under a lock: otherwise two servers that find the same stale
         // socket could remove each other's.
         let lock = lock_folder(folder.unwrap_or_else(|| Path::new("."))).map_err(failed)?;
-        clear(path)?;
+        remove_stale(path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let socket = socket.map_err(|error| failed(error.into()))?;
         // `bind` creates the file with the mode of the socket, so it is never accessible to others.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
         bind(&socket, &address).map_err(|error| failed(error.into()))?;
-        let socket = Self::bound(socket, path, uids, overflow);
+        let socket = Self::listen_on(socket, path, uids, overflow);
         drop(lock);
         socket
     }
 
     /// Listens on a bound socket; removes its file on failure.
-    fn bound(socket: OwnedFd, path: &Path, uids: &[u32], overflow: u32) -> Result<Self, PublishSocketError> {
+    fn listen_on(
+        socket: OwnedFd,
+        path: &Path,
+        uids: &[u32],
+        overflow: u32,
+    ) -> Result<Self, PublishSocketError> {
         let failed = |source: io::Error| PublishSocketError::Io { path: path.into(), source };
         // Opened once and held: the name may be given to another file, whose mode must not be changed.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -139,7 +144,7 @@ impl PublishSocket {
             return Err(PublishSocketError::NotASocket { path: path.into() });
         }
         let file = (found.st_dev, found.st_ino);
-        let made = || -> Result<UnixListener, PublishSocketError> {
+        let listen = || -> Result<UnixListener, PublishSocketError> {
             let mode = found.st_mode & 0o777;
             if mode & 0o077 != 0 {
                 return Err(PublishSocketError::NotPrivate { path: path.into(), mode });
@@ -148,10 +153,10 @@ impl PublishSocket {
                 let name = format!("/proc/self/fd/{}", held.as_raw_fd()); // The held file, even if it was renamed.
                 chmod(name, Mode::from_raw_mode(0o666)).map_err(|error| failed(error.into()))?;
             }
-            listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
+            rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
             UnixListener::from_std(net::UnixListener::from(socket)).map_err(failed)
         };
-        let listener = made().inspect_err(|_| unlink_if(path, file))?;
+        let listener = listen().inspect_err(|_| unlink_if(path, file))?;
         Ok(Self { listener, path: path.into(), file, uids: uids.into(), overflow })
     }
 
@@ -168,11 +173,11 @@ impl PublishSocket {
     /// Whether processes of `uid` may publish.
     pub(super) fn admits(&self, uid: u32) -> bool {
         let is_known = uid == rustix::process::geteuid().as_raw() || self.uids.contains(&uid);
-        uid == 0 || (is_known && !self.is_nobody(uid))
+        uid == 0 || (is_known && !self.is_overflow(uid))
     }
 
     /// Whether the system reports this uid for every user unknown in this namespace.
-    pub(super) fn is_nobody(&self, uid: u32) -> bool {
+    pub(super) fn is_overflow(&self, uid: u32) -> bool {
         uid == self.overflow
     }
 }
@@ -186,7 +191,7 @@ impl Drop for PublishSocket {
 /// Removes a name, if it still refers to `file`.
 fn unlink_if(path: &Path, file: (u64, u64)) {
     if lstat(path).is_ok_and(|found| (found.st_dev, found.st_ino) == file) {
-        let _ = unlink(path); // An error means that it is gone already.
+        let _ = unlink(path); // Fails if it was removed already.
     }
 }
 
@@ -214,7 +219,7 @@ fn lock_folder(folder: &Path) -> io::Result<OwnedFd> {
                 );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
-            // Some network file systems have no locks. Then two servers that start at once may conflict.
+            // Some network file systems have no locks: two servers that start concurrently may conflict.
             Err(Errno::OPNOTSUPP | Errno::NOLCK | Errno::NOSYS) => return Ok(folder),
             Err(error) => return Err(error.into()),
         }
@@ -222,7 +227,7 @@ fn lock_folder(folder: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Removes a stale socket.
-fn clear(path: &Path) -> Result<(), PublishSocketError> {
+fn remove_stale(path: &Path) -> Result<(), PublishSocketError> {
     let failed = |source: io::Error| PublishSocketError::Io { path: path.into(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -232,7 +237,7 @@ fn clear(path: &Path) -> Result<(), PublishSocketError> {
         }
         Ok(_) => {}
     }
-    // Does not wait: a server too busy to answer is running.
+    // Does not wait: a server that is too busy to answer is running.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .and_then(|socket| connect(&socket, &SocketAddrUnix::new(path)?));
@@ -271,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_was_left_behind_is_replaced_and_a_live_one_is_not() {
+    async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("s");
         drop(net::UnixListener::bind(&path).unwrap()); // Leaves its file, as a killed process does.
@@ -315,7 +320,7 @@ mod tests {
         std::os::unix::fs::symlink(&file, &path).unwrap();
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        let refused = PublishSocket::bound(socket, &path, &[12_345], OVERFLOW_UID);
+        let refused = PublishSocket::listen_on(socket, &path, &[12_345], OVERFLOW_UID);
         assert!(matches!(refused, Err(PublishSocketError::NotASocket { .. })), "{refused:?}");
         assert_eq!((mode(&file), path.is_symlink()), (0o600, true));
     }

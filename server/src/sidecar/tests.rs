@@ -93,7 +93,7 @@ async fn publish(producer: &Producer, bytes: u64) -> Publication {
 }
 
 #[tokio::test]
-async fn a_version_is_released_when_another_takes_its_place() {
+async fn a_replaced_version_is_released() {
     let home = Home::default();
     let producer = home.producer().await;
     let mut first = publish(&producer, 10_000).await;
@@ -133,7 +133,7 @@ async fn an_empty_version_is_published_like_any_other() {
 /// Goal: a version withdrawn before its turn is never published. Method: send `Publish` and `Withdraw` in a single
 /// write, many times.
 #[tokio::test]
-async fn a_version_withdrawn_in_time_is_not_published() {
+async fn a_version_withdrawn_before_its_turn_is_not_published() {
     let home = Home::default();
     let (mut reader, writer) = home.raw().await;
     for number in 1..=20 {
@@ -192,7 +192,7 @@ async fn a_version_without_room_is_refused_and_holds_nothing() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_server_is_reported_and_its_socket_removed() {
+async fn producers_notice_the_end_of_the_server() {
     let mut home = Home::default();
     let producer = home.producer().await;
     let mut publication = publish(&producer, 100).await;
@@ -274,7 +274,7 @@ async fn an_inconsistent_version_is_refused() {
     assert!(matches!(published, ServerMessage::Published { version, .. } if version.0 == 1), "{published:?}");
 }
 
-/// Goal: a producer that breaks a rule gets the reason and is disconnected. Method: every violation.
+/// Goal: a producer that breaks a rule receives the reason and is disconnected. Method: every violation.
 #[tokio::test]
 async fn a_producer_that_breaks_a_rule_is_disconnected() {
     let home = Home::default();
@@ -319,7 +319,7 @@ async fn a_producer_that_breaks_a_rule_is_disconnected() {
     assert!(matches!(answer(&mut reader).await, ServerMessage::Close { text } if text.contains("revisions")));
 }
 
-/// Goal: a tensor with too few or too many bytes makes no version.
+/// Goal: a tensor with too few or too many bytes is refused.
 #[tokio::test]
 async fn a_tensor_with_a_wrong_number_of_bytes_is_refused() {
     let home = Home::default();
@@ -334,9 +334,9 @@ async fn a_tensor_with_a_wrong_number_of_bytes_is_refused() {
 }
 
 /// Goal: several producers with many versions leak nothing. Method: count descriptors and mappings of this process,
-/// which is both peers.
+/// which is producer and server.
 #[tokio::test]
-async fn many_versions_leave_nothing_behind() {
+async fn many_versions_leak_no_memory() {
     let home = Home::new(
         Config::default(),
         TopicOptions { keep: Keep { versions: 2, ..Keep::default() }, bases: 0, ..TopicOptions::default() },
@@ -369,7 +369,7 @@ async fn many_versions_leave_nothing_behind() {
 /// Goal: refused producers take no place of others and hold resources only briefly. Method: take all places; connect
 /// many more that never read the refusal; free one place.
 #[tokio::test]
-async fn refused_producers_take_no_place() {
+async fn refused_producers_do_not_count() {
     let home = Home::default();
     let mut inside = Vec::new();
     for _ in 0..PRODUCERS_MAX {
@@ -418,7 +418,7 @@ async fn versions_beyond_the_queue_are_refused() {
 /// Goal: a producer without permission for a topic can neither end nor withdraw it, even if it loses the permission
 /// while it waits. Method: revoke the permission of one that publishes and of one that waits.
 #[tokio::test]
-async fn ending_needs_the_permission_to_publish() {
+async fn ending_a_topic_requires_the_permission_to_publish() {
     let uid = rustix::process::geteuid().as_raw();
     let rules = |user: u32| {
         let acl = format!("uid:{user} publish **").parse().unwrap();
@@ -469,10 +469,10 @@ async fn an_unresponsive_server_times_out() {
     let path = folder.path().join("s");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
-    let begun = Instant::now();
+    let began = Instant::now();
     let silent = Producer::connect_to(&path, Duration::ZERO, None).await.unwrap_err();
     assert!(matches!(silent, ConnectError::NoAnswer { .. }), "{silent}");
-    assert!(begun.elapsed() < channel::PROMPT / 2, "{:?}", begun.elapsed());
+    assert!(began.elapsed() < channel::PROMPT / 2, "{:?}", began.elapsed());
     let _waiting = UnixStream::connect(&path).await;
     let busy = Producer::connect_to(&path, Duration::ZERO, None).await.unwrap_err();
     assert!(matches!(busy, ConnectError::Busy { .. }), "{busy}");

@@ -13,8 +13,8 @@ use tokio::sync::OwnedMutexGuard;
 /// Exclusive use of a topic's publisher. `None` once the topic ended.
 pub(super) type Lease = OwnedMutexGuard<Option<Publisher>>;
 
-/// A topic's publisher, and the queue for it.
-type Place = Arc<tokio::sync::Mutex<Option<Publisher>>>;
+/// A topic's publisher, behind a lock that queues its users.
+type PublisherLock = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 
 /// The maximum number of open topics of producers: a training job has a few, and each stays open until the server ends.
 pub(super) const TOPICS_MAX: usize = 4096;
@@ -27,7 +27,7 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct Topics {
     shared: Arc<Shared>,
     options: TopicOptions,
-    publishers: Mutex<HashMap<Topic, Place>>,
+    publishers: Mutex<HashMap<Topic, PublisherLock>>,
 }
 
 impl Topics {
@@ -39,28 +39,28 @@ impl Topics {
     /// Waits for earlier leases, for [`TURN_TIMEOUT`] at most. Cancel safe.
     ///
     /// # Errors
-    /// When earlier leases take too long, or there are too many topics.
+    /// If earlier leases take too long, or there are too many topics.
     pub(super) async fn lease(&self, topic: &Topic) -> Result<Lease, Refused> {
-        let place = {
-            let mut places = self.places();
-            if places.len() >= TOPICS_MAX && !places.contains_key(topic) {
-                places.retain(|_, place| !is_idle(place));
-                if places.len() >= TOPICS_MAX {
+        let lock = {
+            let mut locks = self.locks();
+            if locks.len() >= TOPICS_MAX && !locks.contains_key(topic) {
+                locks.retain(|_, lock| !is_idle(lock));
+                if locks.len() >= TOPICS_MAX {
                     return Err((
                         Refusal::NoRoom,
                         format!("there are {TOPICS_MAX} topics: end one that is no longer needed"),
                     ));
                 }
             }
-            Arc::clone(places.entry(topic.clone()).or_default())
+            Arc::clone(locks.entry(topic.clone()).or_default())
         };
-        self.turn(topic, place).await
+        self.acquire(topic, lock).await
     }
 
     /// Checks that the access control list lets a user publish into `topic`, or end it.
     ///
     /// # Errors
-    /// With the line that is missing in the list.
+    /// If not; the text has the missing line.
     pub(super) fn may_publish(&self, uid: u32, topic: &Topic) -> Result<(), Refused> {
         if self.shared.access.rules().acl.lets_publish(uid, topic) {
             return Ok(());
@@ -76,7 +76,7 @@ impl Topics {
     /// Opens `topic` if it is not open.
     ///
     /// # Errors
-    /// When the topic has another publisher in this server, such as served files.
+    /// If the topic has another publisher in this server, such as served files.
     pub(super) fn open<'a>(&self, topic: &Topic, lease: &'a mut Lease) -> Result<&'a mut Publisher, Refused> {
         let publisher = match lease.take() {
             Some(publisher) => publisher,
@@ -90,10 +90,10 @@ impl Topics {
     /// too. Cancel safe.
     ///
     /// # Errors
-    /// When earlier leases take too long, or user `uid` lost its permission meanwhile.
+    /// If earlier leases take too long, or user `uid` lost its permission meanwhile.
     pub(super) async fn end(&self, uid: u32, topic: &Topic, withdraw: bool) -> Result<bool, Refused> {
-        let Some(place) = self.places().get(topic).map(Arc::clone) else { return Ok(false) };
-        let mut lease = self.turn(topic, place).await?;
+        let Some(lock) = self.locks().get(topic).map(Arc::clone) else { return Ok(false) };
+        let mut lease = self.acquire(topic, lock).await?;
         self.may_publish(uid, topic)?;
         let publisher = lease.take();
         let was_open = publisher.is_some();
@@ -108,11 +108,11 @@ impl Topics {
         Ok(was_open)
     }
 
-    async fn turn(&self, topic: &Topic, place: Place) -> Result<Lease, Refused> {
-        tokio::time::timeout(TURN_TIMEOUT, place.lock_owned()).await.map_err(|_| {
+    async fn acquire(&self, topic: &Topic, lock: PublisherLock) -> Result<Lease, Refused> {
+        tokio::time::timeout(TURN_TIMEOUT, lock.lock_owned()).await.map_err(|_| {
             let waited = TURN_TIMEOUT.as_secs();
             let text = format!(
-                "others have been publishing into topic {topic} for {waited} s and wait for its readers: try again, or evict the readers"
+                "earlier publishes into topic {topic} have waited {waited} s for its readers: try again, or evict the readers"
             );
             (Refusal::NoRoom, text)
         })
@@ -120,19 +120,19 @@ impl Topics {
 
     /// Removes a topic without publisher and without waiting tasks.
     pub(super) fn remove_unneeded(&self, topic: &Topic) {
-        let mut places = self.places();
-        if places.get(topic).is_some_and(is_idle) {
-            places.remove(topic);
+        let mut locks = self.locks();
+        if locks.get(topic).is_some_and(is_idle) {
+            locks.remove(topic);
         }
     }
 
-    fn places(&self) -> MutexGuard<'_, HashMap<Topic, Place>> {
+    fn locks(&self) -> MutexGuard<'_, HashMap<Topic, PublisherLock>> {
         self.publishers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Whether no task waits for the publisher and its topic is not open.
-fn is_idle(place: &Place) -> bool {
+fn is_idle(lock: &PublisherLock) -> bool {
     let is_closed = |publisher: &Option<Publisher>| publisher.as_ref().is_none_or(Publisher::has_ended);
-    Arc::strong_count(place) == 1 && place.try_lock().is_ok_and(|publisher| is_closed(&publisher))
+    Arc::strong_count(lock) == 1 && lock.try_lock().is_ok_and(|publisher| is_closed(&publisher))
 }

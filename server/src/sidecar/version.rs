@@ -24,10 +24,10 @@ pub struct SealedVersion {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError<E: std::error::Error + 'static> {
-    /// They cannot be laid out together.
+    /// The tensors cannot be laid out together.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// The system has no shared memory for them.
+    /// The system has no shared memory for the tensors.
     #[error(
         "cannot allocate {bytes} bytes of shared memory: {source}. It counts as memory of this container, whose limit \
          may be too low"
@@ -112,7 +112,7 @@ impl TensorWriter<'_> {
     /// Appends bytes of the tensor.
     ///
     /// # Errors
-    /// When the tensor has fewer bytes, or there is no memory.
+    /// If the tensor has fewer bytes, or there is no memory.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let len = bytes.len() as u64;
         if len > self.remaining.end - self.remaining.start {

@@ -46,8 +46,8 @@ pub enum ConnectError {
     },
     /// A process of an unexpected user listens. Nothing was sent to it.
     #[error(
-        "a process of user {found_uid} listens at {}, and not one of user {expected_uid}: check who created this socket, or name \
-         the user that the server runs as",
+        "a process of user {found_uid} listens at {}, not of user {expected_uid}: check who created this socket, or name \
+         the server's user",
         path.display()
     )]
     Stranger {
@@ -59,7 +59,7 @@ pub enum ConnectError {
         expected_uid: u32,
     },
     /// The server refused this producer.
-    #[error("the server at {} does not let this process publish: {why}", path.display())]
+    #[error("the server at {} does not allow this process to publish: {why}", path.display())]
     Refused {
         /// The path.
         path: PathBuf,
@@ -67,7 +67,7 @@ pub enum ConnectError {
         why: String,
     },
     /// The server does not answer.
-    #[error("the server at {} did not answer in time", path.display())]
+    #[error("the server at {} did not answer before the timeout", path.display())]
     NoAnswer {
         /// The path.
         path: PathBuf,
@@ -87,9 +87,9 @@ pub(super) async fn handshake(
     path: &Path,
     server_uid: Option<u32>,
 ) -> Result<(FrameReader, FrameWriter, Terms), ConnectError> {
-    let stream = UnixStream::connect(path).await.map_err(|error| why_not(path, &error))?;
+    let stream = UnixStream::connect(path).await.map_err(|error| connect_error(path, &error))?;
     if let Some(expected_uid) = server_uid {
-        let found_uid = stream.peer_cred().map_err(|error| why_not(path, &error))?.uid();
+        let found_uid = stream.peer_cred().map_err(|error| connect_error(path, &error))?.uid();
         if found_uid != expected_uid {
             return Err(ConnectError::Stranger { path: path.into(), found_uid, expected_uid });
         }
@@ -116,7 +116,7 @@ pub(super) async fn handshake(
     }
 }
 
-fn why_not(path: &Path, error: &io::Error) -> ConnectError {
+fn connect_error(path: &Path, error: &io::Error) -> ConnectError {
     let path = path.to_owned();
     match error.kind() {
         io::ErrorKind::NotFound => ConnectError::NoSocket { path },

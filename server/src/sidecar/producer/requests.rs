@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 /// The requests waiting for answers.
 #[derive(Debug)]
 pub(super) struct PendingRequests {
-    /// Requests that may still change. Released ones are removed.
+    /// The requests without a final answer, by number.
     pub(super) waiting: Mutex<HashMap<PublicationId, Waiting>>,
     pub(super) lost: watch::Sender<Option<Arc<str>>>,
     pub(super) path: PathBuf,
@@ -62,13 +62,14 @@ impl PendingRequests {
         }
     }
 
-    /// Delivers an answer to the waiting task, if there is one. Published versions may `change` further.
-    fn answer(&self, number: PublicationId, answer: Answer, change: bool) {
+    /// Delivers an answer to the waiting task, if there is one. After a published version's answer, its progress
+    /// `continues`.
+    fn answer(&self, number: PublicationId, answer: Answer, continues: bool) {
         let mut waiting = self.waiting();
         if let Some(answered) = waiting.get_mut(&number).and_then(|request| request.answered.take()) {
             let _ = answered.send(answer); // The task may have been cancelled.
         }
-        let is_over = |request: &Waiting| !change || request.progress.borrow().is_released;
+        let is_over = |request: &Waiting| !continues || request.progress.borrow().is_released;
         if waiting.get(&number).is_some_and(is_over) {
             waiting.remove(&number);
         }
