@@ -1,7 +1,7 @@
-//! Access control: which clients may connect, and what each may do. What is not granted is denied.
+//! Access control: which clients may connect, and what each may do. Anything not granted is denied.
 //!
 //! A client authenticates with the token of its ticket, or with a listed key or certificate. [`Rules`], which are pure,
-//! map either to one [`Principal`] with its grants. Rules may be replaced while sessions run: each session awaits
+//! map credentials to one [`Principal`] with its grants. Rules may be replaced while sessions run: each session awaits
 //! [`Permit::changed`], and ends subscriptions or itself when it loses rights.
 
 mod acl;
@@ -71,7 +71,7 @@ impl Access {
         Arc::clone(&self.rules.borrow())
     }
 
-    /// Why the current rules are older than their files, if they are.
+    /// Why the current rules are older than their files; `None` if they are current.
     pub fn problem(&self) -> Option<String> {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -90,8 +90,8 @@ impl Access {
             self.note_use(ticket, now);
         }
         let holder = Holder(Arc::new(Mutex::new(Arc::new(principal))));
-        let look = Instant::now() + CLOCK_INTERVAL;
-        Ok(Permit { rules, credentials, holder, look, clock: self.clock })
+        let clock_check_at = Instant::now() + CLOCK_INTERVAL;
+        Ok(Permit { rules, credentials, holder, clock_check_at, clock: self.clock })
     }
 
     fn note_use(&self, ticket: TicketId, now: u64) {
@@ -112,7 +112,7 @@ pub(crate) struct Permit {
     credentials: Credentials,
     holder: Holder,
     /// When to read the clock next. Cancelling `changed` does not postpone it.
-    look: Instant,
+    clock_check_at: Instant,
     clock: Clock,
 }
 
@@ -144,7 +144,7 @@ impl Permit {
     async fn rules_or_clock_changed(&mut self, is_temporary: bool) {
         let changed = async {
             if self.rules.changed().await.is_err() {
-                std::future::pending::<()>().await; // Nothing can change them any more.
+                std::future::pending::<()>().await; // The rules can no longer change.
             }
         };
         if !is_temporary {
@@ -152,7 +152,7 @@ impl Permit {
         }
         tokio::select! {
             () = changed => {}
-            () = tokio::time::sleep_until(self.look) => self.look = Instant::now() + CLOCK_INTERVAL,
+            () = tokio::time::sleep_until(self.clock_check_at) => self.clock_check_at = Instant::now() + CLOCK_INTERVAL,
         }
     }
 }
@@ -196,7 +196,7 @@ mod tests {
         Claims { id: TicketId(*b"12345678"), holder: "a".into(), expires_s, grants }
     }
 
-    fn shown(claims: &Claims) -> Credentials {
+    fn credentials(claims: &Claims) -> Credentials {
         Credentials { token: Some(secret().seal(claims)), ..Credentials::default() }
     }
 
@@ -205,7 +205,7 @@ mod tests {
         let rules = Rules { secrets: vec![secret()], ..Rules::default() };
         let sender = watch::Sender::new(Arc::new(rules.clone()));
         let access = Access::following(sender.subscribe());
-        let mut permit = access.admit(shown(&claims(None))).unwrap();
+        let mut permit = access.admit(credentials(&claims(None))).unwrap();
         assert!(access.uses().contains_key(&claims(None).id));
         sender.send_replace(Arc::new(rules.clone())); // Equal rules.
         let waited = tokio::time::timeout(Duration::from_secs(60), permit.changed()).await;
@@ -213,14 +213,14 @@ mod tests {
         let revoked = [claims(None).id].into();
         sender.send_replace(Arc::new(Rules { revoked, ..rules }));
         assert_eq!(permit.changed().await, Err(Denied::Revoked(claims(None).id)));
-        assert!(access.admit(shown(&claims(None))).is_err());
+        assert!(access.admit(credentials(&claims(None))).is_err());
     }
 
-    /// Also a busy session, which cancels `changed` again and again.
+    /// Even a busy session, which cancels `changed` repeatedly.
     #[tokio::test]
     async fn a_session_ends_when_its_ticket_expires() {
         let access = Access::new(Rules { secrets: vec![secret()], ..Rules::default() });
-        let mut permit = access.admit(shown(&claims(Some(seconds_now() + 1)))).unwrap();
+        let mut permit = access.admit(credentials(&claims(Some(seconds_now() + 1)))).unwrap();
         let began = Instant::now();
         let ended = loop {
             if let Ok(ended) = tokio::time::timeout(Duration::from_millis(50), permit.changed()).await {
@@ -233,11 +233,11 @@ mod tests {
 
     /// A client whose key is removed does not continue with its token, nor the reverse.
     #[tokio::test]
-    async fn a_session_ends_when_its_client_would_be_another() {
+    async fn a_session_ends_when_its_principal_changes() {
         let certified = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
         let certificate = tensor_relay_transport::ClientCertificate::new(&[certified.cert.der().clone()]);
         let key = certificate.as_ref().unwrap().key();
-        let shown = Credentials { certificate, ..shown(&claims(None)) };
+        let shown = Credentials { certificate, ..credentials(&claims(None)) };
         let rules = Rules { secrets: vec![secret()], ..Rules::default() };
         let with_key = Rules { keys: [(key, "a".to_owned())].into(), ..rules.clone() };
         for (before, after) in [(&with_key, &rules), (&rules, &with_key)] {
@@ -263,7 +263,7 @@ mod tests {
         let authorities = tensor_relay_transport::ClientAuthorities::from_pem(&ours.pem()).unwrap();
         let rules = Rules { authorities, secrets: vec![secret()], ..Rules::default() };
         // It also has a valid token, but was admitted by its certificate.
-        let shown = Credentials { certificate, ..shown(&claims(None)) };
+        let shown = Credentials { certificate, ..credentials(&claims(None)) };
         let mut permit = Access::new(rules).admit(shown).unwrap();
         assert_eq!(permit.holder().principal().to_string(), "dns:a.example,dns:b.example");
         let ended = tokio::time::timeout(Duration::from_secs(10), permit.changed()).await;
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_are_remembered_within_a_bound() {
+    fn stored_uses_are_bounded() {
         let access = Access::open();
         for number in 0..USES_MAX as u64 + 10 {
             access.note_use(TicketId(number.to_be_bytes()), number);

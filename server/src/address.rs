@@ -20,7 +20,7 @@ pub enum AddressError {
     #[error("{0:?} is not a port")]
     Port(String),
     /// There is no host.
-    #[error("write HOST or HOST:PORT")]
+    #[error("it has no host: write HOST or HOST:PORT")]
     NoHost,
 }
 
@@ -69,12 +69,12 @@ pub fn reachable(listening: SocketAddr) -> (SocketAddr, bool) {
 /// The source address of this machine's default route. "Connecting" a UDP socket sends nothing; it only looks up the
 /// route. The destinations are reserved for documentation (RFC 5737, RFC 3849).
 fn outgoing_address(ipv4: bool) -> IpAddr {
-    let (any, somewhere): (IpAddr, IpAddr) = match ipv4 {
+    let (any, documentation_address): (IpAddr, IpAddr) = match ipv4 {
         true => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
         false => (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()),
     };
     let route = UdpSocket::bind((any, 0)).and_then(|socket| {
-        socket.connect((somewhere, 9))?;
+        socket.connect((documentation_address, 9))?;
         socket.local_addr()
     });
     match route {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_with_and_without_ports() {
+    fn a_host_without_a_port_gets_the_listening_port() {
         for (text, expected) in [
             ("gpu-7", "gpu-7:4747"),
             ("gpu-7:9", "gpu-7:9"),

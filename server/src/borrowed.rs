@@ -18,7 +18,7 @@ pub struct Borrowed {
 }
 
 impl Borrowed {
-    /// Lays `specs` out and calls `source` for a source of the whole payload at the manifest's offsets, padding (as
+    /// Lays `specs` out and calls `source` for a source of the entire payload at the manifest's offsets, padding (as
     /// zeros) included. Chunks are hashed when they are first sent.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl Borrowed {
     /// order: the version has its [`digest`](Self::digest) from the beginning.
     ///
     /// # Errors
-    /// [`StageError`] likewise, or with the error of `source`.
+    /// [`StageError`] as for `from_source`, or with the error of `source`.
     ///
     /// # Panics
     /// When the numbers of hashes and chunks differ.

@@ -12,7 +12,7 @@ const BOUNDS_US: [u64; 10] =
 /// A histogram shared by all threads. One chunk costs two additions.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkTimes {
-    /// One per bound, and one beyond the last.
+    /// One for each bound, and one for longer times.
     buckets: [AtomicU64; BOUNDS_US.len() + 1],
     sum_ns: AtomicU64,
 }
@@ -20,7 +20,7 @@ pub(crate) struct ChunkTimes {
 /// The histogram of [`ServerStatus::chunk_times`](crate::ServerStatus::chunk_times).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkTimeStats {
-    /// The upper bound of each bucket in seconds, the last one infinite, and how many chunks are in that bucket alone.
+    /// The upper bound of each bucket in seconds, the last one infinite, and the number of chunks in that bucket.
     pub buckets: Vec<(f64, u64)>,
     /// The sum of the times of all chunks, in seconds.
     pub sum_s: f64,
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_is_in_the_first_bucket_that_holds_it() {
+    fn a_chunk_counts_in_the_lowest_matching_bucket() {
         let times = ChunkTimes::default();
         for us in [0, 100, 101, 26_214_400, 26_214_401] {
             times.note(Duration::from_micros(us));

@@ -1,11 +1,11 @@
-//! [`ClientState`]: the selection of a subscription's client, and what the client holds.
+//! [`ClientState`]: the selection of a subscription's client, and the content that the client holds.
 
 use crate::topic::Retained;
 use std::sync::Arc;
 use tensor_relay_protocol::{Glob, ManifestDigest, Partial, RangeSet, Selection};
 use tensor_relay_transport::Workers;
 
-/// A client's selection, and what it holds.
+/// A client's selection, and the content that it holds.
 #[derive(Debug)]
 pub(crate) struct ClientState {
     globs: Vec<Glob>,
@@ -21,7 +21,7 @@ impl ClientState {
         Self { globs, selection: None, manifest, partial }
     }
 
-    /// The client's selection of `retained`. A worker computes it: matching many globs with many tensors takes long.
+    /// The client's selection of `retained`. A worker computes it: matching many globs with many tensors is slow.
     pub(crate) async fn selection(&mut self, retained: &Retained, workers: Workers) -> Arc<Selection> {
         let manifest = retained.payload.manifest();
         match &self.selection {
@@ -41,13 +41,13 @@ impl ClientState {
 
     /// Takes the chunks of `retained` that the client holds: the next transfer invalidates them.
     pub(crate) fn take_held(&mut self, retained: &Retained) -> RangeSet {
-        let partial = self.partial.take().filter(|partial| is_of(partial, retained));
+        let partial = self.partial.take().filter(|partial| is_part_of(partial, retained));
         partial.map_or_else(RangeSet::new, |partial| partial.chunks)
     }
 
     /// Whether the client holds a part of another version than `retained`.
-    pub(crate) fn has_part_of_another(&self, retained: &Retained) -> bool {
-        self.partial.as_ref().is_some_and(|partial| !is_of(partial, retained))
+    pub(crate) fn has_part_of_other_version(&self, retained: &Retained) -> bool {
+        self.partial.as_ref().is_some_and(|partial| !is_part_of(partial, retained))
     }
 
     /// Forgets the part that the client holds: its content differs.
@@ -69,6 +69,6 @@ impl ClientState {
     }
 }
 
-fn is_of(partial: &Partial, retained: &Retained) -> bool {
+fn is_part_of(partial: &Partial, retained: &Retained) -> bool {
     (partial.epoch, partial.version) == (retained.id.epoch, retained.id.version)
 }

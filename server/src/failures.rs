@@ -11,7 +11,7 @@ use tensor_relay_protocol::{AbortReason, EndReason};
 pub enum FailedAt {
     /// A connection, before its client was admitted.
     Connection,
-    /// A session that ended against its client's will.
+    /// A session that its client did not end.
     Session,
     /// A subscription that the server ended before its topic did.
     Subscription,
@@ -56,20 +56,20 @@ impl Failures {
 
     /// Counts the end of a subscription, unless it is a regular one.
     pub(crate) fn note_end(&self, reason: EndReason) {
-        let word = match reason {
+        let name = match reason {
             EndReason::Evicted => "evicted",
             EndReason::TooManySubscriptions => "too_many_subscriptions",
             EndReason::TooSlow => "too_slow",
             EndReason::Replaced => "replaced",
             EndReason::NotFound => "not_found",
-            _ => return, // The topic ended, or the subscriber got what it asked for.
+            _ => return, // The topic ended, or the subscription ended regularly.
         };
-        self.note(FailedAt::Subscription, word);
+        self.note(FailedAt::Subscription, name);
     }
 
     /// Counts an aborted version.
     pub(crate) fn note_abort(&self, reason: AbortReason) {
-        let word = match reason {
+        let name = match reason {
             AbortReason::Corrupt => "corrupt",
             AbortReason::SourceLost => "source_lost",
             AbortReason::Stalled => "stalled",
@@ -79,7 +79,7 @@ impl Failures {
             AbortReason::DeviceFailed => "device_failed",
             _ => "other",
         };
-        self.note(FailedAt::Transfer, word);
+        self.note(FailedAt::Transfer, name);
     }
 
     /// The current counts.

@@ -24,7 +24,7 @@ struct Outbox {
 #[derive(Debug, Default)]
 pub(crate) struct Inboxes {
     open: HashMap<SubscriptionId, Outbox>,
-    /// An id names one subscription for the whole session.
+    /// All ids used in the session: none is used twice.
     used: RangeSet,
 }
 
@@ -49,7 +49,7 @@ impl Inbox {
 }
 
 impl Inboxes {
-    /// Opens the inbox of a new subscription; `None` when there are `max` already.
+    /// Opens the inbox of a new subscription; `None` at `max` open subscriptions.
     ///
     /// # Errors
     /// [`Misbehaved`] when the client used the id before, or ids in too many runs.
@@ -70,11 +70,11 @@ impl Inboxes {
         Ok(Some(Inbox { messages: receiver, forbidden }))
     }
 
-    /// Delivers a message to a subscription. Messages to one that has just ended are dropped, since the client cannot
-    /// know yet.
+    /// Delivers a message to a subscription. Messages to an ended subscription are dropped, because the client
+    /// may not know of the end yet.
     ///
     /// # Errors
-    /// [`Misbehaved`] when there never was such a subscription.
+    /// [`Misbehaved`] if the id was never used.
     pub(crate) async fn deliver(
         &self,
         id: SubscriptionId,
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_reach_their_subscription_alone() {
+    async fn messages_reach_only_their_subscription() {
         let mut inboxes = Inboxes::default();
         let mut inbox = inboxes.open(SubscriptionId(1), 2).unwrap().unwrap();
         inboxes.deliver(SubscriptionId(1), fetch()).await.unwrap();
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(inbox.next().await, SubscriptionMessage::Unsubscribe { keep_place: true });
     }
 
-    /// Also if its inbox is full, and without waiting.
+    /// Even if the inbox is full, and without waiting.
     #[tokio::test]
     async fn forbid_precedes_queued_messages() {
         let mut inboxes = Inboxes::default();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_without_order_end_the_session() {
+    fn scattered_ids_end_the_session() {
         let mut inboxes = Inboxes::default();
         let mut open = |id| inboxes.open(SubscriptionId(id), 10);
         assert!((0..100_000).all(|id| open(id).is_ok()), "ids that count up take no memory");

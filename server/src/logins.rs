@@ -29,8 +29,8 @@ struct Waiting {
     by_network: HashMap<IpAddr, usize>,
 }
 
-/// The network of an address: an IPv4 address itself, or the first 64 bits of an IPv6 one, since one host may have all
-/// of those.
+/// The network of an address: an IPv4 address itself, or the first 64 bits of an IPv6 address, because one host may have
+/// all addresses with that prefix.
 pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -57,7 +57,7 @@ impl Logins {
         Self(Arc::new(Mutex::new(waiting)))
     }
 
-    /// Gives a place to a connection from `address`; evicts another one if necessary.
+    /// Gives a place to a connection from `address`; evicts another connection if necessary.
     pub fn enter(&self, address: IpAddr) -> (Login, Eviction) {
         let address = network_of(address);
         let (signal, signalled) = oneshot::channel();
@@ -82,8 +82,8 @@ impl Waiting {
     /// Evicts the oldest connection of the address with the most; of several such addresses, the oldest of all.
     fn evict(&mut self) {
         let most = self.by_network.values().copied().max().unwrap_or_default();
-        let fills = |address: &IpAddr| self.by_network.get(address) == Some(&most);
-        let oldest = self.by_age.iter().find(|(_, (address, _))| fills(address));
+        let has_most = |address: &IpAddr| self.by_network.get(address) == Some(&most);
+        let oldest = self.by_age.iter().find(|(_, (address, _))| has_most(address));
         if let Some(number) = oldest.map(|(number, _)| *number)
             && let Some(signal) = self.remove(number)
         {

@@ -1,4 +1,4 @@
-//! [`Probing`]: answers the probes of a session with meaningless bytes, to measure a lane.
+//! [`Probing`]: answers the probes of a session with filler bytes, to measure a lane.
 
 use crate::shared::Shared;
 use rustix::time::{ClockId, clock_gettime};
@@ -13,23 +13,23 @@ use tensor_relay_protocol::{Misbehaved, ProbeHeader, ProbeReport};
 use tensor_relay_transport::{Lane, LaneKind, send_probe};
 use tokio::{task::JoinSet, time::timeout};
 
-/// The maximum number of concurrent probes over all clients. More would measure each other, and are refused.
+/// The maximum number of concurrent probes over all clients. More would distort each other, and are refused.
 pub(crate) const PROBES_MAX: u64 = 4;
 
-/// The maximum duration of a probe; then its stream is reset, and the client may ask for fewer bytes.
+/// The maximum duration of a probe; then its stream is reset, and the client may request fewer bytes.
 const PROBE_MAX: Duration = Duration::from_secs(10);
 
 /// The probes of one session, one at a time. They end with it.
 #[derive(Debug, Default)]
 pub(crate) struct Probing {
     newest: Option<u32>,
-    /// Whether the newest probe was written except for its report: its client may ask for the next.
+    /// Whether the newest probe was written except for its report: its client may request the next.
     is_over: Arc<AtomicBool>,
     running: JoinSet<()>,
 }
 
 impl Probing {
-    /// Begins to answer a probe over `lane`. Without such a lane there is no answer; with too many probes, an empty
+    /// Starts to answer a probe over `lane`. Without such a lane there is no answer; with too many probes, an empty
     /// one.
     ///
     /// # Errors
@@ -41,8 +41,8 @@ impl Probing {
         shared: &Shared,
     ) -> Result<(), Misbehaved> {
         while self.running.try_join_next().is_some() {}
-        let is_under_way = !self.running.is_empty() && !self.is_over.load(Ordering::Acquire);
-        if is_under_way || self.newest.is_some_and(|newest| probe <= newest) {
+        let is_in_progress = !self.running.is_empty() && !self.is_over.load(Ordering::Acquire);
+        if is_in_progress || self.newest.is_some_and(|newest| probe <= newest) {
             let expected = "one at a time, with rising ids";
             return Err(Misbehaved::OutOfTurn { found: "a second Probe", expected });
         }

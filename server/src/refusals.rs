@@ -1,4 +1,4 @@
-//! [`Refusals`]: rate-limits the log of refused clients to one a minute for each network and reason, so that they
+//! [`Refusals`]: limits the log of refused clients to one line a minute for each network and reason, so that they
 //! cannot flood it.
 
 use crate::{access::Denied, logins::network_of};
@@ -37,12 +37,12 @@ impl From<&Denied> for Reason {
 /// The network and the reason; `None` for all beyond `KINDS_MAX`.
 type Kind = Option<(IpAddr, Reason)>;
 
-/// When each kind of refusal was last logged, and how many were not logged since.
+/// When each kind of refusal was last logged, and the number of unlogged ones since.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<HashMap<Kind, (Instant, u64)>>);
 
 impl Refusals {
-    /// Counts a refusal. If it is to be logged, returns how many were not logged before it.
+    /// Counts a refusal. If it should be logged, returns the number of unlogged ones before it.
     pub(crate) fn note(&self, address: IpAddr, reason: impl Into<Reason>, now: Instant) -> Option<u64> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_quiet = |since: Instant| now.duration_since(since) < QUIET;
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn many_networks_are_logged_as_few() {
+    fn many_networks_are_counted_together() {
         let (refusals, now) = (Refusals::default(), Instant::now());
         let network = |number| IpAddr::from(Ipv6Addr::from_bits(u128::from(number) << 64 | 7));
         let counts =

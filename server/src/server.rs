@@ -158,9 +158,11 @@ impl Server {
     /// Then every session is closed. Returns whether all transfers finished.
     pub async fn shutdown(self, grace: Duration) -> bool {
         self.shared.draining.send_replace(true);
-        let finished = tokio::time::timeout(grace, self.shared.unfinished.none_left()).await.is_ok();
+        let finished = tokio::time::timeout(grace, self.shared.unfinished.wait_for_zero())
+            .await
+            .is_ok();
         self.shared.ending.send_replace(true);
-        let _ = tokio::time::timeout(FLUSH, self.shared.sessions.none_left()).await;
+        let _ = tokio::time::timeout(FLUSH, self.shared.sessions.wait_for_zero()).await;
         self.listener.close(CloseCode::ShuttingDown);
         let _ = tokio::time::timeout(FLUSH, self.listener.wait_idle()).await;
         finished

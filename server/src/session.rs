@@ -264,7 +264,7 @@ impl Session {
                 // A server drains before it ends.
                 () = is_set(&mut ending), if is_draining => return Err(SessionError::ShuttingDown),
                 // A client without unfinished transfers may reconnect elsewhere while others finish.
-                () = unfinished.none_left(), if is_draining => return Err(SessionError::ShuttingDown),
+                () = unfinished.wait_for_zero(), if is_draining => return Err(SessionError::ShuttingDown),
                 message = receiver.next() => match message {
                     // A client that reads a long list slowly must not keep rights that it lost meanwhile.
                     Ok(ClientMessage::List) => tokio::select! {
@@ -421,7 +421,7 @@ impl Session {
         self.topics.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);
         let control = self.lanes.control();
-        let entry = self.shared.subscribers.enter(SubscriberInfo {
+        let entry = self.shared.subscribers.insert(SubscriberInfo {
             topic: Arc::clone(follower.topic()),
             peer: control.peer(),
             kind: control.kind(),

@@ -20,7 +20,7 @@ pub(crate) struct Shared {
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) encoder: Encoder,
-    /// Per client: whether encoding makes transfers faster.
+    /// For each client: the encoding effort with the fastest transfers.
     pub(crate) effort_trials: EffortTrials,
     pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     pub(crate) transfers: Gauge,
     /// The subscriptions of all sessions.
     pub(crate) subscriptions: Gauge,
-    /// Subscriptions that a shutdown waits for: each until it has noticed the shutdown and has nothing to finish.
+    /// Subscriptions that a shutdown waits for: each until it has no transfer to finish.
     pub(crate) unfinished: Gauge,
     /// The unauthenticated connections.
     pub(crate) logins: Logins,
@@ -49,9 +49,9 @@ pub(crate) struct Shared {
     /// The registry of sessions for joining lanes.
     pub(crate) joinable: Joinable,
     pub(crate) lane_threads: LaneThreads,
-    /// Whether the server drains: no new version is begun.
+    /// Whether the server drains: no transfer of a version starts.
     pub(crate) draining: watch::Sender<bool>,
-    /// Whether sessions are to end.
+    /// Whether sessions must end.
     pub(crate) ending: watch::Sender<bool>,
 }
 
@@ -125,7 +125,7 @@ impl Gauge {
     }
 
     /// Waits until the count is zero. Cancel safe.
-    pub(crate) async fn none_left(&self) {
+    pub(crate) async fn wait_for_zero(&self) {
         // The sender is borrowed, so it cannot be gone.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(gauge.get(), 2);
         assert!(gauge.count_below(2).is_none());
         drop((first, second));
-        gauge.none_left().await;
+        gauge.wait_for_zero().await;
         assert_eq!(gauge.get(), 0);
     }
 }

@@ -18,7 +18,7 @@ pub struct Staging {
     pub(crate) workers: Workers,
 }
 
-/// A staged version, in memory of its own: it is sent while the producer's tensors change.
+/// A staged version, in the server's memory: the producer may change its tensors while the version is sent.
 ///
 /// Costs the payload's size in memory, which is reused between versions, and one pass of copying and one of hashing.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Staging {
         self.memory.release_cached();
     }
 
-    /// Allocates memory for a version of `len` bytes; releases bases if it does not fit.
+    /// Allocates memory for a version of `len` bytes; releases bases if there is too little memory.
     pub(crate) fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         match self.memory.allocate(len) {
             Err(AllocError::OverBudget { .. } | AllocError::OverCgroup { .. } | AllocError::Os { .. })
@@ -96,7 +96,7 @@ impl<E: std::error::Error> StageError<E> {
 }
 
 impl Staged {
-    /// Lays `specs` out and calls `fill` to write the bytes of each tensor but aliases, given its index in `specs`.
+    /// Lays `specs` out and calls `fill` to write the bytes of each tensor except aliases, given its index in `specs`.
     /// Blocks for `fill` and a pass of hashing at about 10 GB/s: do not call it on an executor's thread.
     ///
     /// # Errors
@@ -178,10 +178,10 @@ mod tests {
         .unwrap()
     }
 
-    /// Reused memory holds an older version's bytes. The padding between tensors must show them neither to readers nor
-    /// in the digest.
+    /// Reused memory holds an older version's bytes. The padding between tensors must not expose them, nor change
+    /// the digest.
     #[test]
-    fn equal_tensors_have_equal_digests_whatever_was_there_before() {
+    fn reused_memory_does_not_change_the_digest() {
         let memory = HostMemory::new(1 << 20);
         let first = stage(&memory, 1).digest();
         drop(stage(&memory, 0xff));

@@ -43,12 +43,12 @@ pub(crate) struct SubscriberInfo {
     pub(crate) have: Option<(Epoch, Version)>,
 }
 
-/// The status of one subscription. Its sends add to counters; the rest changes once per version.
+/// The status of one subscription. Sends add to the counters; the other fields change once per version.
 #[derive(Debug)]
 pub(crate) struct SubscriberProgress {
     info: SubscriberInfo,
     began: Instant,
-    place: Mutex<Place>,
+    state: Mutex<TransferState>,
     committed: AtomicU64,
     skipped: AtomicU64,
     sent_payload_bytes: AtomicU64,
@@ -59,39 +59,39 @@ pub(crate) struct SubscriberProgress {
 }
 
 #[derive(Debug, Default)]
-struct Place {
+struct TransferState {
     /// The newest version that the client has.
     done: Option<(Epoch, Version)>,
-    transfer: Option<Begun>,
+    transfer: Option<StartedTransfer>,
 }
 
 #[derive(Debug)]
-struct Begun {
+struct StartedTransfer {
     version: VersionId,
     payload_bytes: u64,
-    at: Instant,
+    started: Instant,
     sent_before: u64,
 }
 
 /// A chunk at one stage, until this is dropped.
 #[derive(Debug)]
 #[must_use = "the stage ends when this is dropped"]
-pub(crate) struct AtStep<'a>(&'a AtomicU32);
+pub(crate) struct StageGuard<'a>(&'a AtomicU32);
 
 impl Subscribers {
     /// Adds a subscription.
-    pub(crate) fn enter(self: &Arc<Self>, info: SubscriberInfo) -> SubscriberEntry {
+    pub(crate) fn insert(self: &Arc<Self>, info: SubscriberInfo) -> SubscriberEntry {
         let number = self.ever.fetch_add(1, Ordering::Relaxed);
         let progress = Arc::new(SubscriberProgress::new(info));
         self.open().insert(number, Arc::clone(&progress));
         SubscriberEntry { subscribers: Arc::clone(self), number, progress }
     }
 
-    /// The number of subscriptions, and the status of the `most` oldest ones.
-    pub(crate) fn status(&self, most: usize) -> (usize, Vec<SubscriberStatus>) {
+    /// The number of subscriptions, and the status of the `max` oldest ones.
+    pub(crate) fn status(&self, max: usize) -> (usize, Vec<SubscriberStatus>) {
         let (count, first): (usize, Vec<Arc<SubscriberProgress>>) = {
             let open = self.open();
-            (open.len(), open.values().take(most).cloned().collect())
+            (open.len(), open.values().take(max).cloned().collect())
         };
         (count, first.iter().map(|progress| progress.status()).collect())
     }
@@ -118,15 +118,15 @@ impl Deref for SubscriberEntry {
 
 impl Drop for SubscriberEntry {
     fn drop(&mut self) {
-        let gone = self.subscribers.open().remove(&self.number);
-        drop(gone); // Outside the lock: it may be the last reference to its topic.
+        let removed = self.subscribers.open().remove(&self.number);
+        drop(removed); // Outside the lock: it may be the last reference to its topic.
     }
 }
 
 impl SubscriberProgress {
     fn new(info: SubscriberInfo) -> Self {
         Self {
-            place: Mutex::new(Place { done: info.have, transfer: None }),
+            state: Mutex::new(TransferState { done: info.have, transfer: None }),
             info,
             began: Instant::now(),
             committed: AtomicU64::new(0),
@@ -141,10 +141,10 @@ impl SubscriberProgress {
     /// Records the start of a version.
     pub(crate) fn begin(&self, retained: &Retained, skipped: u64) {
         self.skipped.fetch_add(skipped, Ordering::Relaxed);
-        self.place().transfer = Some(Begun {
+        self.state().transfer = Some(StartedTransfer {
             version: retained.id.clone(),
             payload_bytes: retained.payload.manifest().payload_bytes(),
-            at: Instant::now(),
+            started: Instant::now(),
             sent_before: self.sent_payload_bytes.load(Ordering::Relaxed),
         });
     }
@@ -152,22 +152,23 @@ impl SubscriberProgress {
     /// Records the commit of the version.
     pub(crate) fn handle_committed(&self, retained: &Retained) {
         self.committed.fetch_add(1, Ordering::Relaxed);
-        *self.place() = Place { done: Some((retained.id.epoch, retained.id.version)), transfer: None };
+        *self.state() =
+            TransferState { done: Some((retained.id.epoch, retained.id.version)), transfer: None };
     }
 
     /// Records that the transfer was aborted.
     pub(crate) fn handle_given_up(&self) {
-        self.place().transfer = None;
+        self.state().transfer = None;
     }
 
     /// Records that a chunk is being read and encoded.
-    pub(crate) fn encode(&self) -> AtStep<'_> {
-        AtStep::new(&self.encoding)
+    pub(crate) fn encode(&self) -> StageGuard<'_> {
+        StageGuard::new(&self.encoding)
     }
 
     /// Records that a chunk is being written.
-    pub(crate) fn write(&self) -> AtStep<'_> {
-        AtStep::new(&self.writing)
+    pub(crate) fn write(&self) -> StageGuard<'_> {
+        StageGuard::new(&self.writing)
     }
 
     /// Records that a chunk was written.
@@ -179,15 +180,15 @@ impl SubscriberProgress {
     fn status(&self) -> SubscriberStatus {
         let sent_payload_bytes = self.sent_payload_bytes.load(Ordering::Relaxed);
         let (done, transfer) = {
-            let place = self.place();
-            let transfer = place.transfer.as_ref().map(|begun| TransferStatus {
-                version: begun.version.clone(),
-                payload_bytes: begun.payload_bytes,
-                sent_bytes: sent_payload_bytes.saturating_sub(begun.sent_before),
-                since: begun.at.elapsed(),
+            let state = self.state();
+            let transfer = state.transfer.as_ref().map(|started| TransferStatus {
+                version: started.version.clone(),
+                payload_bytes: started.payload_bytes,
+                sent_bytes: sent_payload_bytes.saturating_sub(started.sent_before),
+                since: started.started.elapsed(),
                 limit: self.limit(),
             });
-            (place.done, transfer)
+            (state.done, transfer)
         };
         let lag = match (done, &transfer) {
             (None, None) => Default::default(), // It waits for a later version.
@@ -223,19 +224,19 @@ impl SubscriberProgress {
         }
     }
 
-    fn place(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, TransferState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<'a> AtStep<'a> {
+impl<'a> StageGuard<'a> {
     fn new(count: &'a AtomicU32) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for AtStep<'_> {
+impl Drop for StageGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -234,7 +234,7 @@ impl Subscription {
         skipped: u64,
         progress: &Progress,
     ) -> Result<(Transfer, Sender), Ended> {
-        if self.client.has_part_of_another(retained) {
+        if self.client.has_part_of_other_version(retained) {
             self.base.release(); // It was the base of the partial version.
         }
         let claims = std::mem::take(&mut self.claims);

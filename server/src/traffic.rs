@@ -50,30 +50,30 @@ impl Traffic {
     /// The total traffic.
     pub(crate) fn stats(&self) -> TrafficStats {
         let totals = self.totals();
-        let ended = totals.ended[0].and(totals.ended[1]);
-        totals.open.iter().fold(ended, |sum, (_, lane)| sum.with(lane.stats()))
+        let ended = totals.ended[0].plus(totals.ended[1]);
+        totals.open.iter().fold(ended, |sum, (_, lane)| sum.plus_lane(lane.stats()))
     }
 
-    /// For each kind of lane, how many are open, and their total traffic with that of ended ones.
+    /// For each kind of lane, the number of open ones, and the total traffic of open and ended ones.
     pub(crate) fn by_kind(&self) -> Vec<(LaneKind, u64, TrafficStats)> {
         let totals = self.totals();
-        let of = |kind: LaneKind| {
+        let totals_of = |kind: LaneKind| {
             let open = totals.open.iter().filter(|(_, lane)| lane.kind() == kind);
             let none = (kind, 0, totals.ended[index_of(kind)]);
-            open.fold(none, |(kind, count, sum), (_, lane)| (kind, count + 1, sum.with(lane.stats())))
+            open.fold(none, |(kind, count, sum), (_, lane)| (kind, count + 1, sum.plus_lane(lane.stats())))
         };
-        vec![of(LaneKind::Quic), of(LaneKind::Tcp)]
+        vec![totals_of(LaneKind::Quic), totals_of(LaneKind::Tcp)]
     }
 
-    /// The number of open lanes, and the status of the first `most`.
-    pub(crate) fn lanes(&self, most: usize) -> (usize, Vec<LaneStatus>) {
+    /// The number of open lanes, and the status of the first `lanes_max`.
+    pub(crate) fn lanes(&self, lanes_max: usize) -> (usize, Vec<LaneStatus>) {
         let totals = self.totals();
         let status = |(_, lane): &(u64, Lane)| LaneStatus {
             peer: lane.peer(),
             transport: lane.kind(),
             stats: lane.stats(),
         };
-        (totals.open.len(), totals.open.iter().take(most).map(status).collect())
+        (totals.open.len(), totals.open.iter().take(lanes_max).map(status).collect())
     }
 
     fn totals(&self) -> MutexGuard<'_, TrafficTotals> {
@@ -85,10 +85,10 @@ impl Traffic {
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
         let mut totals = self.traffic.totals();
-        if let Some(at) = totals.open.iter().position(|(number, _)| *number == self.number) {
-            let (_, lane) = totals.open.swap_remove(at);
+        if let Some(index) = totals.open.iter().position(|(number, _)| *number == self.number) {
+            let (_, lane) = totals.open.swap_remove(index);
             let ended = &mut totals.ended[index_of(lane.kind())];
-            *ended = ended.with(lane.stats());
+            *ended = ended.plus_lane(lane.stats());
         }
     }
 }
@@ -102,7 +102,7 @@ fn index_of(kind: LaneKind) -> usize {
 }
 
 impl TrafficStats {
-    fn and(self, other: Self) -> Self {
+    fn plus(self, other: Self) -> Self {
         Self {
             sent_packets: self.sent_packets + other.sent_packets,
             lost_packets: self.lost_packets + other.lost_packets,
@@ -111,8 +111,8 @@ impl TrafficStats {
         }
     }
 
-    fn with(self, lane: LaneStats) -> Self {
-        self.and(Self {
+    fn plus_lane(self, lane: LaneStats) -> Self {
+        self.plus(Self {
             sent_packets: lane.sent_packets,
             lost_packets: lane.lost_packets,
             sent_bytes: lane.sent_bytes,

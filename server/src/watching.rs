@@ -6,7 +6,7 @@ use tensor_relay_protocol::{Glob, ServerMessage, Topic, Verb, WatchId};
 use tensor_relay_transport::{LaneError, control};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
-/// The maximum number of names in a message: even the longest names then fit a frame.
+/// The maximum number of names in a message: even the longest names fit a frame.
 const PER_MESSAGE: usize = 240;
 
 /// Sends matching topics that `holder` may list, until the lane ends. A name may be sent twice, but is never missed.

@@ -1,4 +1,4 @@
-//! The access control list: the rights of principals without grants of their own.
+//! The access control list: the rights of principals other than tickets.
 
 use std::str::FromStr;
 use tensor_relay_protocol::{Glob, Grant, GrantError, Topic, Verb, Verbs};
@@ -7,7 +7,7 @@ use tensor_relay_protocol::{Glob, Grant, GrantError, Topic, Verb, Verbs};
 ///
 /// A principal is `key:NAME` (a listed client key), `dns:NAME` or `uri:URI` (a name in a client's certificate), or
 /// `uid:NUMBER` (a user of the publish socket), and may be a glob; topics are a glob. Empty lines and comments from `#`
-/// on are ignored. What no line allows is denied. A lookup scans all lines.
+/// on are ignored. Anything that no line allows is denied. A lookup scans all lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Acl {
     lines: Vec<Line>,
@@ -26,9 +26,9 @@ struct Line {
 /// The result of a lookup, with the line that decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// The line with this number and this text allows it.
+    /// The line with this number and text allows it.
     Allowed(usize, String),
-    /// No line names users, so every user that the publish socket admits may publish.
+    /// The list has no `uid:` line, so every user that the publish socket admits may publish.
     Unrestricted,
     /// No line allows it.
     Denied,
@@ -62,9 +62,9 @@ impl Acl {
         lines.map(|line| line.grant.clone()).collect()
     }
 
-    /// Whether a process of user `uid` may publish into `topic`. If no line names users, every user may whom the
+    /// Whether a process of user `uid` may publish into `topic`. Without `uid:` lines, every user may whom the
     /// publish socket admits.
-    pub(crate) fn lets_publish(&self, uid: u32, topic: &Topic) -> bool {
+    pub(crate) fn may_publish(&self, uid: u32, topic: &Topic) -> bool {
         self.decide(&format!("uid:{uid}"), Verb::Publish, topic) != Decision::Denied
     }
 
@@ -90,28 +90,28 @@ impl FromStr for Acl {
 }
 
 fn parse_line(number: usize, line: &str) -> Result<Line, AclError> {
-    let wrong = |why: String| AclError { line: number, why };
-    let words: Vec<_> = line.split_whitespace().collect();
-    let [principal, verbs, topics] = words[..] else {
-        return Err(wrong(format!("{line:?} is not `PRINCIPAL VERBS TOPICS`")));
+    let error = |why: String| AclError { line: number, why };
+    let fields: Vec<_> = line.split_whitespace().collect();
+    let [principal, verbs, topics] = fields[..] else {
+        return Err(error(format!("{line:?} is not `PRINCIPAL VERBS TOPICS`")));
     };
     if !["key:", "dns:", "uri:", "uid:"].iter().any(|kind| principal.starts_with(kind)) {
-        return Err(wrong(format!(
+        return Err(error(format!(
             "{principal:?} is not a principal: it must begin with `key:`, `dns:`, `uri:` or `uid:`"
         )));
     }
     let grant = |topics| -> Result<Grant, GrantError> {
         Ok(Grant { topics: Glob::new(topics)?, verbs: verbs.parse()? })
     };
-    let grant = grant(topics).map_err(|error| wrong(error.to_string()))?;
+    let grant = grant(topics).map_err(|error| error(error.to_string()))?;
     let (is_user, publishes) = (principal.starts_with("uid:"), grant.verbs.contains(Verb::Publish));
     if is_user != publishes || is_user && grant.verbs != Verbs::of([Verb::Publish]) {
-        return Err(wrong(format!(
+        return Err(error(format!(
             "{principal} cannot be granted {}: `uid:` may publish, and the others list and subscribe",
             grant.verbs
         )));
     }
-    Ok(Line { number, principal: Glob::new(principal).map_err(|error| wrong(error.to_string()))?, grant })
+    Ok(Line { number, principal: Glob::new(principal).map_err(|error| error(error.to_string()))?, grant })
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_line_allows_is_denied() {
+    fn anything_without_a_line_is_denied() {
         for (principal, verb, topic) in [
             ("key:trainer", Verb::Publish, "policy/a"),
             ("key:trainer", Verb::List, "kv/a"),
@@ -158,16 +158,14 @@ mod tests {
     fn users_are_denied_once_the_list_names_some() {
         let (kv, other) = (Topic::new("kv/a").unwrap(), Topic::new("other").unwrap());
         let acl: Acl = LIST.parse().unwrap();
-        assert!(
-            acl.lets_publish(1000, &kv) && !acl.lets_publish(1000, &other) && !acl.lets_publish(1001, &kv)
-        );
-        assert!(Acl::default().lets_publish(1001, &kv));
+        assert!(acl.may_publish(1000, &kv) && !acl.may_publish(1000, &other) && !acl.may_publish(1001, &kv));
+        assert!(Acl::default().may_publish(1001, &kv));
         let (unrestricted, denied) = (Decision::Unrestricted, Decision::Denied);
         assert_eq!(Acl::default().decide("uid:1001", Verb::Publish, &kv), unrestricted);
         assert_eq!(Acl::default().decide("uid:1001", Verb::List, &kv), denied);
         let mut cut = Acl::default();
         cut.keep_restriction_of_users(&acl);
-        assert!(!cut.lets_publish(1000, &kv), "removed lines must not let others publish");
+        assert!(!cut.may_publish(1000, &kv), "removed lines must not let others publish");
     }
 
     #[test]

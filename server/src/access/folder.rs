@@ -1,4 +1,4 @@
-//! [`Folder`]: the access files of a state directory. Each is read whole, within a size limit, and replaced atomically.
+//! [`Folder`]: the access files of a state directory. Each is read completely, within a size limit, and replaced atomically.
 
 use rustix::fs::OFlags;
 use std::{
@@ -26,7 +26,7 @@ pub enum AccessStoreError {
         /// The system's error.
         source: io::Error,
     },
-    /// The requested ticket is impossible.
+    /// The requested ticket cannot be made.
     #[error("cannot make the ticket: {0}")]
     Unfit(&'static str),
     /// The content of a file is invalid.
@@ -51,23 +51,23 @@ impl Folder {
         self.0.join(file)
     }
 
-    pub(super) fn wrong(&self, file: &str, why: &dyn std::fmt::Display) -> AccessStoreError {
+    pub(super) fn content_error(&self, file: &str, why: &dyn std::fmt::Display) -> AccessStoreError {
         AccessStoreError::Content { path: self.path(file), why: why.to_string() }
     }
 
-    fn failed(&self, action: &'static str, file: &str) -> impl Fn(io::Error) -> AccessStoreError {
+    fn io_error(&self, action: &'static str, file: &str) -> impl Fn(io::Error) -> AccessStoreError {
         let path = self.path(file);
         move |source| AccessStoreError::File { action, path: path.clone(), source }
     }
 
     pub(super) fn has(&self, file: &str) -> Result<bool, AccessStoreError> {
-        self.path(file).try_exists().map_err(self.failed("look at", file))
+        self.path(file).try_exists().map_err(self.io_error("inspect", file))
     }
 
     /// Creates the folder, with access for its owner alone.
     pub(super) fn make(&self) -> Result<(), AccessStoreError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
-        made.map_err(self.failed("make", ""))
+        made.map_err(self.io_error("create", ""))
     }
 
     /// Warns if others can read one of `files`, or can create or replace files in the folder.
@@ -79,14 +79,14 @@ impl Folder {
                 self.0.display()
             );
         }
-        let is_entered_by_others = folder.mode() & 0o011 != 0;
+        let is_accessible_to_others = folder.mode() & 0o011 != 0;
         for file in files {
             // Errors are reported when the file is read.
             let Ok(found) = fs::metadata(self.path(file)) else { continue };
-            if Exposure::of(&found) == Exposure::Shared && (is_entered_by_others || *file == "secrets") {
+            if Exposure::of(&found) == Exposure::Shared && (is_accessible_to_others || *file == "secrets") {
                 let what = match *file {
                     "secrets" => "who can make tickets with it",
-                    _ => "who learn which clients are admitted",
+                    _ => "who thereby learn which clients are admitted",
                 };
                 tracing::warn!(
                     "The file {0} can be read by others, {what}: run `chmod 600 {0}`.",
@@ -101,31 +101,31 @@ impl Folder {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let opened = match OpenOptions::new().read(true).custom_flags(flags).open(self.path(file)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(self.failed("read", file))?,
+            opened => opened.map_err(self.io_error("read", file))?,
         };
-        let found = opened.metadata().map_err(self.failed("look at", file))?;
+        let found = opened.metadata().map_err(self.io_error("inspect", file))?;
         if !found.is_file() {
-            return Err(self.wrong(file, &"it is not a regular file"));
+            return Err(self.content_error(file, &"it is not a regular file"));
         }
         match Exposure::of(&found) {
             Exposure::None | Exposure::Shared => {}
             Exposure::Writable => {
                 let why = format!("everybody can write it: run `chmod 600 {}`", self.path(file).display());
-                return Err(self.wrong(file, &why));
+                return Err(self.content_error(file, &why));
             }
             Exposure::Foreign => {
                 let why = format!(
                     "it belongs to user {}, which is neither root nor the user of this process: run `chown`",
                     found.uid()
                 );
-                return Err(self.wrong(file, &why));
+                return Err(self.content_error(file, &why));
             }
         }
         let mut text = String::new();
         let read = opened.take(FILE_MAX_BYTES + 1).read_to_string(&mut text);
-        match read.map_err(self.failed("read", file))? as u64 {
+        match read.map_err(self.io_error("read", file))? as u64 {
             0..=FILE_MAX_BYTES => Ok(Some(text)),
-            _ => Err(self.wrong(file, &format!("it has more than {FILE_MAX_BYTES} bytes"))),
+            _ => Err(self.content_error(file, &format!("it has more than {FILE_MAX_BYTES} bytes"))),
         }
     }
 
@@ -140,7 +140,7 @@ impl Folder {
         let content = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         // The error does not quote the line, which may be a secret.
         let parsed = content.map(|(index, line)| {
-            parse(line).ok_or_else(|| self.wrong(file, &format!("line {} is not understood", index + 1)))
+            parse(line).ok_or_else(|| self.content_error(file, &format!("line {} is invalid", index + 1)))
         });
         parsed.collect()
     }
@@ -148,10 +148,10 @@ impl Folder {
     /// Replaces `file` atomically by one that only its owner can read.
     pub(super) fn write(&self, file: &str, text: &str) -> Result<(), AccessStoreError> {
         let write = || self.temporary(text)?.persist(self.path(file)).map_err(|failed| failed.error);
-        write().map(drop).map_err(self.failed("write", file))
+        write().map(drop).map_err(self.io_error("write", file))
     }
 
-    /// Creates `file`, unless another process has created it meanwhile.
+    /// Creates `file`, unless it exists.
     pub(super) fn write_new(&self, file: &str, text: &str) -> Result<(), AccessStoreError> {
         let write = || {
             self.temporary(text)?
@@ -160,7 +160,7 @@ impl Folder {
         };
         match write() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            written => written.map(drop).map_err(self.failed("write", file)),
+            written => written.map(drop).map_err(self.io_error("write", file)),
         }
     }
 
@@ -179,6 +179,6 @@ impl Folder {
             opened.write_all(format!("{line}\n").as_bytes())?;
             opened.sync_all()
         };
-        write().map_err(self.failed("write", file))
+        write().map_err(self.io_error("write", file))
     }
 }

@@ -23,8 +23,8 @@ pub(super) fn to_line(ticket: &IssuedTicket) -> String {
 }
 
 pub(super) fn from_line(line: &str) -> Option<IssuedTicket> {
-    let words: Vec<_> = line.split('\t').collect();
-    let [id, issued, expires, grants @ .., holder] = &words[..] else { return None };
+    let fields: Vec<_> = line.split('\t').collect();
+    let [id, issued, expires, grants @ .., holder] = &fields[..] else { return None };
     let (issued_s, secret) = match issued.split_once('@') {
         Some((issued_s, secret)) => (issued_s, Some(SecretId(u32::from_str_radix(secret, 16).ok()?))),
         None => (*issued, None),

@@ -25,20 +25,20 @@ pub(super) struct Reading {
     pub(super) rules: Result<(Rules, Texts), AccessStoreError>,
     /// The revoked tickets, even if other files are invalid.
     pub(super) revoked: Vec<TicketId>,
-    /// Whether the uses of tickets were saved.
-    pub(super) noted: Result<(), AccessStoreError>,
+    /// The result of saving the uses of tickets.
+    pub(super) saved: Result<(), AccessStoreError>,
 }
 
 /// Checks the files until all receivers of the rules are dropped, and saves when tickets were used. While the files are
-/// invalid, `problem` says why.
+/// invalid, `problem` has the reason.
 pub(super) async fn follow_files(
-    look: impl Fn(&Texts, Option<&HashMap<TicketId, u64>>) -> Reading + Clone + Send + 'static,
+    read: impl Fn(&Texts, Option<&HashMap<TicketId, u64>>) -> Reading + Clone + Send + 'static,
     mut texts: Texts,
     sender: watch::Sender<Arc<Rules>>,
     uses: Weak<Uses>,
     problem: Arc<Mutex<Option<String>>>,
 ) {
-    let (mut unwritten, mut written) = (LastError::default(), HashMap::new());
+    let (mut last_save_error, mut written) = (LastError::default(), HashMap::new());
     loop {
         tokio::select! {
             () = sender.closed() => return,
@@ -48,22 +48,22 @@ pub(super) async fn follow_files(
             .upgrade()
             .map(|uses| uses.lock().map(|uses| uses.clone()).unwrap_or_default());
         let used = used.filter(|used| *used != written);
-        let (look, before, noting) = (look.clone(), texts.clone(), used.clone());
-        let mut looking = tokio::task::spawn_blocking(move || look(&before, noting.as_ref()));
-        let looked = match tokio::time::timeout(LOOK_MAX, &mut looking).await {
-            Ok(looked) => looked,
+        let (read, before, new_uses) = (read.clone(), texts.clone(), used.clone());
+        let mut reading = tokio::task::spawn_blocking(move || read(&before, new_uses.as_ref()));
+        let outcome = match tokio::time::timeout(LOOK_MAX, &mut reading).await {
+            Ok(outcome) => outcome,
             Err(_) => {
                 let late =
                     format!("they were not read within {} s: does the file system hang?", LOOK_MAX.as_secs());
                 report(&problem, Some(late));
                 tokio::select! {
                     () = sender.closed() => return,
-                    looked = looking => looked,
+                    outcome = reading => outcome,
                 }
             }
         };
-        let Reading { rules, revoked, noted } = match looked {
-            Ok(looked) => looked,
+        let Reading { rules, revoked, saved } = match outcome {
+            Ok(outcome) => outcome,
             Err(error) if error.is_panic() => {
                 report(
                     &problem,
@@ -74,10 +74,10 @@ pub(super) async fn follow_files(
             Err(_) => return, // The runtime shuts down.
         };
         match rules {
-            Ok((rules, read)) => {
+            Ok((rules, read_texts)) => {
                 report(&problem, None);
                 replace(&sender, rules);
-                texts = read;
+                texts = read_texts;
             }
             Err(error) => {
                 report(&problem, Some(error.to_string()));
@@ -86,8 +86,10 @@ pub(super) async fn follow_files(
                 replace(&sender, Rules { revoked: revoked.into_iter().collect(), ..known });
             }
         }
-        match noted {
-            Err(error) => unwritten.report(&error, "The times at which tickets were used cannot be saved."),
+        match saved {
+            Err(error) => {
+                last_save_error.report(&error, "The times at which tickets were used cannot be saved.")
+            }
             Ok(()) => written = used.unwrap_or(written),
         }
     }
@@ -98,7 +100,7 @@ fn report(problem: &Mutex<Option<String>>, now: Option<String>) {
     let mut known = problem.lock().unwrap_or_else(PoisonError::into_inner);
     match &now {
         Some(error) if now != *known => {
-            tracing::warn!(%error, "The access rules cannot be read; the previous ones stay in force.");
+            tracing::warn!(%error, "The access rules cannot be read; the previous rules stay in force.");
         }
         None if known.is_some() => tracing::info!("The access rules can be read again."),
         _ => {}
@@ -148,7 +150,7 @@ mod tests {
             let is_good = opened.lock().unwrap_or_else(PoisonError::into_inner).recv().unwrap();
             assert!(is_good, "this look fails");
             let rules = Rules { open: true, ..Rules::default() };
-            Reading { rules: Ok((rules, texts.clone())), revoked: vec![], noted: Ok(()) }
+            Reading { rules: Ok((rules, texts.clone())), revoked: vec![], saved: Ok(()) }
         };
         let sender = watch::Sender::new(Arc::new(Rules::default()));
         let (mut rules, problem) = (sender.subscribe(), Arc::<Mutex<Option<String>>>::default());

@@ -10,7 +10,7 @@ use tensor_relay_transport::{ClientAuthorities, ClientCertificate, Fingerprint};
 /// The rules of admission. The default admits nobody.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Whether everybody is admitted with all rights, whatever the other fields say.
+    /// Whether everybody is admitted with all rights, whatever the other fields contain.
     pub open: bool,
     /// The secrets whose tickets are valid. The first seals new ones.
     pub secrets: Vec<Secret>,
@@ -56,9 +56,9 @@ pub enum Denied {
     /// It would now be admitted as another principal.
     #[error("it was admitted as {before} and would now be {now}: it may reconnect as that")]
     Another {
-        /// The principal as which it was admitted.
+        /// The principal under which it was admitted.
         before: String,
-        /// The principal that it would be now.
+        /// The principal under which it would be admitted now.
         now: String,
     },
     /// Its ticket has expired.
@@ -81,7 +81,7 @@ impl Rules {
     }
 
     /// The server's own ticket: `ticket` with a token to list and subscribe to its topic, or to all topics if it names
-    /// none. The same each time, until it is revoked or the secret rotated. An open server's has no token.
+    /// none. It is the same each time, until it is revoked or the secret is rotated. An open server's ticket has no token.
     pub fn own_ticket(&self, ticket: Ticket) -> Ticket {
         let Some(secret) = self.secrets.first().filter(|_| !self.open) else { return ticket };
         let grant = match ticket.topic() {
@@ -97,7 +97,7 @@ impl Rules {
     /// a certificate, and those over a token.
     ///
     /// # Errors
-    /// [`Denied`] says why they are refused.
+    /// [`Denied`], with the reason.
     pub fn admit(&self, credentials: &Credentials, now_s: u64) -> Result<Principal, Denied> {
         if self.open {
             return Ok(Principal::anybody(vec![Grant::everywhere(Verbs::of(Verb::ALL))]));
@@ -143,7 +143,7 @@ impl Rules {
     /// Checks whether a recorded ticket is valid at `now_s`.
     ///
     /// # Errors
-    /// [`Denied`] says why not.
+    /// [`Denied`], with the reason.
     pub fn check_issued(&self, ticket: &IssuedTicket, now_s: u64) -> Result<(), Denied> {
         let is_known = |secret| self.secrets.iter().any(|known| known.id() == secret);
         match ticket.secret {
@@ -152,12 +152,12 @@ impl Rules {
         }
     }
 
-    /// Takes over the revocations of `before`. Only a restart undoes them; for a key, also trusting it again.
+    /// Keeps the revocations of `before`. Only a restart undoes them; for a key, trusting it again also does.
     pub(super) fn keep_revoked(&mut self, before: &Self) {
         self.revoked.extend(&before.revoked);
-        let gone = before.keys.keys().chain(&before.revoked_keys);
-        let gone: Vec<_> = gone.filter(|key| !self.keys.contains_key(key)).copied().collect();
-        self.revoked_keys.extend(gone);
+        let removed = before.keys.keys().chain(&before.revoked_keys);
+        let removed: Vec<_> = removed.filter(|key| !self.keys.contains_key(key)).copied().collect();
+        self.revoked_keys.extend(removed);
         self.acl.keep_restriction_of_users(&before.acl);
     }
 }

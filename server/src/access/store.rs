@@ -51,7 +51,7 @@ impl AccessStore {
         if !store.folder.has("secrets")? {
             store.folder.make()?;
             let secret = lines([new_secret(None)].iter().map(Secret::to_line));
-            store.folder.write_new("secrets", &secret)?; // Two servers that start at once both use the first one's.
+            store.folder.write_new("secrets", &secret)?; // Of two concurrent starts, both use the first secret.
         }
         store.folder.warn_if_exposed(&[&FILES[..], &["issued", "used"]].concat());
         store.secrets().map(|_| store)
@@ -66,7 +66,7 @@ impl AccessStore {
     }
 
     /// An [`Access`] by these files: a task of the current runtime reads them until the last clone is dropped. If they
-    /// become invalid, the previous rules stay; the log and [`Access::problem`] say why.
+    /// become invalid, the previous rules stay; the log and [`Access::problem`] have the reason.
     ///
     /// # Errors
     /// [`AccessStoreError`] when they are invalid now.
@@ -76,23 +76,24 @@ impl AccessStore {
         let access = Access::following(sender.subscribe());
         let (uses, problem) = (Arc::downgrade(&access.uses), Arc::clone(&access.problem));
         let store = self.clone();
-        let look = move |before: &Texts, used: Option<&HashMap<TicketId, u64>>| store.look(before, used);
-        tokio::spawn(reload::follow_files(look, texts, sender, uses, problem));
+        let check =
+            move |before: &Texts, used: Option<&HashMap<TicketId, u64>>| store.check_files(before, used);
+        tokio::spawn(reload::follow_files(check, texts, sender, uses, problem));
         Ok(access)
     }
 
     /// One check by a running server, whose current rules are from `before`. Saves when tickets were `used`.
-    fn look(&self, before: &Texts, used: Option<&HashMap<TicketId, u64>>) -> Reading {
-        let look = || {
+    fn check_files(&self, before: &Texts, used: Option<&HashMap<TicketId, u64>>) -> Reading {
+        let read = || {
             let texts = Texts::read(&self.folder)?;
             texts.check_after(before, &self.folder)?;
             Ok((texts.rules(&self.folder)?, texts))
         };
-        let noted = used.map_or(Ok(()), |used| self.note_uses(used));
-        Reading { rules: look(), revoked: self.revoked().unwrap_or_default(), noted }
+        let saved = used.map_or(Ok(()), |used| self.note_uses(used));
+        Reading { rules: read(), revoked: self.revoked().unwrap_or_default(), saved }
     }
 
-    /// Seals `claims` without listing them: for tickets that are made anew at each start.
+    /// Seals `claims` without listing them: for tickets that are made at each start.
     ///
     /// # Errors
     /// [`AccessStoreError`] when there is no secret.
@@ -100,14 +101,14 @@ impl AccessStore {
         let secrets = self.secrets()?;
         let secret = secrets
             .first()
-            .ok_or_else(|| self.folder.wrong("secrets", &"it holds no secret"))?;
+            .ok_or_else(|| self.folder.content_error("secrets", &"it has no secret"))?;
         Ok(secret.seal(claims))
     }
 
     /// Issues a ticket to `holder` and lists it; returns its claims and its token.
     ///
     /// # Errors
-    /// [`AccessStoreError::Unfit`] when no ticket can hold this; others when it cannot be listed.
+    /// [`AccessStoreError::Unfit`] if a ticket cannot represent this; others if it cannot be listed.
     pub fn issue(
         &self,
         holder: &str,

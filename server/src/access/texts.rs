@@ -1,4 +1,4 @@
-//! [`Texts`]: the texts of the access files, as read at one time.
+//! [`Texts`]: the texts of the access files, as read in one check.
 
 use super::{AccessStoreError, Rules, folder::Folder};
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ impl Texts {
         Ok(Self(FILES.into_iter().map(read).collect::<Result<_, _>>()?))
     }
 
-    fn of(&self, file: &str) -> &str {
+    fn text(&self, file: &str) -> &str {
         self.0.get(file).map_or("", String::as_str)
     }
 
@@ -51,16 +51,16 @@ impl Texts {
     /// [`AccessStoreError::Content`], with what to do if the change was intended.
     pub(super) fn check_after(&self, before: &Self, folder: &Folder) -> Result<(), AccessStoreError> {
         for file in FILES {
-            let (then, now) = (before.of(file), self.of(file));
+            let (then, now) = (before.text(file), self.text(file));
             if now.trim().is_empty() && !then.trim().is_empty() {
                 let why = "it is missing or empty and was not before; if it is meant to be empty, write a line that \
                            begins with `#`, or restart the server";
-                return Err(folder.wrong(file, &why));
+                return Err(folder.content_error(file, &why));
             }
             let has_names = matches!(file, "keys" | "acl"); // The other files become invalid if truncated.
             if has_names && now != then && !now.is_empty() && !now.ends_with('\n') {
                 let why = "its last line has no line end, so it may be truncated: add one";
-                return Err(folder.wrong(file, &why));
+                return Err(folder.content_error(file, &why));
             }
         }
         Ok(())
@@ -68,26 +68,26 @@ impl Texts {
 
     pub(super) fn rules(&self, folder: &Folder) -> Result<Rules, AccessStoreError> {
         let (mut keys, mut revoked_keys) = (HashMap::new(), std::collections::HashSet::new());
-        for line in folder.parse_lines("keys", self.of("keys"), KeyLine::parse)? {
+        for line in folder.parse_lines("keys", self.text("keys"), KeyLine::parse)? {
             match line {
                 KeyLine::Trusted(key, name) => drop(keys.insert(key, name)),
                 KeyLine::Revoked(key) => drop(revoked_keys.insert(key)),
             }
         }
-        let pem = self.of("ca.pem");
+        let pem = self.text("ca.pem");
         let is_blank = pem.lines().all(|line| line.trim().is_empty() || line.starts_with('#'));
         let authorities = match is_blank {
             true => ClientAuthorities::default(),
-            false => ClientAuthorities::from_pem(pem).map_err(|why| folder.wrong("ca.pem", &why))?,
+            false => ClientAuthorities::from_pem(pem).map_err(|why| folder.content_error("ca.pem", &why))?,
         };
         Ok(Rules {
             open: false,
-            secrets: secrets(folder, self.of("secrets"))?,
-            revoked: revoked(folder, self.of("revoked"))?.into_iter().collect(),
+            secrets: secrets(folder, self.text("secrets"))?,
+            revoked: revoked(folder, self.text("revoked"))?.into_iter().collect(),
             keys,
             revoked_keys,
             authorities,
-            acl: self.of("acl").parse().map_err(|why| folder.wrong("acl", &why))?,
+            acl: self.text("acl").parse().map_err(|why| folder.content_error("acl", &why))?,
         })
     }
 }
@@ -100,8 +100,8 @@ pub(super) fn secrets(folder: &Folder, text: &str) -> Result<Vec<Secret>, Access
     let secrets = folder.parse_lines("secrets", text, |line| Secret::from_line(line).ok())?;
     match secrets.is_empty() {
         true => {
-            let why = "it is missing or holds no secret; a server makes one at its first start";
-            Err(folder.wrong("secrets", &why))
+            let why = "it is missing or has no secret; a server creates one at its first start";
+            Err(folder.content_error("secrets", &why))
         }
         false => Ok(secrets),
     }

@@ -51,7 +51,7 @@ impl DeltaBase {
     /// producer may wait for the memory. Hold the result for one comparison only.
     pub(crate) fn upgrade(&self) -> Option<Arc<Retained>> {
         let retained = self.retained.upgrade()?;
-        let may_be_read = !retained.has_left() || self.bases.is_cached(self.key);
+        let may_be_read = !retained.has_left_retention() || self.bases.is_cached(self.key);
         may_be_read.then_some(retained)
     }
 }

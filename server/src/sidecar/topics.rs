@@ -62,7 +62,7 @@ impl Topics {
     /// # Errors
     /// If not; the text has the missing line.
     pub(super) fn may_publish(&self, uid: u32, topic: &Topic) -> Result<(), Refused> {
-        if self.shared.access.rules().acl.lets_publish(uid, topic) {
+        if self.shared.access.rules().acl.may_publish(uid, topic) {
             return Ok(());
         }
         tracing::warn!(uid, %topic, "A publish was refused: the access control list does not allow it.");

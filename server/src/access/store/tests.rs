@@ -12,7 +12,7 @@ impl AccessStore {
 }
 
 /// The rules after the next checks.
-async fn looked(access: &Access) -> Arc<Rules> {
+async fn rules_after_check(access: &Access) -> Arc<Rules> {
     let mut rules = access.rules.clone();
     rules.mark_unchanged();
     let _ = tokio::time::timeout(2 * LOOK, rules.changed()).await;
@@ -56,14 +56,14 @@ fn tickets_are_issued_listed_and_revoked() {
 
 /// A ticket can be revoked while other files are broken, and stays revoked for a running server.
 #[tokio::test(start_paused = true)]
-async fn a_ticket_is_revoked_beside_a_broken_list() {
+async fn a_ticket_is_revoked_despite_a_broken_list() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
     let access = store.watch_changes().unwrap();
     let (claims, _) = store.issue("", vec![], None).unwrap();
     fs::write(store.path("acl"), "nonsense").unwrap();
     assert!(AccessStore::open(dir.path()).unwrap().revoke(claims.id).unwrap());
-    let look = || async { looked(&access).await.revoked.contains(&claims.id) };
+    let look = || async { rules_after_check(&access).await.revoked.contains(&claims.id) };
     assert!(look().await);
     assert!(access.problem().unwrap().contains("acl"));
     fs::write(store.path("revoked"), "").unwrap();
@@ -72,7 +72,7 @@ async fn a_ticket_is_revoked_beside_a_broken_list() {
 }
 
 #[test]
-fn impossible_tickets_are_refused_and_not_listed() {
+fn invalid_tickets_are_refused_and_not_listed() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
     let publishing = vec![Grant::everywhere(Verbs::of([Verb::Publish]))];
@@ -106,7 +106,7 @@ fn keys_are_trusted_by_name() {
 }
 
 #[test]
-fn a_rotated_secret_is_valid_once_more() {
+fn a_rotated_secret_is_valid_until_the_next_rotation() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
     let token = store.seal(&claims(1)).unwrap();
@@ -181,7 +181,7 @@ fn files_that_others_can_change_are_refused() {
 /// Goal: no file that is lost, emptied or truncated changes the rules of a running server, which reports it; a file
 /// that is empty on purpose does. Method: each file, each of these, and a check after each.
 #[tokio::test(start_paused = true)]
-async fn lost_files_change_nothing() {
+async fn lost_files_do_not_change_the_rules() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
     let (one, two) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
@@ -205,24 +205,24 @@ async fn lost_files_change_nothing() {
                 None => fs::remove_file(store.path(file)).unwrap(),
                 Some(lost) => fs::write(store.path(file), lost).unwrap(),
             }
-            assert_eq!(looked(&access).await, before, "{file} {lost:?}");
+            assert_eq!(rules_after_check(&access).await, before, "{file} {lost:?}");
             let problem = access.problem().unwrap();
             assert!(problem.contains(file), "{problem}");
             fs::write(store.path(file), &text).unwrap();
-            looked(&access).await;
+            rules_after_check(&access).await;
             assert_eq!((access.rules(), access.problem()), (Arc::clone(&before), None));
         }
     }
     for file in ["revoked", "keys", "ca.pem", "acl"] {
         fs::write(store.path(file), "# nobody\n").unwrap();
-        looked(&access).await;
+        rules_after_check(&access).await;
         assert_eq!(access.problem(), None, "{file}");
     }
     let after = access.rules();
     assert!(after.keys.is_empty() && after.authorities == Default::default());
     assert_eq!(after.revoked_keys, [one, two].into(), "they are refused even with a token");
     assert!(after.revoked.contains(&revoked));
-    assert!(!after.acl.lets_publish(2, &Topic::new("kv/ab").unwrap()));
+    assert!(!after.acl.may_publish(2, &Topic::new("kv/ab").unwrap()));
 }
 
 #[test]
@@ -241,15 +241,15 @@ fn uses_and_tickets_are_kept_within_bounds() {
 }
 
 #[test]
-fn broken_files_are_named_and_not_shown() {
+fn errors_name_broken_files_without_their_content() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
     let secrets = fs::read_to_string(store.path("secrets")).unwrap();
     for (file, text, told) in [
-        ("secrets", secrets[1..].to_owned(), "line 1 is not understood"),
-        ("secrets", String::new(), "holds no secret"),
-        ("revoked", "\n# all\nnonsense".into(), "line 3 is not understood"),
-        ("keys", "sha256:00 a".into(), "line 1 is not understood"),
+        ("secrets", secrets[1..].to_owned(), "line 1 is invalid"),
+        ("secrets", String::new(), "has no secret"),
+        ("revoked", "\n# all\nnonsense".into(), "line 3 is invalid"),
+        ("keys", "sha256:00 a".into(), "line 1 is invalid"),
         ("acl", "key:a read **".into(), "line 1: there is no verb"),
         ("ca.pem", "nonsense".into(), "no certificates of authorities"),
     ] {
@@ -275,7 +275,7 @@ async fn rules_are_followed() {
     let key = Fingerprint([5; 32]);
     let topic = Topic::new("kv/a").unwrap();
     let looked = || async {
-        let rules = looked(&access).await;
+        let rules = rules_after_check(&access).await;
         let name = rules.keys.get(&key).map(|name| format!("key:{name}"));
         name.is_some_and(|name| rules.acl.decide(&name, Verb::List, &topic) != Decision::Denied)
     };
