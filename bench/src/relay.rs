@@ -102,10 +102,10 @@ async fn rounds(
     let mut current = first;
     for round in 0.. {
         let next = publisher.publish(server, round + 1).await?;
-        let (begun, looks) = (Begun::now(), server.stats().encoder.looks);
+        let (begun, looks) = (Begun::now(), server.stats().encoder.estimates);
         let committed = current.publication.committed(1, ROUND_MAX).await;
         ensure!(committed, "no receiver finished round {round} within {} s", ROUND_MAX.as_secs());
-        let more = Cells::of([("looks", (server.stats().encoder.looks - looks) as f64)]);
+        let more = Cells::of([("looks", (server.stats().encoder.estimates - looks) as f64)]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;
         std::mem::replace(&mut current, next).withdraw();
     }

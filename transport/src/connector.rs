@@ -332,7 +332,7 @@ impl Connector {
             LaneKind::Quic => self.connect_quic(address, keys, number).await,
             LaneKind::Tcp => {
                 let stream = self.open_stream(address, number).await?;
-                self.shake_hands(stream, address, keys).await
+                self.handshake(stream, address, keys).await
             }
         }
     }

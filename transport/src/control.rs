@@ -20,10 +20,10 @@ const QUEUE_MAX: usize = 64;
 
 /// The time to wait for the close of a peer that stopped its control stream: one or two round trips if the close is
 /// lost at first.
-const GOOD_BYE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The time that closing a lane waits for queued messages to be written.
-const SETTLE: Duration = Duration::from_millis(500);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A message of the control stream.
 pub trait Message: Sized + Send + 'static {
@@ -103,7 +103,7 @@ fn start<Out: Message, In: Message>(
 enum Queued {
     Frame(Vec<u8>),
     /// Signals when everything queued before is written.
-    Mark(oneshot::Sender<()>),
+    Flush(oneshot::Sender<()>),
 }
 
 /// The sending half of the control stream. Cheap to clone: every task of a session can send, and cancelling a task
@@ -134,15 +134,15 @@ impl<Out: Message> Sender<Out> {
     }
 
     /// Waits until queued messages are sent, so that a following [`close`](Lane::close) does not overtake them: half a
-    /// second for the queue, and half a second for [data in flight](Lane::settle).
-    pub async fn settle(&self) {
+    /// second for the queue, and half a second for [data in flight](Lane::flush).
+    pub async fn flush(&self) {
         let (written, is_written) = oneshot::channel();
         let queued = async {
-            let _ = self.queue.send(Queued::Mark(written)).await;
+            let _ = self.queue.send(Queued::Flush(written)).await;
             let _ = is_written.await; // Either fails only when the lane has ended.
         };
-        let _ = tokio::time::timeout(SETTLE, queued).await;
-        self.lane.settle().await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, queued).await;
+        self.lane.flush().await;
     }
 }
 
@@ -160,7 +160,7 @@ impl Writer {
         while let Some(queued) = self.waiting.recv().await {
             let frame = match queued {
                 Queued::Frame(frame) => frame,
-                Queued::Mark(written) => {
+                Queued::Flush(written) => {
                     let _ = written.send(()); // The waiting task may be cancelled.
                     continue;
                 }
@@ -170,13 +170,15 @@ impl Writer {
                 Ok(false) => {
                     // A closing peer stops its streams right before its close, which may be lost at first. If the lane
                     // stays open instead, no message can be sent to the peer any more.
-                    if tokio::time::timeout(GOOD_BYE, self.lane.closed()).await.is_err() {
-                        self.lane.close_unheard(CloseCode::Misbehaved, "the control stream was stopped");
+                    if tokio::time::timeout(CLOSE_TIMEOUT, self.lane.closed()).await.is_err() {
+                        self.lane
+                            .close_unread_control(CloseCode::Misbehaved, "the control stream was stopped");
                     }
                     break;
                 }
                 Err(_) => {
-                    self.lane.close_unheard(CloseCode::TimedOut, "the control stream was not read");
+                    self.lane
+                        .close_unread_control(CloseCode::TimedOut, "the control stream was not read");
                     break;
                 }
             }
@@ -217,7 +219,7 @@ impl<In: Message> Receiver<In> {
             }
             match self.stream.read().await? {
                 Some(bytes) => self.buffer.extend_from_slice(&bytes),
-                None => return Err(LaneError::StreamGivenUp.into()),
+                None => return Err(LaneError::StreamAborted.into()),
             }
         }
     }

@@ -4,7 +4,7 @@
 //! [`send_chunk`] and [`send_manifest`] send them on a lane. Stages overlap because callers run several chunks at once,
 //! bounded by credit: while one waits for the wire, the next is read and encoded.
 
-mod choosing;
+mod chooser;
 mod chunk_cache;
 mod encoder;
 mod encodings;
@@ -12,7 +12,7 @@ mod payload;
 mod read;
 mod reads;
 
-pub use choosing::CodecRequest;
+pub use chooser::CodecRequest;
 pub use encoder::{Encoded, Encoder, EncoderStats};
 pub use payload::Payload;
 pub use read::{READ_TIMEOUT, read};

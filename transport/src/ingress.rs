@@ -145,7 +145,7 @@ impl Ingress {
     ///
     /// # Errors
     /// [`ReceiveError`], except [`ReceiveError::Lane`]: the chunk is already received.
-    pub async fn settle_chunk(
+    pub async fn finish_chunk(
         &self,
         gathered: Gathered<'_>,
         dtype: Dtype,

@@ -20,7 +20,7 @@ pub use error::{HeaderError, LaneError};
 pub(crate) use quic::{Connection as QuicConnection, lane_error};
 
 /// The longest wait, when a lane is closed, for the peer to receive the close.
-const CLOSE_FLUSH: Duration = Duration::from_millis(500);
+const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// One connection of a session: a control stream and one-way data streams.
 ///
@@ -120,12 +120,12 @@ impl Lane {
     /// interrupted; earlier clones keep their runtime. The readiness of a TCP socket is still reported by the runtime
     /// that accepted it.
     pub fn spread(mut self, threads: &LaneThreads) -> Self {
-        let moving = match &self.connection {
-            Connection::Quic(connection) => connection.take_moving(),
-            Connection::Tcp(connection) => connection.take_moving(),
+        let mover = match &self.connection {
+            Connection::Quic(connection) => connection.take_mover(),
+            Connection::Tcp(connection) => connection.take_mover(),
         };
-        if let Some(moving) = moving {
-            self.thread = lane_threads::settle(&moving, threads).map(Arc::new);
+        if let Some(mover) = mover {
+            self.thread = lane_threads::move_to_thread(&mover, threads).map(Arc::new);
         }
         self
     }
@@ -218,20 +218,20 @@ impl Lane {
     }
 
     /// Closes the lane because the peer does not read its control stream, as `detail` says. All its streams then fail
-    /// with [`LaneError::Unheard`].
-    pub(crate) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
+    /// with [`LaneError::ControlUnread`].
+    pub(crate) fn close_unread_control(&self, code: CloseCode, detail: &'static str) {
         match &self.connection {
-            Connection::Quic(connection) => connection.close_unheard(code, detail),
-            Connection::Tcp(connection) => connection.close_unheard(code, detail),
+            Connection::Quic(connection) => connection.close_unread_control(code, detail),
+            Connection::Tcp(connection) => connection.close_unread_control(code, detail),
         }
     }
 
     /// Waits, at most half a second, until all sent data is acknowledged: a close sent while QUIC's congestion window
     /// is full would not reach the peer. Streams must be finished or dropped before. Over TCP this returns at once: a
     /// close is sent after all other data.
-    pub async fn settle(&self) {
+    pub async fn flush(&self) {
         match &self.connection {
-            Connection::Quic(connection) => connection.settle(CLOSE_FLUSH).await,
+            Connection::Quic(connection) => connection.flush(CLOSE_FLUSH_TIMEOUT).await,
             Connection::Tcp(_) => {}
         }
     }
@@ -247,7 +247,7 @@ impl Lane {
                 Connection::Tcp(connection) => connection.close_answered().await,
             }
         };
-        let _ = tokio::time::timeout(CLOSE_FLUSH, answered).await;
+        let _ = tokio::time::timeout(CLOSE_FLUSH_TIMEOUT, answered).await;
     }
 
     /// Why the lane ended, if it has.

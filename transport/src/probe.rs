@@ -67,6 +67,6 @@ pub async fn receive_probe(mut stream: DataIn, header: ProbeHeader) -> Result<Pr
         Ok(report) if is_short_enough && bytes == expected => {
             Ok(ProbeResult { bytes, elapsed, sender: ProbeReport::decode(&report) })
         }
-        _ => Err(LaneError::StreamGivenUp),
+        _ => Err(LaneError::StreamAborted),
     }
 }

@@ -75,7 +75,7 @@ pub(crate) fn stream_client_config(
 
 /// Whether ALPN chose this protocol. QUIC enforces that; over a byte stream the handshake succeeds with a peer that
 /// offers no protocol.
-pub(crate) fn is_ours(connection: &rustls::CommonState) -> bool {
+pub(crate) fn is_protocol_agreed(connection: &rustls::CommonState) -> bool {
     connection.alpn_protocol() == Some(ALPN)
 }
 

@@ -34,7 +34,7 @@ impl Workers {
     }
 
     /// Starts `work` without a waiter, such as unmapping memory, which takes milliseconds for gigabytes.
-    pub fn begin(self, work: impl FnOnce() + Send + 'static) {
+    pub fn spawn(self, work: impl FnOnce() + Send + 'static) {
         match self {
             Self::Inline => work(),
             Self::Threads => match tokio::runtime::Handle::try_current() {

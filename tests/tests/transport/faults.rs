@@ -36,7 +36,7 @@ fn what_is_cut_in_the_middle_is_lost() {
             let (_, error) = tokio::join!(sending, receiving);
             let is_flip = number == 2;
             match &error {
-                LaneError::Cut { peer, .. } if !is_flip => assert_eq!(*peer, client.peer()),
+                LaneError::ConnectionLost { peer, .. } if !is_flip => assert_eq!(*peer, client.peer()),
                 LaneError::Protocol { detail, .. } if is_flip => {
                     assert!(detail.contains("decrypt"), "{detail}")
                 }
@@ -47,7 +47,10 @@ fn what_is_cut_in_the_middle_is_lost() {
                 (Some(error.clone()), Some(error))
             );
             let at_server = server.closed().await;
-            assert!(matches!(at_server, LaneError::Cut { .. } | LaneError::Protocol { .. }), "{at_server}");
+            assert!(
+                matches!(at_server, LaneError::ConnectionLost { .. } | LaneError::Protocol { .. }),
+                "{at_server}"
+            );
         });
     }
 }
@@ -62,7 +65,10 @@ fn a_reset_ends_both_ends() {
         sim.net.reset_streams(&sim.server_host(), &sim.client_host(1));
         for lane in [server, client] {
             let error = lane.closed().await;
-            assert!(matches!(&error, LaneError::Cut { detail, .. } if detail.contains("reset")), "{error}");
+            assert!(
+                matches!(&error, LaneError::ConnectionLost { detail, .. } if detail.contains("reset")),
+                "{error}"
+            );
         }
         assert!(sim.elapsed() - began < Duration::from_secs(1));
     });

@@ -115,7 +115,7 @@ fn a_peer_that_ends_or_breaks_tls() {
             }
             let error = lane.closed().await;
             assert!(error.to_string().contains(why), "{error}");
-            assert_eq!(matches!(error, LaneError::Cut { .. }), alert.is_none(), "{error}");
+            assert_eq!(matches!(error, LaneError::ConnectionLost { .. }), alert.is_none(), "{error}");
             if let Some(alert) = alert {
                 let told = peer.read_to_end(&mut vec![]).await.unwrap_err().to_string();
                 assert!(told.contains(alert), "{told}");

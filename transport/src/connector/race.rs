@@ -16,7 +16,7 @@ const HEAD_START: Duration = Duration::from_millis(250);
 /// A path is short if TCP connects within this time. There TCP is faster than QUIC and costs less, thanks to
 /// segmentation offload; on a longer path it would need larger windows than systems allow by default, and QUIC's loss
 /// recovery. The kernel answers a SYN, so this measures the round trip time even if the server is busy.
-const SHORT_PATH: Duration = Duration::from_millis(5);
+const SHORT_PATH_CONNECT_TIME: Duration = Duration::from_millis(5);
 
 impl Connector {
     /// Opens a lane to the first of `addresses` that answers. The next one starts after a head start, or when an
@@ -89,7 +89,7 @@ impl Connector {
         let timed_out = |_| Err(LaneError::TimedOut { peer: address }.into());
         let began = Instant::now();
         let mut opening = pin!(self.open_stream(address, 0));
-        let opened = timeout_at((began + SHORT_PATH).min(deadline), &mut opening).await;
+        let opened = timeout_at((began + SHORT_PATH_CONNECT_TIME).min(deadline), &mut opening).await;
         let is_short = opened.is_ok();
         let mut tcp = pin!(timeout_at(deadline, async {
             let stream = match opened {
@@ -99,7 +99,7 @@ impl Connector {
             if !is_short && !self.only_tcp.load(Ordering::Relaxed) {
                 sleep_until(began + HEAD_START).await;
             }
-            self.shake_hands(stream, address, keys).await
+            self.handshake(stream, address, keys).await
         }));
         let mut failed = None;
         if is_short {

@@ -31,7 +31,7 @@ impl Connector {
     }
 
     /// Performs the handshake, checks the server's key against `keys`, and returns a lane.
-    pub(super) async fn shake_hands(
+    pub(super) async fn handshake(
         &self,
         stream: Box<dyn ByteStream>,
         address: SocketAddr,
@@ -43,12 +43,12 @@ impl Connector {
         let name = tls::SERVER_NAME
             .try_into()
             .map_err(|_| ConnectError::Tls("no server name".into()))?;
-        let shaken = Secured::connect(stream, Arc::new(config), name).await;
-        let secured = shaken.map_err(|error| match presented.get() {
+        let secured = Secured::connect(stream, Arc::new(config), name).await;
+        let secured = secured.map_err(|error| match presented.get() {
             Some(found) => wrong_key(address, *found, keys),
             None => refusal(address, error),
         })?;
-        if !secured.is_ours() {
+        if !secured.is_protocol_agreed() {
             return Err(ConnectError::Incompatible { address });
         }
         let settings = Settings::from(&self.tuning);

@@ -5,7 +5,7 @@ mod scratch;
 
 use super::{
     CodecRequest, Payload,
-    choosing::Chooser,
+    chooser::Chooser,
     encodings::{EncodeError, Encodings, Key, NoRoom},
     reads::{ReadStats, Reads},
 };
@@ -39,7 +39,7 @@ pub struct Encoded {
     pub bytes: Bytes,
     /// The workers' time for the estimate and the encoding in this call; zero if it was cached. Failed attempts count
     /// too.
-    pub spent: Duration,
+    pub worker_time: Duration,
 }
 
 /// Reads, hashes and encodes chunks, each once per (payload, chunk, codec, base) for all subscribers, while the result
@@ -76,9 +76,9 @@ pub struct EncoderStats {
     /// Of those, chunks that became a delta.
     pub deltas: u64,
     /// Size estimates made. Most chunks need none: an estimate serves its neighbours too.
-    pub looks: u64,
-    /// Chunks requested from device sources. `source_asked - source_reads` were answered by a running or cached read.
-    pub source_asked: u64,
+    pub estimates: u64,
+    /// Chunks requested from device sources. `source_requests - source_reads` were answered by a running or cached read.
+    pub source_requests: u64,
     /// Chunks read from devices. `source_reads - source_rereads` is the number of different ones.
     pub source_reads: u64,
     /// Of those, chunks that were read before and evicted since.
@@ -87,7 +87,7 @@ pub struct EncoderStats {
     /// version.
     pub encoded_bytes: u64,
     /// The current size of device chunks cached or being read. Each counts at least as much as a slot.
-    pub source_kept_bytes: u64,
+    pub source_cached_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -130,11 +130,11 @@ impl Encoder {
         chunk: ChunkIndex,
         wanted: impl Into<CodecRequest>,
     ) -> Result<Encoded, Arc<SourceError>> {
-        self.encode_whole(payload, chunk, wanted.into(), None).await
+        self.encode_without_base(payload, chunk, wanted.into(), None).await
     }
 
     /// Implements `encode`; `raw` saves a read.
-    async fn encode_whole(
+    async fn encode_without_base(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
@@ -160,7 +160,7 @@ impl Encoder {
             (CodecId::Raw, None) => self.raw(payload, chunk).await?,
             (codec, raw) => self.encode_as(codec, payload, chunk, raw).await?,
         };
-        Ok(Encoded { spent: encoded.spent + estimation_time, ..encoded })
+        Ok(Encoded { worker_time: encoded.worker_time + estimation_time, ..encoded })
     }
 
     /// The estimate of `chunk`, its raw bytes if they were read for it, and the time it took.
@@ -208,7 +208,7 @@ impl Encoder {
             spent = took;
             Ok(encoded?)
         };
-        payload.is_encoded_in(&self.cache);
+        payload.register_encodings(&self.cache);
         let encoded = match self.cache.get_or_encode(&key, run).await {
             Ok(encoded) => encoded,
             Err(EncodeError::NoRoom) => None,
@@ -218,12 +218,12 @@ impl Encoder {
             (Some(encoded), _) | (None, Some(encoded)) => encoded,
             (None, None) => self.raw(payload, chunk).await?,
         };
-        Ok(Encoded { spent, ..encoded })
+        Ok(Encoded { worker_time: spent, ..encoded })
     }
 
     /// The estimated size of `chunk` in each codec, if there is an estimate.
     pub fn estimate(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
-        self.chooser.known(payload, chunk)
+        self.chooser.cached(payload, chunk)
     }
 
     /// The digest of `chunks` of `payload`. Reads those that were never hashed.
@@ -245,7 +245,7 @@ impl Encoder {
     pub fn stats(&self) -> EncoderStats {
         let Counters { host_read_bytes, host_copied_bytes, .. } = &self.counters;
         let Counters { requested, encoded, incompressible, compared, deltas, .. } = &self.counters;
-        let ReadStats { asked, begun, repeated, kept_bytes } = self.reads.stats();
+        let ReadStats { requested: source_requests, begun, repeated, cached_bytes } = self.reads.stats();
         EncoderStats {
             host_read_bytes: host_read_bytes.load(Ordering::Relaxed),
             host_copied_bytes: host_copied_bytes.load(Ordering::Relaxed),
@@ -254,23 +254,23 @@ impl Encoder {
             incompressible: incompressible.load(Ordering::Relaxed),
             compared: compared.load(Ordering::Relaxed),
             deltas: deltas.load(Ordering::Relaxed),
-            looks: self.chooser.looks(),
+            estimates: self.chooser.estimates(),
             encoded_bytes: self.cache.bytes(),
-            source_asked: asked,
+            source_requests,
             source_reads: begun,
             source_rereads: repeated,
-            source_kept_bytes: kept_bytes,
+            source_cached_bytes: cached_bytes,
         }
     }
 
     async fn raw(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
         match payload.source().slots() {
             Some(slots) => self.reads.get(payload, chunk, slots).await,
-            None => self.raw_of_host(payload, chunk).await.map_err(Arc::new),
+            None => self.read_host(payload, chunk).await.map_err(Arc::new),
         }
     }
 
-    async fn raw_of_host(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, SourceError> {
+    async fn read_host(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, SourceError> {
         let (range, _) = payload.manifest().chunk(chunk);
         let is_in_place = payload.source().is_in_place(&range);
         let bytes = {
@@ -288,7 +288,7 @@ impl Encoder {
                 hash
             }
         };
-        Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
+        Ok(Encoded { codec: CodecId::Raw, hash, bytes, worker_time: Duration::ZERO })
     }
 
     /// Encodes `raw`; `None` if that gains too little, [`NoRoom`] if there is no memory for the result. Also returns
@@ -318,7 +318,7 @@ impl Encoder {
             .incompressible
             .fetch_add(encoded.is_none().into(), Ordering::Relaxed);
         self.chooser.handle_encoded(payload, chunk, wanted, raw_bytes, encoded_bytes);
-        let kept = |bytes| Encoded { codec: wanted, hash: raw.hash, bytes, spent: Duration::ZERO };
+        let kept = |bytes| Encoded { codec: wanted, hash: raw.hash, bytes, worker_time: Duration::ZERO };
         (encoded.map(|(_, bytes)| bytes.map(kept)).transpose(), spent)
     }
 
@@ -371,8 +371,8 @@ mod tests {
         for chunk in [ChunkIndex(0), ChunkIndex(1)] {
             let first = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
             let second = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
-            assert!(first.spent > Duration::ZERO, "also a failed attempt");
-            assert_eq!((second.codec, second.spent), (first.codec, Duration::ZERO));
+            assert!(first.worker_time > Duration::ZERO, "also a failed attempt");
+            assert_eq!((second.codec, second.worker_time), (first.codec, Duration::ZERO));
         }
     }
 

@@ -131,7 +131,7 @@ impl Encodings {
     }
 
     /// Drops the encodings of a dropped payload, and the deltas against it.
-    pub(super) fn forget(&self, payload: u64) {
+    pub(super) fn drop_payload(&self, payload: u64) {
         self.cache.retain(|key, _| key.payload != payload && key.base != Some(payload));
     }
 

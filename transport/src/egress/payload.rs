@@ -14,16 +14,16 @@ pub struct Payload {
     key: u64,
     manifest: Arc<Manifest>,
     source: Arc<dyn Source>,
-    chunks: Box<[Known]>,
+    chunks: Box<[ChunkState]>,
     /// The cache of reads with its chunks, which are removed when this is dropped.
-    kept_in: OnceLock<Weak<Reads>>,
+    reads: OnceLock<Weak<Reads>>,
     /// The cache of encodings, likewise.
-    encoded_in: OnceLock<Weak<Encodings>>,
+    encodings: OnceLock<Weak<Encodings>>,
 }
 
 /// The known state of one chunk.
 #[derive(Debug, Default)]
-struct Known {
+struct ChunkState {
     hash: OnceLock<ChunkHash>,
     was_read: AtomicBool,
 }
@@ -34,8 +34,8 @@ impl Payload {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
         let chunks = manifest.chunking().count();
         let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
-        let chunks = (0..chunks).map(|_| Known::default()).collect();
-        Self { key, manifest, source, chunks, kept_in: OnceLock::new(), encoded_in: OnceLock::new() }
+        let chunks = (0..chunks).map(|_| ChunkState::default()).collect();
+        Self { key, manifest, source, chunks, reads: OnceLock::new(), encodings: OnceLock::new() }
     }
 
     /// A payload whose chunks were already hashed, one hash per chunk.
@@ -99,28 +99,28 @@ impl Payload {
     }
 
     /// Records that a chunk is read; returns whether it was read before.
-    pub(super) fn note_read(&self, chunk: ChunkIndex) -> bool {
+    pub(super) fn mark_read(&self, chunk: ChunkIndex) -> bool {
         self.chunks[chunk.0 as usize].was_read.swap(true, Ordering::Relaxed)
     }
 
     /// Makes `reads` drop its chunks when this is dropped. Only one server reads a payload.
-    pub(super) fn is_kept_in(&self, reads: &Arc<Reads>) {
-        self.kept_in.get_or_init(|| Arc::downgrade(reads));
+    pub(super) fn register_reads(&self, reads: &Arc<Reads>) {
+        self.reads.get_or_init(|| Arc::downgrade(reads));
     }
 
     /// Makes `encodings` drop its chunks when this is dropped. Only one server encodes a payload.
-    pub(super) fn is_encoded_in(&self, encodings: &Arc<Encodings>) {
-        self.encoded_in.get_or_init(|| Arc::downgrade(encodings));
+    pub(super) fn register_encodings(&self, encodings: &Arc<Encodings>) {
+        self.encodings.get_or_init(|| Arc::downgrade(encodings));
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        if let Some(reads) = self.kept_in.get().and_then(Weak::upgrade) {
-            reads.forget(self.key);
+        if let Some(reads) = self.reads.get().and_then(Weak::upgrade) {
+            reads.drop_payload(self.key);
         }
-        if let Some(encodings) = self.encoded_in.get().and_then(Weak::upgrade) {
-            encodings.forget(self.key);
+        if let Some(encodings) = self.encodings.get().and_then(Weak::upgrade) {
+            encodings.drop_payload(self.key);
         }
     }
 }

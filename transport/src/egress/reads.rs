@@ -25,7 +25,7 @@ use tokio::sync::watch;
 type Outcome = Result<Encoded, Arc<SourceError>>;
 
 /// A cached outcome, `None` while the read runs.
-type Answer = watch::Receiver<Option<Outcome>>;
+type SharedOutcome = watch::Receiver<Option<Outcome>>;
 
 /// Reads chunks of device sources, each once for all callers while it runs or is cached; errors are shared too.
 ///
@@ -47,34 +47,34 @@ pub(super) struct Reads {
     workers: Workers,
     stages: Arc<Stages>,
     counters: Counters,
-    devices: Mutex<Vec<OfDevice>>,
+    devices: Mutex<Vec<DeviceCache>>,
 }
 
 /// The cache of one device, identified by its slots.
 #[derive(Debug)]
-struct OfDevice {
+struct DeviceCache {
     slots: SlotPool,
-    cache: ChunkCache<Answer>,
+    cache: ChunkCache<SharedOutcome>,
 }
 
 /// Counters of device reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ReadStats {
-    pub(super) asked: u64,
+    pub(super) requested: u64,
     pub(super) begun: u64,
     pub(super) repeated: u64,
-    pub(super) kept_bytes: u64,
+    pub(super) cached_bytes: u64,
 }
 
 #[derive(Debug, Default)]
 struct Counters {
-    asked: AtomicU64,
+    requested: AtomicU64,
     begun: AtomicU64,
     repeated: AtomicU64,
 }
 
 /// A running read. Fields are dropped in order: the source is released before waiting tasks are notified.
-struct Reading {
+struct RunningRead {
     source: Arc<dyn Source>,
     range: Range<u64>,
     hash: Option<ChunkHash>,
@@ -86,7 +86,7 @@ struct Reading {
 struct Entry {
     reads: Arc<Reads>,
     key: ChunkKey,
-    turn: CacheOrder,
+    order: CacheOrder,
     slots: SlotPool,
     answer: watch::Sender<Option<Outcome>>,
     has_ended: bool,
@@ -106,11 +106,11 @@ impl Reads {
         chunk: ChunkIndex,
         slots: &SlotPool,
     ) -> Result<Encoded, Arc<SourceError>> {
-        self.counters.asked.fetch_add(1, Ordering::Relaxed);
+        self.counters.requested.fetch_add(1, Ordering::Relaxed);
         let mut answer = self.find_or_begin(payload, chunk, slots);
         let answered = answer.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
         let Ok(Some(outcome)) = answered else {
-            return Err(without_outcome()); // Its task was dropped.
+            return Err(no_outcome()); // Its task was dropped.
         };
         if let Ok(read) = &outcome {
             payload.set_hash(chunk, read.hash);
@@ -119,23 +119,28 @@ impl Reads {
     }
 
     /// Drops the cached chunks of a dropped payload.
-    pub(super) fn forget(&self, payload: u64) {
+    pub(super) fn drop_payload(&self, payload: u64) {
         let mut devices = self.devices();
-        devices.iter_mut().for_each(|device| device.cache.forget(payload));
+        devices.iter_mut().for_each(|device| device.cache.drop_payload(payload));
         devices.retain(|device| !device.cache.is_empty());
     }
 
     pub(super) fn stats(&self) -> ReadStats {
-        let Counters { asked, begun, repeated } = &self.counters;
+        let Counters { requested, begun, repeated } = &self.counters;
         ReadStats {
-            asked: asked.load(Ordering::Relaxed),
+            requested: requested.load(Ordering::Relaxed),
             begun: begun.load(Ordering::Relaxed),
             repeated: repeated.load(Ordering::Relaxed),
-            kept_bytes: self.devices().iter().map(|device| device.cache.bytes()).sum(),
+            cached_bytes: self.devices().iter().map(|device| device.cache.bytes()).sum(),
         }
     }
 
-    fn find_or_begin(self: &Arc<Self>, payload: &Payload, chunk: ChunkIndex, slots: &SlotPool) -> Answer {
+    fn find_or_begin(
+        self: &Arc<Self>,
+        payload: &Payload,
+        chunk: ChunkIndex,
+        slots: &SlotPool,
+    ) -> SharedOutcome {
         let key = ChunkKey { payload: payload.key(), chunk };
         let (reading, waiting) = {
             let mut devices = self.devices();
@@ -146,22 +151,22 @@ impl Reads {
             let (answer, waiting) = watch::channel(None);
             let (range, _) = payload.manifest().chunk(chunk);
             let bytes = (range.end - range.start).max(slots.slot_bytes() as u64);
-            let turn = cache.begin(key, bytes, waiting.clone());
+            let order = cache.begin(key, bytes, waiting.clone());
             let (source, hash, slots) = (Arc::clone(payload.source()), payload.hash(chunk), slots.clone());
-            let entry = Entry { reads: Arc::clone(self), key, turn, slots, answer, has_ended: false };
-            (Reading { source, range, hash, entry }, waiting)
+            let entry = Entry { reads: Arc::clone(self), key, order, slots, answer, has_ended: false };
+            (RunningRead { source, range, hash, entry }, waiting)
         };
-        payload.is_kept_in(self);
+        payload.register_reads(self);
         self.counters.begun.fetch_add(1, Ordering::Relaxed);
         self.counters
             .repeated
-            .fetch_add(payload.note_read(chunk).into(), Ordering::Relaxed);
+            .fetch_add(payload.mark_read(chunk).into(), Ordering::Relaxed);
         tokio::spawn(Self::run(reading));
         waiting
     }
 
-    async fn run(reading: Reading) {
-        let Reading { entry, source, range, hash } = reading;
+    async fn run(reading: RunningRead) {
+        let RunningRead { entry, source, range, hash } = reading;
         let outcome = entry.reads.read(&*source, range, hash).await.map_err(Arc::new);
         // Released before waiting tasks are notified. The copy has ended too, or it is late: then a loan continues even
         // if all sources are dropped.
@@ -187,21 +192,25 @@ impl Reads {
                 self.workers.run_over(raw.len(), move || ChunkHash::of(&raw)).await
             }
         };
-        Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
+        Ok(Encoded { codec: CodecId::Raw, hash, bytes, worker_time: Duration::ZERO })
     }
 
     /// The cache of the device with these slots.
-    fn cache<'a>(&self, devices: &'a mut Vec<OfDevice>, slots: &SlotPool) -> &'a mut ChunkCache<Answer> {
+    fn cache<'a>(
+        &self,
+        devices: &'a mut Vec<DeviceCache>,
+        slots: &SlotPool,
+    ) -> &'a mut ChunkCache<SharedOutcome> {
         let known = devices.iter().position(|device| device.slots.is(slots));
         let index = known.unwrap_or_else(|| {
-            let cache = ChunkCache::new(self.limit_bytes.unwrap_or_else(|| half_of(slots)));
-            devices.push(OfDevice { slots: slots.clone(), cache });
+            let cache = ChunkCache::new(self.limit_bytes.unwrap_or_else(|| half_of_slots(slots)));
+            devices.push(DeviceCache { slots: slots.clone(), cache });
             devices.len() - 1
         });
         &mut devices[index].cache
     }
 
-    fn devices(&self) -> MutexGuard<'_, Vec<OfDevice>> {
+    fn devices(&self) -> MutexGuard<'_, Vec<DeviceCache>> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -217,8 +226,8 @@ impl Entry {
             let mut devices = self.reads.devices();
             if let Some(device) = devices.iter_mut().find(|device| device.slots.is(&self.slots)) {
                 match &outcome {
-                    Ok(_) => device.cache.handle_read(self.key, self.turn),
-                    Err(_) => device.cache.handle_failed(self.key, self.turn),
+                    Ok(_) => device.cache.handle_read(self.key, self.order),
+                    Err(_) => device.cache.handle_failed(self.key, self.order),
                 }
             }
             devices.retain(|device| !device.cache.is_empty());
@@ -230,17 +239,17 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.handle_end(Err(without_outcome()));
+            self.handle_end(Err(no_outcome()));
         }
     }
 }
 
 /// The error for a read without an outcome.
-fn without_outcome() -> Arc<SourceError> {
+fn no_outcome() -> Arc<SourceError> {
     Arc::new(SourceError::Copy(CopyError::EngineStopped))
 }
 
-fn half_of(slots: &SlotPool) -> u64 {
+fn half_of_slots(slots: &SlotPool) -> u64 {
     let Capacity { slots, slot_bytes } = slots.capacity();
     slots as u64 / 2 * slot_bytes as u64
 }
@@ -328,7 +337,7 @@ mod tests {
     /// The numbers of requests, reads and repeated reads.
     fn counted(encoder: &Encoder) -> (u64, u64, u64) {
         let stats = encoder.stats();
-        (stats.source_asked, stats.source_reads, stats.source_rereads)
+        (stats.source_requests, stats.source_reads, stats.source_rereads)
     }
 
     #[tokio::test]
@@ -388,7 +397,7 @@ mod tests {
                 let error = outcome.unwrap_err();
                 assert!(matches!(*error, SourceError::Copy(CopyError::EngineStopped)), "{error}");
             }
-            assert_eq!(encoder.stats().source_kept_bytes, 0);
+            assert_eq!(encoder.stats().source_cached_bytes, 0);
             gated.panics.store(false, Ordering::Relaxed);
             gated.gate.add_permits(1);
             assert!(ask(&encoder, &payload, codec, 1).await.join_all().await[0].is_ok());
@@ -404,7 +413,7 @@ mod tests {
         for chunk in 0..20 {
             read(chunk).await;
         }
-        assert_eq!((slots.available(), encoder.stats().source_kept_bytes), (4, 4096));
+        assert_eq!((slots.available(), encoder.stats().source_cached_bytes), (4, 4096));
         for chunk in 16..20 {
             read(chunk).await;
         }
@@ -420,7 +429,7 @@ mod tests {
         encoder.encode(&payload, ChunkIndex(1), CodecId::Raw).await.unwrap();
         assert_eq!(slots.available(), 7);
         drop(payload);
-        assert_eq!((slots.available(), encoder.stats().source_kept_bytes), (8, 0));
+        assert_eq!((slots.available(), encoder.stats().source_cached_bytes), (8, 0));
     }
 
     /// Goal: slots become free whatever is cached and however slow readers are. Method: an unbounded cache, and a
@@ -466,6 +475,6 @@ mod tests {
         while Arc::strong_count(&gated) > 1 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(encoder.stats().source_kept_bytes, 0, "chunks of a dropped payload are not cached");
+        assert_eq!(encoder.stats().source_cached_bytes, 0, "chunks of a dropped payload are not cached");
     }
 }

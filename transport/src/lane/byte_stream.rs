@@ -79,7 +79,7 @@ pub(crate) struct Connection(Arc<Handle>);
 struct Handle {
     shared: Arc<Shared>,
     /// Moves the driver to another thread, once.
-    moving: Mutex<Option<TaskMover>>,
+    mover: Mutex<Option<TaskMover>>,
     /// The halves of the control stream, until they are taken.
     control: Mutex<Option<(mpsc::Sender<sending::Control>, receiving::ControlPipe)>>,
     /// Data streams not yet accepted. The unread limit bounds them, since each has a first segment.
@@ -92,7 +92,7 @@ struct Shared {
     peer: SocketAddr,
     end: watch::Sender<Option<End>>,
     /// Whether the driver has released the connection.
-    is_gone: watch::Sender<bool>,
+    is_released: watch::Sender<bool>,
     outbox: Outbox,
     unread: Unread,
     sent_bytes: AtomicU64,
@@ -105,11 +105,11 @@ struct Shared {
 #[derive(Debug, Clone)]
 struct End {
     error: LaneError,
-    farewell: Farewell,
+    notice: CloseNotice,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Farewell {
+enum CloseNotice {
     /// None: the peer knows, or cannot be reached.
     None,
     Close(CloseCode, String),
@@ -134,7 +134,7 @@ impl Connection {
         let shared = Arc::new(Shared {
             peer,
             end: watch::Sender::new(None),
-            is_gone: watch::Sender::new(false),
+            is_released: watch::Sender::new(false),
             outbox,
             unread: Unread::default(),
             sent_bytes: AtomicU64::new(0),
@@ -151,13 +151,13 @@ impl Connection {
             begun,
             closing,
         };
-        let moving = Mutex::new(Some(TaskMover::spawn(driver.run(secured))));
+        let mover = Mutex::new(Some(TaskMover::spawn(driver.run(secured))));
         let control = Mutex::new(Some((control_out, control_in)));
-        Self(Arc::new(Handle { shared, moving, control, arrived: AsyncMutex::new(arrived) }))
+        Self(Arc::new(Handle { shared, mover, control, arrived: AsyncMutex::new(arrived) }))
     }
 
-    pub(crate) fn take_moving(&self) -> Option<TaskMover> {
-        self.0.moving.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(crate) fn take_mover(&self) -> Option<TaskMover> {
+        self.0.mover.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
@@ -186,20 +186,20 @@ impl Connection {
     }
 
     pub(super) fn close(&self, code: CloseCode, text: &str) {
-        let farewell = Farewell::Close(code, text.to_owned());
-        self.0.shared.end(End { error: LaneError::ClosedHere, farewell });
+        let notice = CloseNotice::Close(code, text.to_owned());
+        self.0.shared.end(End { error: LaneError::ClosedHere, notice });
     }
 
-    pub(super) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
-        let error = LaneError::Unheard { peer: self.peer(), detail };
+    pub(super) fn close_unread_control(&self, code: CloseCode, detail: &'static str) {
+        let error = LaneError::ControlUnread { peer: self.peer(), detail };
         self.0
             .shared
-            .end(End { error, farewell: Farewell::Close(code, detail.to_owned()) });
+            .end(End { error, notice: CloseNotice::Close(code, detail.to_owned()) });
     }
 
     pub(super) async fn close_answered(&self) {
         // The handle has the sender.
-        let _ = self.0.shared.is_gone.subscribe().wait_for(|gone| *gone).await;
+        let _ = self.0.shared.is_released.subscribe().wait_for(|released| *released).await;
     }
 
     pub(super) fn ended(&self) -> Option<LaneError> {
@@ -234,8 +234,8 @@ impl Connection {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let farewell = Farewell::Close(CloseCode::Done, String::new());
-        self.shared.end(End { error: LaneError::ClosedHere, farewell });
+        let notice = CloseNotice::Close(CloseCode::Done, String::new());
+        self.shared.end(End { error: LaneError::ClosedHere, notice });
     }
 }
 

@@ -34,7 +34,7 @@ pub enum LaneError {
         "the connection to {peer} was cut: {detail}; the peer's process was killed, or something between ended the \
          connection"
     )]
-    Cut {
+    ConnectionLost {
         /// The peer's address.
         peer: SocketAddr,
         /// The system's error.
@@ -46,7 +46,7 @@ pub enum LaneError {
     /// This process closed the lane because the peer does not read its control stream: it hangs, breaks the rules, or
     /// its close was lost.
     #[error("the peer {peer} does not read its control messages: {detail}")]
-    Unheard {
+    ControlUnread {
         /// The peer's address.
         peer: SocketAddr,
         /// The failure of the control stream.
@@ -62,7 +62,7 @@ pub enum LaneError {
     },
     /// The peer reset or stopped one data stream. The lane stays open.
     #[error("the peer reset or stopped a data stream")]
-    StreamGivenUp,
+    StreamAborted,
 }
 
 fn reason_text(code: Option<CloseCode>, text: &str) -> String {

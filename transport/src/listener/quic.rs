@@ -60,7 +60,7 @@ impl QuicAcceptor {
             None => network.runtime(),
         };
         let endpoint = quinn::Endpoint::new_with_abstract_socket(
-            remembering(tuning.endpoint(network.rng_seed()), identity),
+            with_stateless_resets(tuning.endpoint(network.rng_seed()), identity),
             Some(config),
             socket,
             runtime,
@@ -97,7 +97,7 @@ impl QuicAcceptor {
     fn must_retry(&self) -> bool {
         let now = self.network.runtime().now();
         let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);
-        policy.handle_unproven(now, self.endpoint.open_connections())
+        policy.handle_unvalidated(now, self.endpoint.open_connections())
     }
 
     pub(super) fn close(&self, code: CloseCode) {
@@ -131,38 +131,37 @@ impl QuicArrival {
     pub(super) async fn accept(self) -> Result<Lane, LaneError> {
         let peer = self.incoming.remote_address();
         let accept = || self.incoming.accept_with(self.config);
-        let (connecting, moving) = match &self.moving {
+        let (connecting, mover) = match &self.moving {
             Some(runtime) => runtime.accepting(accept),
             None => (accept(), None),
         };
         let connecting = connecting.map_err(|error| lane_error(peer, error))?;
         let connection = connecting.await.map_err(|error| lane_error(peer, error))?;
-        let shown = connection
+        let certificates = connection
             .peer_identity()
-            .and_then(|shown| shown.downcast::<Vec<CertificateDer<'static>>>().ok());
-        let client = shown.and_then(|shown| ClientCertificate::new(&shown));
-        Ok(Lane::quic(QuicConnection::new(connection, self.endpoint, self.window, moving))
-            .with_client(client))
+            .and_then(|certificates| certificates.downcast::<Vec<CertificateDer<'static>>>().ok());
+        let client = certificates.and_then(|certificates| ClientCertificate::new(&certificates));
+        Ok(Lane::quic(QuicConnection::new(connection, self.endpoint, self.window, mover)).with_client(client))
     }
 }
 
 /// Enables stateless resets after a restart, or by another process with the same identity (RFC 9000 §10.3): their key
 /// is derived from the identity. So clients reconnect at once, instead of after their idle timeout.
-fn remembering(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
+fn with_stateless_resets(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
     config.reset_key(Arc::new(identity.derived_key("stateless reset")));
-    config.cid_generator(|| Box::new(RandomIds));
+    config.cid_generator(|| Box::new(RandomConnectionIds));
     config
 }
 
 /// Random connection ids. quinn's default ids are signed with a key of the process, so packets for a previous process
 /// would be dropped silently.
-struct RandomIds;
+struct RandomConnectionIds;
 
-impl RandomIds {
+impl RandomConnectionIds {
     const BYTES: usize = 8;
 }
 
-impl ConnectionIdGenerator for RandomIds {
+impl ConnectionIdGenerator for RandomConnectionIds {
     fn generate_cid(&mut self) -> ConnectionId {
         ConnectionId::new(&rand::random::<[u8; Self::BYTES]>())
     }

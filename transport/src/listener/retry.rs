@@ -28,7 +28,7 @@ pub(super) struct RetryPolicy {
 impl RetryPolicy {
     /// Counts an arrival at `now` from an unvalidated address, with `open` lanes. Returns whether it has to prove its
     /// address.
-    pub(super) fn handle_unproven(&mut self, now: Instant, open: usize) -> bool {
+    pub(super) fn handle_unvalidated(&mut self, now: Instant, open: usize) -> bool {
         let since = self
             .updated
             .map_or(0.0, |updated| now.saturating_duration_since(updated).as_secs_f64());
@@ -48,7 +48,7 @@ mod tests {
     fn retried(policy: &mut RetryPolicy, now: &mut Instant, count: u32, apart: Duration) -> u32 {
         let arrivals = (0..count).map(|_| {
             *now += apart;
-            u32::from(policy.handle_unproven(*now, 0))
+            u32::from(policy.handle_unvalidated(*now, 0))
         });
         arrivals.sum()
     }
@@ -73,7 +73,7 @@ mod tests {
     fn below_the_rate_all_pass_until_many_lanes_are_open() {
         let (mut policy, mut now) = (RetryPolicy::default(), Instant::now());
         assert_eq!(retried(&mut policy, &mut now, 10_000, Duration::from_millis(8)), 0);
-        assert!(!policy.handle_unproven(now + Duration::from_secs(1), OPEN_MAX));
-        assert!(policy.handle_unproven(now + Duration::from_secs(2), OPEN_MAX + 1));
+        assert!(!policy.handle_unvalidated(now + Duration::from_secs(1), OPEN_MAX));
+        assert!(policy.handle_unvalidated(now + Duration::from_secs(2), OPEN_MAX + 1));
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The pause after a failed accept, mostly because this process has too many open files.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Accepts a listener's TCP connections.
 pub(super) struct TcpAcceptor {
@@ -46,7 +46,7 @@ impl TcpAcceptor {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "A TCP connection could not be accepted.");
-                    tokio::time::sleep(AFTER_FAILURE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
@@ -79,14 +79,14 @@ impl TcpArrival {
         let secured = Secured::accept(stream, config)
             .await
             .map_err(|error| failed(error.to_string()))?;
-        if !secured.is_ours() {
+        if !secured.is_protocol_agreed() {
             return Err(failed("it did not offer this protocol in its handshake".into()));
         }
         let client = secured.peer_certificate();
         secured.tune(settings);
         let connection = ByteStreamConnection::start(secured, Role::Server, peer, settings, Some(closing));
         if !moves {
-            drop(connection.take_moving());
+            drop(connection.take_mover());
         }
         Ok(Lane::tcp(connection).with_client(client))
     }

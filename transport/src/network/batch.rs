@@ -83,7 +83,7 @@ impl Batch {
     ) -> io::Result<()> {
         self.streak = 0;
         let sent = self.send_all(bounds, &mut send);
-        self.tidy();
+        self.compact();
         if self.is_empty() {
             self.bytes = Vec::new(); // An idle peer holds no memory.
         }
@@ -95,7 +95,7 @@ impl Batch {
     }
 
     /// The counter of changes while datagrams are held; otherwise `None`.
-    pub(super) fn look(&self) -> Option<u64> {
+    pub(super) fn change_count(&self) -> Option<u64> {
         (!self.is_empty()).then_some(self.changes)
     }
 
@@ -152,7 +152,7 @@ impl Batch {
         if refused {
             self.bytes.truncate(held);
         }
-        self.tidy();
+        self.compact();
         if refused { sent } else { Ok(()) }
     }
 
@@ -200,7 +200,7 @@ impl Batch {
     }
 
     /// Removes the sent datagrams. The rest, mostly less than a batch, moves to the front.
-    fn tidy(&mut self) {
+    fn compact(&mut self) {
         self.bytes.drain(..self.sent);
         self.sent = 0;
     }

@@ -95,9 +95,9 @@ impl LaneThreads {
     pub(crate) fn least_used(&self) -> Option<ThreadSlot> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();
-        let thread = match seat(&lanes, self.max) {
-            Placement::Nowhere => None,
-            Placement::At(index) => Some(Arc::clone(&threads[index])),
+        let thread = match place(&lanes, self.max) {
+            Placement::None => None,
+            Placement::Existing(index) => Some(Arc::clone(&threads[index])),
             Placement::New => match LaneThread::start(&format!("lanes-{}", lanes.len() + 1)) {
                 Ok(thread) => {
                     let thread = Arc::new(thread);
@@ -119,29 +119,29 @@ impl LaneThreads {
 #[derive(Debug, PartialEq, Eq)]
 enum Placement {
     /// On the thread with this index.
-    At(usize),
+    Existing(usize),
     /// On a new thread.
     New,
     /// On none: no threads are allowed.
-    Nowhere,
+    None,
 }
 
 /// The placement of the next lane, given the `lanes` of each thread and at most `max` threads.
-fn seat(lanes: &[usize], max: usize) -> Placement {
+fn place(lanes: &[usize], max: usize) -> Placement {
     let least = lanes.iter().copied().enumerate().min_by_key(|(_, lanes)| *lanes);
     match least {
-        Some((index, 0)) => Placement::At(index),
+        Some((index, 0)) => Placement::Existing(index),
         _ if lanes.len() < max => Placement::New,
-        Some((index, _)) => Placement::At(index),
-        None => Placement::Nowhere,
+        Some((index, _)) => Placement::Existing(index),
+        None => Placement::None,
     }
 }
 
-/// Moves the connection of `moving` to the least used of `threads`; returns its slot there.
-pub(crate) fn settle(moving: &TaskMover, threads: &LaneThreads) -> Option<ThreadSlot> {
-    let seated = threads.least_used()?;
-    moving.to(seated.handle().clone());
-    Some(seated)
+/// Moves the connection of `mover` to the least used of `threads`; returns its slot there.
+pub(crate) fn move_to_thread(mover: &TaskMover, threads: &LaneThreads) -> Option<ThreadSlot> {
+    let slot = threads.least_used()?;
+    mover.move_to(slot.handle().clone());
+    Some(slot)
 }
 
 #[cfg(test)]
@@ -153,13 +153,13 @@ mod tests {
         /// Lanes spread evenly: no thread gets another lane while one has fewer or could be started.
         #[test]
         fn lanes_spread_evenly(lanes in prop::collection::vec(0usize..5, 0..9), max in 0usize..9) {
-            match seat(&lanes, max) {
-                Placement::At(index) => {
+            match place(&lanes, max) {
+                Placement::Existing(index) => {
                     prop_assert!(lanes.iter().all(|other| *other >= lanes[index]));
                     prop_assert!(lanes[index] == 0 || lanes.len() >= max);
                 }
                 Placement::New => prop_assert!(lanes.len() < max && !lanes.contains(&0)),
-                Placement::Nowhere => prop_assert!(lanes.is_empty() && max == 0),
+                Placement::None => prop_assert!(lanes.is_empty() && max == 0),
             }
         }
     }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn threads_are_started_on_demand_and_then_shared() {
         let threads = LaneThreads::new(2);
-        let id = |seated: &ThreadSlot| seated.handle().id();
+        let id = |slot: &ThreadSlot| slot.handle().id();
         let (first, second) = (threads.least_used().unwrap(), threads.least_used().unwrap());
         assert_ne!(id(&first), id(&second));
         let also_second = Arc::clone(&second.0);

@@ -49,9 +49,9 @@ impl Runtime for MovingRuntime {
     }
 
     fn spawn(&self, task: Task) {
-        let moving = TaskMover::default();
-        *lock(&self.spawned) = Some(moving.clone());
-        self.inner.spawn(Box::pin(MovingTask { task: Some(task), moving }));
+        let mover = TaskMover::default();
+        *lock(&self.spawned) = Some(mover.clone());
+        self.inner.spawn(Box::pin(MovingTask { task: Some(task), mover }));
     }
 
     fn wrap_udp_socket(&self, socket: std::net::UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
@@ -65,28 +65,28 @@ impl Runtime for MovingRuntime {
 
 /// Moves one task. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct TaskMover(Arc<Mutex<Order>>);
+pub(crate) struct TaskMover(Arc<Mutex<MoveRequest>>);
 
 #[derive(Default)]
-struct Order {
-    to: Option<Handle>,
+struct MoveRequest {
+    target: Option<Handle>,
     waker: Option<Waker>,
 }
 
 impl TaskMover {
     /// Spawns `task` on the current runtime; returns its mover.
     pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
-        let moving = Self::default();
-        tokio::spawn(MovingTask { task: Some(Box::pin(task)), moving: moving.clone() });
-        moving
+        let mover = Self::default();
+        tokio::spawn(MovingTask { task: Some(Box::pin(task)), mover: mover.clone() });
+        mover
     }
 
-    /// Moves the task to the runtime `there`. It moves once: later calls have no effect.
-    pub(crate) fn to(&self, there: Handle) {
+    /// Moves the task to the runtime `target`. It moves once: later calls have no effect.
+    pub(crate) fn move_to(&self, target: Handle) {
         let waker = {
-            let mut order = lock(&self.0);
-            order.to = Some(there);
-            order.waker.take()
+            let mut request = lock(&self.0);
+            request.target = Some(target);
+            request.waker.take()
         };
         if let Some(waker) = waker {
             waker.wake();
@@ -95,17 +95,17 @@ impl TaskMover {
 
     /// The runtime to move to, if there is one; otherwise `waker` is woken on the move.
     fn poll(&self, waker: &Waker) -> Option<Handle> {
-        let mut order = lock(&self.0);
-        if order.to.is_none() && !order.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            order.waker = Some(waker.clone());
+        let mut request = lock(&self.0);
+        if request.target.is_none() && !request.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            request.waker = Some(waker.clone());
         }
-        order.to.take()
+        request.target.take()
     }
 }
 
 impl fmt::Debug for TaskMover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Moving")
+        f.write_str("TaskMover")
     }
 }
 
@@ -115,15 +115,15 @@ impl fmt::Debug for TaskMover {
 /// woken on its new runtime.
 struct MovingTask {
     task: Option<Task>,
-    moving: TaskMover,
+    mover: TaskMover,
 }
 
 impl Future for MovingTask {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if let Some(there) = self.moving.poll(cx.waker()) {
-            self.task.take().map(|task| there.spawn(task));
+        if let Some(target) = self.mover.poll(cx.waker()) {
+            self.task.take().map(|task| target.spawn(task));
             return Poll::Ready(());
         }
         match &mut self.task {
@@ -193,11 +193,11 @@ mod tests {
                 answer.send((question, name)).unwrap();
             }
         };
-        let ((), moving) = runtime.accepting(|| runtime.spawn(Box::pin(task)));
-        let moving = moving.unwrap();
+        let ((), mover) = runtime.accepting(|| runtime.spawn(Box::pin(task)));
+        let mover = mover.unwrap();
         ask.send(1).unwrap();
         let (first, here) = answers.recv().await.unwrap();
-        moving.to(thread.handle().clone());
+        mover.move_to(thread.handle().clone());
         ask.send(2).unwrap();
         ask.send(3).unwrap();
         let (second, there) = answers.recv().await.unwrap();

@@ -32,7 +32,7 @@ pub struct StreamTuning {
 }
 
 /// The answer time below which a path counts as short: within one region, even with a busy peer.
-const SHORT_PATH: Duration = Duration::from_millis(20);
+const LONG_PATH_ANSWER_TIME: Duration = Duration::from_millis(20);
 
 /// The maximum of unsent bytes in the system's queue: enough until the lane is woken and writes more, 200 us at 10
 /// Gbit/s.
@@ -52,7 +52,7 @@ impl ByteStream for TcpStream {
         if let Err(error) = SockRef::from(self).set_tcp_notsent_lowat(UNSENT_BYTES) {
             tracing::debug!(%error, "The unsent bytes of a TCP lane could not be bounded.");
         }
-        if tuning.answer_time >= SHORT_PATH
+        if tuning.answer_time >= LONG_PATH_ANSWER_TIME
             && sockopt::tcp_congestion(self).is_ok_and(|name| name == CUBIC)
             && let Some(BBR) = system_congestion().as_deref()
             && let Err(error) = sockopt::set_tcp_congestion(self, BBR)
@@ -157,7 +157,7 @@ mod tests {
         let allowed = sockopt::set_tcp_congestion(TcpSocket::new_v4().unwrap(), CUBIC).is_ok();
         let initial = if system == BBR && allowed { CUBIC } else { &system };
         let idle_timeout = Duration::from_millis(7_000);
-        for (answer_time, tuned) in [(SHORT_PATH / 2, initial), (SHORT_PATH, &system)] {
+        for (answer_time, tuned) in [(LONG_PATH_ANSWER_TIME / 2, initial), (LONG_PATH_ANSWER_TIME, &system)] {
             let connected = connect(address.ip(), address).await.unwrap();
             let (accepted, _) = listener.accept().await.unwrap();
             for stream in [connected, accepted] {
@@ -178,7 +178,7 @@ mod tests {
         start_with_cubic(&socket);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = socket.connect(listener.local_addr().unwrap()).await.unwrap();
-        for answer_time in [Duration::ZERO, SHORT_PATH] {
+        for answer_time in [Duration::ZERO, LONG_PATH_ANSWER_TIME] {
             stream.tune(StreamTuning { answer_time, idle_timeout: Duration::from_secs(10) });
             assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), "reno");
         }

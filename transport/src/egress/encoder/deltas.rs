@@ -50,9 +50,9 @@ impl Encoder {
                 let (delta, compared) = self.delta(key, payload, base, &raw).await?;
                 let encoded = match delta {
                     Some(delta) => delta,
-                    None => self.encode_whole(payload, chunk, wanted, Some(raw)).await?,
+                    None => self.encode_without_base(payload, chunk, wanted, Some(raw)).await?,
                 };
-                Ok(Encoded { spent: encoded.spent + compared, ..encoded })
+                Ok(Encoded { worker_time: encoded.worker_time + compared, ..encoded })
             }
         }
     }
@@ -66,8 +66,8 @@ impl Encoder {
         base: &Payload,
         raw: &Encoded,
     ) -> Result<(Option<Encoded>, Duration), Arc<SourceError>> {
-        payload.is_encoded_in(&self.cache);
-        base.is_encoded_in(&self.cache);
+        payload.register_encodings(&self.cache);
+        base.register_encodings(&self.cache);
         let is_same = base.hash(key.chunk) == Some(raw.hash);
         if !is_same && !self.chooser.expects_delta(payload, key.chunk) {
             self.cache.insert(key, None); // All receivers get the same encoding.
@@ -117,7 +117,7 @@ impl Encoder {
         let (_, dtype) = payload.manifest().chunk(chunk);
         let bytes = Bytes::from(Sparse::unchanged(dtype, &raw.bytes));
         self.count_compared(true);
-        Encoded { codec: CODEC, hash: raw.hash, bytes, spent: Duration::ZERO }
+        Encoded { codec: CODEC, hash: raw.hash, bytes, worker_time: Duration::ZERO }
     }
 
     async fn compare(
@@ -139,7 +139,7 @@ impl Encoder {
         let (delta, spent) = comparing.await;
         self.chooser.handle_compared(payload, chunk, delta.is_some());
         self.count_compared(delta.is_some());
-        let encoded = |bytes| Encoded { codec: CODEC, hash: raw.hash, bytes, spent: Duration::ZERO };
+        let encoded = |bytes| Encoded { codec: CODEC, hash: raw.hash, bytes, worker_time: Duration::ZERO };
         (delta.map(|delta| delta.map(encoded)).transpose(), spent)
     }
 
@@ -225,8 +225,8 @@ mod tests {
         let (next, encoder) = (payload(after), Encoder::new(1 << 20, None, Workers::Inline));
         let ask = async || encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
         let (first, second) = (ask().await, ask().await);
-        assert!(first.codec.needs_base() && first.spent > Duration::ZERO);
-        assert_eq!(second.spent, Duration::ZERO);
+        assert!(first.codec.needs_base() && first.worker_time > Duration::ZERO);
+        assert_eq!(second.worker_time, Duration::ZERO);
     }
 
     /// A source that cannot be read.

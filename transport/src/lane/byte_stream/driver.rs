@@ -15,11 +15,11 @@ use tokio::{
 };
 
 use super::{
-    End, Farewell, LaneError, Role, Secured, Settings, Shared,
+    CloseNotice, End, LaneError, Role, Secured, Settings, Shared,
     batch::Batch,
     inbox::{Inbox, ReadError},
     receiving::{ControlPipe, Incoming},
-    segment::{Arrived, Segment},
+    segment::{Received, Segment},
     sending::Queues,
     stream::StreamIn,
 };
@@ -28,7 +28,7 @@ use super::{
 const LINGER: Duration = Duration::from_secs(3);
 
 /// The time to read the peer's last bytes after writing has failed.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const FINAL_READ_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The size of reads whose bytes are discarded.
 const DRAIN_BYTES: usize = 16 << 10;
@@ -72,18 +72,18 @@ impl Driver {
                 Err(error) = &mut writing => {
                     is_written = true;
                     // The peer may have sent a reason before it stopped reading.
-                    let last_words = timeout(LAST_WORDS, &mut reading).await;
-                    shared.end(last_words.unwrap_or_else(|_| shared.failed(error)));
+                    let final_read = timeout(FINAL_READ_TIMEOUT, &mut reading).await;
+                    shared.end(final_read.unwrap_or_else(|_| shared.failed(error)));
                 }
-                code = closed_from_outside(&mut closing) => {
-                    let farewell = Farewell::Close(code, String::new());
-                    shared.end(End { error: LaneError::ClosedHere, farewell });
+                code = closed_by_listener(&mut closing) => {
+                    let notice = CloseNotice::Close(code, String::new());
+                    shared.end(End { error: LaneError::ClosedHere, notice });
                 }
             }
         }
         // The streams end here; their readers then query the reason.
         let read = reader.into_read_half();
-        if shared.wait_for_end().await.farewell != Farewell::None {
+        if shared.wait_for_end().await.notice != CloseNotice::None {
             let lingering = async {
                 if is_written || writing.await.is_ok() {
                     drain(read).await;
@@ -91,12 +91,12 @@ impl Driver {
             };
             let _ = timeout(LINGER, lingering).await;
         }
-        shared.is_gone.send_replace(true);
+        shared.is_released.send_replace(true);
     }
 }
 
 /// Waits until all lanes of a listener are closed.
-async fn closed_from_outside(closing: &mut Option<watch::Receiver<Option<CloseCode>>>) -> CloseCode {
+async fn closed_by_listener(closing: &mut Option<watch::Receiver<Option<CloseCode>>>) -> CloseCode {
     let Some(closing) = closing else { return std::future::pending().await };
     match closing.wait_for(Option::is_some).await.ok().and_then(|code| *code) {
         Some(code) => code,
@@ -131,8 +131,8 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         loop {
             let current = self.current.as_ref().map(|stream| &stream.0);
             let handled = match self.inbox.next(current, self.settings.idle_timeout).await {
-                Ok(Arrived::Segment(segment)) => self.handle(segment).await,
-                Ok(Arrived::Filled { wire_bytes, last }) => {
+                Ok(Received::Segment(segment)) => self.handle(segment).await,
+                Ok(Received::Filled { wire_bytes, last }) => {
                     self.handle_filled(wire_bytes, last);
                     Ok(())
                 }
@@ -150,11 +150,11 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
             ReadError::Io(error) => self.shared.failed(error),
             ReadError::Ended => {
                 let detail = "it ended TLS and not the lane".into();
-                End { error: LaneError::Cut { peer, detail }, farewell: Farewell::None }
+                End { error: LaneError::ConnectionLost { peer, detail }, notice: CloseNotice::None }
             }
             ReadError::Record(error) => {
-                let farewell = error.alert().map_or(Farewell::None, Farewell::Alert);
-                End { error: LaneError::Protocol { peer, detail: error.to_string() }, farewell }
+                let notice = error.alert().map_or(CloseNotice::None, CloseNotice::Alert);
+                End { error: LaneError::Protocol { peer, detail: error.to_string() }, notice }
             }
             ReadError::Segment(error) => self.shared.refuse(CloseCode::Malformed, &error),
         }
@@ -183,7 +183,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
             }
             (Segment::Close { code, text }, _) => {
                 let error = LaneError::closed_by(self.shared.peer, code.into(), &text);
-                Err(End { error, farewell: Farewell::None })
+                Err(End { error, notice: CloseNotice::None })
             }
             (Segment::Ping { number }, _) => {
                 self.shared.outbox.pong(number);
@@ -205,8 +205,9 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         let Ok(_) = timeout(self.settings.idle_timeout, pipe.write_all(bytes)).await else {
             let peer = self.shared.peer;
             let detail = "the control stream was not read here for the idle timeout".to_owned();
-            let farewell = Farewell::Close(CloseCode::TimedOut, "the control stream was not read".to_owned());
-            return Err(End { error: LaneError::Protocol { peer, detail }, farewell });
+            let notice =
+                CloseNotice::Close(CloseCode::TimedOut, "the control stream was not read".to_owned());
+            return Err(End { error: LaneError::Protocol { peer, detail }, notice });
         };
         if last {
             self.control = None;
@@ -277,7 +278,7 @@ impl Shared {
     fn refuse(&self, code: CloseCode, why: &dyn std::fmt::Display) -> End {
         let detail = why.to_string();
         let error = LaneError::Protocol { peer: self.peer, detail: detail.clone() };
-        End { error, farewell: Farewell::Close(code, detail) }
+        End { error, notice: CloseNotice::Close(code, detail) }
     }
 
     /// The error for an ended or failed stream. The peer cannot be informed.
@@ -286,11 +287,11 @@ impl Shared {
         let error = match error.kind() {
             io::ErrorKind::TimedOut => LaneError::TimedOut { peer },
             io::ErrorKind::UnexpectedEof => {
-                LaneError::Cut { peer, detail: "it ended without a close".into() }
+                LaneError::ConnectionLost { peer, detail: "it ended without a close".into() }
             }
-            _ => LaneError::Cut { peer, detail: error.to_string() },
+            _ => LaneError::ConnectionLost { peer, detail: error.to_string() },
         };
-        End { error, farewell: Farewell::None }
+        End { error, notice: CloseNotice::None }
     }
 
     fn now_us(&self) -> u64 {
@@ -323,7 +324,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         loop {
             let segment = tokio::select! {
                 biased;
-                () = async { drop(end.wait_for(Option::is_some).await) } => return self.say_farewell().await,
+                () = async { drop(end.wait_for(Option::is_some).await) } => return self.write_close().await,
                 segment = self.shared.outbox.next_answer() => segment,
                 _ = pings.tick() => {
                     self.batch.trim();
@@ -386,10 +387,10 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 
     /// Writes the queued control messages and the reason of the end. Queued data is dropped.
-    async fn say_farewell(mut self) -> io::Result<()> {
-        match self.shared.wait_for_end().await.farewell {
-            Farewell::None => return Ok(()),
-            Farewell::Close(code, text) => {
+    async fn write_close(mut self) -> io::Result<()> {
+        match self.shared.wait_for_end().await.notice {
+            CloseNotice::None => return Ok(()),
+            CloseNotice::Close(code, text) => {
                 while let Ok(part) = self.queues.control.try_recv() {
                     let segment = self.control(Some(part));
                     self.add(segment)?;
@@ -398,7 +399,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 self.add(Segment::close(code.code(), &text))?;
                 self.batch.add_alert(AlertDescription::CloseNotify)?;
             }
-            Farewell::Alert(alert) => self.batch.add_alert(alert)?,
+            CloseNotice::Alert(alert) => self.batch.add_alert(alert)?,
         }
         self.batch.write().await?;
         self.batch.shutdown().await

@@ -8,7 +8,7 @@ use tokio::{
 
 use super::{
     records::{HEADER_BYTES, Opened, Opener, RecordError, opened_bytes, record_bytes},
-    segment::{Arrived, Assembler, SegmentError},
+    segment::{Assembler, Received, SegmentError},
     stream::Stream,
 };
 
@@ -56,34 +56,34 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         &mut self,
         current: Option<&Arc<Stream>>,
         idle_timeout: Duration,
-    ) -> Result<Arrived, ReadError> {
+    ) -> Result<Received, ReadError> {
         loop {
             match self.take_segment(current)? {
-                Some(arrived) => return Ok(arrived),
+                Some(received) => return Ok(received),
                 None => self.read_more(idle_timeout).await.map_err(ReadError::Io)?,
             }
         }
     }
 
     /// The next segment, if it is complete.
-    fn take_segment(&mut self, current: Option<&Arc<Stream>>) -> Result<Option<Arrived>, ReadError> {
+    fn take_segment(&mut self, current: Option<&Arc<Stream>>) -> Result<Option<Received>, ReadError> {
         loop {
             while !self.plain.is_empty() {
                 let mut rest = &self.bytes[self.plain.clone()];
                 let taken = self.assembler.take(&mut rest, current);
                 self.plain.start = self.plain.end - rest.len();
-                if let Some(arrived) = taken.map_err(ReadError::Segment)? {
-                    return Ok(Some(arrived));
+                if let Some(received) = taken.map_err(ReadError::Segment)? {
+                    return Ok(Some(received));
                 }
             }
             match self.open_record()? {
                 Some(Opened::Data(_)) => {}
-                Some(Opened::Nothing) => continue,
+                Some(Opened::NoData) => continue,
                 Some(Opened::Closed) => return Err(ReadError::Ended),
                 None => return Ok(None),
             }
-            if let Some(arrived) = self.assembler.whole() {
-                return Ok(Some(arrived));
+            if let Some(received) = self.assembler.take_complete() {
+                return Ok(Some(received));
             }
         }
     }

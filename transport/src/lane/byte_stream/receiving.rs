@@ -57,7 +57,7 @@ impl Default for Unread {
 /// The limit was exceeded for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it sent more than it had credit for: {unread} bytes wait to be read, and {max} may")]
-pub(super) struct TooMuchUnread {
+pub(super) struct UnreadLimitExceeded {
     unread: u64,
     max: u64,
 }
@@ -72,16 +72,16 @@ impl Unread {
 
     /// Counts a segment with these `bytes`; waits for room if necessary, because the limit may be raised after the
     /// credit was granted, as when a manifest has larger chunks than usual.
-    pub(super) async fn count(&self, bytes: &Bytes, patience: Duration) -> Result<(), TooMuchUnread> {
+    pub(super) async fn count(&self, bytes: &Bytes, max_wait: Duration) -> Result<(), UnreadLimitExceeded> {
         let cost = cost(bytes);
         let counted = async {
             while !self.try_count(cost) {
                 self.has_room.notified().await;
             }
         };
-        timeout(patience, counted).await.map_err(|_| {
+        timeout(max_wait, counted).await.map_err(|_| {
             let unread = self.bytes.load(Ordering::Relaxed) + cost;
-            TooMuchUnread { unread, max: self.max_bytes.load(Ordering::Relaxed) }
+            UnreadLimitExceeded { unread, max: self.max_bytes.load(Ordering::Relaxed) }
         })
     }
 
@@ -139,7 +139,7 @@ impl DataIn {
     pub(crate) async fn read_exact(&mut self, mut out: &mut [u8]) -> Result<(), LaneError> {
         while !out.is_empty() {
             if !self.take_piece().await? {
-                return Err(LaneError::StreamGivenUp);
+                return Err(LaneError::StreamAborted);
             }
             let (now, later) = out.split_at_mut(self.rest.len().min(out.len()));
             self.rest.copy_to_slice(now);
@@ -158,14 +158,14 @@ impl DataIn {
     pub(crate) async fn fill(mut self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
         buffer.put(&std::mem::take(&mut self.rest));
         let (unread, stream) = (&self.connection.shared().unread, &self.incoming.stream);
-        while let Some((given_back, piece)) = stream.lend(buffer) {
-            buffer = given_back;
+        while let Some((returned, piece)) = stream.lend(buffer) {
+            buffer = returned;
             buffer.put(&piece);
             unread.release(&piece);
         }
         match stream.filled().await {
-            (Some(buffer), end) if end == Some(StreamEnd::Whole) || buffer.is_overfull() => Ok(buffer),
-            _ => Err(self.cut()),
+            (Some(buffer), end) if end == Some(StreamEnd::Complete) || buffer.is_overfull() => Ok(buffer),
+            _ => Err(self.abort_error()),
         }
     }
 
@@ -177,15 +177,15 @@ impl DataIn {
                     self.connection.shared().unread.release(&piece);
                     self.rest = piece;
                 }
-                Err(StreamEnd::Whole) => return Ok(false),
-                Err(StreamEnd::Cut) => return Err(self.cut()),
+                Err(StreamEnd::Complete) => return Ok(false),
+                Err(StreamEnd::Aborted) => return Err(self.abort_error()),
             }
         }
         Ok(true)
     }
 
-    fn cut(&self) -> LaneError {
-        self.connection.ended().unwrap_or(LaneError::StreamGivenUp)
+    fn abort_error(&self) -> LaneError {
+        self.connection.ended().unwrap_or(LaneError::StreamAborted)
     }
 }
 

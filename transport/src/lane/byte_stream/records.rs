@@ -158,8 +158,8 @@ impl Sealer {
 
     /// Updates the key when it is used up or the peer requests it. The update itself is the old key's last record.
     fn update_key_if_due(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
-        let is_asked = self.shared.must_update.swap(false, Ordering::Relaxed);
-        if !is_asked && self.key.sequence + 1 < self.records_per_key {
+        let is_requested = self.shared.must_update.swap(false, Ordering::Relaxed);
+        if !is_requested && self.key.sequence + 1 < self.records_per_key {
             return Ok(0);
         }
         let [kind, a, b, c] = KEY_UPDATE;
@@ -183,7 +183,7 @@ pub(crate) enum Opened<T> {
     /// Data, verified; never empty.
     Data(T),
     /// No data.
-    Nothing,
+    NoData,
     /// The peer has closed TLS.
     Closed,
 }
@@ -193,7 +193,7 @@ impl<T> Opened<T> {
     pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Opened<U> {
         match self {
             Self::Data(data) => Opened::Data(change(data)),
-            Self::Nothing => Opened::Nothing,
+            Self::NoData => Opened::NoData,
             Self::Closed => Opened::Closed,
         }
     }
@@ -268,7 +268,7 @@ impl Opener {
         if self.empty_records > EMPTY_RECORDS_MAX {
             return Err(RecordError::NoData);
         }
-        Ok(Opened::Nothing)
+        Ok(Opened::NoData)
     }
 
     /// Handles a key update. It must be whole and alone in its record, since the next bytes have another key.

@@ -75,7 +75,7 @@ impl Kind {
         }
     }
 
-    fn takes(self, bytes: usize) -> bool {
+    fn allows_length(self, bytes: usize) -> bool {
         match self {
             Self::Control | Self::Data => bytes <= SEGMENT_BYTES_MAX,
             Self::Reset => bytes == 0,
@@ -110,7 +110,7 @@ impl Header {
         match () {
             () if reserved != 0 => Err(SegmentError::Reserved(reserved)),
             () if flags & !kind.flags() != 0 => Err(SegmentError::Flags { kind: code, flags }),
-            () if !kind.takes(bytes) => Err(too_long),
+            () if !kind.allows_length(bytes) => Err(too_long),
             () => Ok(Self { kind, flags, bytes }),
         }
     }
@@ -151,7 +151,7 @@ impl Segment {
             Self::Ping { number: sent } => (Kind::Ping, 0, number(sent)),
             Self::Pong { number: sent } => (Kind::Pong, 0, number(sent)),
         };
-        debug_assert!(kind.takes(bytes.len()), "{kind:?} of {} bytes", bytes.len());
+        debug_assert!(kind.allows_length(bytes.len()), "{kind:?} of {} bytes", bytes.len());
         let [a, b, c, d] = (bytes.len() as u32).to_le_bytes();
         ([kind as u8, flags, 0, 0, a, b, c, d], bytes)
     }
@@ -208,7 +208,7 @@ enum Memory {
 
 /// A received segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Arrived {
+pub(crate) enum Received {
     Segment(Segment),
     /// A segment of the current data stream whose bytes are in its reader's buffer.
     Filled {
@@ -223,7 +223,7 @@ impl Assembler {
         &mut self,
         bytes: &mut &[u8],
         current: Option<&Arc<Stream>>,
-    ) -> Result<Option<Arrived>, SegmentError> {
+    ) -> Result<Option<Received>, SegmentError> {
         if self.body.is_none() {
             let missing = &mut self.header[self.header_filled..];
             let now = missing.len().min(bytes.len());
@@ -247,7 +247,7 @@ impl Assembler {
             *filled += now.len();
             *bytes = later;
         }
-        Ok(self.whole())
+        Ok(self.take_complete())
     }
 
     /// The destination for the bytes after a header.
@@ -282,14 +282,14 @@ impl Assembler {
     }
 
     /// Returns the current segment once it is complete.
-    pub(super) fn whole(&mut self) -> Option<Arrived> {
+    pub(super) fn take_complete(&mut self) -> Option<Received> {
         let Body { header, memory, .. } = self.body.take_if(|body| body.filled == body.header.bytes)?;
         self.header_filled = 0;
         Some(match memory {
             Memory::Own(buffer) => {
-                Arrived::Segment(Segment::decode(header, Bytes::from_owner(buffer).slice(..header.bytes)))
+                Received::Segment(Segment::decode(header, Bytes::from_owner(buffer).slice(..header.bytes)))
             }
-            Memory::Stream(_) => Arrived::Filled {
+            Memory::Stream(_) => Received::Filled {
                 wire_bytes: (SEGMENT_HEADER_BYTES + header.bytes) as u64,
                 last: header.flags & LAST != 0,
             },

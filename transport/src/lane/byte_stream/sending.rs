@@ -33,7 +33,7 @@ pub(super) type Control = Bytes;
 pub(super) struct Outbox {
     data: mpsc::Sender<Segment>,
     /// The fair lock that serialises data streams, with the number of begun streams.
-    turn: Arc<AsyncMutex<u64>>,
+    stream_lock: Arc<AsyncMutex<u64>>,
     /// The number of begun data streams; the peer can know no others.
     begun: AtomicU64,
     /// One more than the highest stream number that the peer has stopped; earlier streams have ended.
@@ -64,7 +64,7 @@ impl Outbox {
         let (data, queue) = mpsc::channel(DATA_QUEUE_MAX);
         let outbox = Self {
             data,
-            turn: Arc::default(),
+            stream_lock: Arc::default(),
             begun: AtomicU64::new(0),
             stopped: AtomicU64::new(0),
             answers: Mutex::default(),
@@ -156,7 +156,7 @@ impl ControlOut {
 #[derive(Debug)]
 pub(crate) struct DataOut {
     connection: Connection,
-    turn: OwnedMutexGuard<u64>,
+    stream_lock: OwnedMutexGuard<u64>,
     /// A reserved queue slot for its last segment or its reset, which cannot wait for one.
     end: Option<mpsc::OwnedPermit<Segment>>,
     /// The last written bytes, held until it is known whether more follow.
@@ -168,13 +168,13 @@ pub(crate) struct DataOut {
 impl DataOut {
     pub(super) async fn open(connection: Connection) -> Result<Self, LaneError> {
         let outbox = &connection.shared().outbox;
-        let (turns, queue) = (Arc::clone(&outbox.turn), outbox.data.clone());
-        let opened = async { (turns.lock_owned().await, queue.reserve_owned().await) };
+        let (locks, queue) = (Arc::clone(&outbox.stream_lock), outbox.data.clone());
+        let opened = async { (locks.lock_owned().await, queue.reserve_owned().await) };
         tokio::select! {
             biased;
             error = connection.closed() => Err(error),
-            (turn, end) = opened => match end {
-                Ok(end) => Ok(Self { connection, turn, end: Some(end), held: None, number: None }),
+            (stream_lock, end) = opened => match end {
+                Ok(end) => Ok(Self { connection, stream_lock, end: Some(end), held: None, number: None }),
                 Err(_) => Err(connection.closed().await),
             },
         }
@@ -212,7 +212,7 @@ impl DataOut {
             return Err(connection.closed().await);
         };
         if self.is_stopped() {
-            return Err(LaneError::StreamGivenUp);
+            return Err(LaneError::StreamAborted);
         }
         let segment = self.next_segment(false);
         place.send(segment);
@@ -222,9 +222,13 @@ impl DataOut {
     fn next_segment(&mut self, last: bool) -> Segment {
         let first = self.number.is_none();
         if first {
-            self.number = Some(*self.turn);
-            *self.turn += 1;
-            self.connection.shared().outbox.begun.store(*self.turn, Ordering::Release);
+            self.number = Some(*self.stream_lock);
+            *self.stream_lock += 1;
+            self.connection
+                .shared()
+                .outbox
+                .begun
+                .store(*self.stream_lock, Ordering::Release);
         }
         Segment::Data { bytes: self.held.take().unwrap_or_default(), first, last }
     }
@@ -239,7 +243,7 @@ impl DataOut {
             return Err(error);
         }
         if self.is_stopped() {
-            return Err(LaneError::StreamGivenUp);
+            return Err(LaneError::StreamAborted);
         }
         let (end, segment) = (self.end.take(), self.next_segment(true));
         end.map(|place| place.send(segment));

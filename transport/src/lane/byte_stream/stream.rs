@@ -34,9 +34,9 @@ struct State {
 /// The end of a data stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamEnd {
-    Whole,
+    Complete,
     /// Reset, or the lane ended.
-    Cut,
+    Aborted,
 }
 
 impl Stream {
@@ -150,13 +150,13 @@ pub(super) struct StreamIn(pub(super) Arc<Stream>);
 impl StreamIn {
     /// Marks the stream as complete.
     pub(super) fn finish(self) {
-        self.0.end(StreamEnd::Whole);
+        self.0.end(StreamEnd::Complete);
     }
 }
 
 impl Drop for StreamIn {
     fn drop(&mut self) {
-        self.0.end(StreamEnd::Cut);
+        self.0.end(StreamEnd::Aborted);
     }
 }
 
@@ -203,8 +203,8 @@ mod tests {
             assert!(stream.push(&Bytes::copy_from_slice(piece)));
         }
         let mut lent = buffer(&sink).await;
-        while let Some((given_back, piece)) = stream.lend(lent) {
-            lent = given_back;
+        while let Some((returned, piece)) = stream.lend(lent) {
+            lent = returned;
             lent.put(&piece);
         }
         assert!(stream.has_room(700) && !stream.has_room(701));
@@ -216,7 +216,7 @@ mod tests {
         driver.finish();
         let (buffer, end) = stream.filled().await;
         let (memory, found) = buffer.unwrap().into_parts();
-        assert_eq!((found, end), (BYTES, Some(StreamEnd::Whole)));
+        assert_eq!((found, end), (BYTES, Some(StreamEnd::Complete)));
         let Memory::Raw(target, hasher) = memory else { panic!("it was lent raw") };
         assert!(*target == content);
         assert!(hasher.verify(ChunkIndex(0), ChunkHash::of(&content)).is_ok());
@@ -241,7 +241,7 @@ mod tests {
     #[tokio::test]
     async fn too_many_and_too_few_bytes_are_detected() {
         let came = Arc::new(AtomicU64::new(0));
-        for (bytes, end) in [(BYTES + 1, None), (BYTES - 1, Some(StreamEnd::Cut))] {
+        for (bytes, end) in [(BYTES + 1, None), (BYTES - 1, Some(StreamEnd::Aborted))] {
             let sink = sink();
             let driver = StreamIn::default();
             let stream = Arc::clone(&driver.0);

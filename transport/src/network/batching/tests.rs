@@ -203,15 +203,15 @@ fn the_flush_moves_with_the_connection() {
 
 /// A server has thousands of peers over time: busy ones replace idle ones.
 #[tokio::test]
-async fn lines_are_bounded() {
+async fn peer_queues_are_bounded() {
     let recorder = Recorder::with_room(usize::MAX);
     let socket = Batching::over(recorder.clone());
-    let ports = 1..=LINES_MAX as u16 + 100;
+    let ports = 1..=PEERS_MAX as u16 + 100;
     for port in ports.clone() {
         send_burst(&socket, port).expect("there is room");
     }
-    let lines = || socket.lines.read().unwrap_or_else(PoisonError::into_inner).len();
-    assert_eq!(lines(), LINES_MAX);
+    let peers = || socket.peers.read().unwrap_or_else(PoisonError::into_inner).len();
+    assert_eq!(peers(), PEERS_MAX);
     assert_eq!(recorder.calls().len(), ports.len());
 }
 

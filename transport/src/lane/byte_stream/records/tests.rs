@@ -90,7 +90,7 @@ fn open(opener: &mut Opener, wire: &mut [u8], in_place: bool) -> Result<Outcome,
         let opened = if in_place { opener.open(record) } else { opener.open_into(record, &mut out) };
         match opened.map_err(|error| (came.data.clone(), error))? {
             Opened::Data(data) => came.data.extend_from_slice(data),
-            Opened::Nothing => {}
+            Opened::NoData => {}
             Opened::Closed => came.is_closed = true,
         }
     }
@@ -293,7 +293,7 @@ impl Ours {
             let mut record: Vec<u8> = self.wire.drain(..bytes).collect();
             match self.secured.opener.open(&mut record)? {
                 Opened::Data(data) => return Ok(Some(data.to_vec())),
-                Opened::Nothing => {}
+                Opened::NoData => {}
                 Opened::Closed => return Ok(None),
             }
         }
@@ -336,7 +336,7 @@ async fn with_rustls(suite: SupportedCipherSuite, ours_is_client: bool) -> (Ours
         (shaken.0.unwrap(), TlsStream::from(shaken.1.unwrap()))
     };
     assert_eq!(peer.get_ref().1.negotiated_cipher_suite(), Some(suite));
-    assert!(secured.is_ours());
+    assert!(secured.is_protocol_agreed());
     (Ours { secured, wire: vec![] }, peer)
 }
 

@@ -10,7 +10,7 @@ fn read_all(mut bytes: &[u8], lengths: Vec<usize>) -> (Vec<Segment>, Result<usiz
         bytes = rest;
         while !piece.is_empty() {
             match assembler.take(&mut piece, None) {
-                Ok(Some(Arrived::Segment(segment))) => segments.push(segment),
+                Ok(Some(Received::Segment(segment))) => segments.push(segment),
                 Ok(other) => assert_eq!(other, None, "no memory is lent"),
                 Err(error) => return (segments, Err(error)),
             }
