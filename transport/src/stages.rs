@@ -13,14 +13,14 @@ pub enum Stage {
     Send,
     /// Receiving into the sink's memory.
     Receive,
-    /// Writing: copying to a device, if the sink is on one. In host memory that takes no time.
+    /// Writing: the copy to a device sink. Takes no time for host memory.
     Write,
 }
 
-/// Counts the chunks at each stage, and the overlaps of stages.
+/// Counts the chunks at each stage, and overlaps between stages.
 ///
-/// Overlap is the purpose of the pipeline, and timings only suggest it. Whether a read began during another chunk's
-/// send is a fact that a test can check.
+/// Overlap is the purpose of the pipeline, and timings only suggest it. With these counters, tests check whether a read
+/// began during another chunk's send.
 #[derive(Debug, Default)]
 pub struct Stages {
     active: [AtomicU64; Stage::COUNT],
@@ -28,7 +28,7 @@ pub struct Stages {
     overlaps: [[AtomicU64; Stage::COUNT]; Stage::COUNT],
 }
 
-/// A chunk at one stage, until it is dropped.
+/// Counts a chunk at one stage until it is dropped.
 #[derive(Debug)]
 #[must_use = "the stage ends when this is dropped"]
 pub struct AtStage<'a> {

@@ -7,8 +7,8 @@ use std::{
 };
 use tensor_relay_protocol::CodecId;
 
-/// Counts chunks by codec. Costs four additions per chunk, and is read without a lock, so a snapshot may contain a
-/// chunk in part.
+/// Counts chunks by codec. Costs four atomic additions per chunk. Reads take no lock, so a snapshot may count a chunk
+/// partially.
 #[derive(Debug, Default)]
 pub struct Tally([Counters; CodecId::ALL.len()]);
 
@@ -25,11 +25,11 @@ struct Counters {
 pub struct CodecCount {
     /// The number of chunks.
     pub chunks: u64,
-    /// Their decoded size.
+    /// Their total decoded size.
     pub raw_bytes: u64,
-    /// Their encoded size, without headers.
+    /// Their total encoded size, without headers.
     pub wire_bytes: u64,
-    /// The workers' time for encoding, including estimates and failed attempts, or for decoding. A shared encoding is
+    /// Worker time spent on encoding, including estimates and failed attempts, or on decoding. A shared encoding is
     /// counted once.
     pub worker_time: Duration,
 }
@@ -64,7 +64,7 @@ impl Tally {
 }
 
 impl CodecStats {
-    /// The used codecs and their counters.
+    /// The codecs that were used, with their counters.
     pub fn iter(&self) -> impl Iterator<Item = (CodecId, CodecCount)> + '_ {
         let all = CodecId::ALL.iter().copied().zip(self.0);
         all.filter(|(_, count)| count.chunks > 0)

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Connector {
-    /// Opens a TCP connection, without a handshake.
+    /// Opens a TCP connection, without the TLS handshake.
     pub(super) async fn open_stream(
         &self,
         address: SocketAddr,
@@ -30,7 +30,7 @@ impl Connector {
         })
     }
 
-    /// Performs the handshake, checks the server's key against `keys`, and returns a lane.
+    /// Performs the TLS handshake, verifies the server's key against `keys`, and starts a lane.
     pub(super) async fn handshake(
         &self,
         stream: Box<dyn ByteStream>,
@@ -57,7 +57,7 @@ impl Connector {
     }
 }
 
-/// The error for a failed handshake. A server that refuses connections closes them before the handshake.
+/// Maps the error of a failed handshake. A server that refuses connections closes them before the handshake.
 fn refusal(address: SocketAddr, error: io::Error) -> ConnectError {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     match (tls, error.kind()) {

@@ -24,25 +24,25 @@ use tokio::{
     task::yield_now,
 };
 
-/// The maximum number of peers with a queue. A queue costs some hundred bytes, and its batch while it is busy. Further
-/// peers replace an idle one.
+/// The maximum number of peer queues. A queue costs some hundred bytes, and a batch while it is busy. A new peer
+/// replaces an idle one.
 const PEERS_MAX: usize = 4_096;
 
-/// A UDP socket over another one, with a batch for each peer.
+/// A UDP socket that wraps another one and keeps a batch for each peer.
 ///
 /// A batch is sent when it is full, when a short transmit follows, or when nothing followed while the runtime polled
-/// all other ready tasks twice: no timer is involved. So a burst is one system call, and its end waits for two turns of
-/// the runtime. Each peer has its own batch, since a system call has one destination.
+/// all other ready tasks twice; there is no timer. So a burst is one system call, and its last datagrams wait for two
+/// rounds of the runtime. Each peer has a batch, since a system call has one destination.
 pub struct Batching {
     socket: Arc<dyn AsyncUdpSocket>,
     peers: RwLock<HashMap<SocketAddr, Arc<PeerQueue>>>,
-    /// The number of segments that quinn is asked to send at once, for the largest segments seen: quinn queries it
-    /// without naming the peer.
+    /// The number of segments that quinn should send at once, for the largest segments seen: quinn queries it for the
+    /// socket, not for each peer.
     burst: AtomicUsize,
 }
 
 impl Batching {
-    /// Collects the datagrams sent to `socket` from within a tokio runtime. Without a runtime they are sent at once.
+    /// Batches datagrams sent from within a tokio runtime to `socket`. Without a runtime they are sent immediately.
     pub fn over(socket: Arc<dyn AsyncUdpSocket>) -> Self {
         Self { socket, peers: RwLock::default(), burst: AtomicUsize::new(QUINN_SEGMENTS) }
     }
@@ -59,7 +59,7 @@ impl Batching {
         }
     }
 
-    /// The queue to `peer`, created if there is none and there is room.
+    /// The queue for `peer`, created if necessary; `None` if there are too many busy peers.
     fn queue(&self, peer: SocketAddr) -> Option<Arc<PeerQueue>> {
         let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
         let found = peers.get(&peer).cloned();
@@ -89,7 +89,7 @@ impl AsyncUdpSocket for Batching {
         self.note_segments(transmit);
         match self.queue(transmit.destination) {
             Some(queue) => queue.take(transmit, self.bounds()),
-            // Sends all of it at once; QUIC detects the loss of a part that was not sent.
+            // Sends it immediately. QUIC detects the loss of unsent datagrams.
             None => Batch::default().take(transmit, self.bounds(), |t| self.socket.try_send(t)),
         }
     }
@@ -140,9 +140,9 @@ struct Outbox {
     flush: Option<FlushTask>,
 }
 
-/// The task that flushes a queue once nothing follows. Aborted when this is dropped.
+/// The task that flushes a queue once nothing follows. Dropping this ends it.
 struct FlushTask {
-    /// The runtime of the peer's connection, whose turns it awaits. A connection may move to another thread.
+    /// The runtime of the peer's connection, which may move to another one.
     runtime: runtime::Id,
     held: Arc<Notify>,
 }
@@ -158,7 +158,7 @@ impl PeerQueue {
         match Handle::try_current() {
             Ok(runtime) if !outbox.batch.is_empty() => outbox.flush_on(&runtime, self),
             Ok(_) => {}
-            // There is no task to send it later. Datagrams that the socket refuses now are sent with the next ones.
+            // No task can send the batch later. Datagrams that the socket refuses now are sent with the next ones.
             Err(_) => drop(outbox.batch.flush(bounds, |t| self.socket.try_send(t))),
         }
         taken
@@ -169,7 +169,7 @@ impl PeerQueue {
         self.outbox().batch.flush(bounds, |t| self.socket.try_send(t))
     }
 
-    /// Whether nothing is held and no task is sending.
+    /// Whether no datagram is held and no task is sending.
     fn is_idle(&self) -> bool {
         self.outbox.try_lock().is_ok_and(|outbox| outbox.batch.is_empty())
     }
@@ -185,14 +185,14 @@ impl PeerQueue {
         poll_fn(|cx| poller.as_mut().poll_writable(cx)).await
     }
 
-    /// Ignores poison: a batch is consistent after every step.
+    /// Ignores lock poisoning: a batch is consistent after every step.
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Outbox {
-    /// Makes a task on `runtime` send the held datagrams of `queue` once nothing follows.
+    /// Wakes or starts the task on `runtime` that flushes `queue` once nothing follows.
     fn flush_on(&mut self, runtime: &Handle, queue: &Arc<PeerQueue>) {
         match &self.flush {
             Some(flush) if flush.runtime == runtime.id() => flush.held.notify_one(),

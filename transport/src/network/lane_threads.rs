@@ -1,4 +1,4 @@
-//! [`LaneThreads`]: threads for lanes, each with its own runtime, and the placement of lanes on them.
+//! [`LaneThreads`]: a pool of threads for lanes, each with a tokio runtime, and the placement of lanes on them.
 
 use crate::network::moving::TaskMover;
 use std::{
@@ -14,7 +14,7 @@ use tokio::{
     sync::oneshot,
 };
 
-/// A thread that runs only lanes. It ends, with all its tasks, when this is dropped.
+/// A thread that runs only lanes. Dropping this stops the thread and drops its tasks.
 pub struct LaneThread {
     handle: Handle,
     /// The number of lanes on it.
@@ -45,7 +45,7 @@ impl LaneThread {
     }
 }
 
-/// The slot of a lane on a thread, counted until it is dropped. All clones of the lane share it.
+/// A lane's slot on a thread, which counts the lane until it is dropped. All clones of the lane share it.
 #[derive(Debug)]
 pub(crate) struct ThreadSlot(Arc<LaneThread>);
 
@@ -75,10 +75,10 @@ impl fmt::Debug for LaneThread {
     }
 }
 
-/// The threads over which a server spreads the further lanes of its sessions.
+/// The thread pool for the further lanes of a server's sessions.
 ///
-/// They are started on demand, so a server whose sessions have one lane each keeps a single thread. Started threads
-/// stay, and sleep without lanes.
+/// Threads are started on demand, so a server whose sessions have one lane each starts none. Started threads are kept,
+/// and sleep without lanes.
 #[derive(Debug)]
 pub struct LaneThreads {
     max: usize,
@@ -86,7 +86,7 @@ pub struct LaneThreads {
 }
 
 impl LaneThreads {
-    /// At most `max` threads; with none, lanes stay on the runtime that accepts them.
+    /// A pool of at most `max` threads. With 0, lanes stay on the runtime that accepted them.
     pub fn new(max: usize) -> Self {
         Self { max, threads: Mutex::default() }
     }
@@ -122,7 +122,7 @@ enum Placement {
     Existing(usize),
     /// On a new thread.
     New,
-    /// On none: no threads are allowed.
+    /// On no thread, since none is allowed.
     None,
 }
 
@@ -174,12 +174,12 @@ mod tests {
         let third = threads.least_used().unwrap();
         assert_eq!(id(&third), id(&first));
         drop(second);
-        assert_ne!(id(&threads.least_used().unwrap()), id(&first), "the other one is free again");
+        assert_ne!(id(&threads.least_used().unwrap()), id(&first), "the second thread is free again");
         drop(also_second);
         assert!(LaneThreads::new(0).least_used().is_none());
     }
 
-    /// A thread ends with its owner, and its tasks are dropped on it.
+    /// A thread ends when its owner is dropped, and drops its tasks.
     #[test]
     fn a_thread_ends_with_its_owner() {
         let thread = LaneThread::start("test").unwrap();

@@ -1,9 +1,9 @@
-//! Moves connections from the thread that accepted them to another one.
+//! [`MovingRuntime`] and [`TaskMover`]: move connections from the thread that accepted them to another one.
 //!
 //! A server learns the session of a connection from its first message, after quinn has spawned the connection's task.
-//! Spreading connections before that could put the lanes of one session on one thread, and would cost a session with a
-//! single lane a hop between threads for each chunk. So every connection starts on the accepting thread, and only a
-//! lane that joins a session moves.
+//! Distributing connections earlier could put the lanes of one session on one thread, and would cost a session with a
+//! single lane a thread switch for each chunk. So every connection starts on the accepting thread, and only a lane that
+//! joins a session is moved.
 
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime};
 use std::{
@@ -20,11 +20,11 @@ use tokio::{
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A quinn runtime over another one, with tasks that can be moved.
+/// A quinn runtime whose tasks can be moved; wraps another one.
 #[derive(Debug)]
 pub(crate) struct MovingRuntime {
     inner: Arc<dyn Runtime>,
-    /// Held while a connection is accepted, so that the task spawned meanwhile is the connection's.
+    /// Locked while a connection is accepted, so that the task spawned meanwhile is the connection's.
     accepting: Mutex<()>,
     spawned: Mutex<Option<TaskMover>>,
 }
@@ -37,7 +37,7 @@ impl MovingRuntime {
     /// Runs `accept`, which accepts one connection; returns the mover of the task that it spawned.
     pub(crate) fn accepting<T>(&self, accept: impl FnOnce() -> T) -> (T, Option<TaskMover>) {
         let _one_at_a_time = lock(&self.accepting);
-        lock(&self.spawned).take(); // The endpoint's own task, which stays.
+        lock(&self.spawned).take(); // The endpoint's task, which is not moved.
         let accepted = accept();
         (accepted, lock(&self.spawned).take())
     }
@@ -63,7 +63,7 @@ impl Runtime for MovingRuntime {
     }
 }
 
-/// Moves one task. Cheap to clone.
+/// Moves one task to another runtime. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct TaskMover(Arc<Mutex<MoveRequest>>);
 
@@ -93,7 +93,7 @@ impl TaskMover {
         }
     }
 
-    /// The runtime to move to, if there is one; otherwise `waker` is woken on the move.
+    /// Takes the requested runtime. If there is no request, registers `waker` for it.
     fn poll(&self, waker: &Waker) -> Option<Handle> {
         let mut request = lock(&self.0);
         if request.target.is_none() && !request.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
@@ -109,7 +109,7 @@ impl fmt::Debug for TaskMover {
     }
 }
 
-/// A task that can be moved: it ends on one runtime and continues on another. Costs an uncontended lock for each poll.
+/// A task that can be moved: it is respawned on another runtime. Costs an uncontended lock for each poll.
 ///
 /// No wake-up is lost: a spawned task is polled at least once, checks everything that it awaits, and from then on is
 /// woken on its new runtime.
@@ -133,7 +133,7 @@ impl Future for MovingTask {
     }
 }
 
-/// A timer that moves with its task: otherwise it would wake the old thread for every packet.
+/// A timer that moves with its task; otherwise it would wake the previous thread for every packet.
 struct MovingTimer {
     sleep: Pin<Box<Sleep>>,
     at: Instant,
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_an_accept_there_is_no_mover() {
+    async fn only_an_accept_returns_a_mover() {
         let runtime = MovingRuntime::over(Arc::new(quinn::TokioRuntime));
         runtime.spawn(Box::pin(std::future::pending()));
         assert!(runtime.accepting(|| ()).1.is_none());
