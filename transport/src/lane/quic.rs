@@ -12,27 +12,27 @@ use tensor_relay_protocol::CloseCode;
 use super::{LaneError, LaneStats};
 use crate::{network::moving::TaskMover, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
 
-/// The maximum length of a write to QUIC. Written bytes count against the send window until all are acknowledged, so
-/// pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle after each.
+/// The maximum length of a write to QUIC. The bytes of a write count against the send window until all are
+/// acknowledged, so writes above a quarter of the window (4 MiB by default) would leave the lane idle after each.
 const SLICE_MAX_BYTES: usize = 1 << 20;
 
-/// The maximum number of received pieces read from QUIC at once. A piece is the payload of one packet, so 64 of them
-/// are one batch of the kernel.
+/// The maximum number of pieces in one read. A piece is the payload of one packet, and the kernel's receive batches
+/// have 64 packets.
 const PIECES_MAX: usize = 64;
 
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// Control messages precede all waiting chunks.
+/// Control messages are sent before all queued chunks.
 const CONTROL_PRIORITY: i32 = 1_000;
 
-/// The round trips for data in flight before a lane is closed: one, and more for retransmissions.
+/// The number of round trips to wait for data in flight before a lane is closed, including retransmissions.
 const FLUSH_ROUND_TRIPS: u32 = 6;
 
-/// The minimum of that time: another thread sends the packets, and may wait longer for a processor than for the path.
+/// The minimum time to wait: another thread sends the packets, and scheduling may take longer than the path.
 const FLUSH_MIN: Duration = Duration::from_millis(20);
 
-/// The interval at which a closed lane polls for the peer's answer, which quinn reports only in a counter.
+/// The interval at which a closed lane polls for the peer's close, which quinn reports only as a counter.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
 /// One QUIC connection. Cheap to clone.
@@ -44,7 +44,7 @@ struct Shared {
     connection: quinn::Connection,
     endpoint: quinn::Endpoint,
     window: SendWindow,
-    /// Why this process closed the lane, if the peer stopped reading its control stream.
+    /// Why this process closed the lane, if the peer does not read its control stream.
     control_unread: OnceLock<&'static str>,
     /// Moves its task to another thread, once.
     mover: Mutex<Option<TaskMover>>,
@@ -109,7 +109,8 @@ impl Connection {
         self.close(code, detail);
     }
 
-    /// quinn-proto 0.11 delays a close until acknowledgements arrive, and processes none once the connection is closed.
+    /// quinn-proto 0.11 sends no close while the congestion window is full, and processes no acknowledgements once the
+    /// connection is closed.
     pub(super) async fn flush(&self, at_most: Duration) {
         let round_trips = self.0.connection.rtt() * FLUSH_ROUND_TRIPS;
         tokio::time::sleep(round_trips.clamp(FLUSH_MIN, at_most)).await;
@@ -183,9 +184,9 @@ impl Connection {
     }
 }
 
-/// The window with which the peer may always send `bytes` that were not read.
+/// The receive window that always allows the peer `bytes` of unread data.
 ///
-/// quinn announces new room only once it is an eighth of the window, so the peer may know of seven eighths alone.
+/// quinn announces a window update only once it is an eighth of the window, so the peer may know of only seven eighths.
 fn receive_window(bytes: u64) -> VarInt {
     let window = bytes.saturating_add(bytes.div_ceil(7));
     VarInt::from_u64(window).unwrap_or(VarInt::MAX)
@@ -270,7 +271,7 @@ impl DataOut {
     }
 
     pub(super) fn reset(&mut self) {
-        // Fails only for a stream that has ended: all of it was acknowledged, or the peer stopped it.
+        // Fails only for a stream that was acknowledged completely or stopped by the peer.
         let _ = self.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
     }
 }

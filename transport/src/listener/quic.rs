@@ -1,4 +1,4 @@
-//! [`QuicAcceptor`]: the QUIC half of a listener, on a UDP socket.
+//! [`QuicAcceptor`]: accepts a listener's QUIC connections, on a UDP socket.
 
 use std::{
     io,
@@ -20,8 +20,8 @@ use crate::{
     window::SendWindow,
 };
 
-/// The maximum number of handshakes waiting to be accepted. Each may hold [`INCOMING_BUFFER_BYTES`] of an unknown
-/// client, so all together take at most 64 MiB.
+/// The maximum number of handshakes waiting to be accepted. Each may buffer [`INCOMING_BUFFER_BYTES`] from an unknown
+/// client, at most 64 MiB in total.
 const INCOMING_MAX: usize = 1_024;
 
 /// The maximum number of bytes that a client may send before it is accepted.
@@ -32,7 +32,7 @@ pub(super) struct QuicAcceptor {
     endpoint: quinn::Endpoint,
     crypto: Arc<QuicServerConfig>,
     network: Arc<dyn Network>,
-    /// The runtime on which its lanes start, if they can move.
+    /// The runtime on which lanes start, if they can move to other threads.
     moving: Option<Arc<MovingRuntime>>,
     tuning: Tuning,
     retry: Mutex<RetryPolicy>,
@@ -93,7 +93,7 @@ impl QuicAcceptor {
         }
     }
 
-    /// Whether an arriving client has to prove its address first.
+    /// Whether a client has to validate its address by Retry first.
     fn must_retry(&self) -> bool {
         let now = self.network.runtime().now();
         let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,16 +145,16 @@ impl QuicArrival {
     }
 }
 
-/// Enables stateless resets after a restart, or by another process with the same identity (RFC 9000 §10.3): their key
-/// is derived from the identity. So clients reconnect at once, instead of after their idle timeout.
+/// Enables stateless resets (RFC 9000 §10.3) after a restart, or by another process with the same identity: their key
+/// is derived from the identity. So clients reconnect immediately instead of after their idle timeout.
 fn with_stateless_resets(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
     config.reset_key(Arc::new(identity.derived_key("stateless reset")));
     config.cid_generator(|| Box::new(RandomConnectionIds));
     config
 }
 
-/// Random connection ids. quinn's default ids are signed with a key of the process, so packets for a previous process
-/// would be dropped silently.
+/// Generates random connection IDs. quinn's default IDs are signed with a per-process key, so packets for a previous
+/// process would be dropped silently.
 struct RandomConnectionIds;
 
 impl RandomConnectionIds {

@@ -24,10 +24,10 @@ use super::{
     stream::StreamIn,
 };
 
-/// The time that a closed connection waits for the peer to read the reason.
+/// The maximum time for the peer to read the close notice and end the stream.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// The time to read the peer's last bytes after writing has failed.
+/// The maximum time to read the peer's close notice after a failed write.
 const FINAL_READ_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The size of reads whose bytes are discarded.
@@ -45,7 +45,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Serves a `secured` stream until the connection ends, and then until the peer has read the reason.
+    /// Drives a `secured` stream until the connection ends, then until the peer has read the close notice.
     pub(super) async fn run(self, secured: Secured<impl AsyncRead + AsyncWrite>) {
         let Self { shared, role, settings, queues, control, begun, mut closing } = self;
         let (read, write) = tokio::io::split(secured.stream);
@@ -62,7 +62,7 @@ impl Driver {
         let batch = Batch::new(write, secured.sealer);
         let writer = Writer { batch, shared: Arc::clone(&shared), queues, has_control: true };
         let mut writing = pin!(writer.run(settings.keep_alive));
-        let mut is_written = false;
+        let mut has_write_failed = false;
         {
             let mut reading = pin!(reader.run());
             tokio::select! {
@@ -70,22 +70,22 @@ impl Driver {
                 _ = shared.wait_for_end() => {}
                 end = &mut reading => shared.end(end),
                 Err(error) = &mut writing => {
-                    is_written = true;
-                    // The peer may have sent a reason before it stopped reading.
+                    has_write_failed = true;
+                    // The peer may have sent a close notice before it stopped reading.
                     let final_read = timeout(FINAL_READ_TIMEOUT, &mut reading).await;
-                    shared.end(final_read.unwrap_or_else(|_| shared.failed(error)));
+                    shared.end(final_read.unwrap_or_else(|_| shared.io_failure(error)));
                 }
-                code = closed_by_listener(&mut closing) => {
+                code = wait_for_listener_close(&mut closing) => {
                     let notice = CloseNotice::Close(code, String::new());
                     shared.end(End { error: LaneError::ClosedHere, notice });
                 }
             }
         }
-        // The streams end here; their readers then query the reason.
+        // This ends the streams; their readers then query the error.
         let read = reader.into_read_half();
         if shared.wait_for_end().await.notice != CloseNotice::None {
             let lingering = async {
-                if is_written || writing.await.is_ok() {
+                if has_write_failed || writing.await.is_ok() {
                     drain(read).await;
                 }
             };
@@ -95,29 +95,29 @@ impl Driver {
     }
 }
 
-/// Waits until all lanes of a listener are closed.
-async fn closed_by_listener(closing: &mut Option<watch::Receiver<Option<CloseCode>>>) -> CloseCode {
+/// Waits until the listener closes its lanes.
+async fn wait_for_listener_close(closing: &mut Option<watch::Receiver<Option<CloseCode>>>) -> CloseCode {
     let Some(closing) = closing else { return std::future::pending().await };
     match closing.wait_for(Option::is_some).await.ok().and_then(|code| *code) {
         Some(code) => code,
-        None => std::future::pending().await, // The listener was dropped; its lanes stay open.
+        None => std::future::pending().await, // The listener was dropped without closing its lanes.
     }
 }
 
-/// Reads until the peer has ended the stream. Dropping a TCP connection with unread bytes resets it, which can lose the
-/// last sent bytes.
+/// Reads until the peer ends the stream. Dropping a TCP connection with unread bytes resets it, which can lose the last
+/// sent bytes.
 async fn drain(mut read: impl AsyncRead + Unpin) {
     let mut unwanted = vec![0; DRAIN_BYTES];
     while let Ok(1..) = read.read(&mut unwanted).await {}
 }
 
-/// The receiving half of the driver.
+/// The driver's receiving half.
 struct Reader<S> {
     inbox: Inbox<ReadHalf<S>>,
     shared: Arc<Shared>,
     role: Role,
     settings: Settings,
-    /// `None` once the peer has ended its control stream.
+    /// The control stream; `None` once the peer has ended it.
     control: Option<ControlPipe>,
     begun: mpsc::UnboundedSender<Incoming>,
     /// The number of data streams begun.
@@ -136,7 +136,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
                     self.handle_filled(wire_bytes, last);
                     Ok(())
                 }
-                Err(error) => Err(self.cannot_read(error)),
+                Err(error) => Err(self.read_failure(error)),
             };
             if let Err(end) = handled {
                 return end;
@@ -144,10 +144,10 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
     }
 
-    fn cannot_read(&self, error: ReadError) -> End {
+    fn read_failure(&self, error: ReadError) -> End {
         let peer = self.shared.peer;
         match error {
-            ReadError::Io(error) => self.shared.failed(error),
+            ReadError::Io(error) => self.shared.io_failure(error),
             ReadError::Ended => {
                 let detail = "it ended TLS and not the lane".into();
                 End { error: LaneError::ConnectionLost { peer, detail }, notice: CloseNotice::None }
@@ -156,7 +156,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
                 let notice = error.alert().map_or(CloseNotice::None, CloseNotice::Alert);
                 End { error: LaneError::Protocol { peer, detail: error.to_string() }, notice }
             }
-            ReadError::Segment(error) => self.shared.refuse(CloseCode::Malformed, &error),
+            ReadError::Segment(error) => self.shared.violation(CloseCode::Malformed, &error),
         }
     }
 
@@ -196,12 +196,12 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
     }
 
-    /// Passes control bytes to their reader; waits while its pipe is full.
+    /// Passes control bytes to the control stream's reader; waits while its pipe is full.
     async fn handle_control(&mut self, bytes: &Bytes, last: bool) -> Result<(), End> {
         let Some(pipe) = &mut self.control else {
             return Err(self.misbehaved(&"it continued its control stream, which it had ended"));
         };
-        // An error means that the reader was dropped.
+        // A write error means that the reader was dropped.
         let Ok(_) = timeout(self.settings.idle_timeout, pipe.write_all(bytes)).await else {
             let peer = self.shared.peer;
             let detail = "the control stream was not read here for the idle timeout".to_owned();
@@ -223,18 +223,18 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
             }));
         }
         if !self.current.as_ref().is_some_and(|stream| stream.0.put(&bytes)) {
-            self.keep(&bytes).await?;
+            self.queue(&bytes).await?;
         }
         if last {
             self.finish();
         } else if first {
-            yield_now().await; // Lets its reader run first and lend a buffer for the rest.
+            yield_now().await; // Its reader runs and lends a buffer for the following segments.
         }
         Ok(())
     }
 
-    /// Queues a segment for the reader of the current stream, which begins here if there is none.
-    async fn keep(&mut self, bytes: &Bytes) -> Result<(), End> {
+    /// Queues a segment for the reader of the current stream, or of a new stream if there is none.
+    async fn queue(&mut self, bytes: &Bytes) -> Result<(), End> {
         let unread = &self.shared.unread;
         let counted = unread.count(bytes, self.settings.idle_timeout).await;
         counted.map_err(|error| self.misbehaved(&error))?;
@@ -264,25 +264,25 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
 
 impl<S> Reader<S> {
     fn misbehaved(&self, why: &dyn std::fmt::Display) -> End {
-        self.shared.refuse(CloseCode::Misbehaved, why)
+        self.shared.violation(CloseCode::Misbehaved, why)
     }
 
-    /// Drops the reader's state, which ends all streams that wait for received bytes.
+    /// Drops the other state, which ends all incoming streams.
     fn into_read_half(self) -> ReadHalf<S> {
         self.inbox.into_read()
     }
 }
 
 impl Shared {
-    /// The error for a protocol violation, which is sent to the peer.
-    fn refuse(&self, code: CloseCode, why: &dyn std::fmt::Display) -> End {
+    /// The end for a protocol violation, with a notice to the peer.
+    fn violation(&self, code: CloseCode, why: &dyn std::fmt::Display) -> End {
         let detail = why.to_string();
         let error = LaneError::Protocol { peer: self.peer, detail: detail.clone() };
         End { error, notice: CloseNotice::Close(code, detail) }
     }
 
-    /// The error for an ended or failed stream. The peer cannot be informed.
-    fn failed(&self, error: io::Error) -> End {
+    /// The end for an I/O error. The peer cannot be notified.
+    fn io_failure(&self, error: io::Error) -> End {
         let peer = self.peer;
         let error = match error.kind() {
             io::ErrorKind::TimedOut => LaneError::TimedOut { peer },
@@ -305,7 +305,7 @@ impl Shared {
     }
 }
 
-/// The sending half of the driver.
+/// The driver's sending half.
 struct Writer<W> {
     batch: Batch<W>,
     shared: Arc<Shared>,
@@ -315,8 +315,8 @@ struct Writer<W> {
 }
 
 impl<W: AsyncWrite + Unpin> Writer<W> {
-    /// Writes until the connection ends, and then the reason, if it is to be sent. Batches are written whole: a close
-    /// waits for the current batch.
+    /// Writes until the connection ends, then the close notice, if any. A close waits until the current batch is
+    /// written.
     async fn run(mut self, keep_alive: Duration) -> io::Result<()> {
         let mut end = self.shared.end.subscribe();
         let mut pings = interval(keep_alive);
@@ -336,7 +336,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             self.add(segment)?;
             self.add_queued()?;
             if self.batch.is_short() {
-                // Lets all runnable tasks add their segments, so that one write carries them and wakes the peer once.
+                // Runnable tasks queue their segments first, so that one write contains them and wakes the peer once.
                 yield_now().await;
                 self.add_queued()?;
             }
@@ -347,7 +347,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         }
     }
 
-    /// Adds segments that are already queued.
+    /// Adds queued segments to the batch.
     fn add_queued(&mut self) -> io::Result<()> {
         while self.batch.has_room()
             && let Some(segment) = self.next_queued()
@@ -357,7 +357,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         Ok(())
     }
 
-    /// The next segment that is already queued.
+    /// Takes the next queued segment.
     fn next_queued(&mut self) -> Option<Segment> {
         let answer = self.shared.outbox.take_answer();
         answer
@@ -386,7 +386,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         self.batch.add(segment)
     }
 
-    /// Writes the queued control messages and the reason of the end. Queued data is dropped.
+    /// Writes the queued control messages and the close notice. Drops queued data.
     async fn write_close(mut self) -> io::Result<()> {
         match self.shared.wait_for_end().await.notice {
             CloseNotice::None => return Ok(()),

@@ -1,4 +1,4 @@
-//! Performs the TLS handshake with rustls, before [our own records](super::records) take over.
+//! [`Secured`]: performs the TLS handshake with rustls, and extracts the keys for the [record layer](super::records).
 
 use rustls::{
     ClientConfig, ServerConfig,
@@ -19,13 +19,13 @@ use super::{
 };
 use crate::{ByteStream, ClientCertificate, StreamTuning, tls};
 
-/// The maximum of buffered handshake bytes: more than the longest message (64 KiB by rustls) takes in records.
+/// The maximum of buffered handshake bytes: more than the records of rustls' longest message, of 64 KiB.
 const BUFFERED_BYTES_MAX: usize = 128 << 10;
 
 /// The maximum length of a record: 2^14 bytes and the overhead of encryption.
 const RECORD_BYTES_MAX: usize = (16 << 10) + 256;
 
-/// A stream after its handshake, with the keys of its records.
+/// A stream after its handshake, with the keys for its records.
 pub(crate) struct Secured<S> {
     pub(super) stream: S,
     pub(super) sealer: Sealer,
@@ -56,7 +56,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
         self.is_protocol_agreed
     }
 
-    /// The peer's certificate, whose key it proved to hold.
+    /// The peer's certificate. The peer proved possession of its key.
     pub(crate) fn peer_certificate(&self) -> Option<ClientCertificate> {
         self.peer_certificate.clone()
     }
@@ -81,14 +81,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
 }
 
 impl Secured<Box<dyn ByteStream>> {
-    /// Tunes the stream by the measured answer time, and for a lane with these `settings`.
+    /// Tunes the stream by the measured answer time and the lane's `settings`.
     pub(crate) fn tune(&self, settings: Settings) {
         let idle_timeout = settings.idle_timeout;
         self.stream.tune(StreamTuning { answer_time: self.answer_time, idle_timeout });
     }
 }
 
-/// Takes the next step and writes its output, including an alert if the handshake failed.
+/// Performs the next step and writes its output, including the alert if the handshake failed.
 async fn advance(
     stream: &mut (impl AsyncWrite + Unpin),
     connection: &mut impl RustlsConnection,
@@ -129,13 +129,13 @@ fn tls_error(error: rustls::Error) -> io::Error {
 /// The next step of a handshake, once its output is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Read another record.
+    /// Another record is needed.
     Read,
-    /// Finish: it is complete.
+    /// The handshake is complete.
     Finish,
 }
 
-/// Processes the received bytes, and appends the output to `out`.
+/// Processes received bytes and appends the output to `out`.
 fn step(
     connection: &mut impl RustlsConnection,
     incoming: &mut Vec<u8>,
@@ -171,7 +171,7 @@ fn encode<Data>(record: &mut EncodeTlsData<'_, Data>, out: &mut Vec<u8>) -> Resu
     encoded.map(drop).map_err(|error| rustls::Error::General(error.to_string()))
 }
 
-/// A rustls connection of either role, during its handshake.
+/// A rustls connection of either role, during the handshake.
 trait RustlsConnection: Deref<Target = UnbufferedConnectionCommon<Self::Data>> {
     type Data;
 
