@@ -1,4 +1,4 @@
-//! [`Chooser`]: chooses codecs from cached size estimates.
+//! [`Chooser`]: chooses codecs by cached size estimates.
 
 use super::Payload;
 use crate::Workers;
@@ -24,10 +24,10 @@ pub enum CodecRequest {
     Auto {
         /// The codecs that the subscriber can decode.
         offered: CodecSet,
-        /// The level of effort of encoding.
+        /// The encoding effort.
         effort: Effort,
     },
-    /// This codec, if it gains something.
+    /// This codec, unless it saves too little.
     Fixed(CodecId),
 }
 
@@ -47,23 +47,23 @@ impl From<CodecId> for CodecRequest {
     }
 }
 
-/// Chooses codecs, from size estimates that it caches.
+/// Estimates encoded sizes, and caches the estimates.
 ///
 /// An estimate takes as long as sending a hundredth of a chunk, so not every chunk is estimated: the chunks of a tensor
-/// are alike, also in its next versions. An estimate serves the next [`CHUNKS_PER_ESTIMATE`] of them, or until a chunk's actual
-/// size differs. The estimate used for a chunk is cached with it, so that all subscribers get the same codec.
+/// are similar, also in its next versions. An estimate is used for the next [`CHUNKS_PER_ESTIMATE`] of them, or until a
+/// chunk's actual size refutes it. The estimate used for a chunk is cached, so that all subscribers get the same codec.
 pub(super) struct Chooser {
     workers: Workers,
     chunks: Cache<(u64, ChunkIndex), SizeEstimate>,
     groups: Cache<ChunkGroup, Arc<CachedEstimate>>,
-    /// Tensors whose last comparison with a base found too many changes, with the number of chunks not compared since.
+    /// Groups whose last comparison with a base found too many changes, and the number of chunks not compared since.
     changed_groups: Cache<ChunkGroup, Arc<AtomicU32>>,
-    /// Payloads with a base that could not be read.
+    /// Pairs of a payload and an unreadable base.
     unreadable: Cache<(u64, u64), ()>,
     estimates: AtomicU64,
 }
 
-/// A group of similar chunks: those of one tensor in all versions with one manifest, or one chunk shared by small
+/// A group of similar chunks: those of one tensor in all versions with the same manifest, or one chunk shared by small
 /// tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct ChunkGroup {
@@ -77,15 +77,15 @@ struct CachedEstimate {
     used: AtomicU32,
 }
 
-/// The number of further chunks that use an estimate. Estimating random bytes then costs less than 0.3 % of sending
+/// The number of further chunks that use an estimate. Estimating random bytes thus costs less than 0.3 % of sending
 /// them.
 const CHUNKS_PER_ESTIMATE: u32 = 16;
 
-/// The maximum number of cached chunks and of tensors: those of about 250 GB, in less than 10 MB. An evicted one is
+/// The maximum numbers of cached chunks and groups: those of about 250 GB, in less than 10 MB. An evicted one is
 /// estimated again.
 const CACHED_MAX: usize = 1 << 16;
 
-/// The maximum number of cached unreadable bases. A topic has few; an evicted one costs another attempt.
+/// The maximum number of cached unreadable bases. A topic has few; an evicted one costs another read attempt.
 const UNREADABLE_MAX: usize = 1 << 10;
 
 impl Chooser {
@@ -105,7 +105,7 @@ impl Chooser {
         self.estimates.load(Ordering::Relaxed)
     }
 
-    /// The cached estimate of `chunk`, its own or one from similar chunks.
+    /// The cached estimate of `chunk`.
     pub(super) fn cached(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         let (range, _) = payload.manifest().chunk(chunk);
         match range.end - range.start < SMALL_BYTES as u64 {
@@ -114,7 +114,7 @@ impl Chooser {
         }
     }
 
-    /// The estimate for `chunk`, if it is cached or can be taken from similar chunks.
+    /// The cached estimate of `chunk`, or that of similar chunks.
     pub(super) fn cached_or_similar(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         if let Some(known) = self.cached(payload, chunk) {
             return Some(known);
@@ -128,8 +128,8 @@ impl Chooser {
         })
     }
 
-    /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; only the one that ran
-    /// it gets its time.
+    /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; the time spent is
+    /// returned only to the one that ran it.
     pub(super) async fn estimate(
         &self,
         payload: &Payload,
@@ -183,7 +183,7 @@ impl Chooser {
     }
 
     /// Records the result of an encoding: `encoded_bytes` of `raw_bytes`, or `None` if it gained too little. Drops an
-    /// estimate that was far off.
+    /// estimate that the result refutes.
     pub(super) fn handle_encoded(
         &self,
         payload: &Payload,
@@ -236,7 +236,7 @@ mod tests {
         (0..chunks * CHUNK / 16).flat_map(word).collect()
     }
 
-    /// Noise with a few exponents, as of weights, in every second byte.
+    /// Noise with few different exponents in every second byte, like weights.
     fn weights(chunks: usize) -> Vec<u8> {
         let mut bytes = noise(chunks);
         for byte in bytes.iter_mut().skip(1).step_by(2) {
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn efforts_that_choose_alike_share_encodings() {
+    async fn efforts_with_the_same_codec_share_encodings() {
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(8)));
         for effort in [Effort::Light, Effort::Full, Effort::None] {
             send(&encoder, &payload, auto(effort)).await;
@@ -305,7 +305,7 @@ mod tests {
         for codec in [CodecId::Raw, CodecId::Planes, CodecId::Zstd, CodecId::BitPlanes] {
             assert_eq!(send(&encoder, &payload, codec.into()).await, [codec; 4]);
         }
-        assert_eq!(encoder.stats().estimates, 0, "there is nothing to choose");
+        assert_eq!(encoder.stats().estimates, 0, "no choice");
         let wanted = CodecRequest::Auto { offered: CodecSet::only_raw(), effort: Effort::Full };
         assert_eq!(send(&encoder, &payload, wanted).await, [CodecId::Raw; 4]);
         assert_eq!(encoder.stats().estimates, 0, "there is nothing to choose here either");
@@ -313,7 +313,7 @@ mod tests {
 
     /// A tensor that begins as weights and continues as noise.
     #[tokio::test]
-    async fn a_wrong_estimate_is_used_once() {
+    async fn a_refuted_estimate_is_replaced() {
         let mut bytes = weights(2);
         bytes.extend(noise(14));
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, bytes));
@@ -344,8 +344,8 @@ mod tests {
     #[tokio::test]
     async fn the_time_of_an_estimate_is_counted_once() {
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, noise(1)));
-        let ask = async || encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap();
-        let (first, second) = (ask().await, ask().await);
+        let request = async || encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap();
+        let (first, second) = (request().await, request().await);
         assert_eq!(
             (first.codec, second.codec, second.worker_time),
             (CodecId::Raw, CodecId::Raw, Duration::ZERO)
@@ -359,14 +359,14 @@ mod tests {
             Arc::new(Encoder::new(64 << 20, None, Workers::Threads)),
             Arc::new(payload(Dtype::Bf16, weights(1))),
         );
-        let mut asking = tokio::task::JoinSet::new();
+        let mut requests = tokio::task::JoinSet::new();
         for _ in 0..20 {
             let (encoder, payload) = (Arc::clone(&encoder), Arc::clone(&payload));
-            asking.spawn(async move {
+            requests.spawn(async move {
                 encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap().codec
             });
         }
-        assert_eq!(asking.join_all().await, [CodecId::BitPlanes; 20]);
+        assert_eq!(requests.join_all().await, [CodecId::BitPlanes; 20]);
         let EncoderStats { estimates, encoded, .. } = encoder.stats();
         assert_eq!((estimates, encoded), (1, 1));
     }

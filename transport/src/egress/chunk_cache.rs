@@ -1,26 +1,26 @@
-//! [`ChunkCache`]: the cache of chunks read from a device.
+//! [`ChunkCache`]: a bounded cache of chunks read from a device.
 
 use std::collections::BTreeMap;
 use tensor_relay_protocol::ChunkIndex;
 
-/// The process-wide identity of a chunk.
+/// A process-wide unique key of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChunkKey {
     pub(super) payload: u64,
     pub(super) chunk: ChunkIndex,
 }
 
-/// The chunks of one device: those being read, and the most recently requested ones, within a bound. Pure.
+/// The chunks of one device: those being read, and the most recently requested ones, within a bound. No I/O.
 ///
-/// Chunks being read count against the bound and evict others, but are never evicted themselves, even above the bound:
-/// concurrent requests wait for them. There are as many as running sends.
+/// Chunks being read count against the bound and evict others, but are never evicted, even above the bound, since
+/// concurrent requests wait for them. Running sends bound their number.
 #[derive(Debug)]
 pub(super) struct ChunkCache<T> {
     limit_bytes: u64,
     bytes: u64,
     next_order: u64,
     by_key: BTreeMap<ChunkKey, CacheEntry<T>>,
-    /// Read chunks by the order of their requests: the oldest is evicted first.
+    /// Chunks that were read, by the order of their first requests. The oldest is evicted first.
     read: BTreeMap<CacheOrder, ChunkKey>,
 }
 
@@ -45,7 +45,7 @@ impl<T> ChunkCache<T> {
         Some(&self.by_key.get(&key)?.value)
     }
 
-    /// Adds a chunk whose read begins. `bytes` counts against the bound.
+    /// Adds a chunk whose read begins. Its `bytes` count against the bound.
     pub(super) fn begin(&mut self, key: ChunkKey, bytes: u64, value: T) -> CacheOrder {
         let order = CacheOrder(self.next_order);
         self.next_order += 1;
@@ -56,7 +56,7 @@ impl<T> ChunkCache<T> {
         order
     }
 
-    /// Records that a chunk was read and may be evicted. No effect if it was removed meanwhile.
+    /// Records that a chunk was read and may be evicted. Has no effect if it was removed.
     pub(super) fn handle_read(&mut self, key: ChunkKey, order: CacheOrder) {
         if self.has(key, order) {
             self.read.insert(order, key);
@@ -64,14 +64,14 @@ impl<T> ChunkCache<T> {
         }
     }
 
-    /// Removes a chunk that could not be read: later requests read again.
+    /// Removes a chunk that could not be read. Later requests read it again.
     pub(super) fn handle_failed(&mut self, key: ChunkKey, order: CacheOrder) {
         if self.has(key, order) {
             self.remove(key);
         }
     }
 
-    /// Removes the chunks of a payload that is no longer used.
+    /// Removes the chunks of a dropped payload.
     pub(super) fn drop_payload(&mut self, payload: u64) {
         let all = |chunk| ChunkKey { payload, chunk };
         let of_payload = self.by_key.range(all(ChunkIndex(0))..=all(ChunkIndex(u32::MAX)));

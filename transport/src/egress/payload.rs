@@ -1,4 +1,4 @@
-//! [`Payload`]: a version at its sender.
+//! [`Payload`]: a version at the sender.
 
 use super::{encodings::Encodings, reads::Reads};
 use std::sync::{
@@ -15,7 +15,7 @@ pub struct Payload {
     manifest: Arc<Manifest>,
     source: Arc<dyn Source>,
     chunks: Box<[ChunkState]>,
-    /// The cache of reads with its chunks, which are removed when this is dropped.
+    /// The cache of reads. On drop, the payload's chunks are removed from it.
     reads: OnceLock<Weak<Reads>>,
     /// The cache of encodings, likewise.
     encodings: OnceLock<Weak<Encodings>>,
@@ -38,7 +38,7 @@ impl Payload {
         Self { key, manifest, source, chunks, reads: OnceLock::new(), encodings: OnceLock::new() }
     }
 
-    /// A payload whose chunks were already hashed, one hash per chunk.
+    /// A payload whose chunks were hashed before, with one hash per chunk.
     pub fn with_hashes(manifest: Arc<Manifest>, source: Arc<dyn Source>, hashes: &[ChunkHash]) -> Self {
         let payload = Self::new(manifest, source);
         for (known, hash) in payload.chunks.iter().zip(hashes) {
@@ -64,7 +64,7 @@ impl Payload {
         Some(VersionDigest::of(self.manifest.digest(), hashes?))
     }
 
-    /// Those of `chunks` that must be hashed for [`digest_of`](Self::digest_of). Sending does not hash chunks that
+    /// The `chunks` that must still be hashed for [`digest_of`](Self::digest_of). Sending does not hash chunks that
     /// receivers hold from an earlier connection, since they are not sent again.
     pub fn unhashed(&self, chunks: &RangeSet) -> Vec<ChunkIndex> {
         let unknown = |chunk: &ChunkIndex| {
@@ -103,12 +103,14 @@ impl Payload {
         self.chunks[chunk.0 as usize].was_read.swap(true, Ordering::Relaxed)
     }
 
-    /// Makes `reads` drop its chunks when this is dropped. Only one server reads a payload.
+    /// Registers `reads`, which drops the payload's chunks when the payload is dropped. Only one server reads a
+    /// payload.
     pub(super) fn register_reads(&self, reads: &Arc<Reads>) {
         self.reads.get_or_init(|| Arc::downgrade(reads));
     }
 
-    /// Makes `encodings` drop its chunks when this is dropped. Only one server encodes a payload.
+    /// Registers `encodings`, which drops the payload's chunks when the payload is dropped. Only one server encodes a
+    /// payload.
     pub(super) fn register_encodings(&self, encodings: &Arc<Encodings>) {
         self.encodings.get_or_init(|| Arc::downgrade(encodings));
     }
@@ -132,7 +134,7 @@ mod tests {
     use tensor_relay_protocol::{Dtype, Limits, Shape, TensorName, TensorSpec};
 
     #[test]
-    fn a_part_has_a_digest_once_its_own_chunks_are_hashed() {
+    fn a_selection_has_a_digest_once_its_chunks_are_hashed() {
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[1024]).unwrap());
         let manifest = Arc::new(Manifest::layout(vec![spec], vec![], 256, &Limits::default()).unwrap());
         let payload = Payload::new(manifest.clone(), Arc::new(HostSource::new(vec![0; 1024].into())));
