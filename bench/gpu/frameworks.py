@@ -20,9 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE / "bin"), str(HERE.parent.parent / "python" / "tests" / "cuda")]
 
-PART_S = 150
+PART_TIMEOUT_S = 150
 # The limit for all parts together: a little less than the limit in bench/gpu/frameworks.
-ALL_S = 550
+TOTAL_TIMEOUT_S = 550
 MIB = 1 << 20
 
 
@@ -325,9 +325,9 @@ def main():
         return 0
     document = {"date": datetime.date.today().isoformat(), **machine_info(), "parts": {}}
     print(json.dumps({key: value for key, value in document.items() if key != "parts"}))
-    failed, deadline = False, time.monotonic() + ALL_S
+    failed, deadline = False, time.monotonic() + TOTAL_TIMEOUT_S
     for name in options.parts.split(","):
-        outcome = document["parts"][name] = outcome_of(name, min(PART_S, deadline - time.monotonic()))
+        outcome = document["parts"][name] = outcome_of(name, min(PART_TIMEOUT_S, deadline - time.monotonic()))
         failed |= outcome["outcome"] == "failed"
         details = {key: value for key, value in outcome.items() if key != "outcome"}
         print(f"{name:14} {outcome['outcome']:8} {details}", flush=True)

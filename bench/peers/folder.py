@@ -18,7 +18,7 @@ import numpy as np
 import contender
 from content import Bytes
 
-LOOK_EVERY_S = 0.0002
+POLL_INTERVAL_S = 0.0002
 
 
 class FolderSource(contender.Source):
@@ -61,7 +61,7 @@ def _names(prefix: str) -> Iterator[Path]:
 
 def _wait_for(path: Path) -> None:
     while not path.exists():
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _fill(file: Any, into: Bytes) -> int:
