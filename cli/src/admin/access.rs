@@ -81,8 +81,8 @@ fn check<'t>(token: &'t str, path: &Path) -> Result<&'t str, UsageError> {
     let is_valid = token.len() >= TOKEN_MIN_CHARS && token.bytes().all(|byte| byte.is_ascii_graphic());
     is_valid.then_some(token).ok_or_else(|| {
         UsageError(format!(
-            "--admin-token-file {}: a token must have at least {TOKEN_MIN_CHARS} characters and no spaces; make one with \
-             `openssl rand -hex 32`",
+            "--admin-token-file {}: a token must have at least {TOKEN_MIN_CHARS} characters and no spaces; make one \
+             with `openssl rand -hex 32`",
             path.display()
         ))
     })

@@ -26,7 +26,7 @@ use tokio::time::sleep;
 const BYTES: u64 = 2 << 20;
 
 /// Longer than the idle timeout of both ends.
-const LONG_DURATION: Duration = Duration::from_secs(15);
+const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 /// Longer than a client's deadline for a copy.
 const HANG_MAX: Duration = Duration::from_secs(26);
@@ -231,10 +231,10 @@ fn a_version_is_resumed() {
                 engine.close();
                 eventually("a copy is in flight", || engine.in_flight() > 0).await;
                 sim.cut(1);
-                sleep(LONG_DURATION).await;
+                sleep(OUTAGE_DURATION).await;
                 assert_eq!(client.reconnects(), 0);
                 sim.mend(1);
-                sleep(LONG_DURATION).await;
+                sleep(OUTAGE_DURATION).await;
                 let in_flight = engine.in_flight();
                 assert!(in_flight > 0 && engine.in_use_bytes() > 0);
                 assert_eq!(client.reconnects(), 1);
@@ -273,7 +273,7 @@ fn a_version_given_up_during_its_copies() {
                 sim.mend(1);
             }
             drop(subscription);
-            sleep(LONG_DURATION).await;
+            sleep(OUTAGE_DURATION).await;
             assert_eq!((engine.in_flight(), device.slots().available()), (credit(), 16 - credit()));
             let old_bytes = engine.in_use_bytes();
             assert!(old_bytes >= BYTES, "memory under a copy is not reused");
@@ -439,7 +439,7 @@ fn copies_that_never_end() {
             assert_eq!(snapshot.id().version, Version(2));
             engine.open();
             tensors::check(&snapshot);
-            sleep(LONG_DURATION).await;
+            sleep(OUTAGE_DURATION).await;
             assert_eq!(engine.in_use_bytes(), BYTES, "only the held version has memory");
         });
     }

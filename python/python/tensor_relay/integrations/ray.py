@@ -102,7 +102,8 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._relay: tensor_relay.Relay | None = None
         self._published: set[str] = set()
-        self._clients = SharedClients(reconnect_timeout=RECONNECT_TIMEOUT_S, topic_timeout=RECONNECT_TIMEOUT_S, base_bytes=0)
+        timeout = RECONNECT_TIMEOUT_S
+        self._clients = SharedClients(reconnect_timeout=timeout, topic_timeout=timeout, base_bytes=0)
         self._fetching: dict[str, RelayFetch] = {}
 
     def tensor_transport_backend(self) -> str:
