@@ -115,7 +115,7 @@ impl Default for Config {
     }
 }
 
-/// The longest deadline: longer ones would overflow the clock.
+/// The longest timeout: longer ones would overflow the clock.
 const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {

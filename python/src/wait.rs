@@ -10,7 +10,7 @@ use std::{
 /// The maximum delay of Ctrl-C: the interval at which signals are checked. It does not delay results.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The longest deadline: longer ones would overflow the clock.
+/// The longest timeout: longer ones would overflow the clock.
 const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 /// Runs `future` to its end on this thread, while the runtime's thread serves the network. Other Python threads run
