@@ -85,7 +85,7 @@ const BLOCK_MIN_BYTES: u64 = 32 << 20;
 
 /// The minimum ratio of a block to the bytes in flight when it begins: until those are delivered, and after the next
 /// block begins, chunks of different levels share the processors, and nothing is measured.
-const IN_FLIGHT_FACTOR: u64 = 4;
+const IN_FLIGHT_RATIO_MIN: u64 = 4;
 
 /// The minimum duration of a block, at the rate of the previous one: less would measure the scheduler.
 const BLOCK_DURATION_MIN: Duration = Duration::from_millis(10);
@@ -193,7 +193,7 @@ impl EffortTrial {
         let effort = candidate.effort;
         self.older_in_flight_bytes += std::mem::take(&mut self.in_flight_bytes);
         let long_bytes = (rate * BLOCK_DURATION_MIN.as_secs_f64()) as u64;
-        let clear_bytes = IN_FLIGHT_FACTOR * self.older_in_flight_bytes;
+        let clear_bytes = IN_FLIGHT_RATIO_MIN * self.older_in_flight_bytes;
         let left_bytes = BLOCK_MIN_BYTES.max(long_bytes).max(clear_bytes);
         self.block = Block { number: self.block.number + 1, effort, left_bytes };
     }

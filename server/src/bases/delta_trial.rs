@@ -7,7 +7,7 @@ const PAUSE_MIN_VERSIONS: u32 = 8;
 const PAUSE_MAX_VERSIONS: u32 = 256;
 
 /// A trial succeeds if at least one in this many compared bytes is sent as deltas.
-const DELTA_SHARE_MIN: u64 = 16;
+const DELTA_SHARE_DIVISOR: u64 = 16;
 
 /// The number of versions in a row whose comparison failed that end a trial.
 const FAILED_MAX_VERSIONS: u32 = 2;
@@ -52,7 +52,7 @@ impl DeltaTrial {
         if tried == 0 {
             return true;
         }
-        if deltas.saturating_mul(DELTA_SHARE_MIN) >= tried {
+        if deltas.saturating_mul(DELTA_SHARE_DIVISOR) >= tried {
             (self.failed, self.pause) = (0, PAUSE_MIN_VERSIONS);
             return true;
         }
