@@ -1,13 +1,13 @@
-//! Sessions whose rights change while they have a watch, a subscription and a further lane.
+//! Changes of the rules during sessions that have a watch, a subscription and a further lane.
 
 use super::{
-    A_WHILE, SUBSCRIPTION, Stage, TOPICS, WATCH,
+    A_WHILE, Fixture, SUBSCRIPTION, TOPICS, WATCH,
     credentials::{
-        self, BEGAN_S, Shown, THEIRS, TRUSTED, Worth, authorities, claims, fingerprint, grant, key, reader,
-        sealed, secret, set_clock,
+        self, ClientIdentity, Rights, START_S, THEIRS, TRUSTED, authorities, claims, fingerprint, grant, key,
+        reader, sealed, secret, set_clock,
     },
-    has,
-    ways::{End, Guest, Heard, WAYS, Way},
+    raw_client::{End, RawClient, Received, TRANSPORTS, TransportKind},
+    rights_to,
 };
 use crate::raw::hello;
 use std::{collections::HashSet, sync::Arc};
@@ -25,42 +25,42 @@ const UNAUTHORISED: Option<End> = Some(End::Closed(Some(CloseCode::Unauthorised)
 struct Change {
     name: &'static str,
     token: Option<Token>,
-    certificate: Option<Shown>,
-    make: fn(&mut Rules),
-    /// By how many seconds the server's clock advances.
-    later_s: u64,
-    is_cut: bool,
-    /// The rights of its credential from then on.
-    worth: Worth,
+    certificate: Option<ClientIdentity>,
+    apply: fn(&mut Rules),
+    /// How far the server's clock advances, in seconds.
+    clock_advance_s: u64,
+    is_closed: bool,
+    /// The credential's rights after the change.
+    rights: Rights,
 }
 
-const REFUSED: Worth = Worth::Nothing(CloseCode::Unauthorised);
-const NO_RIGHTS: Worth = Worth::Session { sees: &[], receives: &[] };
-const MINE: Worth = Worth::Session { sees: &["mine/"], receives: &["mine/"] };
-const ALL: Worth = Worth::Session { sees: &[""], receives: &[""] };
+const REFUSED: Rights = Rights::Nothing(CloseCode::Unauthorised);
+const NO_RIGHTS: Rights = Rights::Session { lists: &[], receives: &[] };
+const MINE: Rights = Rights::Session { lists: &["mine/"], receives: &["mine/"] };
+const ALL: Rights = Rights::Session { lists: &[""], receives: &[""] };
 
 fn changes() -> Vec<Change> {
     let good = claims(9, vec![grant("**", Verbs::CONSUME)]);
-    let brief = sealed(Claims { expires_s: Some(BEGAN_S + 3600), ..good.clone() });
+    let brief = sealed(Claims { expires_s: Some(START_S + 3600), ..good.clone() });
     let token = Some(sealed(good));
     let none = |_: &mut Rules| {};
-    let of_token = |name, make: fn(&mut Rules), is_cut, worth| {
+    let of_token = |name, apply: fn(&mut Rules), is_closed, rights| {
         let token = token.clone();
-        Change { name, token, certificate: None, make, later_s: 0, is_cut, worth }
+        Change { name, token, certificate: None, apply, clock_advance_s: 0, is_closed, rights }
     };
-    let of_key = |name, make: fn(&mut Rules), is_cut, worth| Change {
+    let of_key = |name, apply: fn(&mut Rules), is_closed, rights| Change {
         certificate: Some(key(TRUSTED)),
         token: None,
-        ..of_token(name, make, is_cut, worth)
+        ..of_token(name, apply, is_closed, rights)
     };
-    let of_reader = |name, make: fn(&mut Rules), is_cut, worth| Change {
+    let of_reader = |name, apply: fn(&mut Rules), is_closed, rights| Change {
         certificate: Some(reader()),
-        ..of_key(name, make, is_cut, worth)
+        ..of_key(name, apply, is_closed, rights)
     };
     vec![
         of_token("nothing changes", none, false, ALL),
-        of_token("its ticket is revoked", |rules| revoke(rules, 9), true, REFUSED),
-        of_token("another's ticket is revoked", |rules| revoke(rules, 8), false, ALL),
+        of_token("its ticket is revoked", |rules| revoke_ticket(rules, 9), true, REFUSED),
+        of_token("another's ticket is revoked", |rules| revoke_ticket(rules, 8), false, ALL),
         of_token(
             "the secret is rotated",
             |rules| rules.secrets = vec![secret(3, 5), secret(1, 7)],
@@ -68,175 +68,189 @@ fn changes() -> Vec<Change> {
             ALL,
         ),
         of_token(
-            "it is rotated twice",
+            "the secret is rotated twice",
             |rules| rules.secrets = vec![secret(4, 4), secret(3, 5)],
             true,
             REFUSED,
         ),
-        Change { later_s: 3599, token: Some(brief.clone()), ..of_token("it may yet stay", none, false, ALL) },
-        Change { later_s: 3600, token: Some(brief), ..of_token("its ticket expires", none, true, REFUSED) },
-        of_key("another key is revoked", |rules| distrust(rules, credentials::UNLISTED), false, MINE),
-        of_key("its key is revoked", |rules| distrust(rules, TRUSTED), true, REFUSED),
-        of_key("its key is gone", |rules| rules.keys.clear(), true, REFUSED),
+        Change {
+            clock_advance_s: 3599,
+            token: Some(brief.clone()),
+            ..of_token("its ticket expires later", none, false, ALL)
+        },
+        Change {
+            clock_advance_s: 3600,
+            token: Some(brief),
+            ..of_token("its ticket expires", none, true, REFUSED)
+        },
+        of_key("another key is revoked", |rules| revoke_key(rules, credentials::UNLISTED), false, MINE),
+        of_key("its key is revoked", |rules| revoke_key(rules, TRUSTED), true, REFUSED),
+        of_key("its key is removed", |rules| rules.keys.clear(), true, REFUSED),
         Change {
             token: token.clone(),
-            ..of_key("its key is gone, not its token", |rules| rules.keys.clear(), true, ALL)
+            ..of_key("its key is removed, not its token", |rules| rules.keys.clear(), true, ALL)
         },
         Change {
             token: token.clone(),
-            ..of_key("its key is revoked, not its token", |rules| distrust(rules, TRUSTED), true, REFUSED)
+            ..of_key("its key is revoked, not its token", |rules| revoke_key(rules, TRUSTED), true, REFUSED)
         },
-        of_key("its key has another name", |rules| call(rules, "other"), true, NO_RIGHTS),
-        of_key("its line is gone", |rules| list(rules, ""), false, NO_RIGHTS),
+        of_key("its key has another name", |rules| rename_key(rules, "other"), true, NO_RIGHTS),
+        of_key("its line is removed", |rules| set_acl(rules, ""), false, NO_RIGHTS),
         of_key(
-            "its line says less",
-            |rules| list(rules, "key:trusted list mine/*"),
+            "its line grants less",
+            |rules| set_acl(rules, "key:trusted list mine/*"),
             false,
-            Worth::Session { sees: &["mine/"], receives: &[] },
+            Rights::Session { lists: &["mine/"], receives: &[] },
         ),
-        of_key("its line says more", |rules| list(rules, "key:trusted list,subscribe **"), false, ALL),
+        of_key("its line grants more", |rules| set_acl(rules, "key:trusted list,subscribe **"), false, ALL),
         of_reader(
             "its authority is replaced",
             |rules| rules.authorities = authorities(THEIRS),
             true,
             REFUSED,
         ),
-        of_reader("its names have no line", |rules| list(rules, ""), false, NO_RIGHTS),
+        of_reader("its names have no line", |rules| set_acl(rules, ""), false, NO_RIGHTS),
         of_reader(
-            "another's line is gone",
-            |rules| list(rules, "dns:reader.example list,subscribe mine/*"),
+            "another's line is removed",
+            |rules| set_acl(rules, "dns:reader.example list,subscribe mine/*"),
             false,
             MINE,
         ),
-        Change { later_s: 864_001, ..of_reader("its certificate expires", none, true, REFUSED) },
+        Change { clock_advance_s: 864_001, ..of_reader("its certificate expires", none, true, REFUSED) },
     ]
 }
 
-fn revoke(rules: &mut Rules, id: u8) {
+fn revoke_ticket(rules: &mut Rules, id: u8) {
     rules.revoked.insert(TicketId([id; 8]));
 }
 
-fn distrust(rules: &mut Rules, seed: u64) {
+fn revoke_key(rules: &mut Rules, seed: u64) {
     rules.keys.remove(&fingerprint(seed));
     rules.revoked_keys = HashSet::from([fingerprint(seed)]);
 }
 
-fn call(rules: &mut Rules, name: &str) {
+fn rename_key(rules: &mut Rules, name: &str) {
     rules.keys.insert(fingerprint(TRUSTED), name.into());
 }
 
-fn list(rules: &mut Rules, acl: &str) {
+fn set_acl(rules: &mut Rules, acl: &str) {
     rules.acl = acl.parse().unwrap();
 }
 
-/// Goal: a client that loses its right gets a close, nothing more on any lane, and cannot return; one that loses a part
-/// retains the rest; others are unaffected. Method: each change during a session of each transport that watches
-/// everything, receives a topic and has a further lane; then another version and topic, a request, a login and a lane.
+/// Goal: a client that loses all rights is closed, receives nothing more on any lane, and cannot log in again; one that
+/// loses some rights keeps the others; other clients are unaffected. Method: over each transport, each change during a
+/// session that watches everything, receives a topic and has a further lane; then publish another version and topic, and
+/// send a request, a login and a join.
 #[test]
-fn every_change_under_way() {
+fn live_sessions_follow_every_change() {
     let mut wrong = vec![];
     for change in changes() {
-        for way in WAYS {
-            if let Err(why) = undergo(&change, way) {
-                wrong.push(format!("{} over {way:?}: {why}", change.name));
+        for transport in TRANSPORTS {
+            if let Err(why) = check_change(&change, transport) {
+                wrong.push(format!("{} over {transport:?}: {why}", change.name));
             }
         }
     }
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-fn undergo(change: &Change, way: Way) -> Result<(), String> {
+fn check_change(change: &Change, transport: TransportKind) -> Result<(), String> {
     simulate(2, async |sim| {
-        let mut stage = Stage::new(sim, &TOPICS).await;
-        let mut visit = Visit::new(&stage, change, way).await;
-        match change.later_s {
-            0 => stage.rules.send_modify(|rules| change.make_to(rules)),
-            later_s => set_clock(BEGAN_S + later_s), // And nothing else, which could make sessions read the clock.
+        let mut fixture = Fixture::new(sim, &TOPICS).await;
+        let mut live = LiveSession::new(&fixture, change, transport).await;
+        match change.clock_advance_s {
+            0 => fixture.rules.send_modify(|rules| change.apply_to(rules)),
+            seconds => set_clock(START_S + seconds), // Sending rules as well would make sessions read the clock.
         }
         sleep(A_WHILE).await;
-        let before = visit.heard();
-        publish(&stage.server, &mut stage.publishers[0], 2, 1000).await;
-        stage.publish("mine/later").await;
-        visit.session.say(ClientMessage::List);
+        let before = live.received();
+        publish(&fixture.server, &mut fixture.publishers[0], 2, 1000).await;
+        fixture.publish("mine/later").await;
+        live.session.send(ClientMessage::List);
         sleep(A_WHILE).await;
-        let after = visit.heard();
-        match change.is_cut {
-            true => judge_cut(&before, &after)?,
-            false => judge_rest(change.worth, &before, &after)?,
+        let after = live.received();
+        match change.is_closed {
+            true => check_closed(&before, &after)?,
+            false => check_rest(change.rights, &before, &after)?,
         }
-        visit.come_again(&stage, change, way).await
+        live.reconnect(&fixture, change, transport).await
     })
 }
 
 impl Change {
-    fn make_to(&self, rules: &mut Arc<Rules>) {
+    fn apply_to(&self, rules: &mut Arc<Rules>) {
         let mut changed = (**rules).clone();
-        (self.make)(&mut changed);
+        (self.apply)(&mut changed);
         *rules = Arc::new(changed);
     }
 }
 
 /// A session, its further lane, and the `Welcome` that lets lanes join it.
-struct Visit {
-    session: Guest,
-    lane: Guest,
+struct LiveSession {
+    session: RawClient,
+    lane: RawClient,
     welcome: Welcome,
 }
 
-impl Visit {
-    async fn new(stage: &Stage, change: &Change, way: Way) -> Self {
-        let session = Guest::new(&stage.sim, 1, way, change.certificate.as_ref()).await;
-        session.say(change.greeting());
-        session.say(ClientMessage::Watch { watch: WATCH, glob: Glob::new("**").unwrap() });
+impl LiveSession {
+    async fn new(fixture: &Fixture, change: &Change, transport: TransportKind) -> Self {
+        let session = RawClient::new(&fixture.sim, 1, transport, change.certificate.as_ref()).await;
+        session.send(change.greeting());
+        session.send(ClientMessage::Watch { watch: WATCH, glob: Glob::new("**").unwrap() });
         sleep(A_WHILE).await;
-        let ServerMessage::Welcome(welcome) = session.heard().messages().remove(0) else { panic!() };
-        let lane = Guest::new(&stage.sim, 2, way, change.certificate.as_ref()).await;
-        lane.say(join(&welcome, 1));
+        let ServerMessage::Welcome(welcome) = session.received().messages().remove(0) else { panic!() };
+        let lane = RawClient::new(&fixture.sim, 2, transport, change.certificate.as_ref()).await;
+        lane.send(join(&welcome, 1));
         sleep(A_WHILE).await;
-        assert_eq!(lane.heard().messages(), [ServerMessage::Joined]);
-        session.say(ClientMessage::Subscribe(Subscribe::latest(SUBSCRIPTION, topic("mine/a"), 8)));
+        assert_eq!(lane.received().messages(), [ServerMessage::Joined]);
+        session.send(ClientMessage::Subscribe(Subscribe::latest(SUBSCRIPTION, topic("mine/a"), 8)));
         sleep(A_WHILE).await;
-        let visit = Self { session, lane, welcome };
-        visit.commit();
-        let [session, lane] = visit.heard();
-        assert!(session.streams + lane.streams >= 2, "the manifest and a chunk came");
-        visit
+        let live = Self { session, lane, welcome };
+        live.commit();
+        let [session, lane] = live.received();
+        assert!(session.streams + lane.streams >= 2, "the manifest and a chunk arrived");
+        live
     }
 
-    /// Reports the first version as committed, so that the server may send the next one.
+    /// Reports the first version as committed, so that the server sends the next one.
     fn commit(&self) {
-        for said in self.session.heard().messages() {
-            if let ServerMessage::Announce(announce) = said {
+        for message in self.session.received().messages() {
+            if let ServerMessage::Announce(announce) = message {
                 let (subscription, epoch, version) = (SUBSCRIPTION, announce.id.epoch, announce.id.version);
                 self.session
-                    .say(ClientMessage::Committed { subscription, epoch, version, kept: false });
+                    .send(ClientMessage::Committed { subscription, epoch, version, kept: false });
             }
         }
     }
 
-    fn heard(&self) -> [Heard; 2] {
-        [self.session.heard(), self.lane.heard()]
+    fn received(&self) -> [Received; 2] {
+        [self.session.received(), self.lane.received()]
     }
 
-    /// Logs in again, and joins a lane to the old session.
-    async fn come_again(&mut self, stage: &Stage, change: &Change, way: Way) -> Result<(), String> {
-        let again = Guest::new(&stage.sim, 3, way, change.certificate.as_ref()).await;
-        again.say(change.greeting());
-        let joins = Guest::new(&stage.sim, 4, way, change.certificate.as_ref()).await;
-        joins.say(join(&self.welcome, 2));
+    /// Logs in again, and joins another lane to the session.
+    async fn reconnect(
+        &mut self,
+        fixture: &Fixture,
+        change: &Change,
+        transport: TransportKind,
+    ) -> Result<(), String> {
+        let again = RawClient::new(&fixture.sim, 3, transport, change.certificate.as_ref()).await;
+        again.send(change.greeting());
+        let joins = RawClient::new(&fixture.sim, 4, transport, change.certificate.as_ref()).await;
+        joins.send(join(&self.welcome, 2));
         sleep(A_WHILE).await;
-        let (again, joins) = (again.heard(), joins.heard());
-        let is_in = match change.worth {
-            Worth::Session { .. } => again.messages().len() == 1 && again.end.is_none(),
-            _ => again.is_nothing() && again.end == UNAUTHORISED,
+        let (again, joins) = (again.received(), joins.received());
+        let has_session = match change.rights {
+            Rights::Session { .. } => again.messages().len() == 1 && again.end.is_none(),
+            _ => again.is_empty() && again.end == UNAUTHORISED,
         };
-        let has_joined = match change.is_cut {
-            true => joins.is_nothing() && joins.end == UNAUTHORISED,
+        let has_joined = match change.is_closed {
+            true => joins.is_empty() && joins.end == UNAUTHORISED,
             false => joins.messages() == [ServerMessage::Joined] && joins.end.is_none(),
         };
-        (is_in && has_joined)
+        (has_session && has_joined)
             .then_some(())
-            .ok_or_else(|| format!("it comes again: {again:?}, with a lane: {joins:?}"))
+            .ok_or_else(|| format!("second login: {again:?}, second lane: {joins:?}"))
     }
 }
 
@@ -251,8 +265,8 @@ fn join(welcome: &Welcome, lane: u32) -> ClientMessage {
     ClientMessage::Join { session: welcome.session, lane: LaneId(lane), grant, instance: welcome.instance }
 }
 
-/// Checks that the session got its close in time, and no byte after it on either lane.
-fn judge_cut([session, lane]: &[Heard; 2], after: &[Heard; 2]) -> Result<(), String> {
+/// Checks that the session was closed in time, and that neither lane received a byte afterwards.
+fn check_closed([session, lane]: &[Received; 2], after: &[Received; 2]) -> Result<(), String> {
     let is_good = session.end == UNAUTHORISED && lane.end.is_some() && [session, lane] == after.each_ref();
     is_good
         .then_some(())
@@ -260,21 +274,21 @@ fn judge_cut([session, lane]: &[Heard; 2], after: &[Heard; 2]) -> Result<(), Str
 }
 
 /// Checks that the session continues with its remaining rights.
-fn judge_rest(worth: Worth, before: &[Heard; 2], after: &[Heard; 2]) -> Result<(), String> {
-    let streams = |heard: &[Heard; 2]| heard[0].streams + heard[1].streams;
+fn check_rest(rights: Rights, before: &[Received; 2], after: &[Received; 2]) -> Result<(), String> {
+    let streams = |received: &[Received; 2]| received[0].streams + received[1].streams;
     let all = after[0].messages();
-    let (sees, receives) = has(worth, "mine/later");
+    let (lists, receives) = rights_to(rights, "mine/later");
     let forbidden = ServerMessage::End { subscription: SUBSCRIPTION, reason: EndReason::Forbidden };
     let found = ServerMessage::Found { watch: WATCH, topics: vec![topic("mine/later")] };
-    let listed = all.iter().find_map(|said| match said {
+    let listed = all.iter().find_map(|message| match message {
         ServerMessage::Topics { topics, .. } => Some(topics.len()),
         _ => None,
     });
     let names = ["mine/a", "mine/later", "other/a"];
-    let is_good = after.iter().all(|heard| heard.end.is_none())
+    let is_good = after.iter().all(|received| received.end.is_none())
         && before[0].messages().contains(&forbidden) != receives
-        && all.contains(&found) == sees
-        && listed == Some(names.iter().filter(|name| has(worth, name).0).count())
+        && all.contains(&found) == lists
+        && listed == Some(names.iter().filter(|name| rights_to(rights, name).0).count())
         && (streams(after) > streams(before)) == receives;
     is_good
         .then_some(())
