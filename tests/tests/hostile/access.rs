@@ -193,8 +193,8 @@ fn new_topics_are_announced_only_to_clients_that_may_list_them() {
     });
 }
 
-/// Goal: a client that reads slowly or not at all is cut off as soon as others. Method: request long lists, read nothing,
-/// and revoke the ticket; the session ends well before its write deadline.
+/// Goal: a client that reads slowly or not at all is cut off as soon as others. Method: request long lists, read
+/// nothing, and revoke the ticket; the session ends well before its write deadline.
 #[test]
 fn a_revoked_client_that_does_not_read_is_closed() {
     simulate(4, async |sim| {
@@ -223,8 +223,8 @@ fn a_revoked_client_that_does_not_read_is_closed() {
     });
 }
 
-/// Goal: a server issues no TLS session tickets, so no session is resumed with an old proof. Method: a client that stores
-/// and uses every session ticket connects twice, each time with a full handshake.
+/// Goal: a server issues no TLS session tickets, so no session is resumed with an old proof. Method: a client that
+/// stores and uses every session ticket connects twice, each time with a full handshake.
 #[test]
 fn no_tls_session_is_resumed() {
     simulate(5, async |sim| {

@@ -1,7 +1,8 @@
 //! The access matrix: every credential over each transport with every request.
 //!
 //! The expected results are an independent table ([`credentials`]). The client reads raw bytes, so it sees everything
-//! that a server sends. A refused client must receive the close and nothing else, and must not learn which topics exist.
+//! that a server sends. A refused client must receive the close and nothing else, and must not learn which topics
+//! exist.
 
 mod changes;
 mod credentials;
@@ -95,8 +96,8 @@ impl Fixture {
     }
 }
 
-/// Goal: each cell of the matrix matches the table, and a refused client receives only its close. Method: one connection
-/// for each credential, transport and request, to a server with topics; more topics appear later.
+/// Goal: each cell of the matrix matches the table, and a refused client receives only its close. Method: one
+/// connection for each credential, transport and request, to a server with topics; more topics appear later.
 #[test]
 fn every_cell_matches_the_table() {
     let mut wrong = vec![];
@@ -148,11 +149,11 @@ fn refused_topics_look_nonexistent() {
 
 /// Everything that was received except `Welcome`, which contains random numbers.
 fn without_welcome(received: &Received) -> Received {
-    let greeting = match received.frames().first() {
+    let welcome_bytes = match received.frames().first() {
         Some(first) if matches!(received.messages()[0], ServerMessage::Welcome(_)) => first.len(),
         _ => 0,
     };
-    Received { control: received.control[greeting..].to_vec(), ..received.clone() }
+    Received { control: received.control[welcome_bytes..].to_vec(), ..received.clone() }
 }
 
 /// The answers to each request over each transport, with one connection for each.
@@ -185,7 +186,7 @@ fn answers(credential: &Credential, with_topics: bool) -> Vec<((TransportKind, R
 
 /// The messages that make the request. `other` is an existing session.
 fn messages(credential: &Credential, request: Request, other: &Welcome) -> Vec<ClientMessage> {
-    let greeting = ClientMessage::Hello(Hello { token: credential.token.clone(), ..hello() });
+    let login = ClientMessage::Hello(Hello { token: credential.token.clone(), ..hello() });
     let join = |session| ClientMessage::Join {
         session,
         lane: LaneId(1),
@@ -193,13 +194,13 @@ fn messages(credential: &Credential, request: Request, other: &Welcome) -> Vec<C
         instance: other.instance,
     };
     match request {
-        Request::List => vec![greeting, ClientMessage::List],
+        Request::List => vec![login, ClientMessage::List],
         Request::Watch => {
-            vec![greeting, ClientMessage::Watch { watch: WATCH, glob: Glob::new("**").unwrap() }]
+            vec![login, ClientMessage::Watch { watch: WATCH, glob: Glob::new("**").unwrap() }]
         }
         Request::Subscribe(name) => {
             let subscribe = Subscribe::latest(SUBSCRIPTION, topic(name), 8);
-            vec![greeting, ClientMessage::Subscribe(subscribe)]
+            vec![login, ClientMessage::Subscribe(subscribe)]
         }
         Request::JoinGuessed => vec![join(other.session)],
         Request::JoinNonexistent => vec![join(other.session ^ 1)],

@@ -1,5 +1,5 @@
-//! Deltas against wrong bases, and false reports of bases. A client applies deltas only to a version that it reported as
-//! held, and a client's false report affects only that client.
+//! Deltas against wrong bases, and false reports of bases. A client applies deltas only to a version that it reported
+//! as held, and a client's false report affects only that client.
 
 use crate::{
     clients::digest_of,

@@ -49,8 +49,8 @@ async fn wait_for_only_good_session(server: &Server) {
     eventually("only the newest version occupies memory", newest_only).await;
 }
 
-/// Goal: a client that no longer receives messages is disconnected, and its version is released. Method: subscribe, then stop
-/// the control stream in its receiving direction.
+/// Goal: a client that no longer receives messages is disconnected, and its version is released. Method: subscribe,
+/// then stop the control stream in its receiving direction.
 #[test]
 fn a_client_that_stops_receiving_is_disconnected() {
     expect_closed(CloseCode::Misbehaved, "stopped", async |sim| {
@@ -121,7 +121,8 @@ fn an_unsupported_revision_is_incompatible() {
     });
 }
 
-/// Goal: excessive credit is refused, in one message or accumulated. Method: too much in Subscribe, and too much in Credit.
+/// Goal: excessive credit is refused, in one message or accumulated. Method: too much in Subscribe, and too much in
+/// Credit.
 #[test]
 fn excessive_credit_is_refused() {
     expect_closed(CloseCode::Misbehaved, "credit", async |sim| {
@@ -332,8 +333,8 @@ fn watch(id: u32, pattern: &str) -> ClientMessage {
     ClientMessage::Watch { watch: WatchId(id), glob: Glob::new(pattern).unwrap() }
 }
 
-/// Goal: a client cannot make a server match unboundedly many names. Method: one watch above the limit; one id twice; the
-/// end of a watch that never existed. Ended watches do not count.
+/// Goal: a client cannot make a server match unboundedly many names. Method: one watch above the limit; one id twice;
+/// the end of a watch that never existed. Ended watches do not count.
 #[test]
 fn invalid_watches_are_refused() {
     expect_closed(CloseCode::Misbehaved, "more than 16 watches", async |sim| {

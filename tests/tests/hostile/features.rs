@@ -1,5 +1,5 @@
-//! Messages and fields of features that the receiver did not offer (PROTOCOL.md §3.11). Each ends the session with a text
-//! that names the feature.
+//! Messages and fields of features that the receiver did not offer (PROTOCOL.md §3.11). Each ends the session with a
+//! text that names the feature.
 
 use crate::{
     raw::{Peer, hello, subscribe},

@@ -27,9 +27,9 @@ const PACKETS_PER_ROUND: u64 = 20;
 /// The maximum number of packets answered by a handshake: the server's burst, and a margin for timing.
 const HANDSHAKES_MAX: usize = 150;
 
-/// Goal: a flood of forged Initial packets costs the server a Retry each and no handshake; clients with genuine addresses
-/// connect meanwhile. After the flood, no client needs a Retry. Method: packets whose source connection id differs from
-/// the one in the handshake; a good client in between.
+/// Goal: a flood of forged Initial packets costs the server a Retry each and no handshake; clients with genuine
+/// addresses connect meanwhile. After the flood, no client needs a Retry. Method: packets whose source connection id
+/// differs from the one in the handshake; a good client in between.
 #[test]
 fn a_flood_of_initials_is_answered_with_retry() {
     simulate(1, async |sim| {

@@ -161,7 +161,8 @@ fn lanes_without_a_grant_are_refused() {
     });
 }
 
-/// Goal: a lane that a load balancer sent to another process of the server gets that as its close code, and nothing else.
+/// Goal: a lane that a load balancer sent to another process of the server gets that as its close code, and nothing
+/// else.
 /// Method: a `Join` with a valid grant and the instance of another process.
 #[test]
 fn lanes_of_another_instance_are_refused() {
@@ -190,8 +191,8 @@ fn malformed_grants_are_malformed_messages() {
     }
 }
 
-/// Goal: a joined lane may send no message, and a session's control stream no `Join`. Method: requests on a further lane,
-/// which end that lane; a `Join` on the first lane, which ends the session.
+/// Goal: a joined lane may send no message, and a session's control stream no `Join`. Method: requests on a further
+/// lane, which end that lane; a `Join` on the first lane, which ends the session.
 #[test]
 fn messages_after_join_end_the_lane() {
     with_good_client(server_config(), async |sim, _| {
@@ -301,7 +302,7 @@ fn lane_numbers_are_used_once() {
         holder.send(ClientMessage::Retire(LaneId(1))).await;
         for id in [1, 2] {
             let (code, text) = open_lane(sim, 4, holder.join(id)).await.wait_for_close().await;
-            assert_eq!((code, text.as_str()), (Some(CloseCode::Done), ""), "it received late");
+            assert_eq!((code, text.as_str()), (Some(CloseCode::Done), ""), "the number was retired before");
         }
         holder.assert_no_more_messages().await;
         Some(holder)
@@ -319,9 +320,9 @@ fn lane_numbers_beyond_the_limit_end_the_session() {
     });
 }
 
-/// Goal: fetched chunks of a lost lane are sent over another lane, each once and without credit, also in a session whose
-/// control connection carries no chunks; without a lane, they wait. Method: retire lane 0, receive half a
-/// version over lane 1, close that, fetch, and join as lane 2.
+/// Goal: fetched chunks of a lost lane are sent over another lane, each once and without credit, also in a session
+/// whose control connection carries no chunks; without a lane, they wait. Method: retire lane 0, receive half a version
+/// over lane 1, close that, fetch, and join as lane 2.
 #[test]
 fn chunks_of_a_lost_lane_are_fetched() {
     with_good_client(server_config(), async |sim, _| {
@@ -424,9 +425,9 @@ fn fetches_of_unsent_chunks_are_refused() {
     });
 }
 
-/// Goal: no more chunks of an aborted version are sent, although its lane is retired and its chunks are fetched. Method: with
-/// `preempt` and chunks that wait for credit, publish the next version; retire, fetch and give credit before the
-/// answer.
+/// Goal: no more chunks of an aborted version are sent, although its lane is retired and its chunks are fetched.
+/// Method: with `preempt` and chunks that wait for credit, publish the next version; retire, fetch and give credit
+/// before the answer.
 #[test]
 fn an_aborted_version_is_not_fetched() {
     simulate(1, async |sim| {

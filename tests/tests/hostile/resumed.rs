@@ -36,8 +36,8 @@ fn held(subscribe: &Subscribe) -> RangeSet {
     partial.chunks.clone()
 }
 
-/// Goal: after a lost connection, a client requests exactly the missing chunks, and no manifest. Method: a good server that
-/// loses the connection after each number of chunks, and sends the missing ones over another.
+/// Goal: after a lost connection, a client requests exactly the missing chunks, and no manifest. Method: a good server
+/// that loses the connection after each number of chunks, and sends the missing ones over another.
 #[test]
 fn a_resume_requests_only_missing_chunks() {
     for received in 0..=CHUNKS {
@@ -67,8 +67,8 @@ fn a_resume_requests_only_missing_chunks() {
     }
 }
 
-/// Goal: an abrupt end of the server is treated as a lost connection, even if its close is lost. Method: stop the control
-/// stream in its receiving direction, as shutting down does, and close never, soon, or late.
+/// Goal: an abrupt end of the server is treated as a lost connection, even if its close is lost. Method: stop the
+/// control stream in its receiving direction, as shutting down does, and close never, soon, or late.
 #[test]
 fn an_abrupt_end_is_a_lost_connection() {
     for close_ms in [u64::MAX, 300, 5_000] {
@@ -145,7 +145,8 @@ fn another_manifest_for_the_same_version_is_refused() {
     assert_eq!(source.blame(), Blame::Peer);
 }
 
-/// Goal: chunks that a client holds are not accepted twice, and different content in later chunks is detected at the end.
+/// Goal: chunks that a client holds are not accepted twice, and different content in later chunks is detected at the
+/// end.
 /// Method: over the second connection, a chunk that arrived over the first; then other content with valid chunk hashes.
 #[test]
 fn a_partial_version_is_not_continued_wrongly() {
@@ -211,9 +212,9 @@ fn a_committed_version_is_not_accepted_again() {
     }
 }
 
-/// Goal: all chunks of a version announced afresh are received, even if some overtake the announcement: none is mistaken
-/// for a chunk that the client holds. Method: after a partial and after the complete version; chunks arrive before and
-/// after the announcement.
+/// Goal: all chunks of a version announced afresh are received, even if some overtake the announcement: none is
+/// mistaken for a chunk that the client holds. Method: after a partial and after the complete version; chunks arrive
+/// before and after the announcement.
 #[test]
 fn a_version_announced_afresh_is_received_completely() {
     for received in [1, CHUNKS] {
@@ -263,7 +264,8 @@ fn a_version_announced_afresh_is_received_completely() {
 }
 
 /// Goal: only a version that the client reported may be sent afresh, and only once: otherwise a server could send it
-/// forever. Method: mark as afresh a first version, one newer than the committed one, and one that was just sent afresh.
+/// forever. Method: mark as afresh a first version, one newer than the committed one, and one that was just sent
+/// afresh.
 #[test]
 fn an_afresh_version_that_was_not_requested_is_refused() {
     expect_closed(CloseCode::Misbehaved, "afresh", async |script| {

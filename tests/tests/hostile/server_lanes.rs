@@ -1,5 +1,5 @@
-//! Servers that offer lanes and violate the protocol on them: an error of a lane ends that lane, an error of the session
-//! ends the session.
+//! Servers that offer lanes and violate the protocol on them: an error of a lane ends that lane, an error of the
+//! session ends the session.
 
 use crate::{
     raw::{INSTANCE, Peer},
@@ -121,8 +121,8 @@ async fn next_fetch(script: &mut Script) -> RangeSet {
     }
 }
 
-/// Goal: a client ends the session if the server retires a lane that cannot be retired, and fetches nothing. Method: the
-/// control stream's lane, a lane that never existed, and the same lane twice.
+/// Goal: a client ends the session if the server retires a lane that cannot be retired, and fetches nothing. Method:
+/// the control stream's lane, a lane that never existed, and the same lane twice.
 #[test]
 fn retiring_an_invalid_lane_ends_the_session() {
     for numbers in [&[0][..], &[7], &[1, 1]] {
@@ -165,8 +165,8 @@ fn an_unbounded_offer_opens_bounded_lanes() {
     }
 }
 
-/// Goal: an invalid answer to `Join` ends that lane permanently, and nothing else. Method: another message
-/// instead of `Joined`, or after it.
+/// Goal: an invalid answer to `Join` ends that lane permanently, and nothing else. Method: another message instead of
+/// `Joined`, or after it.
 #[test]
 fn an_invalid_answer_to_join_ends_the_lane() {
     for after in [false, true] {
@@ -193,8 +193,8 @@ fn an_invalid_answer_to_join_ends_the_lane() {
     }
 }
 
-/// Goal: a permanently refused lane is not retried; one refused by a busy server is, with growing delays. Method: refuse
-/// the lane with a permanent and with a temporary close code.
+/// Goal: a permanently refused lane is not retried; one refused by a busy server is, with growing delays. Method:
+/// refuse the lane with a permanent and with a temporary close code.
 #[test]
 fn only_temporarily_refused_lanes_are_retried() {
     for (code, is_retried) in [(CloseCode::Unauthorised, false), (CloseCode::TooBusy, true)] {
@@ -274,8 +274,8 @@ fn a_malformed_header_on_a_further_lane_ends_the_session() {
     );
 }
 
-/// Goal: chunks that were lost with their lane and are not sent again cause a stall error, not an endless wait. Method: a
-/// lane that is lost with the only missing chunk.
+/// Goal: chunks that were lost with their lane and are not sent again cause a stall error, not an endless wait. Method:
+/// a lane that is lost with the only missing chunk.
 #[test]
 fn a_chunk_lost_with_its_lane_stalls_the_version() {
     with_lane_offer(

@@ -28,8 +28,8 @@ fn a_server_that_stops_receiving_ends_the_session() {
     );
 }
 
-/// Goal: the script itself is valid, so that failures below are due to the attacks. Method: run it unchanged, and in the
-/// worst order.
+/// Goal: the script itself is valid, so that failures below are due to the attacks. Method: run it unchanged, and in
+/// the worst order.
 #[test]
 fn the_unmodified_script_is_accepted() {
     for reversed in [false, true] {
@@ -150,8 +150,8 @@ fn chunks_beyond_the_credit_end_the_session() {
     });
 }
 
-/// Goal: a manifest that differs from its announcement or header ends the session. Method: another manifest, another hash
-/// in the header, and another length.
+/// Goal: a manifest that differs from its announcement or header ends the session. Method: another manifest, another
+/// hash in the header, and another length.
 #[test]
 fn a_manifest_that_was_not_announced_ends_the_session() {
     expect_closed(CloseCode::Misbehaved, "not the one it announced", async |script| {
@@ -299,8 +299,8 @@ fn invalid_announcements_end_the_session() {
     });
 }
 
-/// Goal: a client that has version 3 never receives version 2 or 3 again. Method: a valid version 3, then announcements of
-/// an older version and of the same.
+/// Goal: a client that has version 3 never receives version 2 or 3 again. Method: a valid version 3, then announcements
+/// of an older version and of the same.
 #[test]
 fn versions_that_do_not_rise_end_the_session() {
     for next in [2, 3] {
@@ -376,8 +376,8 @@ fn invalid_control_messages_end_the_session() {
     });
 }
 
-/// Goal: a version that the server aborts midway leaves no trace, and the next one arrives. Method: two of three chunks,
-/// Abort, then the complete next version, with the credit that the client returns.
+/// Goal: a version that the server aborts midway leaves no trace, and the next one arrives. Method: two of three
+/// chunks, Abort, then the complete next version, with the credit that the client returns.
 #[test]
 fn an_aborted_version_leaves_no_trace() {
     simulate(1, async |sim| {

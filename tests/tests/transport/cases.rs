@@ -141,9 +141,9 @@ fn chunks_sent_concurrently_arrive_intact() {
     });
 }
 
-/// A control message arrives although the server has used all its credit and the client reads no chunk; otherwise a client
-/// that waits for an announcement before it reads chunks would wait forever. The client first reads a little, which quinn
-/// does not yet report to the server.
+/// A control message arrives although the server has used all its credit and the client reads no chunk; otherwise a
+/// client that waits for an announcement before it reads chunks would wait forever. The client first reads a little,
+/// which quinn does not yet report to the server.
 #[test]
 fn unread_chunks_never_block_the_control_stream() {
     const CREDIT_CHUNKS: u32 = 8;

@@ -94,7 +94,8 @@ fn a_short_partition_only_delays() {
     });
 }
 
-/// Goal: an unread chunk blocks no other one, up to the allowance for unread bytes; beyond it the lane ends with a reason.
+/// Goal: an unread chunk blocks no other one, up to the allowance for unread bytes; beyond it the lane ends with a
+/// reason.
 /// Method: leave one stream unread, receive others meanwhile, then leave more unread than the reserve of a megabyte.
 #[test]
 fn an_unread_stream_does_not_block_others() {

@@ -152,8 +152,8 @@ pub(crate) async fn raw_peer(fixture: &Fixture) -> TlsStream<Box<dyn ByteStream>
     raw_client(fixture, vec![ALPN.to_vec()]).await.unwrap()
 }
 
-/// Starts a TLS server with these ALPN `protocols` that sends `tickets` session tickets; returns its port, and its end of
-/// the first connection.
+/// Starts a TLS server with these ALPN `protocols` that sends `tickets` session tickets; returns its port, and its end
+/// of the first connection.
 pub(crate) fn raw_server(
     fixture: &Fixture,
     protocols: Vec<Vec<u8>>,

@@ -94,8 +94,8 @@ fn a_server_that_sends_session_tickets_is_refused() {
     });
 }
 
-/// Goal: a lane that ends without a close reports how: TLS ended, the stream ended, or the bytes were invalid TLS, which
-/// the peer receives an alert for.
+/// Goal: a lane that ends without a close reports how: TLS ended, the stream ended, or the bytes were invalid TLS,
+/// which the peer receives an alert for.
 #[test]
 fn an_end_without_a_close_reports_its_cause() {
     let forged: &[u8] = &[&b"\x17\x03\x03\0\x20"[..], &[0x5a; 32]].concat();

@@ -139,8 +139,8 @@ fn set_acl(rules: &mut Rules, acl: &str) {
 
 /// Goal: a client that loses all rights is closed, receives nothing more on any lane, and cannot log in again; one that
 /// loses some rights keeps the others; other clients are unaffected. Method: over each transport, each change during a
-/// session that watches everything, receives a topic and has a further lane; then publish another version and topic, and
-/// send a request, a login and a join.
+/// session that watches everything, receives a topic and has a further lane; then publish another version and topic,
+/// and send a request, a login and a join.
 #[test]
 fn live_sessions_follow_every_change() {
     let mut wrong = vec![];
@@ -195,7 +195,7 @@ struct LiveSession {
 impl LiveSession {
     async fn new(fixture: &Fixture, change: &Change, transport: TransportKind) -> Self {
         let session = RawClient::new(&fixture.sim, 1, transport, change.certificate.as_ref()).await;
-        session.send(change.greeting());
+        session.send(change.login());
         session.send(ClientMessage::Watch { watch: WATCH, glob: Glob::new("**").unwrap() });
         sleep(A_WHILE).await;
         let ServerMessage::Welcome(welcome) = session.received().messages().remove(0) else { panic!() };
@@ -235,7 +235,7 @@ impl LiveSession {
         transport: TransportKind,
     ) -> Result<(), String> {
         let again = RawClient::new(&fixture.sim, 3, transport, change.certificate.as_ref()).await;
-        again.send(change.greeting());
+        again.send(change.login());
         let joins = RawClient::new(&fixture.sim, 4, transport, change.certificate.as_ref()).await;
         joins.send(join(&self.welcome, 2));
         sleep(A_WHILE).await;
@@ -255,7 +255,7 @@ impl LiveSession {
 }
 
 impl Change {
-    fn greeting(&self) -> ClientMessage {
+    fn login(&self) -> ClientMessage {
         ClientMessage::Hello(Hello { token: self.token.clone(), ..hello() })
     }
 }

@@ -176,14 +176,14 @@ fn keys() -> Vec<Credential> {
     let borrowed = ClientIdentity { chain: key(TRUSTED).chain, key: key(UNKNOWN).key };
     vec![
         with("a trusted key", TRUSTED, None, MINE),
-        with("a trusted key beside a wider token", TRUSTED, good(), MINE),
-        with("a trusted key beside a bad token", TRUSTED, bad(), MINE),
+        with("a trusted key with a wider token", TRUSTED, good(), MINE),
+        with("a trusted key with a bad token", TRUSTED, bad(), MINE),
         with("a trusted key that the list does not name", UNLISTED, None, NO_RIGHTS),
         with("a revoked key", REVOKED, None, REFUSED),
-        with("a revoked key beside a good token", REVOKED, good(), REFUSED),
+        with("a revoked key with a good token", REVOKED, good(), REFUSED),
         with("an unknown key", UNKNOWN, None, REFUSED),
-        with("an unknown key beside a good token", UNKNOWN, good(), ALL),
-        with("an unknown key beside a bad token", UNKNOWN, bad(), REFUSED),
+        with("an unknown key with a good token", UNKNOWN, good(), ALL),
+        with("an unknown key with a bad token", UNKNOWN, bad(), REFUSED),
         Credential {
             name: "the certificate of a trusted key without that key",
             token: good(),
@@ -263,7 +263,8 @@ pub(super) fn reader() -> ClientIdentity {
 fn authority(seed: u64) -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new(vec![]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(rcgen::DnType::CommonName, "an authority"); // Shared by both authorities: a name proves nothing.
+    // Both authorities share a name, which proves nothing.
+    params.distinguished_name.push(rcgen::DnType::CommonName, "an authority");
     CertifiedIssuer::self_signed(params, key_pair(seed)).unwrap()
 }
 

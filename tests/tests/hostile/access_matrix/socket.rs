@@ -171,8 +171,9 @@ async fn publish(producer: &Producer, topic: Topic) -> Result<(), PublishError> 
     producer.publish(topic, version, vec![]).await.map(drop)
 }
 
-/// Goal: a replayed login gives no access, because TLS has new keys for each connection. QUIC uses the same TLS. Method:
-/// replay all bytes of a client that logged in with its token and listed the topics, during its session and afterwards.
+/// Goal: a replayed login gives no access, because TLS has new keys for each connection. QUIC uses the same TLS.
+/// Method: replay all bytes of a client that logged in with its token and listed the topics, during its session and
+/// afterwards.
 #[test]
 fn a_replayed_login_is_rejected() {
     simulate(3, async |sim| {
@@ -190,8 +191,8 @@ fn a_replayed_login_is_rejected() {
             .await
             .unwrap();
         let id = claims(9, vec![grant("**", Verbs::CONSUME)]);
-        let greeting = ClientMessage::Hello(Hello { token: Some(sealed(id.clone())), ..hello() });
-        for message in [encode_client(greeting), encode_client(ClientMessage::List)] {
+        let login = ClientMessage::Hello(Hello { token: Some(sealed(id.clone())), ..hello() });
+        for message in [encode_client(login), encode_client(ClientMessage::List)] {
             let head = [&[1, 0, 0, 0][..], &(message.len() as u32).to_le_bytes()].concat();
             tls.write_all(&[head, message].concat()).await.unwrap();
         }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Goal: an extreme window, place or start costs the server nothing. Method: the largest numbers in both modes; then the
-/// next version for a good client.
+/// Goal: an extreme window, place or start costs the server nothing. Method: the largest numbers in both modes; then
+/// the next version for a good client.
 #[test]
 fn extreme_numbers_cost_nothing() {
     simulate(7, async |sim| {
@@ -107,8 +107,9 @@ fn acknowledgements_affect_only_their_reader() {
     });
 }
 
-/// Goal: a reader that takes over a name gets that name's place and nothing else; the first reader gets an error, and may
-/// take the name back. Method: a hostile client repeatedly uses the name of a good one; a third reader is unaffected.
+/// Goal: a reader that takes over a name gets that name's place and nothing else; the first reader gets an error, and
+/// may take the name back. Method: a hostile client repeatedly uses the name of a good one; a third reader is
+/// unaffected.
 #[test]
 fn taking_over_a_reader_name_affects_only_that_reader() {
     simulate(9, async |sim| {
@@ -144,9 +145,9 @@ fn taking_over_a_reader_name_affects_only_that_reader() {
     });
 }
 
-/// Goal: matching the maximum number of globs over a realistic maximum of tensors takes seconds at most; one glob more is
-/// refused. Method: globs of the worst case that match nothing, on threads, beside a good client, in real time; then 65
-/// globs.
+/// Goal: matching the maximum number of globs over a realistic maximum of tensors takes seconds at most; one glob more
+/// is refused. Method: globs of the worst case that match nothing, on threads, with a good client connected, in real
+/// time; then 65 globs.
 #[test]
 fn matching_slow_globs_takes_seconds_at_most() {
     simulate(10, async |sim| {
@@ -184,8 +185,8 @@ fn matching_slow_globs_takes_seconds_at_most() {
     });
 }
 
-/// Goal: a server retains nothing for unpublished names that clients request. Method: a thousand subscriptions to topics
-/// that are never published, ended again; a watch that ends with its session.
+/// Goal: a server retains nothing for unpublished names that clients request. Method: a thousand subscriptions to
+/// topics that are never published, ended again; a watch that ends with its session.
 #[test]
 fn unpublished_topic_names_are_not_retained() {
     simulate(11, async |sim| {
