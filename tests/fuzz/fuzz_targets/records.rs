@@ -1,7 +1,7 @@
 //! Opens arbitrary records, as a hostile peer can send them after a handshake. The first byte of the input selects
-//! whether the other bytes are raw wire bytes, or contents that the harness encrypts with the right key. The properties are those of
-//! `transport/src/lane/byte_stream/records/tests.rs`, which `cargo test -p tensor-relay-transport` checks with random
-//! input.
+//! whether the others are raw wire bytes, or contents that the harness encrypts with the right key. The properties are
+//! those of `transport/src/lane/byte_stream/records/tests.rs`, which `cargo test -p tensor-relay-transport` checks with
+//! random input.
 
 #![no_main]
 
