@@ -44,7 +44,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Bytes that were not encrypted with the key give no data.
+/// Checks that bytes that were not encrypted with the key give no data.
 fn open_bytes(mut opener: Opener, wire: &mut [u8]) {
     if let Ok(Some(bytes)) = record_bytes(wire)
         && let Some(record) = wire.get_mut(..bytes)
@@ -53,7 +53,8 @@ fn open_bytes(mut opener: Opener, wire: &mut [u8]) {
     }
 }
 
-/// Each content in the input has a length prefix, and ends with its type and padding. Opened data equal the sealed data.
+/// Checks that opened data equal the sealed data. Each content in the input has a length prefix, and ends with its type
+/// and padding.
 fn open_contents(mut opener: Opener, mut input: &[u8]) {
     let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[1; 32]).expect("a key of 32 bytes"));
     let mut sequence = 0u64;

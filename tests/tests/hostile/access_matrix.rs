@@ -27,7 +27,7 @@ const TOPICS: [&str; 2] = ["mine/a", "other/a"];
 const LATER: [&str; 2] = ["mine/later", "other/later"];
 
 /// The wait for answers: a second, plus the duration of a close.
-const A_WHILE: Duration = Duration::from_secs(3);
+const ANSWER_WAIT: Duration = Duration::from_secs(3);
 
 const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
 const WATCH: WatchId = WatchId(1);
@@ -85,12 +85,12 @@ impl Fixture {
         self.publishers.push(publisher);
     }
 
-    /// Opens a session with all rights.
+    /// Opens a session without rights, whose id the cells use as that of an existing session.
     async fn bystander(&self, number: u8) -> (RawClient, Welcome) {
         let client = RawClient::new(&self.sim, number, TransportKind::Quic, None).await;
         let token = Some(credentials::sealed(credentials::claims(8, vec![])));
         client.send(ClientMessage::Hello(Hello { token, ..hello() }));
-        sleep(A_WHILE).await;
+        sleep(ANSWER_WAIT).await;
         let ServerMessage::Welcome(welcome) = client.received().messages().remove(0) else { panic!() };
         (client, welcome)
     }
@@ -173,12 +173,12 @@ fn answers(credential: &Credential, with_topics: bool) -> Vec<((TransportKind, R
                 .for_each(|message| client.send(message));
             clients.push((cell, client));
         }
-        sleep(A_WHILE).await;
+        sleep(ANSWER_WAIT).await;
         if with_topics {
             for name in LATER {
                 fixture.publish(name).await;
             }
-            sleep(A_WHILE).await;
+            sleep(ANSWER_WAIT).await;
         }
         clients.into_iter().map(|(cell, client)| (cell, client.received())).collect()
     })
@@ -207,12 +207,12 @@ fn messages(credential: &Credential, request: Request, other: &Welcome) -> Vec<C
     }
 }
 
-/// Whether these rights include listing a topic, and receiving it.
+/// Returns whether these rights include listing a topic, and receiving it.
 fn rights_to(rights: Rights, name: &str) -> (bool, bool) {
-    let begins = |with: &[&str]| with.iter().any(|beginning| name.starts_with(beginning));
+    let has_prefix = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     match rights {
         Rights::NoHandshake | Rights::Nothing(_) => (false, false),
-        Rights::Session { lists, receives } => (begins(lists), begins(receives)),
+        Rights::Session { lists, receives } => (has_prefix(lists), has_prefix(receives)),
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct Fixture {
 }
 
 /// The timeout of a case on a real clock.
-const CASE_MAX: Duration = Duration::from_secs(60);
+const CASE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs `case` on each of these backends.
 pub(crate) fn run_on(backends: &[Backend], case: impl AsyncFn(&Fixture)) {
@@ -50,7 +50,7 @@ pub(crate) fn run_on(backends: &[Backend], case: impl AsyncFn(&Fixture)) {
             Backend::Tcp => {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 let run = async { case(&Fixture::real()).await };
-                runtime.block_on(async { tokio::time::timeout(CASE_MAX, run).await.unwrap() });
+                runtime.block_on(async { tokio::time::timeout(CASE_TIMEOUT, run).await.unwrap() });
             }
             _ => simulate(7, async |sim| case(&Fixture::simulated(sim, *backend)).await),
         }

@@ -186,9 +186,9 @@ pub(crate) fn raw_server(
     (port, accepting)
 }
 
-fn network(fixture: &Fixture, of_server: bool) -> Arc<dyn Network> {
+fn network(fixture: &Fixture, is_server: bool) -> Arc<dyn Network> {
     match &fixture.sim {
-        Some(sim) if of_server => Arc::new(sim.server_host()),
+        Some(sim) if is_server => Arc::new(sim.server_host()),
         Some(sim) => Arc::new(sim.client_host(2)),
         None => Arc::new(SystemNetwork),
     }

@@ -102,35 +102,39 @@ pub(super) fn all() -> Vec<Credential> {
 
 fn tokens() -> Vec<Credential> {
     let good = claims(9, vec![grant("**", Verbs::CONSUME)]);
-    let until = |expires_s| Claims { expires_s: Some(expires_s), ..good.clone() };
-    let over =
+    let expiring_at = |expires_s| Claims { expires_s: Some(expires_s), ..good.clone() };
+    let token_for =
         |topics: &str, verbs: &[Verb]| sealed(claims(4, vec![grant(topics, Verbs::of(verbs.to_vec()))]));
     let both = [Verb::List, Verb::Subscribe];
     let lists_mine = Rights::Session { lists: &["mine/"], receives: &[] };
     let receives_mine = Rights::Session { lists: &[], receives: &["mine/"] };
     let two = vec![grant("mine/*", Verbs::of([Verb::List])), grant("other/*", Verbs::of([Verb::Subscribe]))];
     let lists_mine_receives_other = Rights::Session { lists: &["mine/"], receives: &["other/"] };
-    let with = |name, token, rights| Credential { name, token: Some(token), certificate: None, rights };
+    let case = |name, token, rights| Credential { name, token: Some(token), certificate: None, rights };
     vec![
         Credential { name: "nothing", token: None, certificate: None, rights: REFUSED },
-        with("the right token", sealed(good.clone()), ALL),
-        with("a token of the previous secret", secret(2, 6).seal(&good), ALL),
-        with("a token of an older secret", secret(3, 5).seal(&good), REFUSED),
-        with("a token of another server", secret(1, 8).seal(&good), REFUSED),
-        with("a token of this key under another number", secret(3, 7).seal(&good), REFUSED),
-        with("a token that expired long ago", sealed(until(1)), REFUSED),
-        with("a token that expires now", sealed(until(START_S)), REFUSED),
-        with("a token that expires in an hour", sealed(until(START_S + 3600)), ALL),
-        with("a revoked token", sealed(claims(5, good.grants.clone())), REFUSED),
-        with("a revoked token that expired", sealed(Claims { id: TicketId([5; 8]), ..until(1) }), REFUSED),
-        with("a narrow token", over("mine/*", &both), MINE),
-        with("a token of one verb: list", over("mine/*", &[Verb::List]), lists_mine),
-        with("a token of one verb: subscribe", over("mine/*", &[Verb::Subscribe]), receives_mine),
-        with("a token of two grants", sealed(claims(4, two)), lists_mine_receives_other),
-        with("a token to publish", over("**", &[Verb::Publish]), NO_RIGHTS),
-        with("a token of no grants", sealed(claims(4, vec![])), NO_RIGHTS),
-        with("a token of another topic", over("wrong/*", &both), NO_RIGHTS),
-        with("a token of a prefix of a name", over("min", &both), NO_RIGHTS),
+        case("the right token", sealed(good.clone()), ALL),
+        case("a token of the previous secret", secret(2, 6).seal(&good), ALL),
+        case("a token of an older secret", secret(3, 5).seal(&good), REFUSED),
+        case("a token of another server", secret(1, 8).seal(&good), REFUSED),
+        case("a token of this key under another number", secret(3, 7).seal(&good), REFUSED),
+        case("a token that expired long ago", sealed(expiring_at(1)), REFUSED),
+        case("a token that expires now", sealed(expiring_at(START_S)), REFUSED),
+        case("a token that expires in an hour", sealed(expiring_at(START_S + 3600)), ALL),
+        case("a revoked token", sealed(claims(5, good.grants.clone())), REFUSED),
+        case(
+            "a revoked token that expired",
+            sealed(Claims { id: TicketId([5; 8]), ..expiring_at(1) }),
+            REFUSED,
+        ),
+        case("a narrow token", token_for("mine/*", &both), MINE),
+        case("a token of one verb: list", token_for("mine/*", &[Verb::List]), lists_mine),
+        case("a token of one verb: subscribe", token_for("mine/*", &[Verb::Subscribe]), receives_mine),
+        case("a token of two grants", sealed(claims(4, two)), lists_mine_receives_other),
+        case("a token to publish", token_for("**", &[Verb::Publish]), NO_RIGHTS),
+        case("a token of no grants", sealed(claims(4, vec![])), NO_RIGHTS),
+        case("a token of another topic", token_for("wrong/*", &both), NO_RIGHTS),
+        case("a token of a prefix of a name", token_for("min", &both), NO_RIGHTS),
     ]
 }
 
@@ -172,18 +176,18 @@ fn changed_tokens() -> Vec<Credential> {
 fn keys() -> Vec<Credential> {
     let good = || Some(sealed(claims(9, vec![grant("**", Verbs::CONSUME)])));
     let bad = || Some(secret(1, 8).seal(&claims(9, vec![grant("**", Verbs::CONSUME)])));
-    let with = |name, seed, token, rights| Credential { name, token, certificate: Some(key(seed)), rights };
+    let case = |name, seed, token, rights| Credential { name, token, certificate: Some(key(seed)), rights };
     let borrowed = ClientIdentity { chain: key(TRUSTED).chain, key: key(UNKNOWN).key };
     vec![
-        with("a trusted key", TRUSTED, None, MINE),
-        with("a trusted key with a wider token", TRUSTED, good(), MINE),
-        with("a trusted key with a bad token", TRUSTED, bad(), MINE),
-        with("a trusted key that the list does not name", UNLISTED, None, NO_RIGHTS),
-        with("a revoked key", REVOKED, None, REFUSED),
-        with("a revoked key with a good token", REVOKED, good(), REFUSED),
-        with("an unknown key", UNKNOWN, None, REFUSED),
-        with("an unknown key with a good token", UNKNOWN, good(), ALL),
-        with("an unknown key with a bad token", UNKNOWN, bad(), REFUSED),
+        case("a trusted key", TRUSTED, None, MINE),
+        case("a trusted key with a wider token", TRUSTED, good(), MINE),
+        case("a trusted key with a bad token", TRUSTED, bad(), MINE),
+        case("a trusted key that the list does not name", UNLISTED, None, NO_RIGHTS),
+        case("a revoked key", REVOKED, None, REFUSED),
+        case("a revoked key with a good token", REVOKED, good(), REFUSED),
+        case("an unknown key", UNKNOWN, None, REFUSED),
+        case("an unknown key with a good token", UNKNOWN, good(), ALL),
+        case("an unknown key with a bad token", UNKNOWN, bad(), REFUSED),
         Credential {
             name: "the certificate of a trusted key without that key",
             token: good(),
@@ -202,40 +206,40 @@ fn certificates() -> Vec<Credential> {
         chain: vec![self_signed_certificate(CERTIFIED, "reader.example")],
         ..key(CERTIFIED)
     };
-    let with = |name, identity, rights| Credential { name, token: None, certificate: Some(identity), rights };
+    let case = |name, identity, rights| Credential { name, token: None, certificate: Some(identity), rights };
     vec![
-        with("the right certificate", reader(), MINE),
-        with("a certificate of another authority", certificate(THEIRS, CERTIFIED, |_| {}), REFUSED),
-        with("a self-signed certificate", self_signed, REFUSED),
-        with("a certificate with a revoked key", certificate(OURS, REVOKED, |_| {}), REFUSED),
-        with(
+        case("the right certificate", reader(), MINE),
+        case("a certificate of another authority", certificate(THEIRS, CERTIFIED, |_| {}), REFUSED),
+        case("a self-signed certificate", self_signed, REFUSED),
+        case("a certificate with a revoked key", certificate(OURS, REVOKED, |_| {}), REFUSED),
+        case(
             "a certificate that expired",
-            certificate(OURS, CERTIFIED, |of| of.not_after = now - day),
+            certificate(OURS, CERTIFIED, |params| params.not_after = now - day),
             REFUSED,
         ),
-        with(
+        case(
             "a certificate that is not yet valid",
-            certificate(OURS, CERTIFIED, |of| of.not_before = now + day),
+            certificate(OURS, CERTIFIED, |params| params.not_before = now + day),
             REFUSED,
         ),
-        with(
+        case(
             "a certificate of a server",
-            certificate(OURS, CERTIFIED, |of| {
-                of.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            certificate(OURS, CERTIFIED, |params| {
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
             }),
             REFUSED,
         ),
-        with(
+        case(
             "a certificate with another name",
-            certificate(OURS, CERTIFIED, |of| of.subject_alt_names = dns("other.example")),
+            certificate(OURS, CERTIFIED, |params| params.subject_alt_names = dns("other.example")),
             NO_RIGHTS,
         ),
-        with(
+        case(
             "a certificate with a longer name",
-            certificate(OURS, CERTIFIED, |of| of.subject_alt_names = dns("reader.example.org")),
+            certificate(OURS, CERTIFIED, |params| params.subject_alt_names = dns("reader.example.org")),
             NO_RIGHTS,
         ),
-        with("a certificate without its key", borrowed, Rights::NoHandshake),
+        case("a certificate without its key", borrowed, Rights::NoHandshake),
     ]
 }
 

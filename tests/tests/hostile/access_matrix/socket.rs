@@ -1,7 +1,7 @@
 //! Access control of the publish socket, where a process's user id is its credential; and replayed logins.
 
 use super::{
-    A_WHILE, Fixture, TOPICS, clock,
+    ANSWER_WAIT, Fixture, TOPICS, clock,
     credentials::{START_S, claims, grant, sealed, set_clock},
 };
 use crate::raw::{client_tls, hello};
@@ -198,7 +198,7 @@ fn a_replayed_login_is_rejected() {
         }
         tls.flush().await.unwrap();
         let mut answer = [0; 8 + 64];
-        timeout(A_WHILE, tls.read_exact(&mut answer)).await.unwrap().unwrap();
+        timeout(ANSWER_WAIT, tls.read_exact(&mut answer)).await.unwrap().unwrap();
         assert_eq!(fixture.server.stats().sessions, 1, "the recorded login succeeded");
 
         for (number, is_over) in [(2, false), (3, true)] {
