@@ -30,7 +30,7 @@ struct DeltaScript {
 }
 
 impl DeltaScript {
-    /// Sends two versions, of which the client retains the delta, and announces a third; all with the same manifest.
+    /// Sends two versions, of which the client retains the second, and announces a third; all with the same manifest.
     async fn begin(mut script: Script, epoch: Epoch) -> Self {
         script.send_manifest(script.manifest.digest(), script.manifest.encoded()).await;
         for (version, kept) in [(FIRST, false), (VERSION, true)] {
@@ -38,13 +38,13 @@ impl DeltaScript {
             assert_eq!(Self::wait_for_committed(&mut script).await, (version, kept));
         }
         let id = VersionId { topic: topic("t"), epoch, version: NEXT };
-        let delta = Announce {
+        let announce = Announce {
             id: id.clone(),
             metadata: tensors::metadata(NEXT.0),
             may_be_base: true,
             ..script.announcement()
         };
-        script.announce(delta).await;
+        script.announce(announce).await;
         Self { script, id }
     }
 
@@ -122,14 +122,14 @@ fn run_deltas(
             for _ in [FIRST, VERSION] {
                 tensors::check(&subscription.next().await.unwrap());
             }
-            let delta = subscription.next().await;
+            let received = subscription.next().await;
             tokio::time::sleep(Duration::from_secs(1)).await; // Lets the last messages arrive.
-            delta
+            received
         };
         let server = async {
-            let mut delta = DeltaScript::begin(Script::start(&sim).await, epoch).await;
-            server(&mut delta).await;
-            delta
+            let mut deltas = DeltaScript::begin(Script::start(&sim).await, epoch).await;
+            server(&mut deltas).await;
+            deltas
         };
         tokio::join!(user, server).0
     })
@@ -138,13 +138,13 @@ fn run_deltas(
 /// Goal: the scripts below are valid except for their changes. Method: send the announced version unchanged.
 #[test]
 fn valid_deltas_are_committed() {
-    let snapshot = run_deltas(EPOCH, async |delta| {
+    let snapshot = run_deltas(EPOCH, async |deltas| {
         for chunk in 0..3 {
-            let (header, encoded) = delta.delta(chunk);
-            delta.script.send_chunk(header, &encoded).await;
+            let (header, encoded) = deltas.delta(chunk);
+            deltas.script.send_chunk(header, &encoded).await;
         }
-        delta.send_complete().await;
-        assert_eq!(DeltaScript::wait_for_committed(&mut delta.script).await, (NEXT, true));
+        deltas.send_complete().await;
+        assert_eq!(DeltaScript::wait_for_committed(&mut deltas.script).await, (NEXT, true));
     });
     let snapshot = snapshot.unwrap();
     assert_eq!((snapshot.id().version, snapshot.receipt().codecs.deltas().chunks), (NEXT, 3));
@@ -163,11 +163,11 @@ fn deltas_against_other_bases_end_the_session() {
         ("needs a base if and only if", EPOCH, |header| header.codec = CodecId::Zstd),
     ];
     for (expected, epoch, change) in changes {
-        let error = run_deltas(epoch, async |delta| {
-            let (mut header, encoded) = delta.delta(0);
+        let error = run_deltas(epoch, async |deltas| {
+            let (mut header, encoded) = deltas.delta(0);
             change(&mut header);
-            delta.script.send_chunk(header, &encoded).await;
-            let (code, text) = delta.script.peer.wait_for_close().await;
+            deltas.script.send_chunk(header, &encoded).await;
+            let (code, text) = deltas.script.peer.wait_for_close().await;
             assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
         });
         let error = error.map(|snapshot| snapshot.id().clone()).unwrap_err();
@@ -187,12 +187,12 @@ fn deltas_against_other_bases_end_the_session() {
 #[test]
 fn wrong_deltas_are_corrupt() {
     for bytes in [None, Some([0x5a; 64])] {
-        let error = run_deltas(EPOCH, async |delta| {
-            let (header, _) = delta.delta(0);
-            let (_, other) = delta.delta(1);
+        let error = run_deltas(EPOCH, async |deltas| {
+            let (header, _) = deltas.delta(0);
+            let (_, other) = deltas.delta(1);
             let encoded = bytes.map_or(other, |bytes| bytes.to_vec());
             let header = ChunkHeader { encoded_bytes: encoded.len() as u32, ..header };
-            delta.script.send_chunk(header, &encoded).await;
+            deltas.script.send_chunk(header, &encoded).await;
         });
         let error = error.map(|snapshot| snapshot.id().clone()).unwrap_err();
         assert!(matches!(error, SubscriptionError::Corrupt { .. }), "{error}");
@@ -216,30 +216,30 @@ fn a_reconnecting_client_reports_its_base() {
                 client
             };
             let server = async {
-                let mut delta = DeltaScript::begin(Script::start(&sim).await, EPOCH).await;
+                let mut deltas = DeltaScript::begin(Script::start(&sim).await, EPOCH).await;
                 for chunk in 0..received {
-                    let (header, encoded) = delta.delta(chunk);
-                    delta.script.send_chunk(header, &encoded).await;
+                    let (header, encoded) = deltas.delta(chunk);
+                    deltas.script.send_chunk(header, &encoded).await;
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                let (script, subscribe) = delta.script.reconnect().await;
+                let (script, subscribe) = deltas.script.reconnect().await;
                 let base = (received < 3).then_some((EPOCH, VERSION));
                 assert_eq!(subscribe.base.map(|base| base.key()), base, "after {received} chunks");
-                delta.script = script;
+                deltas.script = script;
                 let announce = Announce {
-                    id: delta.id.clone(),
+                    id: deltas.id.clone(),
                     metadata: tensors::metadata(NEXT.0),
                     may_be_base: true,
-                    ..delta.script.announcement()
+                    ..deltas.script.announcement()
                 };
-                delta.script.announce(announce).await;
+                deltas.script.announce(announce).await;
                 for chunk in received..3 {
-                    let (header, encoded) = delta.delta(chunk);
-                    delta.script.send_chunk(header, &encoded).await;
+                    let (header, encoded) = deltas.delta(chunk);
+                    deltas.script.send_chunk(header, &encoded).await;
                 }
-                delta.send_complete().await;
-                assert_eq!(DeltaScript::wait_for_committed(&mut delta.script).await, (NEXT, true));
-                delta
+                deltas.send_complete().await;
+                assert_eq!(DeltaScript::wait_for_committed(&mut deltas.script).await, (NEXT, true));
+                deltas
             };
             tokio::join!(user, server);
         });

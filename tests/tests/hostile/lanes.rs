@@ -162,8 +162,7 @@ fn lanes_without_a_grant_are_refused() {
 }
 
 /// Goal: a lane that a load balancer sent to another process of the server gets that as its close code, and nothing
-/// else.
-/// Method: a `Join` with a valid grant and the instance of another process.
+/// else. Method: a `Join` with a valid grant and the instance of another process.
 #[test]
 fn lanes_of_another_instance_are_refused() {
     with_good_client(server_config(), async |sim, _| {

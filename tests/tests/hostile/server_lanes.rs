@@ -79,7 +79,7 @@ async fn send_chunk_over(lane: &Peer, script: &Script, header: ChunkHeader) {
 }
 
 /// Goal: the script itself is valid, so that failures below are due to the attacks. Method: two further lanes, each
-/// with a chunk; one is retired in the middle of a third chunk, which is next_fetch.
+/// with a chunk; one is retired in the middle of a third chunk, which is fetched.
 #[test]
 fn chunks_of_a_retired_lane_are_fetched() {
     with_lane_offer(
