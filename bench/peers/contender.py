@@ -174,7 +174,7 @@ class Stopwatch:
 
 def _serve(options: argparse.Namespace, make: Callable[[Setting], Source], out: TextIO) -> None:
     ip, port = address(options.listen)
-    memory = content.touched(options.bytes + SMALL_BYTES)
+    memory = content.allocate_resident(options.bytes + SMALL_BYTES)
     data, small = memory[: options.bytes], memory[options.bytes :]
     content.fill(data)
     with socket.create_server((ip, port)) as listener:
@@ -221,7 +221,7 @@ def _receive(
 ) -> None:
     control = Control(socket.create_connection(address(options.connect)))
     local_ip, peer_ip = control.socket.getsockname()[0], control.socket.getpeername()[0]
-    memory = content.touched(options.bytes + SMALL_BYTES)
+    memory = content.allocate_resident(options.bytes + SMALL_BYTES)
     into, small = memory[: options.bytes], memory[options.bytes :]
     sink = make(Setting(options, local_ip, peer_ip, memory), control.receive("hello")[1])
     control.send("answer", sink.answer())

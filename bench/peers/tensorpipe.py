@@ -1,7 +1,7 @@
 """PyTorch's TensorPipe: a remote call of torch.distributed.rpc that carries the tensor to the sink.
 
 The transport `uv` with the channel `basic` selects TCP: by default TensorPipe uses shared memory on one
-machine. Nothing else to tune: a call always allocates memory at the sink (research on loopback: 1.9 GB/s).
+machine. Nothing else to tune: a call always allocates memory at the sink (measured on loopback: 1.9 GB/s).
 """
 
 import os

@@ -131,7 +131,7 @@ impl Lifetime {
 }
 
 /// The command-line option of [`Lifetime`].
-pub(crate) const END_WITH_STDIN: &str = "--end-with-stdin";
+pub(crate) const EXIT_ON_STDIN_EOF: &str = "--end-with-stdin";
 
 /// Copies the standard error of the process called `name` to that of the harness, and returns its last lines.
 async fn forward_stderr(name: String, stderr: ChildStderr) -> String {
