@@ -89,7 +89,7 @@ fn links_lead_somewhere() {
     assert!(all.is_empty(), "{all:#?}");
 }
 
-/// `processes/ends::a_second_signal` is a function of that file, or of a file in its folder.
+/// `processes/shutdown::a_second_signal_ends_a_server_immediately` is a function of that file, or of a file in its folder.
 #[test]
 fn tests_that_are_named_exist() {
     let mut missing = Vec::new();

@@ -8,13 +8,13 @@ use tensor_relay_tests::processes::{Ended, Home, Host, Lan, Process, Serving};
 /// The finding called `name`.
 #[track_caller]
 fn finding(ended: &Ended, name: &str) -> Value {
-    let said = ended.json();
-    let mut found = said["findings"]
+    let report = ended.json();
+    let mut found = report["findings"]
         .as_array()
         .unwrap()
         .iter()
         .filter(|finding| finding["name"] == name);
-    let finding = found.next().unwrap_or_else(|| panic!("no {name} in {said}")).clone();
+    let finding = found.next().unwrap_or_else(|| panic!("no {name} in {report}")).clone();
     assert!(found.next().is_none() || name == "GPU", "{name} occurs twice");
     let has_fix = ["host", "docker", "kubernetes"]
         .iter()
@@ -30,18 +30,18 @@ fn check(ended: &Ended, name: &str, state: &str) -> Value {
     finding
 }
 
-/// Starts the program with `words` after the shell command `before`, such as a limit.
-fn after(home: &Home, before: &str, words: &str) -> Process {
+/// Starts the program with `args` after the shell command `first`, such as a limit.
+fn start_after(home: &Home, first: &str, args: &str) -> Process {
     let program = home.program().get_program().to_owned();
     let mut shell = home.at_home(Command::new("sh"));
-    shell.args(["-c", &format!("{before} && exec \"$0\" {words}")]).arg(program);
+    shell.args(["-c", &format!("{first} && exec \"$0\" {args}")]).arg(program);
     Process::start(shell)
 }
 
 /// Goal: on a working machine no finding fails, and a reachable server is reported, for people and programs. Method:
 /// the machine of the tests, with a server on it.
 #[test]
-fn what_works_is_told() {
+fn a_working_machine_has_no_failures() {
     let home = Home::new();
     files::noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m"]);
@@ -58,30 +58,31 @@ fn what_works_is_told() {
         let measured = finding(&ended, name)["measured"].as_str().unwrap().to_owned();
         assert!(measured.contains("/s, limited by"), "{measured}");
     }
-    let said = ended.json();
-    let all = said["findings"].as_array().unwrap().len() as u64;
-    let counts = ["ok", "warnings", "failures"].map(|count| said[count].as_u64().unwrap());
-    assert_eq!((counts.iter().sum::<u64>(), counts[2]), (all, 0), "{said}");
-    let told = home.run(&["doctor", server.ticket("m")]).expect_code(0);
+    let report = ended.json();
+    let all = report["findings"].as_array().unwrap().len() as u64;
+    let counts = ["ok", "warnings", "failures"].map(|count| report[count].as_u64().unwrap());
+    assert_eq!((counts.iter().sum::<u64>(), counts[2]), (all, 0), "{report}");
+    let output = home.run(&["doctor", server.ticket("m")]).expect_code(0);
     assert!(
-        told.out
+        output
+            .out
             .lines()
             .any(|line| line.starts_with("ok    topic") && line.contains("m has version 1")),
-        "{told:?}"
+        "{output:?}"
     );
 }
 
 /// Goal: too few descriptors are found, and the printed fix cures it. Method: a hard limit of 40, then the advised one,
 /// in a shell.
 #[test]
-fn few_descriptors_are_found() {
+fn too_few_descriptors_are_found() {
     let home = Home::new();
-    let poor = after(&home, "ulimit -n 40", "doctor --json").end().expect_code(1);
+    let poor = start_after(&home, "ulimit -n 40", "doctor --json").end().expect_code(1);
     let found = check(&poor, "files and sockets", "fail");
     assert!(found["fix"]["host"].as_str().unwrap().starts_with("ulimit -n 65536"), "{found}");
-    let narrow = after(&home, "ulimit -n 1024", "doctor --json").end().expect_code(0);
+    let narrow = start_after(&home, "ulimit -n 1024", "doctor --json").end().expect_code(0);
     check(&narrow, "files and sockets", "warn");
-    let mut cured = after(&home, "ulimit -n 65536", "doctor --json");
+    let mut cured = start_after(&home, "ulimit -n 65536", "doctor --json");
     if cured.try_wait_for_stdout("findings") {
         check(&cured.end(), "files and sockets", "ok");
     } else {
@@ -92,7 +93,7 @@ fn few_descriptors_are_found() {
 /// Goal: a state folder that cannot be written to is found, and another one cures it.
 /// Method: a file in its place.
 #[test]
-fn a_state_folder_that_is_none_is_found() {
+fn an_unwritable_state_folder_is_found() {
     let home = Home::new();
     fs::write(home.path("file"), "").unwrap();
     let ended = home.run(&["doctor", "--json", "--state-dir=file"]).expect_code(1);
@@ -106,7 +107,7 @@ fn a_state_folder_that_is_none_is_found() {
 /// Goal: a transport that does not reach the server is found; if none does, that is a failure with its reason. Method:
 /// a server without TCP, one of another key, and none at all.
 #[test]
-fn a_server_that_does_not_answer_is_found() {
+fn an_unreachable_server_is_found() {
     let home = Home::new();
     files::noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--no-tcp"]);
@@ -131,14 +132,14 @@ fn a_server_that_does_not_answer_is_found() {
 /// Goal: a ticket that expires soon or has expired is found before other checks; a new one cures it. Method: tickets of
 /// an hour, of a second and of a year.
 #[test]
-fn a_ticket_that_expires_is_found() {
+fn an_expiring_ticket_is_found() {
     let home = Home::new();
     files::noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--state-dir=keys"]);
     let ticket = |expires: &str| {
         let address = format!("--address={}", server.listen());
-        let words = ["tickets", "create", "--state-dir=keys", "--topic=m", "--json", expires, &address];
-        home.run(&words).expect_code(0).json()["ticket"].as_str().unwrap().to_owned()
+        let args = ["tickets", "create", "--state-dir=keys", "--topic=m", "--json", expires, &address];
+        home.run(&args).expect_code(0).json()["ticket"].as_str().unwrap().to_owned()
     };
     let soon = home.run(&["doctor", &ticket("--expires=1h"), "--json"]).expect_code(0);
     check(&soon, "ticket", "warn");
@@ -163,7 +164,7 @@ fn serve_on(lan: &Lan, home: &Home) -> Serving {
 /// hosts and a line of 50 Mbit/s; then a line that loses every twentieth UDP packet; then one that also drops larger
 /// UDP packets silently; then one that loses every twentieth TCP packet; removing each fault cures it.
 #[test]
-fn what_limits_the_rate_is_found() {
+fn the_limit_of_the_rate_is_found() {
     let lan = match Lan::new().and_then(|lan| lan.limit_rate(50).map(|()| lan)) {
         Ok(lan) => lan,
         Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),
@@ -206,7 +207,7 @@ fn what_limits_the_rate_is_found() {
 /// Goal: blocked UDP is distinguished from a missing server, and unblocking it cures it. Method: two hosts; the
 /// server's host drops UDP, then passes it. Needs root, `ip` and `nft`.
 #[test]
-fn udp_that_is_dropped_is_found() {
+fn blocked_udp_is_found() {
     let lan = match Lan::new() {
         Ok(lan) => lan,
         Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),

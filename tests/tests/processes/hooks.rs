@@ -8,7 +8,7 @@ use std::{
 use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
 
 /// Much longer than the time between SIGTERM and SIGKILL to a command.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server of the topic `w`.
 fn server(home: &Home) -> Serving {
@@ -19,7 +19,7 @@ fn server(home: &Home) -> Serving {
 /// Goal: with `--once`, the exit code reports a failed command. Method: commands that fail, by exit code and by signal,
 /// and one that succeeds; with --once and without.
 #[test]
-fn a_command_that_fails_once() {
+fn the_exit_code_reports_a_failed_command() {
     let home = Home::new();
     let server = server(&home);
     let once =
@@ -42,10 +42,10 @@ fn runs(pid: &str) -> bool {
         .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
+fn wait_until(description: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{description}");
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -66,7 +66,7 @@ fn with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, 
 /// Goal: a subscriber that is terminated leaves no process of its running command. Method: each signal, while a command
 /// and its child sleep; then a command that ignores SIGTERM, as its child does.
 #[test]
-fn a_command_ends_with_its_subscriber() {
+fn a_terminated_subscriber_ends_its_command() {
     let home = Home::new();
     let server = server(&home);
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
@@ -82,7 +82,7 @@ fn a_command_ends_with_its_subscriber() {
 /// Goal: the same when the subscriber fails. Method: two topics; the command of one runs when the subscriber fails to
 /// print the other, because its stdout is closed.
 #[test]
-fn a_command_ends_with_a_subscriber_that_fails() {
+fn a_failed_subscriber_ends_its_command() {
     let home = Home::new();
     for name in ["a", "b"] {
         files::noise(&home.path(name), 1000, 1);

@@ -7,11 +7,12 @@
 
 mod access;
 mod admin;
+mod changed_files;
 mod codecs;
+mod commands;
 mod configuration;
 mod devices;
 mod doctor;
-mod ends;
 mod every;
 mod failures;
 mod files;
@@ -21,13 +22,12 @@ mod host;
 mod http;
 mod lanes;
 mod logs;
-mod lost;
 mod mirrors;
 mod modes;
 mod netns;
 mod resume;
+mod shutdown;
 mod sidecar;
 mod transfers;
 mod transports;
 mod watches;
-mod words;

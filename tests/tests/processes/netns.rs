@@ -48,14 +48,14 @@ impl Served {
 
     fn serve(&mut self) {
         let listen = format!("--listen={}:4747", Lan::SERVER);
-        let words = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
-        self.server = Some(Serving::wait_for_report(self.lan.start(Host::Server, &self.home, &words)));
+        let args = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
+        self.server = Some(Serving::wait_for_report(self.lan.start(Host::Server, &self.home, &args)));
     }
 
     fn subscribe(&self) -> Process {
         let ticket = self.server.as_ref().unwrap().ticket("m");
-        let words = ["subscribe", ticket, "--once", "--out=out", "--json"];
-        let subscriber = self.lan.start(Host::Client, &self.home, &words);
+        let args = ["subscribe", ticket, "--once", "--out=out", "--json"];
+        let subscriber = self.lan.start(Host::Client, &self.home, &args);
         if device() != "cpu" {
             thread::sleep(OPENING);
         }
@@ -68,31 +68,31 @@ impl Served {
 
     /// Waits until `subscriber` has the model; checks that it is complete, and that almost nothing was sent twice.
     fn finish(&self, subscriber: Process, losses: u64) -> Value {
-        let said = subscriber.end().expect_code(0).json();
-        let payload = said["payload_bytes"].as_u64().unwrap();
-        let wire_bytes = said["wire_bytes"].as_u64().unwrap();
-        let most = payload + losses * LOST_PER_KILL_BYTES;
-        assert!((payload..=most).contains(&wire_bytes), "at most {most}: {said}");
+        let event = subscriber.end().expect_code(0).json();
+        let payload = event["payload_bytes"].as_u64().unwrap();
+        let wire_bytes = event["wire_bytes"].as_u64().unwrap();
+        let max_bytes = payload + losses * LOST_PER_KILL_BYTES;
+        assert!((payload..=max_bytes).contains(&wire_bytes), "at most {max_bytes}: {event}");
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
-        said
+        event
     }
 }
 
 /// Goal: a model arrives over a slow Ethernet at about line rate, each byte once. Method: 64 MiB at 100 Mbit/s.
 #[test]
-fn a_slow_link() {
+fn a_slow_link_carries_each_byte_once() {
     let Some(served) = Served::begin() else { return };
-    let began = Instant::now();
-    let said = served.finish(served.subscribe(), 0);
-    assert_eq!(said["resumed"], 0);
-    let took = began.elapsed();
-    assert!((SENDING..SENDING * 2).contains(&took), "{took:?} where the link needs {SENDING:?}");
+    let started = Instant::now();
+    let event = served.finish(served.subscribe(), 0);
+    assert_eq!(event["resumed"], 0);
+    let elapsed = started.elapsed();
+    assert!((SENDING..SENDING * 2).contains(&elapsed), "{elapsed:?} where the link needs {SENDING:?}");
 }
 
 /// Goal: an unplugged cable costs its time and a few chunks. Method: take the link down for fifteen seconds during a
 /// transfer: longer than the idle timeout.
 #[test]
-fn a_cable_that_is_pulled() {
+fn a_transfer_resumes_after_an_outage() {
     let Some(served) = Served::begin() else { return };
     let subscriber = served.subscribe();
     thread::sleep(SENDING / 2);
@@ -104,7 +104,7 @@ fn a_cable_that_is_pulled() {
 
 /// Goal: the connection survives a short interruption. Method: take the link down for three seconds.
 #[test]
-fn a_cable_that_is_loose() {
+fn a_connection_survives_a_short_outage() {
     let Some(served) = Served::begin() else { return };
     let subscriber = served.subscribe();
     thread::sleep(SENDING / 2);
@@ -117,15 +117,15 @@ fn a_cable_that_is_loose() {
 /// Goal: whichever side is killed at any moment, the model arrives. Method: chosen by a seed, kill -9 the server or the
 /// subscriber during a transfer, and restart it. More seeds in a soak.
 #[test]
-fn either_side_killed() {
+fn a_transfer_survives_killed_processes() {
     for seed in if is_soak() { 0..12 } else { 1..3 } {
         let Some(mut served) = Served::begin() else { return };
-        let mut dice = StdRng::seed_from_u64(seed);
+        let mut rng = StdRng::seed_from_u64(seed);
         let mut subscriber = served.subscribe();
         let mut losses = 0;
         for _ in 0..2 {
-            thread::sleep(SENDING.mul_f64(dice.random_range(0.0..0.4)));
-            if dice.random_bool(0.5) {
+            thread::sleep(SENDING.mul_f64(rng.random_range(0.0..0.4)));
+            if rng.random_bool(0.5) {
                 println!("seed {seed}: the server is killed");
                 served.kill_server();
                 served.serve();
@@ -146,12 +146,12 @@ fn either_side_killed() {
 /// the first during a transfer. QUIC migrates the connection, or the client reconnects; either way almost nothing is
 /// sent twice.
 #[test]
-fn an_address_that_changes() {
+fn a_transfer_survives_a_changed_address() {
     let Some(served) = Served::begin() else { return };
     let subscriber = served.subscribe();
     thread::sleep(SENDING / 2);
     served.lan.give_address(Host::Client, Lan::CLIENT_MOVED);
     served.lan.take_address(Host::Client, Lan::CLIENT);
-    let said = served.finish(subscriber, 1);
-    println!("resumed: {}, {} s", said["resumed"], said["duration_s"]);
+    let event = served.finish(subscriber, 1);
+    println!("resumed: {}, {} s", event["resumed"], event["duration_s"]);
 }

@@ -17,16 +17,17 @@ struct Halfway {
 }
 
 impl Halfway {
-    /// Starts the server with the options `served`, and the subscriber of `w` with the options `wanted`.
-    fn new(served: &[&str], wanted: &[&str]) -> Self {
+    /// Starts the server with `serve_options`, and the subscriber of `w` with `subscribe_options`.
+    fn new(serve_options: &[&str], subscribe_options: &[&str]) -> Self {
         let (home, mut proxy) = (Home::new(), UdpProxy::new());
         files::noise(&home.path("w"), MODEL_BYTES, 1);
         files::noise(&home.path("s"), 1000, 2);
         fs::copy(home.path("w"), home.path("intact")).unwrap();
-        let server = home.serve(&[&["--topic=w=w", "--hold=borrow", &proxy.advertise()], served].concat());
+        let server =
+            home.serve(&[&["--topic=w=w", "--hold=borrow", &proxy.advertise()], serve_options].concat());
         proxy.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
-        let words = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=5"];
-        let subscriber = home.start(&[&words, wanted].concat());
+        let args = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=5"];
+        let subscriber = home.start(&[&args, subscribe_options].concat());
         proxy.wait_until_held();
         Self { home, proxy, server, subscriber }
     }
@@ -51,9 +52,9 @@ impl Halfway {
 /// Goal: a server that has lost everything that it served, and does not watch, tells its subscribers and ends with an
 /// error. Method: truncate its only file during a transfer.
 #[test]
-fn a_server_that_has_nothing_left_ends() {
-    for wanted in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
-        let halfway = Halfway::new(&[], wanted);
+fn a_server_without_topics_exits() {
+    for subscribe_options in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
+        let halfway = Halfway::new(&[], subscribe_options);
         halfway.truncate();
         halfway.subscriber.end().expect_error(5, &["withdrawn"]);
         let ended = halfway.server.process.end();
@@ -66,7 +67,7 @@ fn a_server_that_has_nothing_left_ends() {
 /// Goal: a lost topic ends at once for its current and later subscribers; other topics continue. Method: as above, with
 /// another topic; a named reader that has the version, and readers that subscribe afterwards.
 #[test]
-fn a_topic_that_is_lost_ends() {
+fn a_lost_topic_ends_its_subscriptions() {
     let halfway = Halfway::new(&["--topic=s=s"], &["--once", "--wait=5"]);
     let (ticket, other) = (halfway.ticket("w"), halfway.ticket("s"));
     let every = ["subscribe", &ticket, "--mode=every", "--reader=r"];
@@ -85,7 +86,7 @@ fn a_topic_that_is_lost_ends() {
 /// Goal: with `--watch` another version may follow: a subscriber without a version waits for it as long as for a topic,
 /// others without limit. The original bytes, restored, become a version again. Method: as above; then restore the file.
 #[test]
-fn a_lost_version_may_be_followed() {
+fn a_watched_topic_continues_after_a_lost_version() {
     let halfway = Halfway::new(&["--watch", "--watch-interval=0.05"], &["--once", "--wait=2"]);
     let ticket = halfway.ticket("w");
     let mut follower = halfway.home.start(&["subscribe", &ticket, "--out=follower", "--wait=1"]);
