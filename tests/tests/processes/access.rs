@@ -16,10 +16,10 @@ use std::{
 };
 use tensor_relay_tests::processes::{Home, Process, Serving};
 
-/// How long a session may continue after it lost its right, as documented.
+/// How long a session may continue after its permission is revoked, as documented.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 
-/// The time within which a server has reread its files.
+/// The time within which a server reloads its files.
 const RELOADED_WITHIN: Duration = Duration::from_secs(4);
 
 /// Both transports, which must obey the same rules.
@@ -54,15 +54,15 @@ fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
     follower
 }
 
-/// Waits until a follower's session is closed, within the documented time.
+/// Checks that the server closes a follower's session within the documented time.
 fn assert_closed(follower: Process, reason: &str) {
     let since = Instant::now();
     follower.end().expect_error(4, &[reason]);
     assert!(since.elapsed() < CLOSED_WITHIN, "{:?}", since.elapsed());
 }
 
-/// Goal: over either transport, a client without a valid ticket is refused and told what to do; the server's own ticket
-/// gives access to its topic. Method: every kind of invalid ticket.
+/// Goal: over either transport, a client without a valid ticket is refused, with advice; the server's own ticket gives
+/// access to its topic. Method: every kind of invalid ticket.
 #[test]
 fn invalid_tickets_are_refused() {
     let home = home();
@@ -110,8 +110,8 @@ fn invalid_tickets_are_refused() {
     assert!(err.contains("was revoked") && err.contains("has expired") && !err.contains(token), "{err}");
 }
 
-/// Goal: a follower that loses its right is closed within ten seconds; others continue. Method: followers whose tickets
-/// are revoked or expire, and one whose ticket stays valid.
+/// Goal: the session of a follower that loses its permission is closed within ten seconds; others continue. Method:
+/// followers whose tickets are revoked or expire, and one whose ticket stays valid.
 #[test]
 fn revoked_and_expired_tickets_close_their_sessions() {
     let home = home();
@@ -191,7 +191,11 @@ fn clients_are_identified_by_keys() {
             .run(&["list", &without_token, "--json", identity, transport])
             .expect_code(0)
             .json();
-        assert_eq!(listed["topics"].as_array().map(Vec::len), Some(0), "to list was not granted: {listed}");
+        assert_eq!(
+            listed["topics"].as_array().map(Vec::len),
+            Some(0),
+            "the verb `list` was not granted: {listed}"
+        );
         home.run(&["keys", "revoke", "gpu-1"]).expect_code(0);
         assert_closed(follower, "access was refused");
         fs::write(&acl, "# nobody\n").unwrap();
@@ -276,7 +280,7 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
 }
 
 /// Goal: an operator sees which tickets exist, for whom, and whether they are used; no list shows a token. Method:
-/// make, use and revoke some, and list them.
+/// create, use, revoke and list some.
 #[test]
 fn tickets_are_listed_without_tokens() {
     let home = home();
@@ -315,8 +319,8 @@ fn tickets_are_listed_without_tokens() {
         .expect_error(2, &["as in 30d"]);
 }
 
-/// Goal: once the list has `uid:` lines, only the users that it names may publish through the socket. Method: publish
-/// before, with a list that names another user, and with one that names this one.
+/// Goal: once the list has `uid:` lines, only the users in them may publish through the socket. Method: publish before, with
+/// a list that names another user, and with one that names this one.
 #[test]
 fn the_publish_socket_obeys_the_acl() {
     let home = home();
@@ -338,7 +342,7 @@ fn the_publish_socket_obeys_the_acl() {
     drop(server);
 }
 
-/// Goal: silent connections do not block others: clients at the same and at other addresses connect at once, and
+/// Goal: silent connections do not block others: clients at the same and at other addresses connect immediately, and
 /// sessions continue. Method: more silent TCP connections than the limit, from another address and from the same,
 /// during a subscription.
 #[test]

@@ -40,7 +40,7 @@ pub(crate) fn get_until(address: &str, path: &str, accept: impl Fn(&Response) ->
     }
 }
 
-/// The value of the one sample called `name`, labels included.
+/// The value of the only sample with this name and labels.
 #[track_caller]
 fn sample(metrics: &str, name: &str) -> f64 {
     let mut values = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -50,7 +50,7 @@ fn sample(metrics: &str, name: &str) -> f64 {
 }
 
 /// Goal: the numbers on a server's admin port are right, in every format. Method: serve a file to a subscriber that
-/// stays; compare numbers with known values.
+/// stays connected; compare numbers with known values.
 #[test]
 fn a_server_reports_its_status_and_metrics() {
     let home = Home::new();
@@ -193,7 +193,7 @@ fn a_consumer_is_ready_when_it_holds_a_version() {
     check_with_promtool(&metrics);
 }
 
-/// Goal: an admin port that other hosts can reach needs a token, without which the server does not start. Method:
+/// Goal: an admin port that other hosts can reach requires a token, without which the server does not start. Method:
 /// listen on all addresses; request without, with a wrong and with the right token.
 #[test]
 fn a_reachable_admin_port_requires_a_token() {
@@ -219,7 +219,7 @@ fn a_reachable_admin_port_requires_a_token() {
         Response::get(&admin, path, &[&wrong]).expect_code(401);
         Response::get(&admin, path, &[&format!("Authorization: Bearer {TOKEN}")]).expect_code(200);
     }
-    // Unknown paths are guarded as well, so that new ones will be.
+    // Unknown paths require the token as well, so that new ones do.
     for path in ["/new", "/livez/", "//livez", "/status/x", "/readyz/../status"] {
         Response::get(&admin, path, &[]).expect_code(401);
     }
@@ -409,7 +409,7 @@ fn dashboard_and_alerts_use_existing_metrics() {
     assert!(count > 20, "{count} names were found");
 }
 
-/// The names of our metrics in `text`.
+/// The names of tensor-relay's metrics in `text`.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     let is_name_character = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.split(move |c| !is_name_character(c))

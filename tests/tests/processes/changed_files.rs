@@ -1,5 +1,5 @@
-//! Borrowed files that are changed in place while they are served: server and subscribers report it, and none waits
-//! forever.
+//! Borrowed files that are changed in place while they are served: server and subscribers report it, and no process
+//! waits forever.
 
 use crate::files;
 use std::fs::{self, File};
@@ -49,8 +49,8 @@ impl Halfway {
     }
 }
 
-/// Goal: a server that has lost everything that it served, and does not watch, tells its subscribers and ends with an
-/// error. Method: truncate its only file during a transfer.
+/// Goal: a server whose only topic is lost, and that does not watch, informs its subscribers and exits with an error.
+/// Method: truncate its only file during a transfer.
 #[test]
 fn a_server_without_topics_exits() {
     for subscribe_options in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
@@ -64,8 +64,8 @@ fn a_server_without_topics_exits() {
     }
 }
 
-/// Goal: a lost topic ends at once for its current and later subscribers; other topics continue. Method: as above, with
-/// another topic; a named reader that has the version, and readers that subscribe afterwards.
+/// Goal: a lost topic ends immediately for its current and later subscribers; other topics continue. Method: as above,
+/// with another topic; a named reader that has the version, and readers that subscribe afterwards.
 #[test]
 fn a_lost_topic_ends_its_subscriptions() {
     let halfway = Halfway::new(&["--topic=s=s"], &["--once", "--wait=5"]);

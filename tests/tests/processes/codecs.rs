@@ -5,8 +5,7 @@ use serde_json::Value;
 use tensor_relay_tests::processes::{Home, Signal};
 
 /// Goal: by default, weights are sent in a codec that compresses them; server and subscriber report the same numbers.
-/// Method: a file of weights and one of noise; subscribers with output for programs and for people; then stop the
-/// server.
+/// Method: a file of weights and one of noise; subscribers with JSON and with text output; then stop the server.
 #[test]
 fn both_ends_report_the_same_compression() {
     let home = Home::new();
@@ -29,7 +28,7 @@ fn both_ends_report_the_same_compression() {
     let line = receive("m", &[]).out;
     assert!(line.contains(" on the wire (bitplanes), ") && line.contains("saved to "), "{line}");
     let line = receive("n", &[]).out;
-    assert!(!line.contains(" on the wire"), "nothing was saved of noise: {line}");
+    assert!(!line.contains(" on the wire"), "noise is not compressible: {line}");
 
     let ended = server.process.end_by(Signal::TERM).expect_code(0);
     assert!(
@@ -39,7 +38,7 @@ fn both_ends_report_the_same_compression() {
     let memory = ended.out.lines().find(|line| line.contains(r#""event":"memory""#)).unwrap();
     let memory: Value = serde_json::from_str(memory).unwrap();
     let encoded = memory["encoded_bytes"].as_u64().unwrap();
-    assert!((1 << 20..12 << 20).contains(&encoded), "what is kept of `m` for others: {memory}");
+    assert!((1 << 20..12 << 20).contains(&encoded), "the cached chunks of `m`: {memory}");
     assert!(ended.err.contains("memory: ") && memory["staged_bytes"].is_u64(), "{ended:?}");
     let sent = |topic: &str| -> Value {
         let mut lines = ended.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

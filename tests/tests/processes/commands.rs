@@ -26,10 +26,7 @@ fn help_and_version_are_printed() {
     for (args, parts) in expected {
         let output = home.run(args).expect_code(0);
         assert!(parts.iter().all(|part| output.out.contains(part)) && output.err.is_empty(), "{output:?}");
-        assert!(
-            !output.out.contains("demo-producer"),
-            "the demo's own processes are not for people: {output:?}"
-        );
+        assert!(!output.out.contains("demo-producer"), "the demo's internal commands are hidden: {output:?}");
     }
     let version = home.run(&["--version"]).expect_code(0);
     assert_eq!(version.out, format!("tensor-relay {}\n", env!("CARGO_PKG_VERSION")));
@@ -45,8 +42,7 @@ fn help_and_version_are_printed() {
     assert!(nothing.err.contains("Usage: tensor-relay"), "{nothing:?}");
 }
 
-/// Goal: the demo moves a model and verifies it, with text for people and JSON for programs. Method: a small one, both
-/// ways.
+/// Goal: the demo moves a model and verifies it, with text and JSON output. Method: a small one, both ways.
 #[test]
 fn the_demo_verifies_its_transfer() {
     let home = Home::new();

@@ -81,8 +81,8 @@ fn environment_variables_suffice_for_a_server() {
     server.end_by(Signal::TERM).expect_code(0);
 }
 
-/// Goal: `config` shows the effective value of every option and its source. Method: an option from each layer, for
-/// people and for programs, with a secret among them.
+/// Goal: `config` shows the effective value of every option and its source. Method: an option from each layer, as text
+/// and as JSON, with a secret among them.
 #[test]
 fn config_shows_the_source_of_every_option() {
     let home = Home::new();
@@ -204,8 +204,8 @@ fn a_key_is_created_once_and_shown() {
     assert!(other.out.ends_with("other/identity.key\n") && !other.out.contains(key), "{other:?}");
 }
 
-/// Goal: completions and manual pages have the commands for people, and no hidden ones. Method: every shell; the main
-/// page and the folder of pages.
+/// Goal: completions and manual pages cover the public commands and no hidden ones. Method: every shell; the main page
+/// and the folder of pages.
 #[test]
 fn completions_and_manual_pages_omit_hidden_commands() {
     let home = Home::new();

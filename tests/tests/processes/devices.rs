@@ -1,8 +1,8 @@
 //! Tensors on GPUs from the command line: `--device`, its budgets, its failures, and `tensor-relay devices`.
 //!
 //! All of it runs on the fake driver, whatever `TENSOR_RELAY_TEST_CUDA` says. Each test finally checks for illegal uses
-//! of the driver and for leaks. With that variable set to `fake`, the other tests check whole transfers of every kind
-//! on GPUs.
+//! of the driver and for leaks. With that variable set to `fake`, the other tests check complete transfers of every
+//! kind on GPUs.
 
 use crate::{failures::unknown_ticket, files};
 use serde_json::Value;
@@ -48,7 +48,7 @@ fn start_with(home: &Home, variables: &[(&str, &str)], args: &[&str]) -> Process
     Process::start(command)
 }
 
-/// A server of `w` whose driver fails as `fault` says.
+/// Serves `w` from a GPU whose driver fails as `fault` specifies.
 fn serve_failing(home: &Home, fault: &str) -> Serving {
     let args = ["serve", "--json", ANY_PORT, "--topic=w=w", ON_GPU];
     Serving::wait_for_report(start_with(home, &[("FAKE_CUDA_FAULTS", fault)], &args))
@@ -80,8 +80,8 @@ fn every_file_is_transferred_from_and_to_a_gpu() {
     }
 }
 
-/// Goal: the output for people shows the device, and the command of `--exec` runs as usual. Method: a GPU on both
-/// sides, without `--json`.
+/// Goal: the text output shows the device, and the command of `--exec` runs as usual. Method: a GPU on both sides,
+/// without `--json`.
 #[test]
 fn plain_output_shows_the_device() {
     let home = home(Gpu::fake(), 3 << 20);
@@ -134,7 +134,7 @@ fn cuda_is_not_loaded_without_a_device() {
 }
 
 /// Goal: without CUDA, `--device cuda:0` is one clear error that says what is missing and what to do; no files remain.
-/// Method: every command that has `--device`, and `devices`. On a machine with a driver, the test says so and passes.
+/// Method: every command that has `--device`, and `devices`. Skipped on a machine with a driver.
 #[test]
 fn a_missing_driver_is_one_clear_error() {
     let home = Home::with_gpu(Gpu::none());
@@ -196,7 +196,7 @@ fn each_process_uses_the_gpu_that_it_names() {
     }
 }
 
-/// Goal: options that contradict each other are wrong usage, with a reason. Method: borrowed files on a GPU;
+/// Goal: options that contradict each other are usage errors, with a reason. Method: borrowed files on a GPU;
 /// page-locked memory for less than two chunks.
 #[test]
 fn contradictory_options_are_refused() {
@@ -250,8 +250,8 @@ fn insufficient_gpu_memory_is_an_error() {
 }
 
 /// Goal: a GPU that fails during a transfer ends its server with an error, so that it can be restarted; the subscriber
-/// keeps no partial file, and nothing hangs. Method: the third copy out corrupts the device's context, as a foreign
-/// kernel in the process would.
+/// keeps no partial file, and nothing hangs. Method: the third device-to-host copy corrupts the device's context, as a
+/// foreign kernel in the process would.
 #[test]
 fn a_failed_gpu_ends_its_server() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
@@ -267,7 +267,7 @@ fn a_failed_gpu_ends_its_server() {
 }
 
 /// Goal: a GPU that fails in a subscriber ends it with an error about this machine; the server serves others. Method:
-/// the third copy in corrupts the device's context; then a subscriber whose GPU works.
+/// the third host-to-device copy corrupts the device's context; then a subscriber whose GPU works.
 #[test]
 fn a_failed_gpu_ends_its_subscriber() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
@@ -313,7 +313,7 @@ fn one_failed_driver_call_tears_no_version() {
 }
 
 /// Goal: with a GPU that hangs, the subscriber ends within its deadlines, and the server can be stopped. Method: the
-/// second copy in never ends.
+/// second host-to-device copy never completes.
 #[test]
 fn a_hanging_gpu_ends_its_subscriber() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
@@ -387,8 +387,8 @@ fn the_demo_runs_on_a_gpu() {
     }
 }
 
-/// Goal: `devices` lists the information of the driver and NVML, for people and programs. Method: two GPUs; without
-/// NVML, with one that knows one GPU and its processes, and with one that has no driver.
+/// Goal: `devices` lists the information of the driver and NVML, as text and as JSON. Method: two GPUs; without NVML,
+/// with one that knows one GPU and its processes, and with one that has no driver.
 #[test]
 fn devices_lists_all_gpus() {
     const MEMORY: u64 = 1 << 30;

@@ -38,8 +38,8 @@ fn start_after(home: &Home, first: &str, args: &str) -> Process {
     Process::start(shell)
 }
 
-/// Goal: on a working machine no finding fails, and a reachable server is reported, for people and programs. Method:
-/// the machine of the tests, with a server on it.
+/// Goal: on a working machine no finding fails, and a reachable server is reported, as text and as JSON. Method: the
+/// machine of the tests, with a server on it.
 #[test]
 fn a_working_machine_has_no_failures() {
     let home = Home::new();
@@ -86,7 +86,7 @@ fn too_few_descriptors_are_found() {
     if cured.try_wait_for_stdout("findings") {
         check(&cured.end(), "files and sockets", "ok");
     } else {
-        println!("not shown: this system lets nobody have 65536 descriptors");
+        println!("skipped: this system does not allow 65536 descriptors");
     }
 }
 
@@ -167,7 +167,7 @@ fn serve_on(lan: &Lan, home: &Home) -> Serving {
 fn the_limit_of_the_rate_is_found() {
     let lan = match Lan::new().and_then(|lan| lan.limit_rate(50).map(|()| lan)) {
         Ok(lan) => lan,
-        Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),
+        Err(reason) => return println!("skipped: the test cannot create two hosts here: {reason}"),
     };
     let home = Home::new();
     let server = serve_on(&lan, &home);
@@ -210,7 +210,7 @@ fn the_limit_of_the_rate_is_found() {
 fn blocked_udp_is_found() {
     let lan = match Lan::new() {
         Ok(lan) => lan,
-        Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),
+        Err(reason) => return println!("skipped: the test cannot create two hosts here: {reason}"),
     };
     let home = Home::new();
     let server = serve_on(&lan, &home);

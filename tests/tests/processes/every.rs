@@ -11,7 +11,7 @@ use tensor_relay_tests::processes::{Ended, Home, Process, Serving, Signal, is_so
 /// How often one reader is restarted.
 const RESTARTS: u64 = 10;
 
-/// Goal: in mode `every` each version arrives once and in order, whatever happens to readers. Method: 3,000 small
+/// Goal: in mode `every` each version arrives once and in order, even if a reader is killed. Method: 3,000 small
 /// versions for three processes, of which one is killed or terminated ten times at random moments, and continues after
 /// its last output line.
 #[test]

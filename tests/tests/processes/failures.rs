@@ -75,7 +75,8 @@ fn the_error_names_a_port_in_use() {
     home.run(&["list", first.ticket("w")]).expect_code(0);
 }
 
-/// Goal: wrong usage is reported before anything happens, with exit code 2. Method: every kind of mistake in arguments.
+/// Goal: usage errors are reported before any work is done, with exit code 2. Method: every kind of mistake in
+/// arguments.
 #[test]
 fn invalid_arguments_are_usage_errors() {
     let home = home();
@@ -119,7 +120,7 @@ fn a_ticket_without_a_topic_needs_the_option() {
         .expect_error(2, &["the ticket names no topic", "--topic NAME"]);
 }
 
-/// Goal: an argument that is neither a ticket nor a file is wrong usage, like every invalid ticket. Method: such
+/// Goal: an argument that is neither a ticket nor a file is a usage error, like every invalid ticket. Method: such
 /// arguments.
 #[test]
 fn an_invalid_ticket_is_a_usage_error() {
@@ -157,7 +158,7 @@ fn an_invalid_log_filter_is_a_usage_error() {
     with_filter("").expect_code(0);
 }
 
-/// Goal: an invalid chunk size is wrong usage, and the error does not blame the file. Method: seven bytes.
+/// Goal: an invalid chunk size is a usage error, and the error does not blame the file. Method: seven bytes.
 #[test]
 fn an_invalid_chunk_size_is_a_usage_error() {
     home()
@@ -311,7 +312,7 @@ fn the_error_names_an_unwritable_path() {
     home.run(&[&serve[..], &["--state-dir=broken"]].concat())
         .expect_error(1, &["broken/identity.key is not a private key"]);
     if rustix::process::geteuid().is_root() {
-        println!("skipped: root may write to folders that nobody may write to");
+        println!("skipped: root can write to any folder");
         return;
     }
     fs::create_dir(home.path("closed")).unwrap();
@@ -331,7 +332,7 @@ fn a_full_disk_leaves_no_partial_file() {
     files::noise(&home.path("w"), 4 << 20, 1);
     fs::create_dir(home.path("out")).unwrap();
     if let Err(reason) = try_small_disk(&home) {
-        println!("skipped: this system lets the test make no small disk: {reason}");
+        println!("skipped: the test cannot mount a small disk here: {reason}");
         return;
     }
     let server = home.serve(&["--topic=w=w"]);

@@ -92,7 +92,7 @@ fn documents(out: &Path, name: &str) -> (Value, String) {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(out).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
-    let [json, markdown] = &paths[..] else { panic!("one run leaves two documents: {paths:?}") };
+    let [json, markdown] = &paths[..] else { panic!("one run writes two documents: {paths:?}") };
     for (path, suffix) in [(json, "json"), (markdown, "md")] {
         let found = path.file_name().unwrap().to_str().unwrap();
         assert!(found.ends_with(&format!("-gpu-{name}.{suffix}")), "{found}");

@@ -179,7 +179,7 @@ impl Drop for Cgroup {
 fn a_full_container_refuses_clients() {
     let cgroup = match Cgroup::new(128 << 20) {
         Ok(cgroup) => cgroup,
-        Err(reason) => return println!("skipped: this system lets the test make no cgroup: {reason}"),
+        Err(reason) => return println!("skipped: the test cannot create a cgroup here: {reason}"),
     };
     let home = home();
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=w=w", "--watch", "--json"];
@@ -211,7 +211,7 @@ fn a_full_container_refuses_clients() {
         std::thread::sleep(std::time::Duration::from_millis(100));
         list().code == Some(0)
     });
-    assert!(again, "the memory of clients that left is free again");
+    assert!(again, "the memory of disconnected clients is released");
 }
 
 /// Goal: a model that exceeds the container's memory is refused with the numbers, by server and subscriber, and neither
@@ -221,7 +221,7 @@ fn a_full_container_refuses_clients() {
 fn too_large_models_are_refused() {
     let cgroup = match Cgroup::new(128 << 20) {
         Ok(cgroup) => cgroup,
-        Err(reason) => return println!("skipped: this system lets the test make no cgroup: {reason}"),
+        Err(reason) => return println!("skipped: the test cannot create a cgroup here: {reason}"),
     };
     let home = home();
     files::zeros(&home.path("m"), 192 << 20);

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-/// How long an answer may take.
+/// The timeout of each read.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The response to a request.

@@ -37,7 +37,7 @@ fn two_lanes_share_a_transfer() {
     assert_eq!(received_bytes.len(), 2, "{lanes:?}");
     assert!(
         received_bytes.iter().all(|bytes| *bytes > 1 << 20),
-        "each carried a chunk at least: {received_bytes:?}"
+        "each lane carried at least one chunk: {received_bytes:?}"
     );
     assert!(lanes.iter().all(|lane| lane["udp_payload_bytes"].as_u64() >= Some(1_200)), "{lanes:?}");
 }

@@ -1,5 +1,5 @@
-//! Output folders: files, folders and arrays arrive in their own form; kept versions; selections; and commands after
-//! each version.
+//! Output folders: files, folders and arrays are written in their original format; kept versions; selections; and
+//! commands after each version.
 
 use crate::{
     failures::{on_small_disk, try_small_disk},
@@ -116,8 +116,8 @@ fn only_model_files_are_served() {
         .expect_error(1, &["away/model.safetensors is a link that leads out", "--follow-links"]);
 }
 
-/// Goal: arrays and archives arrive in their own form. The error for a file that cannot be borrowed says what to do.
-/// Method: `.npy`, `.npz` and a compressed `.npz`; staged and borrowed; the mirror is served in turn.
+/// Goal: arrays and archives are written in their original format. The error for a file that cannot be borrowed says
+/// what to do. Method: `.npy`, `.npz` and a compressed `.npz`; staged and borrowed; the mirror is served in turn.
 #[test]
 fn arrays_are_mirrored_in_their_format() {
     let home = Home::new();
@@ -171,7 +171,7 @@ fn killed_subscribers_leave_at_most_one_temporary_file() {
             break;
         }
     }
-    assert_eq!(left, 3, "one was killed while it wrote");
+    assert_eq!(left, 3, "three subscribers were killed while writing");
     home.run(&["subscribe", server.ticket("m"), "--once", "--out=out"])
         .expect_code(0);
     assert_eq!(home.files_in("out"), ["m.safetensors"]);
@@ -266,7 +266,7 @@ fn only_selected_tensors_are_received() {
     };
     let event = select("w", "scalar,layers.0.F3?").expect_code(0).json();
     assert_eq!(event["tensors"], 2);
-    assert!(event["wire_bytes"].as_u64().unwrap() < 4 << 10, "large was not asked for: {event}");
+    assert!(event["wire_bytes"].as_u64().unwrap() < 4 << 10, "`large` was not selected: {event}");
     let kept = fs::read(home.path("out/w.safetensors")).unwrap();
     let saved = safetensors::SafeTensors::deserialize(&kept).unwrap();
     let mut names = saved.names();
@@ -280,13 +280,13 @@ fn only_selected_tensors_are_received() {
 
     let event = select("m", "model.layers.*").expect_code(0).json();
     let wire_bytes = event["wire_bytes"].as_u64().unwrap() as usize;
-    assert!(wire_bytes < files::SHARDED_BYTES * 2 / 3, "two of four tensors were asked for: {event}");
+    assert!(wire_bytes < files::SHARDED_BYTES * 2 / 3, "two of four tensors were selected: {event}");
     let none = select("w", "no.such.*,nor.this");
     none.expect_error(
         5,
         &["no tensor of w version 1", "matches --select no.such.*,nor.this", "it is not saved"],
     );
-    assert_eq!(fs::read(home.path("out/w.safetensors")).unwrap(), kept, "it is not replaced by nothing");
+    assert_eq!(fs::read(home.path("out/w.safetensors")).unwrap(), kept, "the file is not replaced");
 }
 
 /// Goal: on a disk that fills up during a series, complete versions are kept, and the one that did not fit is sent
@@ -296,7 +296,7 @@ fn a_full_disk_keeps_complete_versions() {
     let home = Home::new();
     fs::create_dir(home.path("out")).unwrap();
     if let Err(reason) = try_small_disk(&home) {
-        println!("skipped: this system lets the test make no small disk: {reason}");
+        println!("skipped: the test cannot mount a small disk here: {reason}");
         return;
     }
     files::noise(&home.path("w"), 1000, 1);

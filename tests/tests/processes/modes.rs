@@ -37,8 +37,8 @@ fn a_glob_selects_topics() {
         .expect_error(5, &["no topic that matches no/*", "tensor-relay list"]);
 }
 
-/// Goal: a topic that cannot be written ends alone: others continue, the failure is reported at once and by the exit
-/// code. Method: a folder in place of the file of one topic; with and without `--once`; finally, the server ends.
+/// Goal: a failure to write one topic ends only that topic; it is reported immediately and by the exit code. Method: a
+/// folder in place of the file of one topic; with and without `--once`; finally, the server ends.
 #[test]
 fn a_failed_topic_does_not_affect_others() {
     let home = Home::new();
@@ -156,7 +156,7 @@ fn mode_every_starts_at_any_version() {
 }
 
 /// Goal: missing versions in mode `every` are a failure, or with `--on-gap=continue` a line of output. Method: start at
-/// version 1 when two of five are retained; then let the publisher begin a new epoch.
+/// version 1 when two of five are retained; then the publisher begins a new epoch.
 #[test]
 fn a_gap_is_reported() {
     let mut series = Series::new(&["--keep-versions=2"]);
@@ -200,8 +200,8 @@ fn a_named_reader_resumes_at_its_place() {
     assert_eq!(versions_until(again, 3), [2, 3]);
 }
 
-/// Goal: a named reader that is too slow is evicted, and told so. Method: a short publish timeout, and a command that
-/// takes longer.
+/// Goal: a named reader that is too slow is evicted, with the reason. Method: a short publish timeout, and a command
+/// that takes longer.
 #[test]
 fn a_slow_reader_is_evicted() {
     let mut series = Series::new(&["--keep-versions=1", "--publish-timeout=0.3"]);

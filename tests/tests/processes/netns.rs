@@ -37,7 +37,7 @@ impl Served {
     fn begin() -> Option<Self> {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
         let lan = lan
-            .inspect_err(|reason| println!("skipped: there are no two hosts here: {reason}"))
+            .inspect_err(|reason| println!("skipped: the test cannot create two hosts here: {reason}"))
             .ok()?;
         let home = Home::new();
         files::noise(&home.path("m"), MODEL_BYTES as usize, 1);

@@ -55,7 +55,7 @@ impl Transfer {
         self.server = Some(self.home.serve_again(&self.report, &as_strs(&self.args)));
     }
 
-    /// Lets the transfer finish; checks the received file, and that almost nothing was sent twice.
+    /// Completes the transfer; checks the received file, and that almost nothing was sent twice.
     fn finish(self, kills: u64) {
         self.proxy.release();
         let ended = self.subscriber.end().expect_code(0);
@@ -109,8 +109,8 @@ fn kill_at_random_moments(hold: &str, seed: u64, kills: u64) {
     transfer.finish(kills);
 }
 
-/// Goal: a server that cuts off a transfer at its shutdown reports it; the subscriber waits for the server, and
-/// resumes. Method: SIGTERM with a short grace while the proxy holds.
+/// Goal: a server that cancels a transfer at its shutdown reports it; the subscriber waits for the server, and resumes.
+/// Method: SIGTERM with a short grace while the proxy holds.
 #[test]
 fn a_transfer_resumes_after_a_shutdown() {
     let mut transfer = Transfer::begin(&["--grace=0.2"], MODEL_BYTES / 3);
@@ -191,7 +191,7 @@ fn rolling_restarts_lose_no_version() {
     let events = reader.end_by(Signal::TERM).expect_code(143).events();
     let versions: Vec<_> = events.iter().map(|event| event["version"].as_u64()).collect();
     let published: Vec<_> = (1..=1 + ROUNDS * BURST).map(Some).collect();
-    assert_eq!(versions, published, "each once, in order, and no gap is told");
+    assert_eq!(versions, published, "each once, in order, without a gap");
 }
 
 /// Goal: a subscriber waits for a lost server for the time of `--reconnect`, then fails. Method: end the server, and
@@ -228,10 +228,10 @@ fn the_server_releases_killed_subscribers() {
     transfer.subscriber.end_by(Signal::KILL);
     let deadline = Instant::now() + DEAD_WITHIN;
     while subscribers() > 0 {
-        assert!(Instant::now() < deadline, "{} subscribers are dead and not forgotten", subscribers());
+        assert!(Instant::now() < deadline, "{} dead subscribers were not released", subscribers());
         thread::sleep(Duration::from_millis(200));
     }
-    // The server holds no copy of the model, and frees what was in flight to seven subscribers as it continues.
+    // The server holds no copy of the model, and releases the buffers in flight to seven subscribers as it continues.
     let deadline = Instant::now() + DEAD_WITHIN;
     while server.process.resident_bytes() >= MODEL_BYTES {
         assert!(Instant::now() < deadline, "{} bytes", server.process.resident_bytes());

@@ -52,7 +52,7 @@ fn a_server_killed_during_a_transfer_leaves_no_partial_file() {
 }
 
 /// Goal: the same for a subscriber that waits for the next version. Method: kill -9 after the first version. Over TCP
-/// the system reports it at once.
+/// the system reports it immediately.
 #[test]
 fn the_kill_of_an_idle_server_is_noticed() {
     for (transport, cause) in [("quic", "has not answered for the idle timeout"), ("tcp", "killed")] {
@@ -71,8 +71,8 @@ fn the_kill_of_an_idle_server_is_noticed() {
     }
 }
 
-/// Goal: SIGTERM and SIGINT end a server gracefully, at once if it is idle; its subscribers get the reason. Method: a
-/// subscriber that follows, and each of the signals.
+/// Goal: SIGTERM and SIGINT end a server gracefully, immediately if it is idle; its subscribers get the reason. Method:
+/// a subscriber that follows, and each of the signals.
 #[test]
 fn a_signal_ends_an_idle_server_immediately() {
     let home = Home::new();
@@ -89,7 +89,7 @@ fn a_signal_ends_an_idle_server_immediately() {
     }
 }
 
-/// Goal: a transfer in progress at a shutdown is completed; its subscriber is told of the shutdown once. Method:
+/// Goal: a transfer in progress at a shutdown is completed; its subscriber is informed of the shutdown once. Method:
 /// SIGTERM while the proxy holds; release it once the server reports that it finishes the transfer.
 #[test]
 fn a_shutdown_completes_transfers() {
@@ -105,7 +105,7 @@ fn a_shutdown_completes_transfers() {
     assert!(!ended.err.contains("cut off"), "{ended:?}");
 }
 
-/// Goal: a shutdown takes no longer than its grace; subscribers that are cut off get an error and keep no partial file.
+/// Goal: a shutdown takes no longer than its grace; cancelled subscribers get an error and keep no partial file.
 /// Method: SIGTERM with a short grace, and a proxy that holds until the server has exited.
 #[test]
 fn a_shutdown_takes_no_longer_than_its_grace() {
@@ -117,8 +117,8 @@ fn a_shutdown_takes_no_longer_than_its_grace() {
     assert!(home.files_in("out").is_empty());
 }
 
-/// Goal: a second signal ends a server at once. Method: SIGTERM twice while the proxy holds, with a grace longer than
-/// the test's patience.
+/// Goal: a second signal ends a server immediately. Method: SIGTERM twice while the proxy holds, with a grace longer
+/// than the test's timeout.
 #[test]
 fn a_second_signal_ends_a_server_immediately() {
     let Halfway { mut server, .. } = Halfway::new(&["--grace=600"]);

@@ -52,7 +52,7 @@ fn publish(home: &Home, name: &str, args: &[&str]) -> serde_json::Value {
     home.run(&all).expect_code(0).events().remove(0)
 }
 
-/// The number of our memfds that a process has mapped.
+/// The number of tensor-relay's memfds that a process has mapped.
 fn mappings(process: &Process) -> usize {
     process.mapped_files().matches("memfd:tensor-relay").count()
 }
@@ -110,10 +110,10 @@ fn a_published_version_is_received_without_a_copy() {
         .wait_for_stdout(r#""path":"memfd","reason":"the tensors are in host memory","from":"process "#);
     subscriber.end_by(Signal::TERM).expect_code(143);
     server.process.end_by(Signal::TERM).expect_code(0);
-    assert!(!home.path("s").exists(), "the socket goes with its server");
+    assert!(!home.path("s").exists(), "the server removes its socket");
 }
 
-/// Goal: waits that cannot succeed end at their timeout with a reason; so does publishing without a server. Method: a
+/// Goal: waits that cannot succeed, and publishing without a server, end at their timeout with a reason. Method: a
 /// version without subscribers or successor; no socket, and one left by a killed server.
 #[test]
 fn waits_end_at_their_timeout() {
@@ -169,7 +169,7 @@ fn connect_as(uid: u32, path: &Path) -> Result<(), ConnectError> {
 #[test]
 fn only_permitted_users_publish() {
     if !geteuid().is_root() {
-        println!("skipped: only root can be other users");
+        println!("skipped: only root can run as other users");
         return;
     }
     let (home, trainer, other) = (Home::new(), 12_344, 12_345);
@@ -193,7 +193,7 @@ fn only_permitted_users_publish() {
 #[test]
 fn connections_are_limited_per_user() {
     if !geteuid().is_root() {
-        println!("skipped: only root can be other users");
+        println!("skipped: only root can run as other users");
         return;
     }
     let home = Home::new();
@@ -297,7 +297,7 @@ fn a_dead_producer_leaves_no_partial_version() {
     files::noise(&home.path("w"), 1000, 1);
     let before = home.list(&server);
     assert_eq!((before.as_array().unwrap().len(), &before[0]["version"]), (1, &1.into()), "{before}");
-    assert_eq!(publish(&home, "w", &[])["version"], 2, "the next producer goes on");
+    assert_eq!(publish(&home, "w", &[])["version"], 2, "the next producer continues the numbers");
     wait_until("one is mapped", || mappings(&server.process) == 1);
     home.run(&["subscribe", ticket(&server), "--topic=policy", "--once", "--out=out"])
         .expect_code(0);
@@ -360,7 +360,7 @@ fn garbage_closes_only_its_connection() {
     }
     let published = publish(&home, "w", &[]);
     assert_eq!(published["version"], 2);
-    wait_until("nothing is left behind", || server.process.descriptors() <= before);
+    wait_until("all descriptors are closed", || server.process.descriptors() <= before);
     server.process.end_by(Signal::TERM).expect_code(0);
 }
 
@@ -378,7 +378,7 @@ fn many_versions_leak_nothing() {
             raw.lend(8192, memfd(8192).seal().unwrap().as_fd());
             let mut answer = raw.publish(number);
             while let ServerMessage::Progress(_) = answer {
-                answer = raw.receive(); // Of replaced versions.
+                answer = raw.receive(); // About replaced versions.
             }
             assert!(matches!(answer, ServerMessage::Published { .. }), "{answer:?}");
         }
@@ -386,7 +386,7 @@ fn many_versions_leak_nothing() {
     publish_some(&mut raw, 10);
     let before = server.process.descriptors();
     publish_some(&mut raw, 300);
-    wait_until("what is retained is mapped, and nothing else", || mappings(&server.process) == 2);
+    wait_until("only retained versions are mapped", || mappings(&server.process) == 2);
     assert!(server.process.descriptors() <= before);
     drop(raw);
     server.process.end_by(Signal::TERM).expect_code(0);

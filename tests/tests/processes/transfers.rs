@@ -16,7 +16,7 @@ fn a_file_is_received_unchanged() {
     let first = home
         .run(&["subscribe", server.ticket("m"), "--once", "--out=first", "--json"])
         .expect_code(0);
-    assert_eq!(first.err.lines().count(), 1, "one warning, that the ticket is among its words: {first:?}");
+    assert_eq!(first.err.lines().count(), 1, "one warning: the ticket is an argument: {first:?}");
     check_committed(&first.json(), server.topic("m"));
     let late = home
         .run(&["subscribe", server.ticket("m"), "--once", "--out", &home.argument("late")])
@@ -63,8 +63,8 @@ fn check_committed(event: &Value, served: &Value) {
     assert_eq!(Value::from(event), expected);
 }
 
-/// Goal: `list` shows the topics of a server, for people and programs. Method: list two topics, with one subscriber on
-/// one of them.
+/// Goal: `list` shows the topics of a server, as text and as JSON. Method: list two topics, with one subscriber on one
+/// of them.
 #[test]
 fn list_shows_topics_and_subscribers() {
     let home = Home::new();
@@ -134,16 +134,12 @@ fn serve_reports_topics_without_printing_tickets() {
         "stdout may be a log, where no ticket belongs"
     );
     plain.wait_for_stderr("run there: tensor-relay subscribe TICKET_FILE --out DIR");
-    assert_eq!(plain.end_by(Signal::TERM).expect_code(0).out, format!("{line}\n"), "and nothing else");
+    assert_eq!(plain.end_by(Signal::TERM).expect_code(0).out, format!("{line}\n"), "only this line");
     let mut open = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--open"]);
     let line = open.wait_for_stdout("");
     assert!(line.starts_with("relay://127.0.0.1:") && line.ends_with(&format!("/w?key={key}")), "{line}");
     open.wait_for_stderr("--open gives everybody");
-    assert_eq!(
-        open.end_by(Signal::TERM).expect_code(0).out,
-        format!("{line}\n"),
-        "its tickets and nothing else"
-    );
+    assert_eq!(open.end_by(Signal::TERM).expect_code(0).out, format!("{line}\n"), "only its tickets");
 }
 
 /// Goal: one server offers several topics; tickets come from an argument, a file, stdin or the environment; a ticket
@@ -159,7 +155,7 @@ fn a_ticket_is_read_from_every_source() {
     let topics = ["--topic=a=a", "--topic=policy/eu/b=b"];
     let server = home.serve(&[topics[0], topics[1], "--ticket-file=tickets"]);
     let mode = fs::metadata(home.path("tickets")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600, "a ticket lets its holder in");
+    assert_eq!(mode & 0o777, 0o600, "a ticket grants access");
     let tickets = [server.ticket("a"), server.ticket("policy/eu/b"), server.ticket_for_all()]
         .map(|ticket| format!("{ticket}\n"))
         .concat();
@@ -193,8 +189,8 @@ fn a_ticket_is_read_from_every_source() {
     assert_eq!(home.files_in("env"), home.files_in("out"), "another topic than the ticket's was received");
 }
 
-/// Goal: encoding changes what is sent, but not what arrives; incompressible chunks are sent raw. Method: zeros and
-/// noise in one file, with zstd.
+/// Goal: encoding changes the sent bytes, but not the received file; incompressible chunks are sent raw. Method: zeros
+/// and noise in one file, with zstd.
 #[test]
 fn an_encoded_file_is_received_unchanged() {
     let home = Home::new();
@@ -236,7 +232,7 @@ fn a_restarted_server_keeps_its_key_and_versions() {
     home.run(&["subscribe", third.ticket("w"), "--once", "--out=out"])
         .expect_code(0);
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
-    assert_eq!(home.files_in("out"), ["w.safetensors"], "it was replaced");
+    assert_eq!(home.files_in("out"), ["w.safetensors"], "the file was replaced");
     assert_eq!(home.files_in("keys"), ["access/secrets", "identity.key", "tickets"]);
     let other = home.serve(&["--topic=w=w", "--state-dir=other-keys"]);
     assert_ne!(other.report["key"], report["key"]);

@@ -32,7 +32,7 @@ impl Served {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
         let lan = lan.and_then(|lan| lan.drop_protocols(dropped).map(|()| lan));
         let lan = lan
-            .inspect_err(|reason| println!("skipped: there are no two hosts here: {reason}"))
+            .inspect_err(|reason| println!("skipped: the test cannot create two hosts here: {reason}"))
             .ok()?;
         let home = Home::new();
         files::noise(&home.path("m"), bytes, 1);

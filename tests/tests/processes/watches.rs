@@ -67,8 +67,8 @@ fn a_replaced_file_is_the_next_version() {
 }
 
 /// Goal: of a file that changes little, deltas are sent from the third version on, with the second as base. A
-/// subscriber without bases gets whole versions. Method: change one byte in a thousand, three times, with a subscriber
-/// that retains bases and one that does not.
+/// subscriber without bases gets complete versions. Method: change one byte in a thousand, three times, with a
+/// subscriber that retains bases and one that does not.
 #[test]
 fn small_changes_are_sent_as_deltas() {
     const BYTES: usize = 8 << 20;
@@ -191,8 +191,8 @@ fn an_overwritten_file_gives_no_torn_version() {
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
 }
 
-/// Goal: a deleted file stays available as it was, and the server reports it once; a new file is the next version.
-/// Method: delete, subscribe, create another. Borrowed files too, because an open file remains readable.
+/// Goal: a deleted file stays available, and the server reports it once; a new file is the next version. Method:
+/// delete, subscribe, create another. Borrowed files too, because an open file remains readable.
 #[test]
 fn a_deleted_file_stays_available() {
     for hold in ["--hold=stage", "--hold=borrow"] {
@@ -226,7 +226,7 @@ fn an_invalid_replacement_is_refused() {
     watched.end_after(2);
 }
 
-/// Goal: a folder is replaced as a whole: no version mixes the shards of two. Method: a link to one model, then to
+/// Goal: a folder is replaced atomically: no version mixes the shards of two. Method: a link to one model, then to
 /// another; then one shard in place, in two steps.
 #[test]
 fn a_folder_is_replaced_atomically() {
@@ -255,7 +255,7 @@ fn a_folder_is_replaced_atomically() {
 }
 
 /// Goal: two servers never publish different tensors under one version, even if one of them is killed. Method: a second
-/// server on the same state directory, with and without --watch, and on one of its own; then kill the first and start
+/// server on the same state directory, with and without --watch, and on its own; then kill the first and start
 /// another.
 #[test]
 fn a_state_directory_has_one_watching_server() {
@@ -334,7 +334,7 @@ fn unpublished_generations_are_counted() {
     reader.end_by(Signal::TERM).expect_code(143);
 }
 
-/// Waits until the ledger has the second version, which is before it is published.
+/// Waits until the ledger has the second version, before it is published.
 fn wait_until_version_2_is_noted(home: &Home) {
     let ledger = || fs::read_to_string(home.path("keys/topics.json")).unwrap();
     wait_until("version 2 is noted", || ledger().contains(r#""version": 2"#));
