@@ -319,8 +319,8 @@ fn tickets_are_listed_without_tokens() {
         .expect_error(2, &["as in 30d"]);
 }
 
-/// Goal: once the list has `uid:` lines, only the users in them may publish through the socket. Method: publish before, with
-/// a list that names another user, and with one that names this one.
+/// Goal: once the list has `uid:` lines, only the users in them may publish through the socket. Method: publish before,
+/// with a list that names another user, and with one that names this one.
 #[test]
 fn the_publish_socket_obeys_the_acl() {
     let home = home();
