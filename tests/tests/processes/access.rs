@@ -27,8 +27,14 @@ const TRANSPORTS: [&str; 2] = ["--transport=quic", "--transport=tcp"];
 
 fn home() -> Home {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     home
+}
+
+/// A ticket created by `tickets create`.
+struct CreatedTicket {
+    file: String,
+    id: String,
 }
 
 impl CreatedTicket {
@@ -40,12 +46,6 @@ impl CreatedTicket {
         let id = output.split_whitespace().nth(2).unwrap().trim_end_matches(':').to_owned();
         Self { file: name.into(), id }
     }
-}
-
-/// A ticket made by `tickets create`.
-struct CreatedTicket {
-    file: String,
-    id: String,
 }
 
 fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
@@ -70,7 +70,7 @@ fn invalid_tickets_are_refused() {
     let ticket = server.ticket("w").to_owned();
     let (without_token, token) = ticket.split_once("&token=").unwrap();
     let others = Home::new();
-    files::noise(&others.path("w"), 1000, 1);
+    files::write_noise(&others.path("w"), 1000, 1);
     let other = others.serve(&["--topic=w=w"]);
     let foreign = format!("{without_token}&token={}", other.ticket("w").split_once("&token=").unwrap().1);
     let narrow = CreatedTicket::new(&home, &server, "narrow", &["--topic=v/**"]);
@@ -125,7 +125,7 @@ fn revoked_and_expired_tickets_close_their_sessions() {
         assert_closed(follower, "access was refused");
         let expiring = CreatedTicket::new(&home, &server, "brief", &["--topic=w", "--expires=3s"]);
         assert_closed(follow(&home, &expiring.file, transport), "access was refused");
-        files::replace(&home.path("w"), |path| files::noise(path, 1000, 10 + round as u64));
+        files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 10 + round as u64));
         unaffected.wait_for_stdout("committed");
         unaffected.end_by(tensor_relay_tests::processes::Signal::KILL);
     }
@@ -371,7 +371,7 @@ fn silent_connections_block_no_client() {
                 .expect_code(0);
         }
     }
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 7));
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 7));
     follower.wait_for_stdout("committed");
     drop(silent);
 }

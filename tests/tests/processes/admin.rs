@@ -54,7 +54,7 @@ fn sample(metrics: &str, name: &str) -> f64 {
 #[test]
 fn a_server_reports_its_status_and_metrics() {
     let home = Home::new();
-    files::noise(&home.path("m"), 3 << 20, 1);
+    files::write_noise(&home.path("m"), 3 << 20, 1);
     let args =
         ["--topic=policy/a=m", "--chunk-size=1MiB", "--codec=raw", "--admin=127.0.0.1:0", "--transport=quic"];
     let server = home.serve(&args);
@@ -165,7 +165,7 @@ fn check_with_promtool(metrics: &str) {
 #[test]
 fn a_consumer_is_ready_when_it_holds_a_version() {
     let home = Home::new();
-    files::noise(&home.path("m"), 100_000, 1);
+    files::write_noise(&home.path("m"), 100_000, 1);
     let server = home.serve(&["--publish-socket=relay.sock", "--admin=none"]);
     assert!(server.report.get("admin").is_none(), "{}", server.report);
     let ticket = server.report["ticket"].as_str().unwrap();
@@ -198,7 +198,7 @@ fn a_consumer_is_ready_when_it_holds_a_version() {
 #[test]
 fn a_reachable_admin_port_requires_a_token() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     fs::write(home.path("token"), format!("{TOKEN}\n")).unwrap();
     fs::write(home.path("short"), "123").unwrap();
     let open = "--admin=0.0.0.0:0";
@@ -234,7 +234,7 @@ fn a_reachable_admin_port_requires_a_token() {
 #[test]
 fn silent_connections_block_no_probe() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--admin=127.0.0.1:0"]);
     let admin = admin_address(&server);
     let address: std::net::SocketAddr = admin.parse().unwrap();
@@ -262,7 +262,7 @@ fn silent_connections_block_no_probe() {
 #[test]
 fn a_port_in_use_is_an_error_only_if_requested() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let _held = listen_when_free("127.0.0.1:9470");
     let server = home.serve(&["--topic=m=m"]);
     assert!(server.report.get("admin").is_none(), "{}", server.report);
@@ -290,7 +290,7 @@ fn listen_when_free(address: &str) -> TcpListener {
 #[test]
 fn oversized_and_silent_requests_are_closed() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--admin=127.0.0.1:0"]);
     let admin = admin_address(&server);
     let large = format!("X-Large: {}", "x".repeat(64 << 10));
@@ -310,7 +310,7 @@ fn oversized_and_silent_requests_are_closed() {
 #[test]
 fn failures_are_counted_by_place_and_reason() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--sessions=1", "--admin=127.0.0.1:0"]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--json"]);
     follower.wait_for_stdout("committed");
@@ -326,7 +326,7 @@ fn failures_are_counted_by_place_and_reason() {
 #[test]
 fn the_lag_of_a_slow_reader_is_reported() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&[
         "--topic=m=m",
         "--watch",
@@ -343,7 +343,7 @@ fn the_lag_of_a_slow_reader_is_reported() {
         |lag: u64| move |response: &Response| response.json()["subscribers"][0]["lag_versions"] == lag;
     get_until(&admin, "/status", has_lag(0));
     for lag in 1..3 {
-        files::replace(&home.path("m"), |path| files::noise(path, 1_000, 1 + lag));
+        files::replace(&home.path("m"), |path| files::write_noise(path, 1_000, 1 + lag));
         get_until(&admin, "/status", has_lag(lag));
     }
     let metrics = Response::get(&admin, "/metrics", &[]).body;
@@ -361,7 +361,7 @@ fn the_lag_of_a_slow_reader_is_reported() {
 fn the_limit_of_a_transfer_is_reported() {
     const MODEL_BYTES: u64 = 256 << 20;
     let (home, mut proxy) = (Home::new(), UdpProxy::new());
-    files::zeros(&home.path("m"), MODEL_BYTES);
+    files::write_zeros(&home.path("m"), MODEL_BYTES);
     let server = home.serve(&[
         "--topic=m=m",
         "--codec=raw",
@@ -387,7 +387,7 @@ fn the_limit_of_a_transfer_is_reported() {
 #[test]
 fn dashboard_and_alerts_use_existing_metrics() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--sessions=1", "--admin=127.0.0.1:0"]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--json", "--admin=127.0.0.1:0"]);
     let follower_address = printed_admin_address(&mut follower);

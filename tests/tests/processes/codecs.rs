@@ -9,8 +9,8 @@ use tensor_relay_tests::processes::{Home, Signal};
 #[test]
 fn both_ends_report_the_same_compression() {
     let home = Home::new();
-    files::weights(&home.path("m"), 3 << 20, 1);
-    files::noise(&home.path("n"), 3 << 20, 2);
+    files::write_weights(&home.path("m"), 3 << 20, 1);
+    files::write_noise(&home.path("n"), 3 << 20, 2);
     let server = home.serve(&["--topic=m=m", "--topic=n=n"]);
     let receive = |topic: &str, args: &[&str]| {
         let args = [&["subscribe", server.ticket(topic), "--once", "--out=out"], args].concat();
@@ -53,7 +53,7 @@ fn both_ends_report_the_same_compression() {
 #[test]
 fn a_codec_can_be_forced() {
     let home = Home::new();
-    files::weights(&home.path("m"), 1 << 20, 1);
+    files::write_weights(&home.path("m"), 1 << 20, 1);
     let server = home.serve(&["--topic=m=m", "--codec=planes"]);
     for (args, expected) in [(&[][..], "planes"), (&["--codec=raw"], "raw"), (&["--codec=auto"], "planes")] {
         let args = [&["subscribe", server.ticket("m"), "--once", "--json"], args].concat();

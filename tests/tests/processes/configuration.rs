@@ -36,8 +36,8 @@ fn value_and_source(config: &Value, command: &str, option: &str) -> (String, Str
 #[test]
 fn a_configuration_file_suffices_for_both_ends() {
     let home = Home::new();
-    files::noise(&home.path("a"), 1000, 1);
-    files::noise(&home.path("b"), 1000, 2);
+    files::write_noise(&home.path("a"), 1000, 1);
+    files::write_noise(&home.path("b"), 1000, 2);
     configure(
         &home,
         "[default]\njson = true\nticket = 'tickets'\n[serve]\nlisten = '127.0.0.1:0'\nticket_file = 'tickets'\n\
@@ -61,7 +61,7 @@ fn a_configuration_file_suffices_for_both_ends() {
 #[test]
 fn environment_variables_suffice_for_a_server() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let mut command = home.program();
     command.arg("serve").envs([
         ("TENSOR_RELAY_TOPICS", "a=w;b=w"),
@@ -116,7 +116,7 @@ fn config_shows_the_source_of_every_option() {
 #[test]
 fn config_shows_every_bound() {
     let home = Home::new();
-    files::zeros(&home.path("w"), 1 << 10);
+    files::write_zeros(&home.path("w"), 1 << 10);
     let report = home.run(&["config", "serve", "--json"]).expect_code(0).json();
     let bounds = report["serve"]["bounds"].as_array().unwrap();
     let sessions = bounds.iter().find(|bound| bound["bound"] == "sessions").unwrap();
@@ -185,7 +185,7 @@ fn the_sample_file_is_valid() {
 #[test]
 fn a_key_is_created_once_and_shown() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let missing = home.run(&["keys", "show", "--json"]);
     missing.expect_error(1, &["no server key", "tensor-relay serve", "keys create", "--state-dir"]);
     assert!(home.files_in("state").is_empty(), "`keys show` creates none");

@@ -20,7 +20,7 @@ const FAILED_WITHIN: Duration = Duration::from_secs(10);
 /// A machine with `gpu`, and the model `w` of `bytes` on it.
 fn home(gpu: Gpu, bytes: usize) -> Home {
     let home = Home::with_gpu(gpu);
-    files::noise(&home.path("w"), bytes, 1);
+    files::write_noise(&home.path("w"), bytes, 1);
     home
 }
 
@@ -59,8 +59,8 @@ fn serve_failing(home: &Home, fault: &str) -> Serving {
 #[test]
 fn every_file_is_transferred_from_and_to_a_gpu() {
     let home = Home::with_gpu(Gpu::fake());
-    files::everything(&home.path("w"));
-    files::sharded(&home.path("model"), 1);
+    files::write_everything(&home.path("w"));
+    files::write_sharded(&home.path("model"), 1);
     let devices = ["cpu", "cuda:0"];
     for from in devices {
         let args = ["--topic=w=w", "--topic=model=model", "--chunk-size=256KiB", "--device", from];
@@ -138,7 +138,7 @@ fn cuda_is_not_loaded_without_a_device() {
 #[test]
 fn a_missing_driver_is_one_clear_error() {
     let home = Home::with_gpu(Gpu::none());
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let listed = home.run(&["devices", "--json"]).expect_code(0);
     let reason = listed.json()["reason"].as_str().unwrap_or_default().to_owned();
     if !reason.contains("libcuda.so.1") {
@@ -202,7 +202,7 @@ fn each_process_uses_the_gpu_that_it_names() {
 fn contradictory_options_are_refused() {
     let home = home(Gpu::fake(), 1000);
     let serve = ["serve", ANY_PORT, "--topic=w=w", ON_GPU];
-    let with = |more: &[&str]| home.run(&[&serve, more].concat());
+    let with = |more_args: &[&str]| home.run(&[&serve, more_args].concat());
     with(&["--hold=borrow"]).expect_error(2, &["--hold borrow", "--device cuda:0", "only one of the two"]);
     let numbers = ["--pinned-mem is 5242880 bytes", "two chunks of 4194304 bytes", "8.00 MiB or more"];
     with(&["--pinned-mem=5MiB"]).expect_error(2, &numbers);
@@ -366,7 +366,7 @@ fn gpu_memory_of_old_versions_is_reused() {
     let mut follower = home.start(&["subscribe", server.ticket("w"), ON_GPU, "--json", "--out=out"]);
     follower.wait_for_stdout(r#""version":1,"#);
     for version in 2..=5 {
-        files::replace(&home.path("w"), |path| files::noise(path, BYTES, version));
+        files::replace(&home.path("w"), |path| files::write_noise(path, BYTES, version));
         follower.wait_for_stdout(&format!(r#""version":{version},"#));
         assert_received(&home, "out");
     }

@@ -24,7 +24,7 @@ fn finding(ended: &Ended, name: &str) -> Value {
 }
 
 #[track_caller]
-fn check(ended: &Ended, name: &str, state: &str) -> Value {
+fn assert_state(ended: &Ended, name: &str, state: &str) -> Value {
     let finding = finding(ended, name);
     assert_eq!(finding["state"], state, "{finding}");
     finding
@@ -43,13 +43,13 @@ fn start_after(home: &Home, first: &str, args: &str) -> Process {
 #[test]
 fn a_working_machine_has_no_failures() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m"]);
     let ended = home.run(&["doctor", server.ticket("m"), "--json"]).expect_code(0);
     for name in
         ["ticket", "server over UDP", "server over TCP", "topic", "packet size", "state folder", "clock"]
     {
-        check(&ended, name, "ok");
+        assert_state(&ended, name, "ok");
     }
     for name in ["GPU", "memory", "UDP buffers", "UDP send batches", "processors", "encryption", "codecs"] {
         finding(&ended, name);
@@ -78,13 +78,13 @@ fn a_working_machine_has_no_failures() {
 fn too_few_descriptors_are_found() {
     let home = Home::new();
     let poor = start_after(&home, "ulimit -n 40", "doctor --json").end().expect_code(1);
-    let found = check(&poor, "files and sockets", "fail");
+    let found = assert_state(&poor, "files and sockets", "fail");
     assert!(found["fix"]["host"].as_str().unwrap().starts_with("ulimit -n 65536"), "{found}");
     let narrow = start_after(&home, "ulimit -n 1024", "doctor --json").end().expect_code(0);
-    check(&narrow, "files and sockets", "warn");
+    assert_state(&narrow, "files and sockets", "warn");
     let mut cured = start_after(&home, "ulimit -n 65536", "doctor --json");
     if cured.try_wait_for_stdout("findings") {
-        check(&cured.end(), "files and sockets", "ok");
+        assert_state(&cured.end(), "files and sockets", "ok");
     } else {
         println!("skipped: this system does not allow 65536 descriptors");
     }
@@ -97,10 +97,10 @@ fn an_unwritable_state_folder_is_found() {
     let home = Home::new();
     fs::write(home.path("file"), "").unwrap();
     let ended = home.run(&["doctor", "--json", "--state-dir=file"]).expect_code(1);
-    let found = check(&ended, "state folder", "fail");
+    let found = assert_state(&ended, "state folder", "fail");
     assert!(found["measured"].as_str().unwrap().starts_with("file is not writable"), "{found}");
     let cured = home.run(&["doctor", "--json", "--state-dir=keys"]).expect_code(0);
-    check(&cured, "state folder", "ok");
+    assert_state(&cured, "state folder", "ok");
     assert!(!home.path("keys").exists(), "doctor creates no folder");
 }
 
@@ -109,24 +109,24 @@ fn an_unwritable_state_folder_is_found() {
 #[test]
 fn an_unreachable_server_is_found() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--no-tcp"]);
     let ended = home.run(&["doctor", server.ticket("m"), "--json"]).expect_code(0);
-    check(&ended, "server over UDP", "ok");
-    let found = check(&ended, "server over TCP", "warn");
+    assert_state(&ended, "server over UDP", "ok");
+    let found = assert_state(&ended, "server over TCP", "warn");
     assert!(found["fix"]["docker"].as_str().unwrap().contains("/tcp"), "{found}");
     let stranger = format!("relay://{}?key=sha256:{}", server.listen(), "0".repeat(64));
     let refused = home.run(&["doctor", &stranger, "--json"]).expect_code(1);
-    let found = check(&refused, "server over UDP", "fail");
+    let found = assert_state(&refused, "server over UDP", "fail");
     assert!(found["measured"].as_str().unwrap().contains("key"), "{found}");
     let other = server.ticket("m").replace("/m?", "/n?");
     let absent = home.run(&["doctor", &other, "--json"]).expect_code(0);
-    check(&absent, "topic", "warn");
+    assert_state(&absent, "topic", "warn");
     let ticket = server.ticket("m").to_owned();
     drop(server);
     let gone = home.run(&["doctor", &ticket, "--json"]).expect_code(1);
-    check(&gone, "server over UDP", "fail");
-    check(&gone, "server over TCP", "fail");
+    assert_state(&gone, "server over UDP", "fail");
+    assert_state(&gone, "server over TCP", "fail");
 }
 
 /// Goal: a ticket that expires soon or has expired is found before other checks; a new one cures it. Method: tickets of
@@ -134,7 +134,7 @@ fn an_unreachable_server_is_found() {
 #[test]
 fn an_expiring_ticket_is_found() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--state-dir=keys"]);
     let ticket = |expires: &str| {
         let address = format!("--address={}", server.listen());
@@ -142,20 +142,25 @@ fn an_expiring_ticket_is_found() {
         home.run(&args).expect_code(0).json()["ticket"].as_str().unwrap().to_owned()
     };
     let soon = home.run(&["doctor", &ticket("--expires=1h"), "--json"]).expect_code(0);
-    check(&soon, "ticket", "warn");
+    assert_state(&soon, "ticket", "warn");
     let short = ticket("--expires=1s");
     std::thread::sleep(std::time::Duration::from_secs(2));
     let gone = home.run(&["doctor", &short, "--json"]).expect_code(1);
-    assert!(check(&gone, "ticket", "fail")["measured"].as_str().unwrap().contains("expired"));
-    check(&gone, "server over UDP", "fail");
+    assert!(
+        assert_state(&gone, "ticket", "fail")["measured"]
+            .as_str()
+            .unwrap()
+            .contains("expired")
+    );
+    assert_state(&gone, "server over UDP", "fail");
     let good = home.run(&["doctor", &ticket("--expires=365d"), "--json"]).expect_code(0);
-    let found = check(&good, "ticket", "ok")["measured"].as_str().unwrap().to_owned();
+    let found = assert_state(&good, "ticket", "ok")["measured"].as_str().unwrap().to_owned();
     assert!(found.contains("list,subscribe") && found.contains("expires in"), "{found}");
 }
 
 /// A server with a topic, on the server's host.
 fn serve_on(lan: &Lan, home: &Home) -> Serving {
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let listen = format!("--listen={}:4747", Lan::SERVER);
     Serving::wait_for_report(lan.start(Host::Server, home, &["serve", "--json", "--topic=m=m", &listen]))
 }
@@ -178,30 +183,30 @@ fn the_limit_of_the_rate_is_found() {
     };
     let clean = doctor();
     for name in ["rate over UDP", "rate over TCP"] {
-        let found = check(&clean, name, "ok");
+        let found = assert_state(&clean, name, "ok");
         assert!(found["measured"].as_str().unwrap().contains("limited by the line"), "{found}");
     }
-    check(&clean, "packet size", "ok");
+    assert_state(&clean, "packet size", "ok");
     if let Err(reason) = lan.drop_percentage("udp", 5) {
         return println!("skipped: {reason}");
     }
     let lossy = doctor();
-    let found = check(&lossy, "rate over UDP", "warn");
+    let found = assert_state(&lossy, "rate over UDP", "warn");
     assert!(found["measured"].as_str().unwrap().contains("limited by loss"), "{found}");
-    check(&lossy, "rate over TCP", "ok");
+    assert_state(&lossy, "rate over TCP", "ok");
     lan.drop_larger("udp", 1_300).unwrap();
-    check(&doctor(), "packet size", "warn");
+    assert_state(&doctor(), "packet size", "warn");
     lan.drop_protocols(&[]).unwrap();
     lan.drop_percentage("udp", 0).unwrap();
     lan.drop_percentage("tcp", 5).unwrap();
     let lossy = doctor();
-    let found = check(&lossy, "rate over TCP", "warn");
+    let found = assert_state(&lossy, "rate over TCP", "warn");
     assert!(found["measured"].as_str().unwrap().contains("limited by loss"), "{found}");
     lan.drop_percentage("tcp", 0).unwrap();
     let cured = doctor();
-    check(&cured, "rate over UDP", "ok");
-    check(&cured, "rate over TCP", "ok");
-    check(&cured, "packet size", "ok");
+    assert_state(&cured, "rate over UDP", "ok");
+    assert_state(&cured, "rate over TCP", "ok");
+    assert_state(&cured, "packet size", "ok");
 }
 
 /// Goal: blocked UDP is distinguished from a missing server, and unblocking it cures it. Method: two hosts; the
@@ -219,8 +224,8 @@ fn blocked_udp_is_found() {
         return println!("skipped: {reason}");
     }
     let blocked = doctor().expect_code(0);
-    check(&blocked, "server over UDP", "warn");
-    check(&blocked, "server over TCP", "ok");
+    assert_state(&blocked, "server over UDP", "warn");
+    assert_state(&blocked, "server over TCP", "ok");
     lan.drop_protocols(&[]).unwrap();
-    check(&doctor().expect_code(0), "server over UDP", "ok");
+    assert_state(&doctor().expect_code(0), "server over UDP", "ok");
 }

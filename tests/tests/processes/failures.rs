@@ -12,7 +12,7 @@ pub(crate) fn unknown_ticket(address: &str) -> String {
 /// A folder with the model `w` in it.
 fn home() -> Home {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     home
 }
 
@@ -329,7 +329,7 @@ fn the_error_names_an_unwritable_path() {
 #[test]
 fn a_full_disk_leaves_no_partial_file() {
     let home = Home::new();
-    files::noise(&home.path("w"), 4 << 20, 1);
+    files::write_noise(&home.path("w"), 4 << 20, 1);
     fs::create_dir(home.path("out")).unwrap();
     if let Err(reason) = try_small_disk(&home) {
         println!("skipped: the test cannot mount a small disk here: {reason}");

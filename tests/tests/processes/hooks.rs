@@ -12,7 +12,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server of the topic `w`.
 fn server(home: &Home) -> Serving {
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     home.serve(&["--topic=w=w"])
 }
 
@@ -35,7 +35,7 @@ fn the_exit_code_reports_a_failed_command() {
 }
 
 /// Whether a process still runs. A zombie that was not waited for yet does not count.
-fn runs(pid: &str) -> bool {
+fn is_alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ")
         .next()
@@ -51,7 +51,7 @@ fn wait_until(description: &str, condition: impl Fn() -> bool) {
 }
 
 /// A subscriber whose command runs, and the processes of that command: the shell and its child.
-fn with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, Vec<String>) {
+fn start_with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, Vec<String>) {
     let _ = fs::remove_file(home.path("pids"));
     let command =
         format!("{trap} sleep 1000 & echo $$ $! > pids.part; mv pids.part pids; while :; do wait; done");
@@ -59,7 +59,7 @@ fn with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, 
     wait_until("the command runs", || home.path("pids").exists());
     let pids = fs::read_to_string(home.path("pids")).unwrap();
     let pids: Vec<String> = pids.split_whitespace().map(Into::into).collect();
-    assert!(pids.len() == 2 && pids.iter().all(|pid| runs(pid)), "{pids:?}");
+    assert!(pids.len() == 2 && pids.iter().all(|pid| is_alive(pid)), "{pids:?}");
     (subscriber, pids)
 }
 
@@ -70,13 +70,13 @@ fn a_terminated_subscriber_ends_its_command() {
     let home = Home::new();
     let server = server(&home);
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
-        let (subscriber, pids) = with_running_command(&home, &server, "");
+        let (subscriber, pids) = start_with_running_command(&home, &server, "");
         subscriber.end_by(signal).expect_code(code);
-        assert!(!pids.iter().any(|pid| runs(pid)), "{pids:?}");
+        assert!(!pids.iter().any(|pid| is_alive(pid)), "{pids:?}");
     }
-    let (subscriber, pids) = with_running_command(&home, &server, "trap '' TERM;");
+    let (subscriber, pids) = start_with_running_command(&home, &server, "trap '' TERM;");
     subscriber.end_by(Signal::TERM).expect_code(143);
-    wait_until("SIGKILL ends the command", || !pids.iter().any(|pid| runs(pid)));
+    wait_until("SIGKILL ends the command", || !pids.iter().any(|pid| is_alive(pid)));
 }
 
 /// Goal: the same when the subscriber fails. Method: two topics; the command of one runs when the subscriber fails to
@@ -85,7 +85,7 @@ fn a_terminated_subscriber_ends_its_command() {
 fn a_failed_subscriber_ends_its_command() {
     let home = Home::new();
     for name in ["a", "b"] {
-        files::noise(&home.path(name), 1000, 1);
+        files::write_noise(&home.path(name), 1000, 1);
     }
     let server = home.serve(&["--topic=a=a", "--topic=b=b", "--watch", "--watch-interval=0.05"]);
     let command = "test $TENSOR_RELAY_TOPIC = a || exit 0; \
@@ -100,9 +100,9 @@ fn a_failed_subscriber_ends_its_command() {
     let pids: Vec<&str> = pids.split_whitespace().collect();
     fs::write(home.path("go"), "").unwrap();
     for version in 2.. {
-        files::replace(&home.path("b"), |path| files::noise(path, 1000, version));
+        files::replace(&home.path("b"), |path| files::write_noise(path, 1000, version));
         thread::sleep(Duration::from_millis(200));
-        if !pids.iter().any(|pid| runs(pid)) {
+        if !pids.iter().any(|pid| is_alive(pid)) {
             break;
         }
         assert!(version < 300, "{pids:?}");

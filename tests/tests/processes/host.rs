@@ -15,7 +15,7 @@ use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, S
 /// A folder with the model `w` in it.
 fn home() -> Home {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     home
 }
 
@@ -201,7 +201,7 @@ fn a_full_container_refuses_clients() {
     refused.expect_error(3, &["as many sessions as it may"]);
     server.process.wait_for_stderr("there is no memory for another session");
     assert!(clients.len() > 2, "there is room for more than {}", clients.len());
-    files::zeros(&home.path("new"), 2_048);
+    files::write_zeros(&home.path("new"), 2_048);
     fs::rename(home.path("new"), home.path("w")).unwrap();
     for client in &mut clients {
         client.wait_for_stdout("version 2");
@@ -224,7 +224,7 @@ fn too_large_models_are_refused() {
         Err(reason) => return println!("skipped: the test cannot create a cgroup here: {reason}"),
     };
     let home = home();
-    files::zeros(&home.path("m"), 192 << 20);
+    files::write_zeros(&home.path("m"), 192 << 20);
     let server = home.serve(&["--topic=m=m", "--topic=w=w"]);
     let causes = ["of the container's memory limit (cgroup) of 134217728 bytes"];
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=m=m"];

@@ -11,7 +11,7 @@ const MODEL_BYTES: usize = 64 << 20;
 #[test]
 fn two_lanes_share_a_transfer() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--watch", "--watch-interval=0.05", "--chunk-size=1MiB"]);
     let addresses = "--lane-address=127.0.0.1,127.0.0.2";
     let args = [
@@ -27,7 +27,7 @@ fn two_lanes_share_a_transfer() {
     let mut follower = home.start(&args);
     follower.wait_for_stdout(r#""version":1"#);
     follower.wait_for_stderr("A lane joined the session");
-    files::replace(&home.path("m"), |path| files::noise(path, MODEL_BYTES, 2));
+    files::replace(&home.path("m"), |path| files::write_noise(path, MODEL_BYTES, 2));
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
     let events = follower.end_by(Signal::TERM).expect_code(143).events();
@@ -47,7 +47,7 @@ fn two_lanes_share_a_transfer() {
 #[test]
 fn the_number_of_lanes_is_limited() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--lanes-max=1"]);
     let one = home
         .run(&["subscribe", server.ticket("m"), "--once", "--json", "--lanes=4"])

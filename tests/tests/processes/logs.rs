@@ -12,7 +12,7 @@ use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
 #[test]
 fn json_logs_are_objects_with_common_keys() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--log-format=json", "-vv", "--admin=127.0.0.1:0"]);
     home.run(&["subscribe", server.ticket("m"), "--once"]).expect_code(0);
     get_until(&admin_address(&server), "/status", |response| response.json()["sessions"] == 0);
@@ -45,7 +45,7 @@ fn json_logs_are_objects_with_common_keys() {
 fn no_secret_is_logged() {
     for filter in ["trace", "warn,quinn_proto::connection=trace,quinn=trace"] {
         let home = Home::new();
-        files::noise(&home.path("m"), 1 << 20, 1);
+        files::write_noise(&home.path("m"), 1 << 20, 1);
         let start = |args: &[&str]| {
             let mut command = home.program();
             command.args(args).env("TENSOR_RELAY_LOG", filter);

@@ -10,7 +10,7 @@ use std::{fs, path::Path};
 use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal};
 use zip::CompressionMethod;
 
-const HOLDS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
+const HOLD_OPTIONS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
 
 /// Receives `topic` once into `out`; returns the event.
 fn receive(home: &Home, server: &Serving, topic: &str, out: &str) -> Value {
@@ -28,9 +28,9 @@ fn content_epoch(home: &Home, path: &str) -> Value {
 #[test]
 fn a_folder_is_mirrored_unchanged() {
     let home = Home::new();
-    files::sharded(&home.path("model"), 1);
+    files::write_sharded(&home.path("model"), 1);
     let original = content_epoch(&home, "model");
-    for hold in HOLDS {
+    for hold in HOLD_OPTIONS {
         let mut server = home.serve(&["--topic=m=model", hold]);
         let line = server.process.wait_for_stderr("not served");
         for part in ["pytorch_model.bin (weights in another format)", ".gitattributes", "onnx"] {
@@ -41,7 +41,7 @@ fn a_folder_is_mirrored_unchanged() {
         assert_eq!((&event["path"], &event["tensors"]), (&"out/m".into(), &server.topic("m")["tensors"]));
         let mut names = home.files_in("out/m");
         names.retain(|name| !name.starts_with('.'));
-        assert_eq!(names, files::SHARDED);
+        assert_eq!(names, files::SHARDED_FILES);
         files::assert_same_model(&home.path("model"), &home.path("out/m"));
         assert_eq!(content_epoch(&home, "out/m"), original);
     }
@@ -53,7 +53,7 @@ fn a_folder_is_mirrored_unchanged() {
 #[test]
 fn only_model_files_are_served() {
     let home = Home::new();
-    files::sharded(&home.path("model"), 1);
+    files::write_sharded(&home.path("model"), 1);
     for (name, text) in [("model/id_rsa", "key"), ("model/passwords.txt", "list"), ("secret.json", "secret")]
     {
         fs::write(home.path(name), text).unwrap();
@@ -78,7 +78,7 @@ fn only_model_files_are_served() {
         (names, lines)
     };
     let (names, [serves, leaves]) = received(&[], "out");
-    assert_eq!(names, [&["README.md", "alias.json"], &files::SHARDED[1..]].concat());
+    assert_eq!(names, [&["README.md", "alias.json"], &files::SHARDED_FILES[1..]].concat());
     assert!(serves.contains("2 weight files") && serves.contains("alias.json"), "{serves}");
     for part in [
         "id_rsa (not known as a file of models)",
@@ -100,7 +100,7 @@ fn only_model_files_are_served() {
 
     fs::create_dir_all(home.path("hub/snapshots/0123")).unwrap();
     fs::rename(home.path("model"), home.path("hub/blobs")).unwrap();
-    for name in files::SHARDED {
+    for name in files::SHARDED_FILES {
         link(&format!("../../blobs/{name}"), &format!("hub/snapshots/0123/{name}"));
     }
     let server = home.serve(&["--topic=m=hub/snapshots/0123"]);
@@ -121,10 +121,10 @@ fn only_model_files_are_served() {
 #[test]
 fn arrays_are_mirrored_in_their_format() {
     let home = Home::new();
-    files::npy(&home.path("a.npy"), 1);
-    files::npz(&home.path("b.npz"), 2, CompressionMethod::Stored);
-    files::npz(&home.path("c.npz"), 2, CompressionMethod::Deflated);
-    for hold in HOLDS {
+    files::write_npy(&home.path("a.npy"), 1);
+    files::write_npz(&home.path("b.npz"), 2, CompressionMethod::Stored);
+    files::write_npz(&home.path("c.npz"), 2, CompressionMethod::Deflated);
+    for hold in HOLD_OPTIONS {
         let server = home.serve(&["--topic=a=a.npy", "--topic=x/b=b.npz", hold]);
         assert_eq!(receive(&home, &server, "a", "out")["path"], "out/a.npy");
         assert_eq!(receive(&home, &server, "x/b", "out")["tensors"], 2);
@@ -144,7 +144,7 @@ fn arrays_are_mirrored_in_their_format() {
 #[test]
 fn an_archive_with_an_outward_path_is_refused() {
     let home = Home::new();
-    files::npz_of(&home.path("e.npz"), &["w.npy", "../../evil.npy"], 1, CompressionMethod::Stored);
+    files::write_npz_with(&home.path("e.npz"), &["w.npy", "../../evil.npy"], 1, CompressionMethod::Stored);
     home.run(&["serve", ANY_PORT, "--topic=e=e.npz"])
         .expect_error(1, &["../../evil.npy", "e.npz", "under another name"]);
 }
@@ -155,7 +155,7 @@ fn an_archive_with_an_outward_path_is_refused() {
 #[test]
 fn killed_subscribers_leave_at_most_one_temporary_file() {
     let home = Home::new();
-    files::zeros(&home.path("m"), 128 << 20);
+    files::write_zeros(&home.path("m"), 128 << 20);
     let server = home.serve(&["--topic=m=m"]);
     let parts = || home.files_in("out").into_iter().filter(|name| name.ends_with(".part")).count();
     let mut left = 0;
@@ -182,17 +182,17 @@ fn killed_subscribers_leave_at_most_one_temporary_file() {
 #[test]
 fn the_newest_versions_are_kept() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
-    files::sharded(&home.path("model-1"), 1);
+    files::write_noise(&home.path("w"), 1000, 1);
+    files::write_sharded(&home.path("model-1"), 1);
     std::os::unix::fs::symlink("model-1", home.path("model")).unwrap();
     let server = home.serve(&["--topic=w=w", "--topic=m=model", "--watch", "--watch-interval=0.05"]);
     let mut followers = ["w", "m"]
         .map(|topic| home.start(&["subscribe", server.ticket(topic), "--out=out", "--keep=2", "--json"]));
     for version in 1..=3_u64 {
         if version > 1 {
-            files::replace(&home.path("w"), |path| files::noise(path, 1000, version));
+            files::replace(&home.path("w"), |path| files::write_noise(path, 1000, version));
             let folder = format!("model-{version}");
-            files::sharded(&home.path(&folder), version);
+            files::write_sharded(&home.path(&folder), version);
             files::replace(&home.path("model"), |path| std::os::unix::fs::symlink(&folder, path).unwrap());
         }
         for follower in &mut followers {
@@ -226,7 +226,7 @@ fn the_newest_versions_are_kept() {
 #[test]
 fn a_command_runs_after_each_version() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=a/w=w", "--watch", "--watch-interval=0.05"]);
     let command = "echo $TENSOR_RELAY_TOPIC $TENSOR_RELAY_VERSION $TENSOR_RELAY_EPOCH $TENSOR_RELAY_PATH >> log; \
                    exit $((3 - TENSOR_RELAY_VERSION * 3 + TENSOR_RELAY_VERSION * 2))";
@@ -234,7 +234,7 @@ fn a_command_runs_after_each_version() {
     let mut follower = home.start(&args);
     follower.wait_for_stderr("warning: the command of --exec ended with exit status: 2 for a/w");
     for version in [2, 3] {
-        files::replace(&home.path("w"), |path| files::noise(path, 1000, version));
+        files::replace(&home.path("w"), |path| files::write_noise(path, 1000, version));
         follower.wait_for_stdout(&format!("version {version}"));
     }
     let ended = follower.end_by(Signal::TERM).expect_code(143);
@@ -257,8 +257,8 @@ fn a_command_runs_after_each_version() {
 #[test]
 fn only_selected_tensors_are_received() {
     let home = Home::new();
-    files::everything(&home.path("w"));
-    files::sharded(&home.path("model"), 1);
+    files::write_everything(&home.path("w"));
+    files::write_sharded(&home.path("model"), 1);
     let server = home.serve(&["--topic=w=w", "--topic=m=model", "--chunk-size=64KiB"]);
     let select = |topic: &str, globs: &str| {
         let select = format!("--select={globs}");
@@ -299,10 +299,10 @@ fn a_full_disk_keeps_complete_versions() {
         println!("skipped: the test cannot mount a small disk here: {reason}");
         return;
     }
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--keep-versions=3"]);
     for (version, bytes) in [(2, 2000), (3, 4 << 20)] {
-        files::replace(&home.path("w"), |path| files::noise(path, bytes, version));
+        files::replace(&home.path("w"), |path| files::write_noise(path, bytes, version));
         server.process.wait_for_stdout(&format!(r#""version":{version}"#));
     }
     let args = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--keep=3", "--json"];

@@ -11,7 +11,7 @@ use tensor_relay_tests::processes::{Ended, Home, ON_HOST, Process, Serving, Sign
 fn a_glob_selects_topics() {
     let home = Home::new();
     for (name, seed) in [("a", 1), ("b", 2), ("c", 3)] {
-        files::noise(&home.path(name), 1000, seed);
+        files::write_noise(&home.path(name), 1000, seed);
     }
     let topics = ["--topic=kv/a=a", "--topic=kv/b=b", "--topic=kv/deep/c=c", "--topic=c=c"];
     let server = home.serve(&[&topics[..], &["--watch", "--watch-interval=0.05"]].concat());
@@ -21,7 +21,7 @@ fn a_glob_selects_topics() {
         assert!(topic.contains("kv/a") || topic.contains("kv/b"), "{topic}");
     }
     assert_eq!(home.files_in("out"), ["kv/a.safetensors", "kv/b.safetensors"]);
-    files::replace(&home.path("b"), |path| files::noise(path, 1000, 4));
+    files::replace(&home.path("b"), |path| files::write_noise(path, 1000, 4));
     let line = follower.wait_for_stdout(r#""version":2"#);
     assert!(line.contains("kv/b"), "{line}");
     assert_eq!(follower.end_by(Signal::TERM).expect_code(143).events().len(), 3);
@@ -43,7 +43,7 @@ fn a_glob_selects_topics() {
 fn a_failed_topic_does_not_affect_others() {
     let home = Home::new();
     for (name, seed) in [("a", 1), ("b", 2)] {
-        files::noise(&home.path(name), 1000, seed);
+        files::write_noise(&home.path(name), 1000, seed);
     }
     fs::create_dir_all(home.path("out/a.safetensors")).unwrap();
     let server = home.serve(&["--topic=a=a", "--topic=b=b", "--watch", "--watch-interval=0.05"]);
@@ -54,7 +54,7 @@ fn a_failed_topic_does_not_affect_others() {
 
     let mut follower = home.start(&[&all[..], &["--json", "--reconnect=0"]].concat());
     follower.wait_for_stdout(r#""event":"failed""#);
-    files::replace(&home.path("b"), |path| files::noise(path, 1000, 3));
+    files::replace(&home.path("b"), |path| files::write_noise(path, 1000, 3));
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("b"), &home.path("out/b.safetensors"));
     server.process.end_by(Signal::TERM).expect_code(0);
@@ -72,7 +72,7 @@ struct Series {
 impl Series {
     fn new(args: &[&str]) -> Self {
         let home = Home::new();
-        files::noise(&home.path("w"), 1000, 1);
+        files::write_noise(&home.path("w"), 1000, 1);
         let all = [&["--topic=w=w", "--watch", "--watch-interval=0.05", "--state-dir=keys"], args].concat();
         let server = home.serve(&all);
         Self { home, server, args: all.iter().map(|arg| (*arg).into()).collect() }
@@ -85,7 +85,7 @@ impl Series {
     }
 
     fn replace(&self, seed: u64) {
-        files::replace(&self.home.path("w"), |path| files::noise(path, 1000, seed));
+        files::replace(&self.home.path("w"), |path| files::write_noise(path, 1000, seed));
     }
 
     fn every(&self, args: &[&str]) -> Process {
@@ -215,7 +215,7 @@ fn a_slow_reader_is_evicted() {
 #[test]
 fn too_large_versions_are_refused() {
     let home = Home::new();
-    files::noise(&home.path("w"), 8 << 20, 1);
+    files::write_noise(&home.path("w"), 8 << 20, 1);
     let server = home.serve(&["--topic=w=w"]);
     let args = ["subscribe", server.ticket("w"), "--once", "--out=out", "--mem=4MiB", ON_HOST];
     home.run(&args)

@@ -35,11 +35,11 @@ struct Transfer {
 
 impl Transfer {
     /// Begins a transfer, and holds it after `bytes`.
-    fn begin(more: &[&str], bytes: u64) -> Self {
+    fn start_held(more_args: &[&str], bytes: u64) -> Self {
         let (home, mut proxy) = (Home::new(), UdpProxy::new());
-        files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
+        files::write_noise(&home.path("m"), MODEL_BYTES as usize, 1);
         let common = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &proxy.advertise()];
-        let args: Vec<String> = common.iter().chain(more).map(|arg| (*arg).into()).collect();
+        let args: Vec<String> = common.iter().chain(more_args).map(|arg| (*arg).into()).collect();
         let server = home.serve(&as_strs(&args));
         proxy.forward_to(server.listen(), bytes);
         let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out", "--json"]);
@@ -97,7 +97,7 @@ fn a_transfer_of_a_borrowed_file_survives_a_killed_server() {
 fn kill_at_random_moments(hold: &str, seed: u64, kills: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut moment = || rng.random_range(CHUNK_BYTES..MODEL_BYTES / 4);
-    let mut transfer = Transfer::begin(&[hold], moment());
+    let mut transfer = Transfer::start_held(&[hold], moment());
     for kill in 1..=kills {
         transfer.take_server().end_by(Signal::KILL);
         transfer.serve_again();
@@ -113,7 +113,7 @@ fn kill_at_random_moments(hold: &str, seed: u64, kills: u64) {
 /// Method: SIGTERM with a short grace while the proxy holds.
 #[test]
 fn a_transfer_resumes_after_a_shutdown() {
-    let mut transfer = Transfer::begin(&["--grace=0.2"], MODEL_BYTES / 3);
+    let mut transfer = Transfer::start_held(&["--grace=0.2"], MODEL_BYTES / 3);
     let ended = transfer.take_server().end_by(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off"), "{ended:?}");
     transfer.serve_again();
@@ -125,7 +125,7 @@ fn a_transfer_resumes_after_a_shutdown() {
 #[test]
 fn a_subscriber_reconnects_to_a_restarted_server() {
     let home = Home::new();
-    files::noise(&home.path("w"), 100_000, 1);
+    files::write_noise(&home.path("w"), 100_000, 1);
     let args = ["--topic=w=w", "--state-dir=keys", "--watch"];
     let first = home.serve(&args);
     let mut follower = home.start(&["subscribe", first.ticket("w"), "--out=out", "--json"]);
@@ -137,7 +137,7 @@ fn a_subscriber_reconnects_to_a_restarted_server() {
     assert_eq!(second.report, report, "the same file is the same version");
     follower.wait_for_stderr("Connected again");
     second.process.end_by(Signal::TERM).expect_code(0);
-    files::noise(&home.path("w"), 100_000, 2);
+    files::write_noise(&home.path("w"), 100_000, 2);
     let third = home.serve_again(&report, &args);
     assert_eq!(third.topic("w")["epoch"], report["topics"][0]["epoch"]);
     assert_eq!(third.topic("w")["version"], 2, "other content is the next version");
@@ -159,7 +159,7 @@ fn rolling_restarts_lose_no_version() {
     const ROUNDS: u64 = 4;
     const BURST: u64 = 3;
     let home = Home::new();
-    files::noise(&home.path("w"), 100_000, 1);
+    files::write_noise(&home.path("w"), 100_000, 1);
     let args = [
         "--topic=w=w",
         "--state-dir=keys",
@@ -176,7 +176,7 @@ fn rolling_restarts_lose_no_version() {
     for round in 0..ROUNDS {
         let before = 1 + round * BURST;
         for version in before + 1..=before + BURST {
-            files::noise(&home.path("next"), 100_000, version);
+            files::write_noise(&home.path("next"), 100_000, version);
             fs::rename(home.path("next"), home.path("w")).unwrap();
             let deadline = Instant::now() + DEAD_WITHIN;
             while home.list(&server)[0]["version"] != version {
@@ -199,7 +199,7 @@ fn rolling_restarts_lose_no_version() {
 #[test]
 fn a_lost_server_is_an_error_after_the_reconnect_timeout() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w"]);
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=2"]);
     follower.wait_for_stdout("w version 1");
@@ -214,7 +214,7 @@ fn a_lost_server_is_an_error_after_the_reconnect_timeout() {
 /// that is held during a transfer, and several more at random moments; count subscribers and memory.
 #[test]
 fn the_server_releases_killed_subscribers() {
-    let mut transfer = Transfer::begin(&["--hold=borrow"], MODEL_BYTES / 2);
+    let mut transfer = Transfer::start_held(&["--hold=borrow"], MODEL_BYTES / 2);
     let server = transfer.server.take().unwrap();
     let ticket = transfer.home.ticket_for_all(&server).replace('?', "/m?");
     let subscribers = || transfer.home.list(&server)[0]["subscribers"].as_u64().unwrap();

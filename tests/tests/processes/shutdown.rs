@@ -14,19 +14,19 @@ const HELD_AFTER_BYTES: u64 = 24 << 20;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A subscriber that waits in the middle of a transfer, and its server.
-struct Halfway {
+struct HeldTransfer {
     home: Home,
     proxy: UdpProxy,
     server: Serving,
     subscriber: Process,
 }
 
-impl Halfway {
+impl HeldTransfer {
     /// Serves with `args` to `subscribe --once --out=out`, which does not wait for a lost server, through a proxy that
     /// holds midway.
     fn new(args: &[&str]) -> Self {
         let (home, mut proxy) = (Home::new(), UdpProxy::new());
-        files::zeros(&home.path("m"), MODEL_BYTES);
+        files::write_zeros(&home.path("m"), MODEL_BYTES);
         let server = home.serve(&[&["--topic=m=m", "--codec=raw", &proxy.advertise()], args].concat());
         proxy.forward_to(server.listen(), HELD_AFTER_BYTES);
         let args = ["subscribe", server.ticket("m"), "--once", "--out=out", "--reconnect=0"];
@@ -40,7 +40,7 @@ impl Halfway {
 /// close is sent, so it takes the idle timeout to notice.
 #[test]
 fn a_server_killed_during_a_transfer_leaves_no_partial_file() {
-    let Halfway { home, proxy, server, subscriber } = Halfway::new(&[]);
+    let HeldTransfer { home, proxy, server, subscriber } = HeldTransfer::new(&[]);
     let killed = server.process.end_by(Signal::KILL);
     assert_eq!(killed.signal, Some(Signal::KILL.as_raw()), "{killed:?}");
     proxy.release();
@@ -57,7 +57,7 @@ fn a_server_killed_during_a_transfer_leaves_no_partial_file() {
 fn the_kill_of_an_idle_server_is_noticed() {
     for (transport, cause) in [("quic", "has not answered for the idle timeout"), ("tcp", "killed")] {
         let home = Home::new();
-        files::noise(&home.path("w"), 1000, 1);
+        files::write_noise(&home.path("w"), 1000, 1);
         let server = home.serve(&["--topic=w=w"]);
         let transport_option = format!("--transport={transport}");
         let args = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=0", &transport_option];
@@ -76,7 +76,7 @@ fn the_kill_of_an_idle_server_is_noticed() {
 #[test]
 fn a_signal_ends_an_idle_server_immediately() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     for signal in [Signal::TERM, Signal::INT] {
         let server = home.serve(&["--topic=w=w", "--grace=30"]);
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=0"]);
@@ -93,7 +93,7 @@ fn a_signal_ends_an_idle_server_immediately() {
 /// SIGTERM while the proxy holds; release it once the server reports that it finishes the transfer.
 #[test]
 fn a_shutdown_completes_transfers() {
-    let Halfway { home, proxy, mut server, subscriber } = Halfway::new(&["--grace=50"]);
+    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new(&["--grace=50"]);
     server.process.signal(Signal::TERM);
     server.process.wait_for_stderr("finishing 1 transfer");
     proxy.release();
@@ -109,7 +109,7 @@ fn a_shutdown_completes_transfers() {
 /// Method: SIGTERM with a short grace, and a proxy that holds until the server has exited.
 #[test]
 fn a_shutdown_takes_no_longer_than_its_grace() {
-    let Halfway { home, proxy, server, subscriber } = Halfway::new(&["--grace=0.3"]);
+    let HeldTransfer { home, proxy, server, subscriber } = HeldTransfer::new(&["--grace=0.3"]);
     let ended = server.process.end_by(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off after 300 ms"), "{ended:?}");
     proxy.release();
@@ -121,7 +121,7 @@ fn a_shutdown_takes_no_longer_than_its_grace() {
 /// than the test's timeout.
 #[test]
 fn a_second_signal_ends_a_server_immediately() {
-    let Halfway { mut server, .. } = Halfway::new(&["--grace=600"]);
+    let HeldTransfer { mut server, .. } = HeldTransfer::new(&["--grace=600"]);
     server.process.signal(Signal::TERM);
     server.process.wait_for_stderr("finishing 1 transfer");
     server.process.end_by(Signal::TERM).expect_code(143);
@@ -132,15 +132,15 @@ fn a_second_signal_ends_a_server_immediately() {
 #[test]
 fn a_signal_ends_a_subscriber_without_a_partial_file() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w"]);
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut follower = home.start(&["subscribe", server.ticket("w")]);
         follower.wait_for_stdout("w version 1");
         follower.end_by(signal).expect_code(code);
-        let halfway = Halfway::new(&[]);
-        halfway.subscriber.end_by(signal).expect_code(code);
-        assert!(halfway.home.files_in("out").is_empty());
+        let held = HeldTransfer::new(&[]);
+        held.subscriber.end_by(signal).expect_code(code);
+        assert!(held.home.files_in("out").is_empty());
     }
     server.process.end_by(Signal::TERM).expect_code(0);
 }

@@ -71,8 +71,8 @@ pub(crate) fn wait_until(description: &str, condition: impl Fn() -> bool) {
 #[test]
 fn a_published_version_is_received_without_a_copy() {
     let home = Home::new();
-    files::noise(&home.path("one"), MODEL_BYTES, 1);
-    files::noise(&home.path("two"), 1000, 2);
+    files::write_noise(&home.path("one"), MODEL_BYTES, 1);
+    files::write_noise(&home.path("two"), 1000, 2);
     let mut server = server(&home, &[]);
     assert_eq!(server.report["topics"].as_array().unwrap().len(), 0);
     let mode = fs::metadata(home.path("s")).unwrap().permissions().mode();
@@ -118,7 +118,7 @@ fn a_published_version_is_received_without_a_copy() {
 #[test]
 fn waits_end_at_their_timeout() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let socket = home.argument("s");
     let args = ["publish", &socket, "policy", "w", "--connect-timeout=0.2"];
     home.run(&args).expect_error(3, &["there is no socket", "--publish-socket"]);
@@ -139,7 +139,7 @@ fn waits_end_at_their_timeout() {
 #[test]
 fn only_a_stale_socket_is_replaced() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     server(&home, &[]).process.end_by(Signal::KILL);
     let live = server(&home, &[]);
     let socket = format!("--publish-socket={}", home.argument("s"));
@@ -198,14 +198,14 @@ fn connections_are_limited_per_user() {
     }
     let home = Home::new();
     fs::set_permissions(home.path("."), fs::Permissions::from_mode(0o755)).unwrap();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let _server = server(&home, &["--publish-uid=12344,12345"]);
     let path = home.path("s");
     let first_user = thread::spawn(move || {
         let uid = Uid::from_raw(12_344);
         set_thread_res_uid(uid, uid, uid).unwrap(); // Of this thread only.
-        let connections: Vec<Raw> = (0..64).map(|_| Raw::connect_with_hello(&path)).collect();
-        let mut one_more = Raw::connect(&path);
+        let connections: Vec<RawProducer> = (0..64).map(|_| RawProducer::connect_with_hello(&path)).collect();
+        let mut one_more = RawProducer::connect(&path);
         let refused = one_more.receive();
         let ServerMessage::Close { text } = refused else { panic!("{refused:?}") };
         assert!(text.contains("64 producers of user 12344"), "{text}");
@@ -218,9 +218,9 @@ fn connections_are_limited_per_user() {
 }
 
 /// A raw producer that can send arbitrary bytes.
-struct Raw(UnixStream);
+struct RawProducer(UnixStream);
 
-impl Raw {
+impl RawProducer {
     fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -288,13 +288,13 @@ fn memfd(bytes: u64) -> Memfd {
 fn a_dead_producer_leaves_no_partial_version() {
     let home = Home::new();
     let server = server(&home, &[]);
-    let mut raw = Raw::connect_with_hello(&home.path("s"));
+    let mut raw = RawProducer::connect_with_hello(&home.path("s"));
     raw.lend(1024, memfd(1024).seal().unwrap().as_fd());
     let published = raw.publish(1);
     assert!(matches!(published, ServerMessage::Published { .. }), "{published:?}");
     raw.lend(1024, memfd(1024).seal().unwrap().as_fd());
     drop(raw);
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let before = home.list(&server);
     assert_eq!((before.as_array().unwrap().len(), &before[0]["version"]), (1, &1.into()), "{before}");
     assert_eq!(publish(&home, "w", &[])["version"], 2, "the next producer continues the numbers");
@@ -310,7 +310,7 @@ fn a_dead_producer_leaves_no_partial_version() {
 fn unsealed_or_short_memory_is_refused() {
     let home = Home::new();
     let server = server(&home, &[]);
-    let mut raw = Raw::connect_with_hello(&home.path("s"));
+    let mut raw = RawProducer::connect_with_hello(&home.path("s"));
     let unsealed = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::io::pwrite(&unsealed, &[1; 1024], 0).unwrap();
     raw.lend(1024, unsealed.as_fd());
@@ -334,7 +334,7 @@ fn unsealed_or_short_memory_is_refused() {
 #[test]
 fn garbage_closes_only_its_connection() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let server = server(&home, &[]);
     publish(&home, "w", &[]);
     let before = server.process.descriptors();
@@ -346,9 +346,9 @@ fn garbage_closes_only_its_connection() {
     }));
     for round in 0..200 {
         let mut raw = if round % 2 == 0 {
-            Raw::connect(&home.path("s"))
+            RawProducer::connect(&home.path("s"))
         } else {
-            Raw::connect_with_hello(&home.path("s"))
+            RawProducer::connect_with_hello(&home.path("s"))
         };
         let mut bytes = hello.clone();
         match round % 3 {
@@ -370,9 +370,9 @@ fn garbage_closes_only_its_connection() {
 fn many_versions_leak_nothing() {
     let home = Home::new();
     let server = server(&home, &["--keep-versions=2"]);
-    let mut raw = Raw::connect_with_hello(&home.path("s"));
+    let mut raw = RawProducer::connect_with_hello(&home.path("s"));
     let mut number = 0;
-    let mut publish_some = |raw: &mut Raw, count| {
+    let mut publish_some = |raw: &mut RawProducer, count| {
         for _ in 0..count {
             number += 1;
             raw.lend(8192, memfd(8192).seal().unwrap().as_fd());

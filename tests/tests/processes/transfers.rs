@@ -11,7 +11,7 @@ use tensor_relay_tests::processes::{Home, Process, Signal, device};
 #[test]
 fn a_file_is_received_unchanged() {
     let home = Home::new();
-    files::everything(&home.path("m.safetensors"));
+    files::write_everything(&home.path("m.safetensors"));
     let server = home.serve(&["--topic=m=m.safetensors", "--chunk-size=256KiB", "--codec=raw"]);
     let first = home
         .run(&["subscribe", server.ticket("m"), "--once", "--out=first", "--json"])
@@ -49,7 +49,7 @@ fn check_committed(event: &Value, served: &Value) {
         "topic": "m",
         "epoch": served["epoch"],
         "version": 1,
-        "tensors": files::EVERYTHING,
+        "tensors": files::EVERYTHING_TENSORS,
         "payload_bytes": served["payload_bytes"],
         "wire_bytes": served["payload_bytes"],
         "skipped": 0,
@@ -68,8 +68,8 @@ fn check_committed(event: &Value, served: &Value) {
 #[test]
 fn list_shows_topics_and_subscribers() {
     let home = Home::new();
-    files::everything(&home.path("m"));
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_everything(&home.path("m"));
+    files::write_noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=m=m", "--topic=policy/w=w"]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--json"]);
     follower.wait_for_stdout("committed");
@@ -90,7 +90,7 @@ fn list_shows_topics_and_subscribers() {
     let table = home.run(&["list", server.ticket_for_all()]).expect_code(0);
     let rows: Vec<Vec<&str>> = table.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0], ["TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS"]);
-    assert_eq!(rows[1][..3], ["m", "1", &files::EVERYTHING.to_string()]);
+    assert_eq!(rows[1][..3], ["m", "1", &files::EVERYTHING_TENSORS.to_string()]);
     assert_eq!((rows[2][0], rows[2].last(), rows.len()), ("policy/w", Some(&"0"), 3));
 }
 
@@ -99,7 +99,7 @@ fn list_shows_topics_and_subscribers() {
 #[test]
 fn serve_reports_topics_without_printing_tickets() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w", "--admin=none"]);
     let (key, epoch) = (server.report["key"].as_str().unwrap(), server.topic("w")["epoch"].as_str().unwrap());
     let ticket = server.ticket("w");
@@ -148,8 +148,8 @@ fn serve_reports_topics_without_printing_tickets() {
 #[test]
 fn a_ticket_is_read_from_every_source() {
     let home = Home::new();
-    files::noise(&home.path("a"), 5000, 1);
-    files::noise(&home.path("b"), 5000, 2);
+    files::write_noise(&home.path("a"), 5000, 1);
+    files::write_noise(&home.path("b"), 5000, 2);
     fs::write(home.path("tickets"), "from before").unwrap();
     fs::set_permissions(home.path("tickets"), fs::Permissions::from_mode(0o644)).unwrap();
     let topics = ["--topic=a=a", "--topic=policy/eu/b=b"];
@@ -194,8 +194,8 @@ fn a_ticket_is_read_from_every_source() {
 #[test]
 fn an_encoded_file_is_received_unchanged() {
     let home = Home::new();
-    files::everything(&home.path("m"));
-    files::zeros(&home.path("z"), 5 << 20);
+    files::write_everything(&home.path("m"));
+    files::write_zeros(&home.path("z"), 5 << 20);
     let server = home.serve(&["--topic=m=m", "--topic=z=z", "--codec=zstd"]);
     for (topic, max_percent) in [("m", 100), ("z", 1)] {
         let event = home
@@ -214,7 +214,7 @@ fn an_encoded_file_is_received_unchanged() {
 #[test]
 fn a_restarted_server_keeps_its_key_and_versions() {
     let home = Home::new();
-    files::noise(&home.path("w"), 100_000, 1);
+    files::write_noise(&home.path("w"), 100_000, 1);
     let first = home.serve(&["--topic=w=w", "--state-dir=keys", "--admin=none"]);
     let listen = format!("--listen={}", first.listen());
     let args = ["--topic=w=w", "--state-dir=keys", "--admin=none", &listen];
@@ -226,7 +226,7 @@ fn a_restarted_server_keeps_its_key_and_versions() {
         .expect_code(0);
     second.process.end_by(Signal::TERM).expect_code(0);
 
-    files::noise(&home.path("w"), 100_000, 2);
+    files::write_noise(&home.path("w"), 100_000, 2);
     let third = home.serve(&args);
     assert_ne!(third.topic("w")["epoch"], report["topics"][0]["epoch"], "other content");
     home.run(&["subscribe", third.ticket("w"), "--once", "--out=out"])

@@ -10,32 +10,32 @@ use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving};
 const MODEL_BYTES: usize = 32 << 20;
 
 /// The rate of the link, over which the model takes about five seconds.
-const MEGABITS: u32 = 50;
+const LINK_MBIT_PER_S: u32 = 50;
 
 /// The cost of a lost connection with chunks of 1 MiB: those of a subscription's credit, and as much again.
 const LOST_BYTES: u64 = 16 << 20;
 
-struct Served {
+struct ServedModel {
     lan: Lan,
     home: Home,
     server: Serving,
 }
 
-impl Served {
+impl ServedModel {
     /// A model on a host that these protocols do not reach; `None` if this system does not permit it.
-    fn begin(dropped: &[&str]) -> Option<Self> {
-        Self::begin_with(dropped, MODEL_BYTES)
+    fn try_new(dropped: &[&str]) -> Option<Self> {
+        Self::try_new_with(dropped, MODEL_BYTES)
     }
 
     /// The same with a model of `bytes`.
-    fn begin_with(dropped: &[&str], bytes: usize) -> Option<Self> {
-        let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
+    fn try_new_with(dropped: &[&str], bytes: usize) -> Option<Self> {
+        let lan = Lan::new().and_then(|lan| lan.limit_rate(LINK_MBIT_PER_S).map(|()| lan));
         let lan = lan.and_then(|lan| lan.drop_protocols(dropped).map(|()| lan));
         let lan = lan
             .inspect_err(|reason| println!("skipped: the test cannot create two hosts here: {reason}"))
             .ok()?;
         let home = Home::new();
-        files::noise(&home.path("m"), bytes, 1);
+        files::write_noise(&home.path("m"), bytes, 1);
         let listen = format!("--listen={}:4747", Lan::SERVER);
         let args = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
         let server = Serving::wait_for_report(lan.start(Host::Server, &home, &args));
@@ -73,7 +73,7 @@ impl Served {
 /// Goal: if UDP is dropped, everything works over TCP, and `list` reports it.
 #[test]
 fn tcp_is_used_where_udp_is_blocked() {
-    let Some(served) = Served::begin(&["udp"]) else { return };
+    let Some(served) = ServedModel::try_new(&["udp"]) else { return };
     let event = served.receive(&[]);
     assert_eq!(event["transport"], "tcp", "{event}");
     let (as_json, text) = served.list();
@@ -88,7 +88,7 @@ fn tcp_is_used_where_udp_is_blocked() {
 /// Goal: if TCP is dropped, everything works over QUIC.
 #[test]
 fn quic_is_used_where_tcp_is_blocked() {
-    let Some(served) = Served::begin(&["tcp"]) else { return };
+    let Some(served) = ServedModel::try_new(&["tcp"]) else { return };
     let event = served.receive(&[]);
     assert_eq!(event["transport"], "quic", "{event}");
     let (as_json, text) = served.list();
@@ -101,7 +101,7 @@ fn quic_is_used_where_tcp_is_blocked() {
 #[test]
 fn a_blocked_transport_is_replaced_during_a_transfer() {
     for (dropped_first, dropped_then, ends_over) in [("tcp", "udp", "tcp"), ("udp", "tcp", "quic")] {
-        let Some(served) = Served::begin(&[dropped_first]) else { return };
+        let Some(served) = ServedModel::try_new(&[dropped_first]) else { return };
         let ticket = served.server.ticket("m");
         let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
         thread::sleep(Duration::from_secs(3));
@@ -117,7 +117,7 @@ fn a_blocked_transport_is_replaced_during_a_transfer() {
 /// chunks are kept. Method: TCP loses every tenth packet from the fourth second on, and QUIC none.
 #[test]
 fn a_lossy_transport_is_replaced() {
-    let Some(served) = Served::begin_with(&[], 2 * MODEL_BYTES) else { return };
+    let Some(served) = ServedModel::try_new_with(&[], 2 * MODEL_BYTES) else { return };
     let ticket = served.server.ticket("m");
     let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
     thread::sleep(Duration::from_secs(4));
@@ -134,7 +134,7 @@ fn a_lossy_transport_is_replaced() {
 /// and a path over which TCP collapses for a while.
 #[test]
 fn a_session_stays_with_one_of_two_servers() {
-    let Some(served) = Served::begin_with(&[], 2 * MODEL_BYTES) else { return };
+    let Some(served) = ServedModel::try_new_with(&[], 2 * MODEL_BYTES) else { return };
     if let Err(reason) = served.lan.redirect("tcp", 4747, 4748) {
         return println!("skipped: this system cannot translate addresses: {reason}");
     }
@@ -165,7 +165,7 @@ fn a_session_stays_with_one_of_two_servers() {
 #[test]
 fn a_transport_can_be_forced() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m"]);
     for transport in ["quic", "tcp"] {
         let arg = format!("--transport={transport}");

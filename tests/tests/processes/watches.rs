@@ -18,28 +18,28 @@ const MODEL_BYTES: usize = 64 << 20;
 const INTERVAL: &str = "--watch-interval=0.05";
 
 /// A watched file `w` of noise, its server, and a subscriber that has its first version.
-struct Watched {
+struct WatchedFile {
     home: Home,
     server: Serving,
     follower: Process,
 }
 
-impl Watched {
-    fn new(bytes: usize, more: &[&str]) -> Self {
+impl WatchedFile {
+    fn new(bytes: usize, more_args: &[&str]) -> Self {
         let home = Home::new();
-        files::noise(&home.path("w"), bytes, 1);
-        let server = home.serve(&[&["--topic=w=w", "--watch", INTERVAL], more].concat());
+        files::write_noise(&home.path("w"), bytes, 1);
+        let server = home.serve(&[&["--topic=w=w", "--watch", INTERVAL], more_args].concat());
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--json"]);
         follower.wait_for_stdout(r#""version":1"#);
         Self { home, server, follower }
     }
 
     fn replace(&self, bytes: usize, seed: u64) {
-        files::replace(&self.home.path("w"), |path| files::noise(path, bytes, seed));
+        files::replace(&self.home.path("w"), |path| files::write_noise(path, bytes, seed));
     }
 
     /// Ends both; checks that the subscriber had exactly versions 1 to `last`, and that its file equals the served one.
-    fn end_after(mut self, last: u64) {
+    fn finish_at(mut self, last: u64) {
         self.follower.wait_for_stdout(&format!(r#""version":{last}"#));
         files::assert_same(&self.home.path("w"), &self.home.path("out/w.safetensors"));
         let events = self.follower.end_by(Signal::TERM).expect_code(143).events();
@@ -54,7 +54,7 @@ impl Watched {
 #[test]
 fn a_replaced_file_is_the_next_version() {
     for hold in ["--hold=stage", "--hold=borrow"] {
-        let mut watched = Watched::new(1000, &[hold]);
+        let mut watched = WatchedFile::new(1000, &[hold]);
         watched.server.process.wait_for_stderr("read in");
         watched.replace(1000, 1);
         watched.server.process.wait_for_stderr("read in"); // It was read, and its content is unchanged.
@@ -62,7 +62,7 @@ fn a_replaced_file_is_the_next_version() {
         watched.server.process.wait_for_stdout(r#""event":"published","topic":"w""#);
         watched.follower.wait_for_stdout(r#""version":2"#);
         watched.replace(2000, 3);
-        watched.end_after(3);
+        watched.finish_at(3);
     }
 }
 
@@ -72,7 +72,7 @@ fn a_replaced_file_is_the_next_version() {
 #[test]
 fn small_changes_are_sent_as_deltas() {
     const BYTES: usize = 8 << 20;
-    let mut watched = Watched::new(BYTES, &["--keep-versions=2"]); // On a GPU, bases are retained versions.
+    let mut watched = WatchedFile::new(BYTES, &["--keep-versions=2"]); // On a GPU, bases are retained versions.
     let ticket = watched.server.ticket("w").to_owned();
     let args = ["subscribe", &ticket, "--out=whole", "--json", "--base-mem=0"];
     let mut without_bases = watched.home.start(&args);
@@ -115,9 +115,9 @@ fn an_incomplete_file_is_not_published() {
         let home = Home::new();
         let (served, next) = (home.path(&format!("w.{extension}")), home.path(&format!("next.{extension}")));
         let write = |path: &Path, seed| match extension {
-            "npy" => files::npy(path, seed),
-            "npz" => files::npz(path, seed, zip::CompressionMethod::Stored),
-            _ => files::noise(path, 100_000, seed),
+            "npy" => files::write_npy(path, seed),
+            "npz" => files::write_npz(path, seed, zip::CompressionMethod::Stored),
+            _ => files::write_noise(path, 100_000, seed),
         };
         write(&served, 1);
         write(&next, 2);
@@ -142,17 +142,17 @@ fn an_incomplete_file_is_not_published() {
 }
 
 /// A subscriber that waits in the middle of a borrowed file, and its server, which watches the file.
-struct Halfway {
+struct HeldTransfer {
     home: Home,
     proxy: UdpProxy,
     server: Serving,
     subscriber: Process,
 }
 
-impl Halfway {
+impl HeldTransfer {
     fn new() -> Self {
         let (home, mut proxy) = (Home::new(), UdpProxy::new());
-        files::noise(&home.path("w"), MODEL_BYTES, 1);
+        files::write_noise(&home.path("w"), MODEL_BYTES, 1);
         let watch = ["--topic=w=w", "--hold=borrow", "--watch", INTERVAL, &proxy.advertise()];
         let server = home.serve(&watch);
         proxy.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
@@ -167,9 +167,9 @@ impl Halfway {
 /// while the proxy holds.
 #[test]
 fn the_transfer_of_a_replaced_file_completes() {
-    let Halfway { home, proxy, mut server, subscriber } = Halfway::new();
+    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new();
     fs::hard_link(home.path("w"), home.path("old")).unwrap();
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
     server.process.wait_for_stdout(r#""version":2"#);
     proxy.release();
     assert_eq!(subscriber.end().expect_code(0).json()["version"], 1);
@@ -180,8 +180,8 @@ fn the_transfer_of_a_replaced_file_completes() {
 /// is the next version. Method: overwrite it while the proxy holds, with other bytes of the same size.
 #[test]
 fn an_overwritten_file_gives_no_torn_version() {
-    let Halfway { home, proxy, mut server, subscriber } = Halfway::new();
-    files::noise(&home.path("w"), MODEL_BYTES, 2);
+    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new();
+    files::write_noise(&home.path("w"), MODEL_BYTES, 2);
     proxy.release();
     let line = server.process.wait_for_stderr("cannot be read any more");
     assert!(line.contains("w changed"), "{line}");
@@ -196,7 +196,7 @@ fn an_overwritten_file_gives_no_torn_version() {
 #[test]
 fn a_deleted_file_stays_available() {
     for hold in ["--hold=stage", "--hold=borrow"] {
-        let mut watched = Watched::new(1000, &[hold]);
+        let mut watched = WatchedFile::new(1000, &[hold]);
         fs::rename(watched.home.path("w"), watched.home.path("gone")).unwrap();
         watched
             .server
@@ -206,7 +206,7 @@ fn a_deleted_file_stays_available() {
         watched.home.run(&late).expect_code(0);
         files::assert_same(&watched.home.path("gone"), &watched.home.path("late/w.safetensors"));
         watched.replace(3000, 2);
-        watched.end_after(2);
+        watched.finish_at(2);
     }
 }
 
@@ -214,7 +214,7 @@ fn a_deleted_file_stays_available() {
 /// is the next version. Method: garbage, a truncated file, then a valid one.
 #[test]
 fn an_invalid_replacement_is_refused() {
-    let mut watched = Watched::new(1000, &[]);
+    let mut watched = WatchedFile::new(1000, &[]);
     let valid = fs::read(watched.home.path("w")).unwrap();
     for (broken, cause) in [(&b"rubbish"[..], "header"), (&valid[..valid.len() / 2], "cut off")] {
         files::replace(&watched.home.path("w"), |path| fs::write(path, broken).unwrap());
@@ -223,7 +223,7 @@ fn an_invalid_replacement_is_refused() {
         assert_eq!(watched.home.list(&watched.server)[0]["version"], 1);
     }
     watched.replace(4000, 2);
-    watched.end_after(2);
+    watched.finish_at(2);
 }
 
 /// Goal: a folder is replaced atomically: no version mixes the shards of two. Method: a link to one model, then to
@@ -232,7 +232,7 @@ fn an_invalid_replacement_is_refused() {
 fn a_folder_is_replaced_atomically() {
     let home = Home::new();
     for seed in [1, 2] {
-        files::sharded(&home.path(&format!("model-{seed}")), seed);
+        files::write_sharded(&home.path(&format!("model-{seed}")), seed);
     }
     let lead_to = |folder: &str| {
         files::replace(&home.path("model"), |path| std::os::unix::fs::symlink(folder, path).unwrap());
@@ -246,10 +246,10 @@ fn a_folder_is_replaced_atomically() {
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
     // A shard that is missing for a while is waited for.
-    let shard = home.path("model-2").join(files::SHARDED[2]);
+    let shard = home.path("model-2").join(files::SHARDED_FILES[2]);
     fs::rename(&shard, home.path("aside")).unwrap();
     server.process.wait_for_stderr("there is nothing to serve at model any more");
-    fs::rename(home.path("model-1").join(files::SHARDED[2]), &shard).unwrap();
+    fs::rename(home.path("model-1").join(files::SHARDED_FILES[2]), &shard).unwrap();
     follower.wait_for_stdout(r#""version":3"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
 }
@@ -260,8 +260,8 @@ fn a_folder_is_replaced_atomically() {
 #[test]
 fn a_state_directory_has_one_watching_server() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
-    files::noise(&home.path("other"), 1000, 2);
+    files::write_noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("other"), 1000, 2);
     let server = home.serve(&["--topic=w=w", "--watch", "--state-dir=keys"]);
     let again = ["serve", ANY_PORT, "--topic=w=other", "--watch", "--state-dir=keys", ON_HOST];
     home.run(&again)
@@ -279,17 +279,17 @@ fn a_state_directory_has_one_watching_server() {
 #[test]
 fn a_version_number_is_never_reused() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let args = ["--topic=w=w", "--watch", INTERVAL, "--when-full=block", "--state-dir=keys"];
     let server = home.serve(&args);
     let every = ["subscribe", server.ticket("w"), "--mode=every", "--exec=exec sleep 60", "--json"];
     let mut reader = home.start(&every);
     reader.wait_for_stdout(r#""version":1"#);
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
-    wait_until_version_2_is_noted(&home);
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
+    wait_until_version_2_is_in_the_ledger(&home);
     assert_eq!(home.list(&server)[0]["version"], 1, "it waits for the reader");
     server.process.end_by(Signal::KILL);
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 3));
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 3));
     assert_eq!(home.serve(&args).topic("w")["version"], 3);
     reader.end_by(Signal::TERM).expect_code(143);
 }
@@ -300,21 +300,21 @@ fn a_version_number_is_never_reused() {
 #[test]
 fn unpublished_generations_are_counted() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let args = ["--topic=w=w", "--watch", INTERVAL, "--when-full=block", "--state-dir=keys"];
     let mut server = home.serve(&args);
     let busy = "while [ -e w ] && [ ! -e go ]; do sleep 0.02; done";
     let mut reader = home.start(&["subscribe", server.ticket("w"), "--mode=every", "--json", "--exec", busy]);
     reader.wait_for_stdout(r#""version":1"#);
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
-    wait_until_version_2_is_noted(&home);
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
+    wait_until_version_2_is_in_the_ledger(&home);
     let (reported, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
             // For longer than the deadline of the wait below, but not forever.
             for seed in (3..1003).take_while(|_| !reported.load(Ordering::Relaxed)) {
                 replaced.fetch_add(1, Ordering::Relaxed);
-                files::replace(&home.path("w"), |path| files::noise(path, 1000, seed));
+                files::replace(&home.path("w"), |path| files::write_noise(path, 1000, seed));
                 thread::sleep(Duration::from_millis(100));
             }
         });
@@ -335,7 +335,7 @@ fn unpublished_generations_are_counted() {
 }
 
 /// Waits until the ledger has the second version, before it is published.
-fn wait_until_version_2_is_noted(home: &Home) {
+fn wait_until_version_2_is_in_the_ledger(home: &Home) {
     let ledger = || fs::read_to_string(home.path("keys/topics.json")).unwrap();
-    wait_until("version 2 is noted", || ledger().contains(r#""version": 2"#));
+    wait_until("version 2 is in the ledger", || ledger().contains(r#""version": 2"#));
 }
