@@ -102,10 +102,10 @@ async fn rounds(
     let mut current = first;
     for round in 0.. {
         let next = publisher.publish(server, round + 1).await?;
-        let (begun, looks) = (Begun::now(), server.stats().encoder.looks);
+        let (begun, estimates) = (Begun::now(), server.stats().encoder.estimates);
         let committed = current.publication.committed(1, ROUND_TIMEOUT).await;
         ensure!(committed, "no receiver finished round {round} within {} s", ROUND_TIMEOUT.as_secs());
-        let more = Cells::of([("looks", (server.stats().encoder.looks - looks) as f64)]);
+        let more = Cells::of([("looks", (server.stats().encoder.estimates - estimates) as f64)]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;
         std::mem::replace(&mut current, next).withdraw();
     }

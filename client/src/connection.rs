@@ -243,7 +243,7 @@ async fn finish_chunk(
     place: &Place,
 ) -> Result<Verified, ReceiveError> {
     let taken = place.base.as_ref().and_then(|base| base.take(header.base.is_some()));
-    let finished = ingress.settle_chunk(gathered, place.dtype, &*place.sink, taken).await;
+    let finished = ingress.finish_chunk(gathered, place.dtype, &*place.sink, taken).await;
     let (verified, taken) = finished?;
     if let (Some(base), Some(taken)) = (&place.base, taken) {
         base.put(taken);

@@ -148,8 +148,8 @@ async fn end(
     }
     if let Some(code) = error.close_code() {
         match sender {
-            Some(sender) => sender.settle().await,
-            None => lane.settle().await,
+            Some(sender) => sender.flush().await,
+            None => lane.flush().await,
         }
         lane.close(code, &close_text(error));
     }

@@ -208,7 +208,7 @@ async fn chunks_are_received_while_others_are_copied_to_the_device() {
     gate.until_waiting(4);
     assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
     let stages = relay.client.stages();
-    assert!(stages.begun_beside(Stage::Write, Stage::Write) >= 3, "{stages:?}");
+    assert!(stages.overlaps(Stage::Write, Stage::Write) >= 3, "{stages:?}");
     drop(gate);
     let snapshot = relay.next().await.unwrap();
     assert!(bytes_of(&snapshot).await.unwrap() == pattern(LEN));

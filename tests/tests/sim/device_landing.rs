@@ -485,6 +485,6 @@ fn copies_overlap_the_network() {
         let stages = client.stages();
         assert_eq!(stages.begun(Stage::Write), chunks);
         // The write of a chunk begins when it is received: here while another chunk is still being copied.
-        assert!(stages.begun_beside(Stage::Write, Stage::Write) > chunks / 2, "{stages:?}");
+        assert!(stages.overlaps(Stage::Write, Stage::Write) > chunks / 2, "{stages:?}");
     });
 }
