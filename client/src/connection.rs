@@ -30,7 +30,7 @@ use tensor_relay_transport::{
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 /// The deadline for decoding completely received chunks after the connection is lost.
-const FINISH: Duration = Duration::from_secs(1);
+const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection whose `Hello` was answered.
 #[derive(Debug)]
@@ -206,7 +206,7 @@ impl Connection {
                 events.push(event.unwrap_or_else(aborted));
             }
         };
-        let _ = tokio::time::timeout(FINISH, finish).await;
+        let _ = tokio::time::timeout(DECODE_TIMEOUT, finish).await;
         self.tasks.shutdown().await;
         events
     }

@@ -17,7 +17,7 @@ const TOPIC: &str = "deltas";
 const PUBLISHED_NS: &str = "published_ns";
 
 /// The deadline for the commit of a version.
-pub(super) const VERSION_MAX: Duration = Duration::from_secs(600);
+pub(super) const VERSION_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Publishes each version when the version before was committed.
 ///
@@ -36,8 +36,8 @@ pub async fn publish(args: ServeArgs, steps: StepsArgs) -> Result<()> {
         let (begun, bytes) = (Begun::now(), staged.manifest().payload_bytes());
         let published = vec![(PUBLISHED_NS.to_owned(), clock::monotonic_ns().to_string())];
         let mut publication = publisher.publish(staged, published).await?;
-        let committed = publication.committed(1, VERSION_MAX).await;
-        ensure!(committed, "{} was not committed within {} s", publication.id(), VERSION_MAX.as_secs());
+        let committed = publication.committed(1, VERSION_TIMEOUT).await;
+        ensure!(committed, "{} was not committed within {} s", publication.id(), VERSION_TIMEOUT.as_secs());
         let encoding = server.stats().codecs.total().worker_time.saturating_sub(worker_time);
         let more = Cells::of([("staging_ms", ms(staging)), ("encoding_ms", ms(encoding))]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;

@@ -31,7 +31,7 @@ use crate::{
 const NAME: &str = "tensor";
 
 /// The time in which a version usually arrives. A version may arrive later.
-const USUAL_TIME: Duration = Duration::from_millis(250);
+const USUAL_DURATION: Duration = Duration::from_millis(250);
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Neither of two versions arrived, and no error was reported.
@@ -135,7 +135,7 @@ impl Relay {
     /// Publishes a version, and a second one if the first does not arrive: a server abandons a version that it cannot
     /// read.
     async fn publish_and_receive(&mut self) -> Result<Vec<u8>, Failure> {
-        for wait in [USUAL_TIME, TIMEOUT] {
+        for wait in [USUAL_DURATION, TIMEOUT] {
             let buffer = upload(&self.producer, &pattern(LEN)).await?;
             let publication = self.publish(buffer).await?;
             let Ok(snapshot) = timeout(wait, self.subscription.next()).await else { continue };
