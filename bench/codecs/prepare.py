@@ -4,9 +4,10 @@
     .venv/bin/python prepare.py FOLDER
     tensor-relay bench codecs FOLDER/*.safetensors
 
-The weights come from Python packages. Two models are written unchanged and in narrower dtypes, fp8 with one scale for
-each tensor and also with one for each 128 elements: MiniLM, a transformer for sentences (22.7 million f32), and CREPE,
-a convolutional network that detects pitch (22.2 million f32). The others are written in their own dtypes:
+The weights come from Python packages. Two models are written in f32 and converted to bf16, f16, fp8 and f64: MiniLM, a
+transformer for sentences (22.7 million weights), and CREPE, a convolutional network that detects pitch (22.2 million).
+The fp8 format e4m3 is written twice: with one scale per tensor, and with one per 128 elements. The other models are
+written in their own dtypes:
 
 | file | content |
 |---|---|
@@ -45,10 +46,10 @@ BLOCK = 128
 """The number of elements that share a scale in block-scaled fp8."""
 
 LIMIT_BYTES = 32 << 20
-"""The size limit of the f64 file, which is made from f32, and of the four-bit blocks: more would add no information."""
+"""The size limit of the f64 file and of the four-bit file. Larger samples would not change the results."""
 
 LEGACY_PICKLES = 3
-"""The pickles before the tensors in a checkpoint of PyTorch before 1.6: magic number, version, and sizes of types."""
+"""The pickles before the one with the tensors in a checkpoint of PyTorch before 1.6: magic number, version, type sizes."""
 
 
 def package_file(package: str, path: str) -> Path:
@@ -121,10 +122,10 @@ def legacy_storages(path: Path) -> Tensors:
     """
     with path.open("rb") as file:
         for _ in range(LEGACY_PICKLES):
-            StorageKeys(file).load()
-        keys = StorageKeys(file)
+            StorageKeyCollector(file).load()
+        keys = StorageKeyCollector(file)
         keys.load()
-        found = {key: legacy_storage(file) for key in StorageKeys(file).load()}
+        found = {key: legacy_storage(file) for key in StorageKeyCollector(file).load()}
     return in_order(found[key] for key in keys.storages)
 
 
@@ -134,7 +135,7 @@ def legacy_storage(file: IO[bytes]) -> np.ndarray[Any, Any]:
     return np.frombuffer(file.read(4 * elements), "<f4")
 
 
-class StorageKeys(pickle.Unpickler):
+class StorageKeyCollector(pickle.Unpickler):
     """Collects the keys of the storages in a pickle. Imports and calls nothing that the pickle names."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -183,7 +184,7 @@ def converted(weights: Tensors, convert: Any) -> Tensors:
     return {name: np.ascontiguousarray(convert(values)) for name, values in weights.items()}
 
 
-def narrowed(name: str, weights: Weights) -> Iterator[tuple[str, Tensors]]:
+def conversions(name: str, weights: Weights) -> Iterator[tuple[str, Tensors]]:
     """The files that are made from a model's weights: names and tensors."""
     yield f"{name}.f32", converted(weights, lambda values: values)
     yield f"{name}.bf16", converted(weights, lambda values: values.astype(ml_dtypes.bfloat16))
@@ -199,8 +200,8 @@ def narrowed(name: str, weights: Weights) -> Iterator[tuple[str, Tensors]]:
 
 def files() -> Iterator[tuple[str, Tensors]]:
     """All files: names and tensors."""
-    yield from narrowed("minilm", minilm())
-    yield from narrowed("crepe", crepe())
+    yield from conversions("minilm", minilm())
+    yield from conversions("crepe", crepe())
     yield "ddddocr.f32", ddddocr()
     yield "ddddocr_old.int8", ddddocr_old()
     yield "rapidocr.f32", rapidocr()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Transfers tensors of real frameworks between GPUs and compares every byte. Run it by `bench/gpu/run frameworks`.
 
-Tests PyTorch, CuPy and JAX where they are installed, and always the small framework of cuda_by_hand.py. A missing
+Tests PyTorch, CuPy and JAX where they are installed, and always a minimal framework over the CUDA driver API
+(cuda_by_hand.py). A missing
 framework is reported as skipped, and is no failure. Each part runs unattended in a process of its own, with a deadline.
 Writes `DATE-gpu-frameworks.json` and prints the same as a table.
 """
@@ -20,9 +21,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE / "bin"), str(HERE.parent.parent / "python" / "tests" / "cuda")]
 
-PART_S = 150
+PART_TIMEOUT_S = 150
 # The limit for all parts together: a little less than the limit in bench/gpu/frameworks.
-ALL_S = 550
+TOTAL_TIMEOUT_S = 550
 MIB = 1 << 20
 
 
@@ -30,7 +31,7 @@ class Skipped(Exception):
     """A part cannot run on this machine; the message says why."""
 
 
-def needs(name):
+def import_or_skip(name):
     try:
         return __import__(name)
     except ImportError as error:
@@ -38,7 +39,7 @@ def needs(name):
 
 
 def torch_with_gpu():
-    torch = needs("torch")
+    torch = import_or_skip("torch")
     if not torch.cuda.is_available():
         raise Skipped(f"torch {torch.__version__} sees no GPU")
     return torch
@@ -55,15 +56,15 @@ def next_of(subscription):
     return subscription.next(timeout=60)
 
 
-def gbps(nbytes, seconds):
+def gb_per_s(nbytes, seconds):
     return round(nbytes / seconds / 1e9, 2)
 
 
 # Each part accepts a folder for the server's key, and returns its results.
 
 
-def by_hand(state):
-    """The small framework: both values of `hold`, receiving on GPU and host, `out`, and a producer's busy stream."""
+def ctypes_arrays(state):
+    """The ctypes framework: both values of `hold`; receiving on the GPU, on the host and into `out`; a busy producer stream."""
     from cuda_by_hand import Driver, Gpu, Imported
 
     try:
@@ -188,7 +189,7 @@ def torch_rates(state):
             begun = time.perf_counter()
             relay.publish("t", {"w": weights}, hold=hold)
             snapshot = next_of(subscription)
-            rates.append(gbps(size, time.perf_counter() - begun))
+            rates.append(gb_per_s(size, time.perf_counter() - begun))
             assert options == {} or torch.equal(snapshot["w"].torch(), weights)
             del snapshot
         results[f"{name}_gb_per_s"] = rates[1:]  # The first transfer also allocates memory.
@@ -203,7 +204,7 @@ def torch_rates(state):
             relay.publish(topic, {"w": weights + number}, hold="borrow")
             begun = time.perf_counter()
             next_of(subscription)
-            rates.append(gbps(size, time.perf_counter() - begun))
+            rates.append(gb_per_s(size, time.perf_counter() - begun))
             assert torch.equal(out["w"], weights + number)
         subscription.close()
         results[f"out_atomic_{atomic}_gb_per_s"] = rates[1:]
@@ -230,7 +231,7 @@ def torch_memory(state):
 
 def cupy(state):
     """CuPy arrays, published and received on a stream other than the default one."""
-    cupy = needs("cupy")
+    cupy = import_or_skip("cupy")
     relay, client = pair(state, device="cuda:0")
     with cupy.cuda.Stream():
         sent = {"w": cupy.arange(1 << 20, dtype=cupy.float32), "transposed": cupy.arange(600.0).reshape(20, 30).T}
@@ -250,7 +251,7 @@ def cupy(state):
 def jax(state):
     """JAX arrays, published and received."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    jax = needs("jax")
+    jax = import_or_skip("jax")
     try:
         jax.devices("gpu")
     except RuntimeError as error:
@@ -266,7 +267,7 @@ def jax(state):
     return {"jax": jax.__version__}
 
 
-PARTS = [by_hand, torch_dtypes, torch_streams, torch_model, torch_rates, torch_memory, cupy, jax]
+PARTS = [ctypes_arrays, torch_dtypes, torch_streams, torch_model, torch_rates, torch_memory, cupy, jax]
 
 
 def run_part(name):
@@ -325,9 +326,9 @@ def main():
         return 0
     document = {"date": datetime.date.today().isoformat(), **machine_info(), "parts": {}}
     print(json.dumps({key: value for key, value in document.items() if key != "parts"}))
-    failed, deadline = False, time.monotonic() + ALL_S
+    failed, deadline = False, time.monotonic() + TOTAL_TIMEOUT_S
     for name in options.parts.split(","):
-        outcome = document["parts"][name] = outcome_of(name, min(PART_S, deadline - time.monotonic()))
+        outcome = document["parts"][name] = outcome_of(name, min(PART_TIMEOUT_S, deadline - time.monotonic()))
         failed |= outcome["outcome"] == "failed"
         details = {key: value for key, value in outcome.items() if key != "outcome"}
         print(f"{name:14} {outcome['outcome']:8} {details}", flush=True)

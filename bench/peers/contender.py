@@ -27,7 +27,7 @@ import content
 import host
 from content import SMALL_BYTES, Bytes
 
-DEADLINE_S = 120
+TIMEOUT_S = 120
 """The longest time between two control messages: that of 1 GiB at a hundredth of the usual rate."""
 
 
@@ -110,10 +110,10 @@ def run(
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Polls a condition every millisecond. Use it only outside of timed sections."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the other side was not ready within {DEADLINE_S} s")
+            raise TimeoutError(f"the other side was not ready within {TIMEOUT_S} s")
         time.sleep(0.001)
 
 
@@ -155,7 +155,7 @@ class Control:
         This also covers hangs in a library, so peers need no deadlines of their own, which would cost some of
         them a system call for each piece.
         """
-        faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
+        faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
 
 
 class Stopwatch:
@@ -174,7 +174,7 @@ class Stopwatch:
 
 def _serve(options: argparse.Namespace, make: Callable[[Setting], Source], out: TextIO) -> None:
     ip, port = address(options.listen)
-    memory = content.touched(options.bytes + SMALL_BYTES)
+    memory = content.allocate_resident(options.bytes + SMALL_BYTES)
     data, small = memory[: options.bytes], memory[options.bytes :]
     content.fill(data)
     with socket.create_server((ip, port)) as listener:
@@ -221,7 +221,7 @@ def _receive(
 ) -> None:
     control = Control(socket.create_connection(address(options.connect)))
     local_ip, peer_ip = control.socket.getsockname()[0], control.socket.getpeername()[0]
-    memory = content.touched(options.bytes + SMALL_BYTES)
+    memory = content.allocate_resident(options.bytes + SMALL_BYTES)
     into, small = memory[: options.bytes], memory[options.bytes :]
     sink = make(Setting(options, local_ip, peer_ip, memory), control.receive("hello")[1])
     control.send("answer", sink.answer())

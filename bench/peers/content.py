@@ -17,10 +17,10 @@ BLOCK_BYTES = 4 << 20
 """The noise of one seed: small enough to be compared within a cache, large enough to amortise the seeding."""
 
 PAGE_BYTES = 4096
-"""The first word of each page changes in every round. No peer transfers smaller pieces than this."""
+"""The first word of each page changes in every round. No compared library sends smaller pieces."""
 
 
-def touched(size: int) -> Bytes:
+def allocate_resident(size: int) -> Bytes:
     """Allocates memory whose pages are resident: receiving into it causes no page faults."""
     array: Bytes = np.empty(size, np.uint8)
     array.fill(0)

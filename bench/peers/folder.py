@@ -18,7 +18,7 @@ import numpy as np
 import contender
 from content import Bytes
 
-LOOK_EVERY_S = 0.0002
+POLL_INTERVAL_S = 0.0002
 
 
 class FolderSource(contender.Source):
@@ -29,10 +29,10 @@ class FolderSource(contender.Source):
 
     def send(self, data: Bytes) -> None:
         self._file = next(self._names)
-        hidden = self._file.with_suffix(".part")
-        with hidden.open("wb") as file:
+        partial = self._file.with_suffix(".part")
+        with partial.open("wb") as file:
             np.save(file, data)
-        hidden.rename(self._file)
+        partial.rename(self._file)
 
     def release(self) -> None:
         self._file.unlink()
@@ -61,7 +61,7 @@ def _names(prefix: str) -> Iterator[Path]:
 
 def _wait_for(path: Path) -> None:
     while not path.exists():
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _fill(file: Any, into: Bytes) -> int:

@@ -1,6 +1,6 @@
 """Mooncake's transfer engine over TCP: the sink reads the source's memory when notified that data is ready.
 
-Nothing to tune: one read for the whole tensor, into the reused and registered array (research: 2.4 GB/s on
+Nothing to tune: one read for the whole tensor, into the reused and registered array (measured: 2.4 GB/s on
 loopback, 1.7 between veth devices). The notification is sent over a plain TCP connection, as in Mooncake's
 applications.
 """

@@ -2,7 +2,7 @@
 
 Each side starts a Ray node of its own. The object's reference is sent through an actor at the sink's node, as
 between Ray's tasks; small arrays are sent instead of references. Nothing else to tune: the object manager
-transfers the bytes, always into new shared memory (research on loopback: 1.4 GB/s). Its sockets belong to
+transfers the bytes, always into new shared memory (measured on loopback: 1.4 GB/s). Its sockets belong to
 other processes, so they use the system's default congestion control.
 """
 

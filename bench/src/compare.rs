@@ -21,7 +21,7 @@ use crate::{
 use anyhow::{Result, bail};
 pub(crate) use contenders::Contender;
 use contenders::Contenders;
-pub(crate) use measure::Load;
+pub(crate) use measure::RunSettings;
 use outcome::Run;
 pub(crate) use outcome::Runs;
 use schedule::{ScheduledRun, schedule};
@@ -125,9 +125,9 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
     );
     let title = format!("{first} beside others, over {}", args.network);
     let options = Options { size_bytes: args.size, data: args.data };
-    let load = Load::new(&args);
+    let settings = RunSettings::new(&args);
     let (pairs, network, json) = (args.pairs, &args.network, args.json.as_deref());
-    let comparison = Comparison { contenders, load, pairs, network, json };
+    let comparison = Comparison { contenders, settings, pairs, network, json };
     comparison
         .run(
             this,
@@ -140,7 +140,7 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
 /// A comparison of contenders that move the same bytes, in alternating pairs of runs.
 pub(crate) struct Comparison<'a> {
     pub(crate) contenders: Vec<Contender>,
-    pub(crate) load: Load,
+    pub(crate) settings: RunSettings,
     pub(crate) pairs: u32,
     pub(crate) network: &'a NetworkArgs,
     pub(crate) json: Option<&'a Path>,
@@ -159,7 +159,7 @@ impl Comparison<'_> {
         begin: impl FnOnce(Runs) -> Results<Details<'d, Options>>,
         tables: impl Fn(&Runs) -> Vec<Table>,
     ) -> Result<()> {
-        let Self { contenders, load, pairs, network, json } = self;
+        let Self { contenders, settings, pairs, network, json } = self;
         eprintln!("{network}");
         let network = Network::new(network, this).await?;
         let mut results = begin(Runs::new(&contenders));
@@ -167,7 +167,7 @@ impl Comparison<'_> {
             let runs = schedule(pair, &contenders, |name| results.details.runs.has_failed(name));
             for ScheduledRun { contender, beside } in runs {
                 if !results.details.runs.has_failed(&contender.name) {
-                    let run = measure::run(contender, load, &network).await;
+                    let run = measure::run(contender, settings, &network).await;
                     print_outcome(pair, pairs, &contender.name, &run);
                     results.details.runs.add(&contender.name, pair, beside, run);
                 }
@@ -181,7 +181,7 @@ impl Comparison<'_> {
         print!("{results}");
         let failed = contenders
             .iter()
-            .find(|c| !c.is_peer && results.details.runs.has_failed(&c.name));
+            .find(|c| !c.is_external && results.details.runs.has_failed(&c.name));
         match failed {
             Some(contender) => bail!("{} failed: see above", contender.name),
             None => Ok(()),

@@ -17,7 +17,7 @@ pub struct Usage {
 impl Usage {
     /// The CPU time used so far.
     pub fn now() -> Self {
-        let usage = getrusage(UsageWho::RUSAGE_SELF).expect("getrusage of the own process cannot fail");
+        let usage = getrusage(UsageWho::RUSAGE_SELF).expect("getrusage of this process cannot fail");
         Self { user_s: seconds(usage.user_time()), system_s: seconds(usage.system_time()) }
     }
 
@@ -46,9 +46,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_counts() {
+    fn work_increases_cpu_time() {
         let before = Usage::now();
-        // Until user time rises, not for a fixed duration: the kernel may account a short one as system time entirely.
+        // Until user time rises, not for a fixed duration: the kernel may account a short run as system time only.
         while Usage::now().user_s <= before.user_s {
             std::hint::black_box((0..10_000u64).map(std::hint::black_box).sum::<u64>());
         }

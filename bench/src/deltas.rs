@@ -12,7 +12,7 @@ pub use steps::StepsArgs;
 
 use crate::{
     cells::Cells,
-    compare::{Comparison, Contender, Details, Load, Runs},
+    compare::{Comparison, Contender, Details, RunSettings, Runs},
     network::NetworkArgs,
     program::Program,
     relay::Data,
@@ -21,7 +21,7 @@ use crate::{
     table::{Row, Table},
 };
 use anyhow::Result;
-use ends::VERSION_MAX;
+use ends::VERSION_TIMEOUT;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -78,18 +78,18 @@ pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
     let contender = |name, follow: &[&str]| {
         Contender::relay(name, this, publish.clone(), follow.iter().map(Into::into).collect())
     };
-    let load = Load {
+    let settings = RunSettings {
         bytes: None,
         mtu: network.mtu,
         data: Data::Noise,
         warm_up: WHOLE_VERSIONS,
         rounds: steps.count()?.saturating_sub(WHOLE_VERSIONS),
         small: 0,
-        patience: VERSION_MAX,
+        round_timeout: VERSION_TIMEOUT,
     };
     let comparison = Comparison {
         contenders: vec![contender(WHOLE, &["follow", "--whole"]), contender(DELTA, &["follow"])],
-        load,
+        settings,
         pairs: *pairs,
         network,
         json: json.as_deref(),

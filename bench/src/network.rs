@@ -51,7 +51,7 @@ pub struct NetworkArgs {
 
 /// The end of the network at which a process runs. The payload goes from the serving to the receiving end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum Side {
     Serving,
     Receiving,
 }
@@ -90,15 +90,15 @@ impl Network {
     pub(crate) fn server_ip(&self) -> Ipv4Addr {
         match self.namespaces {
             None => Ipv4Addr::LOCALHOST,
-            Some(_) => link::address(End::Serving),
+            Some(_) => link::address(Side::Serving),
         }
     }
 
-    /// A command that runs `program` at `end`.
-    pub(crate) fn command(&self, end: End, program: &Program) -> Command {
+    /// A command that runs `program` at `side`.
+    pub(crate) fn command(&self, side: Side, program: &Program) -> Command {
         match &self.namespaces {
             None => program.command(),
-            Some(namespaces) => namespaces.command(end, program),
+            Some(namespaces) => namespaces.command(side, program),
         }
     }
 }

@@ -19,7 +19,7 @@ pub use address::{NodeAddress, NodeAddressError};
 pub use workload::{ContentArg, Workload, WorkloadArgs};
 
 use crate::{
-    network::{End, Network, NetworkArgs},
+    network::{Network, NetworkArgs, Side},
     node::{Hold, TOKEN_VARIABLE, Token, WORKER},
     program::Program,
 };
@@ -128,11 +128,11 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
 /// Starts all workers on this machine: the producer, then the consumers.
 fn start_workers(network: &Network, this: &Program, consumers: usize) -> Result<Workers> {
     let (events, received) = Workers::event_queue();
-    let mut producer = network.command(End::Serving, this);
+    let mut producer = network.command(Side::Serving, this);
     producer.arg(WORKER).arg(format!("--data={}:0", network.server_ip()));
     let mut handles = vec![WorkerHandle::start("producer".into(), producer, 0, events.clone())?];
     for number in 1..=consumers {
-        let mut consumer = network.command(End::Receiving, this);
+        let mut consumer = network.command(Side::Receiving, this);
         consumer.arg(WORKER);
         handles.push(WorkerHandle::start(format!("consumer {number}"), consumer, number, events.clone())?);
     }

@@ -156,7 +156,7 @@ impl Base {
         self.offered = None;
         let had_copy = self.copy.take().is_some();
         if let Some(memory) = self.memory.clone().filter(|_| had_copy) {
-            self.workers.begin(move || memory.release_cached());
+            self.workers.spawn(move || memory.release_cached());
         }
     }
 

@@ -30,7 +30,7 @@ use tensor_relay_transport::{
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 /// The deadline for decoding completely received chunks after the connection is lost.
-const FINISH: Duration = Duration::from_secs(1);
+const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection whose `Hello` was answered.
 #[derive(Debug)]
@@ -175,7 +175,7 @@ impl Connection {
         target: ChunkTarget,
         ingress: &Ingress,
     ) -> AbortHandle {
-        let ingress = ingress.clone().counting(&target.tally);
+        let ingress = ingress.clone().with_tally(&target.tally);
         let (lane, verified_bytes) = (stream.lane().clone(), self.lanes.verified_bytes());
         let alive = lane.clone(); // The thread of a lane lives as long as a clone of it.
         // Boxed: spawning moves a future several times, and this one is kilobytes large.
@@ -207,7 +207,7 @@ impl Connection {
                 events.push(event.unwrap_or_else(aborted));
             }
         };
-        let _ = tokio::time::timeout(FINISH, finish).await;
+        let _ = tokio::time::timeout(DECODE_TIMEOUT, finish).await;
         self.tasks.shutdown().await;
         events
     }
@@ -244,7 +244,7 @@ async fn finish_chunk(
     target: &ChunkTarget,
 ) -> Result<Verified, ReceiveError> {
     let taken = target.base.as_ref().and_then(|base| base.take(header.base.is_some()));
-    let finished = ingress.settle_chunk(gathered, target.dtype, &*target.sink, taken).await;
+    let finished = ingress.finish_chunk(gathered, target.dtype, &*target.sink, taken).await;
     let (verified, taken) = finished?;
     if let (Some(base), Some(taken)) = (&target.base, taken) {
         base.put(taken);

@@ -16,7 +16,7 @@ mod stream;
 mod strides;
 
 pub(crate) use buffer::{ViewSource, fill_view, format_of};
-pub(crate) use dlpack::{DataType, data_type_of};
+pub(crate) use dlpack::{DataType, to_dlpack};
 pub(crate) use export::{Export, Exported, capsule};
 pub(crate) use footprint::{Footprint, overlapping};
 pub(crate) use foreign::{Exclusive, Foreign, Identity};

@@ -4,8 +4,8 @@ use crate::{
     errors::Kind,
     gpu::copies::CopyFailed,
     memory::{
-        self, CPU, Export, Exported, Readable, Stream, ViewSource, capsule, data_type_of, dense, fill_view,
-        format_of,
+        self, CPU, Export, Exported, Readable, Stream, ViewSource, capsule, dense, fill_view, format_of,
+        to_dlpack,
     },
     runtime::forked,
     wait::wait,
@@ -207,7 +207,7 @@ impl Tensor {
             PyBufferError::new_err(format!("{} cannot be exported by DLPack: {why}; use `raw`", self.dtype))
         };
         let (dtype, per_element) =
-            data_type_of(self.dtype).ok_or_else(|| refuse("frameworks do not support such elements"))?;
+            to_dlpack(self.dtype).ok_or_else(|| refuse("frameworks do not support such elements"))?;
         let mut shape = self.shape.clone();
         match shape.last_mut() {
             _ if per_element == 1 => {}

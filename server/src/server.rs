@@ -23,7 +23,7 @@ use tensor_relay_transport::{
 use tokio::task::{JoinHandle, JoinSet};
 
 /// The deadline for sessions to end, and another one for sending the last packets of their lanes.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A running server. Dropping it closes all connections immediately; [`shutdown`](Self::shutdown) ends it gracefully.
 #[derive(Debug)]
@@ -162,9 +162,9 @@ impl Server {
             .await
             .is_ok();
         self.shared.ending.send_replace(true);
-        let _ = tokio::time::timeout(FLUSH, self.shared.sessions.wait_for_zero()).await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.shared.sessions.wait_for_zero()).await;
         self.listener.close(CloseCode::ShuttingDown);
-        let _ = tokio::time::timeout(FLUSH, self.listener.wait_idle()).await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.listener.wait_idle()).await;
         finished
     }
 }

@@ -1,4 +1,4 @@
-//! Files in the layout of a server: a payload, divided into chunks of one dtype each.
+//! The tensors of a file, laid out as a server does: one payload, in chunks of one dtype each.
 
 use anyhow::{Context, Result, bail};
 use std::{fs, ops::Range, path::Path};
@@ -36,13 +36,13 @@ impl Content {
         let manifest = Manifest::layout(specs, vec![], chunk_bytes, &Limits::default())?;
         let mut payload = vec![0; manifest.payload_bytes() as usize];
         for (tensor, range) in manifest.tensors().iter().zip(ranges) {
-            payload[in_memory(tensor.range())].copy_from_slice(&file[in_memory(range)]);
+            payload[to_usize_range(tensor.range())].copy_from_slice(&file[to_usize_range(range)]);
         }
         Ok(Self { manifest, payload })
     }
 
     /// Whether both have the same tensors at the same offsets, so that one can be the base of the other.
-    pub(super) fn fits(&self, other: &Self) -> bool {
+    pub(super) fn has_same_layout(&self, other: &Self) -> bool {
         self.manifest.tensors() == other.manifest.tensors()
     }
 
@@ -61,8 +61,8 @@ impl Content {
     /// The chunks of one dtype.
     pub(super) fn chunks(&self, dtype: Dtype) -> Vec<&[u8]> {
         let chunks = self.manifest.chunking().iter().map(|(chunk, _)| self.manifest.chunk(chunk));
-        let of_dtype = chunks.filter(|(_, of)| *of == dtype);
-        of_dtype.map(|(range, _)| &self.payload[in_memory(range)]).collect()
+        let matching = chunks.filter(|(_, chunk_dtype)| *chunk_dtype == dtype);
+        matching.map(|(range, _)| &self.payload[to_usize_range(range)]).collect()
     }
 }
 
@@ -89,7 +89,7 @@ fn find_elements(file: &[u8], dtype: Dtype) -> Result<Vec<Found>> {
     Ok(vec![(TensorSpec::new(TensorName::new("elements")?, dtype, shape), 0..bytes)])
 }
 
-fn in_memory(range: Range<u64>) -> Range<usize> {
+fn to_usize_range(range: Range<u64>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
 
@@ -141,8 +141,8 @@ mod tests {
             let path = written(&format!("{bytes}.bin"), &vec![1; bytes]);
             Content::read(&path, Some(dtype), 256).unwrap()
         };
-        assert!(read(10, Dtype::U8).fits(&read(10, Dtype::U8)));
-        assert!(!read(10, Dtype::U8).fits(&read(12, Dtype::U8)));
-        assert!(!read(12, Dtype::U8).fits(&read(12, Dtype::F16)));
+        assert!(read(10, Dtype::U8).has_same_layout(&read(10, Dtype::U8)));
+        assert!(!read(10, Dtype::U8).has_same_layout(&read(12, Dtype::U8)));
+        assert!(!read(12, Dtype::U8).has_same_layout(&read(12, Dtype::F16)));
     }
 }

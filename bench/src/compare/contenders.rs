@@ -26,7 +26,7 @@ pub(crate) struct Contender {
     /// Whether it is tensor-relay or a variant of it.
     pub(super) is_ours: bool,
     /// Whether it is a program of another project, which may not be installed.
-    pub(super) is_peer: bool,
+    pub(super) is_external: bool,
 }
 
 /// The program of one side, and its arguments before the options of [`contender`](crate::contender).
@@ -168,7 +168,7 @@ fn own(
         note: String::new(),
         has_small: true,
         is_ours: role == ROLE,
-        is_peer: false,
+        is_external: false,
     }
 }
 
@@ -205,7 +205,7 @@ mod tests {
         let this = Program::new("bench", &[]);
         let mut contenders = Contenders::of_this(&this, Some(Path::new("old")));
         let mut peer = own("zeromq", &this, "x", &[], &[], false);
-        peer.is_peer = true;
+        peer.is_external = true;
         contenders.extend(vec![peer]).unwrap();
         contenders
     }

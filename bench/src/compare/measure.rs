@@ -5,8 +5,8 @@ use crate::{
     cells::Cells,
     contender::{Ready, Received, Sent},
     cpu, latency,
-    network::{End, Network, NetworkArgs},
-    process::{END_WITH_STDIN, Process},
+    network::{Network, NetworkArgs, Side},
+    process::{EXIT_ON_STDIN_EOF, Process},
     relay::Data,
 };
 use anyhow::{Result, ensure};
@@ -14,7 +14,7 @@ use std::{ffi::OsString, fmt::Display, time::Duration};
 
 /// The settings of a run.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Load {
+pub(crate) struct RunSettings {
     /// The number of bytes in a round; `None` if the server reports it for each round.
     pub(crate) bytes: Option<u64>,
     pub(crate) mtu: u16,
@@ -26,10 +26,10 @@ pub(crate) struct Load {
     /// The number of small messages before them.
     pub(crate) small: u32,
     /// The deadline of one round, or of all small messages.
-    pub(crate) patience: Duration,
+    pub(crate) round_timeout: Duration,
 }
 
-impl Load {
+impl RunSettings {
     /// The settings in `args`.
     pub(super) fn new(args: &CompareArgs) -> Self {
         Self {
@@ -39,18 +39,18 @@ impl Load {
             data: args.data,
             rounds: args.rounds,
             small: args.small,
-            patience: patience(args.size, args.small, &args.network),
+            round_timeout: round_timeout(args.size, args.small, &args.network),
         }
     }
 }
 
 /// The deadline for a round of `bytes`, or for all small messages, on `network`.
-fn patience(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
+fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
     let bits = bytes as f64 * 8.0;
     let transmission_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
     let round_trip = Duration::from_millis(2 * u64::from(network.delay_ms));
     let messages = round_trip * SMALL_ROUND_TRIPS * latency::messages(small);
-    ROUND_MARGIN + Duration::from_secs_f64(TRANSMISSION_FACTOR * transmission_s) + messages
+    ROUND_TIMEOUT_MARGIN + Duration::from_secs_f64(TRANSMISSION_FACTOR * transmission_s) + messages
 }
 
 /// Runs both sides of `contender`: small messages, warm-up rounds, and counted rounds.
@@ -58,48 +58,49 @@ fn patience(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
 /// # Errors
 /// When a side does not start, misses a deadline or exits, or when the sides report different sizes. Both sides are
 /// ended in any case.
-pub(super) async fn run(contender: &Contender, load: Load, network: &Network) -> Result<Run> {
-    let load = Load { small: if contender.has_small { load.small } else { 0 }, ..load };
-    let mut server = start(contender, End::Serving, load, network, listening(network))?;
-    let run = with_server(contender, load, network, &mut server).await;
+pub(super) async fn run(contender: &Contender, settings: RunSettings, network: &Network) -> Result<Run> {
+    let settings = RunSettings { small: if contender.has_small { settings.small } else { 0 }, ..settings };
+    let mut server = start(contender, Side::Serving, settings, network, listen_options(network))?;
+    let run = with_server(contender, settings, network, &mut server).await;
     server.end().await;
     run
 }
 
 async fn with_server(
     contender: &Contender,
-    load: Load,
+    settings: RunSettings,
     network: &Network,
     server: &mut Process,
 ) -> Result<Run> {
-    let ready: Ready = server.line(READY_DEADLINE).await?;
-    let mut client = start(contender, End::Receiving, load, network, connecting(network, ready.port, load))?;
-    let run = rounds(load, &mut client, server).await;
+    let ready: Ready = server.line(READY_TIMEOUT).await?;
+    let mut client =
+        start(contender, Side::Receiving, settings, network, connect_options(network, ready.port, settings))?;
+    let run = rounds(settings, &mut client, server).await;
     client.end().await;
     run
 }
 
-async fn rounds(load: Load, client: &mut Process, server: &mut Process) -> Result<Run> {
-    let small = match load.small {
+async fn rounds(settings: RunSettings, client: &mut Process, server: &mut Process) -> Result<Run> {
+    let small = match settings.small {
         0 => None,
-        _ => Some(client.line(load.patience).await?),
+        _ => Some(client.line(settings.round_timeout).await?),
     };
     let mut run = Run { small, ..Run::default() };
-    for _ in 0..load.warm_up {
-        let round = round(load, client, server).await?;
+    for _ in 0..settings.warm_up {
+        let round = round(settings, client, server).await?;
         run.first_gb_per_s = run.first_gb_per_s.or_else(|| round.get("gb_per_s").copied());
     }
-    for _ in 0..load.rounds {
-        run.rounds.push(round(load, client, server).await?);
+    for _ in 0..settings.rounds {
+        run.rounds.push(round(settings, client, server).await?);
     }
     Ok(run)
 }
 
 /// Waits for the reports of both sides about one round.
-async fn round(load: Load, client: &mut Process, server: &mut Process) -> Result<Cells<f64>> {
-    let received: Received = client.line(load.patience).await?;
-    let sent: Sent = server.line(load.patience).await?;
-    let expected = load.bytes.unwrap_or(sent.bytes);
+async fn round(settings: RunSettings, client: &mut Process, server: &mut Process) -> Result<Cells<f64>> {
+    let received: Received = client.line(settings.round_timeout).await?;
+    let sent: Sent = server.line(settings.round_timeout).await?;
+    let expected = settings.bytes.unwrap_or(sent.bytes);
     for (verb, bytes) in [("sent", sent.bytes), ("received", received.bytes)] {
         ensure!(bytes == expected, "{bytes} bytes were {verb} instead of {expected}");
     }
@@ -111,47 +112,47 @@ async fn round(load: Load, client: &mut Process, server: &mut Process) -> Result
 
 fn start(
     contender: &Contender,
-    end: End,
-    load: Load,
+    side: Side,
+    settings: RunSettings,
     network: &Network,
     options: Vec<OsString>,
 ) -> Result<Process> {
-    let (side, role) = match end {
-        End::Serving => ("serve", &contender.serve),
-        End::Receiving => ("receive", &contender.receive),
+    let (command_name, role) = match side {
+        Side::Serving => ("serve", &contender.serve),
+        Side::Receiving => ("receive", &contender.receive),
     };
     let mut words = role.words.clone();
-    words.extend([option("bytes", load.bytes.unwrap_or(0)), option("mtu", load.mtu)]);
+    words.extend([option("bytes", settings.bytes.unwrap_or(0)), option("mtu", settings.mtu)]);
     words.extend(options);
-    if contender.is_ours && load.data != Data::Noise {
-        words.extend(matches!(end, End::Serving).then(|| option("data", load.data.word())));
+    if contender.is_ours && settings.data != Data::Noise {
+        words.extend(matches!(side, Side::Serving).then(|| option("data", settings.data.word())));
     }
-    let mut command = network.command(end, &role.program);
-    command.envs(environment(contender)).arg(END_WITH_STDIN).args(words);
+    let mut command = network.command(side, &role.program);
+    command.envs(environment(contender)).arg(EXIT_ON_STDIN_EOF).args(words);
     if let Some(folder) = &contender.folder {
         command.current_dir(folder);
     }
-    Process::start(format!("{} {side}", contender.name), command)
+    Process::start(format!("{} {command_name}", contender.name), command)
 }
 
 /// Environment variables added for both sides: rivals get the settings that make them fastest, while tensor-relay runs
 /// as its users run it.
 fn environment(contender: &Contender) -> Vec<(&'static str, &'static str)> {
-    let copies = (!contender.is_ours).then_some(COPIES);
-    let memory = contender.is_peer.then_some(MEMORY);
+    let copies = (!contender.is_ours).then_some(NO_REP_MOVSB);
+    let memory = contender.is_external.then_some(KEEP_FREED_MEMORY);
     copies.into_iter().chain(memory).collect()
 }
 
-fn listening(network: &Network) -> Vec<OsString> {
+fn listen_options(network: &Network) -> Vec<OsString> {
     vec![option("listen", format_args!("{}:0", network.server_ip()))]
 }
 
-fn connecting(network: &Network, port: u16, load: Load) -> Vec<OsString> {
+fn connect_options(network: &Network, port: u16, settings: RunSettings) -> Vec<OsString> {
     let connect = option("connect", format_args!("{}:{port}", network.server_ip()));
-    let mut options = vec![connect, option("rounds", load.rounds + load.warm_up)];
-    if load.small > 0 {
+    let mut options = vec![connect, option("rounds", settings.rounds + settings.warm_up)];
+    if settings.small > 0 {
         // Left out otherwise, so that builds without this option can be compared too.
-        options.push(option("small", load.small));
+        options.push(option("small", settings.small));
     }
     options
 }
@@ -163,18 +164,18 @@ fn option(name: &str, value: impl Display) -> OsString {
 /// Keeps glibc from copying with `rep movsb`. On AMD processors that is several times slower if source and destination
 /// have the same offset in their pages, which nearly doubled the CPU time of a receiver over TLS. Other C libraries
 /// ignore it.
-const COPIES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
+const NO_REP_MOVSB: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
 
 /// The free memory that glibc keeps. Returning memory to the system after each piece and allocating it again more than
 /// doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they allocate with
 /// mimalloc.
-const MEMORY: (&str, &str) = ("MALLOC_TRIM_THRESHOLD_", "67108864");
+const KEEP_FREED_MEMORY: (&str, &str) = ("MALLOC_TRIM_THRESHOLD_", "67108864");
 
 /// The deadline for a server to fill its memory and listen. Some peers load a gigabyte of libraries first.
-const READY_DEADLINE: Duration = Duration::from_secs(90);
+const READY_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The margin of the deadline beyond the network's time: enough for 1 GiB at a hundredth of the usual rate.
-const ROUND_MARGIN: Duration = Duration::from_secs(120);
+const ROUND_TIMEOUT_MARGIN: Duration = Duration::from_secs(120);
 
 /// The factor on the transmission time at the link's rate, for headers and retransmissions.
 const TRANSMISSION_FACTOR: f64 = 2.0;
@@ -189,12 +190,12 @@ mod tests {
 
     #[test]
     fn slow_networks_have_later_deadlines() {
-        let of = |words| patience(1 << 30, 100, &parsed(words).unwrap());
-        assert_eq!(of("x"), ROUND_MARGIN);
-        let slow = of("x --namespaces --rate=1Mbit");
-        assert_eq!((slow - ROUND_MARGIN).as_secs(), 17_179, "8.6 Gbit at 1 Mbit/s, twice");
-        let far = of("x --namespaces --delay-ms=50");
-        assert_eq!((far - ROUND_MARGIN).as_secs(), 44, "110 messages, 4 times 0.1 s each");
+        let timeout_on = |words| round_timeout(1 << 30, 100, &parsed(words).unwrap());
+        assert_eq!(timeout_on("x"), ROUND_TIMEOUT_MARGIN);
+        let slow = timeout_on("x --namespaces --rate=1Mbit");
+        assert_eq!((slow - ROUND_TIMEOUT_MARGIN).as_secs(), 17_179, "8.6 Gbit at 1 Mbit/s, twice");
+        let far = timeout_on("x --namespaces --delay-ms=50");
+        assert_eq!((far - ROUND_TIMEOUT_MARGIN).as_secs(), 44, "110 messages, 4 times 0.1 s each");
     }
 
     #[test]
@@ -202,8 +203,11 @@ mod tests {
         let contenders = Contenders::of_this(&Program::new("bench", &[]), None);
         let names = ["tensor-relay", "2-lanes", "stock-quinn", "tcp-tls"].map(str::to_owned);
         let mut contenders = contenders.pick(&names).unwrap();
-        contenders.push(Contender { is_peer: true, ..contenders[3].clone() });
+        contenders.push(Contender { is_external: true, ..contenders[3].clone() });
         let environments: Vec<_> = contenders.iter().map(environment).collect();
-        assert_eq!(environments, [vec![], vec![], vec![COPIES], vec![COPIES], vec![COPIES, MEMORY]]);
+        assert_eq!(
+            environments,
+            [vec![], vec![], vec![NO_REP_MOVSB], vec![NO_REP_MOVSB], vec![NO_REP_MOVSB, KEEP_FREED_MEMORY]]
+        );
     }
 }

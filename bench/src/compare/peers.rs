@@ -68,7 +68,7 @@ impl Peer {
             note: self.note,
             has_small: self.small,
             is_ours: false,
-            is_peer: true,
+            is_external: true,
         })
     }
 }
@@ -99,7 +99,7 @@ mod tests {
         let words: Vec<_> = peers[0].serve.program.words().map(|word| word.to_owned()).collect();
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(words, ["python3".as_ref(), script.as_os_str(), "--fast".as_ref()]);
-        assert!(peers[0].is_peer && !peers[0].encrypted && !peers[0].has_small);
+        assert!(peers[0].is_external && !peers[0].encrypted && !peers[0].has_small);
         assert_eq!(peers[0].serve.words, ["serve"]);
         assert_eq!(peers[0].folder.as_deref(), Some(folder.as_path()), "its working directory");
     }

@@ -67,8 +67,11 @@ impl StepsArgs {
     /// When the folder cannot be read or has fewer than three files, or a number is out of range.
     pub(super) fn open(&self) -> Result<Steps> {
         let Some(folder) = &self.steps else {
-            ensure!((0.0..=100.0).contains(&self.changed), "--changed is between 0 and 100");
-            ensure!(self.size >= 2 && self.size.is_multiple_of(2), "bf16 weights have two bytes each");
+            ensure!((0.0..=100.0).contains(&self.changed), "--changed must be between 0 and 100");
+            ensure!(
+                self.size >= 2 && self.size.is_multiple_of(2),
+                "--size must be a positive multiple of 2: bf16 weights have two bytes each"
+            );
             let mut weights = vec![0; usize::try_from(self.size)?];
             workload::fill_with_weights(Dtype::Bf16, 0, &mut weights);
             let share = self.changed / 100.0;
@@ -95,7 +98,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let paths = listed.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
     let is_step = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
     let mut paths: Vec<PathBuf> = paths.into_iter().filter(is_step).collect();
-    ensure!(paths.len() > 2, "{} has no three .safetensors files", folder.display());
+    ensure!(paths.len() > 2, "{} has fewer than three .safetensors files", folder.display());
     paths.sort();
     Ok(paths)
 }
@@ -139,11 +142,11 @@ impl Generated {
     /// Changes random elements, up or down, by one unit in the last place.
     fn step(&mut self) {
         self.step += 1;
-        let below = (self.share * u64::MAX as f64) as u64;
+        let threshold = (self.share * u64::MAX as f64) as u64;
         let (elements, _) = self.weights.as_chunks_mut::<2>();
         for (index, element) in (0..).zip(elements) {
             let drawn = noise::at(self.step, index);
-            if drawn < below {
+            if drawn < threshold {
                 let bits = u16::from_le_bytes(*element);
                 let moved = if index % 2 == 0 { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
                 *element = moved.to_le_bytes();

@@ -1,9 +1,9 @@
 //! The link between two namespaces: its devices, and the rate, loss and delay of its packets.
 
-use super::{End, NetworkArgs, delay, namespaces::Namespaces};
+use super::{NetworkArgs, Side, delay, namespaces::Namespaces};
 use crate::{
     contender::Ready,
-    process::{END_WITH_STDIN, Process},
+    process::{EXIT_ON_STDIN_EOF, Process},
     program::Program,
 };
 use anyhow::Result;
@@ -12,18 +12,18 @@ use std::{net::Ipv4Addr, time::Duration};
 /// The name of the network device at each end.
 const DEVICE: &str = "relay0";
 
-/// The address of `end`.
-pub(super) fn address(end: End) -> Ipv4Addr {
-    match end {
-        End::Serving => Ipv4Addr::new(10, 213, 0, 1),
-        End::Receiving => Ipv4Addr::new(10, 213, 0, 2),
+/// The address of `side`.
+pub(super) fn address(side: Side) -> Ipv4Addr {
+    match side {
+        Side::Serving => Ipv4Addr::new(10, 213, 0, 1),
+        Side::Receiving => Ipv4Addr::new(10, 213, 0, 2),
     }
 }
 
 /// Joins `namespaces` by a veth pair.
 pub(super) fn cable(namespaces: &Namespaces) -> Result<()> {
-    let receiving = namespaces.name(End::Receiving);
-    namespaces.ip(End::Serving, &format!("link add {DEVICE} type veth peer name {DEVICE} netns {receiving}"))
+    let receiving = namespaces.name(Side::Receiving);
+    namespaces.ip(Side::Serving, &format!("link add {DEVICE} type veth peer name {DEVICE} netns {receiving}"))
 }
 
 /// Joins `namespaces` by a process of `this` program that delays each packet.
@@ -31,16 +31,16 @@ pub(super) fn cable(namespaces: &Namespaces) -> Result<()> {
 /// The process creates both devices in its own namespace; the far one is then moved to the receiving end.
 pub(super) async fn bridge(namespaces: &Namespaces, this: &Program, delay_ms: u32) -> Result<Process> {
     let far = "relay1";
-    let mut command = namespaces.command(End::Serving, this);
+    let mut command = namespaces.command(Side::Serving, this);
     let words = delay::words(DEVICE, far, delay_ms);
-    command.arg(END_WITH_STDIN).args(words);
+    command.arg(EXIT_ON_STDIN_EOF).args(words);
     let mut bridge = Process::start("the delay bridge".into(), command)?;
-    let Ready { .. } = bridge.line(BRIDGE_DEADLINE).await?;
-    let receiving = namespaces.name(End::Receiving);
-    namespaces.ip(End::Serving, &format!("link set {far} netns {receiving} name {DEVICE}"))?;
-    for end in [End::Serving, End::Receiving] {
+    let Ready { .. } = bridge.line(BRIDGE_TIMEOUT).await?;
+    let receiving = namespaces.name(Side::Receiving);
+    namespaces.ip(Side::Serving, &format!("link set {far} netns {receiving} name {DEVICE}"))?;
+    for side in [Side::Serving, Side::Receiving] {
         // The queue holds packets until the bridge gets a processor.
-        namespaces.ip(end, &format!("link set {DEVICE} txqueuelen 10000"))?;
+        namespaces.ip(side, &format!("link set {DEVICE} txqueuelen 10000"))?;
     }
     Ok(bridge)
 }
@@ -48,19 +48,19 @@ pub(super) async fn bridge(namespaces: &Namespaces, this: &Program, delay_ms: u3
 /// Sets the addresses of both ends of the link, and the properties that `args` request.
 pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> {
     let mtu = u32::from(args.mtu) + HEADER_BYTES;
-    for end in [End::Serving, End::Receiving] {
-        namespaces.ip(end, &format!("addr add {}/24 dev {DEVICE}", address(end)))?;
+    for side in [Side::Serving, Side::Receiving] {
+        namespaces.ip(side, &format!("addr add {}/24 dev {DEVICE}", address(side)))?;
         if args.segments {
             // A batch of more segments than the device may send is split just before it is sent.
-            namespaces.ip(end, &format!("link set {DEVICE} gso_max_segs 1"))?;
+            namespaces.ip(side, &format!("link set {DEVICE} gso_max_segs 1"))?;
         }
-        namespaces.ip(end, &format!("link set {DEVICE} mtu {mtu} up"))?;
+        namespaces.ip(side, &format!("link set {DEVICE} mtu {mtu} up"))?;
         if let Some(rule) = token_bucket(args) {
-            namespaces.tc(end, &format!("qdisc add dev {DEVICE} root {rule}"))?;
+            namespaces.tc(side, &format!("qdisc add dev {DEVICE} root {rule}"))?;
         }
     }
     match losing(args) {
-        Some(rules) => namespaces.nft(End::Receiving, &rules),
+        Some(rules) => namespaces.nft(Side::Receiving, &rules),
         None => Ok(()),
     }
 }
@@ -74,8 +74,8 @@ fn token_bucket(args: &NetworkArgs) -> Option<String> {
     let rate = args.rate?;
     let frames = 4 * (u64::from(args.mtu) + u64::from(HEADER_BYTES) + 14);
     let burst = match args.segments {
-        true => rate.bytes_in_us(TIMER_US).max(frames),
-        false => rate.bytes_in_us(TIMER_US).max(BATCH_BYTES).max(frames),
+        true => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(frames),
+        false => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(BATCH_BYTES).max(frames),
     };
     // The queue of a switch with a few milliseconds of memory.
     let limit = burst + rate.bytes_in_us(5000).max(1 << 20);
@@ -85,7 +85,7 @@ fn token_bucket(args: &NetworkArgs) -> Option<String> {
 /// The nftables rules that drop a share of the packets from the serving end; `None` without loss.
 fn losing(args: &NetworkArgs) -> Option<String> {
     let of_million = args.loss?.of_million();
-    let from = address(End::Serving);
+    let from = address(Side::Serving);
     Some(format!(
         "table ip relay {{ chain input {{ type filter hook input priority 0; \
          ip saddr {from} numgen random mod 1000000 < {of_million} drop; }}; }}"
@@ -99,10 +99,10 @@ const HEADER_BYTES: u32 = 28;
 const BATCH_BYTES: u64 = 128 << 10;
 
 /// The maximum delay of a timer on a busy machine.
-const TIMER_US: u64 = 400;
+const TIMER_DELAY_MAX_US: u64 = 400;
 
 /// The deadline for the bridge to make two devices.
-const BRIDGE_DEADLINE: Duration = Duration::from_secs(10);
+const BRIDGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {

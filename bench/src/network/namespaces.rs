@@ -1,6 +1,6 @@
 //! Two network namespaces, and the commands that run in them.
 
-use super::End;
+use super::Side;
 use crate::program::Program;
 use anyhow::{Context, Result, bail};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,51 +23,51 @@ impl Namespaces {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = |side| format!("relay-bench-{}-{number}-{side}", std::process::id());
         let namespaces = Self { serving: name("server"), receiving: name("client") };
-        for end in [End::Serving, End::Receiving] {
-            run("ip", &["netns", "add", namespaces.name(end)])?;
+        for side in [Side::Serving, Side::Receiving] {
+            run("ip", &["netns", "add", namespaces.name(side)])?;
             // Some peers connect to their own address.
-            namespaces.ip(end, "link set lo up")?;
+            namespaces.ip(side, "link set lo up")?;
         }
         Ok(namespaces)
     }
 
-    /// The name of the namespace at `end`.
-    pub(super) fn name(&self, end: End) -> &str {
-        match end {
-            End::Serving => &self.serving,
-            End::Receiving => &self.receiving,
+    /// The name of the namespace at `side`.
+    pub(super) fn name(&self, side: Side) -> &str {
+        match side {
+            Side::Serving => &self.serving,
+            Side::Receiving => &self.receiving,
         }
     }
 
-    /// A command that runs `program` in the namespace at `end`. `ip` replaces itself by the program with exec, so that
+    /// A command that runs `program` in the namespace at `side`. `ip` replaces itself by the program with exec, so that
     /// killing the child kills the program.
-    pub(super) fn command(&self, end: End, program: &Program) -> Command {
+    pub(super) fn command(&self, side: Side, program: &Program) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", self.name(end)]).args(program.words());
+        command.args(["netns", "exec", self.name(side)]).args(program.words());
         command
     }
 
-    /// Runs `ip` with `words` in the namespace at `end`.
-    pub(super) fn ip(&self, end: End, words: &str) -> Result<()> {
-        run_in("ip", self.name(end), words)
+    /// Runs `ip` with `words` in the namespace at `side`.
+    pub(super) fn ip(&self, side: Side, words: &str) -> Result<()> {
+        run_in("ip", self.name(side), words)
     }
 
-    /// Runs `tc` with `words` in the namespace at `end`.
-    pub(super) fn tc(&self, end: End, words: &str) -> Result<()> {
-        run_in("tc", self.name(end), words)
+    /// Runs `tc` with `words` in the namespace at `side`.
+    pub(super) fn tc(&self, side: Side, words: &str) -> Result<()> {
+        run_in("tc", self.name(side), words)
     }
 
-    /// Loads nftables `rules` in the namespace at `end`.
-    pub(super) fn nft(&self, end: End, rules: &str) -> Result<()> {
-        run("ip", &["netns", "exec", self.name(end), "nft", rules])
+    /// Loads nftables `rules` in the namespace at `side`.
+    pub(super) fn nft(&self, side: Side, rules: &str) -> Result<()> {
+        run("ip", &["netns", "exec", self.name(side), "nft", rules])
             .context("cannot drop packets: --loss needs nftables")
     }
 }
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        for end in [End::Serving, End::Receiving] {
-            if let Err(error) = run("ip", &["netns", "delete", self.name(end)]) {
+        for side in [Side::Serving, Side::Receiving] {
+            if let Err(error) = run("ip", &["netns", "delete", self.name(side)]) {
                 eprintln!("{error:#}");
             }
         }

@@ -21,7 +21,7 @@ use tokio::{
 };
 
 /// The lifetime from which a lost lane resets the backoff.
-const STABLE_AFTER: Duration = Duration::from_secs(10);
+const STABLE_AGE: Duration = Duration::from_secs(10);
 
 /// An event from a lane's task.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl LaneSlot {
         while self.is_wanted().await {
             let began = Instant::now();
             match self.join_and_run().await {
-                Ok(()) if began.elapsed() > STABLE_AFTER => backoff = Backoff::new(),
+                Ok(()) if began.elapsed() > STABLE_AGE => backoff = Backoff::new(),
                 Ok(()) => {}
                 Err(error) if !error.is_retryable() => {
                     tracing::warn!(slot = self.number, %error, "A lane cannot join; the session continues without it.");

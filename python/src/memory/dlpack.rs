@@ -19,8 +19,8 @@ const DEVICES: &[(i32, &str)] = &[
     (8, "Metal"),
     (9, "VPI"),
     (10, "ROCm"),
-    (11, "ROCm's page-locked memory"),
-    (12, "an extension's"),
+    (11, "page-locked ROCm host memory"),
+    (12, "a vendor extension"),
     (14, "oneAPI"),
     (15, "WebGPU"),
     (16, "Hexagon"),
@@ -31,7 +31,7 @@ const DEVICES: &[(i32, &str)] = &[
 /// The name of a kind of device.
 pub(crate) fn device_name(kind: i32) -> &'static str {
     let found = DEVICES.iter().find(|(number, _)| *number == kind);
-    found.map_or("a kind that is not known here", |(_, name)| name)
+    found.map_or("an unknown kind of device", |(_, name)| name)
 }
 
 /// The version of these structures. All versions with the same major number have the same layout.
@@ -140,8 +140,8 @@ const CODES: &[(u8, u8, Dtype)] = &[
 /// Two floats of 4 bits in a byte: the export of PyTorch's `float4_e2m1fn_x2`.
 const PAIR: DataType = DataType { code: 17, bits: 4, lanes: 2 };
 
-/// The dtype of a DLPack type, and the number of its elements in one of DLPack's.
-pub(crate) fn dtype_of(data_type: DataType) -> Option<(Dtype, u64)> {
+/// Our dtype for a DLPack type, and how many of our elements one DLPack element contains.
+pub(crate) fn from_dlpack(data_type: DataType) -> Option<(Dtype, u64)> {
     if data_type == PAIR {
         return Some((Dtype::F4E2M1, 2));
     }
@@ -152,9 +152,9 @@ pub(crate) fn dtype_of(data_type: DataType) -> Option<(Dtype, u64)> {
     found.map(|(.., dtype)| (*dtype, 1))
 }
 
-/// The DLPack type of a dtype, and the number of its elements in one of DLPack's. `None` for elements of less than a
-/// byte that DLPack's consumers do not support.
-pub(crate) fn data_type_of(dtype: Dtype) -> Option<(DataType, u64)> {
+/// The DLPack type for our dtype, and how many of our elements one DLPack element contains. `None` for elements of less
+/// than a byte that DLPack's consumers do not support.
+pub(crate) fn to_dlpack(dtype: Dtype) -> Option<(DataType, u64)> {
     if dtype == Dtype::F4E2M1 {
         return Some((PAIR, 2));
     }

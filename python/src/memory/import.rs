@@ -135,7 +135,7 @@ impl Foreign {
         check_device(tensor.device, gpu)?;
         // SAFETY: the capsule keeps its tensor, and the tensor's library vouches for `ndim` numbers at its pointers.
         let (shape, strides) = unsafe { dimensions(tensor) }?;
-        let (dtype, per_element) = dlpack::dtype_of(tensor.dtype).ok_or_else(|| unknown(tensor.dtype))?;
+        let (dtype, per_element) = dlpack::from_dlpack(tensor.dtype).ok_or_else(|| unknown(tensor.dtype))?;
         let item_bytes = usize::from(tensor.dtype.bits) * usize::from(tensor.dtype.lanes) / 8;
         let strides = strides.unwrap_or_else(|| dense(&shape));
         let strides: Vec<isize> =

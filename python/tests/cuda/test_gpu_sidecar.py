@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import HELD_S, TIMEOUT_S, received, until
+from conftest import BLOCKED_MIN_S, TIMEOUT_S, received, until
 from cuda_by_hand import lent
 from test_gpu_publishing import noise
 
@@ -67,7 +67,7 @@ def shares(fake):
         ("stage", True, True, "cuda_fd", "so that they may be written again"),
         ("stage", True, False, "memfd", "through host memory"),
         ("borrow", True, True, "cuda_ipc", "where they are"),
-        ("borrow", False, True, "cuda_fd", "cannot be shared where they are"),
+        ("borrow", False, True, "cuda_fd", "cannot be shared in place"),
     ],
 )
 def test_the_path_depends_on_hold_and_driver(server, gpu, shares, hold, in_place, buffers, path, why):
@@ -103,7 +103,7 @@ def test_a_callback_runs_when_the_server_releases(server, gpu, shares):
             published.on_released(called.put)
             if hold == "borrow":
                 with pytest.raises(queue.Empty):
-                    called.get(timeout=HELD_S)
+                    called.get(timeout=BLOCKED_MIN_S)
                 published.withdraw()
             assert called.get(timeout=TIMEOUT_S) is published
 

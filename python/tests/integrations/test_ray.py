@@ -1,4 +1,4 @@
-"""Ray's actors and driver receive tensors directly from each other, and a dead process is an error in time."""
+"""Ray's actors and driver receive tensors directly from each other, and the death of a process is reported before the timeout."""
 
 import time
 
@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import tensor_relay  # noqa: E402
 import tensor_relay.integrations.ray as transport  # noqa: E402
 
-transport.register()  # Before the actors' classes.
+transport.register()  # Must run before the actor classes are defined.
 TIMEOUT_S = 50
 
 
@@ -42,7 +42,7 @@ class Source:
         return {"w": tied, "tied": tied, "b": [torch.ones(2, 3, dtype=torch.bfloat16).T, torch.tensor(7.0)], "n": 5}
 
     @ray.method(tensor_transport="TENSOR_RELAY")
-    def nothing(self):
+    def without_tensors(self):
         return {"n": 5}
 
     def put(self, value):
@@ -57,10 +57,10 @@ class Source:
 
 @ray.remote(num_cpus=0.5, enable_tensor_transport=True)
 class Sink:
-    def sum(self, tensor):
+    def describe(self, tensor):
         return tensor.double().sum().item(), tuple(tensor.shape), str(tensor.dtype)
 
-    def equal(self, tree):
+    def check_nested(self, tree):
         tied = torch.arange(10)
         assert torch.equal(tree["w"], tied) and torch.equal(tree["tied"], tied) and tree["n"] == 5
         assert torch.equal(tree["b"][0], torch.ones(3, 2, dtype=torch.bfloat16)) and tree["b"][1].item() == 7.0
@@ -84,13 +84,13 @@ def get(ref):
 
 def test_actors_pass_tensors(pair):
     source, sink = pair
-    assert get(sink.sum.remote(source.full.remote((1_000, 3), 2.0))) == (6_000.0, (1_000, 3), "torch.float32")
-    assert get(sink.sum.remote(source.full.remote((5_000_000,), 1, torch.bfloat16)))[0] == 5_000_000
-    assert get(sink.sum.remote(source.full.remote((0, 3), 1.0))) == (0.0, (0, 3), "torch.float32")
-    assert get(sink.equal.remote(source.nested.remote()))
-    assert get(sink.number.remote(source.nothing.remote())) == 5
+    assert get(sink.describe.remote(source.full.remote((1_000, 3), 2.0))) == (6_000.0, (1_000, 3), "torch.float32")
+    assert get(sink.describe.remote(source.full.remote((5_000_000,), 1, torch.bfloat16)))[0] == 5_000_000
+    assert get(sink.describe.remote(source.full.remote((0, 3), 1.0))) == (0.0, (0, 3), "torch.float32")
+    assert get(sink.check_nested.remote(source.nested.remote()))
+    assert get(sink.number.remote(source.without_tensors.remote())) == 5
     twice = source.full.remote((10,), 1.0)
-    assert [get(sink.sum.remote(twice))[0] for _ in range(2)] == [10.0, 10.0]
+    assert [get(sink.describe.remote(twice))[0] for _ in range(2)] == [10.0, 10.0]
 
 
 def test_the_driver_gets_and_puts(pair):
@@ -99,7 +99,7 @@ def test_the_driver_gets_and_puts(pair):
     many = ray.get([source.full.remote((10,), float(number)) for number in range(5)], timeout=TIMEOUT_S)
     assert [int(tensor[0]) for tensor in many] == [0, 1, 2, 3, 4]
     mine = ray.put(torch.full((10,), 2.0), _tensor_transport="TENSOR_RELAY")
-    assert get(sink.sum.remote(mine))[0] == 20
+    assert get(sink.describe.remote(mine))[0] == 20
 
 
 def test_an_actor_gets_an_object_put_by_another(pair):
@@ -108,18 +108,18 @@ def test_an_actor_gets_an_object_put_by_another(pair):
 
 
 def test_objects_leave_nothing_behind(pair):
-    """300 objects, so that a leak would show. The bound on names of withdrawn topics has its own test."""
+    """300 objects, so that a leak would be visible."""
     source, sink = pair
     for _ in range(6):
-        ray.get([sink.sum.remote(source.full.remote((10,), 1.0)) for _ in range(50)], timeout=TIMEOUT_S)
+        ray.get([sink.describe.remote(source.full.remote((10,), 1.0)) for _ in range(50)], timeout=TIMEOUT_S)
     deadline = time.monotonic() + TIMEOUT_S
     while (counts := get(source.published_and_sessions.remote()))[0] > 1 and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert counts[0] <= 1, "Ray may still hold the last object"
-    assert counts[1] <= 2, "one session for each process, the sink's and the driver's"
+    assert counts[0] <= 1, "at most one object: Ray may still hold the last"
+    assert counts[1] <= 2, "at most two sessions: the sink's and the driver's"
 
 
-def test_a_dead_source_raises_in_time(pair):
+def test_a_dead_source_raises_before_the_timeout(pair):
     alive, sink = pair
     source = Source.remote()
     ref = source.full.remote((1_000_000,), 1.0)
@@ -127,22 +127,22 @@ def test_a_dead_source_raises_in_time(pair):
     ray.kill(source)
     began = time.monotonic()
     with pytest.raises(ray.exceptions.RayError) as failed:
-        get(sink.sum.remote(ref))
+        get(sink.describe.remote(ref))
     took = time.monotonic() - began
-    print(f"\nA dead source was an error after {took:.1f} s: {str(failed.value).strip().splitlines()[-1]}")
+    print(f"\nThe dead source was reported after {took:.1f} s: {str(failed.value).strip().splitlines()[-1]}")
     assert took < 20 and not isinstance(failed.value, ray.exceptions.GetTimeoutError)
-    assert get(sink.sum.remote(alive.full.remote((10,), 1.0)))[0] == 10, "the sink still works"
+    assert get(sink.describe.remote(alive.full.remote((10,), 1.0)))[0] == 10, "the sink still works"
 
 
 def test_a_dead_sink_affects_no_other(pair):
     source, alive = pair
     sink = Sink.remote()
-    assert get(sink.sum.remote(source.full.remote((10,), 1.0)))[0] == 10
-    pending = sink.sum.remote(source.full.remote((5_000_000,), 1.0))
+    assert get(sink.describe.remote(source.full.remote((10,), 1.0)))[0] == 10
+    pending = sink.describe.remote(source.full.remote((5_000_000,), 1.0))
     ray.kill(sink)
     with pytest.raises(ray.exceptions.RayActorError):
         get(pending)
-    assert get(alive.sum.remote(source.full.remote((10,), 2.0)))[0] == 20
+    assert get(alive.describe.remote(source.full.remote((10,), 2.0)))[0] == 20
 
 
 @ray.remote(num_cpus=0.5)
@@ -170,7 +170,7 @@ class Worker:
 
 
 def test_workers_follow_a_trainer_until_it_dies(tmp_path):
-    """The example of docs/integrations-ray.md."""
+    """The pattern of docs/integrations-ray.md, with `get` instead of `subscribe`."""
     trainer = Trainer.remote(str(tmp_path))
     ticket = get(trainer.ticket.remote())
     assert get(trainer.step.remote(1)) == 1

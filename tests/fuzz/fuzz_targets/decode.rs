@@ -10,18 +10,18 @@ use libfuzzer_sys::fuzz_target;
 use std::{env, sync::LazyLock};
 use tensor_relay_protocol::CodecId;
 
-static ONLY: LazyLock<Option<CodecId>> = LazyLock::new(|| {
+static SELECTED_CODEC: LazyLock<Option<CodecId>> = LazyLock::new(|| {
     let name = env::var("TENSOR_RELAY_FUZZ_CODEC").ok()?;
     Some(
         *CodecId::ALL
             .iter()
             .find(|id| id.name() == name)
-            .expect("TENSOR_RELAY_FUZZ_CODEC names a codec"),
+            .expect("TENSOR_RELAY_FUZZ_CODEC must name a codec"),
     )
 });
 
 fuzz_target!(|data: &[u8]| {
     let Some((first, data)) = data.split_first() else { return };
-    let codec = ONLY.unwrap_or(CodecId::ALL[usize::from(*first) % CodecId::ALL.len()]);
+    let codec = SELECTED_CODEC.unwrap_or(CodecId::ALL[usize::from(*first) % CodecId::ALL.len()]);
     decoder::decode_any(codec, data);
 });

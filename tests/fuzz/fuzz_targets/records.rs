@@ -1,11 +1,11 @@
 //! Opens arbitrary records, as a hostile peer can send them after a handshake. The first byte of the input selects
-//! whether the rest is raw wire bytes, or contents that are encrypted with the right key. The properties are those of
-//! `transport/src/lane/byte_stream/records/tests.rs`, which `cargo test -p tensor-relay-transport` checks with random
-//! input.
+//! whether the others are raw wire bytes, or contents that the harness encrypts with the right key. The properties are
+//! those of `transport/src/lane/byte_stream/records/tests.rs`, which `cargo test -p tensor-relay-transport` checks with
+//! random input.
 
 #![no_main]
 
-#[allow(dead_code, reason = "only what opens records is needed here")]
+#[allow(dead_code, reason = "only the opening half is used")]
 #[path = "../../../transport/src/lane/byte_stream/records.rs"]
 mod records;
 
@@ -17,14 +17,14 @@ use rustls::{
     crypto::cipher::{AeadKey, Iv},
 };
 
-/// Repeats the same key, so that the harness need not derive updated keys: it only restarts the sequence number.
-struct Same;
+/// Returns the same key for each update, so that the harness only restarts the sequence number.
+struct FixedSecrets;
 
 fn secrets() -> ConnectionTrafficSecrets {
     ConnectionTrafficSecrets::Aes256Gcm { key: AeadKey::from([1; 32]), iv: Iv::from([0; 12]) }
 }
 
-impl NextSecrets for Same {
+impl NextSecrets for FixedSecrets {
     fn next_sealing(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error> {
         Ok(secrets())
     }
@@ -37,14 +37,14 @@ impl NextSecrets for Same {
 fuzz_target!(|input: &[u8]| {
     let Some((mode, input)) = input.split_first() else { return };
     let extracted = ExtractedSecrets { tx: (0, secrets()), rx: (0, secrets()) };
-    let Ok((_, opener)) = records::records(extracted, Same, RECORDS_PER_KEY_MAX) else { return };
+    let Ok((_, opener)) = records::records(extracted, FixedSecrets, RECORDS_PER_KEY_MAX) else { return };
     match mode % 2 {
         0 => open_bytes(opener, &mut input.to_vec()),
         _ => open_contents(opener, input),
     }
 });
 
-/// Bytes that were not encrypted with the key give no data.
+/// Checks that bytes that were not encrypted with the key give no data.
 fn open_bytes(mut opener: Opener, wire: &mut [u8]) {
     if let Ok(Some(bytes)) = record_bytes(wire)
         && let Some(record) = wire.get_mut(..bytes)
@@ -53,7 +53,8 @@ fn open_bytes(mut opener: Opener, wire: &mut [u8]) {
     }
 }
 
-/// Contents are prefixed by a length, and end with their type and padding. Opened data equal the sealed data.
+/// Checks that opened data equal the sealed data. Each content in the input has a length prefix, and ends with its type
+/// and padding.
 fn open_contents(mut opener: Opener, mut input: &[u8]) {
     let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[1; 32]).expect("a key of 32 bytes"));
     let mut sequence = 0u64;

@@ -12,12 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The deadline of every wait for a process: much longer than any wait on a busy machine, and than the longest deadline
-/// of the program itself (10 s without a packet).
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The deadline of every wait for a process: much longer than any wait on a busy machine, and than the 10 s after which
+/// the program gives up a silent peer.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The interval at which this polls whether the process has ended.
-const TICK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A running process, killed on drop.
 pub struct Process {
@@ -39,12 +39,12 @@ impl Process {
 
     /// Starts `command` with `stdin`.
     pub fn start_with(mut command: Command, stdin: impl Into<Stdio>) -> Self {
-        let words = shown(&command);
+        let command_line = command_line(&command);
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {words}: {e}"));
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {command_line}: {e}"));
         let out = Output::of(child.stdout.take().unwrap());
         let err = Output::of(child.stderr.take().unwrap());
-        Self { child, command: words, started: Instant::now(), out, err }
+        Self { child, command: command_line, started: Instant::now(), out, err }
     }
 
     /// Waits for a line on stdout that contains `wanted`.
@@ -97,12 +97,12 @@ impl Process {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    /// Waits until the process has ended by itself.
+    /// Waits until the process has ended, without a signal from the test.
     ///
     /// # Panics
     /// If it has not ended after a minute.
     pub fn end(mut self) -> Ended {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
@@ -110,7 +110,7 @@ impl Process {
             if Instant::now() >= deadline {
                 self.fail("it has not ended");
             }
-            thread::sleep(TICK);
+            thread::sleep(POLL_INTERVAL);
         };
         Ended {
             command: self.command.clone(),
@@ -136,9 +136,12 @@ impl Drop for Process {
     }
 }
 
-fn shown(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+fn command_line(command: &Command) -> String {
+    let arguments = std::iter::once(command.get_program()).chain(command.get_args());
+    arguments
+        .map(|argument| argument.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// How a process ended, and all of its output.
@@ -181,7 +184,8 @@ impl Ended {
         self.expect_code(code)
     }
 
-    /// The output on stdout as one JSON value per line. A line that was cut off by a signal is ignored.
+    /// The output on stdout as one JSON value per line. Ends at the first line that is not JSON, such as one cut off by a
+    /// signal.
     pub fn events(&self) -> Vec<Value> {
         self.out.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
     }
@@ -212,12 +216,12 @@ impl Output {
     }
 
     fn wait_for(&mut self, wanted: &str) -> Result<String, &'static str> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let remaining = deadline.saturating_duration_since(Instant::now());
             let line = self.lines.recv_timeout(remaining).map_err(|error| match error {
-                RecvTimeoutError::Timeout => "it did not come in time",
-                RecvTimeoutError::Disconnected => "it ended",
+                RecvTimeoutError::Timeout => "not within the timeout",
+                RecvTimeoutError::Disconnected => "the output ended",
             })?;
             self.lines_read.push(line.clone());
             if line.contains(wanted) {

@@ -46,11 +46,13 @@ struct Pipe {
     pieces: VecDeque<(Instant, Vec<u8>)>,
     bytes: usize,
     last_arrival: Instant,
-    /// The end of the stream, or a reset, which arrives after the last piece; set when the writer is closed.
+    /// Set when the writer closes: the end of the stream, or a reset because the writer dropped unread bytes. Delivered
+    /// after the last piece.
     end: Option<io::Result<()>>,
+    /// Whether the test reset the stream: both endpoints fail immediately, without the bytes in flight.
     is_reset: bool,
     /// Whether the reader was dropped. Later writes are discarded; the writer sees the end of the other direction.
-    is_unread: bool,
+    reader_dropped: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -79,7 +81,7 @@ impl Streams {
             last_arrival: Instant::now(),
             end: None,
             is_reset: false,
-            is_unread: false,
+            reader_dropped: false,
             reader: None,
             writer: None,
         };
@@ -163,7 +165,8 @@ impl StreamListener for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let acceptor = self.net.state().streams.acceptors.remove(&self.address);
-        drop(acceptor); // Without the lock, which the streams in it need.
+        // After the lock is released: dropping the queued streams locks it again.
+        drop(acceptor);
     }
 }
 
@@ -181,8 +184,8 @@ impl Stream {
         Self { net: net.clone(), incoming, outgoing, arrival: Mutex::new(None) }
     }
 
-    /// Receives bytes that have arrived, or the end. Without either, returns the time when the next piece will arrive,
-    /// if it was sent already.
+    /// `Ok`: received bytes, the end, or a reset. `Err(Some(time))`: nothing has arrived, and the next piece arrives at
+    /// `time`. `Err(None)`: nothing was sent.
     fn take_arrived(
         &self,
         cx: &Context<'_>,
@@ -272,7 +275,7 @@ impl AsyncWrite for Stream {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let taken = bytes.len().min(BUFFER_BYTES - pipe.bytes);
-        if pipe.is_unread {
+        if pipe.reader_dropped {
             return Poll::Ready(Ok(bytes.len()));
         }
         if taken == 0 {
@@ -287,7 +290,7 @@ impl AsyncWrite for Stream {
         Poll::Ready(Ok(taken))
     }
 
-    /// Writes all buffers at once, as kernels do: TLS writes its last record only once before it closes the stream.
+    /// Writes all buffers in one call, as kernels do.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -324,13 +327,13 @@ impl Drop for Stream {
         self.end(if unread { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(()) });
         let mut state = self.net.state();
         if let Some(pipe) = state.streams.pipes.get_mut(&self.incoming) {
-            pipe.is_unread = true;
+            pipe.reader_dropped = true;
             (pipe.bytes, pipe.pieces) = (0, VecDeque::new());
             pipe.wake();
         }
         let pipes = &mut state.streams.pipes;
-        let has_ended = |id| pipes.get(id).is_none_or(|pipe: &Pipe| pipe.is_unread);
-        if has_ended(&self.incoming) && has_ended(&self.outgoing) {
+        let is_finished = |id| pipes.get(id).is_none_or(|pipe: &Pipe| pipe.reader_dropped);
+        if is_finished(&self.incoming) && is_finished(&self.outgoing) {
             pipes.remove(&self.incoming);
             pipes.remove(&self.outgoing);
         }

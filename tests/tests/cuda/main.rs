@@ -1,8 +1,10 @@
 //! Tests of the CUDA engine on the fake driver, which injects failures and hangs and reports illegal uses.
 //!
-//! The cases for all engines are in `engines.rs`; these tests need a driver. [`sweep`] fails every call once; [`relay`]
-//! covers the whole path from device to device; [`failures`] covers devices that fail, hang or disappear, [`order`]
-//! callers' streams, [`sharing`] memory shared by two processes; [`overlap`] counts concurrent copies.
+//! The cases for all engines are in `engines.rs`. [`sweep`] fails every driver call once; [`relay`]
+//! covers the path from device to device; [`failures`] covers devices that fail, hang or disappear, [`order`]
+//! callers' streams, [`sharing`], [`exchange`] and [`neighbour`] memory shared by two processes, [`sidecar`] the
+//! sidecar with GPU memory, [`probe`] the search for devices; [`overlap`] counts concurrent copies; [`journey`] contains
+//! the transfer without a network, and helpers for all tests.
 
 use tensor_relay_tests::fake_cuda::{self, Turn};
 

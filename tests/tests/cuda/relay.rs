@@ -1,5 +1,6 @@
 //! The whole path over the loopback network: a server serves a tensor on a producer's device, and a client receives it
-//! onto its own device. This is a transfer for the sweep; the tests of this module count copies and inject failures.
+//! onto its own device. [`relay_a_tensor`] is one of the transfers in which `sweep` fails each driver
+//! call; the tests of this module count copies and inject failures.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -29,9 +30,9 @@ use crate::{
 /// The name of the tensor.
 const NAME: &str = "tensor";
 
-/// The time in which a version usually arrives. A later one is no failure.
-const USUAL_TIME: Duration = Duration::from_millis(250);
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time in which a version usually arrives. A version may arrive later.
+const USUAL_DURATION: Duration = Duration::from_millis(250);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Neither of two versions arrived, and no error was reported.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ struct Relay {
     client: Client,
 }
 
-/// A device of the machine, with slots of a chunk each.
+/// A device of the machine, with chunk-sized slots.
 fn device(ordinal: usize, slots: usize, engines: &mut Vec<Arc<CudaEngine>>) -> Result<Device, Failure> {
     let engine = CudaEngine::open(ordinal, impatient())?;
     engines.push(engine.clone());
@@ -134,13 +135,13 @@ impl Relay {
     /// Publishes a version, and a second one if the first does not arrive: a server abandons a version that it cannot
     /// read.
     async fn publish_and_receive(&mut self) -> Result<Vec<u8>, Failure> {
-        for wait in [USUAL_TIME, PATIENCE] {
+        for wait in [USUAL_DURATION, TIMEOUT] {
             let buffer = upload(&self.producer, &pattern(LEN)).await?;
             let publication = self.publish(buffer).await?;
             let Ok(snapshot) = timeout(wait, self.subscription.next()).await else { continue };
             let bytes = bytes_of(&snapshot?).await?;
             publication.withdraw();
-            assert!(publication.released(PATIENCE).await, "the memory is returned to the producer");
+            assert!(publication.released(TIMEOUT).await, "the memory is returned to the producer");
             return Ok(bytes);
         }
         Err(NothingReceived.into())
@@ -148,7 +149,7 @@ impl Relay {
 
     /// Waits for the next version, with a deadline.
     async fn next(&mut self) -> Result<Snapshot, Failure> {
-        Ok(timeout(PATIENCE, self.subscription.next()).await.expect("a result arrives")?)
+        Ok(timeout(TIMEOUT, self.subscription.next()).await.expect("a result arrives")?)
     }
 }
 
@@ -203,11 +204,11 @@ async fn chunks_are_received_while_others_are_copied_to_the_device() {
     let buffer = upload(&relay.producer, &pattern(LEN)).await.unwrap();
     let gate = fake.hold(1, Direction::HostToDevice);
     let publication = relay.publish(buffer).await.unwrap();
-    // Four of the six chunks, for all of which the receiver has granted credit.
+    // Four of the six chunks. The receiver has granted credit for all six.
     gate.until_waiting(4);
     assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
     let stages = relay.client.stages();
-    assert!(stages.begun_beside(Stage::Write, Stage::Write) >= 3, "{stages:?}");
+    assert!(stages.overlaps(Stage::Write, Stage::Write) >= 3, "{stages:?}");
     drop(gate);
     let snapshot = relay.next().await.unwrap();
     assert!(bytes_of(&snapshot).await.unwrap() == pattern(LEN));
@@ -219,12 +220,12 @@ async fn chunks_are_received_while_others_are_copied_to_the_device() {
 /// the stream. Method: block the stream before a write, publish after it, and check that nothing is read until the
 /// stream continues.
 #[tokio::test]
-async fn a_version_is_read_after_its_producers_stream_has_written_it() {
+async fn reading_waits_for_the_producers_stream() {
     let fake = machine();
     let mut engines = Vec::new();
     let mut relay = Relay::connect(&mut engines).await.unwrap();
     let uploaded = upload(&relay.producer, &pattern(CHUNK)).await.unwrap();
-    let memory = uploaded.memory::<CudaMemory>().expect("the device is one of CUDA");
+    let memory = uploaded.memory::<CudaMemory>().expect("the device is a CUDA device");
     let current = Current::new(0);
     let stream = stream();
     let block = Block::in_stream(stream);
@@ -253,7 +254,7 @@ async fn a_version_is_read_after_its_producers_stream_has_written_it() {
 /// Goal: a consumer whose device fails during a version gets an error, and the producer is unaffected. Method: hold a
 /// copy to the device, corrupt the device's context, and check that the publication is released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_fails_while_a_version_is_received_is_an_error() {
+async fn a_consumers_device_failure_is_reported() {
     let fake = machine();
     let mut engines = Vec::new();
     let mut relay = Relay::connect(&mut engines).await.unwrap();
@@ -267,7 +268,7 @@ async fn a_device_that_fails_while_a_version_is_received_is_an_error() {
     assert!(failure.to_string().contains("cuda:1"), "{failure}");
     assert_eq!(relay.server.stats().encoder.source_rereads, 0);
     publication.withdraw();
-    assert!(publication.released(PATIENCE).await);
+    assert!(publication.released(TIMEOUT).await);
     drop(publication);
     relay.close().await;
     wait_until_freed(&fake, &engines[0]).await;
@@ -278,7 +279,7 @@ async fn a_device_that_fails_while_a_version_is_received_is_an_error() {
 /// version.
 /// Method: let one chunk's copy from the device pass, and destroy the device's context during the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_fails_while_a_version_is_read_tears_nothing() {
+async fn a_producers_device_failure_delivers_nothing_torn() {
     let fake = machine();
     let mut engines = Vec::new();
     let mut relay = Relay::connect(&mut engines).await.unwrap();

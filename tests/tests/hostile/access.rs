@@ -1,7 +1,7 @@
 //! Access control: a client without a valid credential gets no answer, and one with a credential learns nothing beyond
 //! its grants.
 
-use crate::raw::{Peer, client_tls, connect_by, hello};
+use crate::raw::{Peer, client_tls, connect_with_tls, hello};
 use rustls::{
     NamedGroup,
     client::{
@@ -25,13 +25,13 @@ use tensor_relay_tests::pair::{
 };
 use tokio::sync::watch;
 
-/// A ticket with grants over `topics`.
+/// A token that grants `verbs` on `topics`.
 fn granting(topics: &str, verbs: impl IntoIterator<Item = Verb>) -> Token {
     token_with(3, vec![Grant { topics: Glob::new(topics).unwrap(), verbs: Verbs::of(verbs) }])
 }
 
 /// Invalid credentials of every kind.
-fn worthless() -> Vec<Option<Token>> {
+fn invalid_tokens() -> Vec<Option<Token>> {
     let good = granting("**", Verb::ALL);
     let claims = good.decode_unverified().unwrap();
     let seal_with = |id, key| Some(Secret::new(SecretId(id), key).seal(&claims));
@@ -52,8 +52,8 @@ fn worthless() -> Vec<Option<Token>> {
     ]
 }
 
-/// Goal: a client without a valid credential gets no data, whatever it requests, and no reason. Method: each worthless
-/// token, followed at once by every request; a lane with a guessed grant.
+/// Goal: a client without a valid credential gets no data, whatever it requests, and no reason. Method: each invalid
+/// token, immediately followed by every request; a lane with a guessed grant.
 #[test]
 fn a_client_without_a_valid_token_gets_no_answer() {
     simulate(1, async |sim| {
@@ -61,31 +61,31 @@ fn a_client_without_a_valid_token_gets_no_answer() {
         let server = sim.server_with(access, server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
-        for (number, token) in worthless().into_iter().enumerate() {
+        for (number, token) in invalid_tokens().into_iter().enumerate() {
             let mut peer = Peer::client(&sim, number as u8 + 1).await;
-            peer.say_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
-            for question in questions("t") {
-                peer.say_to_server(question).await;
+            peer.send_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
+            for request in requests("t") {
+                peer.send_to_server(request).await;
             }
             assert_eq!(
-                peer.closed_because().await,
+                peer.wait_for_close().await,
                 (Some(CloseCode::Unauthorised), String::new()),
                 "{number}"
             );
-            peer.heard_nothing().await;
+            peer.assert_received_nothing().await;
         }
         let mut lane = Peer::client(&sim, 100).await;
         let grant = LaneGrant::new([0; 32]);
         let instance = tensor_relay_protocol::InstanceId([0; 16]);
-        lane.say_to_server(ClientMessage::Join { session: 1, lane: LaneId(1), grant, instance })
+        lane.send_to_server(ClientMessage::Join { session: 1, lane: LaneId(1), grant, instance })
             .await;
-        assert_ne!(lane.closed_because().await.0, None);
-        lane.heard_nothing().await;
+        assert_ne!(lane.wait_for_close().await.0, None);
+        lane.assert_received_nothing().await;
         assert_eq!(server.stats().codecs.total().chunks, 0);
     });
 }
 
-fn questions(name: &str) -> [ClientMessage; 3] {
+fn requests(name: &str) -> [ClientMessage; 3] {
     [
         ClientMessage::List,
         ClientMessage::Subscribe(Subscribe::latest(SubscriptionId(1), topic(name), 8)),
@@ -96,7 +96,7 @@ fn questions(name: &str) -> [ClientMessage; 3] {
 /// Goal: for every request, a forbidden topic looks the same whether it exists or not. Method: tickets with each set of
 /// verbs for one topic; the answers for that topic, for another, and for one that does not exist.
 #[test]
-fn what_is_not_granted_looks_as_if_it_did_not_exist() {
+fn ungranted_topics_look_nonexistent() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let mut publishers = vec![];
@@ -110,32 +110,40 @@ fn what_is_not_granted_looks_as_if_it_did_not_exist() {
         for (number, verbs) in sets.iter().enumerate() {
             let mut peer = Peer::client(&sim, number as u8 + 1).await;
             let token = Some(granting("mine/*", verbs.iter().copied()));
-            peer.say_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
-            assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
+            peer.send_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
+            assert!(matches!(peer.receive_from_server().await, ServerMessage::Welcome(_)));
             let listed = if verbs.contains(&Verb::List) { vec![topic("mine/a")] } else { vec![] };
 
-            peer.say_to_server(ClientMessage::List).await;
-            let ServerMessage::Topics { topics, .. } = peer.hear_server().await else { panic!() };
-            let named: Vec<_> = topics.into_iter().map(|entry| entry.id.topic).collect();
-            assert_eq!(named, listed, "{verbs:?}");
+            peer.send_to_server(ClientMessage::List).await;
+            let ServerMessage::Topics { topics, .. } = peer.receive_from_server().await else { panic!() };
+            let names: Vec<_> = topics.into_iter().map(|entry| entry.id.topic).collect();
+            assert_eq!(names, listed, "{verbs:?}");
 
             let watch = WatchId(1);
-            peer.say_to_server(ClientMessage::Watch { watch, glob: Glob::new("**").unwrap() })
+            peer.send_to_server(ClientMessage::Watch { watch, glob: Glob::new("**").unwrap() })
                 .await;
             if !listed.is_empty() {
-                assert_eq!(peer.hear_server().await, ServerMessage::Found { watch, topics: listed });
+                assert_eq!(peer.receive_from_server().await, ServerMessage::Found { watch, topics: listed });
             }
             for (id, name) in [(1, "other/a"), (2, "none"), (3, "mine")] {
                 let subscription = SubscriptionId(id);
-                peer.say_to_server(ClientMessage::Subscribe(Subscribe::latest(subscription, topic(name), 8)))
-                    .await;
+                peer.send_to_server(ClientMessage::Subscribe(Subscribe::latest(
+                    subscription,
+                    topic(name),
+                    8,
+                )))
+                .await;
                 let end = ServerMessage::End { subscription, reason: EndReason::Forbidden };
-                assert_eq!(peer.hear_server().await, end, "{verbs:?} {name}");
+                assert_eq!(peer.receive_from_server().await, end, "{verbs:?} {name}");
             }
             let subscription = SubscriptionId(4);
-            peer.say_to_server(ClientMessage::Subscribe(Subscribe::latest(subscription, topic("mine/a"), 8)))
-                .await;
-            match peer.hear_server().await {
+            peer.send_to_server(ClientMessage::Subscribe(Subscribe::latest(
+                subscription,
+                topic("mine/a"),
+                8,
+            )))
+            .await;
+            match peer.receive_from_server().await {
                 ServerMessage::Announce(announce) => {
                     assert!(verbs.contains(&Verb::Subscribe) && announce.id.topic == topic("mine/a"));
                 }
@@ -151,18 +159,18 @@ fn what_is_not_granted_looks_as_if_it_did_not_exist() {
 /// Goal: new topics are announced only to clients that may list them. Method: two watches of everything, by a client
 /// that may list some topics and by one that may list none; topics of either kind appear.
 #[test]
-fn new_topics_are_announced_to_clients_that_may_list_them() {
+fn new_topics_are_announced_only_to_clients_that_may_list_them() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let (mut some, mut none) = (Peer::client(&sim, 1).await, Peer::client(&sim, 2).await);
         for (peer, verbs) in [(&mut some, Verb::List), (&mut none, Verb::Subscribe)] {
             let token = Some(granting("mine/*", [verbs]));
-            peer.say_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
-            assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
-            peer.say_to_server(ClientMessage::Watch { watch: WatchId(1), glob: Glob::new("**").unwrap() })
+            peer.send_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
+            assert!(matches!(peer.receive_from_server().await, ServerMessage::Welcome(_)));
+            peer.send_to_server(ClientMessage::Watch { watch: WatchId(1), glob: Glob::new("**").unwrap() })
                 .await;
-            peer.say_to_server(ClientMessage::List).await;
-            let ServerMessage::Topics { topics, .. } = peer.hear_server().await else { panic!() };
+            peer.send_to_server(ClientMessage::List).await;
+            let ServerMessage::Topics { topics, .. } = peer.receive_from_server().await else { panic!() };
             assert_eq!(topics, []);
         }
         let mut publishers = vec![];
@@ -173,22 +181,22 @@ fn new_topics_are_announced_to_clients_that_may_list_them() {
         }
         let mut found = vec![];
         while found.len() < 2 {
-            let ServerMessage::Found { topics, .. } = some.hear_server().await else { panic!() };
+            let ServerMessage::Found { topics, .. } = some.receive_from_server().await else { panic!() };
             found.extend(topics);
         }
         assert_eq!(found, [topic("mine/a"), topic("mine/b")]);
         for (peer, listed) in [(&mut some, 2), (&mut none, 0)] {
-            peer.say_to_server(ClientMessage::List).await; // `Found` of earlier topics arrives before the answer.
-            let ServerMessage::Topics { topics, .. } = peer.hear_server().await else { panic!() };
+            peer.send_to_server(ClientMessage::List).await; // `Found` of earlier topics arrives before the answer.
+            let ServerMessage::Topics { topics, .. } = peer.receive_from_server().await else { panic!() };
             assert_eq!(topics.len(), listed);
         }
     });
 }
 
-/// Goal: a client that reads slowly or not at all loses its right as fast as others. Method: request long lists, read
+/// Goal: a client that reads slowly or not at all is cut off as soon as others. Method: request long lists, read
 /// nothing, and revoke the ticket; the session ends well before its write deadline.
 #[test]
-fn a_client_that_does_not_read_is_closed_as_well() {
+fn a_revoked_client_that_does_not_read_is_closed() {
     simulate(4, async |sim| {
         let sender = watch::Sender::new(Arc::new(rules()));
         let server = sim.server_with(Access::following(sender.subscribe()), server_config());
@@ -201,59 +209,59 @@ fn a_client_that_does_not_read_is_closed_as_well() {
         }
         let mut peer = Peer::client(&sim, 1).await;
         let token = Some(granting("**", [Verb::List]));
-        peer.say_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
-        assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
+        peer.send_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
+        assert!(matches!(peer.receive_from_server().await, ServerMessage::Welcome(_)));
         for _ in 0..2_000 {
-            peer.say_to_server(ClientMessage::List).await;
+            peer.send_to_server(ClientMessage::List).await;
         }
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
         assert_eq!(server.stats().sessions, 1);
         let before = sim.elapsed();
         sender.send_replace(Arc::new(Rules { revoked: [TicketId([3; 8])].into(), ..rules() }));
-        eventually("its session is gone", || server.stats().sessions == 0).await;
+        eventually("the session has ended", || server.stats().sessions == 0).await;
         assert!(sim.elapsed() - before < std::time::Duration::from_secs(3), "{:?}", sim.elapsed() - before);
     });
 }
 
-/// Goal: no TLS session is resumed on an old proof: a server issues no session tickets. Method: a client that would
-/// store and use every session ticket connects twice, each time with a full handshake.
+/// Goal: a server issues no TLS session tickets, so no session is resumed with an old proof. Method: a client that
+/// stores and uses every session ticket connects twice, each time with a full handshake.
 #[test]
-fn no_session_is_resumed() {
+fn no_tls_session_is_resumed() {
     simulate(5, async |sim| {
         let _server = sim.server(server_config());
-        let kept = Arc::new(Kept::default());
+        let store = Arc::new(CountingStore::default());
         let mut tls = client_tls(aws_lc_rs::default_provider());
-        tls.resumption = Resumption::store(Arc::clone(&kept) as Arc<dyn ClientSessionStore>);
+        tls.resumption = Resumption::store(Arc::clone(&store) as Arc<dyn ClientSessionStore>);
         tls.enable_early_data = true;
         for number in [1, 2] {
-            let (_endpoint, connection) = connect_by(&sim, number, tls.clone()).await;
+            let (_endpoint, connection) = connect_with_tls(&sim, number, tls.clone()).await;
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             connection.close(0_u32.into(), b"");
         }
-        assert!(kept.asked.load(Ordering::Relaxed) >= 2, "it would have resumed");
-        assert_eq!(kept.given.load(Ordering::Relaxed), 0, "it could have resumed");
+        assert!(store.lookups.load(Ordering::Relaxed) >= 2, "the client looked for tickets");
+        assert_eq!(store.stored.load(Ordering::Relaxed), 0, "the server sent no ticket");
     });
 }
 
 /// Stores and counts TLS session tickets.
 #[derive(Debug)]
-struct Kept {
+struct CountingStore {
     cache: ClientSessionMemoryCache,
-    asked: AtomicUsize,
-    given: AtomicUsize,
+    lookups: AtomicUsize,
+    stored: AtomicUsize,
 }
 
-impl Default for Kept {
+impl Default for CountingStore {
     fn default() -> Self {
         Self {
             cache: ClientSessionMemoryCache::new(8),
-            asked: AtomicUsize::new(0),
-            given: AtomicUsize::new(0),
+            lookups: AtomicUsize::new(0),
+            stored: AtomicUsize::new(0),
         }
     }
 }
 
-impl ClientSessionStore for Kept {
+impl ClientSessionStore for CountingStore {
     fn set_kx_hint(&self, name: ServerName<'static>, group: NamedGroup) {
         self.cache.set_kx_hint(name, group);
     }
@@ -271,12 +279,12 @@ impl ClientSessionStore for Kept {
     fn remove_tls12_session(&self, _: &ServerName<'static>) {}
 
     fn insert_tls13_ticket(&self, name: ServerName<'static>, value: Tls13ClientSessionValue) {
-        self.given.fetch_add(1, Ordering::Relaxed);
+        self.stored.fetch_add(1, Ordering::Relaxed);
         self.cache.insert_tls13_ticket(name, value);
     }
 
     fn take_tls13_ticket(&self, name: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.lookups.fetch_add(1, Ordering::Relaxed);
         self.cache.take_tls13_ticket(name)
     }
 }

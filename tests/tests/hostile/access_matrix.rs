@@ -1,16 +1,17 @@
 //! The access matrix: every credential over each transport with every request.
 //!
-//! The expected results are an independent table ([`credentials`]). The client works on raw bytes, so it sees
-//! everything that a server sends. A refused client must get the close and nothing else, and must not learn which
-//! topics exist.
+//! The expected results are an independent table ([`credentials`]). The client reads raw bytes, so it sees everything
+//! that a server sends. A refused client must receive the close and nothing else, and must not learn which topics
+//! exist.
 
+mod changes;
 mod credentials;
-mod losses;
+mod raw_client;
 mod socket;
-mod ways;
 
 use crate::raw::hello;
-use credentials::{BEGAN_S, Credential, Worth, clock, set_clock};
+use credentials::{Credential, Rights, START_S, clock, set_clock};
+use raw_client::{End, RawClient, Received, TRANSPORTS, TransportKind};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, EndReason, Glob, Hello, LaneGrant, LaneId, ServerMessage, Subscribe,
@@ -20,42 +21,42 @@ use tensor_relay_server::{Access, Listener, Publisher, Rules, Server};
 use tensor_relay_tests::pair::{Sim, publish, retaining, server_config, simulate, topic};
 use tensor_relay_transport::Transport;
 use tokio::{sync::watch, time::sleep};
-use ways::{End, Guest, Heard, WAYS, Way};
 
 /// The initial topics of the server, and those that it publishes later.
 const TOPICS: [&str; 2] = ["mine/a", "other/a"];
 const LATER: [&str; 2] = ["mine/later", "other/later"];
 
-/// Long enough for every answer: a second, plus the time of a close.
-const A_WHILE: Duration = Duration::from_secs(3);
+/// The wait for answers: a second, plus the duration of a close.
+const ANSWER_WAIT: Duration = Duration::from_secs(3);
 
 const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
 const WATCH: WatchId = WatchId(1);
 
 /// One request of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ask {
+enum Request {
     List,
     Watch,
     Subscribe(&'static str),
-    /// Join, as a further lane with a guessed grant, an existing session or one that does not exist.
+    /// A further lane with a guessed grant, for an existing session.
     JoinGuessed,
-    JoinNothing,
+    /// A further lane with a guessed grant, for a session that does not exist.
+    JoinNonexistent,
 }
 
-const ASKS: [Ask; 8] = [
-    Ask::List,
-    Ask::Watch,
-    Ask::Subscribe("mine/a"),
-    Ask::Subscribe("other/a"),
-    Ask::Subscribe("mine/none"),
-    Ask::Subscribe("none"),
-    Ask::JoinGuessed,
-    Ask::JoinNothing,
+const REQUESTS: [Request; 8] = [
+    Request::List,
+    Request::Watch,
+    Request::Subscribe("mine/a"),
+    Request::Subscribe("other/a"),
+    Request::Subscribe("mine/none"),
+    Request::Subscribe("none"),
+    Request::JoinGuessed,
+    Request::JoinNonexistent,
 ];
 
-/// A server over both transports, and what it publishes.
-struct Stage {
+/// A server over both transports, with its publishers.
+struct Fixture {
     sim: Sim,
     server: Server,
     rules: watch::Sender<Arc<Rules>>,
@@ -63,19 +64,19 @@ struct Stage {
     publishers: Vec<Publisher>,
 }
 
-impl Stage {
+impl Fixture {
     async fn new(sim: Sim, topics: &[&str]) -> Self {
-        set_clock(BEGAN_S);
+        set_clock(START_S);
         let rules = watch::Sender::new(Arc::new(credentials::rules()));
         let access = Access::following(rules.subscribe()).with_clock(clock);
         let (host, address) = (Arc::new(sim.server_host()), sim.server_address());
         let listener = Listener::bind_on(host, Transport::Auto, address, &sim.identity(), sim.tuning.clone());
         let server = Server::start(listener.unwrap(), access.clone(), server_config());
-        let mut stage = Self { sim, server, rules, access, publishers: vec![] };
+        let mut fixture = Self { sim, server, rules, access, publishers: vec![] };
         for name in topics {
-            stage.publish(name).await;
+            fixture.publish(name).await;
         }
-        stage
+        fixture
     }
 
     async fn publish(&mut self, name: &str) {
@@ -84,25 +85,25 @@ impl Stage {
         self.publishers.push(publisher);
     }
 
-    /// A session with all rights.
-    async fn bystander(&self, number: u8) -> (Guest, Welcome) {
-        let guest = Guest::new(&self.sim, number, Way::Quic, None).await;
+    /// Opens a session without rights, whose id the cells use as that of an existing session.
+    async fn bystander(&self, number: u8) -> (RawClient, Welcome) {
+        let client = RawClient::new(&self.sim, number, TransportKind::Quic, None).await;
         let token = Some(credentials::sealed(credentials::claims(8, vec![])));
-        guest.say(ClientMessage::Hello(Hello { token, ..hello() }));
-        sleep(A_WHILE).await;
-        let ServerMessage::Welcome(welcome) = guest.heard().messages().remove(0) else { panic!() };
-        (guest, welcome)
+        client.send(ClientMessage::Hello(Hello { token, ..hello() }));
+        sleep(ANSWER_WAIT).await;
+        let ServerMessage::Welcome(welcome) = client.received().messages().remove(0) else { panic!() };
+        (client, welcome)
     }
 }
 
-/// Goal: each cell of the matrix is as the table says, and a refused client gets only its close. Method: each
-/// credential, transport and request in a connection of its own, to a server with topics; more topics appear later.
+/// Goal: each cell of the matrix matches the table, and a refused client receives only its close. Method: one
+/// connection for each credential, transport and request, to a server with topics; more topics appear later.
 #[test]
-fn every_credential_way_and_question() {
+fn every_cell_matches_the_table() {
     let mut wrong = vec![];
     for credential in credentials::all() {
-        for (cell, heard) in answers(&credential, true) {
-            if let Err(why) = judge(credential.worth, cell.1, &heard) {
+        for (cell, received) in answers(&credential, true) {
+            if let Err(why) = check_answer(credential.rights, cell.1, &received) {
                 wrong.push(format!("{} over {cell:?}: {why}", credential.name));
             }
         }
@@ -110,34 +111,35 @@ fn every_credential_way_and_question() {
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Goal: a client without a right to a topic gets the same bytes whether or not the topic exists. Method: all
+/// Goal: a client without a right to a topic receives the same bytes whether or not the topic exists. Method: all
 /// credentials without rights, at a server with topics and at one without; for each credential, the answers for refused
-/// topics, some of which exist.
+/// topics, existing and not.
 #[test]
-fn what_is_refused_looks_the_same_whether_it_exists_or_not() {
+fn refused_topics_look_nonexistent() {
     let mut wrong = vec![];
     for credential in credentials::all() {
         let full = answers(&credential, true);
-        for way in WAYS {
-            let refused = |(cell, _): &&((Way, Ask), Heard)| {
-                cell.0 == way && matches!(cell.1, Ask::Subscribe(name) if !has(credential.worth, name).1)
+        for transport in TRANSPORTS {
+            let refused = |(cell, _): &&((TransportKind, Request), Received)| {
+                cell.0 == transport
+                    && matches!(cell.1, Request::Subscribe(name) if !rights_to(credential.rights, name).1)
             };
-            let mut heard = full.iter().filter(refused).map(|(_, heard)| behind_welcome(heard));
-            let first = heard.next();
-            if heard.any(|other| Some(other) != first) {
+            let mut received = full.iter().filter(refused).map(|(_, received)| without_welcome(received));
+            let first = received.next();
+            if received.any(|other| Some(other) != first) {
                 wrong.push(format!(
-                    "{} over {way:?}: existing topics are refused differently",
+                    "{} over {transport:?}: existing topics are refused differently",
                     credential.name
                 ));
             }
         }
         if ["mine/a", "other/a"]
             .iter()
-            .all(|name| has(credential.worth, name) == (false, false))
+            .all(|name| rights_to(credential.rights, name) == (false, false))
         {
-            for ((cell, heard), (_, empty)) in full.iter().zip(&answers(&credential, false)) {
-                if behind_welcome(heard) != behind_welcome(empty) {
-                    wrong.push(format!("{} over {cell:?}: {heard:?}, and {empty:?}", credential.name));
+            for ((cell, received), (_, empty)) in full.iter().zip(&answers(&credential, false)) {
+                if without_welcome(received) != without_welcome(empty) {
+                    wrong.push(format!("{} over {cell:?}: {received:?}, and {empty:?}", credential.name));
                 }
             }
         }
@@ -145,117 +147,134 @@ fn what_is_refused_looks_the_same_whether_it_exists_or_not() {
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Everything that was heard except `Welcome`, which contains random numbers.
-fn behind_welcome(heard: &Heard) -> Heard {
-    let greeting = match heard.frames().first() {
-        Some(first) if matches!(heard.messages()[0], ServerMessage::Welcome(_)) => first.len(),
+/// Everything that was received except `Welcome`, which contains random numbers.
+fn without_welcome(received: &Received) -> Received {
+    let welcome_bytes = match received.frames().first() {
+        Some(first) if matches!(received.messages()[0], ServerMessage::Welcome(_)) => first.len(),
         _ => 0,
     };
-    Heard { control: heard.control[greeting..].to_vec(), ..heard.clone() }
+    Received { control: received.control[welcome_bytes..].to_vec(), ..received.clone() }
 }
 
-/// The answers to each request over each transport, each in a connection of its own.
-fn answers(credential: &Credential, with_topics: bool) -> Vec<((Way, Ask), Heard)> {
+/// The answers to each request over each transport, with one connection for each.
+fn answers(credential: &Credential, with_topics: bool) -> Vec<((TransportKind, Request), Received)> {
     simulate(1, async |sim| {
-        let mut stage = Stage::new(sim, if with_topics { &TOPICS } else { &[] }).await;
-        let (_bystander, session) = stage.bystander(250).await;
-        let mut guests = vec![];
-        for (number, cell) in (1..).zip(WAYS.iter().flat_map(|way| ASKS.map(|ask| (*way, ask)))) {
-            let guest = Guest::new(&stage.sim, number, cell.0, credential.certificate.as_ref()).await;
-            words(credential, cell.1, &session).into_iter().for_each(|word| guest.say(word));
-            guests.push((cell, guest));
+        let mut fixture = Fixture::new(sim, if with_topics { &TOPICS } else { &[] }).await;
+        let (_bystander, session) = fixture.bystander(250).await;
+        let mut clients = vec![];
+        for (number, cell) in (1..).zip(
+            TRANSPORTS
+                .iter()
+                .flat_map(|transport| REQUESTS.map(|request| (*transport, request))),
+        ) {
+            let client = RawClient::new(&fixture.sim, number, cell.0, credential.certificate.as_ref()).await;
+            messages(credential, cell.1, &session)
+                .into_iter()
+                .for_each(|message| client.send(message));
+            clients.push((cell, client));
         }
-        sleep(A_WHILE).await;
+        sleep(ANSWER_WAIT).await;
         if with_topics {
             for name in LATER {
-                stage.publish(name).await;
+                fixture.publish(name).await;
             }
-            sleep(A_WHILE).await;
+            sleep(ANSWER_WAIT).await;
         }
-        guests.into_iter().map(|(cell, guest)| (cell, guest.heard())).collect()
+        clients.into_iter().map(|(cell, client)| (cell, client.received())).collect()
     })
 }
 
-fn words(credential: &Credential, ask: Ask, other: &Welcome) -> Vec<ClientMessage> {
-    let greeting = ClientMessage::Hello(Hello { token: credential.token.clone(), ..hello() });
+/// The messages that make the request. `other` is an existing session.
+fn messages(credential: &Credential, request: Request, other: &Welcome) -> Vec<ClientMessage> {
+    let login = ClientMessage::Hello(Hello { token: credential.token.clone(), ..hello() });
     let join = |session| ClientMessage::Join {
         session,
         lane: LaneId(1),
         grant: LaneGrant::new([0; 32]),
         instance: other.instance,
     };
-    match ask {
-        Ask::List => vec![greeting, ClientMessage::List],
-        Ask::Watch => {
-            vec![greeting, ClientMessage::Watch { watch: WATCH, glob: Glob::new("**").unwrap() }]
+    match request {
+        Request::List => vec![login, ClientMessage::List],
+        Request::Watch => {
+            vec![login, ClientMessage::Watch { watch: WATCH, glob: Glob::new("**").unwrap() }]
         }
-        Ask::Subscribe(name) => {
+        Request::Subscribe(name) => {
             let subscribe = Subscribe::latest(SUBSCRIPTION, topic(name), 8);
-            vec![greeting, ClientMessage::Subscribe(subscribe)]
+            vec![login, ClientMessage::Subscribe(subscribe)]
         }
-        Ask::JoinGuessed => vec![join(other.session)],
-        Ask::JoinNothing => vec![join(other.session ^ 1)],
+        Request::JoinGuessed => vec![join(other.session)],
+        Request::JoinNonexistent => vec![join(other.session ^ 1)],
     }
 }
 
-/// Whether a credential of this worth lists a topic, and receives it.
-fn has(worth: Worth, name: &str) -> (bool, bool) {
-    let begins = |with: &[&str]| with.iter().any(|beginning| name.starts_with(beginning));
-    match worth {
-        Worth::NoHandshake | Worth::Nothing(_) => (false, false),
-        Worth::Session { sees, receives } => (begins(sees), begins(receives)),
+/// Returns whether these rights include listing a topic, and receiving it.
+fn rights_to(rights: Rights, name: &str) -> (bool, bool) {
+    let has_prefix = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    match rights {
+        Rights::NoHandshake | Rights::Nothing(_) => (false, false),
+        Rights::Session { lists, receives } => (has_prefix(lists), has_prefix(receives)),
     }
 }
 
 /// Checks an answer against the table.
-fn judge(worth: Worth, ask: Ask, heard: &Heard) -> Result<(), String> {
-    let refusal = match (worth, ask) {
-        (Worth::NoHandshake, _) => Some(End::Alert),
-        (_, Ask::JoinGuessed | Ask::JoinNothing) => {
+fn check_answer(rights: Rights, request: Request, received: &Received) -> Result<(), String> {
+    let refusal = match (rights, request) {
+        (Rights::NoHandshake, _) => Some(End::Alert),
+        (_, Request::JoinGuessed | Request::JoinNonexistent) => {
             Some(End::Closed(Some(CloseCode::Unauthorised), String::new()))
         }
-        (Worth::Nothing(code), _) => Some(End::Closed(Some(code), String::new())),
-        (Worth::Session { .. }, _) => None,
+        (Rights::Nothing(code), _) => Some(End::Closed(Some(code), String::new())),
+        (Rights::Session { .. }, _) => None,
     };
     if let Some(end) = refusal {
-        let is_good = heard.is_nothing() && heard.end.as_ref() == Some(&end);
-        return is_good.then_some(()).ok_or_else(|| format!("expected only {end:?}: {heard:?}"));
+        let is_good = received.is_empty() && received.end.as_ref() == Some(&end);
+        return is_good
+            .then_some(())
+            .ok_or_else(|| format!("expected only {end:?}: {received:?}"));
     }
-    let mut messages = heard.messages().into_iter();
-    if !matches!(messages.next(), Some(ServerMessage::Welcome(_))) || heard.end.is_some() {
-        return Err(format!("expected a session: {heard:?}"));
+    let mut messages = received.messages().into_iter();
+    if !matches!(messages.next(), Some(ServerMessage::Welcome(_))) || received.end.is_some() {
+        return Err(format!("expected a session: {received:?}"));
     }
-    let said: Vec<_> = messages.collect();
-    let is_good = match ask {
-        Ask::List => named(&said) == visible(worth, &TOPICS) && said.len() == 1 && heard.streams == 0,
-        Ask::Watch => named(&said) == visible(worth, &[TOPICS, LATER].concat()) && heard.streams == 0,
-        Ask::Subscribe(name) if !has(worth, name).1 => {
-            let end = ServerMessage::End { subscription: SUBSCRIPTION, reason: EndReason::Forbidden };
-            said == [end] && heard.streams == 0
+    let answers: Vec<_> = messages.collect();
+    let is_good = match request {
+        Request::List => {
+            listed_topics(&answers) == visible(rights, &TOPICS) && answers.len() == 1 && received.streams == 0
         }
-        Ask::Subscribe(name) if !TOPICS.contains(&name) => said.is_empty() && heard.streams == 0,
-        Ask::Subscribe(name) => {
-            let announced = |said: &ServerMessage| match said {
+        Request::Watch => {
+            listed_topics(&answers) == visible(rights, &[TOPICS, LATER].concat()) && received.streams == 0
+        }
+        Request::Subscribe(name) if !rights_to(rights, name).1 => {
+            let end = ServerMessage::End { subscription: SUBSCRIPTION, reason: EndReason::Forbidden };
+            answers == [end] && received.streams == 0
+        }
+        Request::Subscribe(name) if !TOPICS.contains(&name) => answers.is_empty() && received.streams == 0,
+        Request::Subscribe(name) => {
+            let expected = |answer: &ServerMessage| match answer {
                 ServerMessage::Announce(announce) => announce.id.topic == topic(name),
                 ServerMessage::Complete { .. } => true,
                 _ => false,
             };
-            said.len() == 2 && said.iter().all(announced) && heard.streams > 0 && heard.data > 1000
+            answers.len() == 2 && answers.iter().all(expected) && received.streams > 0 && received.data > 1000
         }
-        Ask::JoinGuessed | Ask::JoinNothing => false,
+        Request::JoinGuessed | Request::JoinNonexistent => false,
     };
     is_good
         .then_some(())
-        .ok_or_else(|| format!("{said:?}, {} streams", heard.streams))
+        .ok_or_else(|| format!("{answers:?}, {} streams", received.streams))
 }
 
-fn visible(worth: Worth, names: &[&str]) -> Vec<Topic> {
-    names.iter().filter(|name| has(worth, name).0).map(|name| topic(name)).collect()
+fn visible(rights: Rights, names: &[&str]) -> Vec<Topic> {
+    names
+        .iter()
+        .filter(|name| rights_to(rights, name).0)
+        .map(|name| topic(name))
+        .collect()
 }
 
-/// The topics that lists and watches name.
-fn named(said: &[ServerMessage]) -> Vec<Topic> {
-    let names = said.iter().flat_map(|said| match said {
+/// The topics in answers to lists and watches.
+fn listed_topics(answers: &[ServerMessage]) -> Vec<Topic> {
+    let names = answers.iter().flat_map(|answer| match answer {
         ServerMessage::Topics { topics, .. } => topics.iter().map(|entry| entry.id.topic.clone()).collect(),
         ServerMessage::Found { watch: WATCH, topics } => topics.clone(),
         other => panic!("{other:?}"),

@@ -1,5 +1,5 @@
-//! Bases that were never granted, and bases with wrong content. The client applies deltas only to a version that it
-//! reported as held, and a client's false report to the server harms only that client.
+//! Deltas against wrong bases, and false reports of bases. A client applies deltas only to a version that it reported
+//! as held, and a client's false report affects only that client.
 
 use crate::{
     clients::digest_of,
@@ -18,38 +18,37 @@ use tensor_relay_tests::{
     tensors,
 };
 
-/// The first version, of which the client retains no copy.
+/// The first version, which the client does not retain.
 const FIRST: Version = Version(VERSION.0 - 1);
 
 const NEXT: Version = Version(VERSION.0 + 1);
 
-/// A server that announced a version after one that the client retains as a base.
-struct Second {
+/// The script of a server that has announced a version whose base the client retains.
+struct DeltaScript {
     script: Script,
     id: VersionId,
 }
 
-impl Second {
-    /// Sends a first version and a second one, which the client retains, and announces a third; all with the same
-    /// manifest.
+impl DeltaScript {
+    /// Sends two versions, of which the client retains the second, and announces a third; all with the same manifest.
     async fn begin(mut script: Script, epoch: Epoch) -> Self {
-        script.manifest(script.manifest.digest(), script.manifest.encoded()).await;
+        script.send_manifest(script.manifest.digest(), script.manifest.encoded()).await;
         for (version, kept) in [(FIRST, false), (VERSION, true)] {
             Self::send(&mut script, version).await;
-            assert_eq!(Self::committed(&mut script).await, (version, kept));
+            assert_eq!(Self::wait_for_committed(&mut script).await, (version, kept));
         }
         let id = VersionId { topic: topic("t"), epoch, version: NEXT };
-        let second = Announce {
+        let announce = Announce {
             id: id.clone(),
             metadata: tensors::metadata(NEXT.0),
             may_be_base: true,
             ..script.announcement()
         };
-        script.announce(second).await;
+        script.announce(announce).await;
         Self { script, id }
     }
 
-    /// Sends a whole version, whose bytes then are the script's payload.
+    /// Sends a complete version, whose bytes become the script's payload.
     async fn send(script: &mut Script, version: Version) {
         tensors::write_content("noise", version.0, &mut script.payload);
         let id = VersionId { topic: topic("t"), epoch: EPOCH, version };
@@ -58,18 +57,18 @@ impl Second {
         script.announce(announce).await;
         for chunk in 0..3 {
             script
-                .chunk(ChunkHeader { version, ..script.header(chunk) }, script.raw(chunk))
+                .send_chunk(ChunkHeader { version, ..script.header(chunk) }, script.raw(chunk))
                 .await;
         }
         let (subscription, digest) = (script.subscription, script.digest());
         let complete = ServerMessage::Complete { subscription, epoch: EPOCH, version, digest };
-        script.peer.say_to_client(complete).await;
+        script.peer.send_to_client(complete).await;
     }
 
     /// Waits for the client's `Committed`: the version, and whether it retains a copy.
-    async fn committed(script: &mut Script) -> (Version, bool) {
+    async fn wait_for_committed(script: &mut Script) -> (Version, bool) {
         loop {
-            if let ClientMessage::Committed { version, kept, .. } = script.peer.hear_client().await {
+            if let ClientMessage::Committed { version, kept, .. } = script.peer.receive_from_client().await {
                 return (version, kept);
             }
         }
@@ -101,20 +100,20 @@ impl Second {
         (header, encoded)
     }
 
-    async fn complete(&mut self) {
+    async fn send_complete(&mut self) {
         let hashes = (0..3).map(|chunk| self.delta(chunk).0.hash);
         let digest = VersionDigest::of(self.script.manifest.digest(), hashes);
         let VersionId { epoch, version, .. } = self.id;
         let subscription = self.script.subscription;
         let complete = ServerMessage::Complete { subscription, epoch, version, digest };
-        self.script.peer.say_to_client(complete).await;
+        self.script.peer.send_to_client(complete).await;
     }
 }
 
 /// Runs `server` against a good client; returns the client's result for the announced version.
-fn second_version(
+fn run_deltas(
     epoch: Epoch,
-    server: impl AsyncFnOnce(&mut Second),
+    server: impl AsyncFnOnce(&mut DeltaScript),
 ) -> Result<Snapshot, SubscriptionError> {
     simulate(1, async |sim| {
         let user = async {
@@ -123,14 +122,14 @@ fn second_version(
             for _ in [FIRST, VERSION] {
                 tensors::check(&subscription.next().await.unwrap());
             }
-            let second = subscription.next().await;
+            let received = subscription.next().await;
             tokio::time::sleep(Duration::from_secs(1)).await; // Lets the last messages arrive.
-            second
+            received
         };
         let server = async {
-            let mut second = Second::begin(Script::begin(&sim).await, epoch).await;
-            server(&mut second).await;
-            second
+            let mut deltas = DeltaScript::begin(Script::start(&sim).await, epoch).await;
+            server(&mut deltas).await;
+            deltas
         };
         tokio::join!(user, server).0
     })
@@ -138,23 +137,23 @@ fn second_version(
 
 /// Goal: the scripts below are valid except for their changes. Method: send the announced version unchanged.
 #[test]
-fn good_deltas() {
-    let snapshot = second_version(EPOCH, async |second| {
+fn valid_deltas_are_committed() {
+    let snapshot = run_deltas(EPOCH, async |deltas| {
         for chunk in 0..3 {
-            let (header, encoded) = second.delta(chunk);
-            second.script.chunk(header, &encoded).await;
+            let (header, encoded) = deltas.delta(chunk);
+            deltas.script.send_chunk(header, &encoded).await;
         }
-        second.complete().await;
-        assert_eq!(Second::committed(&mut second.script).await, (NEXT, true));
+        deltas.send_complete().await;
+        assert_eq!(DeltaScript::wait_for_committed(&mut deltas.script).await, (NEXT, true));
     });
     let snapshot = snapshot.unwrap();
     assert_eq!((snapshot.id().version, snapshot.receipt().codecs.deltas().chunks), (NEXT, 3));
 }
 
 /// Goal: deltas are applied only to the version that the client reported as held. Method: no base, an older one, the
-/// version itself, one of another epoch; a base with a codec that needs none.
+/// version itself, one of another epoch; a base for a codec without bases.
 #[test]
-fn bases_that_are_not_held() {
+fn deltas_against_other_bases_end_the_session() {
     type Change = fn(&mut ChunkHeader);
     let changes: [(&str, Epoch, Change); 5] = [
         ("needs a base if and only if", EPOCH, |header| header.base = None),
@@ -163,48 +162,48 @@ fn bases_that_are_not_held() {
         ("against version 3", Epoch(6), |_| ()),
         ("needs a base if and only if", EPOCH, |header| header.codec = CodecId::Zstd),
     ];
-    for (word, epoch, change) in changes {
-        let error = second_version(epoch, async |second| {
-            let (mut header, encoded) = second.delta(0);
+    for (expected, epoch, change) in changes {
+        let error = run_deltas(epoch, async |deltas| {
+            let (mut header, encoded) = deltas.delta(0);
             change(&mut header);
-            second.script.chunk(header, &encoded).await;
-            let (told, text) = second.script.peer.closed_because().await;
-            assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+            deltas.script.send_chunk(header, &encoded).await;
+            let (code, text) = deltas.script.peer.wait_for_close().await;
+            assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
         });
         let error = error.map(|snapshot| snapshot.id().clone()).unwrap_err();
         let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
         assert_eq!(source.blame(), Blame::Peer);
-        assert!(source.to_string().contains(word), "{source} says nothing of {word:?}");
+        assert!(source.to_string().contains(expected), "{source} lacks {expected:?}");
     }
     expect_closed(CloseCode::Misbehaved, "needs a base if and only if", async |script| {
-        script.good_beginning().await;
+        script.begin_version().await;
         let header = ChunkHeader { codec: CodecId::Sparse, ..script.header(0) };
-        script.chunk(header, script.raw(0)).await;
+        script.send_chunk(header, script.raw(0)).await;
     });
 }
 
-/// Goal: deltas that decode to other content than was hashed are never delivered, and invalidate base and version.
+/// Goal: deltas whose decoded content does not match the hash are never delivered.
 /// Method: the delta of another chunk; then arbitrary bytes.
 #[test]
-fn wrong_deltas() {
+fn wrong_deltas_are_corrupt() {
     for bytes in [None, Some([0x5a; 64])] {
-        let error = second_version(EPOCH, async |second| {
-            let (header, _) = second.delta(0);
-            let (_, other) = second.delta(1);
+        let error = run_deltas(EPOCH, async |deltas| {
+            let (header, _) = deltas.delta(0);
+            let (_, other) = deltas.delta(1);
             let encoded = bytes.map_or(other, |bytes| bytes.to_vec());
             let header = ChunkHeader { encoded_bytes: encoded.len() as u32, ..header };
-            second.script.chunk(header, &encoded).await;
+            deltas.script.send_chunk(header, &encoded).await;
         });
         let error = error.map(|snapshot| snapshot.id().clone()).unwrap_err();
         assert!(matches!(error, SubscriptionError::Corrupt { .. }), "{error}");
     }
 }
 
-/// Goal: a client that reconnects names its base, whole, or as far as a partial version still needs it. Method: lose
-/// the connection after the commit, and after each chunk of the next version.
+/// Goal: a client that reconnects reports its base if its partial version still needs it. Method: lose the connection
+/// after the commit, and after each chunk of the next version.
 #[test]
-fn a_reconnecting_client_names_its_base() {
-    for came in 0..=3 {
+fn a_reconnecting_client_reports_its_base() {
+    for received in 0..=3 {
         simulate(1, async |sim| {
             let user = async {
                 let client = sim.client(1, reconnecting()).await.unwrap();
@@ -217,79 +216,87 @@ fn a_reconnecting_client_names_its_base() {
                 client
             };
             let server = async {
-                let mut second = Second::begin(Script::begin(&sim).await, EPOCH).await;
-                for chunk in 0..came {
-                    let (header, encoded) = second.delta(chunk);
-                    second.script.chunk(header, &encoded).await;
+                let mut deltas = DeltaScript::begin(Script::start(&sim).await, EPOCH).await;
+                for chunk in 0..received {
+                    let (header, encoded) = deltas.delta(chunk);
+                    deltas.script.send_chunk(header, &encoded).await;
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                let (script, subscribe) = second.script.again().await;
-                let base = (came < 3).then_some((EPOCH, VERSION));
-                assert_eq!(subscribe.base.map(|base| base.key()), base, "after {came} chunks");
-                second.script = script;
+                let (script, subscribe) = deltas.script.reconnect().await;
+                let base = (received < 3).then_some((EPOCH, VERSION));
+                assert_eq!(subscribe.base.map(|base| base.key()), base, "after {received} chunks");
+                deltas.script = script;
                 let announce = Announce {
-                    id: second.id.clone(),
+                    id: deltas.id.clone(),
                     metadata: tensors::metadata(NEXT.0),
                     may_be_base: true,
-                    ..second.script.announcement()
+                    ..deltas.script.announcement()
                 };
-                second.script.announce(announce).await;
-                for chunk in came..3 {
-                    let (header, encoded) = second.delta(chunk);
-                    second.script.chunk(header, &encoded).await;
+                deltas.script.announce(announce).await;
+                for chunk in received..3 {
+                    let (header, encoded) = deltas.delta(chunk);
+                    deltas.script.send_chunk(header, &encoded).await;
                 }
-                second.complete().await;
-                assert_eq!(Second::committed(&mut second.script).await, (NEXT, true));
-                second
+                deltas.send_complete().await;
+                assert_eq!(DeltaScript::wait_for_committed(&mut deltas.script).await, (NEXT, true));
+                deltas
             };
             tokio::join!(user, server);
         });
     }
 }
 
-/// Goal: an unknown or impossible base is not an error: the server sends chunks whole. Method: name versions that never
+/// Goal: an unknown or impossible base is not an error: the server sends no deltas. Method: report versions that never
 /// existed, a newer one, and one of another epoch.
 #[test]
-fn unknown_bases() {
+fn unknown_bases_are_ignored() {
     for base in [(EPOCH, 0), (EPOCH, 1), (EPOCH, 7), (EPOCH, u64::MAX), (Epoch(6), 1)] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
             let mut publisher =
                 server.publisher_with(topic("t"), Some(EPOCH), TopicOptions::default()).unwrap();
             publish(&server, &mut publisher, 1, 1000).await;
-            let mut peer = Peer::greeted_client(&sim, 2).await;
+            let mut peer = Peer::welcomed_client(&sim, 2).await;
             let ClientMessage::Subscribe(wanted) = subscribe(1, 4) else { panic!("it subscribes") };
             let digest = VersionDigest([7; 32]);
             let base = Some(Have { epoch: base.0, version: Version(base.1), digest });
-            peer.say_to_server(ClientMessage::Subscribe(tensor_relay_protocol::Subscribe { base, ..wanted }))
-                .await;
-            let ServerMessage::Announce(announce) = peer.hear_server().await else { panic!("no version") };
+            peer.send_to_server(ClientMessage::Subscribe(tensor_relay_protocol::Subscribe {
+                base,
+                ..wanted
+            }))
+            .await;
+            let ServerMessage::Announce(announce) = peer.receive_from_server().await else {
+                panic!("no version")
+            };
             assert_eq!(announce.subscription, SubscriptionId(1));
-            assert!(matches!(peer.hear_server().await, ServerMessage::Complete { .. }));
+            assert!(matches!(peer.receive_from_server().await, ServerMessage::Complete { .. }));
             assert_eq!(server.stats().encoder.compared, 0);
         });
     }
 }
 
-/// Goal: nothing is coded against, or compared with, a base of other content. Method: a base with the digest of the
+/// Goal: nothing is encoded against, or compared with, a base of other content. Method: a base with the digest of the
 /// server's version, and with another digest.
 #[test]
-fn a_base_of_other_content() {
+fn a_base_with_other_content_is_not_used() {
     let digest = digest_of(&RangeSet::from_range(0..16));
-    for (digest, is_believed) in [(digest, true), (VersionDigest([7; 32]), false)] {
+    for (digest, is_used) in [(digest, true), (VersionDigest([7; 32]), false)] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), retaining(2)).unwrap();
             for version in [1, 2] {
                 publish(&server, &mut publisher, version, 1 << 20).await;
             }
-            let mut peer = Peer::greeted_client(&sim, 2).await;
+            let mut peer = Peer::welcomed_client(&sim, 2).await;
             let ClientMessage::Subscribe(wanted) = subscribe(1, 16) else { panic!("it subscribes") };
             let base = Some(Have { epoch: EPOCH, version: Version(1), digest });
-            peer.say_to_server(ClientMessage::Subscribe(tensor_relay_protocol::Subscribe { base, ..wanted }))
-                .await;
-            while !matches!(peer.hear_server().await, ServerMessage::Complete { .. }) {}
-            assert_eq!(server.stats().encoder.compared > 0, is_believed);
+            peer.send_to_server(ClientMessage::Subscribe(tensor_relay_protocol::Subscribe {
+                base,
+                ..wanted
+            }))
+            .await;
+            while !matches!(peer.receive_from_server().await, ServerMessage::Complete { .. }) {}
+            assert_eq!(server.stats().encoder.compared > 0, is_used);
         });
     }
 }
@@ -297,17 +304,19 @@ fn a_base_of_other_content() {
 /// Goal: a client that decodes no deltas is not asked to retain bases. Method: a client that offers every codec, and
 /// one that offers all except that of deltas.
 #[test]
-fn a_client_without_deltas_is_offered_no_base() {
+fn a_client_without_delta_codecs_is_not_asked_to_keep_bases() {
     for (codecs, may_be_base) in [(CodecSet::all(), true), (CodecSet::all().without_bases(), false)] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish(&server, &mut publisher, 1, 1000).await;
             let mut peer = Peer::client(&sim, 2).await;
-            peer.say_to_server(ClientMessage::Hello(Hello { codecs, ..hello() })).await;
-            assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
-            peer.say_to_server(subscribe(1, 4)).await;
-            let ServerMessage::Announce(announce) = peer.hear_server().await else { panic!("no version") };
+            peer.send_to_server(ClientMessage::Hello(Hello { codecs, ..hello() })).await;
+            assert!(matches!(peer.receive_from_server().await, ServerMessage::Welcome(_)));
+            peer.send_to_server(subscribe(1, 4)).await;
+            let ServerMessage::Announce(announce) = peer.receive_from_server().await else {
+                panic!("no version")
+            };
             assert_eq!(announce.may_be_base, may_be_base);
         });
     }

@@ -1,4 +1,4 @@
-//! Clients that violate the protocol. The server closes with the right code and continues to serve the others.
+//! Clients that violate the protocol. The server closes with the right code and continues to serve others.
 
 mod excess;
 
@@ -20,8 +20,8 @@ use tokio::time::sleep;
 const EPOCH: Epoch = Epoch(5);
 
 /// Runs a hostile client against a server with one version of "t" and a good client, which must get the next version
-/// undisturbed. The hostile client must be closed with `code` and a text that contains `word`.
-fn expect_closed(code: CloseCode, word: &str, attack: impl AsyncFnOnce(&Sim) -> Peer) {
+/// undisturbed. The hostile client must be closed with `code` and a text that contains `expected`.
+fn expect_closed(code: CloseCode, expected: &str, attack: impl AsyncFnOnce(&Sim) -> Peer) {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), TopicOptions::default()).unwrap();
@@ -31,47 +31,47 @@ fn expect_closed(code: CloseCode, word: &str, attack: impl AsyncFnOnce(&Sim) -> 
         tensors::check(&good.next().await.unwrap());
 
         let peer = attack(&sim).await;
-        let (found, text) = peer.closed_because().await;
-        assert_eq!(found, Some(code), "{text}");
-        assert!(text.contains(word), "{text:?} says nothing of {word:?}");
+        let (received, text) = peer.wait_for_close().await;
+        assert_eq!(received, Some(code), "{text}");
+        assert!(text.contains(expected), "{text:?} lacks {expected:?}");
 
         publish(&server, &mut publisher, 2, 1 << 20).await;
         tensors::check(&good.next().await.unwrap());
-        only_one_is_left(&server).await;
+        wait_for_only_good_session(&server).await;
     });
 }
 
-async fn only_one_is_left(server: &Server) {
-    eventually("only the good session is left", || server.stats().sessions == 1).await;
-    eventually("no transfer is left", || server.stats().transfers == 0).await;
+async fn wait_for_only_good_session(server: &Server) {
+    eventually("only the good session remains", || server.stats().sessions == 1).await;
+    eventually("no transfer remains", || server.stats().transfers == 0).await;
     // QUIC retains data that was written to a closed connection until the connection is drained.
     let newest_only = || server.stats().staged_bytes == 1 << 20;
-    eventually("nothing but the newest version takes memory", newest_only).await;
+    eventually("only the newest version occupies memory", newest_only).await;
 }
 
-/// Goal: a client that no longer receives messages is disconnected, and pins no version. Method: subscribe, then stop
-/// the control stream in its receiving direction.
+/// Goal: a client that no longer receives messages is disconnected, and its version is released. Method: subscribe,
+/// then stop the control stream in its receiving direction.
 #[test]
-fn a_client_that_stops_hearing() {
+fn a_client_that_stops_receiving_is_disconnected() {
     expect_closed(CloseCode::Misbehaved, "stopped", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
-        peer.stop_hearing();
+        let mut peer = Peer::welcomed_client(sim, 2).await;
+        peer.stop_receiving();
         sleep(Duration::from_millis(100)).await;
-        peer.say_to_server(subscribe(1, 4)).await;
+        peer.send_to_server(subscribe(1, 4)).await;
         peer
     });
 }
 
-/// Goal: bytes that are not a message are recognised. Method: text, zeros, and a frame with random contents.
+/// Goal: bytes that are not a message are detected. Method: text, zeros, and a frame with random contents.
 #[test]
-fn garbage_instead_of_hello() {
+fn garbage_before_hello_is_malformed() {
     for bytes in
         [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], b"\x04\0\0\0\xff\xff\xff\xff", b"\x02\0\0\0\x0a\x7f"]
     {
         let code = CloseCode::Malformed;
         expect_closed(code, "", async |sim| {
             let mut peer = Peer::client(sim, 2).await;
-            peer.say(bytes).await;
+            peer.send_bytes(bytes).await;
             peer
         });
     }
@@ -80,16 +80,16 @@ fn garbage_instead_of_hello() {
 /// Goal: a length above the limit is refused before memory is allocated for it. Method: one byte too many, and four
 /// gigabytes, as the first message and as a later one.
 #[test]
-fn frames_that_are_too_long() {
+fn frames_above_the_limit_are_refused() {
     for length in [FRAME_MAX_BYTES as u32 + 1, u32::MAX] {
         expect_closed(CloseCode::Malformed, "at most", async |sim| {
             let mut peer = Peer::client(sim, 2).await;
-            peer.say(&length.to_le_bytes()).await;
+            peer.send_bytes(&length.to_le_bytes()).await;
             peer
         });
         expect_closed(CloseCode::Malformed, "at most", async |sim| {
-            let mut peer = Peer::greeted_client(sim, 2).await;
-            peer.say(&length.to_le_bytes()).await;
+            let mut peer = Peer::welcomed_client(sim, 2).await;
+            peer.send_bytes(&length.to_le_bytes()).await;
             peer
         });
     }
@@ -97,44 +97,45 @@ fn frames_that_are_too_long() {
 
 /// Goal: messages out of order are refused. Method: a request before Hello, and a second Hello.
 #[test]
-fn messages_out_of_turn() {
+fn messages_out_of_order_are_refused() {
     expect_closed(CloseCode::Misbehaved, "Hello", async |sim| {
         let mut peer = Peer::client(sim, 2).await;
-        peer.say_to_server(ClientMessage::List).await;
+        peer.send_to_server(ClientMessage::List).await;
         peer
     });
     expect_closed(CloseCode::Misbehaved, "Hello", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
-        peer.say_to_server(ClientMessage::Hello(hello())).await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
+        peer.send_to_server(ClientMessage::Hello(hello())).await;
         peer
     });
 }
 
-/// Goal: a client with an incompatible revision is told so. Method: revisions that this build does not support.
+/// Goal: the close names the incompatible revisions. Method: revisions that this build does not support.
 #[test]
-fn a_hello_from_the_future() {
+fn an_unsupported_revision_is_incompatible() {
     expect_closed(CloseCode::Incompatible, "revisions 7 to 9", async |sim| {
         let mut peer = Peer::client(sim, 2).await;
         let hello = tensor_relay_protocol::Hello { revision_min: 7, revision_max: 9, ..hello() };
-        peer.say_to_server(ClientMessage::Hello(hello)).await;
+        peer.send_to_server(ClientMessage::Hello(hello)).await;
         peer
     });
 }
 
-/// Goal: excessive credit is refused, at once or accumulated. Method: too much in Subscribe, and too much in Credit.
+/// Goal: excessive credit is refused, in one message or accumulated. Method: too much in Subscribe, and too much in
+/// Credit.
 #[test]
-fn credit_overflow() {
+fn excessive_credit_is_refused() {
     expect_closed(CloseCode::Misbehaved, "credit", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
-        peer.say_to_server(subscribe(1, Credit::MAX + 1)).await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
+        peer.send_to_server(subscribe(1, Credit::MAX + 1)).await;
         peer
     });
     expect_closed(CloseCode::Misbehaved, "credit", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
-        peer.say_to_server(subscribe(1, Credit::MAX)).await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
+        peer.send_to_server(subscribe(1, Credit::MAX)).await;
         for chunks in [1_000, u32::MAX] {
             let subscription = SubscriptionId(1);
-            peer.say_to_server(ClientMessage::Credit { subscription, chunks }).await;
+            peer.send_to_server(ClientMessage::Credit { subscription, chunks }).await;
         }
         peer
     });
@@ -143,13 +144,13 @@ fn credit_overflow() {
 /// Goal: a client cannot commit a version that it did not receive. Method: while version 1 waits for credit: Committed
 /// for it, for a version never sent, and for another epoch.
 #[test]
-fn commits_of_what_was_not_sent() {
-    for (word, epoch, version) in
+fn commits_of_unsent_versions_are_refused() {
+    for (expected, epoch, version) in
         [("Complete", EPOCH, 1), ("version 7", EPOCH, 7), ("version 1", Epoch(6), 1)]
     {
-        expect_closed(CloseCode::Misbehaved, word, async |sim| {
-            let mut peer = announced(sim).await;
-            peer.say_to_server(ClientMessage::Committed {
+        expect_closed(CloseCode::Misbehaved, expected, async |sim| {
+            let mut peer = client_with_announcement(sim).await;
+            peer.send_to_server(ClientMessage::Committed {
                 kept: false,
                 subscription: SubscriptionId(1),
                 epoch,
@@ -163,10 +164,10 @@ fn commits_of_what_was_not_sent() {
 
 /// Goal: a client cannot abort a version that it was not sent. Method: Abort for a version never sent.
 #[test]
-fn an_abort_of_what_was_not_sent() {
+fn aborts_of_unsent_versions_are_refused() {
     expect_closed(CloseCode::Misbehaved, "version 7", async |sim| {
-        let mut peer = announced(sim).await;
-        peer.say_to_server(ClientMessage::Abort {
+        let mut peer = client_with_announcement(sim).await;
+        peer.send_to_server(ClientMessage::Abort {
             subscription: SubscriptionId(1),
             epoch: EPOCH,
             version: Version(7),
@@ -177,37 +178,43 @@ fn an_abort_of_what_was_not_sent() {
     });
 }
 
-/// A client that gave no credit, and to which version 1 was announced.
-async fn announced(sim: &Sim) -> Peer {
-    let mut peer = Peer::greeted_client(sim, 2).await;
-    peer.say_to_server(subscribe(1, 0)).await;
-    assert!(matches!(peer.hear_server().await, ServerMessage::Announce(_)));
+/// A client without credit that has received the announcement of version 1.
+async fn client_with_announcement(sim: &Sim) -> Peer {
+    let mut peer = Peer::welcomed_client(sim, 2).await;
+    peer.send_to_server(subscribe(1, 0)).await;
+    assert!(matches!(peer.receive_from_server().await, ServerMessage::Announce(_)));
     peer
 }
 
-/// Goal: a subscription id names one subscription for the whole session. Method: the same id twice at once, and again
-/// after its end; then an id that was never used.
+/// Goal: a subscription id is used once per session. Method: the same id twice, during the subscription and after its
+/// end; then an id that was never used.
 #[test]
-fn subscription_ids() {
+fn subscription_ids_are_used_once() {
     expect_closed(CloseCode::Misbehaved, "id 1 twice", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
-        peer.say_to_server(subscribe(1, 4)).await;
-        peer.say_to_server(subscribe(1, 4)).await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
+        peer.send_to_server(subscribe(1, 4)).await;
+        peer.send_to_server(subscribe(1, 4)).await;
         peer
     });
     expect_closed(CloseCode::Misbehaved, "id 1 twice", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
-        peer.say_to_server(subscribe(1, 4)).await;
-        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(1), keep_place: false })
-            .await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
+        peer.send_to_server(subscribe(1, 4)).await;
+        peer.send_to_server(ClientMessage::Unsubscribe {
+            subscription: SubscriptionId(1),
+            keep_place: false,
+        })
+        .await;
         sleep(Duration::from_secs(1)).await;
-        peer.say_to_server(subscribe(1, 4)).await;
+        peer.send_to_server(subscribe(1, 4)).await;
         peer
     });
     expect_closed(CloseCode::Misbehaved, "subscription 9", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
-        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(9), keep_place: false })
-            .await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
+        peer.send_to_server(ClientMessage::Unsubscribe {
+            subscription: SubscriptionId(9),
+            keep_place: false,
+        })
+        .await;
         peer
     });
 }
@@ -215,11 +222,11 @@ fn subscription_ids() {
 /// Goal: a name that could escape from a folder is refused. Method: a hand-written Subscribe, because the types here
 /// cannot hold such a name.
 #[test]
-fn an_invalid_topic() {
+fn an_invalid_topic_is_malformed() {
     expect_closed(CloseCode::Malformed, "name", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
         // FromClient { subscribe (2): { subscription (1): 1, topic (2): "../x", mode (3): 1 } }
-        peer.say(b"\x0c\0\0\0\x12\x0a\x08\x01\x12\x04../x\x18\x01").await;
+        peer.send_bytes(b"\x0c\0\0\0\x12\x0a\x08\x01\x12\x04../x\x18\x01").await;
         peer
     });
 }
@@ -227,7 +234,7 @@ fn an_invalid_topic() {
 /// Goal: a client that connects and sends nothing is disconnected within the control timeout. Method: no control stream
 /// at all; a control stream without a byte; half a frame.
 #[test]
-fn clients_that_say_nothing() {
+fn silent_clients_time_out() {
     for bytes in [None, Some(&b""[..]), Some(&b"\x10\0\0\0half"[..])] {
         simulate(2, async |sim| {
             let server = sim.server(server_config());
@@ -238,11 +245,11 @@ fn clients_that_say_nothing() {
                 out.write_all(bytes).await.unwrap();
                 control = Some((out, incoming));
             }
-            let (code, text) = raw::closed_because(&connection).await;
+            let (code, text) = raw::wait_for_close(&connection).await;
             assert_eq!((code, text.as_str()), (Some(CloseCode::TimedOut), ""));
             let timeout = sim.tuning.control_timeout();
             assert!(sim.elapsed() < timeout + Duration::from_secs(1), "{:?}", sim.elapsed());
-            eventually("it is forgotten", || server.stats().sessions == 0).await;
+            eventually("the session has ended", || server.stats().sessions == 0).await;
             drop(control);
         });
     }
@@ -251,37 +258,40 @@ fn clients_that_say_nothing() {
 /// Goal: a client cannot make a server hold streams. Method: QUIC itself must refuse a second control stream and every
 /// data stream.
 #[test]
-fn streams_that_are_not_allowed() {
+fn clients_cannot_open_more_streams() {
     simulate(3, async |sim| {
         let _server = sim.server(server_config());
-        let peer = Peer::greeted_client(&sim, 2).await;
+        let peer = Peer::welcomed_client(&sim, 2).await;
         let wait = Duration::from_secs(1);
         assert!(tokio::time::timeout(wait, peer.connection.open_bi()).await.is_err());
         assert!(tokio::time::timeout(wait, peer.connection.open_uni()).await.is_err());
     });
 }
 
-/// Goal: a client cannot have more subscriptions than the server allows; its existing ones continue. Method: one too
-/// many, then one less.
+/// Goal: a client cannot have more subscriptions than the server allows; its existing ones continue. Method: one above
+/// the limit, then end one and add one.
 #[test]
-fn too_many_subscriptions() {
+fn excess_subscriptions_are_refused() {
     simulate(4, async |sim| {
         let server = sim.server(tensor_relay_server::Config { subscriptions_max: 2, ..server_config() });
-        let mut peer = Peer::greeted_client(&sim, 2).await;
+        let mut peer = Peer::welcomed_client(&sim, 2).await;
         for id in 1..=3 {
-            peer.say_to_server(subscribe(id, 4)).await;
+            peer.send_to_server(subscribe(id, 4)).await;
         }
         let refused =
             ServerMessage::End { subscription: SubscriptionId(3), reason: EndReason::TooManySubscriptions };
-        assert_eq!(peer.hear_server().await, refused);
-        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(1), keep_place: false })
-            .await;
+        assert_eq!(peer.receive_from_server().await, refused);
+        peer.send_to_server(ClientMessage::Unsubscribe {
+            subscription: SubscriptionId(1),
+            keep_place: false,
+        })
+        .await;
         sleep(Duration::from_secs(1)).await;
-        peer.say_to_server(subscribe(4, 4)).await;
+        peer.send_to_server(subscribe(4, 4)).await;
         publish(&server, &mut server.publisher(topic("t")).unwrap(), 1, 1_000).await;
         let mut served = BTreeSet::new();
         while served.len() < 2 {
-            if let ServerMessage::Announce(announce) = peer.hear_server().await {
+            if let ServerMessage::Announce(announce) = peer.receive_from_server().await {
                 served.insert(announce.subscription.0);
             }
         }
@@ -289,18 +299,18 @@ fn too_many_subscriptions() {
     });
 }
 
-/// Goal: many clients that read nothing cost the server bounded memory, and a good client only bandwidth. Method:
-/// twenty clients that give all credit and read nothing, and one that reads.
+/// Goal: many clients that read nothing cost the server bounded memory, and cost a good client only bandwidth. Method:
+/// twenty clients that give maximum credit and read nothing, and one that reads.
 #[test]
-fn a_crowd_that_reads_nothing() {
+fn clients_that_read_nothing_cost_bounded_memory() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let mut crowd = Vec::new();
+        let mut idle = Vec::new();
         for number in 10..30 {
-            let mut peer = Peer::greeted_client(&sim, number).await;
-            peer.say_to_server(subscribe(1, Credit::MAX)).await;
-            crowd.push(peer);
+            let mut peer = Peer::welcomed_client(&sim, number).await;
+            peer.send_to_server(subscribe(1, Credit::MAX)).await;
+            idle.push(peer);
         }
         let client = sim.client(1, client_config()).await.unwrap();
         let mut good = client.subscribe(&topic("t")).await.unwrap();
@@ -309,7 +319,7 @@ fn a_crowd_that_reads_nothing() {
             tensors::check(&good.next().await.unwrap());
         }
         let staged = server.stats().staged_bytes;
-        assert!(staged <= 3 << 20, "{staged} bytes: the version that is stuck, the newest, and one between");
+        assert!(staged <= 3 << 20, "{staged} bytes: the unread version, the newest, and one between");
         assert!(sim.elapsed() < Duration::from_secs(5), "{:?}", sim.elapsed());
     });
 }
@@ -323,68 +333,68 @@ fn watch(id: u32, pattern: &str) -> ClientMessage {
     ClientMessage::Watch { watch: WatchId(id), glob: Glob::new(pattern).unwrap() }
 }
 
-/// Goal: a client cannot make a server match unboundedly many names. Method: one watch too many; one id twice; the end
-/// of a watch that never existed. Ended watches make room.
+/// Goal: a client cannot make a server match unboundedly many names. Method: one watch above the limit; one id twice;
+/// the end of a watch that never existed. Ended watches do not count.
 #[test]
-fn watches_that_break_rules() {
+fn invalid_watches_are_refused() {
     expect_closed(CloseCode::Misbehaved, "more than 16 watches", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
         for id in 1..=17 {
-            peer.say_to_server(watch(id, "**")).await;
+            peer.send_to_server(watch(id, "**")).await;
         }
         peer
     });
     expect_closed(CloseCode::Misbehaved, "watch id 3 twice", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
         for _ in 0..2 {
-            peer.say_to_server(watch(3, "a")).await;
+            peer.send_to_server(watch(3, "a")).await;
         }
         peer
     });
     expect_closed(CloseCode::Misbehaved, "watch 3, which does not exist", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
         for id in 1..=100 {
-            peer.say_to_server(watch(id, "*")).await;
-            peer.say_to_server(ClientMessage::Unwatch(WatchId(id))).await;
+            peer.send_to_server(watch(id, "*")).await;
+            peer.send_to_server(ClientMessage::Unwatch(WatchId(id))).await;
         }
-        peer.say_to_server(ClientMessage::Unwatch(WatchId(3))).await;
+        peer.send_to_server(ClientMessage::Unwatch(WatchId(3))).await;
         peer
     });
 }
 
 /// Goal: a client's report of what it holds affects only that client. Method: partial versions of many shapes: all
 /// chunks, more than exist, with the digest of other content, of other versions and epochs; the server sends the
-/// remaining chunks and `Complete`, and sets `afresh` if it does not believe the report.
+/// remaining chunks and `Complete`, and sets `afresh` if it rejects the report.
 #[test]
-fn excessive_partials() {
-    let whole = RangeSet::from_range(0..16);
+fn reports_of_held_chunks_affect_only_their_client() {
+    let all = RangeSet::from_range(0..16);
     let beyond = RangeSet::from_ranges([3..5, 10..u32::MAX]).unwrap();
     let holes = |count| (0..count).map(|n| 2 * n..2 * n + 1).collect::<RangeSet>();
     let wrong = VersionDigest([7; 32]);
     for (epoch, version, chunks, digest, (left, afresh)) in [
-        (EPOCH, 1, whole.clone(), digest_of(&whole), (0, false)),
-        (EPOCH, 1, whole.clone(), wrong, (16, true)),
+        (EPOCH, 1, all.clone(), digest_of(&all), (0, false)),
+        (EPOCH, 1, all.clone(), wrong, (16, true)),
         (EPOCH, 1, beyond, wrong, (16, true)),
         (EPOCH, 1, holes(8), digest_of(&holes(8)), (8, false)),
-        (EPOCH, 1, holes(8), digest_of(&whole), (16, true)),
+        (EPOCH, 1, holes(8), digest_of(&all), (16, true)),
         (EPOCH, 1, holes(1_000), wrong, (16, true)),
         (EPOCH, 1, RangeSet::new(), digest_of(&RangeSet::new()), (16, false)),
         (EPOCH, 1, RangeSet::new(), wrong, (16, true)),
-        (EPOCH, 7, whole.clone(), wrong, (16, false)),
-        (Epoch(9), 1, whole, wrong, (16, false)),
+        (EPOCH, 7, all.clone(), wrong, (16, false)),
+        (Epoch(9), 1, all, wrong, (16, false)),
     ] {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
             let mut publisher =
                 server.publisher_with(topic("t"), Some(EPOCH), TopicOptions::default()).unwrap();
             publish(&server, &mut publisher, 1, 1 << 20).await;
-            let mut peer = Peer::greeted_client(&sim, 2).await;
+            let mut peer = Peer::welcomed_client(&sim, 2).await;
             let before = sim.server_sent();
             let partial = Some(Partial { epoch, version: Version(version), chunks, digest });
-            peer.say_to_server(ClientMessage::Subscribe(Subscribe { partial, ..request(1) }))
+            peer.send_to_server(ClientMessage::Subscribe(Subscribe { partial, ..request(1) }))
                 .await;
             loop {
-                match peer.hear_server().await {
+                match peer.receive_from_server().await {
                     ServerMessage::Complete { version, .. } => break assert_eq!(version, Version(1)),
                     ServerMessage::Announce(announce) => assert_eq!(announce.afresh, afresh),
                     other => panic!("{other:?}"),
@@ -397,7 +407,7 @@ fn excessive_partials() {
     }
 }
 
-/// The digest of these chunks of version 1, of a megabyte.
+/// The digest over these chunks of version 1, which has a megabyte.
 pub(crate) fn digest_of(chunks: &RangeSet) -> VersionDigest {
     let mut payload = vec![0; 1 << 20];
     tensors::write_content("noise", 1, &mut payload);

@@ -1,5 +1,5 @@
-//! Messages and fields of features that the peer did not offer (PROTOCOL.md §3.11). Each ends the session, with a text
-//! that names the feature.
+//! Messages and fields of features that the receiver did not offer (PROTOCOL.md §3.11). Each ends the session with a
+//! text that names the feature.
 
 use crate::{
     raw::{Peer, hello, subscribe},
@@ -19,21 +19,21 @@ fn expected_text(feature: &str) -> String {
 /// Goal: a server refuses features that it did not offer, and names them. Method: each message and field of a feature,
 /// from a client after `Welcome`.
 #[test]
-fn clients_that_use_features_not_offered() {
+fn clients_that_use_unoffered_features_are_refused() {
     let ClientMessage::Subscribe(wanted) = subscribe(1, 4) else { panic!("it subscribes") };
-    let said = |subscribe| ClientMessage::Subscribe(subscribe);
+    let message = |subscribe| ClientMessage::Subscribe(subscribe);
     let layers = Order::Layers(vec![Glob::new("a.**").unwrap()]);
     for (message, feature) in [
-        (said(Subscribe { once: true, ..wanted.clone() }), "get"),
-        (said(Subscribe { describe: true, ..wanted.clone() }), "get"),
-        (said(Subscribe { start: Start::Exactly(None, VERSION), ..wanted.clone() }), "get"),
-        (said(Subscribe { order: layers, ..wanted }), "order"),
+        (message(Subscribe { once: true, ..wanted.clone() }), "get"),
+        (message(Subscribe { describe: true, ..wanted.clone() }), "get"),
+        (message(Subscribe { start: Start::Exactly(None, VERSION), ..wanted.clone() }), "get"),
+        (message(Subscribe { order: layers, ..wanted }), "order"),
     ] {
         simulate(1, async |sim| {
             let _server = sim.server(server_config());
-            let mut peer = Peer::greeted_client(&sim, 2).await;
-            peer.say_to_server(message).await;
-            let (code, text) = peer.closed_because().await;
+            let mut peer = Peer::welcomed_client(&sim, 2).await;
+            peer.send_to_server(message).await;
+            let (code, text) = peer.wait_for_close().await;
             assert_eq!(code, Some(CloseCode::Misbehaved));
             assert!(text.contains(&expected_text(feature)), "{text}");
         });
@@ -43,7 +43,7 @@ fn clients_that_use_features_not_offered() {
 /// Goal: a client refuses features that it did not offer, and names them. Method: each message and field of a feature,
 /// and a probe's bytes, from a server to a subscribed client.
 #[test]
-fn servers_that_use_features_not_offered() {
+fn servers_that_use_unoffered_features_are_refused() {
     type Attack = fn(&Script) -> ServerMessage;
     let attacks: [(Attack, &str); 3] = [
         (|script| ServerMessage::Sources { subscription: script.subscription, sources: vec![] }, "peers"),
@@ -66,92 +66,93 @@ fn servers_that_use_features_not_offered() {
         ),
     ];
     for (message, feature) in attacks {
-        expect_refused(feature, async |script| script.peer.say_to_client(message(script)).await);
+        expect_refused(feature, async |script| script.peer.send_to_client(message(script)).await);
     }
     expect_refused("probe", async |script| {
         let header = StreamHeader::Probe(ProbeHeader { probe: 1, bytes: 4 });
-        script.peer.stream(&[&header.encode(), &[0; 4]]).await;
+        script.peer.send_stream(&[&header.encode(), &[0; 4]]).await;
     });
 }
 
-/// Goal: a server sends `Drain` once, before it closes, to clients that offered the feature, and nothing new to others.
+/// Goal: a server sends `Drain` once, before it closes, to clients that offered the feature, and to no others.
 /// Method: shut down a server with a client of each kind.
 #[test]
-fn a_server_that_drains() {
+fn drain_is_sent_once_to_clients_that_support_it() {
     for features in [FeatureSet::OF_CLIENT, FeatureSet::default()] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
             let mut peer = Peer::client(&sim, 2).await;
-            peer.say_to_server(ClientMessage::Hello(Hello { features, ..hello() })).await;
-            assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
-            let hearing = async {
+            peer.send_to_server(ClientMessage::Hello(Hello { features, ..hello() })).await;
+            assert!(matches!(peer.receive_from_server().await, ServerMessage::Welcome(_)));
+            let receiving = async {
                 if features.contains(Feature::Drain) {
-                    let said = peer.hear_server().await;
-                    assert!(matches!(said, ServerMessage::Drain { .. }), "{said:?}");
+                    let drain = peer.receive_from_server().await;
+                    assert!(matches!(drain, ServerMessage::Drain { .. }), "{drain:?}");
                 }
-                let (code, _) = peer.closed_because().await;
+                let (code, _) = peer.wait_for_close().await;
                 assert_eq!(code, Some(CloseCode::ShuttingDown));
-                peer.heard_nothing().await;
+                peer.assert_received_nothing().await;
             };
-            tokio::join!(server.shutdown(Duration::from_secs(5)), hearing);
+            tokio::join!(server.shutdown(Duration::from_secs(5)), receiving);
         });
     }
 }
 
 /// Goal: a client accepts only one `Drain`. Method: a server that sends it twice.
 #[test]
-fn a_server_that_drains_twice() {
+fn a_second_drain_is_refused() {
     expect_closed(CloseCode::Misbehaved, "a second Drain", async |script| {
         for alternatives in [vec!["10.0.0.6:4747".into()], vec![]] {
-            script.peer.say_to_client(ServerMessage::Drain { alternatives }).await;
+            script.peer.send_to_client(ServerMessage::Drain { alternatives }).await;
         }
     });
 }
 
-fn expect_refused(feature: &str, unoffered: impl AsyncFnOnce(&mut Script)) {
-    expect_closed(CloseCode::Misbehaved, &expected_text(feature), unoffered);
+fn expect_refused(feature: &str, attack: impl AsyncFnOnce(&mut Script)) {
+    expect_closed(CloseCode::Misbehaved, &expected_text(feature), attack);
 }
 
 /// Goal: a client cannot make a server send more than one probe at a time, or the same one twice. Method: two probes
 /// while the client reads nothing, with rising ids and with the same.
 #[test]
-fn clients_that_probe_twice() {
+fn a_second_probe_is_refused() {
     for second in [2, 1] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
-            let mut peer = Peer::greeted_client(&sim, 2).await;
+            let mut peer = Peer::welcomed_client(&sim, 2).await;
             for probe in [1, second] {
                 let bytes = ProbeBytes::new(ProbeBytes::MAX).unwrap();
-                peer.say_to_server(ClientMessage::Probe { probe, lane: LaneId(0), bytes }).await;
+                peer.send_to_server(ClientMessage::Probe { probe, lane: LaneId(0), bytes })
+                    .await;
             }
-            let (code, text) = peer.closed_because().await;
+            let (code, text) = peer.wait_for_close().await;
             assert_eq!(code, Some(CloseCode::Misbehaved));
             assert!(text.contains("a second Probe"), "{text}");
-            eventually("nothing is left of it", || server.stats().sessions == 0).await;
+            eventually("the session has ended", || server.stats().sessions == 0).await;
         });
     }
 }
 
-/// Goal: clients that request a probe on a missing lane, or do not read it, do not affect others. Method: such clients,
-/// and one that receives a version meanwhile.
+/// Goal: clients that request a probe on a missing lane, or do not read the probe, do not affect others. Method: such
+/// clients, and one that receives a version meanwhile.
 #[test]
-fn clients_that_probe_and_read_nothing() {
+fn unread_probes_do_not_affect_others() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
         let mut probing = vec![];
         for (number, lane) in [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 5)] {
-            let mut peer = Peer::greeted_client(&sim, number).await;
+            let mut peer = Peer::welcomed_client(&sim, number).await;
             let bytes = ProbeBytes::new(ProbeBytes::MAX).unwrap();
-            peer.say_to_server(ClientMessage::Probe { probe: 1, lane: LaneId(lane), bytes })
+            peer.send_to_server(ClientMessage::Probe { probe: 1, lane: LaneId(lane), bytes })
                 .await;
             probing.push(peer);
         }
         publish(&server, &mut publisher, 1, 100_000).await;
         let client = sim.client(1, client_config()).await.unwrap();
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-        let came = tokio::time::timeout(Duration::from_secs(5), subscription.next()).await;
-        assert_eq!(came.expect("it is sent at once").unwrap().id().version.0, 1);
+        let received = tokio::time::timeout(Duration::from_secs(5), subscription.next()).await;
+        assert_eq!(received.expect("the version is sent immediately").unwrap().id().version.0, 1);
         client.close().await;
     });
 }

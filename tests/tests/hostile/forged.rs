@@ -1,5 +1,5 @@
 //! QUIC Initial packets with forged source addresses. Each is valid except for one connection id, so that the handshake
-//! fails at once, after the server has done its work, and leaves no open connection.
+//! fails only after the server's work, and leaves no open connection.
 
 use crate::raw::client_tls;
 use quinn::{
@@ -20,27 +20,28 @@ use tensor_relay_tests::{
 use tensor_relay_transport::Network;
 use tokio::time::{sleep, timeout};
 
-/// The flood: for three seconds, `EACH_ROUND` packets every 20 ms.
+/// The flood: for three seconds, `PACKETS_PER_ROUND` packets every 20 ms.
 const ROUNDS: u64 = 150;
-const EACH_ROUND: u64 = 20;
+const PACKETS_PER_ROUND: u64 = 20;
 
-/// How many may be answered with more than Retry: the server's burst, and a margin for timing.
+/// The maximum number of packets answered by a handshake: the server's burst, and a margin for timing.
 const HANDSHAKES_MAX: usize = 150;
 
-/// Goal: a flood of forged first packets costs the server a Retry each and no handshake; clients with genuine addresses
-/// connect meanwhile. After the flood, no client needs a Retry. Method: packets whose source connection id differs from
-/// the one in the handshake; a good client in between.
+/// Goal: a flood of forged Initial packets costs the server a Retry each and no handshake; clients with genuine
+/// addresses connect meanwhile. After the flood, no client needs a Retry. Method: packets whose source connection id
+/// differs from the one in the handshake; a good client in between.
 #[test]
-fn a_flood_of_first_packets_is_answered_with_retry() {
+fn a_flood_of_initials_is_answered_with_retry() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher_with(topic("t"), None, TopicOptions::default()).unwrap();
         publish(&server, &mut publisher, 1, 100_000).await;
         let hello = client_hello();
-        let mut forgers: Vec<Forger> = (0..EACH_ROUND).map(|number| Forger::new(&sim, number)).collect();
+        let mut forgers: Vec<Forger> =
+            (0..PACKETS_PER_ROUND).map(|number| Forger::new(&sim, number)).collect();
         for round in 0..ROUNDS {
-            for (forger, number) in forgers.iter().zip(round * EACH_ROUND..) {
-                forger.send(&sim, &first_packet(number, &hello)).await;
+            for (forger, number) in forgers.iter().zip(round * PACKETS_PER_ROUND..) {
+                forger.send(&sim, &initial_packet(number, &hello)).await;
             }
             sleep(Duration::from_millis(20)).await;
             if round == ROUNDS / 2 {
@@ -54,21 +55,21 @@ fn a_flood_of_first_packets_is_answered_with_retry() {
         }
         let retries = answers.iter().filter(|answer| **answer == Answer::Retry).count();
         // The server's simulated socket is sometimes full, and packets outside a connection are not sent again.
-        let most = (ROUNDS * EACH_ROUND * 9 / 10) as usize;
-        assert!(answers.len() > most, "{} answers", answers.len());
+        let min = (ROUNDS * PACKETS_PER_ROUND * 9 / 10) as usize;
+        assert!(answers.len() > min, "{} answers", answers.len());
         let handshakes = answers.len() - retries;
         assert!((1..=HANDSHAKES_MAX).contains(&handshakes), "{handshakes} of {}", answers.len());
 
         sleep(Duration::from_secs(2)).await;
         for number in 0..10 {
-            forgers[0].send(&sim, &first_packet(u64::MAX - number, &hello)).await;
+            forgers[0].send(&sim, &initial_packet(u64::MAX - number, &hello)).await;
         }
         let answers = forgers[0].answers().await;
         assert!(answers.len() > 5 && !answers.contains(&Answer::Retry), "{answers:?}");
     });
 }
 
-/// A server's answer to a first packet.
+/// A server's answer to an Initial packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Retry,
@@ -76,7 +77,7 @@ enum Answer {
     Handshake,
 }
 
-/// A source address of packets.
+/// A forged source address.
 struct Forger(Arc<dyn AsyncUdpSocket>);
 
 impl Forger {
@@ -121,8 +122,8 @@ fn client_hello() -> Vec<u8> {
     hello
 }
 
-/// An Initial packet (RFC 9000 §17.2.2) from connection id 2 to `number`, of the size that servers demand.
-fn first_packet(number: u64, hello: &[u8]) -> Vec<u8> {
+/// An Initial packet (RFC 9000 §17.2.2) from connection id 2 to `number`, of the minimum size (§14.1).
+fn initial_packet(number: u64, hello: &[u8]) -> Vec<u8> {
     const PACKET_BYTES: usize = 1200;
     const NUMBER_BYTES: usize = 4;
     const TAG_BYTES: usize = 16;

@@ -34,11 +34,11 @@ pub(crate) struct Peer {
 
 /// Connects to the server without opening a control stream.
 pub(crate) async fn connect(sim: &Sim, number: u8) -> (quinn::Endpoint, quinn::Connection) {
-    connect_by(sim, number, client_tls(aws_lc_rs::default_provider())).await
+    connect_with_tls(sim, number, client_tls(aws_lc_rs::default_provider())).await
 }
 
-/// The same with a custom TLS configuration.
-pub(crate) async fn connect_by(
+/// Connects with a custom TLS configuration.
+pub(crate) async fn connect_with_tls(
     sim: &Sim,
     number: u8,
     tls: rustls::ClientConfig,
@@ -58,36 +58,36 @@ impl Peer {
         Self { connection, control_out, control_in, endpoint }
     }
 
-    /// A client after `Welcome`.
-    pub(crate) async fn greeted_client(sim: &Sim, number: u8) -> Self {
+    /// A client that has received `Welcome`.
+    pub(crate) async fn welcomed_client(sim: &Sim, number: u8) -> Self {
         let mut peer = Self::client(sim, number).await;
-        peer.say_to_server(ClientMessage::Hello(hello())).await;
-        assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
+        peer.send_to_server(ClientMessage::Hello(hello())).await;
+        assert!(matches!(peer.receive_from_server().await, ServerMessage::Welcome(_)));
         peer
     }
 
-    /// A server whose first client got its `Welcome` and has subscribed.
+    /// A server whose first client was sent `Welcome` and has subscribed.
     pub(crate) async fn server(sim: &Sim) -> (Self, Subscribe) {
-        Self::server_of_lanes(sim, None).await
+        Self::server_offering(sim, None).await
     }
 
-    /// The same with this offer of lanes.
-    pub(crate) async fn server_of_lanes(sim: &Sim, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
+    /// A server as above that offers `lanes`.
+    pub(crate) async fn server_offering(sim: &Sim, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
         let (host, port) = (sim.server_host(), sim.server_address().port());
         Self::accept(endpoint(&host, port, Some(server_config(sim))), lanes).await
     }
 
-    /// The next lane that its client opens, with its first message.
-    pub(crate) async fn further(&self) -> (Self, ClientMessage) {
+    /// Accepts the next lane of the client; returns it with its first message.
+    pub(crate) async fn accept_further_lane(&self) -> (Self, ClientMessage) {
         let connection = self.endpoint.accept().await.unwrap().await.unwrap();
         let (control_out, control_in) = connection.accept_bi().await.unwrap();
         let mut lane = Self { connection, control_out, control_in, endpoint: self.endpoint.clone() };
-        let word = lane.hear_client().await;
-        (lane, word)
+        let message = lane.receive_from_client().await;
+        (lane, message)
     }
 
-    /// Closes this connection, as a restarting server does, and greets the client when it reconnects.
-    pub(crate) async fn again(self) -> (Self, Subscribe) {
+    /// Closes this connection, as a restarting server does; returns the client's next connection.
+    pub(crate) async fn reconnect(self) -> (Self, Subscribe) {
         self.connection.close(CloseCode::ShuttingDown.code().into(), b"");
         Self::accept(self.endpoint, None).await
     }
@@ -96,7 +96,7 @@ impl Peer {
         let connection = endpoint.accept().await.unwrap().await.unwrap();
         let (control_out, control_in) = connection.accept_bi().await.unwrap();
         let mut peer = Self { connection, control_out, control_in, endpoint };
-        assert!(matches!(peer.hear_client().await, ClientMessage::Hello(_)));
+        assert!(matches!(peer.receive_from_client().await, ClientMessage::Hello(_)));
         let agent = "hostile".into();
         let welcome = Welcome {
             revision: 1,
@@ -108,45 +108,45 @@ impl Peer {
             lane_addresses: vec![],
             features: FeatureSet::default(),
         };
-        peer.say_to_client(ServerMessage::Welcome(welcome)).await;
-        match peer.hear_client().await {
+        peer.send_to_client(ServerMessage::Welcome(welcome)).await;
+        match peer.receive_from_client().await {
             ClientMessage::Subscribe(subscribe) => (peer, subscribe),
             other => panic!("{other:?}"),
         }
     }
 
     /// Finishes the sending direction of the control stream.
-    pub(crate) fn finish(&mut self) {
+    pub(crate) fn finish_control(&mut self) {
         self.control_out.finish().unwrap();
     }
 
     /// Stops the receiving direction of the control stream.
-    pub(crate) fn stop_hearing(&mut self) {
+    pub(crate) fn stop_receiving(&mut self) {
         self.control_in.stop(0u32.into()).unwrap();
     }
 
-    pub(crate) async fn say_to_server(&mut self, message: ClientMessage) {
-        self.say(&encode_client(message)).await;
+    pub(crate) async fn send_to_server(&mut self, message: ClientMessage) {
+        self.send_bytes(&encode_client(message)).await;
     }
 
-    pub(crate) async fn say_to_client(&mut self, message: ServerMessage) {
-        self.say(&encode_server(message)).await;
+    pub(crate) async fn send_to_client(&mut self, message: ServerMessage) {
+        self.send_bytes(&encode_server(message)).await;
     }
 
     /// Writes to the control stream. Errors are ignored: the peer may have closed the connection, as it should.
-    pub(crate) async fn say(&mut self, bytes: &[u8]) {
+    pub(crate) async fn send_bytes(&mut self, bytes: &[u8]) {
         let _ = self.control_out.write_all(bytes).await;
     }
 
-    pub(crate) async fn hear_server(&mut self) -> ServerMessage {
-        ServerMessage::decode(&self.hear().await).unwrap()
+    pub(crate) async fn receive_from_server(&mut self) -> ServerMessage {
+        ServerMessage::decode(&self.receive_frame().await).unwrap()
     }
 
-    pub(crate) async fn hear_client(&mut self) -> ClientMessage {
-        ClientMessage::decode(&self.hear().await).unwrap()
+    pub(crate) async fn receive_from_client(&mut self) -> ClientMessage {
+        ClientMessage::decode(&self.receive_frame().await).unwrap()
     }
 
-    async fn hear(&mut self) -> Vec<u8> {
+    async fn receive_frame(&mut self) -> Vec<u8> {
         let mut prefix = [0; 4];
         self.control_in.read_exact(&mut prefix).await.unwrap();
         let mut body = vec![0; decode_frame_length(prefix).unwrap()];
@@ -154,8 +154,8 @@ impl Peer {
         body
     }
 
-    /// Sends these bytes as one data stream.
-    pub(crate) async fn stream(&self, parts: &[&[u8]]) {
+    /// Sends `parts` as one data stream.
+    pub(crate) async fn send_stream(&self, parts: &[&[u8]]) {
         let Ok(mut stream) = self.connection.open_uni().await else {
             return;
         };
@@ -166,19 +166,19 @@ impl Peer {
     }
 
     /// Checks that the peer sent nothing before it closed the connection.
-    pub(crate) async fn heard_nothing(&mut self) {
+    pub(crate) async fn assert_received_nothing(&mut self) {
         let mut any = [0];
         assert!(self.control_in.read(&mut any).await.is_err(), "it sent a message");
         assert!(self.connection.accept_uni().await.is_err(), "it opened a stream");
     }
 
     /// Waits until the peer closes the connection, and returns the code and text.
-    pub(crate) async fn closed_because(&self) -> (Option<CloseCode>, String) {
-        closed_because(&self.connection).await
+    pub(crate) async fn wait_for_close(&self) -> (Option<CloseCode>, String) {
+        wait_for_close(&self.connection).await
     }
 }
 
-pub(crate) async fn closed_because(connection: &quinn::Connection) -> (Option<CloseCode>, String) {
+pub(crate) async fn wait_for_close(connection: &quinn::Connection) -> (Option<CloseCode>, String) {
     match connection.closed().await {
         quinn::ConnectionError::ApplicationClosed(close) => {
             let text = String::from_utf8_lossy(&close.reason).into_owned();
@@ -232,7 +232,7 @@ pub(crate) fn client_tls(provider: CryptoProvider) -> rustls::ClientConfig {
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(TrustAnyone))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate))
         .with_no_client_auth();
     tls.alpn_protocols = vec![ALPN.to_vec()];
     tls
@@ -240,9 +240,9 @@ pub(crate) fn client_tls(provider: CryptoProvider) -> rustls::ClientConfig {
 
 /// Accepts any server certificate.
 #[derive(Debug)]
-struct TrustAnyone;
+struct AcceptAnyCertificate;
 
-impl ServerCertVerifier for TrustAnyone {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -1,4 +1,4 @@
-//! Servers that violate the protocol for resumed versions and for messages after an end.
+//! Servers that violate the protocol with resumed versions, and with messages after a commit.
 
 use crate::script::{CHUNK_BYTES, CHUNKS, EPOCH, Script, VERSION, expect_closed};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tensor_relay_tests::{
     tensors,
 };
 
-/// Runs a good client that reconnects against `script`; returns the result of its first call.
+/// Runs `script` against a good client that reconnects; returns the number of resumes of its first version.
 fn over_two_connections(script: impl AsyncFnOnce(Script)) -> Result<u32, SubscriptionError> {
     simulate(1, async |sim| {
         let user = async {
@@ -25,7 +25,7 @@ fn over_two_connections(script: impl AsyncFnOnce(Script)) -> Result<u32, Subscri
             assert_eq!(snapshot.receipt().chunks, CHUNKS);
             Ok(snapshot.receipt().resumed)
         };
-        let server = async { script(Script::begin(&sim).await).await };
+        let server = async { script(Script::start(&sim).await).await };
         tokio::join!(user, server).0
     })
 }
@@ -36,90 +36,89 @@ fn held(subscribe: &Subscribe) -> RangeSet {
     partial.chunks.clone()
 }
 
-/// Goal: whatever a client holds when its connection is lost, it requests the rest: after no chunk, after all chunks,
-/// and anything between. The manifest is sent once. Method: a good server that loses the connection after some chunks,
-/// and sends the missing ones over another.
+/// Goal: after a lost connection, a client requests exactly the missing chunks, and no manifest. Method: a good server
+/// that loses the connection after each number of chunks, and sends the missing ones over another.
 #[test]
-fn a_good_server_that_is_started_again() {
-    for came in 0..=CHUNKS {
-        for said_complete in [false, true] {
+fn a_resume_requests_only_missing_chunks() {
+    for received in 0..=CHUNKS {
+        for complete_first in [false, true] {
             let resumed = over_two_connections(async |mut script| {
-                script.good_beginning().await;
-                for chunk in 0..came {
-                    script.good_chunk(chunk).await;
+                script.begin_version().await;
+                for chunk in 0..received {
+                    script.send_valid_chunk(chunk).await;
                 }
-                if said_complete && came < CHUNKS {
-                    script.complete(script.digest()).await;
+                if complete_first && received < CHUNKS {
+                    script.send_complete(script.digest()).await;
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                let (mut script, subscribe) = script.again().await;
-                assert_eq!(held(&subscribe), RangeSet::from_range(0..came));
-                assert_eq!(subscribe.partial.unwrap().digest, script.digest_of(0..came));
+                let (mut script, subscribe) = script.reconnect().await;
+                assert_eq!(held(&subscribe), RangeSet::from_range(0..received));
+                assert_eq!(subscribe.partial.unwrap().digest, script.digest_of(0..received));
                 assert_eq!((subscribe.manifest, subscribe.have), (Some(script.manifest.digest()), None));
                 script.announce(script.announcement()).await;
-                for chunk in came..CHUNKS {
-                    script.good_chunk(chunk).await;
+                for chunk in received..CHUNKS {
+                    script.send_valid_chunk(chunk).await;
                 }
-                script.complete(script.digest()).await;
-                script.committed().await;
+                script.send_complete(script.digest()).await;
+                script.wait_for_committed().await;
             });
             assert_eq!(resumed.unwrap(), 1);
         }
     }
 }
 
-/// Goal: a server that ends abruptly is treated as a lost connection, even if its close is lost. Method: stop the
+/// Goal: an abrupt end of the server is treated as a lost connection, even if its close is lost. Method: stop the
 /// control stream in its receiving direction, as shutting down does, and close never, soon, or late.
 #[test]
-fn a_server_that_ends_without_good_bye() {
-    for good_bye_ms in [u64::MAX, 300, 5_000] {
+fn an_abrupt_end_is_a_lost_connection() {
+    for close_ms in [u64::MAX, 300, 5_000] {
         let resumed = over_two_connections(async |mut script| {
-            script.peer.stop_hearing();
-            script.good_beginning().await;
-            script.good_chunk(0).await;
+            script.peer.stop_receiving();
+            script.begin_version().await;
+            script.send_valid_chunk(0).await;
             let connection = script.peer.connection.clone();
             tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(good_bye_ms.min(60_000))).await;
+                tokio::time::sleep(Duration::from_millis(close_ms.min(60_000))).await;
                 connection.close(CloseCode::ShuttingDown.code().into(), b"");
             });
             tokio::time::sleep(Duration::from_secs(4)).await;
-            let (mut script, subscribe) = script.again().await;
+            let (mut script, subscribe) = script.reconnect().await;
             assert_eq!(held(&subscribe), RangeSet::from_range(0..1));
             script.announce(script.announcement()).await;
             for chunk in 1..CHUNKS {
-                script.good_chunk(chunk).await;
+                script.send_valid_chunk(chunk).await;
             }
-            script.complete(script.digest()).await;
-            script.committed().await;
+            script.send_complete(script.digest()).await;
+            script.wait_for_committed().await;
         });
         assert_eq!(resumed.unwrap(), 1);
     }
 }
 
-/// Goal: after a loss before the manifest, the transfer starts over; after a manifest without announcement, the
-/// manifest is not sent again. Method: either the announcement or the manifest over the first connection.
+/// Goal: after a loss before the manifest or the announcement, the transfer starts over; a manifest that arrived is not
+/// sent again. Method: either the announcement or the manifest over the first connection.
 #[test]
-fn half_a_beginning() {
+fn a_loss_before_the_manifest_starts_over() {
     for manifest_first in [false, true] {
         let resumed = over_two_connections(async |mut script| {
             match manifest_first {
-                true => script.manifest(script.manifest.digest(), script.manifest.encoded()).await,
+                true => script.send_manifest(script.manifest.digest(), script.manifest.encoded()).await,
                 false => script.announce(script.announcement()).await,
             }
-            script.good_chunk(0).await;
+            script.send_valid_chunk(0).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
-            let (mut script, subscribe) = script.again().await;
+            let (mut script, subscribe) = script.reconnect().await;
             assert_eq!((subscribe.partial, subscribe.have), (None, None));
             assert_eq!(subscribe.manifest.is_some(), manifest_first);
             match manifest_first {
                 true => script.announce(script.announcement()).await,
-                false => script.good_beginning().await,
+                false => script.begin_version().await,
             }
             for chunk in 0..CHUNKS {
-                script.good_chunk(chunk).await;
+                script.send_valid_chunk(chunk).await;
             }
-            script.complete(script.digest()).await;
-            script.committed().await;
+            script.send_complete(script.digest()).await;
+            script.wait_for_committed().await;
         });
         assert_eq!(resumed.unwrap(), 0);
     }
@@ -128,17 +127,17 @@ fn half_a_beginning() {
 /// Goal: a version has one manifest: a partial version is never continued with another. Method: announce the version
 /// again with the digest of another manifest.
 #[test]
-fn another_manifest_for_the_same_version() {
+fn another_manifest_for_the_same_version_is_refused() {
     let ended = over_two_connections(async |mut script| {
-        script.good_beginning().await;
-        script.good_chunk(0).await;
+        script.begin_version().await;
+        script.send_valid_chunk(0).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let (mut script, _) = script.again().await;
+        let (mut script, _) = script.reconnect().await;
         let other = Manifest::layout(vec![], vec![], CHUNK_BYTES, &Limits::default()).unwrap();
         let announce = Announce { manifest: other.digest(), ..script.announcement() };
         script.announce(announce).await;
-        let (told, text) = script.peer.closed_because().await;
-        assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+        let (code, text) = script.peer.wait_for_close().await;
+        assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
     });
     let error = ended.unwrap_err();
     let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
@@ -146,44 +145,45 @@ fn another_manifest_for_the_same_version() {
     assert_eq!(source.blame(), Blame::Peer);
 }
 
-/// Goal: chunks that a client holds are not accepted twice, and different content of the rest is detected at the end.
-/// Method: over the second connection, a chunk that came over the first; then other content with valid chunk hashes.
+/// Goal: chunks that a client holds are not accepted twice, and different content in later chunks is detected at the
+/// end.
+/// Method: over the second connection, a chunk that arrived over the first; then other content with valid chunk hashes.
 #[test]
-fn a_partial_version_that_is_continued_wrongly() {
+fn a_partial_version_is_not_continued_wrongly() {
     let ended = over_two_connections(async |mut script| {
-        script.good_beginning().await;
-        script.good_chunk(0).await;
+        script.begin_version().await;
+        script.send_valid_chunk(0).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let (mut script, _) = script.again().await;
+        let (mut script, _) = script.reconnect().await;
         script.announce(script.announcement()).await;
-        script.good_chunk(0).await;
-        let (told, text) = script.peer.closed_because().await;
-        assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+        script.send_valid_chunk(0).await;
+        let (code, text) = script.peer.wait_for_close().await;
+        assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
         assert!(text.contains("chunk 0 twice"), "{text}");
     });
     assert!(matches!(ended.unwrap_err(), SubscriptionError::Disconnected { .. }));
 
     let ended = over_two_connections(async |mut script| {
-        script.good_beginning().await;
-        script.good_chunk(0).await;
+        script.begin_version().await;
+        script.send_valid_chunk(0).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let (mut script, _) = script.again().await;
+        let (mut script, _) = script.reconnect().await;
         script.announce(script.announcement()).await;
         // The server sends other content under the same id.
         script.payload.reverse();
         for chunk in 1..CHUNKS {
-            script.good_chunk(chunk).await;
+            script.send_valid_chunk(chunk).await;
         }
-        script.complete(script.digest()).await;
+        script.send_complete(script.digest()).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
     });
     assert!(matches!(ended.unwrap_err(), SubscriptionError::Corrupt { .. }));
 }
 
-/// Goal: a server cannot make a client go back to a version that it committed. Method: after a commit and a lost
+/// Goal: a client does not accept a committed version, or an earlier one, again. Method: after a commit and a lost
 /// connection, announce the same version again, and one before it.
 #[test]
-fn a_version_that_was_committed_before() {
+fn a_committed_version_is_not_accepted_again() {
     for version in [VERSION, Version(1)] {
         simulate(1, async |sim| {
             let user = async {
@@ -195,35 +195,35 @@ fn a_version_that_was_committed_before() {
                 assert!(source.to_string().contains("version"), "{source}");
             };
             let server = async {
-                let mut script = Script::begin(&sim).await;
-                script.good_version().await;
-                script.committed().await;
-                let (mut script, subscribe) = script.again().await;
+                let mut script = Script::start(&sim).await;
+                script.send_version().await;
+                script.wait_for_committed().await;
+                let (mut script, subscribe) = script.reconnect().await;
                 let digest = script.digest();
                 assert_eq!(subscribe.have, Some(Have { epoch: EPOCH, version: VERSION, digest }));
                 let mut announce = script.announcement();
                 announce.id.version = version;
                 script.announce(announce).await;
-                let (told, text) = script.peer.closed_because().await;
-                assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+                let (code, text) = script.peer.wait_for_close().await;
+                assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
             };
             tokio::join!(user, server);
         });
     }
 }
 
-/// Goal: a version announced afresh is received whole, even if chunks overtake the announcement: none is mistaken for a
-/// chunk that the client has. Method: after a partial and after the whole version; chunks arrive before and after the
-/// announcement.
+/// Goal: all chunks of a version announced afresh are received, even if some overtake the announcement: none is
+/// mistaken for a chunk that the client holds. Method: after a partial and after the complete version; chunks arrive
+/// before and after the announcement.
 #[test]
-fn a_version_that_comes_afresh() {
-    for came in [1, CHUNKS] {
+fn a_version_announced_afresh_is_received_completely() {
+    for received in [1, CHUNKS] {
         for early in [0, 2] {
             simulate(1, async |sim| {
                 let user = async {
                     let client = sim.client(1, reconnecting()).await.unwrap();
                     let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-                    for _ in 0..if came == CHUNKS { 2 } else { 1 } {
+                    for _ in 0..if received == CHUNKS { 2 } else { 1 } {
                         let snapshot = subscription.next().await.unwrap();
                         tensors::check(&snapshot);
                         assert_eq!((snapshot.receipt().resumed, snapshot.receipt().chunks), (0, CHUNKS));
@@ -231,30 +231,30 @@ fn a_version_that_comes_afresh() {
                     client
                 };
                 let server = async {
-                    let mut script = Script::begin(&sim).await;
-                    if came == CHUNKS {
-                        script.good_version().await;
-                        script.committed().await;
+                    let mut script = Script::start(&sim).await;
+                    if received == CHUNKS {
+                        script.send_version().await;
+                        script.wait_for_committed().await;
                     } else {
-                        script.good_beginning().await;
-                        script.good_chunk(0).await;
+                        script.begin_version().await;
+                        script.send_valid_chunk(0).await;
                         tokio::time::sleep(Duration::from_secs(1)).await;
                     }
-                    let (mut script, subscribe) = script.again().await;
+                    let (mut script, subscribe) = script.reconnect().await;
                     assert_eq!(
                         (subscribe.have.is_some(), subscribe.partial.is_some()),
-                        (came > 1, came == 1)
+                        (received > 1, received == 1)
                     );
                     for chunk in 0..early {
-                        script.good_chunk(chunk).await;
+                        script.send_valid_chunk(chunk).await;
                     }
                     tokio::time::sleep(Duration::from_secs(1)).await;
                     script.announce(Announce { afresh: true, ..script.announcement() }).await;
                     for chunk in early..CHUNKS {
-                        script.good_chunk(chunk).await;
+                        script.send_valid_chunk(chunk).await;
                     }
-                    script.complete(script.digest()).await;
-                    script.committed().await;
+                    script.send_complete(script.digest()).await;
+                    script.wait_for_committed().await;
                     script
                 };
                 tokio::join!(user, server);
@@ -263,10 +263,11 @@ fn a_version_that_comes_afresh() {
     }
 }
 
-/// Goal: only a version that the client named may come afresh, and only once: otherwise a server could send it forever.
-/// Method: mark as afresh a first version, one newer than the committed one, and one that just came afresh.
+/// Goal: only a version that the client reported may be sent afresh, and only once: otherwise a server could send it
+/// forever. Method: mark as afresh a first version, one newer than the committed one, and one that was just sent
+/// afresh.
 #[test]
-fn a_version_that_comes_afresh_without_reason() {
+fn an_afresh_version_that_was_not_requested_is_refused() {
     expect_closed(CloseCode::Misbehaved, "afresh", async |script| {
         script.announce(Announce { afresh: true, ..script.announcement() }).await;
     });
@@ -283,23 +284,23 @@ fn a_version_that_comes_afresh_without_reason() {
                 assert!(source.to_string().contains("afresh"), "{source}");
             };
             let server = async {
-                let mut script = Script::begin(&sim).await;
-                script.good_version().await;
-                script.committed().await;
-                let (mut script, _) = script.again().await;
+                let mut script = Script::start(&sim).await;
+                script.send_version().await;
+                script.wait_for_committed().await;
+                let (mut script, _) = script.reconnect().await;
                 let mut announce = Announce { afresh: true, ..script.announcement() };
                 announce.id.version = version;
                 if received == 2 {
                     script.announce(announce.clone()).await;
                     for chunk in 0..CHUNKS {
-                        script.good_chunk(chunk).await;
+                        script.send_valid_chunk(chunk).await;
                     }
-                    script.complete(script.digest()).await;
-                    script.committed().await;
+                    script.send_complete(script.digest()).await;
+                    script.wait_for_committed().await;
                 }
                 script.announce(announce).await;
-                let (told, text) = script.peer.closed_because().await;
-                assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+                let (code, text) = script.peer.wait_for_close().await;
+                assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
             };
             tokio::join!(user, server);
         });
@@ -309,7 +310,7 @@ fn a_version_that_comes_afresh_without_reason() {
 /// Goal: an `Abort` of the version just committed is accepted, because it may have crossed the commit; others are not.
 /// Method: abort the version committed last, then one that never existed.
 #[test]
-fn an_abort_after_the_commit() {
+fn an_abort_of_the_last_commit_is_accepted() {
     simulate(1, async |sim| {
         let user = async {
             let client = sim.client(1, client_config()).await.unwrap();
@@ -319,29 +320,29 @@ fn an_abort_after_the_commit() {
             assert!(matches!(error, SubscriptionError::Disconnected { .. }), "{error}");
         };
         let server = async {
-            let mut script = Script::begin(&sim).await;
-            script.good_version().await;
-            script.committed().await;
+            let mut script = Script::start(&sim).await;
+            script.send_version().await;
+            script.wait_for_committed().await;
             let (subscription, reason) = (script.subscription, AbortReason::Superseded);
             for version in [VERSION, Version(9)] {
                 assert_eq!(script.peer.connection.close_reason(), None);
                 let abort = ServerMessage::Abort { subscription, epoch: EPOCH, version, reason };
-                script.peer.say_to_client(abort).await;
+                script.peer.send_to_client(abort).await;
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
-            let (told, text) = script.peer.closed_because().await;
-            assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+            let (code, text) = script.peer.wait_for_close().await;
+            assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
             assert!(text.contains("version 9"), "{text}");
         };
         tokio::join!(user, server);
     });
 }
 
-/// Goal: a client refuses names for a watch that it did not create. Method: names for a watch that does not exist.
+/// Goal: a client refuses names for a watch that does not exist.
 #[test]
-fn names_for_no_watch() {
+fn names_for_an_unknown_watch_are_refused() {
     expect_closed(CloseCode::Misbehaved, "watch 7", async |script| {
         let found = ServerMessage::Found { watch: WatchId(7), topics: vec![topic("x")] };
-        script.peer.say_to_client(found).await;
+        script.peer.send_to_client(found).await;
     });
 }

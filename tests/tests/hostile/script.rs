@@ -1,4 +1,4 @@
-//! The script of a good server, which attacks modify, and checks of the client's reaction.
+//! The messages of a valid server, which attacks modify, and checks of the client's reaction.
 
 use crate::raw::Peer;
 use std::ops::Range;
@@ -18,7 +18,7 @@ pub(crate) const CHUNKS: u32 = 3;
 pub(crate) const EPOCH: Epoch = Epoch(5);
 pub(crate) const VERSION: Version = Version(3);
 
-/// The messages of a good server: a version of three chunks. Attacks modify parts of it.
+/// The messages of a valid server that sends a version of three chunks.
 pub(crate) struct Script {
     pub(crate) peer: Peer,
     pub(crate) subscription: SubscriptionId,
@@ -28,12 +28,12 @@ pub(crate) struct Script {
 
 impl Script {
     /// Waits for the client to subscribe.
-    pub(crate) async fn begin(sim: &Sim) -> Self {
-        Self::with(Peer::server(sim).await)
+    pub(crate) async fn start(sim: &Sim) -> Self {
+        Self::new(Peer::server(sim).await)
     }
 
-    /// The script of a server whose client has subscribed.
-    pub(crate) fn with((peer, subscribe): (Peer, Subscribe)) -> Self {
+    /// A script for a client that has subscribed.
+    pub(crate) fn new((peer, subscribe): (Peer, Subscribe)) -> Self {
         let bytes = u64::from(CHUNKS * CHUNK_BYTES);
         let specs = vec![tensors::noise("noise", bytes)];
         let mut payload = vec![0; bytes as usize];
@@ -46,9 +46,9 @@ impl Script {
         }
     }
 
-    /// Closes the connection, and waits for the client to reconnect and subscribe; returns its request.
-    pub(crate) async fn again(self) -> (Self, Subscribe) {
-        let (peer, subscribe) = self.peer.again().await;
+    /// Closes the connection, and waits until the client has reconnected and subscribed; returns its request.
+    pub(crate) async fn reconnect(self) -> (Self, Subscribe) {
+        let (peer, subscribe) = self.peer.reconnect().await;
         assert_eq!(subscribe.subscription, self.subscription);
         (Self { peer, ..self }, subscribe)
     }
@@ -95,34 +95,35 @@ impl Script {
     }
 
     pub(crate) async fn announce(&mut self, announce: Announce) {
-        self.peer.say_to_client(ServerMessage::Announce(announce)).await;
+        self.peer.send_to_client(ServerMessage::Announce(announce)).await;
     }
 
-    pub(crate) async fn manifest(&self, digest: ManifestDigest, encoded: &[u8]) {
-        self.manifest_over(&self.peer, digest, encoded).await;
+    pub(crate) async fn send_manifest(&self, digest: ManifestDigest, encoded: &[u8]) {
+        self.send_manifest_over(&self.peer, digest, encoded).await;
     }
 
-    pub(crate) async fn manifest_over(&self, lane: &Peer, digest: ManifestDigest, encoded: &[u8]) {
+    pub(crate) async fn send_manifest_over(&self, lane: &Peer, digest: ManifestDigest, encoded: &[u8]) {
         let header = ManifestHeader { subscription: self.subscription, bytes: encoded.len() as u32, digest };
-        lane.stream(&[&StreamHeader::Manifest(header).encode(), encoded]).await;
+        lane.send_stream(&[&StreamHeader::Manifest(header).encode(), encoded]).await;
     }
 
-    pub(crate) async fn chunk(&self, header: ChunkHeader, encoded: &[u8]) {
-        self.peer.stream(&[&StreamHeader::Chunk(header).encode(), encoded]).await;
+    pub(crate) async fn send_chunk(&self, header: ChunkHeader, encoded: &[u8]) {
+        self.peer.send_stream(&[&StreamHeader::Chunk(header).encode(), encoded]).await;
     }
 
-    pub(crate) async fn good_chunk(&self, chunk: u32) {
-        self.chunk(self.header(chunk), self.raw(chunk)).await;
+    pub(crate) async fn send_valid_chunk(&self, chunk: u32) {
+        self.send_chunk(self.header(chunk), self.raw(chunk)).await;
     }
 
-    pub(crate) async fn good_beginning(&mut self) {
+    /// Sends the announcement and the manifest.
+    pub(crate) async fn begin_version(&mut self) {
         self.announce(self.announcement()).await;
-        self.manifest(self.manifest.digest(), self.manifest.encoded()).await;
+        self.send_manifest(self.manifest.digest(), self.manifest.encoded()).await;
     }
 
-    pub(crate) async fn complete(&mut self, digest: VersionDigest) {
+    pub(crate) async fn send_complete(&mut self, digest: VersionDigest) {
         self.peer
-            .say_to_client(ServerMessage::Complete {
+            .send_to_client(ServerMessage::Complete {
                 subscription: self.subscription,
                 epoch: EPOCH,
                 version: VERSION,
@@ -132,79 +133,81 @@ impl Script {
     }
 
     /// Waits for the client's `Committed`.
-    pub(crate) async fn committed(&mut self) {
+    pub(crate) async fn wait_for_committed(&mut self) {
         loop {
-            if let ClientMessage::Committed { version, .. } = self.peer.hear_client().await {
+            if let ClientMessage::Committed { version, .. } = self.peer.receive_from_client().await {
                 return assert_eq!(version, VERSION);
             }
         }
     }
 
-    /// Sends the version as a good server does.
-    pub(crate) async fn good_version(&mut self) {
-        self.good_beginning().await;
+    /// Sends the complete version.
+    pub(crate) async fn send_version(&mut self) {
+        self.begin_version().await;
         for chunk in 0..CHUNKS {
-            self.good_chunk(chunk).await;
+            self.send_valid_chunk(chunk).await;
         }
-        self.complete(self.digest()).await;
+        self.send_complete(self.digest()).await;
     }
 }
 
-/// The result of an attack: the client's error, and the server side of the connection.
-pub(crate) struct Found {
+/// The result of an attack: the client's error, and the server's end of the connection.
+pub(crate) struct Outcome {
     pub(crate) error: SubscriptionError,
     pub(crate) script: Script,
 }
 
-/// Runs `attack` on a client that wants "t" and must deliver nothing.
-pub(crate) fn attack(attack: impl AsyncFnOnce(&mut Script), check: impl AsyncFnOnce(Found)) {
+/// Runs `attack` on a client that subscribes to "t" and must deliver nothing.
+pub(crate) fn run_attack(attack: impl AsyncFnOnce(&mut Script), check: impl AsyncFnOnce(Outcome)) {
     simulate(1, async |sim| {
         let user = async {
             let client = sim.client(1, client_config()).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             let error = subscription.next().await.map(|snapshot| snapshot.id().clone()).unwrap_err();
             let again = subscription.next().await.unwrap_err();
-            assert_eq!(again.to_string(), error.to_string(), "an end is final");
+            assert_eq!(again.to_string(), error.to_string(), "the error is final");
             (client, error)
         };
         let server = async {
-            let mut script = Script::begin(&sim).await;
+            let mut script = Script::start(&sim).await;
             attack(&mut script).await;
             script
         };
         let ((_client, error), script) = tokio::join!(user, server);
-        check(Found { error, script }).await;
+        check(Outcome { error, script }).await;
     });
 }
 
 /// Checks that the client aborts the version as corrupt, and that the session continues.
-pub(crate) fn expect_corrupt(word: &str, script: impl AsyncFnOnce(&mut Script)) {
-    attack(script, async |mut found| {
-        let SubscriptionError::Corrupt { id, detail } = &found.error else { panic!("{}", found.error) };
+pub(crate) fn expect_corrupt(expected: &str, script: impl AsyncFnOnce(&mut Script)) {
+    run_attack(script, async |mut outcome| {
+        let SubscriptionError::Corrupt { id, detail } = &outcome.error else { panic!("{}", outcome.error) };
         assert_eq!(id.version, VERSION);
-        assert!(detail.contains(word), "{detail:?} says nothing of {word:?}");
+        assert!(detail.contains(expected), "{detail:?} lacks {expected:?}");
         let reason = loop {
-            match found.script.peer.hear_client().await {
+            match outcome.script.peer.receive_from_client().await {
                 ClientMessage::Credit { .. } => {}
                 ClientMessage::Abort { reason, .. } => break reason,
                 other => panic!("{other:?}"),
             }
         };
         assert_eq!(reason, AbortReason::Corrupt);
-        let good_bye =
-            ClientMessage::Unsubscribe { subscription: found.script.subscription, keep_place: false };
-        assert_eq!(found.script.peer.hear_client().await, good_bye);
-        assert_eq!(found.script.peer.connection.close_reason(), None);
+        let unsubscribe =
+            ClientMessage::Unsubscribe { subscription: outcome.script.subscription, keep_place: false };
+        assert_eq!(outcome.script.peer.receive_from_client().await, unsubscribe);
+        assert_eq!(outcome.script.peer.connection.close_reason(), None);
     });
 }
 
 /// Checks that the session ends with `code`, and that the error blames the server.
-pub(crate) fn expect_closed(code: CloseCode, word: &str, script: impl AsyncFnOnce(&mut Script)) {
-    attack(script, async |found| {
-        let SubscriptionError::Disconnected { source, .. } = &found.error else { panic!("{}", found.error) };
+pub(crate) fn expect_closed(code: CloseCode, expected: &str, script: impl AsyncFnOnce(&mut Script)) {
+    run_attack(script, async |outcome| {
+        let SubscriptionError::Disconnected { source, .. } = &outcome.error else {
+            panic!("{}", outcome.error)
+        };
         assert_eq!(source.blame(), Blame::Peer);
-        assert!(source.to_string().contains(word), "{source} says nothing of {word:?}");
-        let (told, text) = found.script.peer.closed_because().await;
-        assert_eq!(told, Some(code), "{text}");
+        assert!(source.to_string().contains(expected), "{source} lacks {expected:?}");
+        let (closed_with, text) = outcome.script.peer.wait_for_close().await;
+        assert_eq!(closed_with, Some(code), "{text}");
     });
 }

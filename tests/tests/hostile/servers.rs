@@ -1,6 +1,6 @@
 //! Servers that violate the protocol. The client delivers nothing, reports the error, and does not panic.
 
-use crate::script::{CHUNK_BYTES, CHUNKS, EPOCH, Script, VERSION, attack, expect_closed, expect_corrupt};
+use crate::script::{CHUNK_BYTES, CHUNKS, EPOCH, Script, VERSION, expect_closed, expect_corrupt, run_attack};
 use std::time::Duration;
 use tensor_relay_client::{SubscriptionError, Version};
 use tensor_relay_protocol::{
@@ -15,23 +15,23 @@ use tensor_relay_tests::{
 /// Goal: a server that no longer receives messages ends the session instead of stalling it. Method: stop the control
 /// stream in its receiving direction, then make the client send.
 #[test]
-fn a_server_that_stops_hearing() {
-    attack(
+fn a_server_that_stops_receiving_ends_the_session() {
+    run_attack(
         async |script| {
-            script.peer.stop_hearing();
-            script.good_beginning().await;
-            script.good_chunk(0).await;
+            script.peer.stop_receiving();
+            script.begin_version().await;
+            script.send_valid_chunk(0).await;
         },
-        async |found| {
-            assert!(matches!(found.error, SubscriptionError::Disconnected { .. }), "{}", found.error);
+        async |outcome| {
+            assert!(matches!(outcome.error, SubscriptionError::Disconnected { .. }), "{}", outcome.error);
         },
     );
 }
 
-/// Goal: the script itself is valid, so that failures below are due to the attacks. Method: run it unchanged, and once
-/// more in the worst order.
+/// Goal: the script itself is valid, so that failures below are due to the attacks. Method: run it unchanged, and in
+/// the worst order.
 #[test]
-fn the_good_version() {
+fn the_unmodified_script_is_accepted() {
     for reversed in [false, true] {
         simulate(1, async |sim| {
             let user = async {
@@ -41,20 +41,20 @@ fn the_good_version() {
                 client
             };
             let server = async {
-                let mut script = Script::begin(&sim).await;
+                let mut script = Script::start(&sim).await;
                 if reversed {
                     for chunk in (0..CHUNKS).rev() {
-                        script.good_chunk(chunk).await;
+                        script.send_valid_chunk(chunk).await;
                     }
                     tokio::time::sleep(Duration::from_secs(1)).await;
                     script.announce(script.announcement()).await;
-                    script.complete(script.digest()).await;
+                    script.send_complete(script.digest()).await;
                     tokio::time::sleep(Duration::from_secs(1)).await;
-                    script.manifest(script.manifest.digest(), script.manifest.encoded()).await;
+                    script.send_manifest(script.manifest.digest(), script.manifest.encoded()).await;
                 } else {
-                    script.good_version().await;
+                    script.send_version().await;
                 }
-                script.committed().await;
+                script.wait_for_committed().await;
             };
             tokio::join!(user, server);
         });
@@ -63,43 +63,43 @@ fn the_good_version() {
 
 /// Goal: bytes that do not match their hash are never delivered. Method: one bit of the hash, one bit of the bytes.
 #[test]
-fn a_wrong_hash() {
+fn a_wrong_hash_is_corrupt() {
     expect_corrupt("chunk 1 arrived corrupt", async |script| {
-        script.good_beginning().await;
+        script.begin_version().await;
         let mut header = script.header(1);
         header.hash.0[7] ^= 1;
-        script.chunk(header, script.raw(1)).await;
+        script.send_chunk(header, script.raw(1)).await;
     });
     expect_corrupt("chunk 2 arrived corrupt", async |script| {
-        script.good_beginning().await;
+        script.begin_version().await;
         let mut raw = script.raw(2).to_vec();
         raw[4095] ^= 128;
-        script.chunk(script.header(2), &raw).await;
+        script.send_chunk(script.header(2), &raw).await;
     });
 }
 
 /// Goal: a chunk must have exactly the length in its header. Method: streams of one byte less, one more, none, and far
 /// more; and a raw chunk that claims to be encoded shorter.
 #[test]
-fn streams_of_a_wrong_length() {
+fn chunks_of_a_wrong_length_are_corrupt() {
     for bytes in [CHUNK_BYTES - 1, CHUNK_BYTES + 1, 0, 1 << 20] {
         expect_corrupt("where its header promised 4096", async |script| {
-            script.good_beginning().await;
+            script.begin_version().await;
             let raw = script.raw(0).repeat(300);
-            script.chunk(script.header(0), &raw[..bytes as usize]).await;
+            script.send_chunk(script.header(0), &raw[..bytes as usize]).await;
         });
     }
     expect_corrupt("", async |script| {
-        script.good_beginning().await;
+        script.begin_version().await;
         let header = ChunkHeader { encoded_bytes: 100, ..script.header(0) };
-        script.chunk(header, &script.raw(0)[..100]).await;
+        script.send_chunk(header, &script.raw(0)[..100]).await;
     });
 }
 
 /// Goal: headers that contradict the manifest or the announcement end the session.
 /// Method: one of each kind.
 #[test]
-fn headers_that_break_rules() {
+fn invalid_chunk_headers_end_the_session() {
     type Change = fn(&mut ChunkHeader);
     let changes: [(&str, Change); 8] = [
         ("chunk 3 of a version that has 3", |header| header.chunk = ChunkIndex(3)),
@@ -111,25 +111,25 @@ fn headers_that_break_rules() {
         ("against version 2", |header| header.base = Some(Version(2))),
         ("subscription 9", |header| header.subscription = SubscriptionId(9)),
     ];
-    for (word, change) in changes {
-        expect_closed(CloseCode::Misbehaved, word, async |script| {
-            script.good_beginning().await;
+    for (expected, change) in changes {
+        expect_closed(CloseCode::Misbehaved, expected, async |script| {
+            script.begin_version().await;
             let mut header = script.header(0);
             change(&mut header);
-            script.chunk(header, script.raw(0)).await;
+            script.send_chunk(header, script.raw(0)).await;
         });
     }
 }
 
-/// Goal: a chunk is accepted once. Method: the same chunk twice at once, and again after it was verified.
+/// Goal: a chunk is accepted once. Method: the same chunk twice in succession, and again after it was verified.
 #[test]
-fn a_chunk_twice() {
+fn a_repeated_chunk_ends_the_session() {
     for pause in [0, 1_000] {
         expect_closed(CloseCode::Misbehaved, "chunk 1 twice", async |script| {
-            script.good_beginning().await;
-            script.good_chunk(1).await;
+            script.begin_version().await;
+            script.send_valid_chunk(1).await;
             tokio::time::sleep(Duration::from_millis(pause)).await;
-            script.good_chunk(1).await;
+            script.send_valid_chunk(1).await;
         });
     }
 }
@@ -142,26 +142,26 @@ fn credit() -> u32 {
 /// Goal: a server cannot make a client hold more chunks than it gave credit for.
 /// Method: five chunks before anything was announced, where four are allowed.
 #[test]
-fn more_chunks_than_credit() {
+fn chunks_beyond_the_credit_end_the_session() {
     expect_closed(CloseCode::Misbehaved, "credit", async |script| {
         for chunk in 0..=credit() {
-            script.good_chunk(chunk).await;
+            script.send_valid_chunk(chunk).await;
         }
     });
 }
 
-/// Goal: a manifest that differs from its announcement or header ends the session. Method: another manifest, one with
-/// another hash, and one of another length.
+/// Goal: a manifest that differs from its announcement or header ends the session. Method: another manifest, another
+/// hash in the header, and another length.
 #[test]
-fn manifests_that_are_not_as_announced() {
+fn a_manifest_that_was_not_announced_ends_the_session() {
     expect_closed(CloseCode::Misbehaved, "not the one it announced", async |script| {
         let other = Manifest::layout(vec![], vec![], CHUNK_BYTES, &Limits::default()).unwrap();
         script.announce(script.announcement()).await;
-        script.manifest(other.digest(), other.encoded()).await;
+        script.send_manifest(other.digest(), other.encoded()).await;
     });
     expect_closed(CloseCode::Malformed, "its header says", async |script| {
         script.announce(script.announcement()).await;
-        script.manifest(ManifestDigest([7; 32]), script.manifest.encoded()).await;
+        script.send_manifest(ManifestDigest([7; 32]), script.manifest.encoded()).await;
     });
     for bytes in [u32::MAX, 32 << 20, 10] {
         expect_closed(CloseCode::Malformed, "bytes", async |script| {
@@ -169,7 +169,10 @@ fn manifests_that_are_not_as_announced() {
             let header =
                 ManifestHeader { subscription: script.subscription, bytes, digest: script.manifest.digest() };
             let encoded = script.manifest.encoded();
-            script.peer.stream(&[&StreamHeader::Manifest(header).encode(), encoded]).await;
+            script
+                .peer
+                .send_stream(&[&StreamHeader::Manifest(header).encode(), encoded])
+                .await;
         });
     }
 }
@@ -177,7 +180,7 @@ fn manifests_that_are_not_as_announced() {
 /// Goal: malformed manifests end the session, although their hash is the announced one. Method: noise, a truncated
 /// manifest, and one with a byte changed.
 #[test]
-fn malformed_manifests() {
+fn malformed_manifests_end_the_session() {
     let damage: [fn(Vec<u8>) -> Vec<u8>; 3] = [
         |_| vec![0xff; 1_000],
         |mut good| {
@@ -195,7 +198,7 @@ fn malformed_manifests() {
             let digest = ManifestDigest::of(&encoded);
             let announce = Announce { manifest: digest, ..script.announcement() };
             script.announce(announce).await;
-            script.manifest(digest, &encoded).await;
+            script.send_manifest(digest, &encoded).await;
         });
     }
 }
@@ -203,69 +206,70 @@ fn malformed_manifests() {
 /// Goal: chunks that are each valid but do not match the version's digest are not delivered. Method: Complete with
 /// another digest.
 #[test]
-fn a_complete_with_a_wrong_digest() {
+fn a_wrong_version_digest_is_corrupt() {
     expect_corrupt("its digest is", async |script| {
-        script.good_beginning().await;
+        script.begin_version().await;
         for chunk in 0..CHUNKS {
-            script.good_chunk(chunk).await;
+            script.send_valid_chunk(chunk).await;
         }
-        script.complete(VersionDigest([1; 32])).await;
+        script.send_complete(VersionDigest([1; 32])).await;
     });
 }
 
 /// Goal: Complete does not complete a version with missing chunks. Method: Complete with a chunk missing; the client's
 /// own deadline ends it.
 #[test]
-fn a_complete_with_a_chunk_missing() {
+fn a_missing_chunk_prevents_commit() {
     expect_stalled(async |script| {
-        script.good_beginning().await;
-        script.good_chunk(0).await;
-        script.good_chunk(2).await;
-        script.complete(script.digest()).await;
+        script.begin_version().await;
+        script.send_valid_chunk(0).await;
+        script.send_valid_chunk(2).await;
+        script.send_complete(script.digest()).await;
     });
 }
 
 /// Goal: a version without progress ends within two stall timeouts, whatever it waits for. Method: no Complete, no
-/// manifest, no chunk, half a chunk.
+/// manifest, no chunk.
 #[test]
-fn versions_that_stall() {
+fn stalled_versions_time_out() {
     expect_stalled(async |script| {
-        script.good_beginning().await;
+        script.begin_version().await;
         for chunk in 0..CHUNKS {
-            script.good_chunk(chunk).await;
+            script.send_valid_chunk(chunk).await;
         }
     });
     expect_stalled(async |script| script.announce(script.announcement()).await);
-    expect_stalled(async |script| script.good_beginning().await);
+    expect_stalled(async |script| script.begin_version().await);
 }
 
-/// Goal: as above, for a stream that is open and idle. Method: half a chunk, and then nothing, with the stream held
-/// open.
+/// Goal: as above, for a stream that is open and idle. Method: half a chunk, and the stream left open.
 #[test]
-fn half_a_chunk() {
-    let mut held = None;
+fn a_stalled_chunk_times_out() {
+    let mut open = None;
     expect_stalled(async |script| {
-        script.good_beginning().await;
+        script.begin_version().await;
         let mut stream = script.peer.connection.open_uni().await.unwrap();
         stream.write_all(&StreamHeader::Chunk(script.header(0)).encode()).await.unwrap();
         stream.write_all(&script.raw(0)[..2_000]).await.unwrap();
-        held = Some(stream);
+        open = Some(stream);
     });
 }
 
 fn expect_stalled(script: impl AsyncFnOnce(&mut Script)) {
     let began = std::cell::Cell::new(None);
-    let script = async |it: &mut Script| {
-        script(it).await;
+    let script = async |running: &mut Script| {
+        script(running).await;
         began.set(Some(tokio::time::Instant::now()));
     };
-    attack(script, async |mut found| {
-        let SubscriptionError::Stalled { id, timeout_ms } = &found.error else { panic!("{}", found.error) };
+    run_attack(script, async |mut outcome| {
+        let SubscriptionError::Stalled { id, timeout_ms } = &outcome.error else {
+            panic!("{}", outcome.error)
+        };
         assert_eq!((id.version, *timeout_ms), (VERSION, 30_000));
         let waited = began.get().unwrap().elapsed();
         assert!(waited < Duration::from_secs(61), "{waited:?}");
         let reason = loop {
-            if let ClientMessage::Abort { reason, .. } = found.script.peer.hear_client().await {
+            if let ClientMessage::Abort { reason, .. } = outcome.script.peer.receive_from_client().await {
                 break reason;
             }
         };
@@ -273,10 +277,10 @@ fn expect_stalled(script: impl AsyncFnOnce(&mut Script)) {
     });
 }
 
-/// Goal: invalid announcements end the session. Method: another topic, a second one before the first has ended, a
-/// subscription that was never made.
+/// Goal: invalid announcements end the session. Method: another topic, a second one before the first has ended, an
+/// unknown subscription.
 #[test]
-fn announcements_that_break_rules() {
+fn invalid_announcements_end_the_session() {
     expect_closed(CloseCode::Misbehaved, "another topic", async |script| {
         let mut announce = script.announcement();
         announce.id.topic = topic("other");
@@ -295,10 +299,10 @@ fn announcements_that_break_rules() {
     });
 }
 
-/// Goal: versions rise: a client that has version 3 never gets version 2 or 3 again. Method: a good version 3, then an
-/// announcement of an older one and of the same.
+/// Goal: a client that has version 3 never receives version 2 or 3 again. Method: a valid version 3, then announcements
+/// of an older version and of the same.
 #[test]
-fn versions_that_do_not_rise() {
+fn versions_that_do_not_rise_end_the_session() {
     for next in [2, 3] {
         simulate(1, async |sim| {
             let user = async {
@@ -310,13 +314,13 @@ fn versions_that_do_not_rise() {
                 client
             };
             let server = async {
-                let mut script = Script::begin(&sim).await;
-                script.good_version().await;
-                script.committed().await;
+                let mut script = Script::start(&sim).await;
+                script.send_version().await;
+                script.wait_for_committed().await;
                 let mut announce = script.announcement();
                 announce.id.version = Version(next);
                 script.announce(announce).await;
-                assert_eq!(script.peer.closed_because().await.0, Some(CloseCode::Misbehaved));
+                assert_eq!(script.peer.wait_for_close().await.0, Some(CloseCode::Misbehaved));
             };
             tokio::join!(user, server);
         });
@@ -326,30 +330,31 @@ fn versions_that_do_not_rise() {
 /// Goal: malformed encodings are errors: noise, the header of a decompression bomb, and one that decodes to less.
 /// Method: hand-written zstd chunks.
 #[test]
-fn malformed_encodings() {
+fn malformed_encodings_are_corrupt() {
     let one_tebibyte = [&b"\x28\xb5\x2f\xfd\xc0\x00"[..], &(1u64 << 40).to_le_bytes(), &[1, 0, 0]].concat();
-    // A raw block of three bytes in a frame that says so (RFC 8878 §3.1).
+    // A frame of three bytes with a raw block (RFC 8878 §3.1).
     let three_bytes = b"\x28\xb5\x2f\xfd\x20\x03\x19\0\0abc".to_vec();
     for encoded in [vec![0xaa; 500], one_tebibyte, three_bytes, vec![]] {
         expect_corrupt("", async |script| {
-            script.good_beginning().await;
+            script.begin_version().await;
             let header =
                 ChunkHeader { codec: CodecId::Zstd, encoded_bytes: encoded.len() as u32, ..script.header(0) };
-            script.chunk(header, &encoded).await;
+            script.send_chunk(header, &encoded).await;
         });
     }
 }
 
 /// Goal: malformed data streams end the session. Method: an unknown kind, an unknown codec, reserved bytes.
 #[test]
-fn malformed_streams() {
-    for (word, at, value) in [("kind 9", 0, 9), ("codec 77", 1, 77), ("reserved", 3, 1), ("reserved", 46, 1)]
+fn malformed_stream_headers_end_the_session() {
+    for (expected, at, value) in
+        [("kind 9", 0, 9), ("codec 77", 1, 77), ("reserved", 3, 1), ("reserved", 46, 1)]
     {
-        expect_closed(CloseCode::Malformed, word, async |script| {
-            script.good_beginning().await;
+        expect_closed(CloseCode::Malformed, expected, async |script| {
+            script.begin_version().await;
             let mut header = StreamHeader::Chunk(script.header(0)).encode();
             header[at] = value;
-            script.peer.stream(&[&header, script.raw(0)]).await;
+            script.peer.send_stream(&[&header, script.raw(0)]).await;
         });
     }
 }
@@ -357,22 +362,24 @@ fn malformed_streams() {
 /// Goal: malformed or unexpected control messages end the session. Method: noise, an excessive length, an unrequested
 /// answer, a Complete without a version.
 #[test]
-fn control_messages_that_break_rules() {
+fn invalid_control_messages_end_the_session() {
     expect_closed(CloseCode::Malformed, "malformed", async |script| {
-        script.peer.say(b"\x04\0\0\0\xff\xff\xff\xff").await;
+        script.peer.send_bytes(b"\x04\0\0\0\xff\xff\xff\xff").await;
     });
-    expect_closed(CloseCode::Malformed, "at most", async |script| script.peer.say(&[0xff; 4]).await);
+    expect_closed(CloseCode::Malformed, "at most", async |script| script.peer.send_bytes(&[0xff; 4]).await);
     expect_closed(CloseCode::Misbehaved, "Topics", async |script| {
-        let unasked = ServerMessage::Topics { topics: vec![], more: false };
-        script.peer.say_to_client(unasked).await;
+        let unrequested = ServerMessage::Topics { topics: vec![], more: false };
+        script.peer.send_to_client(unrequested).await;
     });
-    expect_closed(CloseCode::Misbehaved, "version 3", async |script| script.complete(script.digest()).await);
+    expect_closed(CloseCode::Misbehaved, "version 3", async |script| {
+        script.send_complete(script.digest()).await
+    });
 }
 
-/// Goal: a version that the server aborts halfway leaves no trace, and the next one arrives. Method: two of three
-/// chunks, Abort, then the next version whole, with the credit that the client gives anew.
+/// Goal: a version that the server aborts midway leaves no trace, and the next one arrives. Method: two of three
+/// chunks, Abort, then the complete next version, with the credit that the client returns.
 #[test]
-fn a_version_that_is_given_up() {
+fn an_aborted_version_leaves_no_trace() {
     simulate(1, async |sim| {
         let user = async {
             let client = sim.client(1, client_config()).await.unwrap();
@@ -383,34 +390,34 @@ fn a_version_that_is_given_up() {
             client
         };
         let server = async {
-            let mut script = Script::begin(&sim).await;
-            let (good, before) = (script.announcement(), Version(2));
-            let mut announce = good.clone();
-            announce.id.version = before;
+            let mut script = Script::start(&sim).await;
+            let (valid, aborted) = (script.announcement(), Version(2));
+            let mut announce = valid.clone();
+            announce.id.version = aborted;
             script.announce(announce).await;
-            script.manifest(script.manifest.digest(), script.manifest.encoded()).await;
+            script.send_manifest(script.manifest.digest(), script.manifest.encoded()).await;
             for chunk in 0..2 {
-                let header = ChunkHeader { version: before, ..script.header(chunk) };
-                script.chunk(header, script.raw(chunk)).await;
+                let header = ChunkHeader { version: aborted, ..script.header(chunk) };
+                script.send_chunk(header, script.raw(chunk)).await;
             }
             let (subscription, reason) = (script.subscription, AbortReason::SourceLost);
-            let abort = ServerMessage::Abort { subscription, epoch: EPOCH, version: before, reason };
-            script.peer.say_to_client(abort).await;
+            let abort = ServerMessage::Abort { subscription, epoch: EPOCH, version: aborted, reason };
+            script.peer.send_to_client(abort).await;
             let answer = loop {
-                match script.peer.hear_client().await {
+                match script.peer.receive_from_client().await {
                     ClientMessage::Credit { .. } => {}
                     other => break other,
                 }
             };
-            let expected = ClientMessage::Abort { subscription, epoch: EPOCH, version: before, reason };
+            let expected = ClientMessage::Abort { subscription, epoch: EPOCH, version: aborted, reason };
             assert_eq!(answer, expected);
             let credit = ClientMessage::Credit { subscription, chunks: credit() };
-            assert_eq!(script.peer.hear_client().await, credit);
-            script.announce(good).await;
+            assert_eq!(script.peer.receive_from_client().await, credit);
+            script.announce(valid).await;
             for chunk in 0..CHUNKS {
-                script.good_chunk(chunk).await;
+                script.send_valid_chunk(chunk).await;
             }
-            script.complete(script.digest()).await;
+            script.send_complete(script.digest()).await;
             script
         };
         tokio::join!(user, server);

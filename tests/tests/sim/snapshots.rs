@@ -38,7 +38,7 @@ fn one_encoding_serves_all() {
         assert_eq!((encoder.requested, encoder.encoded), (3 * u64::from(chunks), chunks.into()));
         assert_eq!(encoder.incompressible, 2, "the two chunks of noise were sent raw");
         let sent = sim.net.sent_by(&sim.server_host()).bytes;
-        assert!(sent < payload, "{sent} bytes were sent for three times {payload}");
+        assert!(sent < payload, "{sent} bytes were sent to three subscribers, and the payload has {payload}");
     });
 }
 
@@ -83,7 +83,7 @@ fn an_empty_version() {
     });
 }
 
-/// Goal: tensors arrive as they were described: names, dtypes, shapes, shards, order, aliases and empty ones.
+/// Goal: tensors arrive as they were described: names, dtypes, shapes, shards, order and aliases; also empty tensors.
 /// Method: one of each; tied weights must share their memory, and be sent once.
 #[test]
 fn tensors_arrive_as_described() {
@@ -128,34 +128,38 @@ fn tensors_arrive_as_described() {
 fn metadata_arrives_unchanged() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
-        let of_manifest = vec![("format".to_owned(), "pt".to_owned()), ("ключ".into(), "值".repeat(30_000))];
-        let of_version = vec![("step".to_owned(), "x".repeat((32 << 10) - 4 - 16))];
+        let manifest_metadata =
+            vec![("format".to_owned(), "pt".to_owned()), ("ключ".into(), "值".repeat(30_000))];
+        let version_metadata = vec![("step".to_owned(), "x".repeat((32 << 10) - 4 - 16))];
         let fill = |_, _: &mut [u8]| Ok::<(), std::convert::Infallible>(());
-        let staged = Staged::new(&server.staging(), vec![], of_manifest.clone(), fill).unwrap();
+        let staged = Staged::new(&server.staging(), vec![], manifest_metadata.clone(), fill).unwrap();
         let mut publisher = server
             .publisher_with(topic("t"), Some(Epoch(7)), tensor_relay_server::TopicOptions::default())
             .unwrap();
-        let publication = publisher.publish(staged, of_version.clone()).await.unwrap();
+        let publication = publisher.publish(staged, version_metadata.clone()).await.unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let snapshot = client.subscribe(&topic("t")).await.unwrap().next().await.unwrap();
-        assert_eq!(snapshot.metadata(), of_version);
-        assert_eq!(snapshot.manifest().metadata(), of_manifest);
+        assert_eq!(snapshot.metadata(), version_metadata);
+        assert_eq!(snapshot.manifest().metadata(), manifest_metadata);
         assert_eq!(snapshot.id(), publication.id());
     });
 }
 
 /// Goal: an unchanged manifest is sent once.
-/// Method: many empty tensors, so that the manifest is larger than the payload of each further version.
+/// Method: many empty tensors, so that nearly all sent bytes are the manifest's.
 #[test]
 fn a_known_manifest_is_not_sent_again() {
     simulate(6, async |sim| {
         let name = |number| format!("{number}.{}", "n".repeat(200));
         let specs: Vec<TensorSpec> = (0..1_000).map(|number| noise(&name(number), 0)).collect();
         publish_and_receive(&sim, &[specs.clone(), specs.clone()]).await;
-        let twice = sim.net.sent_by(&sim.server_host()).bytes;
+        let with_two = sim.net.sent_by(&sim.server_host()).bytes;
         publish_and_receive(&sim, &[specs]).await;
-        let once = sim.net.sent_by(&sim.server_host()).bytes - twice;
-        assert!(once > 200_000 && twice < once + 10_000, "{once} bytes once, {twice} bytes twice");
+        let with_one = sim.net.sent_by(&sim.server_host()).bytes - with_two;
+        assert!(
+            with_one > 200_000 && with_two < with_one + 10_000,
+            "{with_one} bytes for one version, {with_two} for two"
+        );
     });
 }
 

@@ -1,33 +1,36 @@
-//! What only byte streams can suffer: whatever is cut is lost, and never looks whole.
+//! Network faults under byte streams: data that is cut off is an error, never a complete chunk.
 
 use crate::{
     cases::{noise, receive, send},
-    stage::{STREAMS, Stage, Under, on},
+    fixture::{BYTE_STREAMS, Backend, Fixture, run_on},
 };
 use std::time::Duration;
 use tensor_relay_transport::{LaneError, ingress::ReceiveError};
 
 const LONG_BYTES: u32 = 64 << 20;
 
-/// Goal: a chunk whose connection is cut in the middle is lost, whatever the cut looks like.
-/// Method: end or reset the stream, or flip a bit of it, while a long chunk comes.
+/// Goal: a chunk whose connection fails midway is an error, whatever the failure.
+/// Method: end or reset the stream, or flip a bit of it, during a long chunk.
 #[test]
-fn what_is_cut_in_the_middle_is_lost() {
-    let cuts: [fn(&Stage); 3] =
-        [|stage| stage.faults.end(), |stage| stage.faults.reset(), |stage| stage.faults.flip()];
+fn a_chunk_cut_off_midway_is_an_error() {
+    let cuts: [fn(&Fixture); 3] = [
+        |fixture| fixture.faults.eof(),
+        |fixture| fixture.faults.reset(),
+        |fixture| fixture.faults.flip_bit(),
+    ];
     for (number, cut) in cuts.into_iter().enumerate() {
-        on(&STREAMS, async |stage| {
-            let (server, client) = stage.lane().await;
+        run_on(&BYTE_STREAMS, async |fixture| {
+            let (server, client) = fixture.lane().await;
             client.allow_unread(LONG_BYTES.into());
-            let (whole, long) = (noise(100_000, 1), noise(LONG_BYTES, 2));
+            let (complete, long) = (noise(100_000, 1), noise(LONG_BYTES, 2));
             let sending = async {
-                send(&server, 0, &whole).await.unwrap();
+                send(&server, 0, &complete).await.unwrap();
                 send(&server, 1, &long).await.map(drop)
             };
             let receiving = async {
-                assert!(receive(client.accept_data().await.unwrap()).await.unwrap() == whole);
+                assert!(receive(client.accept_data().await.unwrap()).await.unwrap() == complete);
                 let stream = client.accept_data().await.unwrap();
-                cut(stage);
+                cut(fixture);
                 match receive(stream).await {
                     Err(ReceiveError::Lane(error)) => error,
                     other => panic!("{:?}", other.map(|bytes| bytes.len())),
@@ -36,7 +39,7 @@ fn what_is_cut_in_the_middle_is_lost() {
             let (_, error) = tokio::join!(sending, receiving);
             let is_flip = number == 2;
             match &error {
-                LaneError::Cut { peer, .. } if !is_flip => assert_eq!(*peer, client.peer()),
+                LaneError::ConnectionLost { peer, .. } if !is_flip => assert_eq!(*peer, client.peer()),
                 LaneError::Protocol { detail, .. } if is_flip => {
                     assert!(detail.contains("decrypt"), "{detail}")
                 }
@@ -47,34 +50,40 @@ fn what_is_cut_in_the_middle_is_lost() {
                 (Some(error.clone()), Some(error))
             );
             let at_server = server.closed().await;
-            assert!(matches!(at_server, LaneError::Cut { .. } | LaneError::Protocol { .. }), "{at_server}");
+            assert!(
+                matches!(at_server, LaneError::ConnectionLost { .. } | LaneError::Protocol { .. }),
+                "{at_server}"
+            );
         });
     }
 }
 
-/// Goal: a network that resets connections is seen by both ends at once.
+/// Goal: both ends detect a reset connection immediately.
 #[test]
-fn a_reset_ends_both_ends() {
-    on(&[Under::SimulatedStream], async |stage| {
-        let (server, client) = stage.lane().await;
-        let sim = stage.sim.as_ref().unwrap();
+fn a_reset_ends_the_lane_at_both_ends() {
+    run_on(&[Backend::SimulatedStream], async |fixture| {
+        let (server, client) = fixture.lane().await;
+        let sim = fixture.sim.as_ref().unwrap();
         let began = sim.elapsed();
         sim.net.reset_streams(&sim.server_host(), &sim.client_host(1));
         for lane in [server, client] {
             let error = lane.closed().await;
-            assert!(matches!(&error, LaneError::Cut { detail, .. } if detail.contains("reset")), "{error}");
+            assert!(
+                matches!(&error, LaneError::ConnectionLost { detail, .. } if detail.contains("reset")),
+                "{error}"
+            );
         }
         assert!(sim.elapsed() - began < Duration::from_secs(1));
     });
 }
 
-/// Goal: a partition that ends within the idle timeout costs time alone.
+/// Goal: a partition shorter than the idle timeout only delays the transfer.
 #[test]
-fn a_short_partition_costs_nothing() {
-    on(&[Under::SimulatedStream], async |stage| {
-        let (server, client) = stage.lane().await;
+fn a_short_partition_only_delays() {
+    run_on(&[Backend::SimulatedStream], async |fixture| {
+        let (server, client) = fixture.lane().await;
         client.allow_unread(LONG_BYTES.into());
-        let sim = stage.sim.as_ref().unwrap();
+        let sim = fixture.sim.as_ref().unwrap();
         let bytes = noise(LONG_BYTES, 1);
         let partition = async {
             for _ in 0..3 {
@@ -91,19 +100,20 @@ fn a_short_partition_costs_nothing() {
     });
 }
 
-/// Goal: a chunk that nobody takes stops no other one, up to what may be unread; beyond that the lane ends and says why.
-/// Method: leave one stream unread, receive others beside it, and then leave more unread than the reserve of a megabyte.
+/// Goal: an unread chunk blocks no other one, up to the allowance for unread bytes; beyond it the lane ends with a
+/// reason.
+/// Method: leave one stream unread, receive others meanwhile, then leave more unread than the reserve of a megabyte.
 #[test]
-fn a_stalled_receiver_stops_nobody_else() {
-    on(&STREAMS, async |stage| {
-        let (server, client) = stage.lane().await;
+fn an_unread_stream_does_not_block_others() {
+    run_on(&BYTE_STREAMS, async |fixture| {
+        let (server, client) = fixture.lane().await;
         send(&server, 0, &noise(500_000, 1)).await.unwrap();
         let stalled = client.accept_data().await.unwrap();
         for chunk in 1..20 {
             send(&server, chunk, &noise(300_000, chunk)).await.unwrap();
             assert!(receive(client.accept_data().await.unwrap()).await.unwrap() == noise(300_000, chunk));
         }
-        // A moment over the bound is no offence: it may be that this end has not said yet that it allows more.
+        // Briefly exceeding the bound is allowed: this end may raise it late.
         let late = async {
             tokio::time::sleep(Duration::from_millis(500)).await;
             client.allow_unread(2 << 20);
@@ -121,7 +131,7 @@ fn a_stalled_receiver_stops_nobody_else() {
         let LaneError::ClosedByPeer { text, .. } = &at_server else { panic!("{at_server}") };
         assert_eq!(text, &detail);
         assert_eq!(sent.map(drop), Err(at_server));
-        // What was whole before the lane ended is whole.
+        // Chunks that were complete before the lane ended can still be received.
         assert!(receive(stalled).await.unwrap() == noise(500_000, 1));
         assert!(receive(unread).await.unwrap() == more);
     });

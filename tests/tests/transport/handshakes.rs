@@ -1,6 +1,6 @@
-//! Handshakes that make a lane, and those that are refused.
+//! Handshakes that succeed or are refused, and errors of connecting.
 
-use crate::stage::{ALL, STREAMS, Stage, Under, on};
+use crate::fixture::{ALL, BYTE_STREAMS, Backend, Fixture, run_on};
 use std::{net::IpAddr, net::Ipv4Addr, sync::Arc};
 use tensor_relay_protocol::ALPN;
 use tensor_relay_transport::{
@@ -10,43 +10,43 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 
 #[test]
 fn a_server_with_another_key_is_refused() {
-    on(&ALL, async |stage| {
-        let (server, client) = stage.connect(&[Fingerprint([7; 32]), Fingerprint([8; 32])]).await;
+    run_on(&ALL, async |fixture| {
+        let (server, client) = fixture.connect(&[Fingerprint([7; 32]), Fingerprint([8; 32])]).await;
         let Err(ConnectError::WrongKey { address, found, expected }) = client else { panic!("{client:?}") };
-        assert_eq!((address, found), (stage.address, stage.key));
+        assert_eq!((address, found), (fixture.address, fixture.key));
         assert!(expected.contains(" or "), "{expected}");
         assert!(matches!(server, Err(LaneError::Protocol { .. })), "{server:?}");
         assert!(
-            stage.connect(&[Fingerprint([7; 32]), stage.key]).await.1.is_ok(),
-            "one of its keys is enough"
+            fixture.connect(&[Fingerprint([7; 32]), fixture.key]).await.1.is_ok(),
+            "one matching key is enough"
         );
     });
 }
 
 #[test]
 fn a_client_of_another_protocol_is_refused() {
-    on(&STREAMS, async |stage| {
+    run_on(&BYTE_STREAMS, async |fixture| {
         for protocols in [vec![b"h2".to_vec()], vec![]] {
-            let accepting = async { stage.listener.accept().await.unwrap().accept().await };
-            let (server, client) = tokio::join!(accepting, raw_client(stage, protocols.clone()));
+            let accepting = async { fixture.listener.accept().await.unwrap().accept().await };
+            let (server, client) = tokio::join!(accepting, raw_client(fixture, protocols.clone()));
             assert!(matches!(server, Err(LaneError::Protocol { .. })), "{protocols:?}: {server:?}");
             drop(client);
         }
-        let (server, client) = stage.lane().await;
-        assert_eq!((server.ended(), client.ended()), (None, None), "others get through");
+        let (server, client) = fixture.lane().await;
+        assert_eq!((server.ended(), client.ended()), (None, None), "other clients connect");
     });
 }
 
 #[test]
 fn a_server_of_another_protocol_is_refused() {
-    on(&STREAMS, async |stage| {
+    run_on(&BYTE_STREAMS, async |fixture| {
         for protocols in [vec![b"h2".to_vec()], vec![]] {
-            let (port, accepting) = raw_server(stage, protocols, 0);
-            let address = std::net::SocketAddr::new(stage.address.ip(), port);
+            let (port, accepting) = raw_server(fixture, protocols, 0);
+            let address = std::net::SocketAddr::new(fixture.address.ip(), port);
             let hosts = [address.to_string()];
             let key = Fingerprint(raw_key());
             let keys = [key];
-            let (client, _) = tokio::join!(stage.connector.connect(&hosts, &keys), accepting);
+            let (client, _) = tokio::join!(fixture.connector.connect(&hosts, &keys), accepting);
             assert!(
                 matches!(client, Err(ConnectError::Incompatible { address: a }) if a == address),
                 "{client:?}"
@@ -56,45 +56,49 @@ fn a_server_of_another_protocol_is_refused() {
 }
 
 #[test]
-fn a_client_that_is_turned_away_learns_so() {
-    on(&ALL, async |stage| {
-        let hosts = [stage.address.to_string()];
-        let keys = [stage.key];
-        let refusing = async { stage.listener.accept().await.unwrap().refuse() };
-        let (client, ()) = tokio::join!(stage.connector.connect(&hosts, &keys), refusing);
+fn a_refused_client_gets_an_error() {
+    run_on(&ALL, async |fixture| {
+        let hosts = [fixture.address.to_string()];
+        let keys = [fixture.key];
+        let refusing = async { fixture.listener.accept().await.unwrap().refuse() };
+        let (client, ()) = tokio::join!(fixture.connector.connect(&hosts, &keys), refusing);
         assert!(matches!(client, Err(ConnectError::Refused { .. })), "{client:?}");
     });
 }
 
 #[test]
-fn nobody_listens() {
-    on(&STREAMS, async |stage| {
-        let keys = [stage.key];
-        let Stage { connector, address, .. } = stage;
-        // Of this machine's ports the first has no listener that a test could meet.
-        let nobody = std::net::SocketAddr::new(address.ip(), 1).to_string();
-        let error = connector.connect(std::slice::from_ref(&nobody), &keys).await.unwrap_err();
+fn a_closed_port_is_an_error() {
+    run_on(&BYTE_STREAMS, async |fixture| {
+        let keys = [fixture.key];
+        let Fixture { connector, address, .. } = fixture;
+        // No test listens on port 1.
+        let unused = std::net::SocketAddr::new(address.ip(), 1).to_string();
+        let error = connector.connect(std::slice::from_ref(&unused), &keys).await.unwrap_err();
         let ConnectError::NoTcp { addresses, detail } = &error else { panic!("{error}") };
-        assert_eq!(addresses, &nobody);
+        assert_eq!(addresses, &unused);
         assert!(detail.contains("refused"), "{detail}");
         let error = connector
-            .connect_further(nobody.parse().unwrap(), &keys, 1, LaneKind::Tcp)
+            .connect_further(unused.parse().unwrap(), &keys, 1, LaneKind::Tcp)
             .await
             .unwrap_err();
         assert!(matches!(error, ConnectError::NoTcp { .. }), "{error}");
     });
 }
 
-/// Goal: silence is found out by the connect timeout, over TCP too.
+/// Goal: a silent server is detected by the connect timeout over TCP, too.
 #[test]
-fn nobody_answers() {
-    on(&[Under::SimulatedStream], async |stage| {
-        stage.silence();
-        let keys = [stage.key];
-        let sim = stage.sim.as_ref().unwrap();
+fn a_silent_server_times_out() {
+    run_on(&[Backend::SimulatedStream], async |fixture| {
+        fixture.blackhole();
+        let keys = [fixture.key];
+        let sim = fixture.sim.as_ref().unwrap();
         let began = sim.elapsed();
-        let first = stage.connector.connect(&[stage.address.to_string()], &keys).await.unwrap_err();
-        let further = stage.connector.connect_further(stage.address, &keys, 1, LaneKind::Tcp);
+        let first = fixture
+            .connector
+            .connect(&[fixture.address.to_string()], &keys)
+            .await
+            .unwrap_err();
+        let further = fixture.connector.connect_further(fixture.address, &keys, 1, LaneKind::Tcp);
         let further = further.await.unwrap_err();
         let ConnectError::NoTcp { detail, .. } = &first else { panic!("{first}") };
         assert_eq!(detail, "no answer within 10000 ms");
@@ -104,9 +108,9 @@ fn nobody_answers() {
     });
 }
 
-/// Goal: a port whose TCP half is taken is said to be so, and where the system chooses, another one is taken.
+/// Goal: a port in use over TCP is an error that says so; port 0 selects one that is free over both UDP and TCP.
 #[test]
-fn both_protocols_have_one_port() {
+fn udp_and_tcp_share_one_port() {
     use tensor_relay_transport::{BindError, Identity, Listener, Tuning};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -122,9 +126,9 @@ fn both_protocols_have_one_port() {
     });
 }
 
-/// TLS to the stage's server, for a client that takes anyone for the right one and names these `protocols`.
+/// Connects to the fixture's server over TLS, with these ALPN `protocols`, and accepts any certificate.
 pub(crate) async fn raw_client(
-    stage: &Stage,
+    fixture: &Fixture,
     protocols: Vec<Vec<u8>>,
 ) -> std::io::Result<TlsStream<Box<dyn ByteStream>>> {
     let mut config =
@@ -132,25 +136,26 @@ pub(crate) async fn raw_client(
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(anyone::Anyone))
+            .with_custom_certificate_verifier(Arc::new(accept_any::AcceptAnyCertificate))
             .with_no_client_auth();
     config.alpn_protocols = protocols;
-    let stream = network(stage, false)
-        .connect(Ipv4Addr::UNSPECIFIED.into(), stage.address)
+    let stream = network(fixture, false)
+        .connect(Ipv4Addr::UNSPECIFIED.into(), fixture.address)
         .await?;
     TlsConnector::from(Arc::new(config))
         .connect("tensor-relay".try_into().unwrap(), stream)
         .await
 }
 
-/// The same of a client that speaks this protocol.
-pub(crate) async fn raw_peer(stage: &Stage) -> TlsStream<Box<dyn ByteStream>> {
-    raw_client(stage, vec![ALPN.to_vec()]).await.unwrap()
+/// Connects likewise, with the ALPN identifier of this protocol.
+pub(crate) async fn raw_peer(fixture: &Fixture) -> TlsStream<Box<dyn ByteStream>> {
+    raw_client(fixture, vec![ALPN.to_vec()]).await.unwrap()
 }
 
-/// The port of a server that names these `protocols` and sends so many `tickets`, and its end of the first connection.
+/// Starts a TLS server with these ALPN `protocols` that sends `tickets` session tickets; returns its port, and its end
+/// of the first connection.
 pub(crate) fn raw_server(
-    stage: &Stage,
+    fixture: &Fixture,
     protocols: Vec<Vec<u8>>,
     tickets: usize,
 ) -> (u16, impl Future<Output = std::io::Result<tokio_rustls::server::TlsStream<Box<dyn ByteStream>>>>) {
@@ -167,13 +172,13 @@ pub(crate) fn raw_server(
             .unwrap();
     config.alpn_protocols = protocols;
     config.send_tls13_tickets = tickets;
-    // A port that nobody else of this process has.
+    // A free port.
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .unwrap()
         .local_addr()
         .unwrap()
         .port();
-    let listener = network(stage, true).listen((stage.address.ip(), port).into()).unwrap();
+    let listener = network(fixture, true).listen((fixture.address.ip(), port).into()).unwrap();
     let accepting = async move {
         let (stream, _) = std::future::poll_fn(|cx| listener.poll_accept(cx)).await?;
         TlsAcceptor::from(Arc::new(config)).accept(stream).await
@@ -181,9 +186,9 @@ pub(crate) fn raw_server(
     (port, accepting)
 }
 
-fn network(stage: &Stage, of_server: bool) -> Arc<dyn Network> {
-    match &stage.sim {
-        Some(sim) if of_server => Arc::new(sim.server_host()),
+fn network(fixture: &Fixture, is_server: bool) -> Arc<dyn Network> {
+    match &fixture.sim {
+        Some(sim) if is_server => Arc::new(sim.server_host()),
         Some(sim) => Arc::new(sim.client_host(2)),
         None => Arc::new(SystemNetwork),
     }
@@ -193,7 +198,7 @@ fn raw_key_pair() -> rcgen::KeyPair {
     tensor_relay_tests::pair::key_pair(99)
 }
 
-/// What clients know the raw server by.
+/// The fingerprint of the raw server's key.
 pub(crate) fn raw_key() -> [u8; 32] {
     let state = tempfile::tempdir().unwrap();
     std::fs::write(state.path().join("identity.key"), raw_key_pair().serialize_pem()).unwrap();
@@ -203,18 +208,18 @@ pub(crate) fn raw_key() -> [u8; 32] {
         .0
 }
 
-mod anyone {
+mod accept_any {
     use rustls::{
         DigitallySignedStruct, Error, SignatureScheme,
         client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
         pki_types::{CertificateDer, ServerName, UnixTime},
     };
 
-    /// A hostile client does not care whom it talks to.
+    /// Accepts any server certificate.
     #[derive(Debug)]
-    pub(super) struct Anyone;
+    pub(super) struct AcceptAnyCertificate;
 
-    impl ServerCertVerifier for Anyone {
+    impl ServerCertVerifier for AcceptAnyCertificate {
         fn verify_server_cert(
             &self,
             _: &CertificateDer<'_>,

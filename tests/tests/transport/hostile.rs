@@ -1,8 +1,8 @@
-//! Peers that break the rules of byte streams: the lane ends, and says why to both.
+//! Peers that violate the byte stream protocol: the lane ends, and both ends get the reason.
 
 use crate::{
+    fixture::{BYTE_STREAMS, Fixture, run_on},
     handshakes::{raw_key, raw_peer, raw_server},
-    stage::{STREAMS, Stage, on},
 };
 use tensor_relay_protocol::{ALPN, CloseCode};
 use tensor_relay_transport::{Fingerprint, Lane, LaneError};
@@ -10,7 +10,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 const PING: &[u8] = b"\x06\0\0\0\x08\0\0\0\x01\0\0\0\0\0\0\0";
 
-/// Segments that no client may send, each with what the server says of them.
+/// The answer to [`PING`].
+const PONG: [u8; 16] = *b"\x07\0\0\0\x08\0\0\0\x01\0\0\0\0\0\0\0";
+
+/// Segments that no client may send, with the close code and text of the server.
 const TO_SERVERS: &[(&[u8], CloseCode, &str)] = &[
     (b"\x00\0\0\0\0\0\0\0", CloseCode::Malformed, "kind 0"),
     (b"\x08\0\0\0\0\0\0\0", CloseCode::Malformed, "kind 8"),
@@ -38,61 +41,63 @@ const TO_CLIENTS: &[(&[u8], CloseCode, &str)] = &[
 ];
 
 #[test]
-fn a_client_that_breaks_a_rule() {
-    on(&STREAMS, async |stage| {
+fn a_client_that_violates_the_protocol_is_refused() {
+    run_on(&BYTE_STREAMS, async |fixture| {
         for (segments, code, why) in TO_SERVERS {
-            let accepting = async { stage.listener.accept().await.unwrap().accept().await.unwrap() };
-            let (lane, mut peer) = tokio::join!(accepting, raw_peer(stage));
+            let accepting = async { fixture.listener.accept().await.unwrap().accept().await.unwrap() };
+            let (lane, mut peer) = tokio::join!(accepting, raw_peer(fixture));
+            assert_pong(&mut peer).await;
             peer.write_all(&[PING, segments].concat()).await.unwrap();
             peer.flush().await.unwrap();
-            refused(&lane, &mut peer, *code, why).await;
+            assert_refused(&lane, &mut peer, *code, why).await;
         }
-        let (server, client) = stage.lane().await;
-        assert_eq!((server.ended(), client.ended()), (None, None), "others are served");
+        let (server, client) = fixture.lane().await;
+        assert_eq!((server.ended(), client.ended()), (None, None), "other lanes work");
     });
 }
 
 #[test]
-fn a_server_that_breaks_a_rule() {
-    on(&STREAMS, async |stage| {
+fn a_server_that_violates_the_protocol_is_refused() {
+    run_on(&BYTE_STREAMS, async |fixture| {
         for (segments, code, why) in TO_CLIENTS {
-            let (lane, mut peer) = client_of_raw(stage, 0).await;
+            let (lane, mut peer) = client_of_raw(fixture, 0).await;
+            assert_pong(&mut peer).await;
             peer.write_all(&[PING, segments].concat()).await.unwrap();
             peer.flush().await.unwrap();
-            refused(&lane, &mut peer, *code, why).await;
+            assert_refused(&lane, &mut peer, *code, why).await;
         }
     });
 }
 
-/// Goal: empty segments are not free.
-/// Method: begin and end more empty streams than the reserve can count.
+/// Goal: empty streams are bounded by the credit, too.
+/// Method: begin and end more empty streams than the reserve allows.
 #[test]
-fn a_server_that_opens_streams_without_end() {
-    on(&STREAMS, async |stage| {
-        let (lane, mut peer) = client_of_raw(stage, 0).await;
+fn empty_streams_count_against_the_credit() {
+    run_on(&BYTE_STREAMS, async |fixture| {
+        let (lane, mut peer) = client_of_raw(fixture, 0).await;
         let flood = b"\x02\x03\0\0\0\0\0\0".repeat(10_000);
         peer.write_all(&flood).await.unwrap();
         peer.flush().await.unwrap();
-        refused(&lane, &mut peer, CloseCode::Misbehaved, "more than it had credit for").await;
+        assert_refused(&lane, &mut peer, CloseCode::Misbehaved, "more than it had credit for").await;
     });
 }
 
-/// Goal: a server that sends what no server of this protocol sends after the handshake is refused.
+/// Goal: a TLS session ticket after the handshake, which this protocol does not use, ends the lane.
 #[test]
-fn a_server_that_sends_tickets() {
-    on(&STREAMS, async |stage| {
-        let (lane, mut peer) = client_of_raw(stage, 2).await;
+fn a_server_that_sends_session_tickets_is_refused() {
+    run_on(&BYTE_STREAMS, async |fixture| {
+        let (lane, mut peer) = client_of_raw(fixture, 2).await;
         let error = lane.closed().await;
         assert!(error.to_string().contains("TLS message of type 4"), "{error}");
-        let told = peer.read_to_end(&mut vec![]).await.unwrap_err().to_string();
-        assert!(told.contains("UnexpectedMessage"), "{told}");
+        let alert = peer.read_to_end(&mut vec![]).await.unwrap_err().to_string();
+        assert!(alert.contains("UnexpectedMessage"), "{alert}");
     });
 }
 
-/// Goal: a lane that ends without a close is lost, and says how: TLS ended, the stream ended, or what came is no TLS, which
-/// the other end is told with an alert.
+/// Goal: a lane that ends without a close reports how: TLS ended, the stream ended, or the bytes were invalid TLS,
+/// which the peer receives an alert for.
 #[test]
-fn a_peer_that_ends_or_breaks_tls() {
+fn an_end_without_a_close_reports_its_cause() {
     let forged: &[u8] = &[&b"\x17\x03\x03\0\x20"[..], &[0x5a; 32]].concat();
     let cases = [
         (None, "it ended TLS and not the lane", None),
@@ -101,10 +106,10 @@ fn a_peer_that_ends_or_breaks_tls() {
         (Some(&b"\x17\x03\x03\xff\xff"[..]), "65535 bytes", Some("RecordOverflow")),
         (Some(forged), "cannot be decrypted", Some("BadRecordMac")),
     ];
-    on(&STREAMS, async |stage| {
+    run_on(&BYTE_STREAMS, async |fixture| {
         for (raw, why, alert) in cases {
-            let accepting = async { stage.listener.accept().await.unwrap().accept().await.unwrap() };
-            let (lane, mut peer) = tokio::join!(accepting, raw_peer(stage));
+            let accepting = async { fixture.listener.accept().await.unwrap().accept().await.unwrap() };
+            let (lane, mut peer) = tokio::join!(accepting, raw_peer(fixture));
             match raw {
                 None => peer.shutdown().await.unwrap(),
                 Some(b"") => peer.get_mut().0.shutdown().await.unwrap(),
@@ -115,35 +120,50 @@ fn a_peer_that_ends_or_breaks_tls() {
             }
             let error = lane.closed().await;
             assert!(error.to_string().contains(why), "{error}");
-            assert_eq!(matches!(error, LaneError::Cut { .. }), alert.is_none(), "{error}");
+            assert_eq!(matches!(error, LaneError::ConnectionLost { .. }), alert.is_none(), "{error}");
             if let Some(alert) = alert {
-                let told = peer.read_to_end(&mut vec![]).await.unwrap_err().to_string();
-                assert!(told.contains(alert), "{told}");
+                let received = peer.read_to_end(&mut vec![]).await.unwrap_err().to_string();
+                assert!(received.contains(alert), "{received}");
             }
         }
     });
 }
 
-async fn client_of_raw(stage: &Stage, tickets: usize) -> (Lane, impl AsyncRead + AsyncWrite + Unpin + use<>) {
-    let (port, accepting) = raw_server(stage, vec![ALPN.to_vec()], tickets);
-    let hosts = [std::net::SocketAddr::new(stage.address.ip(), port).to_string()];
+async fn client_of_raw(
+    fixture: &Fixture,
+    tickets: usize,
+) -> (Lane, impl AsyncRead + AsyncWrite + Unpin + use<>) {
+    let (port, accepting) = raw_server(fixture, vec![ALPN.to_vec()], tickets);
+    let hosts = [std::net::SocketAddr::new(fixture.address.ip(), port).to_string()];
     let keys = [Fingerprint(raw_key())];
-    let (lane, peer) = tokio::join!(stage.connector.connect(&hosts, &keys), accepting);
+    let (lane, peer) = tokio::join!(fixture.connector.connect(&hosts, &keys), accepting);
     (lane.unwrap(), peer.unwrap())
 }
 
-/// The lane ended for `why`, its peer heard it, and the ping before was answered.
-async fn refused(lane: &Lane, peer: &mut (impl AsyncRead + Unpin), code: CloseCode, why: &str) {
+/// Checks that a ping is answered with its number. Nothing precedes the answer except pings.
+async fn assert_pong(peer: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    peer.write_all(PING).await.unwrap();
+    peer.flush().await.unwrap();
+    let mut segment = [0; PONG.len()];
+    while segment[0] != PONG[0] {
+        peer.read_exact(&mut segment).await.unwrap();
+        assert!([PING[0], PONG[0]].contains(&segment[0]), "{segment:?}");
+    }
+    assert_eq!(segment, PONG);
+}
+
+/// Checks that the lane ended with `why`, and that the peer received it in a close with `code`.
+async fn assert_refused(lane: &Lane, peer: &mut (impl AsyncRead + Unpin), code: CloseCode, why: &str) {
     let error = lane.closed().await;
     let LaneError::Protocol { detail, .. } = &error else { panic!("{error}") };
     assert!(detail.contains(why), "{detail}");
-    let mut said = vec![];
-    peer.read_to_end(&mut said).await.unwrap();
+    let mut received = vec![];
+    peer.read_to_end(&mut received).await.unwrap();
     let close = [
         &[5, 0, 0, 0],
         &(4 + detail.len() as u32).to_le_bytes()[..],
         &code.code().to_le_bytes(),
         detail.as_bytes(),
     ];
-    assert!(said.ends_with(&close.concat()), "{}", String::from_utf8_lossy(&said));
+    assert!(received.ends_with(&close.concat()), "{}", String::from_utf8_lossy(&received));
 }

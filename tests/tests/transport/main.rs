@@ -1,12 +1,12 @@
-//! Lanes of every kind, held to one list of promises; and what only byte streams can suffer.
+//! Tests of lanes: cases that each kind must pass, and faults and protocol violations of byte streams.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod cases;
 mod faults;
-mod faulty;
+mod faulty_network;
+mod fixture;
 mod handshakes;
 mod hostile;
 mod race;
 mod sessions;
-mod stage;

@@ -1,4 +1,4 @@
-//! Which transport a session begins with, where both are allowed.
+//! The choice between QUIC and TCP where both are allowed.
 
 use std::{sync::Arc, time::Duration};
 use tensor_relay_tests::{
@@ -7,13 +7,13 @@ use tensor_relay_tests::{
 };
 use tensor_relay_transport::{ConnectError, Connector, Lane, LaneKind, LaneKindReason, Listener, Transport};
 
-/// A way of this many milliseconds in each direction.
-fn way(delay_ms: u64) -> Path {
+/// A path with this delay in each direction.
+fn path(delay_ms: u64) -> Path {
     let delay = Duration::from_millis(delay_ms);
     Path { delay: delay..=delay, ..Path::default() }
 }
 
-/// Connects over either transport to a server that `offered` lets answer; and how long it took.
+/// Connects to a server that listens on the `offered` transports; returns the result and the duration in milliseconds.
 async fn connect(sim: &Sim, connector: &Connector, offered: Transport) -> (Result<Lane, ConnectError>, u128) {
     let (host, address) = (Arc::new(sim.server_host()), sim.server_address());
     let listener = Listener::bind_on(host, offered, address, &sim.identity(), sim.tuning.clone()).unwrap();
@@ -27,7 +27,7 @@ async fn connect(sim: &Sim, connector: &Connector, offered: Transport) -> (Resul
         }
     };
     let lane = tokio::select! {
-        () = accepting => unreachable!("it accepts for ever"),
+        () = accepting => unreachable!("it accepts forever"),
         lane = connector.connect(&hosts, &keys) => lane,
     };
     (lane, (sim.elapsed() - began).as_millis())
@@ -37,53 +37,53 @@ fn connector(sim: &Sim) -> Connector {
     sim.connector(1).with_transport(Transport::Auto)
 }
 
-fn what(lane: &Lane) -> (LaneKind, LaneKindReason) {
+fn kind_and_reason(lane: &Lane) -> (LaneKind, LaneKindReason) {
     (lane.kind(), lane.reason())
 }
 
 #[test]
-fn a_short_way_takes_tcp_and_a_long_one_quic() {
+fn short_paths_use_tcp_and_long_ones_quic() {
     for (delay_ms, expected) in [
         (1, (LaneKind::Tcp, LaneKindReason::ShortPath)),
         (20, (LaneKind::Quic, LaneKindReason::Answered)),
         (150, (LaneKind::Quic, LaneKindReason::Answered)),
     ] {
         simulate(3, async |sim| {
-            sim.net.set_path(way(delay_ms));
+            sim.net.set_path(path(delay_ms));
             let (lane, _) = connect(&sim, &connector(&sim), Transport::Auto).await;
-            assert_eq!(what(&lane.unwrap()), expected, "{delay_ms} ms");
+            assert_eq!(kind_and_reason(&lane.unwrap()), expected, "{delay_ms} ms");
         });
     }
 }
 
-/// Goal: without UDP a long way costs a head start once, and not again.
+/// Goal: on a long path without UDP, only the first connection waits for QUIC's head start.
 #[test]
-fn udp_that_is_silent_is_not_waited_for_twice() {
+fn silent_udp_delays_only_the_first_connection() {
     simulate(4, async |sim| {
-        sim.net.set_path(way(20));
+        sim.net.set_path(path(20));
         let connector = connector(&sim);
         let (lane, first_ms) = connect(&sim, &connector, Transport::Tcp).await;
-        assert_eq!(what(&lane.unwrap()), (LaneKind::Tcp, LaneKindReason::UdpSilent));
+        assert_eq!(kind_and_reason(&lane.unwrap()), (LaneKind::Tcp, LaneKindReason::UdpSilent));
         tokio::time::sleep(Duration::from_secs(1)).await;
         let (lane, second_ms) = connect(&sim, &connector, Transport::Tcp).await;
-        assert_eq!(what(&lane.unwrap()), (LaneKind::Tcp, LaneKindReason::UdpSilent));
+        assert_eq!(kind_and_reason(&lane.unwrap()), (LaneKind::Tcp, LaneKindReason::UdpSilent));
         assert!((250..1_000).contains(&first_ms) && second_ms < 200, "{first_ms} ms, then {second_ms} ms");
     });
 }
 
 #[test]
-fn tcp_that_nobody_answers_costs_no_time() {
+fn unanswered_tcp_causes_no_delay() {
     simulate(5, async |sim| {
-        sim.net.set_path(way(1));
+        sim.net.set_path(path(1));
         let (lane, took_ms) = connect(&sim, &connector(&sim), Transport::Quic).await;
-        assert_eq!(what(&lane.unwrap()), (LaneKind::Quic, LaneKindReason::Answered));
+        assert_eq!(kind_and_reason(&lane.unwrap()), (LaneKind::Quic, LaneKindReason::Answered));
         assert!(took_ms < 50, "{took_ms} ms");
     });
 }
 
-/// Goal: who finds nobody hears of both transports.
+/// Goal: where neither transport is answered, the error reports both.
 #[test]
-fn nobody_answers_over_either() {
+fn an_error_reports_both_transports() {
     simulate(6, async |sim| {
         let keys = [sim.identity().fingerprint()];
         let hosts = [sim.server_address().to_string()];
@@ -94,9 +94,9 @@ fn nobody_answers_over_either() {
     });
 }
 
-/// Goal: a wrong key is said to be one, whichever transport finds it out.
+/// Goal: a wrong key is reported as such, whichever transport detects it.
 #[test]
-fn another_server_is_told_from_none() {
+fn a_wrong_key_is_not_reported_as_no_answer() {
     simulate(7, async |sim| {
         let stranger = sim.with_key_of(8);
         let host = Arc::new(sim.server_host());
@@ -117,7 +117,7 @@ fn another_server_is_told_from_none() {
         };
         let connector = connector(&sim);
         let error = tokio::select! {
-            () = accepting => unreachable!("it accepts for ever"),
+            () = accepting => unreachable!("it accepts forever"),
             lane = connector.connect(&hosts, &keys) => lane.unwrap_err(),
         };
         assert!(matches!(error, ConnectError::WrongKey { .. }), "{error}");

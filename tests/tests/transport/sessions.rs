@@ -1,4 +1,4 @@
-//! Whole sessions over simulated byte streams: servers and clients know nothing of what is under a lane.
+//! Complete sessions over simulated byte streams: servers and clients do not depend on a lane's transport.
 
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{Client, Config, Lanes};
@@ -26,9 +26,9 @@ async fn client(sim: &Sim, number: u8, config: Config) -> Client {
         .unwrap()
 }
 
-/// Goal: what comes over byte streams is what was published, in one lane and in several, beside a session over QUIC.
+/// Goal: versions arrive intact over one or several byte streams, beside a session over QUIC.
 #[test]
-fn sessions_over_byte_streams() {
+fn versions_arrive_over_byte_streams() {
     for (seed, lanes) in [(1, 1), (2, 3)] {
         for codec in [CodecId::Raw, CodecId::Zstd] {
             simulate(seed, async |sim| {
@@ -54,7 +54,7 @@ fn sessions_over_byte_streams() {
                         .all(|lane| lane.udp_payload_bytes == 0 && lane.received_bytes > 0)
                 );
                 one.close().await;
-                eventually("its session is gone", || server.stats().sessions == 1).await;
+                eventually("the session has ended", || server.stats().sessions == 1).await;
                 assert!(server.shutdown(Duration::from_secs(5)).await);
                 quic.next().await.unwrap_err();
             });
@@ -62,10 +62,10 @@ fn sessions_over_byte_streams() {
     }
 }
 
-/// Goal: a connection that is cut or lost costs time alone.
-/// Method: reset or cut off a session in the middle of each version.
+/// Goal: a client resumes after a reset and after a partition.
+/// Method: reset the connection during one version, and partition the client during the next.
 #[test]
-fn lost_connections_are_made_again() {
+fn clients_reconnect_after_a_loss() {
     for seed in seeds(4) {
         simulate(seed, async |sim| {
             let server = server(&sim, server_config());

@@ -1,5 +1,5 @@
-//! Every kind of credential, and the rights that it gives. The rights are written by hand after docs/access.md,
-//! independently of the server's code.
+//! Every kind of credential, with its expected rights. They are written by hand after docs/access.md, independently of
+//! the server's code.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -9,11 +9,11 @@ use tensor_relay_server::{Fingerprint, Rules};
 use tensor_relay_tests::pair::key_pair;
 use tensor_relay_transport::{ClientAuthorities, ClientCertificate};
 
-/// The server's time when a scenario begins.
-pub(super) const BEGAN_S: u64 = 2_000_000_000;
+/// The server's time at the start of a scenario.
+pub(super) const START_S: u64 = 2_000_000_000;
 
 thread_local! {
-    static NOW_S: Cell<u64> = const { Cell::new(BEGAN_S) };
+    static NOW_S: Cell<u64> = const { Cell::new(START_S) };
 }
 
 /// The server's clock.
@@ -26,7 +26,7 @@ pub(super) fn set_clock(now_s: u64) {
 }
 
 /// A client's TLS certificate and key.
-pub(super) struct Shown {
+pub(super) struct ClientIdentity {
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
 }
@@ -35,26 +35,26 @@ pub(super) struct Shown {
 pub(super) struct Credential {
     pub(super) name: &'static str,
     pub(super) token: Option<Token>,
-    pub(super) certificate: Option<Shown>,
-    pub(super) worth: Worth,
+    pub(super) certificate: Option<ClientIdentity>,
+    pub(super) rights: Rights,
 }
 
-/// The rights that a credential gives.
+/// The rights that a credential grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Worth {
+pub(super) enum Rights {
     /// TLS fails.
     NoHandshake,
     /// Its `Hello` is answered with this close code and nothing else.
     Nothing(CloseCode),
-    /// A session that lists topics with one of the prefixes `sees`, and receives topics with one of the prefixes
+    /// A session that lists topics with one of the prefixes `lists`, and receives topics with one of the prefixes
     /// `receives`.
-    Session { sees: &'static [&'static str], receives: &'static [&'static str] },
+    Session { lists: &'static [&'static str], receives: &'static [&'static str] },
 }
 
-const REFUSED: Worth = Worth::Nothing(CloseCode::Unauthorised);
-const NO_RIGHTS: Worth = Worth::Session { sees: &[], receives: &[] };
-const MINE: Worth = Worth::Session { sees: &["mine/"], receives: &["mine/"] };
-const ALL: Worth = Worth::Session { sees: &[""], receives: &[""] };
+const REFUSED: Rights = Rights::Nothing(CloseCode::Unauthorised);
+const NO_RIGHTS: Rights = Rights::Session { lists: &[], receives: &[] };
+const MINE: Rights = Rights::Session { lists: &["mine/"], receives: &["mine/"] };
+const ALL: Rights = Rights::Session { lists: &[""], receives: &[""] };
 
 /// The seeds of keys.
 pub(super) const TRUSTED: u64 = 101;
@@ -102,35 +102,39 @@ pub(super) fn all() -> Vec<Credential> {
 
 fn tokens() -> Vec<Credential> {
     let good = claims(9, vec![grant("**", Verbs::CONSUME)]);
-    let until = |expires_s| Claims { expires_s: Some(expires_s), ..good.clone() };
-    let over =
+    let expiring_at = |expires_s| Claims { expires_s: Some(expires_s), ..good.clone() };
+    let token_for =
         |topics: &str, verbs: &[Verb]| sealed(claims(4, vec![grant(topics, Verbs::of(verbs.to_vec()))]));
     let both = [Verb::List, Verb::Subscribe];
-    let sees_mine = Worth::Session { sees: &["mine/"], receives: &[] };
-    let receives_mine = Worth::Session { sees: &[], receives: &["mine/"] };
+    let lists_mine = Rights::Session { lists: &["mine/"], receives: &[] };
+    let receives_mine = Rights::Session { lists: &[], receives: &["mine/"] };
     let two = vec![grant("mine/*", Verbs::of([Verb::List])), grant("other/*", Verbs::of([Verb::Subscribe]))];
-    let each_its_own = Worth::Session { sees: &["mine/"], receives: &["other/"] };
-    let with = |name, token, worth| Credential { name, token: Some(token), certificate: None, worth };
+    let lists_mine_receives_other = Rights::Session { lists: &["mine/"], receives: &["other/"] };
+    let case = |name, token, rights| Credential { name, token: Some(token), certificate: None, rights };
     vec![
-        Credential { name: "nothing", token: None, certificate: None, worth: REFUSED },
-        with("the right token", sealed(good.clone()), ALL),
-        with("a token of the secret before", secret(2, 6).seal(&good), ALL),
-        with("a token of a secret before that", secret(3, 5).seal(&good), REFUSED),
-        with("a token of another server", secret(1, 8).seal(&good), REFUSED),
-        with("a token of this key under another number", secret(3, 7).seal(&good), REFUSED),
-        with("a token that expired long ago", sealed(until(1)), REFUSED),
-        with("a token that expires now", sealed(until(BEGAN_S)), REFUSED),
-        with("a token that expires in an hour", sealed(until(BEGAN_S + 3600)), ALL),
-        with("a revoked token", sealed(claims(5, good.grants.clone())), REFUSED),
-        with("a revoked token that expired", sealed(Claims { id: TicketId([5; 8]), ..until(1) }), REFUSED),
-        with("a narrow token", over("mine/*", &both), MINE),
-        with("a token of one verb: list", over("mine/*", &[Verb::List]), sees_mine),
-        with("a token of one verb: subscribe", over("mine/*", &[Verb::Subscribe]), receives_mine),
-        with("a token of two grants", sealed(claims(4, two)), each_its_own),
-        with("a token to publish", over("**", &[Verb::Publish]), NO_RIGHTS),
-        with("a token of no grants", sealed(claims(4, vec![])), NO_RIGHTS),
-        with("a token of another topic", over("wrong/*", &both), NO_RIGHTS),
-        with("a token of the beginning of a name", over("min", &both), NO_RIGHTS),
+        Credential { name: "nothing", token: None, certificate: None, rights: REFUSED },
+        case("the right token", sealed(good.clone()), ALL),
+        case("a token of the previous secret", secret(2, 6).seal(&good), ALL),
+        case("a token of an older secret", secret(3, 5).seal(&good), REFUSED),
+        case("a token of another server", secret(1, 8).seal(&good), REFUSED),
+        case("a token of this key under another number", secret(3, 7).seal(&good), REFUSED),
+        case("a token that expired long ago", sealed(expiring_at(1)), REFUSED),
+        case("a token that expires now", sealed(expiring_at(START_S)), REFUSED),
+        case("a token that expires in an hour", sealed(expiring_at(START_S + 3600)), ALL),
+        case("a revoked token", sealed(claims(5, good.grants.clone())), REFUSED),
+        case(
+            "a revoked token that expired",
+            sealed(Claims { id: TicketId([5; 8]), ..expiring_at(1) }),
+            REFUSED,
+        ),
+        case("a narrow token", token_for("mine/*", &both), MINE),
+        case("a token of one verb: list", token_for("mine/*", &[Verb::List]), lists_mine),
+        case("a token of one verb: subscribe", token_for("mine/*", &[Verb::Subscribe]), receives_mine),
+        case("a token of two grants", sealed(claims(4, two)), lists_mine_receives_other),
+        case("a token to publish", token_for("**", &[Verb::Publish]), NO_RIGHTS),
+        case("a token of no grants", sealed(claims(4, vec![])), NO_RIGHTS),
+        case("a token of another topic", token_for("wrong/*", &both), NO_RIGHTS),
+        case("a token of a prefix of a name", token_for("min", &both), NO_RIGHTS),
     ]
 }
 
@@ -155,40 +159,40 @@ fn changed_tokens() -> Vec<Credential> {
         changed.replace_range(at..=at, other);
         (name, changed)
     });
-    let cut = [
-        ("a token cut behind its seal", text[..50].to_owned()),
-        ("a token cut in its claims", text[..60].to_owned()),
+    let truncated = [
+        ("a token truncated after its seal", text[..50].to_owned()),
+        ("a token truncated in its claims", text[..60].to_owned()),
         ("a token of one character", "A".to_owned()),
-        ("a token with a tail", format!("{text}AAAA")),
-        ("a token of the greatest length", "A".repeat(Token::BYTES_MAX)),
+        ("a token with trailing bytes", format!("{text}AAAA")),
+        ("a token of the maximum length", "A".repeat(Token::BYTES_MAX)),
     ];
     let refused = |(name, text): (_, String)| {
         let token = Some(Token::new(&text).unwrap());
-        Credential { name, token, certificate: None, worth: REFUSED }
+        Credential { name, token, certificate: None, rights: REFUSED }
     };
-    changed.into_iter().chain(cut).map(refused).collect()
+    changed.into_iter().chain(truncated).map(refused).collect()
 }
 
 fn keys() -> Vec<Credential> {
     let good = || Some(sealed(claims(9, vec![grant("**", Verbs::CONSUME)])));
     let bad = || Some(secret(1, 8).seal(&claims(9, vec![grant("**", Verbs::CONSUME)])));
-    let with = |name, seed, token, worth| Credential { name, token, certificate: Some(key(seed)), worth };
-    let borrowed = Shown { chain: key(TRUSTED).chain, key: key(UNKNOWN).key };
+    let case = |name, seed, token, rights| Credential { name, token, certificate: Some(key(seed)), rights };
+    let borrowed = ClientIdentity { chain: key(TRUSTED).chain, key: key(UNKNOWN).key };
     vec![
-        with("a trusted key", TRUSTED, None, MINE),
-        with("a trusted key beside a wider token", TRUSTED, good(), MINE),
-        with("a trusted key beside a bad token", TRUSTED, bad(), MINE),
-        with("a trusted key of which the list says nothing", UNLISTED, None, NO_RIGHTS),
-        with("a revoked key", REVOKED, None, REFUSED),
-        with("a revoked key beside a good token", REVOKED, good(), REFUSED),
-        with("an unknown key", UNKNOWN, None, REFUSED),
-        with("an unknown key beside a good token", UNKNOWN, good(), ALL),
-        with("an unknown key beside a bad token", UNKNOWN, bad(), REFUSED),
+        case("a trusted key", TRUSTED, None, MINE),
+        case("a trusted key with a wider token", TRUSTED, good(), MINE),
+        case("a trusted key with a bad token", TRUSTED, bad(), MINE),
+        case("a trusted key that the list does not name", UNLISTED, None, NO_RIGHTS),
+        case("a revoked key", REVOKED, None, REFUSED),
+        case("a revoked key with a good token", REVOKED, good(), REFUSED),
+        case("an unknown key", UNKNOWN, None, REFUSED),
+        case("an unknown key with a good token", UNKNOWN, good(), ALL),
+        case("an unknown key with a bad token", UNKNOWN, bad(), REFUSED),
         Credential {
             name: "the certificate of a trusted key without that key",
             token: good(),
             certificate: Some(borrowed),
-            worth: Worth::NoHandshake,
+            rights: Rights::NoHandshake,
         },
     ]
 }
@@ -196,67 +200,75 @@ fn keys() -> Vec<Credential> {
 fn certificates() -> Vec<Credential> {
     let reader = || certificate(OURS, CERTIFIED, |_| {});
     let day = Duration::from_secs(86_400);
-    let now = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(BEGAN_S);
-    let borrowed = Shown { key: key(UNKNOWN).key, ..reader() };
-    let self_signed = Shown { chain: vec![named(CERTIFIED, "reader.example")], ..key(CERTIFIED) };
-    let with = |name, shown, worth| Credential { name, token: None, certificate: Some(shown), worth };
+    let now = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(START_S);
+    let borrowed = ClientIdentity { key: key(UNKNOWN).key, ..reader() };
+    let self_signed = ClientIdentity {
+        chain: vec![self_signed_certificate(CERTIFIED, "reader.example")],
+        ..key(CERTIFIED)
+    };
+    let case = |name, identity, rights| Credential { name, token: None, certificate: Some(identity), rights };
     vec![
-        with("the right certificate", reader(), MINE),
-        with("a certificate of another authority", certificate(THEIRS, CERTIFIED, |_| {}), REFUSED),
-        with("a certificate of nobody", self_signed, REFUSED),
-        with("a certificate with a revoked key", certificate(OURS, REVOKED, |_| {}), REFUSED),
-        with(
+        case("the right certificate", reader(), MINE),
+        case("a certificate of another authority", certificate(THEIRS, CERTIFIED, |_| {}), REFUSED),
+        case("a self-signed certificate", self_signed, REFUSED),
+        case("a certificate with a revoked key", certificate(OURS, REVOKED, |_| {}), REFUSED),
+        case(
             "a certificate that expired",
-            certificate(OURS, CERTIFIED, |of| of.not_after = now - day),
+            certificate(OURS, CERTIFIED, |params| params.not_after = now - day),
             REFUSED,
         ),
-        with(
-            "a certificate of tomorrow",
-            certificate(OURS, CERTIFIED, |of| of.not_before = now + day),
+        case(
+            "a certificate that is not yet valid",
+            certificate(OURS, CERTIFIED, |params| params.not_before = now + day),
             REFUSED,
         ),
-        with(
+        case(
             "a certificate of a server",
-            certificate(OURS, CERTIFIED, |of| {
-                of.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            certificate(OURS, CERTIFIED, |params| {
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
             }),
             REFUSED,
         ),
-        with(
+        case(
             "a certificate with another name",
-            certificate(OURS, CERTIFIED, |of| of.subject_alt_names = dns("other.example")),
+            certificate(OURS, CERTIFIED, |params| params.subject_alt_names = dns("other.example")),
             NO_RIGHTS,
         ),
-        with(
+        case(
             "a certificate with a longer name",
-            certificate(OURS, CERTIFIED, |of| of.subject_alt_names = dns("reader.example.org")),
+            certificate(OURS, CERTIFIED, |params| params.subject_alt_names = dns("reader.example.org")),
             NO_RIGHTS,
         ),
-        with("a certificate without its key", borrowed, Worth::NoHandshake),
+        case("a certificate without its key", borrowed, Rights::NoHandshake),
     ]
 }
 
 /// A reader's certificate issued by the authority `issuer`, valid from one day ago for eleven days in all.
-pub(super) fn certificate(issuer: u64, seed: u64, change: impl FnOnce(&mut CertificateParams)) -> Shown {
-    let now = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(BEGAN_S);
+pub(super) fn certificate(
+    issuer: u64,
+    seed: u64,
+    change: impl FnOnce(&mut CertificateParams),
+) -> ClientIdentity {
+    let now = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(START_S);
     let mut params = CertificateParams::new(vec!["reader.example".into()]).unwrap();
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     params.not_before = now - Duration::from_secs(86_400);
     params.not_after = now + Duration::from_secs(864_000);
     change(&mut params);
     let certificate = params.signed_by(&key_pair(seed), &authority(issuer)).unwrap();
-    Shown { chain: vec![certificate.der().clone()], ..key(seed) }
+    ClientIdentity { chain: vec![certificate.der().clone()], ..key(seed) }
 }
 
 /// The certificate of a reader that the access control list names.
-pub(super) fn reader() -> Shown {
+pub(super) fn reader() -> ClientIdentity {
     certificate(OURS, CERTIFIED, |_| {})
 }
 
 fn authority(seed: u64) -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new(vec![]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(rcgen::DnType::CommonName, "an authority"); // Both authorities share it: a name proves nothing.
+    // Both authorities share a name, which proves nothing.
+    params.distinguished_name.push(rcgen::DnType::CommonName, "an authority");
     CertifiedIssuer::self_signed(params, key_pair(seed)).unwrap()
 }
 
@@ -265,12 +277,12 @@ fn dns(name: &str) -> Vec<rcgen::SanType> {
 }
 
 /// A key in a self-signed certificate.
-pub(super) fn key(seed: u64) -> Shown {
+pub(super) fn key(seed: u64) -> ClientIdentity {
     let key = PrivateKeyDer::Pkcs8(key_pair(seed).serialize_der().into());
-    Shown { chain: vec![named(seed, "client")], key }
+    ClientIdentity { chain: vec![self_signed_certificate(seed, "client")], key }
 }
 
-fn named(seed: u64, name: &str) -> CertificateDer<'static> {
+fn self_signed_certificate(seed: u64, name: &str) -> CertificateDer<'static> {
     let params = CertificateParams::new(vec![name.into()]).unwrap();
     params.self_signed(&key_pair(seed)).unwrap().der().clone()
 }

@@ -1,8 +1,8 @@
-//! The publish socket, where the user id of a process is its credential, and replayed logins.
+//! Access control of the publish socket, where a process's user id is its credential; and replayed logins.
 
 use super::{
-    A_WHILE, Stage, TOPICS, clock,
-    credentials::{BEGAN_S, claims, grant, sealed, set_clock},
+    ANSWER_WAIT, Fixture, TOPICS, clock,
+    credentials::{START_S, claims, grant, sealed, set_clock},
 };
 use crate::raw::{client_tls, hello};
 use rustls::crypto::aws_lc_rs;
@@ -31,11 +31,10 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// Long enough to publish a version.
-const A_MOMENT: Duration = Duration::from_millis(500);
+/// The wait for a publish to complete.
+const PUBLISH_WAIT: Duration = Duration::from_millis(500);
 
-/// Access control lists, with `ME` for this process' user, and those of the three topics below that each lets it
-/// publish into.
+/// Access control lists, with `ME` for the user of this process, and the topics into which each permits it to publish.
 const LISTS: [(&str, &[&str]); 9] = [
     ("", &["mine/a", "mine/b", "other"]),
     ("key:trusted list,subscribe **", &["mine/a", "mine/b", "other"]),
@@ -48,11 +47,10 @@ const LISTS: [(&str, &[&str]); 9] = [
     ("uid:ME1 publish **", &[]),
 ];
 
-/// Goal: each verb of the publish socket is allowed or refused as the list says, for an open topic and for one that is
-/// not open; a refusal is the same for both. Method: each list with one producer, which opened one of the topics while
-/// it was allowed.
+/// Goal: each verb of the publish socket is permitted or refused as the list says, whether or not the topic is open; a
+/// refusal is the same for both. Method: each list with one producer, which opened one of the topics before.
 #[test]
-fn every_list_and_verb_of_the_publish_socket() {
+fn every_acl_is_obeyed() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let wrong = runtime.block_on(async {
         let mut wrong = vec![];
@@ -68,7 +66,7 @@ fn every_list_and_verb_of_the_publish_socket() {
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// The cells whose result differs from the list.
+/// Runs each verb on each topic; returns the cells whose results contradict the list.
 async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String, String)> {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(&home.path().join("state")).unwrap();
@@ -89,19 +87,19 @@ async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String,
         let ended = producer.end(topic(name), false).await;
         let withdrawn = producer.end(topic(name), true).await;
         let published = publish(&producer, topic(name)).await;
-        let may = allowed.contains(&name);
+        let is_allowed = allowed.contains(&name);
         let results = [("end", ended), ("withdraw", withdrawn), ("publish", published)];
         for (verb, result) in results {
             let is_first_end = verb == "end" && name == open;
             // A topic that is not open, or was just ended, cannot be ended.
-            let expected = match may {
+            let expected = match is_allowed {
                 true if verb == "publish" || is_first_end => Ok(()),
                 true => Err((Refusal::TopicEnded, None)),
                 false => Err((Refusal::Forbidden, Some(refusal(&user, name)))),
             };
             let found = match result {
                 Ok(()) => Ok(()),
-                Err(PublishError::Refused { reason, text }) => Err((reason, (!may).then_some(text))),
+                Err(PublishError::Refused { reason, text }) => Err((reason, (!is_allowed).then_some(text))),
                 Err(other) => panic!("{other}"),
             };
             if found != expected {
@@ -112,10 +110,10 @@ async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String,
     wrong
 }
 
-/// Goal: a producer that loses its right while its version waits in line does not publish it. Method: a version that
-/// waits for a reader in mode `every`, and one behind it; the right is revoked, then the reader leaves.
+/// Goal: a queued version is not published once its producer has lost the right. Method: a version that waits for a
+/// reader in mode `every`, and one queued behind it; the right is revoked, then the reader leaves.
 #[test]
-fn a_right_that_is_lost_while_a_version_waits() {
+fn a_waiting_version_is_refused_after_revocation() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let home = tempfile::tempdir().unwrap();
@@ -140,13 +138,13 @@ fn a_right_that_is_lost_while_a_version_waits() {
         publish(&producer, topic("t")).await.unwrap();
         let client = Client::connect(&ticket, Default::default()).await.unwrap();
         let mut reader = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
-        reader.next().await.unwrap(); // It never requests the next one, and so never acknowledges this one.
+        reader.next().await.unwrap(); // Without a request for the next version, this one is not acknowledged.
 
         let mut first = pin!(publish(&producer, topic("t")));
-        assert!(timeout(A_MOMENT, &mut first).await.is_err(), "it waits for the reader");
-        let other = Producer::connect(&path).await.unwrap(); // Versions of one connection wait before they are checked.
+        assert!(timeout(PUBLISH_WAIT, &mut first).await.is_err(), "it waits for the reader");
+        let other = Producer::connect(&path).await.unwrap(); // One connection's versions wait before they are checked.
         let mut second = pin!(publish(&other, topic("t")));
-        assert!(timeout(A_MOMENT, &mut second).await.is_err(), "it waits for its turn");
+        assert!(timeout(PUBLISH_WAIT, &mut second).await.is_err(), "it waits for its turn");
         sender.send_replace(Arc::new(Rules { acl: rules(user + 1).acl, ..before }));
         client.close().await;
         drop(reader);
@@ -173,67 +171,67 @@ async fn publish(producer: &Producer, topic: Topic) -> Result<(), PublishError> 
     producer.publish(topic, version, vec![]).await.map(drop)
 }
 
-/// Goal: a recorded login gives no access: TLS has fresh keys for each connection. QUIC uses the same TLS. Method:
-/// replay all bytes of a client that logged in with its token and listed the topics, while its session lives and after
-/// its end.
+/// Goal: a replayed login gives no access, because TLS has new keys for each connection. QUIC uses the same TLS.
+/// Method: replay all bytes of a client that logged in with its token and listed the topics, during its session and
+/// afterwards.
 #[test]
-fn a_recorded_login_lets_nobody_in() {
+fn a_replayed_login_is_rejected() {
     simulate(3, async |sim| {
-        let stage = Stage::new(sim, &TOPICS).await;
-        let said = Arc::<Mutex<Vec<u8>>>::default();
-        let host = stage.sim.client_host(1);
+        let fixture = Fixture::new(sim, &TOPICS).await;
+        let recorded_bytes = Arc::<Mutex<Vec<u8>>>::default();
+        let host = fixture.sim.client_host(1);
         let stream = host
-            .connect(Ipv4Addr::UNSPECIFIED.into(), stage.sim.server_address())
+            .connect(Ipv4Addr::UNSPECIFIED.into(), fixture.sim.server_address())
             .await
             .unwrap();
         let tls = Arc::new(client_tls(aws_lc_rs::default_provider()));
-        let recorded = Recorded { stream, said: Arc::clone(&said) };
+        let recorder = Recorder { stream, recorded_bytes: Arc::clone(&recorded_bytes) };
         let mut tls = TlsConnector::from(tls)
-            .connect("tensor-relay".try_into().unwrap(), recorded)
+            .connect("tensor-relay".try_into().unwrap(), recorder)
             .await
             .unwrap();
         let id = claims(9, vec![grant("**", Verbs::CONSUME)]);
-        let greeting = ClientMessage::Hello(Hello { token: Some(sealed(id.clone())), ..hello() });
-        for word in [encode_client(greeting), encode_client(ClientMessage::List)] {
-            let head = [&[1, 0, 0, 0][..], &(word.len() as u32).to_le_bytes()].concat();
-            tls.write_all(&[head, word].concat()).await.unwrap();
+        let login = ClientMessage::Hello(Hello { token: Some(sealed(id.clone())), ..hello() });
+        for message in [encode_client(login), encode_client(ClientMessage::List)] {
+            let head = [&[1, 0, 0, 0][..], &(message.len() as u32).to_le_bytes()].concat();
+            tls.write_all(&[head, message].concat()).await.unwrap();
         }
         tls.flush().await.unwrap();
         let mut answer = [0; 8 + 64];
-        timeout(A_WHILE, tls.read_exact(&mut answer)).await.unwrap().unwrap();
-        assert_eq!(stage.server.stats().sessions, 1, "it was a login");
+        timeout(ANSWER_WAIT, tls.read_exact(&mut answer)).await.unwrap().unwrap();
+        assert_eq!(fixture.server.stats().sessions, 1, "the recorded login succeeded");
 
         for (number, is_over) in [(2, false), (3, true)] {
-            set_clock(BEGAN_S + u64::from(number));
+            set_clock(START_S + u64::from(number));
             if is_over {
                 let _ = tls.get_mut().0.stream.shutdown().await;
                 sleep(Duration::from_secs(30)).await;
             }
-            let host = stage.sim.client_host(number);
+            let host = fixture.sim.client_host(number);
             let mut replayed = host
-                .connect(Ipv4Addr::UNSPECIFIED.into(), stage.sim.server_address())
+                .connect(Ipv4Addr::UNSPECIFIED.into(), fixture.sim.server_address())
                 .await
                 .unwrap();
-            let bytes = said.lock().unwrap().clone();
+            let bytes = recorded_bytes.lock().unwrap().clone();
             replayed.write_all(&bytes).await.unwrap();
             let mut answer = vec![];
             let end = timeout(Duration::from_secs(30), replayed.read_to_end(&mut answer)).await;
             assert!(end.is_ok(), "the connection ends");
             assert!(answer.len() < 2048, "a handshake and an alert: {} bytes", answer.len());
-            assert_eq!(stage.server.stats().sessions, u64::from(!is_over));
-            assert!(stage.access.uses()[&id.id] < clock(), "the ticket was not used again");
+            assert_eq!(fixture.server.stats().sessions, u64::from(!is_over));
+            assert!(fixture.access.uses()[&id.id] < clock(), "the ticket was not used again");
         }
     });
 }
 
 /// Records the bytes that are written to a stream.
 #[derive(Debug)]
-struct Recorded {
+struct Recorder {
     stream: Box<dyn ByteStream>,
-    said: Arc<Mutex<Vec<u8>>>,
+    recorded_bytes: Arc<Mutex<Vec<u8>>>,
 }
 
-impl AsyncRead for Recorded {
+impl AsyncRead for Recorder {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -243,11 +241,11 @@ impl AsyncRead for Recorded {
     }
 }
 
-impl AsyncWrite for Recorded {
+impl AsyncWrite for Recorder {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         if let Poll::Ready(Ok(written)) = written {
-            self.said.lock().unwrap().extend_from_slice(&bytes[..written]);
+            self.recorded_bytes.lock().unwrap().extend_from_slice(&bytes[..written]);
         }
         written
     }

@@ -2,15 +2,15 @@
 
 use super::*;
 
-/// Goal: an excessive window, place or start costs the server nothing. Method: the largest numbers in both modes; then
+/// Goal: an extreme window, place or start costs the server nothing. Method: the largest numbers in both modes; then
 /// the next version for a good client.
 #[test]
-fn excessive_numbers() {
+fn extreme_numbers_cost_nothing() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), retaining(3)).unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
-        let mut peer = Peer::greeted_client(&sim, 2).await;
+        let mut peer = Peer::welcomed_client(&sim, 2).await;
         let most = Version(u64::MAX);
         let starts = [
             Start::At(None, most),
@@ -27,7 +27,7 @@ fn excessive_numbers() {
                     let digest = VersionDigest([7; 32]);
                     let have = have.map(|(epoch, version)| Have { epoch, version, digest });
                     let subscribe = Subscribe { start, mode, have, window, preempt: true, ..request(id) };
-                    peer.say_to_server(ClientMessage::Subscribe(subscribe)).await;
+                    peer.send_to_server(ClientMessage::Subscribe(subscribe)).await;
                 }
             }
         }
@@ -45,11 +45,11 @@ fn excessive_numbers() {
     });
 }
 
-/// Goal: acknowledgements release versions for their own reader only. Method: a reader that acknowledges versions that
-/// it was never sent, that never existed, and of other epochs; another reader, whose versions must stay; a subscription
-/// in mode latest, and one that does not exist.
+/// Goal: acknowledgements release versions for their own reader only. Method: acknowledge versions that were not sent,
+/// that never existed, and of other epochs; another reader's versions must stay; the same for a subscription in mode
+/// latest, and for one that does not exist.
 #[test]
-fn acknowledgements_of_what_was_not_sent() {
+fn acknowledgements_affect_only_their_reader() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
         let options = TopicOptions { when_full: WhenFull::Block, ..retaining(3) };
@@ -63,17 +63,17 @@ fn acknowledgements_of_what_was_not_sent() {
         for version in 1..=3 {
             publish(&server, &mut publisher, version, 100_000).await;
         }
-        let mut peer = Peer::greeted_client(&sim, 2).await;
+        let mut peer = Peer::welcomed_client(&sim, 2).await;
         let every = Subscribe { mode: Mode::Every, start: Start::Oldest, credit: 0, ..request(1) };
-        peer.say_to_server(ClientMessage::Subscribe(every)).await;
-        peer.say_to_server(ClientMessage::Subscribe(Subscribe { credit: 0, ..request(2) }))
+        peer.send_to_server(ClientMessage::Subscribe(every)).await;
+        peer.send_to_server(ClientMessage::Subscribe(Subscribe { credit: 0, ..request(2) }))
             .await;
         for subscription in [1, 2] {
             for (epoch, version) in
                 [(EPOCH, 3), (EPOCH, 2), (EPOCH, 99), (EPOCH, u64::MAX), (Epoch(1), 1), (EPOCH, 0)]
             {
                 let (subscription, version) = (SubscriptionId(subscription), Version(version));
-                peer.say_to_server(ClientMessage::Acknowledge { subscription, epoch, version })
+                peer.send_to_server(ClientMessage::Acknowledge { subscription, epoch, version })
                     .await;
             }
         }
@@ -91,7 +91,7 @@ fn acknowledgements_of_what_was_not_sent() {
                 assert_eq!(snapshot.id().version, Version(version));
                 sleep(Duration::from_secs(1)).await;
                 if version == 6 {
-                    // Its place is version 4 and it reads nothing: if the publisher waits, it waits for this reader.
+                    // Its place is version 4 and it reads nothing, so the publisher would wait for it.
                     peer.connection.close(0u32.into(), b"");
                 }
             }
@@ -99,33 +99,34 @@ fn acknowledgements_of_what_was_not_sent() {
         tokio::join!(publishing, reading);
     });
     expect_closed(CloseCode::Misbehaved, "subscription 9", async |sim| {
-        let mut peer = Peer::greeted_client(sim, 2).await;
+        let mut peer = Peer::welcomed_client(sim, 2).await;
         let (subscription, version) = (SubscriptionId(9), Version(1));
-        peer.say_to_server(ClientMessage::Acknowledge { subscription, epoch: EPOCH, version })
+        peer.send_to_server(ClientMessage::Acknowledge { subscription, epoch: EPOCH, version })
             .await;
         peer
     });
 }
 
-/// Goal: a reader that takes over a name gets that name's place and nothing else; the first reader is told, and may
-/// take the name back. Method: a hostile client repeatedly uses the name of a good one; a third reader is unaffected.
+/// Goal: a reader that takes over a name gets that name's place and nothing else; the first reader gets an error, and
+/// may take the name back. Method: a hostile client repeatedly uses the name of a good one; a third reader is
+/// unaffected.
 #[test]
-fn a_name_that_is_fought_over() {
+fn taking_over_a_reader_name_affects_only_that_reader() {
     simulate(9, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), retaining(4)).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let name = ReaderName::new("r").unwrap();
         let request_every = tensor_relay_client::Request::every(topic("t"));
-        let mut beside = client.subscribe_to(request_every.clone()).await.unwrap();
-        let mut peer = Peer::greeted_client(&sim, 2).await;
+        let mut other = client.subscribe_to(request_every.clone()).await.unwrap();
+        let mut peer = Peer::welcomed_client(&sim, 2).await;
         for round in 1..=5u32 {
             let named = request_every.clone().reader(name.clone());
             let mut good = client.subscribe_to(named).await.unwrap();
             client.list().await.unwrap();
             let reader = Some(name.clone());
             let every = Subscribe { mode: Mode::Every, start: Start::Oldest, reader, ..request(round) };
-            peer.say_to_server(ClientMessage::Subscribe(every)).await;
+            peer.send_to_server(ClientMessage::Subscribe(every)).await;
             // Versions that it received before may still be queued.
             let error = loop {
                 if let Err(error) = good.next().await {
@@ -135,20 +136,20 @@ fn a_name_that_is_fought_over() {
             let SubscriptionError::Ended { reason, .. } = &error else { panic!("{error}") };
             assert!(error.is_final() && *reason == EndReason::Replaced);
             publish(&server, &mut publisher, u64::from(round), 1000).await;
-            let snapshot = beside.next().await.unwrap();
+            let snapshot = other.next().await.unwrap();
             assert_eq!(snapshot.id().version, Version(u64::from(round)));
         }
-        // It never reads and never leaves, so it is evicted like any reader.
-        beside.acknowledge();
+        // The hostile reader never reads, so it is evicted.
+        other.acknowledge();
         assert_eq!(server.stats().evicted, 1);
     });
 }
 
-/// Goal: the maximum number of globs over a realistic maximum of tensors takes seconds at most; one glob more is
-/// refused. Method: globs that match nothing as slowly as possible, on threads, with a good client, by the wall clock;
-/// then 65 globs.
+/// Goal: matching the maximum number of globs over a realistic maximum of tensors takes seconds at most; one glob more
+/// is refused. Method: globs of the worst case that match nothing, on threads, with a good client connected, in real
+/// time; then 65 globs.
 #[test]
-fn globs_that_take_long() {
+fn matching_slow_globs_takes_seconds_at_most() {
     simulate(10, async |sim| {
         let server = sim.server(tensor_relay_server::Config {
             workers: tensor_relay_transport::Workers::Threads,
@@ -162,63 +163,63 @@ fn globs_that_take_long() {
         let mut small = server.publisher(topic("small")).unwrap();
         publish(&server, &mut small, 1, 1000).await;
         let client = sim.client(1, client_config()).await.unwrap();
-        let mut peer = Peer::greeted_client(&sim, 2).await;
+        let mut peer = Peer::welcomed_client(&sim, 2).await;
         let globs = |count| (0..count).map(|n| Glob::new(&format!("**l*e*w**{n}")).unwrap());
         let selection = globs(64).collect();
-        peer.say_to_server(ClientMessage::Subscribe(Subscribe { selection, ..request(1) }))
+        peer.send_to_server(ClientMessage::Subscribe(Subscribe { selection, ..request(1) }))
             .await;
         let began = std::time::Instant::now();
-        assert!(matches!(peer.hear_server().await, ServerMessage::Announce(_)));
-        assert!(matches!(peer.hear_server().await, ServerMessage::Complete { .. }));
+        assert!(matches!(peer.receive_from_server().await, ServerMessage::Announce(_)));
+        assert!(matches!(peer.receive_from_server().await, ServerMessage::Complete { .. }));
         let took = began.elapsed();
         assert!(took < Duration::from_secs(20), "{took:?}");
         let mut good = client.subscribe(&topic("small")).await.unwrap();
         tensors::check(&good.next().await.unwrap());
         let selection = globs(65).collect();
-        peer.say_to_server(ClientMessage::Subscribe(Subscribe { selection, ..request(2) }))
+        peer.send_to_server(ClientMessage::Subscribe(Subscribe { selection, ..request(2) }))
             .await;
-        let (code, text) = peer.closed_because().await;
+        let (code, text) = peer.wait_for_close().await;
         assert_eq!(code, Some(CloseCode::Malformed), "{text}");
         publish(&server, &mut small, 2, 1000).await;
         tensors::check(&good.next().await.unwrap());
     });
 }
 
-/// Goal: a server retains nothing of names that clients only asked for. Method: a thousand subscriptions to topics that
-/// are never published, dropped again; a watch that ends with its session.
+/// Goal: a server retains nothing for unpublished names that clients request. Method: a thousand subscriptions to
+/// topics that are never published, ended again; a watch that ends with its session.
 #[test]
-fn names_that_are_never_published() {
+fn unpublished_topic_names_are_not_retained() {
     simulate(11, async |sim| {
         let server = sim.server(server_config());
-        let mut peer = Peer::greeted_client(&sim, 2).await;
+        let mut peer = Peer::welcomed_client(&sim, 2).await;
         for id in 1..=1_000 {
             let subscribe = Subscribe { topic: topic(&format!("none/{id}")), ..request(id) };
-            peer.say_to_server(ClientMessage::Subscribe(subscribe)).await;
+            peer.send_to_server(ClientMessage::Subscribe(subscribe)).await;
             let (subscription, keep_place) = (SubscriptionId(id), true);
-            peer.say_to_server(ClientMessage::Unsubscribe { subscription, keep_place })
+            peer.send_to_server(ClientMessage::Unsubscribe { subscription, keep_place })
                 .await;
             if id % 32 == 0 {
                 sleep(Duration::from_millis(100)).await;
             }
         }
-        peer.say_to_server(watch(1, "**")).await;
-        peer.say_to_server(ClientMessage::List).await;
+        peer.send_to_server(watch(1, "**")).await;
+        peer.send_to_server(ClientMessage::List).await;
         loop {
-            match peer.hear_server().await {
+            match peer.receive_from_server().await {
                 ServerMessage::Topics { topics, more: false } => break assert!(topics.is_empty()),
                 ServerMessage::End { reason, .. } => assert_eq!(reason, EndReason::TooManySubscriptions),
                 other => panic!("{other:?}"),
             }
         }
         drop(peer);
-        eventually("it is forgotten", || server.stats().sessions == 0).await;
+        eventually("the session has ended", || server.stats().sessions == 0).await;
     });
 }
 
-/// Goal: a client that does not answer `Abort` cannot hold the version's memory by sending other messages. Method: take
-/// one chunk of a version that is withdrawn, never answer the `Abort`, and keep acknowledging.
+/// Goal: a client that does not answer `Abort` cannot hold the version's memory by sending other messages. Method: give
+/// credit for one chunk of a version that is withdrawn, never answer the `Abort`, and keep acknowledging.
 #[test]
-fn an_abort_that_is_never_answered() {
+fn an_unanswered_abort_does_not_hold_memory() {
     simulate(1, async |sim| {
         let stall_timeout = Duration::from_secs(5);
         let server = sim.server(tensor_relay_server::Config { stall_timeout, ..server_config() });
@@ -226,14 +227,14 @@ fn an_abort_that_is_never_answered() {
             TopicOptions { release_timeout: Some(Duration::from_secs(1)), ..TopicOptions::default() };
         let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), options).unwrap();
         let publication = publish(&server, &mut publisher, 1, 4 << 20).await;
-        let mut peer = Peer::greeted_client(&sim, 2).await;
-        peer.say_to_server(subscribe(1, 1)).await;
-        eventually("it is being sent", || server.stats().transfers == 1).await;
+        let mut peer = Peer::welcomed_client(&sim, 2).await;
+        peer.send_to_server(subscribe(1, 1)).await;
+        eventually("the version is being sent", || server.stats().transfers == 1).await;
         publication.withdraw();
         for _ in 0..30 {
             sleep(Duration::from_secs(1)).await;
             let (subscription, version) = (SubscriptionId(1), Version(1));
-            peer.say_to_server(ClientMessage::Acknowledge { subscription, epoch: EPOCH, version })
+            peer.send_to_server(ClientMessage::Acknowledge { subscription, epoch: EPOCH, version })
                 .await;
         }
         assert_eq!((server.stats().evicted, server.stats().transfers), (1, 0));

@@ -1,6 +1,6 @@
-//! Two ends of a lane, of each kind.
+//! A listener and a connector over each backend.
 
-use crate::faulty::{Faults, Faulty};
+use crate::faulty_network::{Faults, FaultyNetwork};
 use std::{
     net::{Ipv4Addr, SocketAddr},
     sync::Arc,
@@ -12,9 +12,9 @@ use tensor_relay_transport::{
     Transport, Tuning,
 };
 
-/// What lies under a lane.
+/// The transport and network of a lane under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Under {
+pub(crate) enum Backend {
     /// QUIC on the simulated network.
     SimulatedQuic,
     /// TLS over a stream of the simulated network.
@@ -23,45 +23,45 @@ pub(crate) enum Under {
     Tcp,
 }
 
-pub(crate) const ALL: [Under; 3] = [Under::SimulatedQuic, Under::SimulatedStream, Under::Tcp];
+pub(crate) const ALL: [Backend; 3] = [Backend::SimulatedQuic, Backend::SimulatedStream, Backend::Tcp];
 
-pub(crate) const STREAMS: [Under; 2] = [Under::SimulatedStream, Under::Tcp];
+pub(crate) const BYTE_STREAMS: [Backend; 2] = [Backend::SimulatedStream, Backend::Tcp];
 
-/// A server's door, and a way to it.
-pub(crate) struct Stage {
-    pub(crate) under: Under,
+/// A server's listener, and a client's connector for it.
+pub(crate) struct Fixture {
+    pub(crate) backend: Backend,
     pub(crate) listener: Listener,
     pub(crate) connector: Connector,
     pub(crate) address: SocketAddr,
     pub(crate) key: Fingerprint,
-    /// Of the client's byte streams.
+    /// Faults of the client's byte streams.
     pub(crate) faults: Faults,
     pub(crate) sim: Option<Sim>,
 }
 
-/// How long a case may take on a real clock.
-const CASE_MAX: Duration = Duration::from_secs(60);
+/// The timeout of a case on a real clock.
+const CASE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs `case` on each of these.
-pub(crate) fn on(all: &[Under], case: impl AsyncFn(&Stage)) {
-    for under in all {
-        let named = Named(*under);
-        match under {
-            Under::Tcp => {
+/// Runs `case` on each of these backends.
+pub(crate) fn run_on(backends: &[Backend], case: impl AsyncFn(&Fixture)) {
+    for backend in backends {
+        let guard = NameBackend(*backend);
+        match backend {
+            Backend::Tcp => {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                let run = async { case(&Stage::real()).await };
-                runtime.block_on(async { tokio::time::timeout(CASE_MAX, run).await.unwrap() });
+                let run = async { case(&Fixture::real()).await };
+                runtime.block_on(async { tokio::time::timeout(CASE_TIMEOUT, run).await.unwrap() });
             }
-            _ => simulate(7, async |sim| case(&Stage::simulated(sim, *under)).await),
+            _ => simulate(7, async |sim| case(&Fixture::simulated(sim, *backend)).await),
         }
-        drop(named);
+        drop(guard);
     }
 }
 
-/// Tells what a failed case ran on.
-struct Named(Under);
+/// Prints the backend of a failed case.
+struct NameBackend(Backend);
 
-impl Drop for Named {
+impl Drop for NameBackend {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the case failed on {:?}", self.0);
@@ -69,24 +69,24 @@ impl Drop for Named {
     }
 }
 
-impl Stage {
-    fn simulated(sim: Sim, under: Under) -> Self {
+impl Fixture {
+    fn simulated(sim: Sim, backend: Backend) -> Self {
         let (server, client) = (Arc::new(sim.server_host()), Arc::new(sim.client_host(1)));
         let (identity, tuning) = (sim.identity(), sim.tuning.clone());
         let address = (sim.server_address().ip(), SERVER_PORT).into();
-        Self::new(under, server, client, address, &identity, tuning, Some(sim))
+        Self::new(backend, server, client, address, &identity, tuning, Some(sim))
     }
 
-    /// The same on this machine's clock, so deadlines are short.
+    /// Over TCP on the loopback interface, in real time, with short timeouts.
     fn real() -> Self {
         let tuning = Tuning { idle_timeout_ms: 1_500, keep_alive_ms: 200, ..Tuning::default() };
         let (network, address) = (Arc::new(SystemNetwork), (Ipv4Addr::LOCALHOST, 0).into());
         let identity = Identity::ephemeral().unwrap();
-        Self::new(Under::Tcp, Arc::clone(&network) as _, network, address, &identity, tuning, None)
+        Self::new(Backend::Tcp, Arc::clone(&network) as _, network, address, &identity, tuning, None)
     }
 
     fn new(
-        under: Under,
+        backend: Backend,
         server: Arc<dyn Network>,
         client: Arc<dyn Network>,
         address: SocketAddr,
@@ -97,12 +97,12 @@ impl Stage {
         let listener = Listener::bind_on(server, Transport::Auto, address, identity, tuning.clone()).unwrap();
         let address = listener.local_address();
         let faults = Faults::default();
-        let faulty = Arc::new(Faulty { inner: client, faults: faults.clone() });
-        let connector = Connector::over(faulty, tuning).with_transport(match under {
-            Under::SimulatedQuic => Transport::Quic,
-            Under::SimulatedStream | Under::Tcp => Transport::Tcp,
+        let faulty = Arc::new(FaultyNetwork { inner: client, faults: faults.clone() });
+        let connector = Connector::over(faulty, tuning).with_transport(match backend {
+            Backend::SimulatedQuic => Transport::Quic,
+            Backend::SimulatedStream | Backend::Tcp => Transport::Tcp,
         });
-        Self { under, listener, connector, address, key: identity.fingerprint(), faults, sim }
+        Self { backend, listener, connector, address, key: identity.fingerprint(), faults, sim }
     }
 
     /// The server's end and the client's end of a new lane.
@@ -111,7 +111,7 @@ impl Stage {
         (server.unwrap(), client.unwrap())
     }
 
-    /// What becomes of both ends where the client expects one of `keys`.
+    /// Connects a client that accepts the server `keys`; returns the result at each end, the server's first.
     pub(crate) async fn connect(
         &self,
         keys: &[Fingerprint],
@@ -121,11 +121,11 @@ impl Stage {
         tokio::join!(accepting, self.connector.connect(&hosts, keys))
     }
 
-    /// Lets nothing pass between the two ends any more.
-    pub(crate) fn silence(&self) {
+    /// Silently drops all further traffic between the two ends.
+    pub(crate) fn blackhole(&self) {
         match &self.sim {
             Some(sim) => sim.cut(1),
-            None => self.faults.silence(),
+            None => self.faults.blackhole(),
         }
     }
 }

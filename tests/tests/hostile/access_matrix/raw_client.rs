@@ -1,7 +1,7 @@
 //! A raw client that sends protocol messages over either transport, and records everything that it receives.
 
-use super::credentials::Shown;
-use crate::raw::{client_tls, connect_by};
+use super::credentials::ClientIdentity;
+use crate::raw::{client_tls, connect_with_tls};
 use quinn::ConnectionError;
 use rustls::{
     crypto::aws_lc_rs,
@@ -25,17 +25,17 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 /// The transports.
-pub(super) const WAYS: [Way; 2] = [Way::Quic, Way::Tcp];
+pub(super) const TRANSPORTS: [TransportKind; 2] = [TransportKind::Quic, TransportKind::Tcp];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum TransportKind {
     Quic,
     Tcp,
 }
 
 /// Everything that a client received from a server after the handshake.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct Received {
     /// The bytes of the control stream.
     pub(super) control: Vec<u8>,
     pub(super) streams: usize,
@@ -53,25 +53,25 @@ pub(super) enum End {
     Other(String),
 }
 
-impl fmt::Debug for Heard {
+impl fmt::Debug for Received {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { streams, data, end, .. } = self;
         write!(f, "{:?}, {data} bytes in {streams} streams, {end:?}", self.messages())
     }
 }
 
-impl Heard {
+impl Received {
     /// The encoded messages, each with its length prefix.
     pub(super) fn frames(&self) -> Vec<&[u8]> {
         let (mut rest, mut frames) = (&self.control[..], vec![]);
-        while let Some((prefix, behind)) = rest.split_first_chunk() {
+        while let Some((prefix, body)) = rest.split_first_chunk() {
             let length = decode_frame_length(*prefix).unwrap();
-            assert!(behind.len() >= length, "a whole message");
-            let (frame, others) = rest.split_at(4 + length);
+            assert!(body.len() >= length, "a complete message");
+            let (frame, next) = rest.split_at(4 + length);
             frames.push(frame);
-            rest = others;
+            rest = next;
         }
-        assert!(rest.is_empty(), "whole messages");
+        assert!(rest.is_empty(), "complete messages");
         frames
     }
 
@@ -80,99 +80,104 @@ impl Heard {
         frames.iter().map(|frame| ServerMessage::decode(&frame[4..]).unwrap()).collect()
     }
 
-    /// Whether nothing was received except the end.
-    pub(super) fn is_nothing(&self) -> bool {
+    /// Returns true if nothing was received except the end.
+    pub(super) fn is_empty(&self) -> bool {
         self.control.is_empty() && self.streams == 0 && self.data == 0
     }
 }
 
 /// A connected client. Its connection ends when it is dropped.
-pub(super) struct Guest {
-    words: mpsc::UnboundedSender<Vec<u8>>,
-    heard: Arc<Mutex<Heard>>,
+pub(super) struct RawClient {
+    outgoing: mpsc::UnboundedSender<Vec<u8>>,
+    received: Arc<Mutex<Received>>,
     _endpoint: Option<quinn::Endpoint>,
     _tasks: JoinSet<()>,
 }
 
-impl Guest {
-    /// Connects from the client host with this number and an optional certificate.
-    pub(super) async fn new(sim: &Sim, number: u8, way: Way, shown: Option<&Shown>) -> Self {
+impl RawClient {
+    /// Connects from the client host with this number, optionally with a certificate.
+    pub(super) async fn new(
+        sim: &Sim,
+        number: u8,
+        transport: TransportKind,
+        identity: Option<&ClientIdentity>,
+    ) -> Self {
         let mut tls = client_tls(aws_lc_rs::default_provider());
-        if let Some(Shown { chain, key }) = shown {
-            // Also with a key that is not the certificate's.
+        if let Some(ClientIdentity { chain, key }) = identity {
+            // The key need not match the certificate.
             let key = aws_lc_rs::sign::any_supported_type(key).unwrap();
             let certified = CertifiedKey::new(chain.clone(), key);
             tls.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certified));
         }
-        let (words, said) = mpsc::unbounded_channel();
-        let (heard, mut tasks) = (Arc::<Mutex<Heard>>::default(), JoinSet::new());
-        let endpoint = match way {
-            Way::Quic => {
-                let (endpoint, connection) = connect_by(sim, number, tls).await;
-                start_quic(&mut tasks, connection, said, &heard);
+        let (outgoing, queue) = mpsc::unbounded_channel();
+        let (received, mut tasks) = (Arc::<Mutex<Received>>::default(), JoinSet::new());
+        let endpoint = match transport {
+            TransportKind::Quic => {
+                let (endpoint, connection) = connect_with_tls(sim, number, tls).await;
+                start_quic(&mut tasks, connection, queue, &received);
                 Some(endpoint)
             }
-            Way::Tcp => {
+            TransportKind::Tcp => {
                 let host = sim.client_host(number);
                 let stream = host.connect(Ipv4Addr::UNSPECIFIED.into(), sim.server_address()).await.unwrap();
                 let name = "tensor-relay".try_into().unwrap();
                 let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap();
-                start_tcp(&mut tasks, stream, said, &heard);
+                start_tcp(&mut tasks, stream, queue, &received);
                 None
             }
         };
-        Self { words, heard, _endpoint: endpoint, _tasks: tasks }
+        Self { outgoing, received, _endpoint: endpoint, _tasks: tasks }
     }
 
-    pub(super) fn say(&self, message: ClientMessage) {
-        self.say_bytes(encode_client(message));
+    pub(super) fn send(&self, message: ClientMessage) {
+        self.send_bytes(encode_client(message));
     }
 
     /// Sends `bytes` on the control stream. Errors are ignored: the server may have closed the connection, as it
     /// should.
-    pub(super) fn say_bytes(&self, bytes: Vec<u8>) {
-        let _ = self.words.send(bytes);
+    pub(super) fn send_bytes(&self, bytes: Vec<u8>) {
+        let _ = self.outgoing.send(bytes);
     }
 
-    /// Everything received so far.
-    pub(super) fn heard(&self) -> Heard {
-        self.heard.lock().unwrap().clone()
+    /// Everything that it has received so far.
+    pub(super) fn received(&self) -> Received {
+        self.received.lock().unwrap().clone()
     }
 }
 
 fn start_quic(
     tasks: &mut JoinSet<()>,
     connection: quinn::Connection,
-    mut said: mpsc::UnboundedReceiver<Vec<u8>>,
-    heard: &Arc<Mutex<Heard>>,
+    mut queue: mpsc::UnboundedReceiver<Vec<u8>>,
+    received: &Arc<Mutex<Received>>,
 ) {
-    let (control, kept) = (connection.clone(), Arc::clone(heard));
+    let (control, record) = (connection.clone(), Arc::clone(received));
     tasks.spawn(async move {
         let Ok((mut out, mut incoming)) = control.open_bi().await else { return };
-        let saying = async {
-            while let Some(bytes) = said.recv().await {
+        let sending = async {
+            while let Some(bytes) = queue.recv().await {
                 let _ = out.write_all(&bytes).await;
             }
         };
-        let hearing = async {
+        let receiving = async {
             let mut buffer = [0; 4096];
             while let Ok(Some(bytes)) = incoming.read(&mut buffer).await {
-                kept.lock().unwrap().control.extend_from_slice(&buffer[..bytes]);
+                record.lock().unwrap().control.extend_from_slice(&buffer[..bytes]);
             }
         };
-        tokio::join!(saying, hearing);
+        tokio::join!(sending, receiving);
     });
-    let (data, kept) = (connection.clone(), Arc::clone(heard));
+    let (data, record) = (connection.clone(), Arc::clone(received));
     tasks.spawn(async move {
         while let Ok(mut stream) = data.accept_uni().await {
-            kept.lock().unwrap().streams += 1;
+            record.lock().unwrap().streams += 1;
             let mut buffer = [0; 4096];
             while let Ok(Some(bytes)) = stream.read(&mut buffer).await {
-                kept.lock().unwrap().data += bytes;
+                record.lock().unwrap().data += bytes;
             }
         }
     });
-    let kept = Arc::clone(heard);
+    let record = Arc::clone(received);
     tasks.spawn(async move {
         let end = match connection.closed().await {
             ConnectionError::ApplicationClosed(close) => {
@@ -187,25 +192,25 @@ fn start_quic(
             }
             other => End::Other(other.to_string()),
         };
-        kept.lock().unwrap().end = Some(end);
+        record.lock().unwrap().end = Some(end);
     });
 }
 
 type Stream = TlsStream<Box<dyn ByteStream>>;
 
-/// Speaks segments (PROTOCOL.md §10.7).
+/// Sends and receives segments (PROTOCOL.md §10.7).
 fn start_tcp(
     tasks: &mut JoinSet<()>,
     stream: Stream,
-    said: mpsc::UnboundedReceiver<Vec<u8>>,
-    heard: &Arc<Mutex<Heard>>,
+    queue: mpsc::UnboundedReceiver<Vec<u8>>,
+    received: &Arc<Mutex<Received>>,
 ) {
     let (reader, writer) = tokio::io::split(stream);
     let (pongs, answers) = mpsc::unbounded_channel();
-    tasks.spawn(say_segments(writer, said, answers));
-    let kept = Arc::clone(heard);
+    tasks.spawn(send_segments(writer, queue, answers));
+    let record = Arc::clone(received);
     tasks.spawn(async move {
-        let end = match hear_segments(reader, &kept, &pongs).await {
+        let end = match receive_segments(reader, &record, &pongs).await {
             Ok(end) => end,
             Err(error) => {
                 let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
@@ -215,19 +220,19 @@ fn start_tcp(
                 }
             }
         };
-        kept.lock().unwrap().end = Some(end);
+        record.lock().unwrap().end = Some(end);
     });
 }
 
-async fn say_segments(
+async fn send_segments(
     mut writer: WriteHalf<Stream>,
-    mut said: mpsc::UnboundedReceiver<Vec<u8>>,
+    mut queue: mpsc::UnboundedReceiver<Vec<u8>>,
     mut pongs: mpsc::UnboundedReceiver<Vec<u8>>,
 ) {
     let mut pinging = interval(Duration::from_secs(3));
     loop {
         let (kind, bytes) = tokio::select! {
-            Some(bytes) = said.recv() => (1, bytes),
+            Some(bytes) = queue.recv() => (1, bytes),
             Some(number) = pongs.recv() => (7, number),
             _ = pinging.tick() => (6, vec![0; 8]),
         };
@@ -238,9 +243,9 @@ async fn say_segments(
     }
 }
 
-async fn hear_segments(
+async fn receive_segments(
     mut reader: ReadHalf<Stream>,
-    heard: &Mutex<Heard>,
+    received: &Mutex<Received>,
     pongs: &mpsc::UnboundedSender<Vec<u8>>,
 ) -> io::Result<End> {
     loop {
@@ -249,12 +254,12 @@ async fn hear_segments(
         let [kind, flags, _, _, length @ ..] = head;
         let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
         reader.read_exact(&mut bytes).await?;
-        let mut heard = heard.lock().unwrap();
+        let mut received = received.lock().unwrap();
         match kind {
-            1 => heard.control.extend_from_slice(&bytes),
+            1 => received.control.extend_from_slice(&bytes),
             2 => {
-                heard.streams += usize::from(flags & 1);
-                heard.data += bytes.len();
+                received.streams += usize::from(flags & 1);
+                received.data += bytes.len();
             }
             5 => {
                 let (code, text) = bytes.split_first_chunk().unwrap();

@@ -1,4 +1,4 @@
-//! A network whose byte streams go wrong when they are told to.
+//! A network with fault injection for its byte streams.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use std::{
 use tensor_relay_transport::{ByteStream, Network, Opening, StreamListener, StreamTuning, Tuning};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What becomes of the streams of a [`Faulty`] network. All clones are one.
+/// Injects faults into the streams of a [`FaultyNetwork`]. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Faults(Arc<Mutex<State>>);
 
@@ -22,27 +22,27 @@ struct State {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// Nothing passes any more, either way, and nobody says so.
-    Silence,
-    /// One bit of what is read next is flipped.
-    Flip,
-    /// The stream ends.
-    End,
-    /// The stream fails.
+    /// Reads never return; writes succeed, but their bytes are dropped.
+    Blackhole,
+    /// One bit of the next read is flipped.
+    FlipBit,
+    /// The next read returns end of file.
+    Eof,
+    /// The next read fails with a reset.
     Reset,
 }
 
 impl Faults {
-    pub(crate) fn silence(&self) {
-        self.set(Fault::Silence);
+    pub(crate) fn blackhole(&self) {
+        self.set(Fault::Blackhole);
     }
 
-    pub(crate) fn flip(&self) {
-        self.set(Fault::Flip);
+    pub(crate) fn flip_bit(&self) {
+        self.set(Fault::FlipBit);
     }
 
-    pub(crate) fn end(&self) {
-        self.set(Fault::End);
+    pub(crate) fn eof(&self) {
+        self.set(Fault::Eof);
     }
 
     pub(crate) fn reset(&self) {
@@ -60,14 +60,14 @@ impl Faults {
     }
 }
 
-/// A network whose outgoing byte streams have these faults.
+/// Wraps a network, and injects `faults` into its outgoing byte streams.
 #[derive(Debug)]
-pub(crate) struct Faulty {
+pub(crate) struct FaultyNetwork {
     pub(crate) inner: Arc<dyn Network>,
     pub(crate) faults: Faults,
 }
 
-impl Network for Faulty {
+impl Network for FaultyNetwork {
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>> {
         self.inner.bind(address, tuning)
     }
@@ -122,14 +122,14 @@ impl AsyncRead for Stream {
             state.fault
         };
         match fault {
-            Some(Fault::Silence) => return Poll::Pending,
-            Some(Fault::End) => return Poll::Ready(Ok(())),
+            Some(Fault::Blackhole) => return Poll::Pending,
+            Some(Fault::Eof) => return Poll::Ready(Ok(())),
             Some(Fault::Reset) => return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
-            Some(Fault::Flip) | None => {}
+            Some(Fault::FlipBit) | None => {}
         }
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
-        if let (Some(Fault::Flip), Some(byte)) = (fault, buf.filled_mut()[before..].last_mut()) {
+        if let (Some(Fault::FlipBit), Some(byte)) = (fault, buf.filled_mut()[before..].last_mut()) {
             *byte ^= 1;
             self.faults.state().fault = None;
         }
@@ -141,7 +141,7 @@ impl AsyncWrite for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let fault = self.faults.state().fault;
         match fault {
-            Some(Fault::Silence) => Poll::Ready(Ok(bytes.len())), // The kernel takes it, and it leads nowhere.
+            Some(Fault::Blackhole) => Poll::Ready(Ok(bytes.len())), // As a kernel buffers it.
             _ => Pin::new(&mut self.inner).poll_write(cx, bytes),
         }
     }
@@ -153,7 +153,7 @@ impl AsyncWrite for Stream {
     ) -> Poll<io::Result<usize>> {
         let fault = self.faults.state().fault;
         match fault {
-            Some(Fault::Silence) => Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum())),
+            Some(Fault::Blackhole) => Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum())),
             _ => Pin::new(&mut self.inner).poll_write_vectored(cx, bufs),
         }
     }

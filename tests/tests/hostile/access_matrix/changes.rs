@@ -1,0 +1,299 @@
+//! Changes of the rules during sessions that have a watch, a subscription and a further lane.
+
+use super::{
+    ANSWER_WAIT, Fixture, SUBSCRIPTION, TOPICS, WATCH,
+    credentials::{
+        self, ClientIdentity, Rights, START_S, THEIRS, TRUSTED, authorities, claims, fingerprint, grant, key,
+        reader, sealed, secret, set_clock,
+    },
+    raw_client::{End, RawClient, Received, TRANSPORTS, TransportKind},
+    rights_to,
+};
+use crate::raw::hello;
+use std::{collections::HashSet, sync::Arc};
+use tensor_relay_protocol::{
+    Claims, ClientMessage, CloseCode, EndReason, Glob, Hello, LaneId, ServerMessage, Subscribe, TicketId,
+    Token, Verbs, Welcome,
+};
+use tensor_relay_server::Rules;
+use tensor_relay_tests::pair::{publish, simulate, topic};
+use tokio::time::sleep;
+
+const UNAUTHORISED: Option<End> = Some(End::Closed(Some(CloseCode::Unauthorised), String::new()));
+
+/// A change of the rules, and its effect on an existing session.
+struct Change {
+    name: &'static str,
+    token: Option<Token>,
+    certificate: Option<ClientIdentity>,
+    apply: fn(&mut Rules),
+    /// How far the server's clock advances, in seconds.
+    clock_advance_s: u64,
+    is_closed: bool,
+    /// The credential's rights after the change.
+    rights: Rights,
+}
+
+const REFUSED: Rights = Rights::Nothing(CloseCode::Unauthorised);
+const NO_RIGHTS: Rights = Rights::Session { lists: &[], receives: &[] };
+const MINE: Rights = Rights::Session { lists: &["mine/"], receives: &["mine/"] };
+const ALL: Rights = Rights::Session { lists: &[""], receives: &[""] };
+
+fn changes() -> Vec<Change> {
+    let good = claims(9, vec![grant("**", Verbs::CONSUME)]);
+    let brief = sealed(Claims { expires_s: Some(START_S + 3600), ..good.clone() });
+    let token = Some(sealed(good));
+    let none = |_: &mut Rules| {};
+    let with_token = |name, apply: fn(&mut Rules), is_closed, rights| {
+        let token = token.clone();
+        Change { name, token, certificate: None, apply, clock_advance_s: 0, is_closed, rights }
+    };
+    let with_key = |name, apply: fn(&mut Rules), is_closed, rights| Change {
+        certificate: Some(key(TRUSTED)),
+        token: None,
+        ..with_token(name, apply, is_closed, rights)
+    };
+    let with_certificate = |name, apply: fn(&mut Rules), is_closed, rights| Change {
+        certificate: Some(reader()),
+        ..with_key(name, apply, is_closed, rights)
+    };
+    vec![
+        with_token("nothing changes", none, false, ALL),
+        with_token("its ticket is revoked", |rules| revoke_ticket(rules, 9), true, REFUSED),
+        with_token("another's ticket is revoked", |rules| revoke_ticket(rules, 8), false, ALL),
+        with_token(
+            "the secret is rotated",
+            |rules| rules.secrets = vec![secret(3, 5), secret(1, 7)],
+            false,
+            ALL,
+        ),
+        with_token(
+            "the secret is rotated twice",
+            |rules| rules.secrets = vec![secret(4, 4), secret(3, 5)],
+            true,
+            REFUSED,
+        ),
+        Change {
+            clock_advance_s: 3599,
+            token: Some(brief.clone()),
+            ..with_token("its ticket expires later", none, false, ALL)
+        },
+        Change {
+            clock_advance_s: 3600,
+            token: Some(brief),
+            ..with_token("its ticket expires", none, true, REFUSED)
+        },
+        with_key("another key is revoked", |rules| revoke_key(rules, credentials::UNLISTED), false, MINE),
+        with_key("its key is revoked", |rules| revoke_key(rules, TRUSTED), true, REFUSED),
+        with_key("its key is removed", |rules| rules.keys.clear(), true, REFUSED),
+        Change {
+            token: token.clone(),
+            ..with_key("its key is removed, not its token", |rules| rules.keys.clear(), true, ALL)
+        },
+        Change {
+            token: token.clone(),
+            ..with_key("its key is revoked, not its token", |rules| revoke_key(rules, TRUSTED), true, REFUSED)
+        },
+        with_key("its key has another name", |rules| rename_key(rules, "other"), true, NO_RIGHTS),
+        with_key("its line is removed", |rules| set_acl(rules, ""), false, NO_RIGHTS),
+        with_key(
+            "its line grants less",
+            |rules| set_acl(rules, "key:trusted list mine/*"),
+            false,
+            Rights::Session { lists: &["mine/"], receives: &[] },
+        ),
+        with_key("its line grants more", |rules| set_acl(rules, "key:trusted list,subscribe **"), false, ALL),
+        with_certificate(
+            "its authority is replaced",
+            |rules| rules.authorities = authorities(THEIRS),
+            true,
+            REFUSED,
+        ),
+        with_certificate("its names have no line", |rules| set_acl(rules, ""), false, NO_RIGHTS),
+        with_certificate(
+            "another's line is removed",
+            |rules| set_acl(rules, "dns:reader.example list,subscribe mine/*"),
+            false,
+            MINE,
+        ),
+        Change {
+            clock_advance_s: 864_001,
+            ..with_certificate("its certificate expires", none, true, REFUSED)
+        },
+    ]
+}
+
+fn revoke_ticket(rules: &mut Rules, id: u8) {
+    rules.revoked.insert(TicketId([id; 8]));
+}
+
+fn revoke_key(rules: &mut Rules, seed: u64) {
+    rules.keys.remove(&fingerprint(seed));
+    rules.revoked_keys = HashSet::from([fingerprint(seed)]);
+}
+
+fn rename_key(rules: &mut Rules, name: &str) {
+    rules.keys.insert(fingerprint(TRUSTED), name.into());
+}
+
+fn set_acl(rules: &mut Rules, acl: &str) {
+    rules.acl = acl.parse().unwrap();
+}
+
+/// Goal: a client that loses all rights is closed, receives nothing more on any lane, and cannot log in again; one that
+/// loses some rights keeps the others; other clients are unaffected. Method: over each transport, each change during a
+/// session that watches everything, receives a topic and has a further lane; then publish another version and topic,
+/// and send a request, a login and a join.
+#[test]
+fn live_sessions_follow_every_change() {
+    let mut wrong = vec![];
+    for change in changes() {
+        for transport in TRANSPORTS {
+            if let Err(why) = check_change(&change, transport) {
+                wrong.push(format!("{} over {transport:?}: {why}", change.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn check_change(change: &Change, transport: TransportKind) -> Result<(), String> {
+    simulate(2, async |sim| {
+        let mut fixture = Fixture::new(sim, &TOPICS).await;
+        let mut live = LiveSession::new(&fixture, change, transport).await;
+        match change.clock_advance_s {
+            0 => fixture.rules.send_modify(|rules| change.apply_to(rules)),
+            seconds => set_clock(START_S + seconds), // Sending rules as well would make sessions read the clock.
+        }
+        sleep(ANSWER_WAIT).await;
+        let before = live.received();
+        publish(&fixture.server, &mut fixture.publishers[0], 2, 1000).await;
+        fixture.publish("mine/later").await;
+        live.session.send(ClientMessage::List);
+        sleep(ANSWER_WAIT).await;
+        let after = live.received();
+        match change.is_closed {
+            true => check_closed(&before, &after)?,
+            false => check_rest(change.rights, &before, &after)?,
+        }
+        live.reconnect(&fixture, change, transport).await
+    })
+}
+
+impl Change {
+    fn apply_to(&self, rules: &mut Arc<Rules>) {
+        let mut changed = (**rules).clone();
+        (self.apply)(&mut changed);
+        *rules = Arc::new(changed);
+    }
+}
+
+/// A session, its further lane, and the `Welcome` that lets lanes join it.
+struct LiveSession {
+    session: RawClient,
+    lane: RawClient,
+    welcome: Welcome,
+}
+
+impl LiveSession {
+    async fn new(fixture: &Fixture, change: &Change, transport: TransportKind) -> Self {
+        let session = RawClient::new(&fixture.sim, 1, transport, change.certificate.as_ref()).await;
+        session.send(change.login());
+        session.send(ClientMessage::Watch { watch: WATCH, glob: Glob::new("**").unwrap() });
+        sleep(ANSWER_WAIT).await;
+        let ServerMessage::Welcome(welcome) = session.received().messages().remove(0) else { panic!() };
+        let lane = RawClient::new(&fixture.sim, 2, transport, change.certificate.as_ref()).await;
+        lane.send(join(&welcome, 1));
+        sleep(ANSWER_WAIT).await;
+        assert_eq!(lane.received().messages(), [ServerMessage::Joined]);
+        session.send(ClientMessage::Subscribe(Subscribe::latest(SUBSCRIPTION, topic("mine/a"), 8)));
+        sleep(ANSWER_WAIT).await;
+        let live = Self { session, lane, welcome };
+        live.commit();
+        let [session, lane] = live.received();
+        assert!(session.streams + lane.streams >= 2, "the manifest and a chunk arrived");
+        live
+    }
+
+    /// Reports the first version as committed, so that the server sends the next one.
+    fn commit(&self) {
+        for message in self.session.received().messages() {
+            if let ServerMessage::Announce(announce) = message {
+                let (subscription, epoch, version) = (SUBSCRIPTION, announce.id.epoch, announce.id.version);
+                self.session
+                    .send(ClientMessage::Committed { subscription, epoch, version, kept: false });
+            }
+        }
+    }
+
+    fn received(&self) -> [Received; 2] {
+        [self.session.received(), self.lane.received()]
+    }
+
+    /// Logs in again, and joins another lane to the session.
+    async fn reconnect(
+        &mut self,
+        fixture: &Fixture,
+        change: &Change,
+        transport: TransportKind,
+    ) -> Result<(), String> {
+        let again = RawClient::new(&fixture.sim, 3, transport, change.certificate.as_ref()).await;
+        again.send(change.login());
+        let joins = RawClient::new(&fixture.sim, 4, transport, change.certificate.as_ref()).await;
+        joins.send(join(&self.welcome, 2));
+        sleep(ANSWER_WAIT).await;
+        let (again, joins) = (again.received(), joins.received());
+        let has_session = match change.rights {
+            Rights::Session { .. } => again.messages().len() == 1 && again.end.is_none(),
+            _ => again.is_empty() && again.end == UNAUTHORISED,
+        };
+        let has_joined = match change.is_closed {
+            true => joins.is_empty() && joins.end == UNAUTHORISED,
+            false => joins.messages() == [ServerMessage::Joined] && joins.end.is_none(),
+        };
+        (has_session && has_joined)
+            .then_some(())
+            .ok_or_else(|| format!("second login: {again:?}, second lane: {joins:?}"))
+    }
+}
+
+impl Change {
+    fn login(&self) -> ClientMessage {
+        ClientMessage::Hello(Hello { token: self.token.clone(), ..hello() })
+    }
+}
+
+fn join(welcome: &Welcome, lane: u32) -> ClientMessage {
+    let grant = welcome.lanes.as_ref().unwrap().grant;
+    ClientMessage::Join { session: welcome.session, lane: LaneId(lane), grant, instance: welcome.instance }
+}
+
+/// Checks that the session was closed, and that neither lane received a byte afterwards.
+fn check_closed([session, lane]: &[Received; 2], after: &[Received; 2]) -> Result<(), String> {
+    let is_good = session.end == UNAUTHORISED && lane.end.is_some() && [session, lane] == after.each_ref();
+    is_good
+        .then_some(())
+        .ok_or_else(|| format!("expected to be closed: {session:?}, {lane:?}; then {after:?}"))
+}
+
+/// Checks that the session continues with its remaining rights.
+fn check_rest(rights: Rights, before: &[Received; 2], after: &[Received; 2]) -> Result<(), String> {
+    let streams = |received: &[Received; 2]| received[0].streams + received[1].streams;
+    let all = after[0].messages();
+    let (lists, receives) = rights_to(rights, "mine/later");
+    let forbidden = ServerMessage::End { subscription: SUBSCRIPTION, reason: EndReason::Forbidden };
+    let found = ServerMessage::Found { watch: WATCH, topics: vec![topic("mine/later")] };
+    let listed = all.iter().find_map(|message| match message {
+        ServerMessage::Topics { topics, .. } => Some(topics.len()),
+        _ => None,
+    });
+    let names = ["mine/a", "mine/later", "other/a"];
+    let is_good = after.iter().all(|received| received.end.is_none())
+        && before[0].messages().contains(&forbidden) != receives
+        && all.contains(&found) == lists
+        && listed == Some(names.iter().filter(|name| rights_to(rights, name).0).count())
+        && (streams(after) > streams(before)) == receives;
+    is_good
+        .then_some(())
+        .ok_or_else(|| format!("before {before:?}; then {after:?}"))
+}
