@@ -1,6 +1,6 @@
 //! The admin port: status and metrics of a running server or consumer over HTTP, for operators.
 //!
-//! It serves `/livez`, `/readyz`, `/metrics`, `/status` and a status page, on a thread and a runtime of its own: a
+//! It serves `/livez`, `/readyz`, `/metrics`, `/status` and a status page, on its own thread and runtime: a
 //! scrape costs the network thread only the few locks of a status snapshot, and `/livez` can report that the network
 //! thread hangs.
 
@@ -143,7 +143,7 @@ impl Bound {
     }
 }
 
-/// An admin port that answers requests on a thread of its own. Dropping it closes the port; the address can be bound
+/// An admin port that answers requests on its own thread. Dropping it closes the port; the address can be bound
 /// again afterwards.
 #[derive(Debug)]
 pub struct AdminPort {

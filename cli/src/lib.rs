@@ -1,6 +1,6 @@
 //! The command line `tensor-relay`: as a program (`main.rs`), and as a command of the Python package.
 //!
-//! This crate owns the terminal. `args` defines the arguments, each command has a file of its own, and `exit` alone
+//! This crate owns the terminal. `args` defines the arguments, each command has its own file, and only `exit`
 //! maps failures to exit codes. Data is written to stdout, everything else to stderr.
 
 #![forbid(unsafe_code)]
@@ -40,9 +40,9 @@ use exit::Exit;
 use std::{ffi::OsString, io::Write};
 use tensor_relay_bench::program::Program;
 
-/// Runs a command line, whose first word is the program's name, and returns the exit code.
+/// Runs a command line, whose first argument is the program's name, and returns the exit code.
 ///
-/// Requires a process of its own: commands handle signals, write to stdout and stderr, and may end the process if
+/// Requires a dedicated process: commands handle signals, write to stdout and stderr, and may end the process if
 /// stdout cannot be written. `program` is the command that starts this program again, for the child processes of `demo`
 /// and `bench`; with `None`, the executable of this process is started.
 pub fn run(argv: &[OsString], program: Option<&[OsString]>) -> u8 {

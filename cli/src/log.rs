@@ -71,7 +71,7 @@ pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError
         .with(lines.with_filter(filter))
         .with(admin::record())
         .with(filter_fn(shows_no_secret));
-    // Fails if the process has a log already, e.g. a Python program that runs a command and has a client of its own.
+    // Fails if the process has a log already, e.g. a Python program with a client that runs a command.
     let _ = log.try_init();
     Ok(())
 }

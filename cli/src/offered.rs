@@ -3,13 +3,13 @@
 use crate::units;
 use tensor_relay_server::{FileKind, SkipReason, SkippedEntry, TensorFiles};
 
-/// The messages about `files`; none for a single file if nothing is left out.
+/// The messages about `files`; none for a single file if nothing is skipped.
 pub(crate) fn lines(files: &TensorFiles) -> Vec<String> {
     let path = files.path().display();
     let offered = (files.kind() == FileKind::Directory).then(|| format!("{path}: {}", offered(files)));
     let skipped = match files.skipped() {
         [] => None,
-        skipped => Some(format!("{path}: not served: {}{}", listed(skipped), hint(skipped))),
+        skipped => Some(format!("{path}: not served: {}{}", join(skipped), hint(skipped))),
     };
     offered.into_iter().chain(skipped).collect()
 }
@@ -26,7 +26,7 @@ fn offered(files: &TensorFiles) -> String {
     format!("serves {}", all.join(", "))
 }
 
-fn listed(skipped: &[SkippedEntry]) -> String {
+fn join(skipped: &[SkippedEntry]) -> String {
     skipped.iter().map(SkippedEntry::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -36,7 +36,7 @@ fn hint(skipped: &[SkippedEntry]) -> String {
         (SkipReason::NotOfModel, "--all-files serves files of other names"),
         (SkipReason::LeadsOut, "--follow-links serves the targets of links"),
     ];
-    let occurs = |reason| skipped.iter().any(|left| left.reason == reason);
+    let occurs = |reason| skipped.iter().any(|entry| entry.reason == reason);
     let hints = options.into_iter().filter(|(reason, _)| occurs(*reason));
     hints.map(|(_, hint)| format!("; {hint}")).collect()
 }

@@ -49,7 +49,7 @@ struct Serving<'a> {
     /// The address of the admin port.
     #[serde(skip_serializing_if = "Option::is_none")]
     admin: Option<SocketAddr>,
-    /// The most host memory that the server uses in addition to its versions.
+    /// The maximum host memory that the server uses in addition to its versions.
     memory_bytes_max: u64,
     topics: &'a [Served],
 }
@@ -194,7 +194,7 @@ fn served(published: &Published, path: &Path) -> Served {
 }
 
 /// Maintains `offers` until the result is dropped: publishes new content of watched files, and ends topics whose
-/// unwatched files are lost. Each offer has a task of its own, because a publish may wait for readers.
+/// unwatched files are lost. Each offer has its own task, because a publish may wait for readers.
 fn maintain(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Offer> {
     let mut maintaining = JoinSet::new();
     for mut offer in offers {
@@ -404,7 +404,7 @@ struct ServerTickets<'a> {
 struct Started {
     listen: SocketAddr,
     admin: Option<SocketAddr>,
-    /// The most host memory that the server uses in addition to its versions.
+    /// The maximum host memory that the server uses in addition to its versions.
     memory_bytes_max: u64,
 }
 

@@ -57,16 +57,16 @@ fn read_source(source: &str) -> anyhow::Result<String> {
             .and_then(|file| file.take(SOURCE_MAX_BYTES).read_to_string(&mut text))
             .map_err(|error| {
                 // `path` may be a truncated or mistyped ticket, whose token must not be printed.
-                let shown = Token::hide(path);
-                UsageError(format!("{shown:?} is neither a ticket (relay://…) nor a file: {error}"))
+                let redacted = Token::hide(path);
+                UsageError(format!("{redacted:?} is neither a ticket (relay://…) nor a file: {error}"))
             })?,
     };
     Ok(text)
 }
 
 fn choose(mut tickets: Vec<Ticket>, topic: Option<&Topic>) -> anyhow::Result<Ticket> {
-    if let Some(at) = tickets.iter().position(|ticket| topic.is_some() && ticket.topic() == topic) {
-        return Ok(tickets.swap_remove(at));
+    if let Some(index) = tickets.iter().position(|ticket| topic.is_some() && ticket.topic() == topic) {
+        return Ok(tickets.swap_remove(index));
     }
     match (tickets.len(), tickets.pop()) {
         (0, _) | (_, None) => bail!(UsageError("it is empty".into())),

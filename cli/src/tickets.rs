@@ -106,13 +106,13 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     };
     if args.state.json {
         let claims = claims.as_ref().map(|claims| as_object(claims, None, None));
-        let shown = json!({
+        let object = json!({
             "addresses": ticket.addresses(),
             "topic": ticket.topic().map(Topic::as_str),
             "claims": claims,
             "standing": standing,
         });
-        print_line(&shown.to_string());
+        print_line(&object.to_string());
         return Ok(Exit::Done);
     }
     print_line(&ticket.redacted());

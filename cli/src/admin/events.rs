@@ -52,13 +52,13 @@ pub(super) fn recent() -> Vec<Value> {
 
 impl Event {
     fn to_json(&self) -> Value {
-        let at = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since_1970 = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let fields = self
             .fields
             .iter()
             .map(|(name, text)| ((*name).to_owned(), text.as_str().into()));
         json!({
-            "unix_s": at.as_secs_f64(),
+            "unix_s": since_1970.as_secs_f64(),
             "level": self.level.as_str().to_ascii_lowercase(),
             "message": self.message,
             "fields": fields.collect::<Map<_, _>>(),

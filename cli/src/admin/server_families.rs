@@ -34,7 +34,7 @@ fn label(name: &'static str, value: &str) -> Labels {
     vec![(name, value.to_owned())]
 }
 
-/// Families of the server as a whole.
+/// Families of the entire server.
 fn of_server(status: &ServerStatus) -> Vec<Family> {
     let stats = &status.stats;
     let limited_by = |limit: Limit| {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tensor_relay_server::{Amount, Bound};
 
-/// The bounds of `serve` as it is configured.
+/// The bounds of `serve` with the effective configuration.
 pub(super) struct ServeBounds {
     bounds: Vec<Bound>,
     memory_bytes_max: u64,
@@ -34,14 +34,14 @@ impl ServeBounds {
 
     pub(super) fn as_json(&self) -> Value {
         let of = |bound: &Bound| {
-            let (unit, most) = match bound.max {
+            let (unit, max) = match bound.max {
                 Amount::Count(count) => ("count", count),
                 Amount::Bytes(bytes) => ("bytes", bytes),
                 Amount::Ms(ms) => ("ms", ms),
             };
             json!({
                 "bound": bound.name,
-                "most": most,
+                "most": max,
                 "unit": unit,
                 "memory_bytes": bound.memory_bytes,
                 "reason": bound.reason,
@@ -59,9 +59,9 @@ impl ServeBounds {
             let lengths = rows.iter().chain([&title]).map(|row| row[column].chars().count());
             lengths.max().unwrap_or(0)
         };
-        let (name, most, memory) = (width(0), width(1), width(2));
+        let (name, max, memory) = (width(0), width(1), width(2));
         let print = |[a, b, c]: &[String; 3], reason: &str| {
-            print_line(&format!("{a:name$}  {b:most$}  {c:memory$}  {reason}"));
+            print_line(&format!("{a:name$}  {b:max$}  {c:memory$}  {reason}"));
         };
         print_line("");
         print(&title, "WHY");
@@ -76,7 +76,7 @@ impl ServeBounds {
 }
 
 fn row(bound: &Bound) -> [String; 3] {
-    let most = match bound.max {
+    let max = match bound.max {
         Amount::Count(count) => count.to_string(),
         Amount::Bytes(bytes) => units::bytes(bytes),
         Amount::Ms(ms) => units::time(Duration::from_millis(ms)),
@@ -85,5 +85,5 @@ fn row(bound: &Bound) -> [String; 3] {
         0 => String::new(),
         bytes => units::bytes(bytes),
     };
-    [bound.name.into(), most, memory]
+    [bound.name.into(), max, memory]
 }

@@ -1,4 +1,4 @@
-//! The configuration file: TOML with a table for each command, validated as a whole.
+//! The configuration file: TOML with a table for each command, validated completely.
 
 use super::setting::Setting;
 use crate::exit::UsageError;

@@ -83,7 +83,7 @@ fn option_as_json(setting: &Setting, effective: &EffectiveSetting) -> Value {
     json!({
         "option": setting.key(),
         "variable": setting.variable(),
-        "values": shown(setting, effective),
+        "values": lines_of(setting, effective),
         "source": source,
         "line": line,
     })
@@ -124,14 +124,14 @@ fn row(layers: &Layers, setting: &Setting, effective: &EffectiveSetting) -> [Str
             .map_or_else(String::new, |file| format!("{}:{line}", file.path().display())),
         Origin::Default => "default".into(),
     };
-    let values = match shown(setting, effective) {
+    let values = match lines_of(setting, effective) {
         values if values.is_empty() => "(not set)".into(),
         values => values.join(" "),
     };
     [setting.command().into(), setting.name(), values, from]
 }
 
-fn shown(setting: &Setting, effective: &EffectiveSetting) -> Vec<String> {
+fn lines_of(setting: &Setting, effective: &EffectiveSetting) -> Vec<String> {
     match setting.is_secret() && !effective.values.is_empty() {
         true => vec![HIDDEN.into()],
         // A switch has no default in clap; an unset one is off.

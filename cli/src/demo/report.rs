@@ -111,7 +111,7 @@ impl DemoReport {
             0 => println!("  how       TLS 1.3 over TCP, because the path is short"),
             bytes => println!("  how       QUIC, {bytes} bytes per packet"),
         }
-        println!("            in {} chunks per version, each on a stream of its own", fastest.chunks);
+        println!("            in {} chunks per version, each on its own stream", fastest.chunks);
         println!("  limit     {}", limit(fastest));
         println!(
             "  checked   every chunk by its hash, every version by its digest, and in this demo every byte"
@@ -142,16 +142,16 @@ impl DemoReport {
     }
 }
 
-/// The share of all processors that counts as all of them: the rest is waiting for each other.
+/// The fraction of use from which the processors count as the limit: the rest is spent waiting.
 const ALL_BUSY: f64 = 0.8;
 
-/// What limits the rate of a version: the processors of this machine, or one thread at either end.
+/// The limit on the rate of a version: the processors of this machine, or one thread of the producer or consumer.
 fn limit(version: &Verified) -> String {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let busy = version.cpu_s / version.duration_s;
     let what = match busy >= ALL_BUSY * processors as f64 {
-        true => "the processors, which both ends share here",
-        false => "not the processors; the wait for one another, or one thread at either end",
+        true => "the processors, which producer and consumer share here",
+        false => "not the processors, but waiting, or one thread of the producer or consumer",
     };
     format!("{what}: both processes used {busy:.1} of {processors} during the fastest transfer")
 }

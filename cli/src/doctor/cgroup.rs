@@ -16,12 +16,12 @@ impl Cgroup {
     /// The cgroup of this process. In a container this is the root of the visible hierarchy.
     pub(super) fn own() -> Self {
         let listing = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        Self::at(Path::new("/sys/fs/cgroup"), &listing)
+        Self::in_hierarchy(Path::new("/sys/fs/cgroup"), &listing)
     }
 
     /// The cgroup below `root` that is named in `listing`, the content of `/proc/self/cgroup`; `root` itself if that
     /// folder does not exist.
-    fn at(root: &Path, listing: &str) -> Self {
+    fn in_hierarchy(root: &Path, listing: &str) -> Self {
         let path = listing.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
         let own = root.join(path.trim_start_matches('/'));
         let own = if own.is_dir() { own } else { root.to_owned() };
@@ -30,7 +30,7 @@ impl Cgroup {
 
     /// The lowest memory limit and the memory used under it, in bytes; `None` without a limit.
     pub(super) fn memory(&self) -> Option<(u64, u64)> {
-        let limits = self.all("memory.max", |text, folder| {
+        let limits = self.read_all("memory.max", |text, folder| {
             let used = fs::read_to_string(folder.join("memory.current")).ok()?;
             Some((text.trim().parse().ok()?, used.trim().parse().ok()?))
         });
@@ -39,9 +39,9 @@ impl Cgroup {
 
     /// The lowest quota of processors; `None` without a quota.
     pub(super) fn processors(&self) -> Option<f64> {
-        let quotas = self.all("cpu.max", |text, _| {
-            let mut words = text.split_whitespace();
-            let (quota, period): (f64, f64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let quotas = self.read_all("cpu.max", |text, _| {
+            let mut fields = text.split_whitespace();
+            let (quota, period): (f64, f64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
             Some(quota / period)
         });
         quotas.into_iter().min_by(f64::total_cmp)
@@ -49,7 +49,7 @@ impl Cgroup {
 
     /// The results of `read` for the content of `file` in this cgroup and its parents. `read` returns `None` for `max`,
     /// which means no limit.
-    fn all<T>(&self, file: &str, read: impl Fn(&str, &Path) -> Option<T>) -> Vec<T> {
+    fn read_all<T>(&self, file: &str, read: impl Fn(&str, &Path) -> Option<T>) -> Vec<T> {
         let folders = self.own.ancestors().take_while(|folder| folder.starts_with(&self.root));
         folders
             .filter_map(|folder| read(&fs::read_to_string(folder.join(file)).ok()?, folder))
@@ -67,7 +67,7 @@ mod tests {
         let inner = root.path().join("a/b");
         fs::create_dir_all(&inner).unwrap();
         let write = |folder: &Path, file: &str, text: &str| fs::write(folder.join(file), text).unwrap();
-        let cgroup = Cgroup::at(root.path(), "1:cpu:/x\n0::/a/b\n");
+        let cgroup = Cgroup::in_hierarchy(root.path(), "1:cpu:/x\n0::/a/b\n");
         assert_eq!((cgroup.memory(), cgroup.processors()), (None, None));
         write(&inner, "memory.max", "max\n");
         write(&root.path().join("a"), "memory.max", "1000\n");
@@ -76,7 +76,7 @@ mod tests {
         write(root.path(), "cpu.max", "max 100000\n");
         assert_eq!(cgroup.memory(), Some((1000, 10)));
         assert_eq!(cgroup.processors(), Some(1.5));
-        let elsewhere = Cgroup::at(root.path(), "0::/not/mounted/here");
+        let elsewhere = Cgroup::in_hierarchy(root.path(), "0::/not/mounted/here");
         assert_eq!(elsewhere.memory(), None, "only the root counts for a folder that is not mounted");
     }
 }

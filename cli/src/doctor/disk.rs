@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The required free space in the state directory: many times the size of keys and ledgers.
+/// The required free space in the state directory, in bytes: many times the size of keys and ledgers.
 const FREE_MIN_BYTES: u64 = 1 << 20;
 
 pub(super) fn check(state_dir: Option<&Path>) -> Vec<Finding> {
@@ -32,13 +32,13 @@ const STATE: Fix = Fix {
 fn state_folder(folder: &Path) -> Finding {
     const NAME: &str = "state folder";
     let wanted = "a writable folder, because `serve` stores its key there";
-    let shown = folder.display();
+    let path = folder.display();
     match try_folder(folder) {
         Ok(free) => {
-            let measured = format!("{shown} is writable, {} free", units::bytes(free));
+            let measured = format!("{path} is writable, {} free", units::bytes(free));
             Finding::judge(NAME, (free >= FREE_MIN_BYTES, State::Fail), measured, wanted, STATE)
         }
-        Err(error) => Finding::fail(NAME, format!("{shown} is not writable: {error}"), wanted, STATE),
+        Err(error) => Finding::fail(NAME, format!("{path} is not writable: {error}"), wanted, STATE),
     }
 }
 

@@ -62,7 +62,7 @@ fn free_memory(gpu: &SurveyedGpu) -> Finding {
     let fix = Fix {
         host: "tensor-relay devices lists the processes that use it; --gpu-mem-limit limits tensor-relay",
         docker: "choose another GPU with --gpus device=1; --gpu-mem-limit limits tensor-relay",
-        kubernetes: "a GPU of its own, or a larger share of one; --gpu-mem-limit limits tensor-relay",
+        kubernetes: "a dedicated GPU, or a larger share of one; --gpu-mem-limit limits tensor-relay",
     };
     let driver = gpu.driver_version.as_deref().unwrap_or("of unknown version");
     let about = format!("{}, CUDA {}, driver {driver}", gpu.info.name, gpu.cuda_version);

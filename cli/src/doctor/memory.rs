@@ -29,8 +29,8 @@ fn free(limit: Option<(u64, u64)>, available: Option<u64>) -> Finding {
         kubernetes: "resources.limits.memory: 8Gi: a version needs its size at each end, and once more as a base of \
                      deltas",
     };
-    let within = limit.map(|(limit, used)| limit.saturating_sub(used));
-    let Some(free) = [within, available].into_iter().flatten().min() else {
+    let in_container = limit.map(|(limit, used)| limit.saturating_sub(used));
+    let Some(free) = [in_container, available].into_iter().flatten().min() else {
         return Finding::ok(NAME, "the free memory is unknown", "");
     };
     let measured = match limit {
@@ -49,7 +49,7 @@ fn available() -> Option<u64> {
     Some(kib << 10)
 }
 
-/// The limit on locked memory. A low limit is no failure: on most systems, memory locked by a GPU driver is exempt from
+/// The limit on locked memory. A low limit is not a failure: on most systems, memory locked by a GPU driver is exempt from
 /// it.
 fn locked() -> Finding {
     let limit = getrlimit(Resource::Memlock).current;

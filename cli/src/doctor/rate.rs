@@ -34,7 +34,7 @@ pub(super) struct Rate {
     bytes: u64,
     elapsed: Duration,
     round_trip: Duration,
-    /// Whether both ends are on this machine, without a network between them.
+    /// Whether client and server are on this machine, without a network between them.
     is_local: bool,
     /// The CPU time of this process during the probe.
     cpu_time: Duration,
@@ -70,7 +70,7 @@ pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Opt
         let began = cpu_time();
         let Some(measured) = probe(bytes).await? else { return Ok(None) };
         let cpu_time = cpu_time().saturating_sub(began);
-        // By now the server knows of any packets lost at the end of the measured probe.
+        // By then the server has detected packets lost at the end of the measured probe.
         let Some(after) = probe(1).await? else { return Ok(None) };
         let (elapsed, server) = (measured.elapsed, after.sender.since(&before.sender));
         if elapsed >= PROBE_DURATION_MIN || bytes == ProbeBytes::MAX {

@@ -1,5 +1,5 @@
 //! [`Ledger`]: the last published version numbers, stored in the state directory. A restarted server continues them, so
-//! that subscribers need not receive a version again that they hold.
+//! that subscribers do not receive a version again that they hold.
 
 use crate::exit::message_of;
 use anyhow::{Context, bail};

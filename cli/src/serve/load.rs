@@ -18,7 +18,7 @@ pub(super) struct Loader {
     pub(super) staging: Staging,
     pub(super) hold: HoldArg,
     pub(super) rules: FolderRules,
-    /// The device that tensors are uploaded to.
+    /// The device to which tensors are uploaded.
     pub(super) device: Option<Device>,
     /// The option that limits the device's memory, for errors.
     pub(super) limit_hint: String,
@@ -36,7 +36,7 @@ pub(super) struct Loaded {
 struct Read {
     tensors: ReadTensors,
     names: Vec<String>,
-    /// Messages about served files and those left out.
+    /// Messages about served files and the skipped ones.
     messages: Vec<String>,
 }
 
@@ -46,8 +46,8 @@ enum ReadTensors {
 }
 
 impl Loader {
-    /// Opens and reads files off the executor, uploads them, and reports the times, the served files and those left
-    /// out. The opened files are recorded in `watch`.
+    /// Opens and reads files off the executor, uploads them, and reports the times, the served files and the skipped
+    /// ones. The opened files are recorded in `watch`.
     pub(super) async fn load(
         &self,
         path: &Path,

@@ -19,7 +19,7 @@ use tensor_relay_server::{
     VersionDigest, VersionId, epoch_of,
 };
 
-/// A topic and the files that it is served from.
+/// A topic and its served files.
 pub(crate) struct Offer {
     source: Source,
     watch: Option<Watch>,
@@ -101,7 +101,7 @@ impl Offer {
         self.watch.is_some()
     }
 
-    /// Waits until borrowed files cannot be read any more, and ends the topic, because without `--watch` no version can
+    /// Waits until borrowed files can no longer be read, and ends the topic, because without `--watch` no version can
     /// follow. Until the offer is dropped, new subscribers receive the error of the lost files. Never returns for
     /// staged files: these are lost only with their GPU, which ends the server.
     pub(crate) async fn end_when_lost(&self) {
@@ -155,7 +155,7 @@ impl Source {
     ) -> anyhow::Result<Option<Published>> {
         let loaded = self.loader.load(&self.path, Some(watch)).await?;
         if loaded.digest == self.digest && !self.publisher.is_lost() {
-            return Ok(None); // The files were touched, but not changed.
+            return Ok(None); // The files were rewritten with equal content.
         }
         let digest = loaded.digest;
         let published = self.publish(loaded, missed).await?;

@@ -12,7 +12,7 @@ use std::{
 use tensor_relay_client::VersionId;
 use tokio::process::Command;
 
-/// The time between SIGTERM and SIGKILL. Container engines wait ten seconds before they kill the whole program.
+/// The time between SIGTERM and SIGKILL. Container engines wait ten seconds before they kill the program.
 const KILL_DELAY: Duration = Duration::from_secs(5);
 
 /// The interval of checks whether a process group is empty.

@@ -90,28 +90,28 @@ impl FromStr for Acl {
 }
 
 fn parse_line(number: usize, line: &str) -> Result<Line, AclError> {
-    let error = |why: String| AclError { line: number, why };
+    let acl_error = |why: String| AclError { line: number, why };
     let fields: Vec<_> = line.split_whitespace().collect();
     let [principal, verbs, topics] = fields[..] else {
-        return Err(error(format!("{line:?} is not `PRINCIPAL VERBS TOPICS`")));
+        return Err(acl_error(format!("{line:?} is not `PRINCIPAL VERBS TOPICS`")));
     };
     if !["key:", "dns:", "uri:", "uid:"].iter().any(|kind| principal.starts_with(kind)) {
-        return Err(error(format!(
+        return Err(acl_error(format!(
             "{principal:?} is not a principal: it must begin with `key:`, `dns:`, `uri:` or `uid:`"
         )));
     }
     let grant = |topics| -> Result<Grant, GrantError> {
         Ok(Grant { topics: Glob::new(topics)?, verbs: verbs.parse()? })
     };
-    let grant = grant(topics).map_err(|error| error(error.to_string()))?;
+    let grant = grant(topics).map_err(|error| acl_error(error.to_string()))?;
     let (is_user, publishes) = (principal.starts_with("uid:"), grant.verbs.contains(Verb::Publish));
     if is_user != publishes || is_user && grant.verbs != Verbs::of([Verb::Publish]) {
-        return Err(error(format!(
+        return Err(acl_error(format!(
             "{principal} cannot be granted {}: `uid:` may publish, and the others list and subscribe",
             grant.verbs
         )));
     }
-    Ok(Line { number, principal: Glob::new(principal).map_err(|error| error(error.to_string()))?, grant })
+    Ok(Line { number, principal: Glob::new(principal).map_err(|error| acl_error(error.to_string()))?, grant })
 }
 
 #[cfg(test)]

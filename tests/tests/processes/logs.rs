@@ -21,9 +21,7 @@ fn json_logs_are_objects_with_common_keys() {
     let lines = objects(&ended.err);
     let published = lines.iter().find(|line| line["message"] == "A version was published.").unwrap();
     assert_eq!((&published["level"], &published["payload_bytes"]), (&"INFO".into(), &bytes));
-    let ended_session = lines
-        .iter()
-        .find(|line| line["message"] == "The client closed the session.");
+    let ended_session = lines.iter().find(|line| line["message"] == "The client closed the session.");
     let ended_session = ended_session.unwrap_or_else(|| panic!("{}", ended.err));
     let spans = |line: &Value| line["spans"].as_array().unwrap().clone();
     assert_eq!(spans(ended_session)[0]["name"], "session");
