@@ -27,7 +27,7 @@ import content
 import host
 from content import SMALL_BYTES, Bytes
 
-DEADLINE_S = 120
+TIMEOUT_S = 120
 """The longest time between two control messages: that of 1 GiB at a hundredth of the usual rate."""
 
 
@@ -110,10 +110,10 @@ def run(
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Polls a condition every millisecond. Use it only outside of timed sections."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the other side was not ready within {DEADLINE_S} s")
+            raise TimeoutError(f"the other side was not ready within {TIMEOUT_S} s")
         time.sleep(0.001)
 
 
@@ -155,7 +155,7 @@ class Control:
         This also covers hangs in a library, so peers need no deadlines of their own, which would cost some of
         them a system call for each piece.
         """
-        faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
+        faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
 
 
 class Stopwatch:

@@ -46,7 +46,7 @@ def _join(setting: contender.Setting, port: int, rank: int) -> None:
         init_method=f"tcp://{setting.peer_ip}:{port}",
         rank=rank,
         world_size=2,
-        timeout=datetime.timedelta(seconds=contender.DEADLINE_S),
+        timeout=datetime.timedelta(seconds=contender.TIMEOUT_S),
     )
 
 

@@ -60,7 +60,7 @@ def receive(options: Namespace, out: TextIO) -> None:
 def _run(command: list[str]) -> dict[str, Any]:
     """Runs one transfer. After a failure, iperf3's report contains the reason."""
     result = subprocess.run(
-        host.bound_to_parent(command), check=False, stdout=subprocess.PIPE, timeout=contender.DEADLINE_S
+        host.bound_to_parent(command), check=False, stdout=subprocess.PIPE, timeout=contender.TIMEOUT_S
     )
     report: dict[str, Any] = json.loads(result.stdout)
     if "error" in report:

@@ -48,7 +48,7 @@ def _join(setting: contender.Setting, port: int, name: str) -> None:
     os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = host.device_of(setting.local_ip)
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"tcp://{setting.peer_ip}:{port}",
-        rpc_timeout=contender.DEADLINE_S,
+        rpc_timeout=contender.TIMEOUT_S,
         _transports=["uv"],
         _channels=["basic"],
     )

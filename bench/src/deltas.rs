@@ -21,7 +21,7 @@ use crate::{
     table::{Row, Table},
 };
 use anyhow::Result;
-use ends::VERSION_MAX;
+use ends::VERSION_TIMEOUT;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -85,7 +85,7 @@ pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
         warm_up: WHOLE_VERSIONS,
         rounds: steps.count()?.saturating_sub(WHOLE_VERSIONS),
         small: 0,
-        round_timeout: VERSION_MAX,
+        round_timeout: VERSION_TIMEOUT,
     };
     let comparison = Comparison {
         contenders: vec![contender(WHOLE, &["follow", "--whole"]), contender(DELTA, &["follow"])],

@@ -77,12 +77,12 @@ pub async fn run_part(part: Part, job: Job) -> Result<()> {
     let runtime = OwnRuntime::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
     let result = runtime.run(part.run(job)).await?;
     // If the process exited while an engine is closing, the driver would have to release the device.
-    let _ = tokio::task::spawn_blocking(|| cuda::all_closed(CLOSING_MAX)).await;
+    let _ = tokio::task::spawn_blocking(|| cuda::all_closed(CLOSE_TIMEOUT)).await;
     result
 }
 
 /// The deadline for dropped engines to release the device, which takes milliseconds unless an engine hangs.
-const CLOSING_MAX: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A run of the suite, and its documents.
 struct Suite {
@@ -149,7 +149,7 @@ impl Suite {
     async fn run(&mut self, part: Part) -> Vec<Line> {
         let begun = Instant::now();
         let left = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());
-        let output = if left < PART_MIN {
+        let output = if left < PART_DURATION_MIN {
             child::PartOutput { lines: vec![], failure: Some("no time remained for it".into()) }
         } else {
             eprintln!("{} …", part.title());
@@ -222,7 +222,7 @@ const PAYLOADS_MAX: u64 = 24;
 const QUICK_BYTES: u64 = 4 << 20;
 
 /// The minimum time to begin a part.
-const PART_MIN: Duration = Duration::from_secs(5);
+const PART_DURATION_MIN: Duration = Duration::from_secs(5);
 
 /// The kind of device. Only measurements of a GPU are results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -63,11 +63,11 @@ pub const TOKEN_VARIABLE: &str = "TENSOR_RELAY_BENCH_TOKEN";
 const CONNECTIONS_MAX: usize = 64;
 
 /// The TCP keep-alive time and interval, by which a lost driver is noticed.
-const KEEPALIVE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
 /// The pause after a failure to accept a connection, e.g. for lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Accepts drivers and starts a worker for each connection, until a signal ends it.
 ///
@@ -92,7 +92,7 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
             Ok(accepted) => accepted,
             Err(error) => {
                 eprintln!("cannot accept a connection: {error}");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
@@ -124,7 +124,9 @@ impl Node {
     /// Authenticates the driver, starts a worker for it, and waits until the worker exits.
     async fn serve(&self, mut stream: TcpStream) -> Result<ExitStatus> {
         stream.set_nodelay(true)?;
-        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE_INTERVAL)
+            .with_interval(KEEPALIVE_INTERVAL);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_RETRIES))?;
         let (mut reader, mut writer) = stream.split();
         greeting::authenticate(&mut reader, &mut writer, &self.token).await?;

@@ -79,13 +79,13 @@ impl Process {
 
     /// Closes its standard input and waits for its exit; `None` if it has not exited at the deadline.
     pub(crate) async fn wait(&mut self) -> Option<ExitStatus> {
-        timeout(END_MAX, self.child.wait()).await.ok()?.ok()
+        timeout(EXIT_TIMEOUT, self.child.wait()).await.ok()?.ok()
     }
 
     /// Kills it, and returns the end of its standard error. A process inside a call of a hung GPU driver may survive
     /// even SIGKILL; it is then left behind.
     pub(crate) async fn kill(&mut self) -> String {
-        if timeout(END_MAX, self.child.kill()).await.is_err() {
+        if timeout(EXIT_TIMEOUT, self.child.kill()).await.is_err() {
             eprintln!("{} could not be ended", self.name);
         }
         self.stderr_tail().await
@@ -103,7 +103,7 @@ impl Process {
     async fn stderr_tail(&mut self) -> String {
         let Some(tail) = self.stderr_tail.take() else { return String::new() };
         // A grandchild could keep the pipe open.
-        match timeout(END_MAX, tail).await {
+        match timeout(EXIT_TIMEOUT, tail).await {
             Ok(Ok(tail)) if !tail.is_empty() => format!("; its standard error ended with: {tail}"),
             _ => String::new(),
         }
@@ -152,7 +152,7 @@ async fn forward_stderr(name: String, stderr: ChildStderr) -> String {
 }
 
 /// The deadline for a process to exit by itself.
-const END_MAX: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The lines of standard error that an error quotes, and the length to which each is truncated.
 const LAST_LINES: usize = 6;
@@ -176,8 +176,8 @@ mod tests {
     #[tokio::test]
     async fn lines_come_one_by_one() {
         let mut process = process("echo 1; echo 2; exec sleep 60");
-        assert_eq!(process.line::<u32>(LONG).await.unwrap(), 1);
-        assert_eq!(process.line::<u32>(LONG).await.unwrap(), 2);
+        assert_eq!(process.line::<u32>(TIMEOUT).await.unwrap(), 1);
+        assert_eq!(process.line::<u32>(TIMEOUT).await.unwrap(), 2);
         process.end().await;
     }
 
@@ -185,14 +185,14 @@ mod tests {
     async fn failures_name_the_process_and_the_reason() {
         let silent = failure("exec sleep 60", Duration::from_millis(20)).await;
         assert!(silent.contains("test printed nothing for 20ms and was killed"), "{silent}");
-        let ended = failure("printf 'no memory\n\nStack backtrace:\n 0: main\n' >&2; exit 3", LONG).await;
+        let ended = failure("printf 'no memory\n\nStack backtrace:\n 0: main\n' >&2; exit 3", TIMEOUT).await;
         assert!(
             ended.contains("test ended early, with exit status: 3; its standard error ended with: no memory"),
             "{ended}"
         );
-        let garbage = failure("echo hello; exec sleep 60", LONG).await;
+        let garbage = failure("echo hello; exec sleep 60", TIMEOUT).await;
         assert!(garbage.contains("it sent \"hello\""), "{garbage}");
     }
 
-    const LONG: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 }

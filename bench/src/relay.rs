@@ -25,7 +25,7 @@ use tensor_relay_server::{CodecChoice, CodecId, Config, Server};
 use ticket_file::TicketFile;
 
 /// The deadline of a round, after which the server fails.
-const ROUND_MAX: Duration = Duration::from_secs(600);
+const ROUND_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The options of the server's payload.
 #[derive(Debug, Clone, clap::Args)]
@@ -102,10 +102,10 @@ async fn rounds(
     let mut current = first;
     for round in 0.. {
         let next = publisher.publish(server, round + 1).await?;
-        let (begun, looks) = (Begun::now(), server.stats().encoder.looks);
-        let committed = current.publication.committed(1, ROUND_MAX).await;
-        ensure!(committed, "no receiver finished round {round} within {} s", ROUND_MAX.as_secs());
-        let more = Cells::of([("looks", (server.stats().encoder.looks - looks) as f64)]);
+        let (begun, estimates) = (Begun::now(), server.stats().encoder.estimates);
+        let committed = current.publication.committed(1, ROUND_TIMEOUT).await;
+        ensure!(committed, "no receiver finished round {round} within {} s", ROUND_TIMEOUT.as_secs());
+        let more = Cells::of([("looks", (server.stats().encoder.estimates - estimates) as f64)]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;
         std::mem::replace(&mut current, next).withdraw();
     }

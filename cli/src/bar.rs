@@ -9,10 +9,10 @@ use std::{
 use tensor_relay_client::Progress;
 
 /// The refresh interval.
-pub(crate) const TICK: Duration = Duration::from_millis(50);
+pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The shortest time over which a rate is shown.
-const RATE_AFTER: Duration = Duration::from_millis(100);
+const RATE_MIN_PERIOD: Duration = Duration::from_millis(100);
 
 /// A bar on stderr, shown on terminals only: size, rate, time left. It clears itself between versions.
 pub(crate) struct Bar {
@@ -73,7 +73,7 @@ fn style() -> ProgressStyle {
         })
         .with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
             let _ = match state.elapsed() {
-                early if early < RATE_AFTER => write!(out, "…"),
+                early if early < RATE_MIN_PERIOD => write!(out, "…"),
                 elapsed => write!(out, "{}", units::rate(state.pos(), elapsed)),
             };
         })
@@ -89,7 +89,7 @@ pub(crate) async fn while_running<T>(
     work: impl Future<Output = T>,
 ) -> T {
     tokio::pin!(work);
-    let mut tick = tokio::time::interval(TICK);
+    let mut tick = tokio::time::interval(REFRESH_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     let began = Instant::now();
     loop {
@@ -98,7 +98,7 @@ pub(crate) async fn while_running<T>(
                 bar.clear();
                 return result;
             }
-            _ = tick.tick() => if began.elapsed() >= TICK { bar.show(progress()) },
+            _ = tick.tick() => if began.elapsed() >= REFRESH_INTERVAL { bar.show(progress()) },
         }
     }
 }

@@ -12,7 +12,7 @@ pub(crate) fn as_object(stats: &CodecStats, time_key: &str) -> Value {
             "payload_bytes": count.raw_bytes,
             "wire_bytes": count.wire_bytes,
             "ratio": count.ratio(),
-            time_key: count.worked.as_secs_f64(),
+            time_key: count.worker_time.as_secs_f64(),
         });
         (codec.name().to_owned(), counters)
     });

@@ -18,10 +18,10 @@ use std::time::Duration;
 use tensor_relay_bench::program::Program;
 
 /// The minimum size of the model: the small tensors do not fit into less.
-const SIZE_MIN: u64 = 1 << 20;
+const SIZE_MIN_BYTES: u64 = 1 << 20;
 
 pub(crate) async fn run(args: DemoArgs, program: &Program) -> anyhow::Result<Exit> {
-    if args.size < SIZE_MIN {
+    if args.size < SIZE_MIN_BYTES {
         anyhow::bail!(crate::exit::UsageError("--size must be at least 1MiB".into()));
     }
     let mut signals = Signals::listen()?;

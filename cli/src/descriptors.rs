@@ -6,16 +6,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tensor_relay_client::Lanes;
 
 /// The descriptors that every command opens after its start: those of the runtime and of signals, and a file to read.
-const RUNTIME: u64 = 12;
+const RUNTIME_DESCRIPTORS: u64 = 12;
 
 /// The descriptors of a lane: a socket, and the runtime of its thread.
-const LANE: u64 = 6;
+const LANE_DESCRIPTORS: u64 = 6;
 
 /// The further descriptors of a server or a subscriber: files, folders, and sockets that determine local addresses.
-const FILES: u64 = 12;
+const FILE_DESCRIPTORS: u64 = 12;
 
 /// The descriptors of an admin port: its runtime, its listener, and a few connections.
-const ADMIN: u64 = 8;
+const ADMIN_DESCRIPTORS: u64 = 8;
 
 /// The highest limit that is requested. The maximum of a container may be a billion, but programs run by `--exec`
 /// inherit the limit, and some programs close every descriptor below it one by one.
@@ -58,22 +58,26 @@ fn needed(command: &Command) -> u64 {
         Lanes::Fixed(lanes) => u64::from(lanes),
         _ => 1,
     };
-    RUNTIME
+    RUNTIME_DESCRIPTORS
         + match command {
-            Command::Serve(args) => LANE + FILES + admin(args.admin.is_wanted(true)),
-            Command::Subscribe(args) => lanes(args.lanes) * LANE + FILES + admin(args.admin.is_wanted(false)),
-            Command::Publish(_) | Command::List(_) | Command::Demo(_) | Command::Bench(_) => LANE + FILES,
+            Command::Serve(args) => LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.admin.is_wanted(true)),
+            Command::Subscribe(args) => {
+                lanes(args.lanes) * LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.admin.is_wanted(false))
+            }
+            Command::Publish(_) | Command::List(_) | Command::Demo(_) | Command::Bench(_) => {
+                LANE_DESCRIPTORS + FILE_DESCRIPTORS
+            }
             _ => 0,
         }
 }
 
 /// The limit that a server needs to start.
 pub(crate) fn needed_to_serve() -> u64 {
-    RUNTIME + LANE + FILES + ADMIN + open_now()
+    RUNTIME_DESCRIPTORS + LANE_DESCRIPTORS + FILE_DESCRIPTORS + ADMIN_DESCRIPTORS + open_now()
 }
 
 fn admin(is_wanted: bool) -> u64 {
-    if is_wanted { ADMIN } else { 0 }
+    if is_wanted { ADMIN_DESCRIPTORS } else { 0 }
 }
 
 /// The number of open descriptors. Without /proc: the three standard streams.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 /// The first wait, in milliseconds: after a short outage the server is found again at once.
-const FIRST_MS: u64 = 100;
+const DELAY_MIN_MS: u64 = 100;
 
 /// The longest wait, in milliseconds: a server that returns is noticed within seconds.
-const LONGEST_MS: u64 = 5_000;
+const DELAY_MAX_MS: u64 = 5_000;
 
 /// The waits between attempts to reach a server.
 #[derive(Debug)]
@@ -16,14 +16,14 @@ pub(crate) struct Backoff {
 
 impl Backoff {
     pub(crate) fn new() -> Self {
-        Self { next_ms: FIRST_MS }
+        Self { next_ms: DELAY_MIN_MS }
     }
 
     /// The next wait. `chance` in 0..=1 spreads the wait over its upper half, so that many clients of one server do not
     /// all come back at the same moment.
     pub(crate) fn next(&mut self, chance: f64) -> Duration {
         let wait_ms = self.next_ms;
-        self.next_ms = (wait_ms * 2).min(LONGEST_MS);
+        self.next_ms = (wait_ms * 2).min(DELAY_MAX_MS);
         Duration::from_millis(wait_ms).mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
     }
 }

@@ -155,7 +155,7 @@ impl Base {
         self.offered = None;
         let had_one = self.copy.take().is_some();
         if let Some(memory) = self.memory.clone().filter(|_| had_one) {
-            self.workers.begin(move || memory.release_cached());
+            self.workers.spawn(move || memory.release_cached());
         }
     }
 

@@ -27,7 +27,7 @@ use tokio::{
 };
 
 /// The deadline of a probe: somewhat longer than the server's.
-const PROBE_MAX: Duration = Duration::from_secs(12);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// A session with one server. Dropping it ends its subscriptions and the connection.
 ///
@@ -77,7 +77,10 @@ impl Client {
         config: Config,
     ) -> Result<Self, ClientError> {
         let config = config.within_reason();
-        let mut connector = connector.clone().at(&config.lane_addresses).with_transport(config.transport);
+        let mut connector = connector
+            .clone()
+            .with_local_addresses(&config.lane_addresses)
+            .with_transport(config.transport);
         if let Some(identity) = &config.identity {
             connector = connector.with_identity(Arc::clone(identity));
         }
@@ -178,11 +181,11 @@ impl Client {
         }
         let (reply, answer) = oneshot::channel();
         self.command(Command::Probe(bytes, reply))?;
-        match tokio::time::timeout(PROBE_MAX, answer).await {
+        match tokio::time::timeout(PROBE_TIMEOUT, answer).await {
             Ok(Ok(Ok(result))) => Ok((result.bytes == u64::from(bytes.get())).then_some(result)),
             Ok(Ok(Err(error))) => Err(error.into()),
             Ok(Err(_)) => Err(self.ended_error()),
-            Err(_) => Err(ClientError::NoAnswer { timeout_ms: PROBE_MAX.as_millis() }),
+            Err(_) => Err(ClientError::NoAnswer { timeout_ms: PROBE_TIMEOUT.as_millis() }),
         }
     }
 

@@ -115,8 +115,8 @@ impl Default for Config {
     }
 }
 
-/// The longest deadline: longer ones would overflow the clock.
-const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
+/// The longest timeout: longer ones would overflow the clock.
+const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
     /// Whether a delta codec is enabled.
@@ -130,11 +130,11 @@ impl Config {
             // Deltas are not offered if they cannot be applied.
             codecs: if self.base_bytes == 0 { self.codecs.without_bases() } else { self.codecs },
             credit_chunks: self.credit_chunks.clamp(1, Credit::MAX),
-            topic_timeout: self.topic_timeout.min(DEADLINE_MAX),
-            stall_timeout: self.stall_timeout.min(DEADLINE_MAX),
-            reconnect_timeout: self.reconnect_timeout.min(DEADLINE_MAX),
+            topic_timeout: self.topic_timeout.min(TIMEOUT_MAX),
+            stall_timeout: self.stall_timeout.min(TIMEOUT_MAX),
+            reconnect_timeout: self.reconnect_timeout.min(TIMEOUT_MAX),
             versions_held_max: self.versions_held_max.max(1),
-            hold_timeout: self.hold_timeout.min(DEADLINE_MAX),
+            hold_timeout: self.hold_timeout.min(TIMEOUT_MAX),
             ..self
         }
     }

@@ -30,7 +30,7 @@ use tensor_relay_transport::{
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 /// The deadline for decoding completely received chunks after the connection is lost.
-const FINISH: Duration = Duration::from_secs(1);
+const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection whose `Hello` was answered.
 #[derive(Debug)]
@@ -175,7 +175,7 @@ impl Connection {
         place: Place,
         ingress: &Ingress,
     ) -> AbortHandle {
-        let ingress = ingress.clone().counting(&place.tally);
+        let ingress = ingress.clone().with_tally(&place.tally);
         let (lane, verified_bytes) = (stream.lane().clone(), self.lanes.verified_bytes());
         let alive = lane.clone(); // The thread of a lane lives as long as a clone of it.
         // Boxed: spawning moves a future several times, and this one has kilobytes.
@@ -206,7 +206,7 @@ impl Connection {
                 events.push(event.unwrap_or_else(aborted));
             }
         };
-        let _ = tokio::time::timeout(FINISH, finish).await;
+        let _ = tokio::time::timeout(DECODE_TIMEOUT, finish).await;
         self.tasks.shutdown().await;
         events
     }
@@ -243,7 +243,7 @@ async fn finish_chunk(
     place: &Place,
 ) -> Result<Verified, ReceiveError> {
     let taken = place.base.as_ref().and_then(|base| base.take(header.base.is_some()));
-    let finished = ingress.settle_chunk(gathered, place.dtype, &*place.sink, taken).await;
+    let finished = ingress.finish_chunk(gathered, place.dtype, &*place.sink, taken).await;
     let (verified, taken) = finished?;
     if let (Some(base), Some(taken)) = (&place.base, taken) {
         base.put(taken);

@@ -9,7 +9,7 @@ pub(crate) use contents::Body;
 pub use contents::FilesError;
 pub(crate) use leftovers::sweep;
 
-use crate::{SaveError, Snapshot, save::READABLE, temporary, whole_file::replace_file};
+use crate::{SaveError, Snapshot, save::READABLE_MODE, temporary, whole_file::replace_file};
 use contents::Contents;
 use std::path::{Path, PathBuf};
 use tensor_relay_protocol::VersionId;
@@ -94,7 +94,7 @@ impl Mirror {
 fn write(path: &Path, contents: &Contents) -> Result<(), SaveError> {
     match contents {
         Contents::File(body) => {
-            let replaced = replace_file(path, READABLE, |file| body.write(file));
+            let replaced = replace_file(path, READABLE_MODE, |file| body.write(file));
             replaced.map_err(|source| SaveError::Io { path: path.into(), source })
         }
         Contents::Folder(files) => folder::replace_folder(path, files),

@@ -4,10 +4,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The period of one measurement during a large version.
-const MEASURE: Duration = Duration::from_secs(1);
+const MEASUREMENT_PERIOD: Duration = Duration::from_secs(1);
 
 /// The unmeasured time for a connection to get up to speed.
-const WARM_UP: Duration = Duration::from_millis(500);
+const WARM_UP_PERIOD: Duration = Duration::from_millis(500);
 
 /// The bytes received until one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(crate) struct Measurement {
 
 impl Measurement {
     pub(crate) fn new() -> Self {
-        Self { warm_up: WARM_UP, measured: Duration::ZERO, bytes: 0 }
+        Self { warm_up: WARM_UP_PERIOD, measured: Duration::ZERO, bytes: 0 }
     }
 
     /// A measurement without a warm-up, for a connection that is at speed already.
@@ -72,6 +72,6 @@ impl Measurement {
         }
         self.measured += step.passed;
         self.bytes += step.bytes;
-        (self.measured >= MEASURE).then(|| self.bytes as f64 / self.measured.as_secs_f64())
+        (self.measured >= MEASUREMENT_PERIOD).then(|| self.bytes as f64 / self.measured.as_secs_f64())
     }
 }

@@ -27,7 +27,7 @@ pub struct Request {
 }
 
 /// The default window: versions received ahead of a user in mode `every`, the one being processed included.
-const WINDOW: u32 = 3;
+const WINDOW_VERSIONS: u32 = 3;
 
 impl Request {
     /// Requests the newest version each time; older versions are skipped and counted.
@@ -67,7 +67,7 @@ impl Request {
             mode,
             start,
             selection: vec![],
-            window: WINDOW,
+            window: WINDOW_VERSIONS,
             reader,
             keep_place: false,
             preempt: false,

@@ -12,7 +12,7 @@ use std::{
 use tensor_relay_protocol::{Tensor, Topic, VersionId, files::FileForm, safetensors::SafetensorsError};
 
 /// The mode of saved files, before the umask.
-pub(crate) const READABLE: u32 = 0o666;
+pub(crate) const READABLE_MODE: u32 = 0o666;
 
 /// Why a snapshot was not saved. No half-written file is left behind.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ impl Snapshot {
         self.must_be_on_host()?;
         let tensors = self.model_tensors()?;
         let body = Body::safetensors(self, &tensors)?;
-        replace_file(path, READABLE, |file| body.write(file))
+        replace_file(path, READABLE_MODE, |file| body.write(file))
             .map_err(|source| SaveError::Io { path: path.into(), source })
     }
 

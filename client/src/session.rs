@@ -278,7 +278,7 @@ impl Session {
                 let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
                 match manifest {
                     // The server gave the version up; its `Abort` is on the way.
-                    Err(ReceiveManifestError::Lane(LaneError::StreamGivenUp)) => {
+                    Err(ReceiveManifestError::Lane(LaneError::StreamAborted)) => {
                         reception.machine.handle_manifest_lost();
                     }
                     manifest => reception.machine.handle_manifest(manifest?)?,
@@ -439,7 +439,7 @@ impl Session {
             // The server gave the version up, and its `Abort` is on the way; or the lane has ended.
             Err(ReceiveError::Lane(error)) => match connection.control().ended() {
                 // The control stream has ended, and the connection with it: its error counts, not this lane's.
-                Some(ended) if error != LaneError::StreamGivenUp => return Err(ended.into()),
+                Some(ended) if error != LaneError::StreamAborted => return Err(ended.into()),
                 _ => reception.machine.handle_lost(token),
             },
             Err(error) => reception.handle_failed(token, error),

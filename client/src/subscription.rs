@@ -30,7 +30,7 @@ pub struct Subscription {
 }
 
 /// The minimum time to wait for an answer to `List`.
-const ANSWER_MIN: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// The timeouts of a subscription, and its limit of held snapshots.
 #[derive(Debug, Clone, Copy)]
@@ -149,7 +149,7 @@ impl Subscription {
     async fn listed(&self) -> Option<Option<VersionId>> {
         let (reply, answer) = oneshot::channel();
         let _ = self.handle.commands.send(Command::List(reply)); // An ended session drops the request.
-        let topics = tokio::time::timeout(self.limits.topic_timeout.max(ANSWER_MIN), answer)
+        let topics = tokio::time::timeout(self.limits.topic_timeout.max(ANSWER_TIMEOUT_MIN), answer)
             .await
             .ok()?
             .ok()?;

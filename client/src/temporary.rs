@@ -16,7 +16,7 @@ use tempfile::Builder;
 pub(crate) const NAME: (&str, &str) = (".tensor-relay.", ".part");
 
 /// The number of retries when other processes delete the file before it is locked.
-const TRIES: usize = 16;
+const ATTEMPTS_MAX: usize = 16;
 
 /// The prefix of names that processes made since this kernel booted. Without a boot id, the common prefix.
 static PREFIX: LazyLock<String> = LazyLock::new(|| {
@@ -48,7 +48,7 @@ pub(crate) fn is_of_this_kernel(name: &str) -> bool {
 
 /// Repeats `make`, which creates and locks a file, while it returns `None` because the file was deleted in between.
 pub(crate) fn claim<T>(make: impl Fn() -> io::Result<Option<T>>) -> io::Result<T> {
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS_MAX {
         if let Some(made) = make()? {
             return Ok(made);
         }

@@ -9,24 +9,24 @@ use tokio::time::Instant;
 const SPEEDUP_MIN: f64 = 1.1;
 
 /// The fraction of its usual rate below which a path counts as changed.
-const COLLAPSED: f64 = 0.5;
+const COLLAPSED_FRACTION: f64 = 0.5;
 
 /// The number of consecutive measurements below that fraction that count as a change.
-const COLLAPSED_TIMES: u32 = 2;
+const COLLAPSED_MEASUREMENTS: u32 = 2;
 
 /// The time with large versions before TCP is tried on a path on which the race chose QUIC: a long path, which may be
 /// free of loss.
-const FIRST_TRIAL_OF_TCP: Duration = Duration::from_secs(2);
+const FIRST_TCP_TRIAL_DELAY: Duration = Duration::from_secs(2);
 
 /// The time with large versions before QUIC is tried on a path on which the race chose TCP: a short path, which is
 /// seldom lossy.
-const FIRST_TRIAL_OF_QUIC: Duration = Duration::from_secs(20);
+const FIRST_QUIC_TRIAL_DELAY: Duration = Duration::from_secs(20);
 
 /// The growth of the time between trials, since most paths stay as they are.
-const PAUSE_GROWTH: u32 = 4;
+const TRIAL_INTERVAL_GROWTH: u32 = 4;
 
 /// The longest time with large versions between trials.
-const PAUSE_MAX: Duration = Duration::from_secs(3_600);
+const TRIAL_INTERVAL_MAX: Duration = Duration::from_secs(3_600);
 
 /// Decides between the two transports of a session: measures the current one, tries the other one from time to time and
 /// when the rate collapses, and stays with the faster one.
@@ -70,8 +70,8 @@ impl TransportTrial {
     /// Starts with the transport that the race chose.
     pub(crate) fn new(kind: LaneKind) -> Self {
         let first = match kind {
-            LaneKind::Quic => FIRST_TRIAL_OF_TCP,
-            LaneKind::Tcp => FIRST_TRIAL_OF_QUIC,
+            LaneKind::Quic => FIRST_TCP_TRIAL_DELAY,
+            LaneKind::Tcp => FIRST_QUIC_TRIAL_DELAY,
         };
         Self {
             kind,
@@ -79,7 +79,7 @@ impl TransportTrial {
             steps: Steps::default(),
             measurement: Measurement::new(),
             due: first,
-            pause: first * PAUSE_GROWTH,
+            pause: first * TRIAL_INTERVAL_GROWTH,
         }
     }
 
@@ -113,10 +113,10 @@ impl TransportTrial {
         match self.stage {
             Stage::Steady { usual, collapsed } => {
                 // Without any bytes the path itself is interrupted, for either transport.
-                let has_collapsed = rate > 0.0 && rate < usual * COLLAPSED;
+                let has_collapsed = rate > 0.0 && rate < usual * COLLAPSED_FRACTION;
                 let collapsed = if has_collapsed { collapsed + 1 } else { 0 };
                 self.stage = Stage::Steady { usual: usual.max(rate), collapsed };
-                let is_due = self.due.is_zero() && rate > 0.0 || collapsed == COLLAPSED_TIMES;
+                let is_due = self.due.is_zero() && rate > 0.0 || collapsed == COLLAPSED_MEASUREMENTS;
                 is_due.then(|| self.try_other(rate))
             }
             Stage::Trying { incumbent, .. } => {
@@ -135,7 +135,7 @@ impl TransportTrial {
     fn end_trial(&mut self) {
         self.stage = STEADY;
         self.due = self.pause;
-        self.pause = (self.pause * PAUSE_GROWTH).min(PAUSE_MAX);
+        self.pause = (self.pause * TRIAL_INTERVAL_GROWTH).min(TRIAL_INTERVAL_MAX);
     }
 }
 

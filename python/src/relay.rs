@@ -328,7 +328,7 @@ impl Relay {
             return Ok(());
         }
         let has_completed = exception.iter().all(|part| part.is_none());
-        self.close(py, CLOSE_GRACE.as_secs_f64(), has_completed).map(drop)
+        self.close(py, CLOSE_GRACE_PERIOD.as_secs_f64(), has_completed).map(drop)
     }
 
     fn __repr__(&self) -> String {
@@ -337,7 +337,7 @@ impl Relay {
 }
 
 /// The time for transfers to finish when a `with` block ends.
-const CLOSE_GRACE: Duration = Duration::from_secs(8);
+const CLOSE_GRACE_PERIOD: Duration = Duration::from_secs(8);
 
 impl Relay {
     pub(crate) fn new(

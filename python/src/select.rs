@@ -13,7 +13,7 @@ pub(crate) struct Select {
 }
 
 /// The number of tensor names that a message gives as examples.
-const EXAMPLES: usize = 3;
+const EXAMPLES_MAX: usize = 3;
 
 impl Select {
     /// Parses a user's `select=`: one pattern, or several.
@@ -46,7 +46,8 @@ impl Select {
             return Ok(());
         }
         if !self.patterns.iter().any(|pattern| has_match(&pattern)) {
-            let examples: Vec<_> = tensors.iter().take(EXAMPLES).map(|tensor| tensor.name.as_str()).collect();
+            let examples: Vec<_> =
+                tensors.iter().take(EXAMPLES_MAX).map(|tensor| tensor.name.as_str()).collect();
             return Err(format!(
                 "select={:?} matches none of the {} tensors of {id}, which are called e.g. {}: correct the patterns (`*` and `?` \
                  stop at `/`, `**` crosses it)",

@@ -275,7 +275,7 @@ impl Snapshot {
                 chunks: count.chunks,
                 raw_bytes: count.raw_bytes,
                 wire_bytes: count.wire_bytes,
-                decode_s: count.worked.as_secs_f64(),
+                decode_s: count.worker_time.as_secs_f64(),
             };
             by_name.set_item(codec.name(), Py::new(py, count)?)?;
         }

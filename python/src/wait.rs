@@ -10,8 +10,8 @@ use std::{
 /// The maximum delay of Ctrl-C: the interval at which signals are checked. It does not delay results.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The longest deadline: longer ones would overflow the clock.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
+/// The longest timeout: longer ones would overflow the clock.
+const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 /// Runs `future` to its end on this thread, while the runtime's thread serves the network. Other Python threads run
 /// meanwhile.
@@ -68,7 +68,7 @@ pub(crate) fn seconds(name: &str, seconds: Option<f64>) -> PyResult<Option<Durat
     match seconds {
         None => Ok(None),
         Some(f64::INFINITY) => Ok(None),
-        Some(seconds) if seconds > LONGEST.as_secs_f64() => Ok(Some(LONGEST)),
+        Some(seconds) if seconds > TIMEOUT_MAX.as_secs_f64() => Ok(Some(TIMEOUT_MAX)),
         Some(seconds) => match Duration::try_from_secs_f64(seconds) {
             Ok(duration) => Ok(Some(duration)),
             Err(_) => {
@@ -78,12 +78,12 @@ pub(crate) fn seconds(name: &str, seconds: Option<f64>) -> PyResult<Option<Durat
     }
 }
 
-/// As [`seconds`], where a deadline is required: infinity becomes [`LONGEST`].
+/// As [`seconds`], where a deadline is required: infinity becomes [`TIMEOUT_MAX`].
 ///
 /// # Errors
 /// `ValueError` for a negative number or NaN.
 pub(crate) fn finite_seconds(name: &str, value: f64) -> PyResult<Duration> {
-    Ok(seconds(name, Some(value))?.unwrap_or(LONGEST))
+    Ok(seconds(name, Some(value))?.unwrap_or(TIMEOUT_MAX))
 }
 
 /// The end of `timeout` from now; `None` for no deadline.

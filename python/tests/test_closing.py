@@ -17,7 +17,7 @@ import numpy, tensor_relay
 faulthandler.dump_traceback_later(50, exit=True)
 relay = tensor_relay.serve("127.0.0.1:0", state_dir=sys.argv[1])
 client = tensor_relay.connect(relay.ticket, topic_timeout=600)
-PAUSE_S = 0.3
+PAUSE_DURATION_S = 0.3
 
 def outcome(call):
     try:
@@ -29,14 +29,14 @@ def in_thread(wait, close):
     ended = []
     waiting = threading.Thread(target=lambda: ended.append(outcome(wait)))
     waiting.start()
-    time.sleep(PAUSE_S)
+    time.sleep(PAUSE_DURATION_S)
     close()
     waiting.join()
     return ended[0]
 
 def in_handler(wait, close):
     signal.signal(signal.SIGALRM, lambda *_: close())
-    signal.setitimer(signal.ITIMER_REAL, PAUSE_S)
+    signal.setitimer(signal.ITIMER_REAL, PAUSE_DURATION_S)
     return outcome(wait)
 """
 
@@ -79,7 +79,7 @@ async def close():
         subscription = client.subscribe("t"{out})
         waiting = [asyncio.create_task(iterate(subscription)) for _ in range(waits)]
         called = asyncio.ensure_future(subscription.next_async())
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(PAUSE_DURATION_S)
         subscription.acknowledge()
         subscription.close()
         print(*await asyncio.gather(*waiting))
@@ -101,12 +101,12 @@ class Owner:
 async def collect():
     subscription = client.subscribe("t")
     waiting = asyncio.ensure_future(subscription.next_async())
-    await asyncio.sleep(PAUSE_S)
+    await asyncio.sleep(PAUSE_DURATION_S)
     del subscription
     gc.collect()
     owner = Owner()
     closed = asyncio.ensure_future(owner.subscription.next_async())
-    await asyncio.sleep(PAUSE_S)
+    await asyncio.sleep(PAUSE_DURATION_S)
     del owner
     gc.collect()
     print(type((await asyncio.gather(closed, return_exceptions=True))[0]).__name__)

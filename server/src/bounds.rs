@@ -163,7 +163,7 @@ impl Config {
             ),
             bound(
                 "unread messages of a subscription",
-                Amount::Count(Inbox::BOUND as u64),
+                Amount::Count(Inbox::CAPACITY as u64),
                 0,
                 "beyond, the client's control stream is not read",
             ),

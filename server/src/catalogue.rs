@@ -19,7 +19,7 @@ use tensor_relay_transport::CodecStats;
 use tokio::sync::{broadcast, watch};
 
 /// The number of new topics queued for a slow watch. A watch that missed some scans all topics again.
-const APPEARANCES: usize = 1024;
+const APPEARANCES_MAX: usize = 1024;
 
 /// All topics of a server.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Catalogue {
     pub(crate) fn new(linger: Duration, bases: Arc<Bases>) -> Self {
         Self {
             topics: Mutex::default(),
-            appeared: broadcast::Sender::new(APPEARANCES),
+            appeared: broadcast::Sender::new(APPEARANCES_MAX),
             linger,
             bases,
             published_before: AtomicU64::new(0),

@@ -84,16 +84,16 @@ impl Default for Config {
     }
 }
 
-/// The longest deadline: longer ones would overflow the clock.
-pub(crate) const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
+/// The longest timeout: longer ones would overflow the clock.
+pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
     /// The configuration clamped to valid values.
     pub(crate) fn clamped(self) -> Self {
         Self {
             chunks_in_flight: self.chunks_in_flight.max(1),
-            stall_timeout: self.stall_timeout.min(DEADLINE_MAX),
-            reader_linger: self.reader_linger.min(DEADLINE_MAX),
+            stall_timeout: self.stall_timeout.min(TIMEOUT_MAX),
+            reader_linger: self.reader_linger.min(TIMEOUT_MAX),
             ..self
         }
     }

@@ -85,10 +85,10 @@ const BLOCK_MIN_BYTES: u64 = 32 << 20;
 
 /// The minimum ratio of a block to the bytes in flight when it begins: until those are delivered, and after the next
 /// block begins, chunks of different levels share the processors, and nothing is measured.
-const BLOCK_BY_IN_FLIGHT: u64 = 4;
+const IN_FLIGHT_RATIO_MIN: u64 = 4;
 
 /// The minimum duration of a block, at the rate of the previous one: less would measure the scheduler.
-const BLOCK_MIN: Duration = Duration::from_millis(10);
+const BLOCK_DURATION_MIN: Duration = Duration::from_millis(10);
 
 /// The minimum of measured bytes: a block with fewer does not count.
 const MEASURED_MIN_BYTES: u64 = 8 << 20;
@@ -104,13 +104,13 @@ const DROPPED_FROM: [f64; 6] = [1.35, 1.2, 1.15, 1.1, 1.07, 1.05];
 const ADVANTAGE_MIN: f64 = 1.03;
 
 /// The factor, up or down, by which the rate must change to start another trial, and for how many consecutive blocks.
-const STRAYED: f64 = 1.5;
+const STRAYED_FACTOR: f64 = 1.5;
 const STRAYED_BLOCKS: u32 = 3;
 
 /// The number of blocks between two trials: the first minimum; and without a change the first value and the maximum.
-const REST_MIN: u32 = 4;
-const REST: u32 = 256;
-const REST_MAX: u32 = 4096;
+const REST_MIN_BLOCKS: u32 = 4;
+const REST_BLOCKS: u32 = 256;
+const REST_MAX_BLOCKS: u32 = 4096;
 
 impl Default for EffortTrial {
     fn default() -> Self {
@@ -121,7 +121,13 @@ impl Default for EffortTrial {
             measured: Measurement::default(),
             in_flight_bytes: 0,
             older_in_flight_bytes: 0,
-            standing: Standing { bytes_per_s: 0.0, strayed: 0, age: 0, rest_min: REST_MIN, rest: REST },
+            standing: Standing {
+                bytes_per_s: 0.0,
+                strayed: 0,
+                age: 0,
+                rest_min: REST_MIN_BLOCKS,
+                rest: REST_BLOCKS,
+            },
         };
         trial.begin(Effort::default());
         trial
@@ -186,8 +192,8 @@ impl EffortTrial {
         candidate.assigned += 1;
         let effort = candidate.effort;
         self.older_in_flight_bytes += std::mem::take(&mut self.in_flight_bytes);
-        let long_bytes = (rate * BLOCK_MIN.as_secs_f64()) as u64;
-        let clear_bytes = BLOCK_BY_IN_FLIGHT * self.older_in_flight_bytes;
+        let long_bytes = (rate * BLOCK_DURATION_MIN.as_secs_f64()) as u64;
+        let clear_bytes = IN_FLIGHT_RATIO_MIN * self.older_in_flight_bytes;
         let left_bytes = BLOCK_MIN_BYTES.max(long_bytes).max(clear_bytes);
         self.block = Block { number: self.block.number + 1, effort, left_bytes };
     }
@@ -241,7 +247,9 @@ impl EffortTrial {
     fn handle_settled_block(&mut self, bytes_per_s: f64) {
         let standing = &mut self.standing;
         standing.age += 1;
-        if (standing.bytes_per_s / STRAYED..=standing.bytes_per_s * STRAYED).contains(&bytes_per_s) {
+        if (standing.bytes_per_s / STRAYED_FACTOR..=standing.bytes_per_s * STRAYED_FACTOR)
+            .contains(&bytes_per_s)
+        {
             standing.bytes_per_s += (bytes_per_s - standing.bytes_per_s) / 8.0;
             standing.strayed = 0;
         } else {
@@ -250,8 +258,8 @@ impl EffortTrial {
         let has_strayed = standing.strayed >= STRAYED_BLOCKS && standing.age >= standing.rest_min;
         if has_strayed || standing.age >= standing.rest {
             (standing.rest_min, standing.rest) = match has_strayed {
-                true => ((standing.rest_min * 2).min(REST), REST),
-                false => (REST_MIN, (standing.rest * 2).min(REST_MAX)),
+                true => ((standing.rest_min * 2).min(REST_BLOCKS), REST_BLOCKS),
+                false => (REST_MIN_BLOCKS, (standing.rest * 2).min(REST_MAX_BLOCKS)),
             };
             self.begin(self.candidates[0].effort);
         }

@@ -33,7 +33,7 @@ pub(crate) struct Inboxes {
 const SPARE_RUNS: usize = 1_024;
 
 impl Inbox {
-    pub(crate) const BOUND: usize = 16;
+    pub(crate) const CAPACITY: usize = 16;
 
     /// The next message; `Forbid` precedes queued ones. After the session ended, an `Unsubscribe` that keeps the place,
     /// since the client may reconnect.
@@ -63,7 +63,7 @@ impl Inboxes {
         if self.open.len() >= max {
             return Ok(None);
         }
-        let (sender, receiver) = mpsc::channel(Inbox::BOUND);
+        let (sender, receiver) = mpsc::channel(Inbox::CAPACITY);
         let forbidden = Arc::<Notify>::default();
         self.open
             .insert(id, Outbox { messages: sender, forbidden: Arc::clone(&forbidden) });
@@ -141,7 +141,7 @@ mod tests {
     async fn forbid_precedes_queued_messages() {
         let mut inboxes = Inboxes::default();
         let mut inbox = inboxes.open(SubscriptionId(1), 1).unwrap().unwrap();
-        for _ in 0..Inbox::BOUND {
+        for _ in 0..Inbox::CAPACITY {
             inboxes.deliver(SubscriptionId(1), fetch()).await.unwrap();
         }
         inboxes.forbid(SubscriptionId(1));

@@ -166,7 +166,7 @@ pub(crate) async fn serve(
             end
         }
         Err(end) => {
-            lane.settle().await; // Acknowledges the client's messages before the close.
+            lane.flush().await; // Acknowledges the client's messages before the close.
             end
         }
     };
@@ -211,7 +211,7 @@ async fn watch(live: &LiveLane, receiver: &mut control::Receiver<ClientMessage>)
             error = live.lane.closed() => return error.into(),
             message = receiver.next() => return match message {
                 Ok(_) => LaneEnd::SentMessage,
-                Err(ControlError::Lane(LaneError::StreamGivenUp)) => LaneEnd::Retired,
+                Err(ControlError::Lane(LaneError::StreamAborted)) => LaneEnd::Retired,
                 Err(error) => error.into(),
             },
             _ = look.tick() => {

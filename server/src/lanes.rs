@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(set.retire(LaneId(1)), None, "the session has ended");
     }
 
-    const SOON: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     /// The lanes of a session over loopback, with its first lane; and the values that it needs.
     async fn session() -> (Lanes, impl Sized) {
@@ -423,9 +423,9 @@ mod tests {
         let arrival = async { listener.accept().await.unwrap().accept().await.unwrap() };
         let (client, server) = tokio::join!(connector.connect(&hosts, &keys), arrival);
         let client = client.unwrap();
-        let at_client = control::open(&client, SOON).await.unwrap();
+        let at_client = control::open(&client, TIMEOUT).await.unwrap();
         at_client.0.send(ClientMessage::List).await.unwrap(); // The server sees the stream once it carries data.
-        let (sender, receiver) = control::accept(&server, SOON).await.unwrap();
+        let (sender, receiver) = control::accept(&server, TIMEOUT).await.unwrap();
         (Lanes::new(server, sender), (listener, client, at_client, receiver))
     }
 
@@ -434,12 +434,12 @@ mod tests {
         let (lanes, _alive) = session().await;
         let mut joined = lanes.joined();
         let join = |id| lanes.join(LaneId(id), lanes.control().clone(), 2);
-        let (signalled, live) = tokio::join!(timeout(SOON, joined.changed()), async { join(1).unwrap() });
+        let (signalled, live) = tokio::join!(timeout(TIMEOUT, joined.changed()), async { join(1).unwrap() });
         signalled.expect("a lane has joined").unwrap();
         assert_eq!(join(2).unwrap_err(), JoinRefused::Full);
         assert!(!joined.has_changed().unwrap(), "none has joined");
         lanes.retire(LaneId(1)).await.unwrap();
-        timeout(SOON, live.retired()).await.expect("it was retired");
+        timeout(TIMEOUT, live.retired()).await.expect("it was retired");
         assert!(lanes.is_retired(LaneId(1)) && lanes.len() == 1);
         join(2).unwrap();
         assert!(joined.has_changed().unwrap());
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(lanes.least_loaded(), Some(CONTROL), "it waited for longer");
         assert_eq!(lanes.may_join(LaneId(1), 3), Err(JoinRefused::NumberInUse));
         lanes.close();
-        timeout(SOON, live.retired()).await.expect("the session has ended");
+        timeout(TIMEOUT, live.retired()).await.expect("the session has ended");
         assert!(lanes.load(LaneId(1), 1).is_none() && lanes.least_loaded().is_none());
         assert_eq!(lanes.may_join(LaneId(2), 3), Err(JoinRefused::Ended));
     }

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::retention::Retention;
 
-    const LINGER: Duration = Duration::from_secs(30);
+    const LINGER_DURATION: Duration = Duration::from_secs(30);
 
     fn name(name: &str) -> PlaceName {
         PlaceName { owner: "a".into(), name: ReaderName::new(name).unwrap() }
@@ -138,15 +138,15 @@ mod tests {
         let oldest = retention.oldest();
         let (reader, first) = places.claim(&name("a"), || retention.join(oldest));
         assert_eq!(places.lose(&name("a"), first, now), None);
-        assert_eq!(places.next_expiry(LINGER), Some(now + LINGER));
-        assert_eq!(places.expire(now + LINGER / 2, LINGER), []);
+        assert_eq!(places.next_expiry(LINGER_DURATION), Some(now + LINGER_DURATION));
+        assert_eq!(places.expire(now + LINGER_DURATION / 2, LINGER_DURATION), []);
         let (again, second) = places.claim(&name("a"), || retention.join(oldest));
         assert_eq!(again, reader);
-        assert_eq!(places.expire(now + LINGER * 2, LINGER), [], "it is held again");
+        assert_eq!(places.expire(now + LINGER_DURATION * 2, LINGER_DURATION), [], "it is held again");
         assert_eq!(places.lose(&name("a"), first, now), None, "the first holder has nothing to lose");
         assert!(places.is_held_by(&name("a"), second) && !places.is_held_by(&name("a"), first));
         places.lose(&name("a"), second, now);
-        assert_eq!(places.expire(now + LINGER, LINGER), [reader]);
+        assert_eq!(places.expire(now + LINGER_DURATION, LINGER_DURATION), [reader]);
         assert_eq!(places.reader(&name("a")), None);
     }
 

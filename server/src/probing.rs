@@ -17,7 +17,7 @@ use tokio::{task::JoinSet, time::timeout};
 pub(crate) const PROBES_MAX: u64 = 4;
 
 /// The maximum duration of a probe; then its stream is reset, and the client may ask for fewer bytes.
-const PROBE_MAX: Duration = Duration::from_secs(10);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The probes of one session, one at a time. They end with it.
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl Probing {
                 report(&lane)
             };
             // If the lane fails or the client does not read, there is nothing else to do.
-            let _ = timeout(PROBE_MAX, send_probe(&lane, ProbeHeader { probe, bytes }, report)).await;
+            let _ = timeout(PROBE_TIMEOUT, send_probe(&lane, ProbeHeader { probe, bytes }, report)).await;
         });
         Ok(())
     }

@@ -18,10 +18,10 @@ use tensor_relay_protocol::{
 use tokio::{sync::watch, time::Instant};
 
 /// The default time for transfers of a staged version to finish after it left retention.
-const STAGED_RELEASE: Duration = Duration::from_secs(600);
+const STAGED_RELEASE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The default for a borrowed version, whose producer waits to write again.
-const BORROWED_RELEASE: Duration = Duration::from_secs(10);
+const BORROWED_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Publishes versions into one topic. There is one at a time per topic and server.
 ///
@@ -148,7 +148,7 @@ impl Publisher {
         let Publishable { payload, returned } = version.into();
         let id = self.next_id();
         let (committed, watch) = watch::channel(0);
-        let default = if returned.is_some() { BORROWED_RELEASE } else { STAGED_RELEASE };
+        let default = if returned.is_some() { BORROWED_RELEASE_TIMEOUT } else { STAGED_RELEASE_TIMEOUT };
         let TopicOptions { bases, keep, .. } = &self.options;
         let bytes = payload.manifest().payload_bytes();
         let is_ours = returned.is_none() && payload.source().slots().is_none();

@@ -12,7 +12,7 @@ use std::{
 use tokio::time::Instant;
 
 /// The time for which further refusals of one network for one reason are counted but not logged.
-const QUIET: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The maximum number of networks and reasons counted separately. Further ones are counted together.
 const KINDS_MAX: usize = 16;
@@ -45,7 +45,7 @@ impl Refusals {
     /// Counts a refusal. If it is to be logged, returns how many were not logged before it.
     pub(crate) fn note(&self, address: IpAddr, reason: impl Into<Reason>, now: Instant) -> Option<u64> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_quiet = |since: Instant| now.duration_since(since) < QUIET;
+        let is_quiet = |since: Instant| now.duration_since(since) < LOG_INTERVAL;
         let kind = Some((network_of(address), reason.into()));
         if !counts.contains_key(&kind) && counts.len() >= KINDS_MAX {
             counts.retain(|_, (since, _)| is_quiet(*since));
@@ -85,8 +85,8 @@ mod tests {
         assert_eq!(note(other, zero), Some(0));
         assert_eq!(refusals.note(one, &Denied::Expired, now), Some(0), "another reason");
         assert_eq!(refusals.note(one, Reason::NoRoom("no_memory"), now), Some(0), "and another one");
-        assert_eq!(note(one, QUIET), Some(2));
-        assert_eq!(note(one, QUIET), None);
+        assert_eq!(note(one, LOG_INTERVAL), Some(2));
+        assert_eq!(note(one, LOG_INTERVAL), None);
     }
 
     #[test]

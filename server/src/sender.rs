@@ -193,7 +193,7 @@ impl Outgoing {
             in_flight.handle_sent(&self.alike(chunk, encoded, in_flight.effort()));
             let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             for tally in [&*self.tally, &self.shared.tally] {
-                tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.spent);
+                tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
             }
             self.counters.note_sent(raw_bytes, wire_bytes);
             self.shared.chunk_times.note(began.elapsed());

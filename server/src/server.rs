@@ -23,7 +23,7 @@ use tensor_relay_transport::{
 use tokio::task::{JoinHandle, JoinSet};
 
 /// The deadline for sessions to end, and another one for sending the last packets of their lanes.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A running server. Dropping it closes all connections at once; [`shutdown`](Self::shutdown) ends it gracefully.
 #[derive(Debug)]
@@ -160,9 +160,9 @@ impl Server {
         self.shared.draining.send_replace(true);
         let finished = tokio::time::timeout(grace, self.shared.unfinished.none_left()).await.is_ok();
         self.shared.ending.send_replace(true);
-        let _ = tokio::time::timeout(FLUSH, self.shared.sessions.none_left()).await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.shared.sessions.none_left()).await;
         self.listener.close(CloseCode::ShuttingDown);
-        let _ = tokio::time::timeout(FLUSH, self.listener.wait_idle()).await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.listener.wait_idle()).await;
         finished
     }
 }

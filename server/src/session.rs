@@ -148,8 +148,8 @@ async fn end(
     }
     if let Some(code) = error.close_code() {
         match sender {
-            Some(sender) => sender.settle().await,
-            None => lane.settle().await,
+            Some(sender) => sender.flush().await,
+            None => lane.flush().await,
         }
         lane.close(code, &close_text(error));
     }
@@ -243,7 +243,7 @@ async fn is_set(flag: &mut watch::Receiver<bool>) {
 }
 
 /// The time for subscriptions to handle a client's last messages.
-const SUBSCRIPTIONS_END: Duration = Duration::from_secs(1);
+const SUBSCRIPTIONS_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Session {
     async fn run(
@@ -325,14 +325,14 @@ impl Session {
             }
             Ok(())
         };
-        tokio::time::timeout(SUBSCRIPTIONS_END, ended).await.unwrap_or(Ok(()))
+        tokio::time::timeout(SUBSCRIPTIONS_TIMEOUT, ended).await.unwrap_or(Ok(()))
     }
 
     /// Lets subscriptions handle the client's last messages, perhaps a commit, before they end.
     async fn finish_subscriptions(&mut self) {
         self.inboxes.close_all();
         let ended = async { while self.running.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(SUBSCRIPTIONS_END, ended).await;
+        let _ = tokio::time::timeout(SUBSCRIPTIONS_TIMEOUT, ended).await;
     }
 
     /// Handles a message of the client.

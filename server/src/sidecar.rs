@@ -70,7 +70,7 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 const WARNING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause of accepting when the system has no descriptors left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A version published by a producer on the same machine.
 #[derive(Debug, Clone)]
@@ -142,7 +142,7 @@ async fn accept(socket: PublishSocket, context: Arc<PublishContext>) {
             Ok(stream) => stream,
             Err(error) => {
                 tracing::warn!("A sidecar producer could not be accepted: {error}.");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };

@@ -15,7 +15,7 @@ use tensor_relay_protocol::{Topic, Version, VersionId};
 use tensor_relay_transport::{CodecStats, LaneKind, LaneStats};
 
 /// The maximum number of listed subscriptions and lanes: more than a person reads, and few enough for a page.
-const DESCRIBED: usize = 256;
+const DESCRIBED_MAX: usize = 256;
 
 /// Reads the status of a server while it exists, without keeping it alive.
 #[derive(Debug, Clone)]
@@ -167,8 +167,8 @@ impl StatusReader {
     /// The current status; `None` when the server is dropped. Takes a few locks briefly, and time for each topic.
     pub fn read(&self) -> Option<ServerStatus> {
         let shared = self.shared.upgrade()?;
-        let (subscribers_count, subscribers) = shared.subscribers.status(DESCRIBED);
-        let (lanes_count, lanes) = shared.traffic.lanes(DESCRIBED);
+        let (subscribers_count, subscribers) = shared.subscribers.status(DESCRIBED_MAX);
+        let (lanes_count, lanes) = shared.traffic.lanes(DESCRIBED_MAX);
         Some(ServerStatus {
             listen: self.listen,
             uptime: self.began.elapsed(),

@@ -7,7 +7,7 @@ use tensor_relay_transport::{LaneError, control};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
 /// The maximum number of names in a message: even the longest names then fit a frame.
-const PER_MESSAGE: usize = 240;
+const TOPICS_PER_MESSAGE: usize = 240;
 
 /// Sends matching topics that `holder` may list, until the lane ends. A name may be sent twice, but is never missed.
 pub(crate) async fn run(
@@ -22,7 +22,7 @@ pub(crate) async fn run(
     let mut names = catalogue.names();
     loop {
         names.retain(|name| glob.matches(name.as_str()) && holder.may(Verb::List, name));
-        for part in names.chunks(PER_MESSAGE) {
+        for part in names.chunks(TOPICS_PER_MESSAGE) {
             // For each part: rights may change between them.
             let topics: Vec<_> = part.iter().filter(|name| holder.may(Verb::List, name)).cloned().collect();
             if !topics.is_empty() {

@@ -35,9 +35,9 @@ def model_file() -> Path:
 @contextlib.contextmanager
 def serving(program: str, path: Path, home: Path, *more: str):
     """Serves a file or a folder, yields its ticket file, and stops the server gracefully."""
-    words = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={home}/state", f"--topic=minilm={path}"]
-    words += more
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
+    command = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={home}/state"]
+    command += [f"--topic=minilm={path}", *more]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
     try:
         line = server.stdout.readline()
         assert line, f"the server printed nothing and exited with {server.wait(TIMEOUT_S)}"
@@ -51,8 +51,9 @@ def serving(program: str, path: Path, home: Path, *more: str):
 
 def receive(program: str, ticket: str, folder: Path) -> Path:
     """Subscribes once and returns the path of the received file or folder."""
-    words = [program, "subscribe", ticket, "--once", f"--out={folder}", "--json"]
-    result = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True, env=environment())
+    command = [program, "subscribe", ticket, "--once", f"--out={folder}", "--json"]
+    result = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True, env=environment())
     report = json.loads(result.stdout)
     print(f"received {report['tensors']} tensors, {report['payload_bytes']} bytes in {report['duration_s']:.3f} s")
     return Path(report["path"])
@@ -70,9 +71,9 @@ def compare(expected: Path, received: Path) -> None:
         assert sorted(one.keys()) == sorted(other.keys())
         size = 0
         for name in one.keys():
-            tensor, twin = one.get_tensor(name), other.get_tensor(name)
-            assert (tensor.dtype, tensor.shape) == (twin.dtype, twin.shape), name
-            assert tensor.tobytes() == twin.tobytes(), f"the bytes of {name} differ"
+            tensor, other_tensor = one.get_tensor(name), other.get_tensor(name)
+            assert (tensor.dtype, tensor.shape) == (other_tensor.dtype, other_tensor.shape), name
+            assert tensor.tobytes() == other_tensor.tobytes(), f"the bytes of {name} differ"
             size += tensor.nbytes
         assert size > 0.9 * MODEL_BYTES, size
         print(f"compared {len(one.keys())} tensors, {size} bytes: all equal (numpy {numpy.__version__})")
@@ -84,12 +85,12 @@ def shard(model: Path, folder: Path) -> None:
     with safe_open(model, framework="numpy") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}
     names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    places = {tensor: names[index % 2] for index, tensor in enumerate(tensors)}
+    shard_of = {tensor: names[index % 2] for index, tensor in enumerate(tensors)}
     for name in names:
-        part = {tensor: value for tensor, value in tensors.items() if places[tensor] == name}
+        part = {tensor: value for tensor, value in tensors.items() if shard_of[tensor] == name}
         save_file(part, folder / name, metadata={"format": "np"})
     size = sum(value.nbytes for value in tensors.values())
-    index = {"metadata": {"total_size": size}, "weight_map": places}
+    index = {"metadata": {"total_size": size}, "weight_map": shard_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text('{"model_type": "bert"}')
 
@@ -98,14 +99,14 @@ def compare_folders(model: Path, expected: Path, found: Path) -> None:
     """Fails unless a loader that follows the index finds the model in the folder."""
     for name in ["config.json", "model.safetensors.index.json"]:
         assert (expected / name).read_bytes() == (found / name).read_bytes(), name
-    places = json.loads((found / "model.safetensors.index.json").read_text())["weight_map"]
+    shard_of = json.loads((found / "model.safetensors.index.json").read_text())["weight_map"]
     with safe_open(model, framework="numpy") as one:
-        assert sorted(one.keys()) == sorted(places)
-        for tensor, file in places.items():
+        assert sorted(one.keys()) == sorted(shard_of)
+        for tensor, file in shard_of.items():
             with safe_open(found / file, framework="numpy") as other:
                 assert other.metadata() == {"format": "np"}
                 assert one.get_tensor(tensor).tobytes() == other.get_tensor(tensor).tobytes(), tensor
-    print(f"compared a folder of {len(set(places.values()))} shards: all equal")
+    print(f"compared a folder of {len(set(shard_of.values()))} shards: all equal")
 
 
 def check_arrays(program: str, home: Path) -> None:

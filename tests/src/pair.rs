@@ -21,7 +21,7 @@ use tensor_relay_transport::{Congestion, Transport, Tuning, Workers};
 use tokio::time::Instant;
 
 /// The maximum duration of a scenario, in simulated time. A longer one counts as a hang.
-const SCENARIO_MAX: Duration = Duration::from_secs(600);
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The port that the server listens on.
 pub const SERVER_PORT: u16 = 4747;
@@ -58,7 +58,7 @@ pub fn simulate<T>(seed: u64, scenario: impl AsyncFnOnce(Sim) -> T) -> T {
             tuning: Tuning { congestion: Congestion::Cubic, ..Tuning::default() },
             began: Instant::now(),
         };
-        let ended = tokio::time::timeout(SCENARIO_MAX, scenario(sim)).await;
+        let ended = tokio::time::timeout(SCENARIO_TIMEOUT, scenario(sim)).await;
         ended.expect("the scenario ends within ten simulated minutes")
     })
 }

@@ -103,7 +103,7 @@ struct Datagram {
 }
 
 /// The fraction of send calls that find the socket's buffer full.
-const FULL: f64 = 1.0 / 64.0;
+const BUFFER_FULL_PROBABILITY: f64 = 1.0 / 64.0;
 
 /// The first port for sockets that ask for any port.
 const FIRST_FREE_PORT: u16 = 49_152;
@@ -231,7 +231,7 @@ impl State {
 
     /// Draws whether a socket's buffer is full, so that the sender has to retry.
     fn is_full(&mut self) -> bool {
-        self.dice.random_bool(FULL)
+        self.dice.random_bool(BUFFER_FULL_PROBABILITY)
     }
 
     /// Sends a datagram, with the faults drawn for it.

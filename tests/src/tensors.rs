@@ -18,11 +18,11 @@ use tensor_relay_server::{Server, Staged};
 /// The prefix of names of tensors whose content compresses.
 const SMOOTH: &str = "smooth.";
 
-/// The prefix of names of tensors in which one word in [`PERIOD`] changes with each version.
+/// The prefix of names of tensors in which one word in [`PERIOD_VERSIONS`] changes with each version.
 const STEADY: &str = "steady.";
 
 /// The number of versions after which every word of a steady tensor has changed.
-const PERIOD: u64 = 128;
+const PERIOD_VERSIONS: u64 = 128;
 
 /// The prefix of names of tensors whose content resembles weights.
 const WEIGHTS: &str = "weights.";
@@ -194,7 +194,7 @@ fn content(key: Key, index: usize) -> [u8; 8] {
     let number = key.value.wrapping_add((index / key.run) as u64);
     let word = match key.steady {
         Some(version) => {
-            let changes = (version + scramble(number) % PERIOD) / PERIOD;
+            let changes = (version + scramble(number) % PERIOD_VERSIONS) / PERIOD_VERSIONS;
             scramble(number ^ changes.rotate_right(8))
         }
         None => scramble(number),

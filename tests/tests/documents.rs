@@ -1,4 +1,4 @@
-//! Checks of the documents: links resolve, named tests exist, and pages stay short.
+//! Checks of the documents: links resolve, named tests and constants exist, and pages stay short.
 
 use std::{
     fs,
@@ -6,7 +6,7 @@ use std::{
 };
 
 /// The prefix of links within the repository on pages that are published elsewhere, e.g. in a package index.
-const AT_HOME: &str = "https://github.com/tensor-relay/tensor-relay/blob/main/";
+const REPOSITORY_URL: &str = "https://github.com/tensor-relay/tensor-relay/blob/main/";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -60,11 +60,11 @@ fn anchors(text: &str) -> Vec<String> {
 
 /// Why a link on `page` is broken, if it is.
 fn broken(page: &Path, text: &str, target: &str) -> Option<String> {
-    let at_home = target.strip_prefix(AT_HOME).map(|rest| (root(), rest));
-    if at_home.is_none() && (target.contains("://") || target.starts_with("mailto:")) {
+    let in_repository = target.strip_prefix(REPOSITORY_URL).map(|rest| (root(), rest));
+    if in_repository.is_none() && (target.contains("://") || target.starts_with("mailto:")) {
         return None;
     }
-    let (base, target) = at_home.unwrap_or_else(|| (page.with_file_name(""), target));
+    let (base, target) = in_repository.unwrap_or_else(|| (page.with_file_name(""), target));
     let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
     let file = base.join(path);
     if !path.is_empty() && !file.exists() {
@@ -76,11 +76,11 @@ fn broken(page: &Path, text: &str, target: &str) -> Option<String> {
         false => return None,
     };
     let is_there = anchor.is_empty() || known.iter().any(|name| name == anchor);
-    (!is_there).then(|| format!("{}: {target} has no such heading", page.display()))
+    (!is_there).then(|| format!("{}: {path} has no heading #{anchor}", page.display()))
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_resolve() {
     let mut all = Vec::new();
     for page in files_below(&root(), ".md") {
         let text = read(&page);
@@ -89,7 +89,8 @@ fn links_lead_somewhere() {
     assert!(all.is_empty(), "{all:#?}");
 }
 
-/// `processes/ends::a_second_signal` is a function of that file, or of a file in its folder.
+/// `processes/shutdown::a_second_signal_ends_a_server_immediately` is a function in tests/tests/processes/shutdown.rs, or in
+/// a file of the folder tests/tests/processes/shutdown.
 #[test]
 fn tests_that_are_named_exist() {
     let mut missing = Vec::new();
@@ -116,6 +117,57 @@ fn tests_that_are_named_exist() {
         }
     }
     assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// The source file that docs/deadlines.md abbreviates: `client/backoff.rs` for client/src/backoff.rs.
+fn source_file(file: &str) -> PathBuf {
+    let (component, path) = file.split_once('/').unwrap_or_default();
+    let folder = if path.ends_with(".py") { "python" } else { "src" };
+    root().join(component).join(folder).join(path)
+}
+
+/// The errors in a table row of docs/deadlines.md: constants without a file, and constants that their file lacks. Its
+/// third column has groups of constants and files, separated by semicolons.
+fn constant_errors(row: &str) -> Vec<String> {
+    let mut errors = Vec::new();
+    for group in row.split('|').nth(3).unwrap_or_default().split(';') {
+        let names: Vec<&str> = group.split('`').skip(1).step_by(2).collect();
+        let is_constant = |name: &&&str| name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+        let constants: Vec<&str> = names.iter().filter(is_constant).copied().collect();
+        let files = names.iter().filter(|name| name.ends_with(".rs") || name.ends_with(".py"));
+        if !constants.is_empty() && files.clone().next().is_none() {
+            errors.push(format!("{constants:?} without a file in the row {row}"));
+        }
+        for file in files {
+            let code = fs::read_to_string(source_file(file)).unwrap_or_default();
+            let is_defined = |name: &str| {
+                code.contains(&format!("const {name}:")) || code.contains(&format!("\n{name} ="))
+            };
+            if code.is_empty() {
+                errors.push(format!("there is no file {file}, in the row {row}"));
+            } else if let Some(name) = constants.iter().find(|name| !is_defined(name)) {
+                errors.push(format!("{file} has no constant {name}, in the row {row}"));
+            }
+        }
+    }
+    errors
+}
+
+#[test]
+fn constants_of_deadlines_exist() {
+    let page = read(&root().join("docs/deadlines.md"));
+    let errors: Vec<String> = page
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .flat_map(constant_errors)
+        .collect();
+    assert!(errors.is_empty(), "docs/deadlines.md: {errors:#?}");
+
+    for wrong in
+        ["`NO_SUCH_TIMEOUT`, `client/client.rs`", "`PROBE_TIMEOUT`, `client/x.rs`", "`PROBE_TIMEOUT`"]
+    {
+        assert_eq!(constant_errors(&format!("| a wait | 1 s | {wrong} |")).len(), 1, "{wrong}");
+    }
 }
 
 #[test]

@@ -1,13 +1,13 @@
-//! [`ClientCertificate`] with the client's key, and [`ClientAuthorities`], which certify its names.
+//! [`ClientCertificate`], which contains the client's key, and [`ClientAuthorities`], which certify the client's names.
 
 use crate::Fingerprint;
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime, pem::PemObject};
 use std::{fmt, sync::Arc, time::Duration};
 
-/// The maximum number of intermediate certificates: longer chains cost the verifier much and an attacker little.
+/// The maximum number of intermediate certificates: longer chains are expensive to verify and cheap to send.
 const INTERMEDIATES_MAX: usize = 4;
 
-/// The certificate chain of a client that proved to hold its key. The rest is not verified yet.
+/// The certificate chain of a client that proved possession of its key. Nothing else in it is verified yet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientCertificate {
     key: Fingerprint,
@@ -23,7 +23,7 @@ impl ClientCertificate {
         Some(Self { key, chain: chain.iter().map(|certificate| certificate.clone().into_owned()).collect() })
     }
 
-    /// The key that the client holds.
+    /// The fingerprint of the client's key.
     pub fn key(&self) -> Fingerprint {
         self.key
     }
@@ -67,10 +67,10 @@ impl ClientAuthorities {
     }
 
     /// The DNS names and URIs of a client whose certificate was issued by one of these authorities for client
-    /// authentication and is valid at `now_s`, in seconds since 1970. `None` for any other client. Revocation lists are
-    /// not checked.
-    pub fn names_of(&self, shown: &ClientCertificate, now_s: u64) -> Option<Vec<String>> {
-        let (certificate, others) = shown.chain.split_first()?;
+    /// authentication and is valid at `now_s`, in seconds since 1970. `None` for any other client. Does not check
+    /// revocation lists.
+    pub fn names_of(&self, client: &ClientCertificate, now_s: u64) -> Option<Vec<String>> {
+        let (certificate, others) = client.chain.split_first()?;
         if self.anchors.is_empty() || others.len() > INTERMEDIATES_MAX {
             return None;
         }
@@ -138,7 +138,7 @@ mod tests {
     const AFTER: u64 = 1_924_992_000;
 
     #[test]
-    fn a_client_is_known_by_its_certified_names() {
+    fn a_client_is_identified_by_its_certified_names() {
         let (ours, theirs) = (authority("ours"), authority("theirs"));
         let trusted = ClientAuthorities::from_pem(&ours.pem()).unwrap();
         let good = client(&ours, ExtendedKeyUsagePurpose::ClientAuth);

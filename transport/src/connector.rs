@@ -1,4 +1,4 @@
-//! [`Connector`]: opens a client's lanes.
+//! [`Connector`]: opens lanes to servers.
 
 mod race;
 mod tcp;
@@ -17,7 +17,7 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// The maximum number of addresses tried for one ticket: names may resolve to many.
+/// The maximum number of addresses tried for one ticket: a name may resolve to many.
 const ADDRESSES_MAX: usize = 16;
 
 /// Opens lanes to servers.
@@ -25,13 +25,13 @@ const ADDRESSES_MAX: usize = 16;
 pub struct Connector {
     network: Arc<dyn Network>,
     tuning: Tuning,
-    /// The local addresses of lanes, used in turn; any if empty.
+    /// The local addresses of lanes, used round-robin; any address if empty.
     local: Arc<[IpAddr]>,
     transport: Transport,
-    /// The client's key, for servers that identify clients by it.
+    /// The client's key, for servers that authenticate clients.
     identity: Option<Arc<Identity>>,
-    /// Whether only TCP reached the server last time.
-    only_tcp: Arc<AtomicBool>,
+    /// Whether UDP did not reach the server at the last connection.
+    udp_is_blocked: Arc<AtomicBool>,
 }
 
 /// Why a lane could not be opened.
@@ -48,7 +48,7 @@ pub enum ConnectError {
         /// The resolver's error.
         detail: String,
     },
-    /// No answer over UDP.
+    /// The server did not answer over UDP.
     #[error(
         "no answer from {addresses} over UDP within {timeout_ms} ms: is the server running there, is its UDP port \
          published, and does a firewall between drop UDP?"
@@ -59,7 +59,7 @@ pub enum ConnectError {
         /// The time waited.
         timeout_ms: u128,
     },
-    /// No answer over UDP or TCP.
+    /// The server answered neither over UDP nor over TCP.
     #[error(
         "no answer from {addresses}: nothing over UDP within {timeout_ms} ms, and over TCP: {tcp}; is the server running there, \
          is its port published for UDP and TCP, and does a firewall between drop them?"
@@ -83,7 +83,7 @@ pub enum ConnectError {
         /// The system's error.
         detail: String,
     },
-    /// The server's key is not one of the ticket's.
+    /// The server's key is not in the ticket.
     #[error(
         "the server at {address} has key {found}, the ticket expects {expected}: the ticket is from another server or \
          an earlier key of this one, or the connection is intercepted; get a fresh ticket from the server itself"
@@ -96,7 +96,7 @@ pub enum ConnectError {
         /// The keys of the ticket.
         expected: String,
     },
-    /// The server accepts no connections at present.
+    /// The server refuses new connections.
     #[error(
         "the server at {address} refuses new connections: it has as many sessions as it may, or it is shutting down"
     )]
@@ -127,7 +127,7 @@ pub enum ConnectError {
         /// The system's error.
         source: io::Error,
     },
-    /// No thread could be started here.
+    /// A lane's thread could not be started.
     #[error(
         "cannot start a thread for lane {lane}: {source}; use fewer lanes, or allow this process more threads"
     )]
@@ -137,7 +137,7 @@ pub enum ConnectError {
         /// The system's error.
         source: io::Error,
     },
-    /// A further lane got no answer, though the first lane works.
+    /// A further lane timed out, although the first lane works.
     #[error(
         "lane {lane} got no answer from {peer} within {timeout_ms} ms, though the session's first lane did: can {local} reach \
          that address over {kind}, and does a firewall between drop it?"
@@ -186,12 +186,12 @@ impl Connector {
             local: Arc::default(),
             transport: Transport::Auto,
             identity: None,
-            only_tcp: Arc::default(),
+            udp_is_blocked: Arc::default(),
         }
     }
 
-    /// Uses these local `addresses` for lanes, in turn: one for each network card.
-    pub fn at(self, addresses: &[IpAddr]) -> Self {
+    /// Binds lanes to these local `addresses`, round-robin: one for each network interface.
+    pub fn with_local_addresses(self, addresses: &[IpAddr]) -> Self {
         Self { local: addresses.into(), ..self }
     }
 
@@ -217,13 +217,13 @@ impl Connector {
 
     /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`.
     ///
-    /// Attempts start in the order of the addresses, a quarter of a second apart, and run concurrently; the others are
-    /// dropped once one succeeds. If the [`Transport`] allows both kinds, TCP wins if it connects within a few
-    /// milliseconds, on a short path; otherwise QUIC, or TCP if QUIC does not answer within a quarter of a second.
+    /// Attempts start in the order of the addresses, 250 ms apart, and run concurrently; once one succeeds, the others
+    /// are dropped. If the [`Transport`] allows both kinds, TCP is used on a short path, where it connects within a few
+    /// milliseconds; otherwise QUIC, or TCP if QUIC does not answer within 250 ms.
     ///
     /// # Errors
-    /// [`ConnectError`], within the connect timeout for resolving addresses and the same again for connecting. When
-    /// several attempts fail, the most informative failure is returned: a wrong key before a timeout.
+    /// [`ConnectError`], after at most the connect timeout for resolving addresses and again for connecting. If several
+    /// attempts fail, the most informative error is returned: a wrong key rather than a timeout.
     pub async fn connect(&self, hosts: &[String], keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
         let timeout = self.tuning.connect_timeout();
         let addresses = tokio::time::timeout(timeout, resolve(hosts)).await.unwrap_or_else(|_| {
@@ -236,7 +236,7 @@ impl Connector {
         }
     }
 
-    /// Opens a lane to `peer` for a session that moves to another transport.
+    /// Opens a lane of `kind` to `peer`, for a session that moves to another transport.
     ///
     /// # Errors
     /// [`ConnectError`], within the connect timeout.
@@ -249,11 +249,11 @@ impl Connector {
         let connected =
             tokio::time::timeout(self.tuning.connect_timeout(), self.connect_one(peer, kind, keys, 0)).await;
         let lane = connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer }.into()))?;
-        Ok(lane.because(KindReason::Faster))
+        Ok(lane.with_reason(KindReason::Faster))
     }
 
-    /// Opens further lane `number` (the first is 0) to `peer`, the address of the session's first lane. It gets its own
-    /// thread if the network has threads. That thread ends with the lane.
+    /// Opens further lane `number` (the first is 0) to `peer`, the address of the session's first lane. If the network
+    /// has threads, the lane runs on a dedicated thread, which ends with it.
     ///
     /// # Errors
     /// [`ConnectError`], within the connect timeout.
@@ -300,7 +300,8 @@ impl Connector {
         }
     }
 
-    /// The error for a timeout, combined with TCP's error if both were tried. Any other error is returned unchanged.
+    /// Converts a timeout, and combines it with TCP's error if both transports were tried. Returns other errors
+    /// unchanged.
     fn unreachable(&self, addresses: String, error: ConnectError) -> ConnectError {
         let timeout_ms = self.tuning.connect_timeout().as_millis();
         match (error, self.transport) {
@@ -332,7 +333,7 @@ impl Connector {
             LaneKind::Quic => self.connect_quic(address, keys, number).await,
             LaneKind::Tcp => {
                 let stream = self.open_stream(address, number).await?;
-                self.shake_hands(stream, address, keys).await
+                self.handshake(stream, address, keys).await
             }
         }
     }
@@ -385,7 +386,8 @@ impl Connector {
     }
 }
 
-/// The local address of lane `number` towards `peer`: one of `local` of the peer's family, in turn, or any.
+/// The local address of lane `number` to `peer`: one of `local` of the peer's address family, round-robin, or any
+/// address.
 fn local_address(local: &[IpAddr], peer: SocketAddr, number: usize) -> io::Result<IpAddr> {
     let fitting: Vec<IpAddr> = local.iter().copied().filter(|ip| ip.is_ipv4() == peer.is_ipv4()).collect();
     match (fitting.is_empty(), local.is_empty(), peer) {
@@ -451,7 +453,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_begin_at_the_addresses_of_the_right_family_in_turn() {
+    fn lanes_use_local_addresses_of_the_peers_family_in_turn() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let (v4, v6) = ("192.0.2.9:1".parse().unwrap(), "[2001:db8::9]:1".parse().unwrap());
         let local = [ip("10.0.0.1"), ip("fd00::1"), ip("10.0.1.1")];

@@ -14,16 +14,15 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// The maximum number of messages waiting to be written. Further senders wait: a session sends few of them, and a peer
-/// that reads nothing within the write deadline is disconnected.
+/// The maximum number of queued messages. Senders wait while the queue is full: a session sends few messages, and a
+/// peer that reads nothing within the write timeout is disconnected.
 const QUEUE_MAX: usize = 64;
 
-/// The time to wait for the close of a peer that stopped its control stream: one or two round trips if the close is
-/// lost at first.
-const GOOD_BYE: Duration = Duration::from_secs(1);
+/// The time to wait for the close of a peer that stopped its control stream. Leaves time to retransmit a lost close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The time that closing a lane waits for queued messages to be written.
-const SETTLE: Duration = Duration::from_millis(500);
+/// The maximum time to write queued messages before a lane is closed.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A message of the control stream.
 pub trait Message: Sized + Send + 'static {
@@ -102,12 +101,12 @@ fn start<Out: Message, In: Message>(
 #[derive(Debug)]
 enum Queued {
     Frame(Vec<u8>),
-    /// Signals when everything queued before is written.
-    Mark(oneshot::Sender<()>),
+    /// Signals when all messages queued before it are written.
+    Flush(oneshot::Sender<()>),
 }
 
-/// The sending half of the control stream. Cheap to clone: every task of a session can send, and cancelling a task
-/// leaves no partial message.
+/// The sending half of the control stream. Cheap to clone: every task of a session can send. Cancelling a task leaves
+/// no partial message.
 #[derive(Debug)]
 pub struct Sender<Out> {
     queue: mpsc::Sender<Queued>,
@@ -125,7 +124,7 @@ impl<Out: Message> Sender<Out> {
     /// Queues `message`. Messages are written in order. Cancel safe.
     ///
     /// # Errors
-    /// [`LaneError`] when the lane ended. Success means queued, not received.
+    /// [`LaneError`] when the lane ended. `Ok` means queued, not received.
     pub async fn send(&self, message: Out) -> Result<(), LaneError> {
         match self.queue.send(Queued::Frame(message.into_frame())).await {
             Ok(()) => Ok(()),
@@ -133,16 +132,16 @@ impl<Out: Message> Sender<Out> {
         }
     }
 
-    /// Waits until queued messages are sent, so that a following [`close`](Lane::close) does not overtake them: half a
-    /// second for the queue, and half a second for [data in flight](Lane::settle).
-    pub async fn settle(&self) {
+    /// Waits until queued messages are sent, so that a following [`close`](Lane::close) does not overtake them: at most
+    /// half a second for the queue, and half a second for [data in flight](Lane::flush).
+    pub async fn flush(&self) {
         let (written, is_written) = oneshot::channel();
         let queued = async {
-            let _ = self.queue.send(Queued::Mark(written)).await;
-            let _ = is_written.await; // Either fails only when the lane has ended.
+            let _ = self.queue.send(Queued::Flush(written)).await;
+            let _ = is_written.await; // Both fail only when the lane has ended.
         };
-        let _ = tokio::time::timeout(SETTLE, queued).await;
-        self.lane.settle().await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, queued).await;
+        self.lane.flush().await;
     }
 }
 
@@ -154,13 +153,13 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes until every sender is dropped or the lane ends, and then waits until the peer has received everything. A
-    /// write that exceeds the deadline ends the lane: a peer that does not read its control stream cannot be served.
+    /// Writes until every sender is dropped or the lane ends, then waits until the peer has received all messages. A
+    /// write that exceeds the timeout closes the lane: a peer that does not read its control stream cannot be served.
     async fn run(mut self) {
         while let Some(queued) = self.waiting.recv().await {
             let frame = match queued {
                 Queued::Frame(frame) => frame,
-                Queued::Mark(written) => {
+                Queued::Flush(written) => {
                     let _ = written.send(()); // The waiting task may be cancelled.
                     continue;
                 }
@@ -168,15 +167,17 @@ impl Writer {
             match tokio::time::timeout(self.write_timeout, self.stream.write(frame)).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    // A closing peer stops its streams right before its close, which may be lost at first. If the lane
-                    // stays open instead, no message can be sent to the peer any more.
-                    if tokio::time::timeout(GOOD_BYE, self.lane.closed()).await.is_err() {
-                        self.lane.close_unheard(CloseCode::Misbehaved, "the control stream was stopped");
+                    // A closing peer stops its streams right before its close, which may have to be retransmitted. If
+                    // the lane stays open, the peer has stopped only its control stream and receives no more messages.
+                    if tokio::time::timeout(CLOSE_TIMEOUT, self.lane.closed()).await.is_err() {
+                        self.lane
+                            .close_unread_control(CloseCode::Misbehaved, "the control stream was stopped");
                     }
                     break;
                 }
                 Err(_) => {
-                    self.lane.close_unheard(CloseCode::TimedOut, "the control stream was not read");
+                    self.lane
+                        .close_unread_control(CloseCode::TimedOut, "the control stream was not read");
                     break;
                 }
             }
@@ -206,10 +207,10 @@ pub enum ControlError {
 }
 
 impl<In: Message> Receiver<In> {
-    /// Waits for the next message. Cancel safe: partly read messages are kept.
+    /// Waits for the next message. Cancel safe: partially read messages are kept.
     ///
     /// # Errors
-    /// [`ControlError`] when the lane ended or the message is invalid; nothing more can be read then.
+    /// [`ControlError`] when the lane ended or the message is invalid; no more messages can be read then.
     pub async fn next(&mut self) -> Result<In, ControlError> {
         loop {
             if let Some(message) = self.take_frame()? {
@@ -217,13 +218,13 @@ impl<In: Message> Receiver<In> {
             }
             match self.stream.read().await? {
                 Some(bytes) => self.buffer.extend_from_slice(&bytes),
-                None => return Err(LaneError::StreamGivenUp.into()),
+                None => return Err(LaneError::StreamAborted.into()),
             }
         }
     }
 
-    /// Waits, once every sender is dropped, until the peer has received everything queued; at most for the write
-    /// deadline. Closing a lane without this may lose its last messages.
+    /// Waits, once every sender is dropped, until the peer has received all queued messages; at most for the write
+    /// timeout. Closing a lane without this may lose its last messages.
     pub async fn flush(mut self) {
         let _ = (&mut self.writer.0).await;
     }
@@ -241,7 +242,7 @@ impl<In: Message> Receiver<In> {
     }
 }
 
-/// Aborts a task when it is dropped.
+/// Aborts its task on drop.
 #[derive(Debug)]
 struct AbortOnDrop(JoinHandle<()>);
 

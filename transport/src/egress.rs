@@ -1,10 +1,9 @@
-//! The sending pipeline: source → hash and encode → data stream.
-//!
-//! [`Payload`] is a version at its sender; the [`Encoder`] encodes its chunks for the wire, once for all subscribers;
-//! [`send_chunk`] and [`send_manifest`] send them on a lane. Stages overlap because callers run several chunks at once,
-//! bounded by credit: while one waits for the wire, the next is read and encoded.
+//! The sending pipeline: source → hash and encode → data stream. [`Payload`] is a version at the sender; the
+//! [`Encoder`] encodes its chunks for the wire, once for all subscribers; [`send_chunk`] and [`send_manifest`] send
+//! them on a lane. Stages overlap because callers run several chunks at once, bounded by credit: while one waits for
+//! the wire, the next is read and encoded.
 
-mod choosing;
+mod chooser;
 mod chunk_cache;
 mod encoder;
 mod encodings;
@@ -12,7 +11,7 @@ mod payload;
 mod read;
 mod reads;
 
-pub use choosing::CodecRequest;
+pub use chooser::CodecRequest;
 pub use encoder::{Encoded, Encoder, EncoderStats};
 pub use payload::Payload;
 pub use read::{READ_TIMEOUT, read};
@@ -23,10 +22,10 @@ use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader,
 /// Manifests precede chunks: a receiver cannot place a chunk without its manifest.
 const MANIFEST_PRIORITY: i32 = 100;
 
-/// All chunks have one priority; the lane then sends the stream opened first, so chunks arrive in order.
+/// All chunks have equal priority, for which lanes send the stream opened first, so chunks arrive in order.
 const CHUNK_PRIORITY: i32 = 0;
 
-/// Sends `manifest` for `subscription` on a stream of its own. `progress` is called with the bytes of each piece.
+/// Sends `manifest` for `subscription` on a new stream. `progress` is called with the bytes of each piece.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended or the receiver stopped the stream.
@@ -44,8 +43,8 @@ pub async fn send_manifest(
     stream.finish()
 }
 
-/// Sends one chunk on a stream of its own. `progress` is called with the bytes of each piece that the network accepted;
-/// a session aborts the transfer if there is no progress within its deadline.
+/// Sends one chunk on a new stream. `progress` is called with the bytes of each piece that the network accepted; a
+/// session aborts the transfer if there is no progress within its deadline.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended or the receiver stopped the stream.

@@ -1,4 +1,4 @@
-//! [`Identity`]: a key pair, created and stored at first start, and known to clients by its [`Fingerprint`].
+//! [`Identity`]: a key pair, created and stored at first start, which clients identify by its [`Fingerprint`].
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
 use rustix::{fs::OFlags, process::geteuid};
@@ -21,10 +21,10 @@ const KEY_MAX_BYTES: u64 = 64 << 10;
 /// The file in the state directory with the private key in PEM, readable only by its owner.
 const KEY_FILE: &str = "identity.key";
 
-/// The name in the self-made certificate. Clients identify servers by key, so any valid name will do.
+/// The name in the self-signed certificate. Clients identify servers by key, so any valid name works.
 pub(crate) const SERVER_NAME: &str = "tensor-relay";
 
-/// The SHA-256 of a public key (its DER SubjectPublicKeyInfo), which tickets pin.
+/// The SHA-256 digest of a public key (its DER SubjectPublicKeyInfo), which tickets pin.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
@@ -44,7 +44,7 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// A text that is not a fingerprint.
+/// The text is not a fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it is not `sha256:` and 64 hexadecimal digits")]
 pub struct FingerprintError;
@@ -74,8 +74,8 @@ impl fmt::Debug for Fingerprint {
 
 /// A server's private key and a certificate made from it.
 ///
-/// Only the key is stored. The certificate contains nothing else and is generated at each start, so it never expires.
-/// The key is ECDSA P-256, which every TLS library verifies.
+/// Only the key is stored; the certificate is generated at each
+/// start and never expires. The key is ECDSA P-256, which every TLS library supports.
 pub struct Identity {
     /// The certificate chain, the identity's own certificate first.
     certificates: Vec<CertificateDer<'static>>,
@@ -83,7 +83,7 @@ pub struct Identity {
     fingerprint: Fingerprint,
 }
 
-/// Why an identity could not be loaded or created. This machine is to blame.
+/// Why an identity could not be loaded or created. The cause is local.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
@@ -97,7 +97,7 @@ pub enum IdentityError {
         /// The system's error.
         source: io::Error,
     },
-    /// The key file is not a key.
+    /// The key file contains no valid key.
     #[error("{} is not a private key in PEM: {source}; a server creates a new one if you remove it (then tickets change)", path.display())]
     Key {
         /// The file.
@@ -113,14 +113,14 @@ pub enum IdentityError {
         /// The parser's error.
         source: pem::Error,
     },
-    /// Other users could have replaced the key, and may do so again.
+    /// Other users can replace the key.
     #[error("the key {} {why}: others may replace it; {fix}, or use another path", path.display())]
     Unsafe {
         /// The file.
         path: PathBuf,
-        /// The permission that allows it.
+        /// The permission that allows this.
         why: String,
-        /// The command that fixes it.
+        /// The command that revokes the permission.
         fix: String,
     },
     /// No key could be generated.
@@ -129,7 +129,7 @@ pub enum IdentityError {
 }
 
 impl Identity {
-    /// A new identity that lives as long as the process.
+    /// A new identity that is not stored.
     ///
     /// # Errors
     /// [`IdentityError::Generate`] when the system provides no randomness.
@@ -139,9 +139,9 @@ impl Identity {
 
     /// The identity stored in `state_dir`, created at the first call: the key, and so tickets, survive restarts.
     ///
-    /// Created files are private, whatever the umask. A key that others can read or the group can write (as in volumes
-    /// and secrets of Kubernetes) is used with a warning, and so is a directory that others can write. A key that
-    /// everybody can write, or of another user than this process' or root, is refused.
+    /// Created files are private for any umask. A key that others can read or the group can write (as in volumes and
+    /// secrets of Kubernetes) is used with a warning, and so is a directory that others can write. A key that everybody
+    /// can write, or of another user than this process' or root, is refused.
     ///
     /// # Errors
     /// [`IdentityError`] when the directory cannot be written at first start, or when the key cannot be read or is
@@ -185,7 +185,7 @@ impl Identity {
             .or_else(|| from_env("HOME").map(|home| home.join(".local/state/tensor-relay")))
     }
 
-    /// The fingerprint by which clients know this identity.
+    /// The fingerprint by which clients identify this server.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
@@ -198,7 +198,7 @@ impl Identity {
         PrivateKeyDer::Pkcs8(self.key.clone_key())
     }
 
-    /// Derives a key for a purpose other than TLS, the same after a restart.
+    /// Derives a key for a purpose other than TLS. Restarts do not change it.
     pub(crate) fn derived_key(&self, purpose: &str) -> aws_lc_rs::hmac::Key {
         use aws_lc_rs::hmac;
         let root = hmac::Key::new(hmac::HMAC_SHA256, self.key.secret_pkcs8_der());
@@ -222,7 +222,7 @@ impl Identity {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         match write_new_private(path, key.serialize_pem().as_bytes()) {
             Ok(()) => Ok(Self::from_key(&key)?),
-            // Another server with this state directory was faster: use its key.
+            // Another server created the key in the meantime: use it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::load(path),
             Err(source) => Err(IdentityError::File { action: "write", path: path.into(), source }),
         }
@@ -257,12 +257,12 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
     // Does not block on a FIFO.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?;
-    if !found.is_file() {
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
-    let (mode, user) = (found.mode() & 0o777, geteuid().as_raw());
-    match Exposure::of(&found) {
+    let (mode, user) = (metadata.mode() & 0o777, geteuid().as_raw());
+    match Exposure::of(&metadata) {
         Exposure::None => {}
         Exposure::Shared => tracing::warn!(
             "The key {0} has mode {mode:04o}: others who can read it can impersonate its owner. Make it private with \
@@ -274,7 +274,7 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
             return Err(IdentityError::Unsafe { path: path.into(), why, fix });
         }
         Exposure::Foreign => {
-            let why = format!("belongs to user {}, and this process runs as user {user}", found.uid());
+            let why = format!("belongs to user {}, and this process runs as user {user}", metadata.uid());
             let fix = format!("run `chown {user} {}` as root", path.display());
             return Err(IdentityError::Unsafe { path: path.into(), why, fix });
         }
@@ -284,10 +284,10 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
     Ok(pem)
 }
 
-/// The access to a file by users other than root and the one of this process.
+/// Access to a file by users other than root and this process's user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exposure {
-    /// None.
+    /// No access.
     None,
     /// Others can read it, or its group can write it. A Kubernetes volume with `fsGroup` has this at each mount.
     Shared,
@@ -298,9 +298,9 @@ pub enum Exposure {
 }
 
 impl Exposure {
-    /// The exposure of the file with the metadata `found`.
-    pub fn of(found: &fs::Metadata) -> Self {
-        exposure(found.mode() & 0o777, found.uid(), geteuid().as_raw())
+    /// The exposure of the file with the given `metadata`.
+    pub fn of(metadata: &fs::Metadata) -> Self {
+        exposure(metadata.mode() & 0o777, metadata.uid(), geteuid().as_raw())
     }
 }
 
@@ -315,8 +315,8 @@ fn exposure(mode: u32, owner: u32, user: u32) -> Exposure {
 
 /// Warns when others can create or replace files in the directory.
 fn warn_of_shared_directory(state_dir: &Path) {
-    let Ok(found) = fs::metadata(state_dir) else { return };
-    let mode = found.mode() & 0o777;
+    let Ok(metadata) = fs::metadata(state_dir) else { return };
+    let mode = metadata.mode() & 0o777;
     if mode & 0o022 != 0 {
         tracing::warn!(
             "The state directory {0} has mode {mode:04o}: others can replace the server's key in it. Prevent that with \
@@ -326,8 +326,7 @@ fn warn_of_shared_directory(state_dir: &Path) {
     }
 }
 
-/// Writes a new file that only its owner can read: under a temporary name, then renamed, so that no reader sees a
-/// partial key.
+/// Writes a new file that only its owner can read. Renames a temporary file, so that no process reads a partial key.
 fn write_new_private(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?; // Private from the start.
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exposure_of_a_key() {
+    fn exposure_follows_owner_and_mode() {
         for (mode, owner, user, expected) in [
             (0o600, 7, 7, Exposure::None),
             (0o400, 0, 7, Exposure::None),
@@ -372,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_key_is_named() {
+    fn an_invalid_key_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(KEY_FILE), "nonsense").unwrap();
         let error = Identity::load_or_create(dir.path()).unwrap_err();
@@ -380,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_holds_no_key() {
+    fn debug_output_omits_the_key() {
         let shown = format!("{:?}", Identity::ephemeral().unwrap());
         assert!(shown.starts_with("Identity { fingerprint: sha256:") && shown.len() < 120, "{shown}");
     }

@@ -1,9 +1,9 @@
 //! The receiving pipeline: data stream → verify and decode → sink.
 //!
 //! A raw chunk is read from the stream straight into the sink's memory and hashed while its bytes are in the cache.
-//! Into host memory QUIC copies once, from packet to tensor; TCP only decrypts. An encoded chunk is gathered in a slot
-//! and decoded by a worker. A chunk counts once its raw bytes match the hash of the header and are in the sink: on a
-//! device, when the copy has ended.
+//! Into host memory, QUIC copies once, from packet to tensor; TCP only decrypts. An encoded chunk is received into a
+//! slot and decoded by a worker. A chunk is complete once its raw bytes match the header's hash and are in the sink; on
+//! a device, once the copy has ended.
 
 use crate::{
     DataIn, LaneError, Progress, Tally, Workers,
@@ -45,12 +45,12 @@ pub enum ReceiveError {
     /// The encoding is invalid.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// The sink cannot be written.
+    /// The sink cannot be written to.
     #[error(transparent)]
     Sink(#[from] SinkError),
 }
 
-/// A completely received chunk, which no longer needs its lane.
+/// A chunk whose bytes were received completely, before decoding.
 #[derive(Debug)]
 pub struct Gathered<'a> {
     header: ChunkHeader,
@@ -70,13 +70,13 @@ enum Bytes {
 pub struct Base {
     /// The copy. The caller knows its version.
     pub memory: Region,
-    /// Whether to update it to the received chunk. A delta is then applied in place, before verification: a returned
-    /// base is the verified chunk; after a failure none is returned.
+    /// Whether to update it to the received chunk. A delta is then applied in place, before verification: on success
+    /// the base equals the verified chunk; after a failure it is dropped.
     pub keep: bool,
 }
 
 impl Base {
-    /// Overwrites the base with a raw, verified chunk, if the base is to be updated.
+    /// Overwrites the base with a raw, verified chunk, if it is to be updated.
     fn overwrite(&mut self, raw: &[u8]) {
         if self.keep && self.memory.len() == raw.len() {
             copy(raw, &mut self.memory, |_| ());
@@ -94,25 +94,26 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    /// Gathers encoded chunks in `slots`, one each, before they are decoded. A chunk larger than a slot is refused with
-    /// [`ReceiveError::WrongLength`]: make slots as large as the largest chunk accepted.
+    /// Receives encoded chunks into `slots`, one each. A chunk larger than a slot fails with
+    /// [`ReceiveError::WrongLength`]: make slots as large as the largest accepted chunk.
     pub fn new(slots: SlotPool, workers: Workers) -> Self {
         Self { slots, workers, stages: Arc::default(), tally: Arc::default() }
     }
 
-    /// Counts chunks in `tally`, each when it is decoded and verified.
-    pub fn counting(self, tally: &Arc<Tally>) -> Self {
+    /// Counts chunks in `tally` once they are decoded and verified.
+    pub fn with_tally(self, tally: &Arc<Tally>) -> Self {
         Self { tally: Arc::clone(tally), ..self }
     }
 
-    /// The counters of pipeline stages, for all clones. A healthy pipeline receives one chunk while it writes another.
+    /// The counters of pipeline stages, shared by all clones. A healthy pipeline receives one chunk while it writes
+    /// another.
     pub fn stages(&self) -> StageStats {
         self.stages.stats()
     }
 
     /// Receives the encoded bytes of the chunk with `header`, destined for `range` of `sink`. `progress` is called with
-    /// the encoded bytes of each received piece. Cancel safe: when this is dropped, the range can be received again at
-    /// once.
+    /// the number of encoded bytes in each received piece. Cancel safe: after cancellation the range can be received
+    /// again immediately.
     ///
     /// # Errors
     /// [`ReceiveError`]. The bytes in `range` are then unspecified, and the range can be received again.
@@ -137,15 +138,15 @@ impl Ingress {
         Ok(Gathered { header: *header, bytes, receiving })
     }
 
-    /// Decodes and verifies a gathered chunk of `dtype` and writes it to `sink`. Await it to the end: if this is
-    /// dropped, a worker or a copy continues, and the range is [busy](SinkError::Busy) until that ends.
+    /// Decodes and verifies a gathered chunk of `dtype` and writes it to `sink`. Not cancel safe: a worker or a copy
+    /// continues, and the range is [busy](SinkError::Busy) until it ends.
     ///
-    /// A chunk whose header names a base is decoded against `base`, which is lost when this fails or is dropped. The
-    /// caller has checked that it is the right version; a wrong one gives bytes that fail verification.
+    /// A chunk whose header names a base is decoded against `base`, which is dropped on failure or cancellation. The
+    /// caller checks its version; a chunk decoded against another version fails verification.
     ///
     /// # Errors
     /// [`ReceiveError`], except [`ReceiveError::Lane`]: the chunk is already received.
-    pub async fn settle_chunk(
+    pub async fn finish_chunk(
         &self,
         gathered: Gathered<'_>,
         dtype: Dtype,
@@ -167,7 +168,7 @@ impl Ingress {
         Ok((verified, base))
     }
 
-    /// Overwrites `base` with a verified chunk.
+    /// Overwrites `base` with a verified chunk, on a worker.
     async fn overwrite(&self, target: Target, base: Option<Base>) -> (Target, Option<Base>) {
         let Some(mut base) = base else { return (target, None) };
         let bytes = target.len();
@@ -200,7 +201,7 @@ impl Ingress {
 }
 
 /// Decodes a chunk into `target`, updates the base if it is kept, and verifies the chunk. After a failure the base is
-/// unusable.
+/// invalid.
 fn decode_verified(
     header: &ChunkHeader,
     dtype: Dtype,
@@ -215,7 +216,7 @@ fn decode_verified(
     Ok(hasher.verify(header.chunk, header.hash)?)
 }
 
-/// Applies a delta to the base in place, and copies the result to `target` while hashing: one pass over memory.
+/// Applies a delta to the base in place, and copies the result to `target` while hashing it, in one pass over memory.
 fn apply(
     dtype: Dtype,
     encoded: &[u8],
@@ -253,11 +254,11 @@ fn decode(
     Ok(hasher)
 }
 
-fn count(tally: &Tally, header: &ChunkHeader, took: Duration) {
-    tally.count(header.codec, header.raw_bytes.into(), header.encoded_bytes.into(), took);
+fn count(tally: &Tally, header: &ChunkHeader, worker_time: Duration) {
+    tally.count(header.codec, header.raw_bytes.into(), header.encoded_bytes.into(), worker_time);
 }
 
-/// Copies between slices of equal length, and passes each piece to `seen` while it is in the L1 cache.
+/// Copies between slices of equal length. Passes each piece to `seen` while it is in the L1 cache.
 fn copy(from: &[u8], to: &mut [u8], mut seen: impl FnMut(&[u8])) {
     for (to, from) in to.chunks_mut(COPY_BYTES).zip(from.chunks(COPY_BYTES)) {
         to.copy_from_slice(from);
@@ -265,7 +266,7 @@ fn copy(from: &[u8], to: &mut [u8], mut seen: impl FnMut(&[u8])) {
     }
 }
 
-/// Reads exactly one chunk into `memory` from `stream`, which must end right after it.
+/// Reads one chunk from `stream` into `memory`. The stream must end after the chunk.
 async fn read_exactly(
     stream: DataIn,
     header: &ChunkHeader,
@@ -302,7 +303,7 @@ pub enum ReceiveManifestError {
     /// The bytes are not a valid manifest.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// The bytes are a manifest, but not the announced one.
+    /// The manifest's digest differs from the header's.
     #[error("the received manifest is {found}, its header says {expected}")]
     WrongDigest {
         /// The digest in the header.
@@ -320,8 +321,8 @@ pub enum ReceiveManifestError {
     },
 }
 
-/// Receives the manifest with `header`. Memory grows with what arrives, never with what is announced. `progress` is
-/// called with the bytes of each received piece.
+/// Receives the manifest with `header`. Memory grows with the received bytes, not with the announced length. `progress`
+/// is called with the number of bytes in each received piece.
 ///
 /// # Errors
 /// [`ReceiveManifestError`].
@@ -400,8 +401,8 @@ mod tests {
             Base { memory, keep }
         }
 
-        /// Settles `encoded` as this chunk; returns the chunk's memory and the base.
-        fn settle(&self, encoded: &[u8], mut base: Base) -> Result<(Vec<u8>, Base), ReceiveError> {
+        /// Decodes `encoded` as this chunk; returns the chunk's memory and the base.
+        fn finish(&self, encoded: &[u8], mut base: Base) -> Result<(Vec<u8>, Base), ReceiveError> {
             let mut target = vec![0x5a; BYTES];
             let verified = decode_verified(&self.header, Dtype::Bf16, encoded, Some(&mut base), &mut target)?;
             assert_eq!(verified.hash(), ChunkHash::of(&target));
@@ -412,46 +413,46 @@ mod tests {
     #[test]
     fn a_kept_base_is_updated_in_place() {
         let delta = Delta::new();
-        let (target, base) = delta.settle(&delta.encoded, delta.base(true)).unwrap();
+        let (target, base) = delta.finish(&delta.encoded, delta.base(true)).unwrap();
         assert!(target == delta.after && *base.memory == *delta.after);
-        let (target, base) = delta.settle(&delta.encoded, delta.base(false)).unwrap();
+        let (target, base) = delta.finish(&delta.encoded, delta.base(false)).unwrap();
         assert!(target == delta.after && *base.memory == *delta.before);
     }
 
-    /// A failure drops the base, however much of the delta was already applied to it.
+    /// A failure drops the base, since a part of the delta may have been applied to it.
     #[test]
-    fn a_delta_that_gives_another_chunk_is_an_error() {
+    fn an_invalid_delta_drops_the_base() {
         let delta = Delta::new();
         let other = ChunkHash::of(&delta.before);
-        let unlike = Delta { header: ChunkHeader { hash: other, ..delta.header }, ..Delta::new() };
-        let cut = &delta.encoded[..delta.encoded.len() - 1];
+        let mismatched = Delta { header: ChunkHeader { hash: other, ..delta.header }, ..Delta::new() };
+        let truncated = &delta.encoded[..delta.encoded.len() - 1];
         let mut longer = delta.encoded.clone();
         longer.push(0);
         for keep in [true, false] {
-            let outcome = unlike.settle(&delta.encoded, unlike.base(keep));
+            let outcome = mismatched.finish(&delta.encoded, mismatched.base(keep));
             assert!(matches!(outcome, Err(ReceiveError::Corrupt(_))), "{outcome:?}");
-            for bytes in [cut, &longer] {
-                let outcome = delta.settle(bytes, delta.base(keep));
+            for bytes in [truncated, &longer] {
+                let outcome = delta.finish(bytes, delta.base(keep));
                 assert!(matches!(outcome, Err(ReceiveError::Decode(_))), "{outcome:?}");
             }
             let memory = HostMemory::new(u64::MAX).allocate(BYTES - 1).unwrap();
-            let outcome = delta.settle(&delta.encoded, Base { memory, keep });
+            let outcome = delta.finish(&delta.encoded, Base { memory, keep });
             assert!(matches!(outcome, Err(ReceiveError::Decode(DecodeError::NoBase { .. }))), "{outcome:?}");
         }
     }
 
     #[test]
-    fn a_whole_chunk_is_the_base_of_the_next_one() {
+    fn a_chunk_without_base_updates_the_base() {
         let delta = Delta::new();
         let mut encoded = vec![0; 2 * BYTES];
         let context = Context { dtype: Dtype::Bf16, base: None };
         let written = codec(CodecId::Planes).encode(context, &delta.after, &mut encoded).unwrap();
         let header = ChunkHeader { codec: CodecId::Planes, base: None, ..delta.header };
-        let whole = Delta { header, ..delta };
+        let chunk = Delta { header, ..delta };
         for keep in [true, false] {
-            let (target, base) = whole.settle(&encoded[..written], whole.base(keep)).unwrap();
-            assert!(target == whole.after);
-            assert!(*base.memory == *if keep { &whole.after } else { &whole.before });
+            let (target, base) = chunk.finish(&encoded[..written], chunk.base(keep)).unwrap();
+            assert!(target == chunk.after);
+            assert!(*base.memory == *if keep { &chunk.after } else { &chunk.before });
         }
     }
 }

@@ -12,10 +12,10 @@ pub enum LaneKind {
     Tcp,
 }
 
-/// The setting of allowed kinds.
+/// The kinds of lanes that a setting allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Transport {
-    /// Both; the better one that works is used.
+    /// Both: the faster one that works is used.
     #[default]
     Auto,
     /// Only QUIC.
@@ -24,7 +24,7 @@ pub enum Transport {
     Tcp,
 }
 
-/// Why a lane has its kind.
+/// Why a kind of lane was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KindReason {
     /// No other kind was allowed.
@@ -35,22 +35,23 @@ pub enum KindReason {
     UdpSilent,
     /// TCP connected within milliseconds: on short paths it is faster and costs less.
     ShortPath,
-    /// It was measured to be faster on this path.
+    /// This kind was measured to be faster on this path.
     Faster,
 }
 
-/// An unknown name of a transport.
+/// An unknown transport name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the transport must be auto, quic or tcp")]
 pub struct UnknownTransport;
 
 impl LaneKind {
-    /// The maximum memory of a lane at a server, in bytes, including its session if it is the first. Excludes the sent
-    /// chunks and the kernel's socket buffers.
+    /// The maximum memory of a lane at a server, in bytes, including its session for a first lane. Excludes sent chunks
+    /// and the kernel's socket buffers.
     ///
-    /// Over TCP: a megabyte of encrypted output, and what a client may send. It is allocated while a lane is busy and
-    /// freed seconds later: an idle lane takes 0.1 MiB. Over QUIC: the buffers of packets, which stay allocated: ten of
-    /// 65,000 bytes on loopback (1.3 MB measured); a fiftieth of that with packets of 1,500.
+    /// Over TCP: a megabyte of encrypted output, and unread input from the client.
+    /// Buffers are allocated while a lane is busy and freed seconds later: an idle lane takes 0.1 MiB. Over QUIC:
+    /// packet buffers, which stay allocated: ten of 65,000 bytes on loopback (1.3 MB measured); a fiftieth of that with
+    /// packets of 1,500.
     pub fn memory_bytes_max(self) -> u64 {
         let session = 256 << 10; // Its tasks, messages in both directions, and TLS.
         match self {

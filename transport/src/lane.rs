@@ -1,4 +1,4 @@
-//! [`Lane`]: one interface over QUIC and TCP connections.
+//! [`Lane`]: a common interface to QUIC and TCP connections.
 
 pub(crate) mod byte_stream;
 mod error;
@@ -19,12 +19,12 @@ pub(crate) use byte_stream::{Connection as ByteStreamConnection, Role, Secured, 
 pub use error::{HeaderError, LaneError};
 pub(crate) use quic::{Connection as QuicConnection, lane_error};
 
-/// The longest wait, when a lane is closed, for the peer to receive the close.
-const CLOSE_FLUSH: Duration = Duration::from_millis(500);
+/// The maximum time to flush data before a close, and to wait for the peer's answer to a close.
+const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// One connection of a session: a control stream and one-way data streams.
 ///
-/// Cheap to clone; the connection lives until [`close`](Self::close) or the last clone is gone.
+/// Cheap to clone. The connection is closed by [`close`](Self::close), or when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Lane {
     connection: Connection,
@@ -33,11 +33,11 @@ pub struct Lane {
     reason: KindReason,
     /// The client's certificate, on the server's side.
     client: Option<ClientCertificate>,
-    /// The thread that runs it; `None` on the caller's runtime.
+    /// The lane's thread; `None` for the caller's runtime.
     thread: Option<Arc<ThreadSlot>>,
 }
 
-/// The connection under a lane. Each kind implements the same methods; its file documents the differences.
+/// A lane's connection. Each kind implements the same methods; its file documents the differences.
 #[derive(Debug, Clone)]
 enum Connection {
     Quic(QuicConnection),
@@ -47,21 +47,20 @@ enum Connection {
 /// The counters of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneStats {
-    /// The UDP payload in use: the result of MTU discovery. 0 over TCP.
+    /// The current UDP payload size, found by MTU discovery. 0 over TCP.
     pub udp_payload_bytes: u16,
-    /// The round trip time. Over TCP that of the last heartbeat, which queues behind earlier data; 0 before the first
-    /// one.
+    /// The round trip time. Over TCP that of the last ping, which queues behind earlier data; 0 before the first one.
     pub rtt: Duration,
-    /// Bytes of UDP payload sent, retransmissions and control included. Over TCP the bytes given to TLS.
+    /// Bytes of UDP payload sent, including retransmissions and control. Over TCP the bytes before encryption.
     pub sent_bytes: u64,
-    /// Bytes of UDP payload received. Over TCP the bytes that came out of TLS.
+    /// Bytes of UDP payload received. Over TCP the bytes after decryption.
     pub received_bytes: u64,
-    /// Packets sent. 0 over TCP, where the system makes them.
+    /// Packets sent. 0 over TCP, where the kernel sends them.
     pub sent_packets: u64,
-    /// Packets sent and lost; each was sent again as another packet. 0 over TCP.
+    /// Packets lost; their data was retransmitted. 0 over TCP.
     pub lost_packets: u64,
-    /// Frames of data and pings sent, repetitions included: what the peer has to acknowledge. 0 over TCP, where the
-    /// kernel handles acknowledgements.
+    /// Ack-eliciting frames sent, data and pings, including retransmissions. 0 over TCP, where the kernel handles
+    /// acknowledgements.
     pub eliciting_frames: u64,
 }
 
@@ -78,27 +77,27 @@ impl Lane {
         Self { connection, number: 0, reason: KindReason::Forced, client: None, thread: None }
     }
 
-    /// Adds the client's certificate.
+    /// Sets the client's certificate.
     pub(crate) fn with_client(self, client: Option<ClientCertificate>) -> Self {
         Self { client, ..self }
     }
 
-    /// The client's certificate, whose key it proved to hold; `None` on the client's side.
+    /// The client's certificate. The client proved possession of its key. `None` on the client's side.
     pub fn client_certificate(&self) -> Option<&ClientCertificate> {
         self.client.as_ref()
     }
 
-    /// Makes it further lane `number`, run by `thread`.
+    /// Sets the number and thread of a further lane.
     pub(crate) fn further(self, number: usize, thread: Option<Arc<LaneThread>>) -> Self {
         Self { number, thread: thread.map(ThreadSlot::new).map(Arc::new), ..self }
     }
 
-    /// Adds the reason of its kind.
-    pub(crate) fn because(self, reason: KindReason) -> Self {
+    /// Sets why its kind was chosen.
+    pub(crate) fn with_reason(self, reason: KindReason) -> Self {
         Self { reason, ..self }
     }
 
-    /// The kind of its connection.
+    /// The kind of connection.
     pub fn kind(&self) -> LaneKind {
         match &self.connection {
             Connection::Quic(_) => LaneKind::Quic,
@@ -111,26 +110,25 @@ impl Lane {
         self.reason
     }
 
-    /// Its number in a client's session. 0 is the first, which carries control messages.
+    /// Its number in a client's session. 0 is the first lane, which carries control messages.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Moves the lane to the least used of `threads`, if there are any and its network has threads. Its streams are not
-    /// interrupted; earlier clones keep their runtime. The readiness of a TCP socket is still reported by the runtime
-    /// that accepted it.
+    /// Moves the lane to the least used of `threads`, if its network has threads. Does not interrupt streams; earlier
+    /// clones keep their runtime. The readiness of a TCP socket is still reported by the runtime that accepted it.
     pub fn spread(mut self, threads: &LaneThreads) -> Self {
-        let moving = match &self.connection {
-            Connection::Quic(connection) => connection.take_moving(),
-            Connection::Tcp(connection) => connection.take_moving(),
+        let mover = match &self.connection {
+            Connection::Quic(connection) => connection.take_mover(),
+            Connection::Tcp(connection) => connection.take_mover(),
         };
-        if let Some(moving) = moving {
-            self.thread = lane_threads::settle(&moving, threads).map(Arc::new);
+        if let Some(mover) = mover {
+            self.thread = lane_threads::move_to_thread(&mover, threads).map(Arc::new);
         }
         self
     }
 
-    /// Runs `work` on the lane's thread, if it has one, otherwise in place. Dropping the future aborts the work.
+    /// Runs `work` on the lane's thread if it has one, otherwise in place. Dropping the future aborts `work`.
     ///
     /// # Errors
     /// [`LaneError::ClosedHere`] when the thread ended first.
@@ -148,7 +146,7 @@ impl Lane {
         })
     }
 
-    /// Spawns `work` in `tasks` on the lane's thread, if it has one.
+    /// Spawns `work` in `tasks`, on the lane's thread if it has one.
     pub fn spawn_in<T: Send + 'static>(
         &self,
         tasks: &mut JoinSet<T>,
@@ -184,11 +182,11 @@ impl Lane {
         }
     }
 
-    /// Opens a data stream. Streams of higher `priority` are sent first; of equal ones the one opened first. Over TCP
-    /// streams are sent one after another in the order of opening, whatever their priority.
+    /// Opens a data stream. Streams of higher `priority` are sent first; those of equal priority in the order of
+    /// opening. Over TCP all streams are sent one after another in the order of opening.
     ///
     /// # Errors
-    /// [`LaneError`] when the lane ended. Waits while as many streams are open as the peer allows; over TCP until the
+    /// [`LaneError`] when the lane ended. Waits while the peer's limit of open streams is reached; over TCP until the
     /// previous stream is finished or reset.
     pub async fn open_data(&self, priority: i32) -> Result<DataOut, LaneError> {
         Ok(DataOut(match &self.connection {
@@ -217,21 +215,21 @@ impl Lane {
         }
     }
 
-    /// Closes the lane because the peer does not read its control stream, as `detail` says. All its streams then fail
-    /// with [`LaneError::Unheard`].
-    pub(crate) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
+    /// Closes the lane because the peer does not read its control stream; `detail` is the cause. All streams then fail
+    /// with [`LaneError::ControlUnread`].
+    pub(crate) fn close_unread_control(&self, code: CloseCode, detail: &'static str) {
         match &self.connection {
-            Connection::Quic(connection) => connection.close_unheard(code, detail),
-            Connection::Tcp(connection) => connection.close_unheard(code, detail),
+            Connection::Quic(connection) => connection.close_unread_control(code, detail),
+            Connection::Tcp(connection) => connection.close_unread_control(code, detail),
         }
     }
 
     /// Waits, at most half a second, until all sent data is acknowledged: a close sent while QUIC's congestion window
-    /// is full would not reach the peer. Streams must be finished or dropped before. Over TCP this returns at once: a
+    /// is full would not reach the peer. Finish or drop all streams before. Over TCP this returns immediately, since a
     /// close is sent after all other data.
-    pub async fn settle(&self) {
+    pub async fn flush(&self) {
         match &self.connection {
-            Connection::Quic(connection) => connection.settle(CLOSE_FLUSH).await,
+            Connection::Quic(connection) => connection.flush(CLOSE_FLUSH_TIMEOUT).await,
             Connection::Tcp(_) => {}
         }
     }
@@ -239,7 +237,7 @@ impl Lane {
     /// Waits, at most half a second, until the peer has answered a [`close`](Self::close). A QUIC peer answers after
     /// one round trip with its own close; if that is lost, this waits for three probe timeouts (RFC 9000 §10.2), during
     /// which further packets are answered with the close again. A TCP peer closes the connection. If a process exits
-    /// without this, its peers may notice only at their idle timeout.
+    /// without this, its peers may detect it only by their idle timeout.
     pub async fn flush_close(&self) {
         let answered = async {
             match &self.connection {
@@ -247,10 +245,10 @@ impl Lane {
                 Connection::Tcp(connection) => connection.close_answered().await,
             }
         };
-        let _ = tokio::time::timeout(CLOSE_FLUSH, answered).await;
+        let _ = tokio::time::timeout(CLOSE_FLUSH_TIMEOUT, answered).await;
     }
 
-    /// Why the lane ended, if it has.
+    /// The reason, if the lane has ended.
     pub fn ended(&self) -> Option<LaneError> {
         match &self.connection {
             Connection::Quic(connection) => connection.ended(),
@@ -258,7 +256,7 @@ impl Lane {
         }
     }
 
-    /// Waits until the lane ended; returns why.
+    /// Waits until the lane has ended; returns the reason.
     pub async fn closed(&self) -> LaneError {
         match &self.connection {
             Connection::Quic(connection) => connection.closed().await,
@@ -266,8 +264,8 @@ impl Lane {
         }
     }
 
-    /// Allows the peer to send `bytes` of payload that are not read yet: those for which credit was granted. A reserve
-    /// for control messages and manifests is added. Over TCP the limit never falls: data in flight cannot be recalled.
+    /// Sets the limit of unread payload from the peer to `bytes`, those of the granted credit, and a reserve for
+    /// control messages and manifests. Over TCP the limit never decreases, since data may be in flight.
     pub fn allow_unread(&self, bytes: u64) {
         match &self.connection {
             Connection::Quic(connection) => connection.allow_unread(bytes),
@@ -284,7 +282,7 @@ impl Lane {
     }
 }
 
-/// Aborts a task on another thread when its waiter is dropped.
+/// Aborts its task on drop.
 struct AbortOnDrop<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortOnDrop<T> {
@@ -316,8 +314,8 @@ impl ControlOut {
         (Self::Tcp(out), ControlIn::Tcp(incoming))
     }
 
-    /// Writes all of `frame`; waits while the connection accepts nothing. Returns false when the stream cannot be
-    /// written any more.
+    /// Writes all of `frame`; waits under backpressure. Returns false if the stream has been stopped or the lane has
+    /// ended.
     pub(crate) async fn write(&mut self, frame: Vec<u8>) -> bool {
         match self {
             Self::Quic(out) => out.write(&frame).await,
@@ -325,8 +323,7 @@ impl ControlOut {
         }
     }
 
-    /// Ends the stream and waits until the peer has received all of it; over TCP until the connection has accepted all
-    /// of it.
+    /// Ends the stream and waits until the peer has received all data; over TCP until the socket has accepted all data.
     pub(crate) async fn finish(self) {
         match self {
             Self::Quic(out) => out.finish().await,
@@ -356,14 +353,14 @@ enum Out {
 }
 
 impl DataOut {
-    /// Sends the header. Waits while windows are full.
+    /// Sends the header. Waits while flow control windows are full.
     pub(crate) async fn write_header(&mut self, header: &StreamHeader) -> Result<(), LaneError> {
         self.write(Bytes::copy_from_slice(&header.encode()), &|_| ()).await
     }
 
-    /// Sends `bytes` without copying them: QUIC holds them until the receiver acknowledged them, TCP until they are
-    /// encrypted. Waits while windows are full. `progress` is called with the size of each piece that the connection
-    /// accepted.
+    /// Sends `bytes` without copying them: QUIC holds them until they are acknowledged, TCP until they are encrypted.
+    /// Waits while flow control windows are full. Calls `progress` with the size of each piece that the connection
+    /// accepts.
     pub(crate) async fn write(
         &mut self,
         bytes: Bytes,
@@ -375,7 +372,7 @@ impl DataOut {
         }
     }
 
-    /// Ends the stream: all written bytes arrive unless the lane ends first.
+    /// Ends the stream. All written bytes arrive unless the lane ends first.
     pub(crate) fn finish(self) -> Result<(), LaneError> {
         match self.0 {
             Out::Quic(mut out) => out.finish(),
@@ -403,10 +400,10 @@ impl DataIn {
         &self.lane
     }
 
-    /// Reads the header, with which every stream begins.
+    /// Reads the header, the first bytes of every data stream.
     ///
     /// # Errors
-    /// [`HeaderError`] when the stream ends before it or it is invalid.
+    /// [`HeaderError`] when the stream ends early or the header is invalid.
     pub async fn read_header(&mut self) -> Result<StreamHeader, HeaderError> {
         let mut header = [0; HEADER_BYTES];
         match &mut self.stream {
@@ -416,8 +413,8 @@ impl DataIn {
         Ok(StreamHeader::decode(&header)?)
     }
 
-    /// Fills `buffer` with the rest of the stream, until it ends or exceeds the buffer. Over TCP the lane decrypts into
-    /// the buffer; dropping the future takes it back at once.
+    /// Reads the stream into `buffer` until it ends or exceeds the buffer. Over TCP the lane decrypts into the buffer;
+    /// dropping the future reclaims it immediately.
     pub(crate) async fn fill(self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
         match self.stream {
             In::Quic(mut stream) => {
@@ -428,7 +425,7 @@ impl DataIn {
         }
     }
 
-    /// Waits for bytes and passes all that arrived, in order, to `take`; returns false at the end of the stream.
+    /// Waits for bytes and passes all available ones, in order, to `take`; returns false at the end of the stream.
     pub(crate) async fn read_pieces(&mut self, take: impl FnMut(&[u8])) -> Result<bool, LaneError> {
         match &mut self.stream {
             In::Quic(stream) => stream.read_pieces(take).await,

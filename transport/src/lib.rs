@@ -1,12 +1,12 @@
-//! The transport: [`Lane`]s, connections that carry tensors over QUIC or over TCP with TLS.
+//! Network transport: [`Lane`]s, connections that carry tensors over QUIC or over TCP with TLS.
 //!
 //! This crate owns quinn, rustls and tokio's sockets. A [`Listener`] accepts lanes and a [`Connector`] opens them. A
 //! lane has one [control stream](control) and any number of one-way data streams; the [`egress`] writes manifests and
-//! chunks to data streams, the [`ingress`] reads them. Servers and clients use these and never name QUIC: the transport
-//! of a lane is its [`LaneKind`].
+//! chunks to data streams, the [`ingress`] reads them. Servers and clients use only these; [`LaneKind`] identifies a
+//! lane's transport.
 //!
-//! Every wait has a deadline: connecting, greeting and writing control messages have their own; the session that owns a
-//! payload transfer watches its progress.
+//! Every wait has a deadline: connecting, the exchange of `Hello` and `Welcome`, and writing control messages have
+//! timeouts here; the session that owns a payload transfer monitors its progress.
 
 #![forbid(unsafe_code)]
 

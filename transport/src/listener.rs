@@ -19,7 +19,7 @@ pub struct Listener {
     tcp: Option<TcpAcceptor>,
 }
 
-/// Why a port cannot be bound. This machine is to blame.
+/// Why a port cannot be bound. The cause is local.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
@@ -35,7 +35,7 @@ pub enum BindError {
         /// The requested address.
         address: SocketAddr,
     },
-    /// Another error of the system.
+    /// Another system error.
     #[error("cannot listen on {address}: {source}")]
     Io {
         /// The requested address.
@@ -43,12 +43,12 @@ pub enum BindError {
         /// The system's error.
         source: io::Error,
     },
-    /// TLS refuses the identity.
+    /// TLS rejects the identity.
     #[error("cannot use the server's key for TLS: {0}")]
     Tls(String),
 }
 
-/// The maximum number of attempts to get a port from the system that is free for both protocols.
+/// The maximum number of attempts to bind one system-chosen port for both protocols.
 const BIND_ATTEMPTS: u32 = 16;
 
 impl Listener {
@@ -88,7 +88,7 @@ impl Listener {
         loop {
             let attempt = attempts.next();
             match Self::bind_once(Arc::clone(&network), transport, address, identity, tuning.clone()) {
-                // Another process has the TCP port of the UDP port that the system chose.
+                // Another process uses the same TCP port number as the UDP port that the system chose.
                 Err(BindError::TcpInUse { .. }) if address.port() == 0 && attempt.is_some() => {}
                 bound => return bound,
             }
@@ -176,7 +176,7 @@ impl Listener {
         }
     }
 
-    /// Waits until the last packets have left.
+    /// Waits until all lanes are closed and the last packets are sent.
     pub async fn wait_idle(&self) {
         if let Some(quic) = &self.quic {
             quic.wait_idle().await;
@@ -193,7 +193,7 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// A connection attempt that is not accepted yet.
+/// An incoming connection attempt, before its handshake.
 pub struct Arrival(PendingHandshake);
 
 enum PendingHandshake {
@@ -210,7 +210,7 @@ impl Arrival {
         }
     }
 
-    /// The kind of its lane.
+    /// The kind of lane.
     pub fn kind(&self) -> LaneKind {
         match &self.0 {
             PendingHandshake::Quic(_) => LaneKind::Quic,
@@ -221,7 +221,8 @@ impl Arrival {
     /// Performs the handshake. The caller adds a deadline.
     ///
     /// # Errors
-    /// [`LaneError`] when this handshake fails, as by corrupted or hostile first packets; other lanes are not affected.
+    /// [`LaneError`] when the handshake fails, for example because of corrupted or hostile packets; other lanes are not
+    /// affected.
     pub async fn accept(self) -> Result<Lane, LaneError> {
         match self.0 {
             PendingHandshake::Quic(arrival) => arrival.accept().await,
@@ -229,7 +230,7 @@ impl Arrival {
         }
     }
 
-    /// Refuses the client at once. Over TCP the connection is closed.
+    /// Refuses the client immediately. Over TCP the connection is closed.
     pub fn refuse(self) {
         if let PendingHandshake::Quic(arrival) = self.0 {
             arrival.refuse();

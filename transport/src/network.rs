@@ -19,19 +19,19 @@ use std::{
 pub use batching::Batching;
 pub use streams::{ByteStream, Opening, StreamListener, StreamTuning};
 
-/// The network of lanes: the machine's own, or a simulated one whose time, loss and order follow from a seed.
+/// The network of lanes: the operating system's, or a simulation whose time, loss and order follow from a seed.
 ///
 /// Only this trait exposes quinn's types, since a simulation has to implement quinn's socket.
 pub trait Network: Debug + Send + Sync + 'static {
     /// Binds a socket to `address`; port 0 lets the network choose.
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>>;
 
-    /// Opens a byte stream from `local` to `peer`. A network without byte streams refuses.
+    /// Opens a byte stream from `local` to `peer`. A network without byte streams returns an error.
     fn connect(&self, _local: IpAddr, _peer: SocketAddr) -> Opening {
         Box::pin(std::future::ready(Err(io::ErrorKind::Unsupported.into())))
     }
 
-    /// Listens for byte streams on `address`. A network without byte streams refuses.
+    /// Listens for byte streams on `address`. A network without byte streams returns an error.
     fn listen(&self, _address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -79,7 +79,7 @@ impl Network for SystemNetwork {
         true
     }
 
-    /// Asks the kernel: "connecting" a UDP socket sends nothing, but looks up the route and its MTU.
+    /// Queries the kernel: "connecting" a UDP socket sends no packet, but looks up the route and its MTU.
     fn path_payload(&self, peer: SocketAddr) -> Option<u16> {
         let any: SocketAddr = match peer {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),

@@ -1,4 +1,4 @@
-//! Probes: meaningless bytes, sent over a lane to measure it (PROTOCOL.md §3.17).
+//! Probes: filler bytes, sent over a lane to measure its rate (PROTOCOL.md §3.17).
 
 use crate::{DataIn, Lane, LaneError};
 use bytes::Bytes;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tensor_relay_protocol::{PROBE_REPORT_BYTES, ProbeHeader, ProbeReport, StreamHeader};
 use tokio::time::Instant;
 
-/// The repeated piece of a probe: it stays in the cache, so that the path is measured and not the memory.
+/// The repeated piece of a probe. It stays in the cache, so that memory bandwidth does not limit the measurement.
 const PIECE: &[u8] = &[0; 64 << 10];
 
 /// The priority of chunks.
@@ -17,13 +17,13 @@ const PRIORITY: i32 = 0;
 pub struct ProbeResult {
     /// The number of received bytes.
     pub bytes: u64,
-    /// The time from the first to the last of them.
+    /// The time from the probe's header to its last bytes.
     pub elapsed: Duration,
-    /// The sender's counters when it had sent them.
+    /// The sender's counters after sending.
     pub sender: ProbeReport,
 }
 
-/// Sends a probe over `lane`, and then this process's counters, read by `report`.
+/// Sends a probe over `lane`, then the counters that `report` returns.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended or the receiver stopped the stream.
@@ -67,6 +67,6 @@ pub async fn receive_probe(mut stream: DataIn, header: ProbeHeader) -> Result<Pr
         Ok(report) if is_short_enough && bytes == expected => {
             Ok(ProbeResult { bytes, elapsed, sender: ProbeReport::decode(&report) })
         }
-        _ => Err(LaneError::StreamGivenUp),
+        _ => Err(LaneError::StreamAborted),
     }
 }

@@ -7,18 +7,18 @@ use tensor_relay_protocol::ChunkHasher;
 /// Called with the size of each received piece by the task that reads the lane, so it must be fast.
 pub type Progress = Arc<dyn Fn(u64) + Send + Sync>;
 
-/// The bytes copied before they are hashed: they stay in the L1 cache. Longer copies, as of jumbo pieces, are slower
-/// where the C library uses `rep movsb` (on AMD processors).
+/// The size of pieces that are copied and then hashed: they stay in the L1 cache. Longer copies, as of jumbo packets,
+/// are slower where the C library uses `rep movsb` (on AMD processors).
 pub(crate) const COPY_BYTES: usize = 4 << 10;
 
-/// The memory of one chunk, filled from its front. A raw chunk is hashed meanwhile, while its bytes are in the cache.
-/// It owns the memory, so that a lane can decrypt into it, and its reader can take it back at any time.
+/// The memory of one chunk, filled in order. A raw chunk is hashed while its bytes are in the cache. The buffer owns
+/// the memory, so that a lane can decrypt into it and its reader can take it back at any time.
 pub(crate) struct ReceiveBuffer {
     memory: Memory,
-    /// The expected bytes.
+    /// The number of expected bytes.
     expected: usize,
-    /// The received bytes, including those without room.
-    found: usize,
+    /// The number of received bytes, including those without room.
+    received: usize,
     progress: Progress,
 }
 
@@ -43,45 +43,45 @@ impl Memory {
 impl ReceiveBuffer {
     /// A buffer for `expected` bytes in `memory`, which is not shorter.
     pub(crate) fn new(memory: Memory, expected: usize, progress: &Progress) -> Self {
-        Self { memory, expected, found: 0, progress: Arc::clone(progress) }
+        Self { memory, expected, received: 0, progress: Arc::clone(progress) }
     }
 
-    /// The unfilled rest.
+    /// The unfilled part.
     pub(crate) fn room(&mut self) -> &mut [u8] {
-        let range = self.found.min(self.expected)..self.expected;
+        let range = self.received.min(self.expected)..self.expected;
         match &mut self.memory {
             Memory::Raw(target, _) => &mut target[range],
             Memory::Encoded(slot, _) => &mut slot[range],
         }
     }
 
-    /// Records that `bytes` were written to the front of the [rest](Self::room).
+    /// Records that `bytes` were written to the front of the [unfilled part](Self::room).
     pub(crate) fn advance(&mut self, bytes: usize) {
         if let Memory::Raw(target, hasher) = &mut self.memory {
-            hasher.update(&target[self.found..self.found + bytes]);
+            hasher.update(&target[self.received..self.received + bytes]);
         }
-        self.found += bytes;
+        self.received += bytes;
         (self.progress)(bytes as u64);
     }
 
-    /// Copies `bytes` into the rest. Those without room are only counted.
+    /// Copies `bytes` into the unfilled part. Bytes without room are only counted.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let (fit, excess) = bytes.split_at(bytes.len().min(self.room().len()));
         for piece in fit.chunks(COPY_BYTES) {
             self.room()[..piece.len()].copy_from_slice(piece);
             self.advance(piece.len());
         }
-        self.found += excess.len();
+        self.received += excess.len();
     }
 
-    /// Whether more bytes were received than expected, which is final.
+    /// Whether more bytes were received than expected.
     pub(crate) fn is_overfull(&self) -> bool {
-        self.found > self.expected
+        self.received > self.expected
     }
 
     /// The memory, and the number of bytes received.
     pub(crate) fn into_parts(self) -> (Memory, usize) {
-        (self.memory, self.found)
+        (self.memory, self.received)
     }
 }
 
@@ -89,7 +89,7 @@ impl fmt::Debug for ReceiveBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReceiveBuffer")
             .field("expected", &self.expected)
-            .field("found", &self.found)
+            .field("received", &self.received)
             .finish_non_exhaustive()
     }
 }

@@ -13,22 +13,22 @@ pub enum Stage {
     Send,
     /// Receiving into the sink's memory.
     Receive,
-    /// Writing: copying to a device, if the sink is on one. In host memory that takes no time.
+    /// Writing: the copy to a device sink. Takes no time for host memory.
     Write,
 }
 
-/// Counts the chunks at each stage, and the overlaps of stages.
+/// Counts the chunks at each stage, and overlaps between stages.
 ///
-/// Overlap is the purpose of the pipeline, and timings only suggest it. Whether a read began during another chunk's
-/// send is a fact that a test can check.
+/// Overlap is the purpose of the pipeline, and timings only suggest it. With these counters, tests check whether a read
+/// began during another chunk's send.
 #[derive(Debug, Default)]
 pub struct Stages {
-    under_way: [AtomicU64; Stage::COUNT],
+    active: [AtomicU64; Stage::COUNT],
     begun: [AtomicU64; Stage::COUNT],
-    beside: [[AtomicU64; Stage::COUNT]; Stage::COUNT],
+    overlaps: [[AtomicU64; Stage::COUNT]; Stage::COUNT],
 }
 
-/// A chunk at one stage, until it is dropped.
+/// Counts a chunk at one stage until it is dropped.
 #[derive(Debug)]
 #[must_use = "the stage ends when this is dropped"]
 pub struct AtStage<'a> {
@@ -39,9 +39,9 @@ pub struct AtStage<'a> {
 /// A snapshot of [`Stages`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StageStats {
-    under_way: [u64; Stage::COUNT],
+    active: [u64; Stage::COUNT],
     begun: [u64; Stage::COUNT],
-    beside: [[u64; Stage::COUNT]; Stage::COUNT],
+    overlaps: [[u64; Stage::COUNT]; Stage::COUNT],
 }
 
 impl Stage {
@@ -52,13 +52,13 @@ impl Stages {
     /// Records that a chunk begins `stage`.
     pub fn begin(&self, stage: Stage) -> AtStage<'_> {
         let this = stage as usize;
-        for (other, beside) in self.beside[this].iter().enumerate() {
-            let is_under_way = self.under_way[other].load(Ordering::Relaxed) > 0;
-            beside.fetch_add(is_under_way.into(), Ordering::Relaxed);
+        for (other, overlaps) in self.overlaps[this].iter().enumerate() {
+            let is_active = self.active[other].load(Ordering::Relaxed) > 0;
+            overlaps.fetch_add(is_active.into(), Ordering::Relaxed);
         }
         self.begun[this].fetch_add(1, Ordering::Relaxed);
         // Balanced when the returned value is dropped.
-        self.under_way[this].fetch_add(1, Ordering::Relaxed);
+        self.active[this].fetch_add(1, Ordering::Relaxed);
         AtStage { stages: self, stage }
     }
 
@@ -66,33 +66,33 @@ impl Stages {
     pub fn stats(&self) -> StageStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         StageStats {
-            under_way: self.under_way.each_ref().map(load),
+            active: self.active.each_ref().map(load),
             begun: self.begun.each_ref().map(load),
-            beside: self.beside.each_ref().map(|row| row.each_ref().map(load)),
+            overlaps: self.overlaps.each_ref().map(|row| row.each_ref().map(load)),
         }
     }
 }
 
 impl Drop for AtStage<'_> {
     fn drop(&mut self) {
-        self.stages.under_way[self.stage as usize].fetch_sub(1, Ordering::Relaxed);
+        self.stages.active[self.stage as usize].fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl StageStats {
     /// The number of chunks currently at `stage`.
-    pub fn under_way(&self, stage: Stage) -> u64 {
-        self.under_way[stage as usize]
+    pub fn active(&self, stage: Stage) -> u64 {
+        self.active[stage as usize]
     }
 
-    /// The number of chunks that began `stage`. The number that ended it is this minus [`under_way`](Self::under_way).
+    /// The number of chunks that began `stage`. The number that ended it is this minus [`active`](Self::active).
     pub fn begun(&self, stage: Stage) -> u64 {
         self.begun[stage as usize]
     }
 
     /// The number of chunks that began `stage` while at least one other chunk was at `other`.
-    pub fn begun_beside(&self, stage: Stage, other: Stage) -> u64 {
-        self.beside[stage as usize][other as usize]
+    pub fn overlaps(&self, stage: Stage, other: Stage) -> u64 {
+        self.overlaps[stage as usize][other as usize]
     }
 }
 
@@ -114,9 +114,9 @@ mod tests {
             (stats.begun(Stage::Read), stats.begun(Stage::Send), stats.begun(Stage::Encode)),
             (3, 1, 0)
         );
-        assert_eq!(stats.begun_beside(Stage::Read, Stage::Send), 1);
-        assert_eq!(stats.begun_beside(Stage::Read, Stage::Read), 1);
-        assert_eq!(stats.begun_beside(Stage::Send, Stage::Read), 0);
-        assert_eq!(stats.under_way(Stage::Read), 0);
+        assert_eq!(stats.overlaps(Stage::Read, Stage::Send), 1);
+        assert_eq!(stats.overlaps(Stage::Read, Stage::Read), 1);
+        assert_eq!(stats.overlaps(Stage::Send, Stage::Read), 0);
+        assert_eq!(stats.active(Stage::Read), 0);
     }
 }

@@ -7,8 +7,8 @@ use std::{
 };
 use tensor_relay_protocol::CodecId;
 
-/// Counts chunks by codec. Costs four additions per chunk, and is read without a lock, so a snapshot may contain a
-/// chunk in part.
+/// Counts chunks by codec. Costs four atomic additions per chunk. Reads take no lock, so a snapshot may count a chunk
+/// partially.
 #[derive(Debug, Default)]
 pub struct Tally([Counters; CodecId::ALL.len()]);
 
@@ -17,7 +17,7 @@ struct Counters {
     chunks: AtomicU64,
     raw_bytes: AtomicU64,
     wire_bytes: AtomicU64,
-    worked_ns: AtomicU64,
+    worker_time_ns: AtomicU64,
 }
 
 /// The counters of one codec.
@@ -25,13 +25,13 @@ struct Counters {
 pub struct CodecCount {
     /// The number of chunks.
     pub chunks: u64,
-    /// Their decoded size.
+    /// Their total decoded size.
     pub raw_bytes: u64,
-    /// Their encoded size, without headers.
+    /// Their total encoded size, without headers.
     pub wire_bytes: u64,
-    /// The workers' time for encoding, including estimates and failed attempts, or for decoding. A shared encoding is
+    /// Worker time spent on encoding, including estimates and failed attempts, or on decoding. A shared encoding is
     /// counted once.
-    pub worked: Duration,
+    pub worker_time: Duration,
 }
 
 /// A snapshot of the counters, by codec.
@@ -40,7 +40,7 @@ pub struct CodecStats([CodecCount; CodecId::ALL.len()]);
 
 impl Tally {
     /// Counts one chunk.
-    pub fn count(&self, codec: CodecId, raw_bytes: u64, wire_bytes: u64, worked: Duration) {
+    pub fn count(&self, codec: CodecId, raw_bytes: u64, wire_bytes: u64, worker_time: Duration) {
         let Some(counters) = CodecId::ALL.iter().zip(&self.0).find_map(|(id, c)| (*id == codec).then_some(c))
         else {
             return;
@@ -48,8 +48,8 @@ impl Tally {
         counters.chunks.fetch_add(1, Ordering::Relaxed);
         counters.raw_bytes.fetch_add(raw_bytes, Ordering::Relaxed);
         counters.wire_bytes.fetch_add(wire_bytes, Ordering::Relaxed);
-        let worked_ns = u64::try_from(worked.as_nanos()).unwrap_or(u64::MAX);
-        counters.worked_ns.fetch_add(worked_ns, Ordering::Relaxed);
+        let worker_time_ns = u64::try_from(worker_time.as_nanos()).unwrap_or(u64::MAX);
+        counters.worker_time_ns.fetch_add(worker_time_ns, Ordering::Relaxed);
     }
 
     /// The current counts.
@@ -58,13 +58,13 @@ impl Tally {
             chunks: counters.chunks.load(Ordering::Relaxed),
             raw_bytes: counters.raw_bytes.load(Ordering::Relaxed),
             wire_bytes: counters.wire_bytes.load(Ordering::Relaxed),
-            worked: Duration::from_nanos(counters.worked_ns.load(Ordering::Relaxed)),
+            worker_time: Duration::from_nanos(counters.worker_time_ns.load(Ordering::Relaxed)),
         }))
     }
 }
 
 impl CodecStats {
-    /// The used codecs and their counters.
+    /// The codecs that were used, with their counters.
     pub fn iter(&self) -> impl Iterator<Item = (CodecId, CodecCount)> + '_ {
         let all = CodecId::ALL.iter().copied().zip(self.0);
         all.filter(|(_, count)| count.chunks > 0)
@@ -91,7 +91,7 @@ impl CodecStats {
 }
 
 impl CodecCount {
-    /// Raw bytes per byte on the wire; 1 if nothing was sent.
+    /// Raw bytes per byte on the wire; 1 if no bytes were sent.
     pub fn ratio(&self) -> f64 {
         match self.wire_bytes {
             0 => 1.0,
@@ -108,7 +108,7 @@ impl Add for CodecCount {
             chunks: self.chunks + other.chunks,
             raw_bytes: self.raw_bytes + other.raw_bytes,
             wire_bytes: self.wire_bytes + other.wire_bytes,
-            worked: self.worked + other.worked,
+            worker_time: self.worker_time + other.worker_time,
         }
     }
 }
@@ -126,14 +126,14 @@ mod tests {
         let stats = tally.stats();
         assert_eq!(stats.iter().map(|(codec, _)| codec).collect::<Vec<_>>(), [CodecId::Raw, CodecId::Zstd]);
         let zstd =
-            CodecCount { chunks: 2, raw_bytes: 600, wire_bytes: 300, worked: Duration::from_micros(5) };
+            CodecCount { chunks: 2, raw_bytes: 600, wire_bytes: 300, worker_time: Duration::from_micros(5) };
         assert_eq!((stats.of(CodecId::Zstd), zstd.ratio()), (zstd, 2.0));
         assert_eq!((stats.total().chunks, stats.total().raw_bytes, stats.total().wire_bytes), (3, 650, 350));
-        assert_eq!(stats.total().worked, Duration::from_micros(5));
+        assert_eq!(stats.total().worker_time, Duration::from_micros(5));
         assert_eq!((CodecStats::default().total().ratio(), stats.deltas()), (1.0, CodecCount::default()));
         tally.count(CodecId::Sparse, 300, 3, Duration::from_micros(1));
         let deltas = tally.stats().deltas();
         assert_eq!((deltas.chunks, deltas.raw_bytes, deltas.wire_bytes), (1, 300, 3));
-        assert_eq!(deltas.worked, Duration::from_micros(1));
+        assert_eq!(deltas.worker_time, Duration::from_micros(1));
     }
 }

@@ -1,4 +1,4 @@
-//! The TLS 1.3 configuration, with servers authenticated by a pinned key.
+//! TLS 1.3 configuration. Clients authenticate servers by pinned keys.
 
 use crate::{Fingerprint, Identity, identity};
 use rustls::{
@@ -16,7 +16,7 @@ use tensor_relay_protocol::ALPN;
 /// The server name (SNI) that clients send.
 pub(crate) const SERVER_NAME: &str = identity::SERVER_NAME;
 
-/// A server's configuration. No early data: a replayed request must not begin a transfer.
+/// A server's configuration. Early data is disabled: a replayed request must not begin a transfer.
 pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig, rustls::Error> {
     let mut config = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -31,7 +31,7 @@ pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig,
     Ok(config)
 }
 
-/// A client's configuration. `presented` receives the key of a refused server, for the error. With an `identity`, the
+/// A client's configuration. `presented` receives the key of a rejected server, for the error. With an `identity`, the
 /// client authenticates with its key.
 pub(crate) fn client_config(
     keys: &[Fingerprint],
@@ -73,9 +73,9 @@ pub(crate) fn stream_client_config(
     Ok(config)
 }
 
-/// Whether ALPN chose this protocol. QUIC enforces that; over a byte stream the handshake succeeds with a peer that
+/// Whether ALPN selected this protocol. QUIC enforces ALPN; over a byte stream the handshake succeeds even if the peer
 /// offers no protocol.
-pub(crate) fn is_ours(connection: &rustls::CommonState) -> bool {
+pub(crate) fn is_protocol_agreed(connection: &rustls::CommonState) -> bool {
     connection.alpn_protocol() == Some(ALPN)
 }
 
@@ -91,8 +91,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// Accepts any client certificate, or none. The handshake's signature proves that the client holds the private key;
-/// access is decided at its `Hello`.
+/// Accepts clients with any certificate, or without one. The handshake's signature proves that the client holds the
+/// private key; access is decided at its `Hello`.
 #[derive(Debug)]
 struct AnyKey(WebPkiSupportedAlgorithms);
 
@@ -138,8 +138,8 @@ impl ClientCertVerifier for AnyKey {
     }
 }
 
-/// Accepts a server whose public key is one of those in the ticket; ignores the rest of its certificate. The
-/// handshake's signature proves that the server holds the private key, so this is as strong as the ticket is authentic.
+/// Accepts a server whose public key is in the ticket; ignores everything else in its certificate. The handshake's
+/// signature proves that the server holds the private key, so this is as strong as the ticket is authentic.
 #[derive(Debug)]
 struct PinnedKey {
     keys: Box<[Fingerprint]>,

@@ -26,14 +26,14 @@ pub struct Tuning {
     /// [`socket_buffer_bytes`](Self::socket_buffer_bytes): with windows of 64 MiB over a buffer of 4 MiB the buffer
     /// overflows and 10 to 30 % of the rate is lost to retransmission.
     pub window_bytes: u32,
-    /// The same for a long path, whose window grows by 2.5 MB for each millisecond of round trip time. Default 64 MiB.
-    /// It costs no copy: sent bytes are held in their source's memory.
+    /// The maximum of unacknowledged bytes on one lane of a long path, whose window grows by 2.5 MB for each
+    /// millisecond of round trip time. Default 64 MiB. It costs no copy: sent bytes are held in their source's memory.
     ///
     /// The subscriber's credit is another bound, by default eight chunks of 4 MiB per lane: 2.7 Gbit/s at 100 ms. Long
     /// and fast paths need more chunks in flight, or more lanes.
     pub window_max_bytes: u32,
     /// The requested size of the send and receive buffers of the UDP socket. Default 4 MiB. The kernel clamps it to
-    /// `net.core.rmem_max` and `wmem_max`; a clamped buffer is reported as a warning, once.
+    /// `net.core.rmem_max` and `wmem_max`; a clamped buffer is logged once as a warning.
     pub socket_buffer_bytes: u32,
     /// A bound on the UDP payload, below what the path can carry. Default none.
     pub udp_payload_max: Option<u16>,
@@ -60,20 +60,19 @@ pub enum Congestion {
     Cubic,
 }
 
-/// The part of the connection window beyond credit, so that control messages and manifests pass even if the rest is
-/// full.
+/// The part of the connection window reserved for control messages and manifests, beyond the window for granted credit.
 pub(crate) const WINDOW_RESERVE_BYTES: u32 = 1 << 20;
 
-/// The maximum of unread bytes of one stream. More than a chunk and its header, so that no chunk waits a round trip for
-/// its last bytes; credit bounds the sum over all streams.
+/// The maximum of unread bytes of one stream. Larger than a chunk with its header, so that no chunk waits a round trip
+/// for its last bytes. Credit bounds the sum over all streams.
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 
 /// The maximum of unread bytes that a client may send to a server. Clients send only control messages, of at most 64
 /// KiB.
 pub(crate) const SERVER_WINDOW_BYTES: u32 = 256 << 10;
 
-/// The maximum number of concurrent data streams of a server. Credit bounds chunks far below this; it bounds the state
-/// that a hostile server can create at a client.
+/// The maximum number of concurrent data streams of a server. It bounds the state that a hostile server can create at a
+/// client; credit keeps chunks far below it.
 const DATA_STREAMS_MAX: u32 = 1_024;
 
 impl Default for Tuning {
@@ -127,7 +126,7 @@ impl Tuning {
     /// QUIC's settings at a server. quinn's defaults suit trusted peers: unlimited unread data and 200 streams. These
     /// bound both.
     pub(crate) fn server(&self, path_payload: Option<u16>) -> TransportConfig {
-        let mut config = self.both(path_payload);
+        let mut config = self.common(path_payload);
         config.max_concurrent_bidi_streams(VarInt::from_u32(1)); // The control stream.
         config.max_concurrent_uni_streams(VarInt::from_u32(0));
         config.stream_receive_window(VarInt::from_u32(SERVER_WINDOW_BYTES));
@@ -137,7 +136,7 @@ impl Tuning {
 
     /// QUIC's settings at a client.
     pub(crate) fn client(&self, path_payload: Option<u16>) -> TransportConfig {
-        let mut config = self.both(path_payload);
+        let mut config = self.common(path_payload);
         config.max_concurrent_bidi_streams(VarInt::from_u32(0));
         config.max_concurrent_uni_streams(VarInt::from_u32(DATA_STREAMS_MAX));
         config.stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES));
@@ -146,7 +145,7 @@ impl Tuning {
         config
     }
 
-    fn both(&self, path_payload: Option<u16>) -> TransportConfig {
+    fn common(&self, path_payload: Option<u16>) -> TransportConfig {
         let mut config = TransportConfig::default();
         config.send_window(self.window_bytes.into());
         config.send_fairness(false); // Chunks one after another: the first is complete earlier.
@@ -155,13 +154,13 @@ impl Tuning {
         config.keep_alive_interval(Some(Duration::from_millis(self.keep_alive_ms.into())));
         config.congestion_controller_factory(self.congestion.factory());
         let mut discovery = MtuDiscoveryConfig::default();
-        discovery.upper_bound(self.payload_bound(path_payload));
+        discovery.upper_bound(self.mtu_bound(path_payload));
         config.mtu_discovery_config(Some(discovery));
         config
     }
 
     /// The bound of MTU discovery: the first hop's MTU, which the kernel knows.
-    fn payload_bound(&self, path_payload: Option<u16>) -> u16 {
+    fn mtu_bound(&self, path_payload: Option<u16>) -> u16 {
         path_payload
             .unwrap_or(UDP_PAYLOAD_ETHERNET)
             .clamp(UDP_PAYLOAD_MIN, self.payload_max())

@@ -7,8 +7,8 @@ use tokio::sync::Semaphore;
 /// three milliseconds for a chunk of 4 MiB, in which a lane at line rate receives ten thousand packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Workers {
-    /// On the blocking threads of the tokio runtime, at most one per processor at once. Further work queues; cancelled
-    /// work in the queue costs nothing.
+    /// On the blocking threads of the tokio runtime, at most one per processor. Further work is queued; cancelled work
+    /// in the queue costs nothing.
     #[default]
     Threads,
     /// In place. For simulations, where the order of events must follow from the seed alone.
@@ -20,8 +20,8 @@ pub enum Workers {
 const IN_PLACE_BYTES: usize = 64 << 10;
 
 impl Workers {
-    /// Like [`run`](Self::run), for `work` that takes at most about as long as decoding `bytes`: little work is done in
-    /// place.
+    /// Like [`run`](Self::run), but runs `work` in place if `bytes` is small. `work` must take at most about as long as
+    /// decoding `bytes`.
     pub async fn run_over<T: Send + 'static>(
         self,
         bytes: usize,
@@ -33,8 +33,8 @@ impl Workers {
         }
     }
 
-    /// Starts `work` without a waiter, such as unmapping memory, which takes milliseconds for gigabytes.
-    pub fn begin(self, work: impl FnOnce() + Send + 'static) {
+    /// Starts `work` and returns immediately: for example, unmapping gigabytes of memory, which takes milliseconds.
+    pub fn spawn(self, work: impl FnOnce() + Send + 'static) {
         match self {
             Self::Inline => work(),
             Self::Threads => match tokio::runtime::Handle::try_current() {
@@ -44,7 +44,7 @@ impl Workers {
         }
     }
 
-    /// Runs `work` to its end, even if the future is dropped; returns its result.
+    /// Runs `work` to completion, even if the future is dropped; returns its result.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self {
             Self::Inline => work(),
@@ -54,7 +54,7 @@ impl Workers {
 }
 
 async fn run_on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let permit = permits().acquire().await.expect("nobody closes the semaphore");
+    let permit = permits().acquire().await.expect("the semaphore is never closed");
     let done = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         work()

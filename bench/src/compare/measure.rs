@@ -50,7 +50,7 @@ fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
     let transmission_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
     let round_trip = Duration::from_millis(2 * u64::from(network.delay_ms));
     let messages = round_trip * SMALL_ROUND_TRIPS * latency::messages(small);
-    ROUND_MARGIN + Duration::from_secs_f64(TRANSMISSION_FACTOR * transmission_s) + messages
+    ROUND_TIMEOUT_MARGIN + Duration::from_secs_f64(TRANSMISSION_FACTOR * transmission_s) + messages
 }
 
 /// Runs both sides of `contender`: small messages, warm-up rounds, and counted rounds.
@@ -72,7 +72,7 @@ async fn with_server(
     network: &Network,
     server: &mut Process,
 ) -> Result<Run> {
-    let ready: Ready = server.line(READY_DEADLINE).await?;
+    let ready: Ready = server.line(READY_TIMEOUT).await?;
     let mut client =
         start(contender, Side::Receiving, settings, network, connect_options(network, ready.port, settings))?;
     let run = rounds(settings, &mut client, server).await;
@@ -171,11 +171,11 @@ const NO_REP_MOVSB: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_t
 /// mimalloc.
 const KEEP_FREED_MEMORY: (&str, &str) = ("MALLOC_TRIM_THRESHOLD_", "67108864");
 
-/// The deadline for a server to fill its memory and listen. Some peers settings a gigabyte of libraries first.
-const READY_DEADLINE: Duration = Duration::from_secs(90);
+/// The deadline for a server to fill its memory and listen. Some peers load a gigabyte of libraries first.
+const READY_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The margin of the deadline beyond the network's time: enough for 1 GiB at a hundredth of the usual rate.
-const ROUND_MARGIN: Duration = Duration::from_secs(120);
+const ROUND_TIMEOUT_MARGIN: Duration = Duration::from_secs(120);
 
 /// The factor on the transmission time at the link's rate, for headers and retransmissions.
 const TRANSMISSION_FACTOR: f64 = 2.0;
@@ -191,11 +191,11 @@ mod tests {
     #[test]
     fn slow_networks_have_later_deadlines() {
         let timeout_on = |words| round_timeout(1 << 30, 100, &parsed(words).unwrap());
-        assert_eq!(timeout_on("x"), ROUND_MARGIN);
+        assert_eq!(timeout_on("x"), ROUND_TIMEOUT_MARGIN);
         let slow = timeout_on("x --namespaces --rate=1Mbit");
-        assert_eq!((slow - ROUND_MARGIN).as_secs(), 17_179, "8.6 Gbit at 1 Mbit/s, twice");
+        assert_eq!((slow - ROUND_TIMEOUT_MARGIN).as_secs(), 17_179, "8.6 Gbit at 1 Mbit/s, twice");
         let far = timeout_on("x --namespaces --delay-ms=50");
-        assert_eq!((far - ROUND_MARGIN).as_secs(), 44, "110 messages, 4 times 0.1 s each");
+        assert_eq!((far - ROUND_TIMEOUT_MARGIN).as_secs(), 44, "110 messages, 4 times 0.1 s each");
     }
 
     #[test]

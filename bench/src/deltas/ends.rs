@@ -17,7 +17,7 @@ const TOPIC: &str = "deltas";
 const PUBLISHED_NS: &str = "published_ns";
 
 /// The deadline for the commit of a version.
-pub(super) const VERSION_MAX: Duration = Duration::from_secs(600);
+pub(super) const VERSION_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Publishes each version when the version before was committed.
 ///
@@ -32,13 +32,13 @@ pub async fn publish(args: ServeArgs, steps: StepsArgs) -> Result<()> {
     loop {
         let began = Instant::now();
         let Some(staged) = steps.next(&server.staging())? else { break };
-        let (staging, worked) = (began.elapsed(), server.stats().codecs.total().worked);
+        let (staging, worker_time) = (began.elapsed(), server.stats().codecs.total().worker_time);
         let (begun, bytes) = (Begun::now(), staged.manifest().payload_bytes());
         let published = vec![(PUBLISHED_NS.to_owned(), clock::monotonic_ns().to_string())];
         let mut publication = publisher.publish(staged, published).await?;
-        let committed = publication.committed(1, VERSION_MAX).await;
-        ensure!(committed, "{} was not committed within {} s", publication.id(), VERSION_MAX.as_secs());
-        let encoding = server.stats().codecs.total().worked.saturating_sub(worked);
+        let committed = publication.committed(1, VERSION_TIMEOUT).await;
+        ensure!(committed, "{} was not committed within {} s", publication.id(), VERSION_TIMEOUT.as_secs());
+        let encoding = server.stats().codecs.total().worker_time.saturating_sub(worker_time);
         let more = Cells::of([("staging_ms", ms(staging)), ("encoding_ms", ms(encoding))]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;
     }
@@ -69,7 +69,7 @@ pub async fn follow(args: ReceiveArgs, whole: bool) -> Result<()> {
             ("delta_bytes", receipt.codecs.deltas().raw_bytes as f64),
             ("times_smaller", bytes as f64 / receipt.wire_bytes.max(1) as f64),
             ("publish_to_commit_ms", seconds * 1e3),
-            ("decoding_ms", ms(receipt.codecs.total().worked)),
+            ("decoding_ms", ms(receipt.codecs.total().worker_time)),
         ]);
         let gb_per_s = bytes as f64 / seconds / 1e9;
         print(&Received { seconds, gb_per_s, more, ..Received::since(begun, round, bytes) })?;

@@ -36,7 +36,7 @@ impl Serving {
         let config = tensor_relay_server::Config {
             chunk_bytes: u32::try_from(setup.chunk_bytes)?,
             chunks_in_flight: setup.chunks_in_flight,
-            stall_timeout: STALL,
+            stall_timeout: STALL_TIMEOUT,
             ..Default::default()
         };
         let listen = ([127, 0, 0, 1], 0).into();
@@ -100,7 +100,7 @@ impl Receiving {
         let config = tensor_relay_client::Config {
             device: setup.landing.clone(),
             credit_chunks: u32::try_from(setup.chunks_in_flight)?,
-            stall_timeout: STALL,
+            stall_timeout: STALL_TIMEOUT,
             reconnect_timeout: Duration::ZERO,
             ..Default::default()
         };
@@ -119,11 +119,12 @@ impl Receiving {
     pub(super) async fn next(&mut self) -> Result<Snapshot> {
         let mut subscription = self.subscription.take().context("the subscription has failed")?;
         let next = self.runtime.run(async move {
-            let next = timeout(ROUND_MAX, subscription.next()).await;
+            let next = timeout(VERSION_TIMEOUT, subscription.next()).await;
             (subscription, next)
         });
         let (subscription, next) = next.await?;
-        let snapshot = next.with_context(|| format!("no version was received within {ROUND_MAX:?}"))??;
+        let snapshot =
+            next.with_context(|| format!("no version was received within {VERSION_TIMEOUT:?}"))??;
         self.subscription = Some(subscription);
         Ok(snapshot)
     }
@@ -183,7 +184,7 @@ impl Loopback {
 }
 
 /// The deadline of a version. The slowest part of the suite needs less than a second.
-const ROUND_MAX: Duration = Duration::from_secs(20);
+const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The stall timeout of both ends: short, so that a device failure is reported soon.
-const STALL: Duration = Duration::from_secs(5);
+const STALL_TIMEOUT: Duration = Duration::from_secs(5);

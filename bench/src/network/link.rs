@@ -35,7 +35,7 @@ pub(super) async fn bridge(namespaces: &Namespaces, this: &Program, delay_ms: u3
     let words = delay::words(DEVICE, far, delay_ms);
     command.arg(EXIT_ON_STDIN_EOF).args(words);
     let mut bridge = Process::start("the delay bridge".into(), command)?;
-    let Ready { .. } = bridge.line(BRIDGE_DEADLINE).await?;
+    let Ready { .. } = bridge.line(BRIDGE_TIMEOUT).await?;
     let receiving = namespaces.name(Side::Receiving);
     namespaces.ip(Side::Serving, &format!("link set {far} netns {receiving} name {DEVICE}"))?;
     for side in [Side::Serving, Side::Receiving] {
@@ -74,8 +74,8 @@ fn token_bucket(args: &NetworkArgs) -> Option<String> {
     let rate = args.rate?;
     let frames = 4 * (u64::from(args.mtu) + u64::from(HEADER_BYTES) + 14);
     let burst = match args.segments {
-        true => rate.bytes_in_us(TIMER_US).max(frames),
-        false => rate.bytes_in_us(TIMER_US).max(BATCH_BYTES).max(frames),
+        true => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(frames),
+        false => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(BATCH_BYTES).max(frames),
     };
     // The queue of a switch with a few milliseconds of memory.
     let limit = burst + rate.bytes_in_us(5000).max(1 << 20);
@@ -99,10 +99,10 @@ const HEADER_BYTES: u32 = 28;
 const BATCH_BYTES: u64 = 128 << 10;
 
 /// The maximum delay of a timer on a busy machine.
-const TIMER_US: u64 = 400;
+const TIMER_DELAY_MAX_US: u64 = 400;
 
 /// The deadline for the bridge to make two devices.
-const BRIDGE_DEADLINE: Duration = Duration::from_secs(10);
+const BRIDGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {

@@ -24,8 +24,8 @@ use tensor_relay_client::{
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// A slow reader blocks its only thread nine tenths of the time, so that it does not even read from the network.
-const ASLEEP: Duration = Duration::from_millis(90);
-const AWAKE: Duration = Duration::from_millis(10);
+const BLOCKED_PERIOD: Duration = Duration::from_millis(90);
+const RUNNING_PERIOD: Duration = Duration::from_millis(10);
 
 /// Runs the consumer described by `job`, round by round.
 ///
@@ -218,8 +218,8 @@ async fn receive_slowly<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 /// Blocks this process's only thread nine tenths of the time.
 async fn block_thread() -> Infallible {
     loop {
-        std::thread::sleep(ASLEEP);
-        tokio::time::sleep(AWAKE).await;
+        std::thread::sleep(BLOCKED_PERIOD);
+        tokio::time::sleep(RUNNING_PERIOD).await;
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::{
 
 /// The deadline for the next order: long, because the driver may be waiting for other workers. A driver whose machine
 /// is unreachable is noticed earlier, by TCP keep-alive.
-const ORDER_MAX: Duration = Duration::from_secs(3_600);
+const ORDER_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// The interval of a worker's progress reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
@@ -34,9 +34,9 @@ impl DriverLink {
     /// # Errors
     /// [`DriverGone`]; input that is not an order; no order for an hour.
     pub(super) async fn next_order(&mut self) -> Result<Order> {
-        match timeout(ORDER_MAX, self.0.next()).await {
+        match timeout(ORDER_TIMEOUT, self.0.next()).await {
             Ok(order) => Ok(order?.ok_or(DriverGone)?),
-            Err(_) => bail!("the driver sent no order for {} s", ORDER_MAX.as_secs()),
+            Err(_) => bail!("the driver sent no order for {} s", ORDER_TIMEOUT.as_secs()),
         }
     }
 

@@ -12,7 +12,7 @@ use tokio::{
 const REVISION: u32 = 1;
 
 /// The deadline of the complete greeting.
-const GREETING_MAX: Duration = Duration::from_secs(10);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The node's first line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ enum Verdict {
 pub(crate) enum GreetingError {
     #[error(transparent)]
     Wire(#[from] WireError),
-    #[error("it sent nothing for {} s: is a node of this benchmark listening there?", GREETING_MAX.as_secs())]
+    #[error("it sent nothing for {} s: is a node of this benchmark listening there?", GREETING_TIMEOUT.as_secs())]
     Silent,
     #[error("it closed the connection during the greeting")]
     Closed,
@@ -63,7 +63,7 @@ pub(crate) async fn authenticate(
     writer: &mut (impl AsyncWrite + Unpin),
     token: &Token,
 ) -> Result<(), GreetingError> {
-    let outcome = timeout(GREETING_MAX, async {
+    let outcome = timeout(GREETING_TIMEOUT, async {
         let challenge = format!("{:032x}", rand::random::<u128>());
         let first = Challenge { tensor_relay_bench_node: REVISION, challenge };
         wire::send(writer, &first).await.map_err(WireError::from)?;
@@ -88,7 +88,7 @@ pub(crate) async fn present<R: AsyncRead + Unpin>(
     token: &Token,
 ) -> Result<Lines<R>, GreetingError> {
     let mut lines = Lines::new(reader, GREETING_MAX_BYTES);
-    let outcome = timeout(GREETING_MAX, async {
+    let outcome = timeout(GREETING_TIMEOUT, async {
         let first: Challenge = next(&mut lines).await?;
         if first.tensor_relay_bench_node != REVISION {
             return Err(GreetingError::Revision { found: first.tensor_relay_bench_node });

@@ -14,14 +14,14 @@ pub(crate) struct LatencyHistogram(Histogram<u64>);
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Buckets(Vec<(u64, u64)>);
 
-const LONGEST_NS: u64 = 60_000_000_000;
+const LATENCY_MAX_NS: u64 = 60_000_000_000;
 
 /// Significant decimal digits.
 const PRECISION: u8 = 2;
 
 impl LatencyHistogram {
     pub(crate) fn new() -> Self {
-        Self(Histogram::new_with_bounds(1, LONGEST_NS, PRECISION).expect("these bounds are in order"))
+        Self(Histogram::new_with_bounds(1, LATENCY_MAX_NS, PRECISION).expect("these bounds are in order"))
     }
 
     /// Adds a duration.
@@ -88,7 +88,7 @@ mod tests {
     fn the_fullest_histogram_fits_a_line() {
         let mut latencies = LatencyHistogram::new();
         let mut ns = 1;
-        while ns < LONGEST_NS {
+        while ns < LATENCY_MAX_NS {
             latencies.record(ns);
             ns = latencies.0.next_non_equivalent(ns);
         }

@@ -27,13 +27,13 @@ const TOPIC: &str = "bench";
 const KEEP_VERSIONS: u32 = 64;
 
 /// How long to wait until the withdrawn version of the last round is freed.
-const FREE_MAX: Duration = Duration::from_secs(10);
+const FREE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The interval at which the server's memory is checked meanwhile.
-const FREE_INTERVAL: Duration = Duration::from_millis(5);
+const FREE_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The deadline for the server's shutdown.
-const GRACE: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the producer described by `job` on the address `listen`, round by round.
 ///
@@ -59,7 +59,7 @@ pub(super) async fn run(job: Production, listen: SocketAddr, driver: &mut Driver
         }
     }
     drop(producer.ready);
-    producer.server.shutdown(GRACE).await;
+    producer.server.shutdown(SHUTDOWN_TIMEOUT).await;
     Ok(())
 }
 
@@ -112,10 +112,10 @@ impl Producer {
     async fn wait_until_free(&self) {
         let free = async {
             while self.server.stats().staged_bytes > 0 {
-                tokio::time::sleep(FREE_INTERVAL).await;
+                tokio::time::sleep(FREE_CHECK_INTERVAL).await;
             }
         };
-        let _ = tokio::time::timeout(FREE_MAX, free).await;
+        let _ = tokio::time::timeout(FREE_TIMEOUT, free).await;
     }
 
     /// Publishes the prepared round, and waits until all readers have committed it.

@@ -19,7 +19,7 @@ import numpy as np
 
 import tensor_relay
 
-DEADLINE_S = 600.0
+TIMEOUT_S = 600.0
 """How long a round may take before the other side is considered dead."""
 
 MESSAGE_BYTES = 4096
@@ -48,7 +48,7 @@ def _serve(options: argparse.Namespace) -> None:
             # The next round's version is published before it can be requested.
             following = relay.publish(f"bulk/{round + 1}", {"data": tensor}, hold="borrow")
             begun = _cpu_s()
-            current.wait_committed(timeout=DEADLINE_S)
+            current.wait_committed(timeout=TIMEOUT_S)
             _emit(bytes=options.bytes, cpu_s=_cpu_s() - begun)
             relay.withdraw(f"bulk/{round}")
             current, round = following, round + 1
@@ -61,7 +61,7 @@ def _receive(options: argparse.Namespace) -> None:
             _emit(small=options.small, **_small(client, _request_address(ip, int(port)), options.small))
         for round in range(options.rounds):
             begun, begun_cpu_s = time.perf_counter(), _cpu_s()
-            snapshot = client.subscribe(f"bulk/{round}").next(timeout=DEADLINE_S)
+            snapshot = client.subscribe(f"bulk/{round}").next(timeout=TIMEOUT_S)
             arrays = snapshot.numpy()
             seconds, cpu_s = time.perf_counter() - begun, _cpu_s() - begun_cpu_s
             size = sum(array.nbytes for array in arrays.values())
@@ -87,7 +87,7 @@ def _publish_small(relay: tensor_relay.Relay, listener: socket.socket) -> None:
             while connection.recv(1):
                 if last is not None:
                     # As in small.rs: the acknowledgement of a message is not part of the next one's latency.
-                    last.wait_committed(timeout=DEADLINE_S)
+                    last.wait_committed(timeout=TIMEOUT_S)
                 message[:8].view("<u8")[0] = time.monotonic_ns()
                 last = relay.publish("small", {"message": message})
 

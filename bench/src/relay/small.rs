@@ -24,7 +24,7 @@ const TOPIC: &str = "small";
 const TENSOR: &str = "message";
 
 /// The deadline of one version.
-const DEADLINE: Duration = Duration::from_secs(10);
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Publishes a version of its topic for each request.
 pub(super) struct SmallPublisher {
@@ -58,7 +58,7 @@ impl SmallPublisher {
             while let Ok(_request) = requests.read_u8().await {
                 // One at a time: the acknowledgement of a message is not part of the next one's latency.
                 if let Some(mut last) = last.take() {
-                    last.committed(1, DEADLINE).await;
+                    last.committed(1, VERSION_TIMEOUT).await;
                 }
                 last = Some(self.publish().await?);
             }
@@ -96,9 +96,9 @@ pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> 
     let mut latencies = Latencies::new(count);
     for number in 0..latency::messages(count) {
         requests.write_u8(1).await?;
-        let snapshot = timeout(DEADLINE, subscription.next())
-            .await
-            .with_context(|| format!("small tensor {number} was not received within {DEADLINE:?}"))??;
+        let snapshot = timeout(VERSION_TIMEOUT, subscription.next()).await.with_context(|| {
+            format!("small tensor {number} was not received within {VERSION_TIMEOUT:?}")
+        })??;
         let message = snapshot.tensor(TENSOR).context("a snapshot has no small tensor")?;
         latencies.add(&message)?;
     }

@@ -40,13 +40,13 @@ pub(super) struct Settings {
 }
 
 /// The deadline for starting, connecting and ending.
-const STEP_MAX: Duration = Duration::from_secs(60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The deadline for generating a version. The death of the producer is noticed at once.
-const PREPARE_MAX: Duration = Duration::from_secs(600);
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The margin of a round's deadline beyond the time for its bytes and its timetable.
-const ROUND_MAX: Duration = Duration::from_secs(60);
+const ROUND_TIMEOUT_MARGIN: Duration = Duration::from_secs(60);
 
 /// The rate of the slowest network for whose rounds the default deadline suffices.
 const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
@@ -187,7 +187,7 @@ impl Driver {
 
     /// Makes the producer generate the version, and then the consumers subscribe. All are ready when this returns.
     async fn prepare(&mut self, round: Round, consumers: &[usize]) -> Result<Prepared> {
-        let deadline = self.settings.deadline.unwrap_or(PREPARE_MAX);
+        let deadline = self.settings.deadline.unwrap_or(PREPARE_TIMEOUT);
         self.workers.send(&[PRODUCER], &Order::Prepare(round)).await?;
         let prepared = self.workers.gather(&[PRODUCER], "prepared", deadline, |report| match report {
             Report::Prepared(prepared) => Some(prepared),
@@ -212,7 +212,7 @@ impl Driver {
         }
         let all = [&[PRODUCER], readers].concat();
         // The producer's own deadline is `patience`, and its error says which consumers are late.
-        let deadline = patience + STEP_MAX;
+        let deadline = patience + STEP_TIMEOUT;
         let done = self.workers.gather(&all, "sent or received", deadline, |report| match report {
             Report::Sent(sent) => Some(Done::Sent(sent)),
             Report::Received(received) => Some(Done::Received(received)),
@@ -319,7 +319,7 @@ impl Driver {
     }
 
     fn step(&self) -> Duration {
-        self.settings.deadline.unwrap_or(STEP_MAX)
+        self.settings.deadline.unwrap_or(STEP_TIMEOUT)
     }
 
     /// The deadline of `round`, from its size.
@@ -328,7 +328,7 @@ impl Driver {
             let bytes = prepared.payload_bytes.saturating_mul(round.versions);
             let bytes = bytes.saturating_mul(round.readers.into());
             let seconds = 2 * self.settings.plan.timetable_s() + bytes / SLOWEST_BYTES_PER_S;
-            ROUND_MAX + Duration::from_secs(seconds)
+            ROUND_TIMEOUT_MARGIN + Duration::from_secs(seconds)
         })
     }
 }

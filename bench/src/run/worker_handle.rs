@@ -20,10 +20,10 @@ use tokio::{
 };
 
 /// The deadline for resolving a node's name and connecting to it.
-const CONNECT_MAX: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The deadline for writing an order to a worker.
-const SEND_MAX: Duration = Duration::from_secs(10);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A worker on this machine or behind a node. Dropping the handle ends the worker: a local process is killed, and a
 /// remote one exits when its connection closes.
@@ -75,8 +75,8 @@ impl WorkerHandle {
         events: mpsc::Sender<Event>,
     ) -> Result<Self> {
         let name = format!("{role} ({address})");
-        let Ok(connected) = timeout(CONNECT_MAX, TcpStream::connect(address.to_string())).await else {
-            bail!("cannot reach {name}: no answer over TCP within {} s", CONNECT_MAX.as_secs());
+        let Ok(connected) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address.to_string())).await else {
+            bail!("cannot reach {name}: no answer over TCP within {} s", CONNECT_TIMEOUT.as_secs());
         };
         let stream = connected.with_context(|| {
             format!("cannot reach {name}: is `bench node` running there, and its TCP port published?")
@@ -98,9 +98,9 @@ impl WorkerHandle {
     /// # Errors
     /// When the worker is gone, or reads nothing until the deadline.
     pub(crate) async fn send(&mut self, order: &Order) -> Result<()> {
-        match timeout(SEND_MAX, wire::send(&mut self.orders, order)).await {
+        match timeout(SEND_TIMEOUT, wire::send(&mut self.orders, order)).await {
             Ok(sent) => sent.with_context(|| format!("{} accepts no more orders", self.name)),
-            Err(_) => bail!("{} accepted no order within {} s", self.name, SEND_MAX.as_secs()),
+            Err(_) => bail!("{} accepted no order within {} s", self.name, SEND_TIMEOUT.as_secs()),
         }
     }
 

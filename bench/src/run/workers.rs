@@ -20,7 +20,7 @@ const EVENTS_MAX: usize = 64;
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long to wait for the failure report of a worker that accepts no more orders.
-const FAILURE_MAX: Duration = Duration::from_secs(1);
+const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The length to which a worker's failure reason is truncated.
 const REASON_MAX_CHARS: usize = 2_000;
@@ -92,7 +92,7 @@ impl Workers {
 
     /// The first failure in the queue of events.
     async fn reported_failure(&mut self) -> Option<anyhow::Error> {
-        let until = Instant::now() + FAILURE_MAX;
+        let until = Instant::now() + FAILURE_REPORT_TIMEOUT;
         while let Ok(Some((worker, event))) = timeout_at(until, self.events.recv()).await {
             if let Err(error) = self.handle_event(worker, event).await {
                 return Some(error);
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use tokio::process::Command;
 
-    const LONG: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     /// One worker, which runs `script` in a shell.
     fn one_worker(script: &str) -> Workers {
@@ -215,23 +215,23 @@ mod tests {
     #[tokio::test]
     async fn the_expected_report_is_returned() {
         let mut workers = one_worker(r#"echo '{"moving":{"bytes":1}}'; echo '"connected"'; exec sleep 60"#);
-        workers.gather(&[0], "connected", LONG, connected).await.unwrap();
+        workers.gather(&[0], "connected", TIMEOUT, connected).await.unwrap();
     }
 
     #[tokio::test]
     async fn errors_name_the_worker() {
         let late = failure("exec sleep 60", Duration::from_millis(20)).await;
         assert_eq!(late, "consumer 1 did not report `connected` within 20ms");
-        let dead = failure("exit 3", LONG).await;
+        let dead = failure("exit 3", TIMEOUT).await;
         assert!(dead.starts_with("consumer 1 is gone: it ended early, with exit status: 3"), "{dead}");
-        let other = failure(r#"echo '{"waiting":{"round":1}}'; exec sleep 60"#, LONG).await;
+        let other = failure(r#"echo '{"waiting":{"round":1}}'; exec sleep 60"#, TIMEOUT).await;
         assert!(other.starts_with("consumer 1 reported `waiting` instead of `connected`"), "{other}");
-        let garbage = failure("echo hello; exec sleep 60", LONG).await;
+        let garbage = failure("echo hello; exec sleep 60", TIMEOUT).await;
         assert!(garbage.starts_with("cannot read reports of consumer 1: it sent \"hello\""), "{garbage}");
-        let endless = failure("yes | tr -d '\\n'", LONG).await;
+        let endless = failure("yes | tr -d '\\n'", TIMEOUT).await;
         assert!(endless.contains("a line of more than"), "{endless}");
         let failed =
-            failure(r#"echo '{"failed":{"reason":"no\u001b[2Jmemory"}}'; exec sleep 60"#, LONG).await;
+            failure(r#"echo '{"failed":{"reason":"no\u001b[2Jmemory"}}'; exec sleep 60"#, TIMEOUT).await;
         assert_eq!(failed, "consumer 1 failed: no [2Jmemory", "without the control character");
     }
 
@@ -251,8 +251,8 @@ mod tests {
     #[tokio::test]
     async fn a_repeated_report_is_unexpected() {
         let mut workers = one_worker(r#"echo '"connected"'; echo '"connected"'; exec sleep 60"#);
-        workers.gather(&[0], "connected", LONG, connected).await.unwrap();
-        let error = workers.gather(&[0], "ended", LONG, |_| None::<()>).await.unwrap_err();
+        workers.gather(&[0], "connected", TIMEOUT, connected).await.unwrap();
+        let error = workers.gather(&[0], "ended", TIMEOUT, |_| None::<()>).await.unwrap_err();
         assert!(error.to_string().contains("reported `connected` instead of `ended`"), "{error}");
     }
 }

@@ -96,9 +96,9 @@ pub(crate) struct Scene {
     pub(crate) slow: Option<usize>,
 }
 
-const SIZE: u64 = 1 << 30;
-const SMALL_SIZE: u64 = 4 << 10;
-const VERSION_SIZE: u64 = 64 << 10;
+const DEFAULT_BYTES: u64 = 1 << 30;
+const SMALL_BYTES: u64 = 4 << 10;
+const VERSION_BYTES: u64 = 64 << 10;
 const COUNT: u32 = 10_000;
 const RATE: u32 = 1_000;
 const SECONDS: u32 = 5;
@@ -162,9 +162,9 @@ impl WorkloadArgs {
         let (work, versions) = match self.workload {
             Workload::Versions => {
                 let versions = u64::from(self.per_second()) * u64::from(self.seconds.unwrap_or(SECONDS));
-                (self.stream(VERSION_SIZE, Pace::PerSecond(self.per_second())), versions)
+                (self.stream(VERSION_BYTES, Pace::PerSecond(self.per_second())), versions)
             }
-            Workload::Latency => (self.stream(SMALL_SIZE, Pace::AfterCommit), self.count().into()),
+            Workload::Latency => (self.stream(SMALL_BYTES, Pace::AfterCommit), self.count().into()),
             _ => (Work::Version(self.load()), 1),
         };
         ensure!(versions <= VERSIONS_MAX, "{versions} versions in a round are more than {VERSIONS_MAX}");
@@ -195,11 +195,11 @@ impl WorkloadArgs {
     }
 
     fn load(&self) -> Load {
-        let bytes = self.size.unwrap_or(SIZE);
+        let bytes = self.size.unwrap_or(DEFAULT_BYTES);
         let form = match (&self.content, self.workload) {
             (Some(ContentArg::File(path)), _) => Form::File { path: path.clone() },
             (_, Workload::ManySmall) => {
-                Form::Equal { count: self.count(), bytes: self.size.unwrap_or(SMALL_SIZE) }
+                Form::Equal { count: self.count(), bytes: self.size.unwrap_or(SMALL_BYTES) }
             }
             (_, Workload::StateDict) => match self.model {
                 Some(model) => Form::Known { model, scale: self.scale.unwrap_or(1.0) },

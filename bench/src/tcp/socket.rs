@@ -37,7 +37,7 @@ pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream> {
 pub(super) fn connect(remote: SocketAddr) -> Result<TcpStream> {
     let socket = socket(remote)?;
     socket
-        .connect_timeout(&remote.into(), CONNECT_MAX)
+        .connect_timeout(&remote.into(), CONNECT_TIMEOUT)
         .with_context(|| format!("cannot connect to {remote}"))?;
     let stream = socket.into();
     prepare(&stream)?;
@@ -55,13 +55,13 @@ fn socket(address: SocketAddr) -> Result<Socket> {
 
 fn prepare(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(SILENCE_MAX))?;
-    stream.set_write_timeout(Some(SILENCE_MAX))?;
+    stream.set_read_timeout(Some(SILENCE_TIMEOUT))?;
+    stream.set_write_timeout(Some(SILENCE_TIMEOUT))?;
     Ok(())
 }
 
 const BACKLOG: i32 = 16;
-const CONNECT_MAX: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time without progress after which the peer counts as dead.
-const SILENCE_MAX: Duration = Duration::from_secs(120);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);

@@ -6,7 +6,7 @@ use std::{fmt, net::IpAddr, path::Path};
 use subtle::ConstantTimeEq;
 
 /// The minimum length of a token, in characters: shorter ones can be guessed.
-const TOKEN_MIN: usize = 16;
+const TOKEN_MIN_CHARS: usize = 16;
 
 /// The user name for basic authentication, which browsers use. The token is the password.
 const USER: &str = "admin";
@@ -78,11 +78,11 @@ impl fmt::Debug for Access {
 }
 
 fn check<'t>(token: &'t str, path: &Path) -> Result<&'t str, UsageError> {
-    let is_valid = token.len() >= TOKEN_MIN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    let is_valid = token.len() >= TOKEN_MIN_CHARS && token.bytes().all(|byte| byte.is_ascii_graphic());
     is_valid.then_some(token).ok_or_else(|| {
         UsageError(format!(
-            "--admin-token-file {}: a token must have at least {TOKEN_MIN} characters and no spaces; make one with \
-             `openssl rand -hex 32`",
+            "--admin-token-file {}: a token must have at least {TOKEN_MIN_CHARS} characters and no spaces; make one \
+             with `openssl rand -hex 32`",
             path.display()
         ))
     })

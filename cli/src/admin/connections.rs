@@ -21,7 +21,7 @@ const CONNECTIONS_MAX: usize = 32;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The maximum lifetime of a connection, so that no client can occupy one for good.
-const CONNECTION_MAX: Duration = Duration::from_secs(60);
+const CONNECTION_LIFETIME_MAX: Duration = Duration::from_secs(60);
 
 /// The maximum size of the head of a request, and of the read buffer. No request here has a body.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -30,7 +30,7 @@ const BUFFER_BYTES: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
 
 /// The pause after a failed accept, e.g. when no descriptor is free.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Accepts and serves connections. Never returns.
 pub(super) async fn accept(listener: TcpListener, routes: Router) {
@@ -42,7 +42,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router) {
                 let (place, mut eviction) = places.enter(peer.ip());
                 tokio::spawn(async move {
                     tokio::select! {
-                        _ = timeout(CONNECTION_MAX, answer(stream, routes)) => {}
+                        _ = timeout(CONNECTION_LIFETIME_MAX, answer(stream, routes)) => {}
                         () = eviction.evicted() => {}
                     }
                     drop(place);
@@ -50,7 +50,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router) {
             }
             Err(error) => {
                 tracing::debug!(%error, "The admin port could not accept a connection.");
-                sleep(ACCEPT_PAUSE).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }

@@ -17,7 +17,7 @@ use tracing_subscriber::{Layer, filter::filter_fn, layer::Context, registry::Loo
 const EVENTS_MAX: usize = 64;
 
 /// The maximum length of one field, in characters.
-const TEXT_MAX: usize = 300;
+const TEXT_MAX_CHARS: usize = 300;
 
 /// The most recent events of this process, oldest first. A static, because a process has one log.
 static RECENT: Mutex<VecDeque<Event>> = Mutex::new(VecDeque::new());
@@ -85,7 +85,7 @@ impl Visit for Event {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let mut text = String::new();
         let _ = write!(text, "{value:?}"); // Writing to a string cannot fail.
-        if let Some((end, _)) = text.char_indices().nth(TEXT_MAX) {
+        if let Some((end, _)) = text.char_indices().nth(TEXT_MAX_CHARS) {
             text.truncate(end);
         }
         match field.name() {

@@ -9,10 +9,10 @@ use std::{
 };
 
 /// The interval of beats.
-const BEAT: Duration = Duration::from_secs(1);
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The silence after which the thread counts as hung. Longer than any poll takes, even on a machine that swaps.
-const SILENCE_MAX: Duration = Duration::from_secs(15);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The time when a runtime last ran its tasks.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ impl Heartbeat {
         tokio::spawn(async move {
             while Arc::strong_count(&beats.beat_ms) > 1 {
                 beats.beat(Instant::now());
-                tokio::time::sleep(BEAT).await;
+                tokio::time::sleep(BEAT_INTERVAL).await;
             }
         });
         heartbeat
@@ -43,11 +43,11 @@ impl Heartbeat {
         self.beat_ms.store(self.ms(now), Ordering::Relaxed);
     }
 
-    /// The time since the last beat, if it exceeds [`SILENCE_MAX`].
+    /// The time since the last beat, if it exceeds [`SILENCE_TIMEOUT`].
     pub(super) fn silence(&self, now: Instant) -> Option<Duration> {
         let silence =
             Duration::from_millis(self.ms(now).saturating_sub(self.beat_ms.load(Ordering::Relaxed)));
-        (silence > SILENCE_MAX).then_some(silence)
+        (silence > SILENCE_TIMEOUT).then_some(silence)
     }
 
     fn ms(&self, now: Instant) -> u64 {

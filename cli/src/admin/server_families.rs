@@ -195,7 +195,7 @@ fn by_codec(status: &ServerStatus) -> Vec<Family> {
         Family::counters(
             "encode",
             "Time spent encoding, summed over all threads",
-            each(|count| count.worked.as_secs_f64()),
+            each(|count| count.worker_time.as_secs_f64()),
         )
         .in_seconds(),
     ]

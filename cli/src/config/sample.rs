@@ -3,7 +3,7 @@
 use super::{file::DEFAULT, setting::Setting};
 
 /// The maximum width of comments, in columns.
-const WIDTH: usize = 100;
+const LINE_MAX_CHARS: usize = 100;
 
 const HEAD: &str = "\
 # A configuration of tensor-relay. Every option is commented out, with its default or a <PLACEHOLDER>.
@@ -77,7 +77,7 @@ fn sentence(mut text: String) -> String {
 fn write_comment(text: &mut String, paragraph: &str) {
     let mut line = String::from("#");
     for word in paragraph.split_whitespace() {
-        if line.chars().count() + 1 + word.chars().count() > WIDTH {
+        if line.chars().count() + 1 + word.chars().count() > LINE_MAX_CHARS {
             text.push_str(&format!("{line}\n"));
             line = String::from("#");
         }

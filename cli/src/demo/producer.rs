@@ -31,13 +31,13 @@ pub(super) const PUBLISHED_NS: &str = "published_unix_ns";
 pub(super) const SEED: &str = "seed";
 
 /// The pause between two small versions, long enough that the transfers do not overlap.
-const SMALL_PAUSE: Duration = Duration::from_millis(3);
+const SMALL_VERSION_DELAY: Duration = Duration::from_millis(3);
 
 /// The minimum size of a tensor that counts as large.
 const LARGE_BYTES: u64 = 64 << 10;
 
 /// The deadline for transfers to finish at the end of the demo.
-const GRACE: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<Exit> {
     let config = Config { codec: args.codec.into(), ..Config::default() };
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<Exit> {
             _ => bail!("the demo sent the unknown command {command:?}"),
         }
     }
-    server.shutdown(GRACE).await;
+    server.shutdown(SHUTDOWN_TIMEOUT).await;
     Ok(Exit::Done)
 }
 
@@ -127,7 +127,7 @@ impl Producer {
                 Ok(())
             })?;
             self.small.publish(self.upload(staged).await?, metadata).await?;
-            tokio::time::sleep(SMALL_PAUSE).await;
+            tokio::time::sleep(SMALL_VERSION_DELAY).await;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 /// The required free space in the state directory: many times the size of keys and ledgers.
-const FREE_MIN: u64 = 1 << 20;
+const FREE_MIN_BYTES: u64 = 1 << 20;
 
 pub(super) fn check(state_dir: Option<&Path>) -> Vec<Finding> {
     let mut findings = vec![match serve::state_dir(state_dir) {
@@ -36,7 +36,7 @@ fn state_folder(folder: &Path) -> Finding {
     match try_folder(folder) {
         Ok(free) => {
             let measured = format!("{shown} is writable, {} free", units::bytes(free));
-            Finding::judge(NAME, (free >= FREE_MIN, State::Fail), measured, wanted, STATE)
+            Finding::judge(NAME, (free >= FREE_MIN_BYTES, State::Fail), measured, wanted, STATE)
         }
         Err(error) => Finding::fail(NAME, format!("{shown} is not writable: {error}"), wanted, STATE),
     }

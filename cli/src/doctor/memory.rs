@@ -9,10 +9,10 @@ use rustix::process::{Resource, getrlimit};
 use std::fs;
 
 /// The free memory below which a warning is due.
-const WARN_BELOW: u64 = 1 << 30;
+const WARN_BELOW_BYTES: u64 = 1 << 30;
 
 /// The free memory that a server or a consumer of small tensors needs.
-const FAIL_BELOW: u64 = 128 << 20;
+const FAIL_BELOW_BYTES: u64 = 128 << 20;
 
 pub(super) fn check(cgroup: &Cgroup) -> Vec<Finding> {
     vec![free(cgroup.memory(), available()), locked()]
@@ -37,9 +37,9 @@ fn free(limit: Option<(u64, u64)>, available: Option<u64>) -> Finding {
         Some((limit, _)) => format!("{} free, within a limit of {}", units::bytes(free), units::bytes(limit)),
         None => format!("{} free, without a limit", units::bytes(free)),
     };
-    let otherwise = if free < FAIL_BELOW { State::Fail } else { State::Warn };
-    let wanted = format!("{}, and the size of the versions", units::bytes(WARN_BELOW));
-    Finding::judge(NAME, (free >= WARN_BELOW, otherwise), measured, wanted, FIX)
+    let otherwise = if free < FAIL_BELOW_BYTES { State::Fail } else { State::Warn };
+    let wanted = format!("{}, and the size of the versions", units::bytes(WARN_BELOW_BYTES));
+    Finding::judge(NAME, (free >= WARN_BELOW_BYTES, otherwise), measured, wanted, FIX)
 }
 
 fn available() -> Option<u64> {

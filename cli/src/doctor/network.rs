@@ -7,7 +7,7 @@ use std::{io, net::UdpSocket, time::Duration};
 use tensor_relay_client::Tuning;
 
 /// The packet size, which any network carries.
-const SEGMENT: usize = 1_200;
+const SEGMENT_BYTES: usize = 1_200;
 
 /// The number of packets in the test batch.
 const SEGMENTS: usize = 8;
@@ -79,10 +79,10 @@ fn batches() -> Vec<Finding> {
         Ok(Batch { received, is_gro_allowed }) => {
             let sent = Finding::ok(SEND, format!("{SEGMENTS} packets in one system call"), wanted);
             let measured = match is_gro_allowed {
-                true => format!("{} packets in one system call", received / SEGMENT),
+                true => format!("{} packets in one system call", received / SEGMENT_BYTES),
                 false => "the system rejects UDP_GRO".into(),
             };
-            let is_good = is_gro_allowed && received > SEGMENT;
+            let is_good = is_gro_allowed && received > SEGMENT_BYTES;
             vec![sent, Finding::judge(RECEIVE, (is_good, State::Warn), measured, wanted, BATCHES)]
         }
     }
@@ -97,10 +97,10 @@ struct Batch {
 fn try_batch() -> io::Result<Batch> {
     let (from, to) = (UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?);
     let is_gro_allowed = setsockopt(&to, sockopt::UdpGroSegment, &true).is_ok();
-    setsockopt(&from, sockopt::UdpGsoSegment, &(SEGMENT as i32))?;
+    setsockopt(&from, sockopt::UdpGsoSegment, &(SEGMENT_BYTES as i32))?;
     to.set_read_timeout(Some(RECEIVE_TIMEOUT))?;
-    from.send_to(&[0; SEGMENT * SEGMENTS], to.local_addr()?)?;
-    let received = to.recv(&mut [0; SEGMENT * SEGMENTS])?;
+    from.send_to(&[0; SEGMENT_BYTES * SEGMENTS], to.local_addr()?)?;
+    let received = to.recv(&mut [0; SEGMENT_BYTES * SEGMENTS])?;
     Ok(Batch { received, is_gro_allowed })
 }
 

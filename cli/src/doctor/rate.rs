@@ -17,7 +17,7 @@ const GROWTH: u32 = 4;
 
 /// The duration of a probe that is long enough to be the result. All probes together take two seconds at most, unless
 /// the rate falls meanwhile.
-const DURATION_MIN: Duration = Duration::from_millis(400);
+const PROBE_DURATION_MIN: Duration = Duration::from_millis(400);
 
 /// The fraction of use from which a processor counts as the bottleneck.
 const BUSY: f64 = 0.8;
@@ -73,7 +73,7 @@ pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Opt
         // By now the server knows of any packets lost at the end of the measured probe.
         let Some(after) = probe(1).await? else { return Ok(None) };
         let (elapsed, server) = (measured.elapsed, after.sender.since(&before.sender));
-        if elapsed >= DURATION_MIN || bytes == ProbeBytes::MAX {
+        if elapsed >= PROBE_DURATION_MIN || bytes == ProbeBytes::MAX {
             let (bytes, is_local) = (measured.bytes, client.peer().ip().is_loopback());
             return Ok(Some(Rate { bytes, elapsed, round_trip, is_local, cpu_time, processors, server }));
         }

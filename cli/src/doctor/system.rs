@@ -9,11 +9,11 @@ use std::{
 };
 
 /// The descriptors of a server with 1024 clients of one lane each, including its files.
-const ENOUGH: u64 = 4_096;
+const RECOMMENDED_DESCRIPTORS: u64 = 4_096;
 
 /// The tolerated difference by which the clock may be behind the program's file: archives may contain dates of other
 /// time zones.
-const DAY: Duration = Duration::from_secs(86_400);
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(86_400);
 
 pub(super) fn check() -> Vec<Finding> {
     vec![files(getrlimit(Resource::Nofile).maximum, descriptors::needed_to_serve()), clock()]
@@ -28,9 +28,9 @@ fn files(hard: Option<u64>, needed: u64) -> Finding {
     };
     let measured = hard.map_or_else(|| "no limit".into(), |hard| format!("{hard} may be open"));
     let hard = hard.unwrap_or(u64::MAX);
-    let wanted = format!("{ENOUGH}; at least {needed} to start");
+    let wanted = format!("{RECOMMENDED_DESCRIPTORS}; at least {needed} to start");
     let otherwise = if hard < needed { State::Fail } else { State::Warn };
-    Finding::judge("files and sockets", (hard >= ENOUGH, otherwise), measured, wanted, fix)
+    Finding::judge("files and sockets", (hard >= RECOMMENDED_DESCRIPTORS, otherwise), measured, wanted, fix)
 }
 
 /// Checks that the clock is not before the date of this program's file.
@@ -49,7 +49,7 @@ fn judge_clock(now: SystemTime, built: SystemTime) -> Finding {
         Ok(behind) => format!("{} before the date of this program's file", units::time(behind)),
         Err(_) => "after the date of this program's file".into(),
     };
-    let is_good = now + DAY >= built;
+    let is_good = now + CLOCK_TOLERANCE >= built;
     Finding::judge("clock", (is_good, State::Warn), measured, "the correct time, for logs and metrics", fix)
 }
 
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn a_clock_in_the_past_is_a_warning() {
         let built = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        assert_eq!(judge_clock(built - DAY, built).state, State::Ok);
+        assert_eq!(judge_clock(built - CLOCK_TOLERANCE, built).state, State::Ok);
         assert_eq!(judge_clock(SystemTime::UNIX_EPOCH, built).state, State::Warn);
     }
 }

@@ -16,10 +16,10 @@ use tensor_relay_client::{
 };
 
 /// The number of tensors named as examples in an error.
-const EXAMPLES: usize = 3;
+const EXAMPLES_MAX: usize = 3;
 
 /// The waiting time for a topic after which a message is printed.
-const MESSAGE_AFTER: Duration = Duration::from_secs(1);
+const MESSAGE_DELAY: Duration = Duration::from_secs(1);
 
 /// A subscription, and the outputs of its versions.
 pub(crate) struct Follow {
@@ -95,7 +95,7 @@ impl Follow {
         let progress = self.subscription.progress_reader();
         let topic = self.subscription.topic().clone();
         let message = async {
-            tokio::time::sleep(MESSAGE_AFTER).await;
+            tokio::time::sleep(MESSAGE_DELAY).await;
             if progress().version == 0 {
                 crate::log::message!(
                     "waiting for topic {topic}: it does not exist yet, or has no version that matches --from"
@@ -121,7 +121,7 @@ impl Follow {
             return Ok(());
         }
         let globs: Vec<&str> = select.iter().map(Glob::as_str).collect();
-        let examples: Vec<&str> = all.iter().take(EXAMPLES).map(|tensor| tensor.name.as_str()).collect();
+        let examples: Vec<&str> = all.iter().take(EXAMPLES_MAX).map(|tensor| tensor.name.as_str()).collect();
         let (id, globs, examples) = (snapshot.id().clone(), globs.join(","), examples.join(", "));
         Err(NothingSelected { id, globs, examples })
     }

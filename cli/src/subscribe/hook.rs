@@ -13,7 +13,7 @@ use tensor_relay_client::VersionId;
 use tokio::process::Command;
 
 /// The time between SIGTERM and SIGKILL. Container engines wait ten seconds before they kill the whole program.
-const GRACE: Duration = Duration::from_secs(5);
+const KILL_DELAY: Duration = Duration::from_secs(5);
 
 /// The interval of checks whether a process group is empty.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -60,7 +60,7 @@ async fn status(mut shell: Command) -> io::Result<ExitStatus> {
     status
 }
 
-/// Terminates all running commands and their children: SIGTERM first, SIGKILL after [`GRACE`]. Processes that left
+/// Terminates all running commands and their children: SIGTERM first, SIGKILL after [`KILL_DELAY`]. Processes that left
 /// their group (`setsid`) are not terminated.
 pub(crate) async fn terminate_all() {
     let groups = std::mem::take(&mut *running());
@@ -70,7 +70,7 @@ pub(crate) async fn terminate_all() {
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
-    if tokio::time::timeout(GRACE, all_gone).await.is_err() {
+    if tokio::time::timeout(KILL_DELAY, all_gone).await.is_err() {
         signal_all(&groups, Signal::KILL);
     }
 }

@@ -119,17 +119,17 @@ fn other_names(missing: &[Box<str>], unexpected: &[Box<str>]) -> String {
 }
 
 /// The maximum number of names in a message.
-const NAMES_SHOWN: usize = 10;
+const NAMES_MAX: usize = 10;
 
 /// The first names, and the number of the others.
 fn list_names(names: &[Box<str>]) -> String {
     let shown = names
         .iter()
-        .take(NAMES_SHOWN)
+        .take(NAMES_MAX)
         .map(AsRef::as_ref)
         .collect::<Vec<&str>>()
         .join(", ");
-    match names.len().saturating_sub(NAMES_SHOWN) {
+    match names.len().saturating_sub(NAMES_MAX) {
         0 => shown,
         more => format!("{shown} and {more} more"),
     }

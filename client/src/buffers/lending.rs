@@ -127,12 +127,12 @@ impl<B> ReturnPath<B> {
 
 /// The deadline for a device to end its copies to lent buffers, before these are withheld. Engines have shorter
 /// deadlines of their own.
-const COPIES_END: Duration = Duration::from_secs(30);
+const COPIES_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<B> Lender<B> {
     /// Waits until all buffers are returned; also returns the names of those that are withheld.
     pub(crate) async fn back(mut self) -> (Buffers<B>, Vec<TensorName>) {
-        let deadline = Instant::now() + COPIES_END;
+        let deadline = Instant::now() + COPIES_TIMEOUT;
         let (mut by_name, mut withheld) = (BTreeMap::new(), vec![]);
         for (name, owner) in &mut self.owners {
             let mut buffer = owner.try_take();

@@ -21,7 +21,7 @@ use tokio::{
 };
 
 /// The lifetime after which a lost lane is replaced after the shortest wait.
-const STABLE_AFTER: Duration = Duration::from_secs(10);
+const STABLE_AGE: Duration = Duration::from_secs(10);
 
 /// An event from a lane's task.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl LaneSlot {
         while self.is_wanted().await {
             let began = Instant::now();
             match self.join_and_run().await {
-                Ok(()) if began.elapsed() > STABLE_AFTER => backoff = Backoff::new(),
+                Ok(()) if began.elapsed() > STABLE_AGE => backoff = Backoff::new(),
                 Ok(()) => {}
                 Err(error) if !error.is_worth_a_retry() => {
                     tracing::warn!(slot = self.number, %error, "A lane cannot be kept; the session continues.");

@@ -122,16 +122,18 @@ mod tests {
         (plan, tried)
     }
 
-    const LONG: Duration = Duration::from_secs(5);
-    const PAUSE: Duration = Duration::from_secs(1);
+    const TRANSFER_DURATION: Duration = Duration::from_secs(5);
+    const PAUSE_DURATION: Duration = Duration::from_secs(1);
 
     #[test]
     fn lanes_double_while_that_pays() {
-        let (plan, tried) = run(16, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes.min(6)));
+        let (plan, tried) =
+            run(16, 16, TRANSFER_DURATION, PAUSE_DURATION, |lanes| 1_000_000 * u64::from(lanes.min(6)));
         assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 8, 16, 8], true));
-        let (plan, tried) = run(16, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes.min(4)));
+        let (plan, tried) =
+            run(16, 16, TRANSFER_DURATION, PAUSE_DURATION, |lanes| 1_000_000 * u64::from(lanes.min(4)));
         assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 8, 4], true));
-        let (_, tried) = run(6, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes));
+        let (_, tried) = run(6, 16, TRANSFER_DURATION, PAUSE_DURATION, |lanes| 1_000_000 * u64::from(lanes));
         assert_eq!(tried, [1, 2, 4, 6]);
     }
 
@@ -143,7 +145,8 @@ mod tests {
 
     #[test]
     fn lanes_that_do_not_join_are_not_waited_for() {
-        let (plan, tried) = run(8, 2, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes));
+        let (plan, tried) =
+            run(8, 2, TRANSFER_DURATION, PAUSE_DURATION, |lanes| 1_000_000 * u64::from(lanes));
         assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 2], true));
     }
 
@@ -152,7 +155,7 @@ mod tests {
         /// number that is clearly faster than each smaller number that it tried.
         #[test]
         fn the_best_number_is_chosen(max in 2u32..=16, rates in prop::collection::vec(1_000u64..1_000_000, 17)) {
-            let (plan, tried) = run(max, max, LONG, PAUSE, |lanes| rates[lanes as usize]);
+            let (plan, tried) = run(max, max, TRANSFER_DURATION, PAUSE_DURATION, |lanes| rates[lanes as usize]);
             prop_assert!(plan.is_settled() && tried.iter().all(|lanes| (1..=max).contains(lanes)));
             prop_assert!(tried.len() <= 6, "{tried:?}");
             let settled = rates[plan.lanes() as usize] as f64;

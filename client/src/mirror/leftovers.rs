@@ -10,7 +10,7 @@ use std::{
 };
 
 /// The age from which a temporary file is deleted without a lock.
-const AGE: Duration = Duration::from_secs(3_600);
+const STALE_AGE: Duration = Duration::from_secs(3_600);
 
 /// Deletes temporary files in `folder` that are no longer being written. Only temporary files have such names, and of a
 /// folder only listed files are deleted. Failures are ignored.
@@ -72,5 +72,5 @@ fn is_abandoned(name: &str, lock: &File, metadata: &Metadata) -> bool {
 
 fn is_old(metadata: &Metadata) -> bool {
     let age = metadata.modified().ok().and_then(|modified| modified.elapsed().ok());
-    age.is_some_and(|age| age > AGE)
+    age.is_some_and(|age| age > STALE_AGE)
 }

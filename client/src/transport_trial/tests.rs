@@ -3,7 +3,7 @@ use LaneKind::{Quic, Tcp};
 use proptest::prelude::*;
 
 /// The interval between samples.
-const TICK: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The decisions of a session on a simulated path.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ fn run(first: LaneKind, seconds: u64, rate: impl Fn(LaneKind, u64) -> u64) -> Ru
     for tick in 0..seconds * 10 {
         let second = tick / 10;
         let sample = Sample { period: Some(tick / 200), lanes: 1, verified_bytes: run.bytes };
-        match trial.handle_sample(begun + TICK * tick as u32, sample, true) {
+        match trial.handle_sample(begun + SAMPLE_INTERVAL * tick as u32, sample, true) {
             Some(wanted) if rate(wanted, second) > 0 => {
                 kind = wanted;
                 run.moves.push((second, kind));
@@ -93,7 +93,7 @@ fn between_large_versions_nothing_is_measured() {
     let begun = Instant::now();
     for tick in 0..10_000u32 {
         let sample = Sample { period: None, lanes: 1, verified_bytes: u64::from(tick) };
-        assert_eq!(trial.handle_sample(begun + TICK * tick, sample, true), None);
+        assert_eq!(trial.handle_sample(begun + SAMPLE_INTERVAL * tick, sample, true), None);
     }
 }
 
@@ -103,7 +103,7 @@ fn no_transport_is_tried_before_the_lanes_settle() {
     let begun = Instant::now();
     for tick in 0..10_000u32 {
         let sample = Sample { period: Some(1), lanes: 1, verified_bytes: u64::from(tick) };
-        assert_eq!(trial.handle_sample(begun + TICK * tick, sample, false), None);
+        assert_eq!(trial.handle_sample(begun + SAMPLE_INTERVAL * tick, sample, false), None);
     }
 }
 

@@ -90,7 +90,7 @@ pub(super) struct PollSchedule {
 
 impl PollSchedule {
     pub(super) fn new(now: Instant) -> Self {
-        Self { poll_at: now + FIRST_PAUSE, pause: FIRST_PAUSE }
+        Self { poll_at: now + POLL_INTERVAL_MIN, pause: POLL_INTERVAL_MIN }
     }
 
     pub(super) fn poll_at(self) -> Instant {
@@ -102,13 +102,13 @@ impl PollSchedule {
     }
 
     pub(super) fn polled(&mut self, now: Instant) {
-        self.pause = (self.pause * 5 / 4).min(LONGEST_PAUSE);
+        self.pause = (self.pause * 5 / 4).min(POLL_INTERVAL_MAX);
         self.poll_at = now + self.pause;
     }
 }
 
-const FIRST_PAUSE: Duration = Duration::from_micros(50);
-const LONGEST_PAUSE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL_MIN: Duration = Duration::from_micros(50);
+const POLL_INTERVAL_MAX: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests {

@@ -57,7 +57,13 @@ impl<C> Flights<C> {
 
     /// Adds a copy submitted after all others of its direction.
     pub(super) fn begin(&mut self, direction: Direction, copy: C, now: Instant) {
-        let flight = Flight { copy, started: now, poll_at: now + FIRST_POLL, pause: FIRST_POLL, late: false };
+        let flight = Flight {
+            copy,
+            started: now,
+            poll_at: now + POLL_INTERVAL_MIN,
+            pause: POLL_INTERVAL_MIN,
+            late: false,
+        };
         self.queues[direction as usize].push_back(flight);
     }
 
@@ -84,7 +90,7 @@ impl<C> Flights<C> {
         if let Some(flight) = self.queues[direction as usize].front_mut()
             && flight.poll_at <= now
         {
-            flight.pause = (flight.pause * 2).min(LONGEST_PAUSE);
+            flight.pause = (flight.pause * 2).min(POLL_INTERVAL_MAX);
             flight.poll_at = now + flight.pause;
         }
     }
@@ -122,8 +128,8 @@ impl<C> Flights<C> {
 }
 
 /// The first poll without a signal: long after most copies have ended, and soon enough if a signal is lost.
-const FIRST_POLL: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
+const POLL_INTERVAL_MAX: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {

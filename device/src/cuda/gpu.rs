@@ -246,9 +246,9 @@ impl Gpu {
         }
     }
 
-    /// Waits up to `LAST_CALLBACKS_MS` for the last callbacks; returns whether the stream became idle.
+    /// Waits up to `CALLBACKS_TIMEOUT_MS` for the last callbacks; returns whether the stream became idle.
     fn becomes_idle(&self, stream: CUstream) -> bool {
-        (0..LAST_CALLBACKS_MS).any(|_| {
+        (0..CALLBACKS_TIMEOUT_MS).any(|_| {
             // SAFETY: the stream lives: `close` destroys it after this.
             let idle = unsafe { self.driver.stream_is_idle(stream) } == Ok(true);
             if !idle {
@@ -284,7 +284,7 @@ impl Gpu {
 }
 
 /// The time that the shutdown of an engine waits for the last callbacks.
-const LAST_CALLBACKS_MS: u32 = 1000;
+const CALLBACKS_TIMEOUT_MS: u32 = 1000;
 
 /// Retains the device's primary context and makes it current on this thread.
 pub(super) fn bind(driver: &Driver, device: CUdevice) -> Result<(), DriverError> {

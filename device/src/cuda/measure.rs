@@ -106,7 +106,7 @@ fn copy_both_ways(driver: &Driver, host: &Mapping, len: usize) -> Result<PlainCo
 fn fastest<E>(mut copy: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     copy()?;
     let mut shortest = f64::INFINITY;
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS {
         let begun = Instant::now();
         copy()?;
         shortest = shortest.min(begun.elapsed().as_secs_f64());
@@ -114,7 +114,7 @@ fn fastest<E>(mut copy: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     Ok(shortest)
 }
 
-const TRIES: usize = 5;
+const ATTEMPTS: usize = 5;
 
 /// The fault that breaks a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

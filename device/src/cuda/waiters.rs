@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use crate::{Capacity, SlotPool, engine::Copying};
 
-    const NEVER: Duration = Duration::from_secs(3600);
+    const LONG_TIMEOUT: Duration = Duration::from_secs(3600);
 
     fn waiters(patience: Duration) -> Waiters {
         Waiters::watch("cuda:9".into(), patience).unwrap()
@@ -169,7 +169,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_copy_is_reported() {
         let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
-        let waiters = waiters(NEVER);
+        let waiters = waiters(LONG_TIMEOUT);
         let (done, copying) = Copying::pair();
         let ticket = waiters.add(done);
         ticket.finish(Ok(pool.try_acquire().unwrap()));
@@ -178,7 +178,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_dropped_ticket_reports_that_the_engine_has_stopped() {
-        let waiters = waiters(NEVER);
+        let waiters = waiters(LONG_TIMEOUT);
         let (done, copying) = Copying::pair();
         drop(waiters.add(done));
         assert_eq!(copying.await.unwrap_err(), CopyError::EngineStopped);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn the_thread_ends_with_the_last_ticket() {
-        let waiters = waiters(NEVER);
+        let waiters = waiters(LONG_TIMEOUT);
         let (done, _copying) = Copying::pair();
         let ticket = waiters.add(done);
         let shared = Arc::downgrade(&waiters.shared);

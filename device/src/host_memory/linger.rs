@@ -13,7 +13,7 @@ use super::{
 };
 
 /// The linger time: enough for a program that makes a new subscription for each version.
-const LINGER: Duration = Duration::from_secs(2);
+const LINGER_DURATION: Duration = Duration::from_secs(2);
 
 /// The end of the linger time of a cache without leases.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ pub(super) fn is_worth_it(state: &State) -> bool {
 /// Starts or restarts the linger time. One thread waits for each cache. If no thread can be started, evicts the cache
 /// and returns its mappings.
 pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>> {
-    state.linger.until = Some(Instant::now() + LINGER);
+    state.linger.until = Some(Instant::now() + LINGER_DURATION);
     if !state.linger.is_awaited {
         let weak = Arc::downgrade(cache);
         let waiting = thread::Builder::new().name("relay-linger".into()).spawn(|| wait(weak));
@@ -53,7 +53,7 @@ pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>
 
 /// Waits for the end of the linger time, which may be postponed meanwhile, and evicts the cache.
 fn wait(weak: Weak<Cache>) {
-    let mut left = LINGER;
+    let mut left = LINGER_DURATION;
     while !left.is_zero() {
         thread::sleep(left);
         let Some(cache) = weak.upgrade() else { return };
@@ -86,7 +86,7 @@ mod tests {
     fn end(memory: &HostMemory) {
         let mut state = memory.cache.state();
         assert!(state.linger.left(Instant::now()) > Duration::ZERO);
-        assert_eq!(state.linger.left(Instant::now() + LINGER), Duration::ZERO);
+        assert_eq!(state.linger.left(Instant::now() + LINGER_DURATION), Duration::ZERO);
         drop(state.evict_unneeded());
     }
 

@@ -28,7 +28,7 @@ enum Cost {
 }
 
 /// The factor by which huge pages may cost more than small ones, since they are faster to use and to unmap.
-const HUGE_MAY_COST: u32 = 2;
+const HUGE_COST_FACTOR_MAX: u32 = 2;
 
 /// The process-wide instance: all memory comes from the same kernel.
 pub(super) static PAGE_COSTS: Mutex<PageCosts> = Mutex::new(PageCosts::new());
@@ -46,7 +46,7 @@ impl PageCosts {
     /// The preferred page size: huge, unless known to be too expensive.
     pub(super) fn preferred(&self) -> PageSize {
         match (self.huge, self.small) {
-            (Cost::Known(huge), Cost::Known(small)) if huge > small * HUGE_MAY_COST => PageSize::Small,
+            (Cost::Known(huge), Cost::Known(small)) if huge > small * HUGE_COST_FACTOR_MAX => PageSize::Small,
             _ => PageSize::Huge,
         }
     }

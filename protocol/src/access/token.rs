@@ -14,13 +14,13 @@ const CONTEXT: &[u8] = b"tensor-relay ticket 1\0";
 
 const SECRET_ID_BYTES: usize = 4;
 const SEAL_BYTES: usize = 32;
-const CLAIMS_AT: usize = 1 + SECRET_ID_BYTES + SEAL_BYTES;
+const CLAIMS_OFFSET: usize = 1 + SECRET_ID_BYTES + SEAL_BYTES;
 
 /// The most grants in a token.
 const GRANTS_MAX: usize = 64;
 
 /// The shortest run of token characters that errors hide. A shorter run reveals at most 66 of a token's 256 MAC bits.
-const HIDDEN_MIN: usize = 12;
+const HIDDEN_MIN_CHARS: usize = 12;
 
 /// The maximum length of a holder's name.
 const HOLDER_MAX_BYTES: usize = 255;
@@ -206,7 +206,7 @@ impl Token {
         let mut rest = text;
         while !rest.is_empty() {
             let run = rest.bytes().take_while(|byte| is_token_byte(*byte)).count();
-            shown.push_str(if run < HIDDEN_MIN { &rest[..run] } else { "(hidden)" });
+            shown.push_str(if run < HIDDEN_MIN_CHARS { &rest[..run] } else { "(hidden)" });
             let next_run = rest[run..].find(|c: char| u8::try_from(c).is_ok_and(is_token_byte));
             let next = next_run.map_or(rest.len(), |distance| run + distance);
             shown.push_str(&rest[run..next]);
@@ -221,7 +221,7 @@ impl Token {
     /// [`TokenError`] when verification fails. The reason is for the log and must not be sent to the peer.
     pub fn open(&self, secrets: &[Secret]) -> Result<Claims, TokenError> {
         let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
-        let (head, claims) = bytes.split_at_checked(CLAIMS_AT).ok_or(TokenError::Malformed)?;
+        let (head, claims) = bytes.split_at_checked(CLAIMS_OFFSET).ok_or(TokenError::Malformed)?;
         let (&format, rest) = head.split_first().ok_or(TokenError::Malformed)?;
         if format != FORMAT {
             return Err(TokenError::Malformed);
@@ -242,7 +242,7 @@ impl Token {
     /// [`TokenError::Malformed`] when the token is not of this format.
     pub fn decode_unverified(&self) -> Result<Claims, TokenError> {
         let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
-        let (head, claims) = bytes.split_at_checked(CLAIMS_AT).ok_or(TokenError::Malformed)?;
+        let (head, claims) = bytes.split_at_checked(CLAIMS_OFFSET).ok_or(TokenError::Malformed)?;
         match head.first() {
             Some(&FORMAT) => parse_claims(claims),
             _ => Err(TokenError::Malformed),

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// The credit of the subscription.
 const CREDIT: u32 = 3;
 const CHUNKS: u32 = 4;
-const STALL: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn of(version: u64) -> (Epoch, Version) {
     key(&id(version))
@@ -18,7 +18,7 @@ fn of(version: u64) -> (Epoch, Version) {
 
 /// A subscription in mode `latest` without an announcement.
 fn idle() -> Subscriber {
-    let mut subscriber = Subscriber::new(request(Mode::Latest, CREDIT), codecs(), STALL, now());
+    let mut subscriber = Subscriber::new(request(Mode::Latest, CREDIT), codecs(), STALL_TIMEOUT, now());
     subscriber.subscribe(None);
     assert!(matches!(subscriber.poll(), Some(Action::Send(ClientMessage::Subscribe(_)))));
     subscriber
@@ -178,7 +178,7 @@ fn complete_may_arrive_before_the_manifest() {
 fn without_a_current_version_there_is_no_stall() {
     let mut subscriber = idle();
     for checks in 1..10 {
-        subscriber.handle_timeout(now() + STALL * checks, 0);
+        subscriber.handle_timeout(now() + STALL_TIMEOUT * checks, 0);
         assert_eq!(actions(&mut subscriber).len(), 0, "{checks} checks");
     }
 }
@@ -320,11 +320,11 @@ fn a_version_without_progress_fails() {
     let mut subscriber = idle();
     assert_eq!(subscriber.timeout_at(), None, "there is no version");
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), begun, 100).unwrap();
-    assert_eq!(subscriber.timeout_at(), Some(begun + STALL));
-    subscriber.handle_timeout(begun + STALL, 101);
+    assert_eq!(subscriber.timeout_at(), Some(begun + STALL_TIMEOUT));
+    subscriber.handle_timeout(begun + STALL_TIMEOUT, 101);
     assert!(subscriber.poll().is_none(), "a byte was received");
-    subscriber.handle_timeout(begun + 2 * STALL, 101);
-    assert!(matches!(subscriber.poll(), Some(Action::Fail(VersionFault::Stalled(STALL)))));
+    subscriber.handle_timeout(begun + 2 * STALL_TIMEOUT, 101);
+    assert!(matches!(subscriber.poll(), Some(Action::Fail(VersionFault::Stalled(STALL_TIMEOUT)))));
     subscriber.end_subscription(AbortReason::Stalled, true);
     let messages = messages(&mut subscriber);
     assert!(
@@ -368,7 +368,7 @@ fn each_connection_needs_a_complete() {
 /// An acknowledgement without a connection is sent on the next one, after its subscription.
 #[test]
 fn subscribe_is_the_first_message() {
-    let mut subscriber = Subscriber::new(request(Mode::Every, CREDIT), codecs(), STALL, now());
+    let mut subscriber = Subscriber::new(request(Mode::Every, CREDIT), codecs(), STALL_TIMEOUT, now());
     subscriber.acknowledge(fixtures::EPOCH, Version(3));
     subscriber.subscribe(None);
     let messages = messages(&mut subscriber);

@@ -315,7 +315,7 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
 
 
 # How long callbacks may take at interpreter exit.
-_LAST_CALLBACKS_S = 1.0
+_CALLBACKS_TIMEOUT_S = 1.0
 
 _open: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()
 
@@ -330,5 +330,5 @@ def _end() -> None:
             opened.close(0, end=False) if isinstance(opened, Relay) else opened.close()
         except ForkError:
             pass  # It belongs to the parent process.
-    _released.finish(_LAST_CALLBACKS_S)
+    _released.finish(_CALLBACKS_TIMEOUT_S)
     _native.finish()

@@ -23,7 +23,7 @@ _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 # How often `finish` checks whether the publications have been released.
-_POLL_S = 0.005
+_POLL_INTERVAL_S = 0.005
 
 
 def register(callback: _Callback, publication: Publication) -> Callable[[str | None], None]:
@@ -59,7 +59,7 @@ def finish(timeout: float) -> None:
         return
     deadline = time.monotonic() + timeout
     while _waiting and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
     _waiting.clear()
     _due.put(None)
     _thread.join(max(0.0, deadline - time.monotonic()))

@@ -17,11 +17,11 @@ const COPIES_AT_ONCE: usize = 3;
 /// for the slot of another copy.
 fn copy_timeout() -> Duration {
     let CudaOptions { fence_timeout, copy_timeout, .. } = CudaOptions::default();
-    2 * (fence_timeout + copy_timeout) + MARGIN
+    2 * (fence_timeout + copy_timeout) + TIMEOUT_MARGIN
 }
 
 /// The margin beyond the engines' own copy deadlines.
-const MARGIN: Duration = Duration::from_secs(5);
+const TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// Why bytes cannot be copied.
 #[derive(Debug, thiserror::Error)]

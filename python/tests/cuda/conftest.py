@@ -23,7 +23,7 @@ import tensor_relay  # noqa: E402
 
 TIMEOUT_S = 60.0
 # How long a test waits for an event that must not happen.
-HELD_S = 0.3
+BLOCKED_MIN_S = 0.3
 
 
 class FakeCuda:
@@ -156,8 +156,8 @@ class InThread(threading.Thread):
             self.outcome = error
 
     def is_held(self):
-        """Whether the function is still blocked after `HELD_S`."""
-        self.join(HELD_S)
+        """Whether the function is still blocked after `BLOCKED_MIN_S`."""
+        self.join(BLOCKED_MIN_S)
         return self.is_alive()
 
     def result(self):

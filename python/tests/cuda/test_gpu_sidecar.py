@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import HELD_S, TIMEOUT_S, received, until
+from conftest import BLOCKED_MIN_S, TIMEOUT_S, received, until
 from cuda_by_hand import lent
 from test_gpu_publishing import noise
 
@@ -103,7 +103,7 @@ def test_a_callback_runs_when_the_server_releases(server, gpu, shares):
             published.on_released(called.put)
             if hold == "borrow":
                 with pytest.raises(queue.Empty):
-                    called.get(timeout=HELD_S)
+                    called.get(timeout=BLOCKED_MIN_S)
                 published.withdraw()
             assert called.get(timeout=TIMEOUT_S) is published
 

@@ -10,11 +10,11 @@ use tensor_relay_protocol::TicketId;
 use tokio::sync::watch;
 
 /// The interval at which a running server checks the files.
-pub(super) const LOOK: Duration = Duration::from_secs(2);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The duration after which a check is reported as late. The next check starts only after it ends, so that a hung
 /// file system blocks a single thread.
-const LOOK_MAX: Duration = Duration::from_secs(10);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// When each ticket was last used, in seconds since 1970.
 pub(super) type Uses = Mutex<HashMap<TicketId, u64>>;
@@ -42,7 +42,7 @@ pub(super) async fn follow_files(
     loop {
         tokio::select! {
             () = sender.closed() => return,
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(CHECK_INTERVAL) => {}
         }
         let used = uses
             .upgrade()
@@ -50,11 +50,13 @@ pub(super) async fn follow_files(
         let used = used.filter(|used| *used != written);
         let (look, before, noting) = (look.clone(), texts.clone(), used.clone());
         let mut looking = tokio::task::spawn_blocking(move || look(&before, noting.as_ref()));
-        let looked = match tokio::time::timeout(LOOK_MAX, &mut looking).await {
+        let looked = match tokio::time::timeout(CHECK_TIMEOUT, &mut looking).await {
             Ok(looked) => looked,
             Err(_) => {
-                let late =
-                    format!("they were not read within {} s: does the file system hang?", LOOK_MAX.as_secs());
+                let late = format!(
+                    "they were not read within {} s: does the file system hang?",
+                    CHECK_TIMEOUT.as_secs()
+                );
                 report(&problem, Some(late));
                 tokio::select! {
                     () = sender.closed() => return,
@@ -154,7 +156,7 @@ mod tests {
         let (mut rules, problem) = (sender.subscribe(), Arc::<Mutex<Option<String>>>::default());
         let known = || problem.lock().unwrap().clone();
         let becomes = async |what: &str| {
-            let deadline = tokio::time::Instant::now() + 2 * LOOK_MAX;
+            let deadline = tokio::time::Instant::now() + 2 * CHECK_TIMEOUT;
             while !known().is_some_and(|problem| problem.contains(what)) {
                 assert!(tokio::time::Instant::now() < deadline, "{:?}", known());
                 tokio::time::sleep(Duration::from_millis(50)).await;

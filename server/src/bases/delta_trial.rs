@@ -1,16 +1,16 @@
 //! [`DeltaTrial`]: decides whether deltas are worth the memory of bases, for one topic. Pure.
 
 /// The length of the first pause: versions without a base after a failed trial.
-const FIRST_PAUSE: u32 = 8;
+const PAUSE_MIN_VERSIONS: u32 = 8;
 
 /// The longest pause. One trial in 256 versions costs little, and detects a topic that begins to change little.
-const PAUSE_MAX: u32 = 256;
+const PAUSE_MAX_VERSIONS: u32 = 256;
 
 /// A trial succeeds if at least one in this many compared bytes is sent as deltas.
-const LEAST_SHARE: u64 = 16;
+const DELTA_SHARE_DIVISOR: u64 = 16;
 
 /// The number of versions in a row whose comparison failed that end a trial.
-const FAILED_MAX: u32 = 2;
+const FAILED_MAX_VERSIONS: u32 = 2;
 
 /// The results of comparing chunks with their bases, from one publish to the next.
 ///
@@ -30,7 +30,7 @@ pub(crate) struct DeltaTrial {
 
 impl Default for DeltaTrial {
     fn default() -> Self {
-        Self { tried_bytes: 0, delta_bytes: 0, failed: 0, pause_left: 0, pause: FIRST_PAUSE }
+        Self { tried_bytes: 0, delta_bytes: 0, failed: 0, pause_left: 0, pause: PAUSE_MIN_VERSIONS }
     }
 }
 
@@ -52,17 +52,17 @@ impl DeltaTrial {
         if tried == 0 {
             return true;
         }
-        if deltas.saturating_mul(LEAST_SHARE) >= tried {
-            (self.failed, self.pause) = (0, FIRST_PAUSE);
+        if deltas.saturating_mul(DELTA_SHARE_DIVISOR) >= tried {
+            (self.failed, self.pause) = (0, PAUSE_MIN_VERSIONS);
             return true;
         }
         self.failed += 1;
-        let has_paused = self.pause > FIRST_PAUSE;
-        if self.failed < FAILED_MAX && !has_paused {
+        let has_paused = self.pause > PAUSE_MIN_VERSIONS;
+        if self.failed < FAILED_MAX_VERSIONS && !has_paused {
             return true;
         }
         (self.failed, self.pause_left) = (0, self.pause - 1); // The first is this version.
-        self.pause = (2 * self.pause).min(PAUSE_MAX);
+        self.pause = (2 * self.pause).min(PAUSE_MAX_VERSIONS);
         false
     }
 }
@@ -131,7 +131,7 @@ mod tests {
                 }
             }
             trial.next(); // Ends the history.
-            run(&mut trial, PAUSE_MAX, true);
+            run(&mut trial, PAUSE_MAX_VERSIONS, true);
             prop_assert!(run(&mut trial, 100, true).iter().all(|may_be| *may_be));
         }
     }

@@ -14,7 +14,7 @@ use std::{
 const SHARED_READ_BYTES: usize = 32 << 20;
 
 /// The number of those threads. Four saturate the memory bus of a small host, and queue enough for a fast disk.
-const READERS: usize = 4;
+const READERS_MAX: usize = 4;
 
 /// An open file, which stays readable after its name is replaced.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl ServedFile {
     }
 
     fn read_shared(&self, out: &mut [u8], start: u64) -> io::Result<()> {
-        let part_bytes = out.len().div_ceil(READERS);
+        let part_bytes = out.len().div_ceil(READERS_MAX);
         let starts = (start..).step_by(part_bytes);
         thread::scope(|scope| {
             let parts = out.chunks_mut(part_bytes).zip(starts);

@@ -36,7 +36,7 @@ impl SessionError {
         let (Self::Control(ControlError::Lane(error)) | Self::Lane(error)) = self else { return false };
         matches!(
             error,
-            LaneError::StreamGivenUp | LaneError::ClosedByPeer { code: Some(CloseCode::Done), .. }
+            LaneError::StreamAborted | LaneError::ClosedByPeer { code: Some(CloseCode::Done), .. }
         )
     }
 
@@ -50,7 +50,7 @@ impl SessionError {
             Self::TooBusy | Self::NoMemory(_) => Some(CloseCode::TooBusy),
             Self::Unauthorised(_) | Self::AccessLost(_) => Some(CloseCode::Unauthorised),
             Self::Incompatible(..) => Some(CloseCode::Incompatible),
-            Self::Control(ControlError::Lane(LaneError::StreamGivenUp)) => Some(CloseCode::Done),
+            Self::Control(ControlError::Lane(LaneError::StreamAborted)) => Some(CloseCode::Done),
             Self::Control(ControlError::Lane(_)) | Self::Lane(_) => None,
         }
     }
@@ -86,7 +86,7 @@ fn lane_failure(error: &LaneError) -> Option<&'static str> {
         LaneError::TimedOut { .. } => Some("timed_out"),
         LaneError::ClosedByPeer { code: Some(CloseCode::Done), .. } => None,
         LaneError::ClosedByPeer { .. } => Some("closed_by_peer"),
-        LaneError::StreamGivenUp | LaneError::ClosedHere => None,
+        LaneError::StreamAborted | LaneError::ClosedHere => None,
         _ => Some("connection_lost"),
     }
 }

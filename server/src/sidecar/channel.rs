@@ -23,7 +23,7 @@ use tokio::{
 };
 
 /// The deadline for reading a message after its first byte, and for writing one. Both peers are on one machine.
-pub(super) const PROMPT: Duration = Duration::from_secs(10);
+pub(super) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum number of descriptors received at once; more violate the protocol.
 const DESCRIPTORS_AT_ONCE: usize = 4;
@@ -40,9 +40,9 @@ pub(super) enum ChannelError {
     Message(#[from] MessageError),
     #[error("the peer closed the connection within a message")]
     Cut,
-    #[error("the peer did not finish a message within {} s", PROMPT.as_secs())]
+    #[error("the peer did not finish a message within {} s", MESSAGE_TIMEOUT.as_secs())]
     Slow,
-    #[error("the peer read no message within {} s", PROMPT.as_secs())]
+    #[error("the peer read no message within {} s", MESSAGE_TIMEOUT.as_secs())]
     Unread,
     #[error("the peer sent more descriptors than messages that need one")]
     StrayDescriptors,
@@ -96,7 +96,7 @@ impl FrameReader {
             }
             let bytes = match self.received.is_empty() {
                 true => self.read_some().await?,
-                false => timeout_at(self.since + PROMPT, self.read_some())
+                false => timeout_at(self.since + MESSAGE_TIMEOUT, self.read_some())
                     .await
                     .map_err(|_| ChannelError::Slow)??,
             };
@@ -159,7 +159,7 @@ impl FrameWriter {
             let written = self
                 .stream
                 .async_io(Interest::WRITABLE, || send(&self.stream, rest, descriptor));
-            let bytes = timeout(PROMPT, written).await.map_err(|_| ChannelError::Unread)??;
+            let bytes = timeout(MESSAGE_TIMEOUT, written).await.map_err(|_| ChannelError::Unread)??;
             rest = &rest[bytes..];
             descriptor = None; // It was sent with the first byte.
         }
@@ -283,7 +283,7 @@ mod tests {
         let ends = far.ends();
         let _of_a_child = ends.as_fd().try_clone_to_owned().unwrap();
         drop((far, ends));
-        let next = timeout(PROMPT, reader.next()).await.expect("it ended");
+        let next = timeout(MESSAGE_TIMEOUT, reader.next()).await.expect("it ended");
         assert!(next.unwrap().is_none());
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Peer, Published,
-    channel::{ChannelError, FrameReader, FrameWriter, PROMPT, split},
+    channel::{ChannelError, FrameReader, FrameWriter, MESSAGE_TIMEOUT, split},
     draft::{Draft, Ready, Refused, accepted_kinds},
     quota::Share,
     topics::Topics,
@@ -81,7 +81,7 @@ async fn converse(
     share: &Share,
     context: Arc<PublishContext>,
 ) -> Result<(), ChannelError> {
-    let hello = tokio::time::timeout(PROMPT, handshake(&mut reader, &writer, &context)).await;
+    let hello = tokio::time::timeout(MESSAGE_TIMEOUT, handshake(&mut reader, &writer, &context)).await;
     match hello.map_err(|_| ChannelError::Slow).flatten() {
         Ok(true) => {}
         Ok(false) => return Ok(()),
@@ -110,7 +110,7 @@ async fn converse(
         // Queued after the current message, not within it.
         let close = ServerMessage::Close { text: text_that_fits(error.to_string()) };
         let last = async { tokio::join!(farewell.send(close), writing) };
-        let _ = tokio::time::timeout(PROMPT, last).await; // The producer may not read it.
+        let _ = tokio::time::timeout(MESSAGE_TIMEOUT, last).await; // The producer may not read it.
     }
     ended
 }

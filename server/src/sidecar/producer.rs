@@ -6,7 +6,7 @@ mod requests;
 pub use handshake::ConnectError;
 
 use super::{
-    channel::{ChannelError, FrameReader, FrameWriter, PROMPT, ShutdownGuard},
+    channel::{ChannelError, FrameReader, FrameWriter, MESSAGE_TIMEOUT, ShutdownGuard},
     publication::Publication,
     version::{SealedVersion, Terms},
 };
@@ -41,7 +41,7 @@ const IN_HOST_MEMORY: &str = "the tensors are in host memory";
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The minimum time that a running server has to answer.
-const ANSWER_TIME_MIN: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// Messages that belong together, with their descriptors.
 pub(super) type Outgoing = Vec<(Vec<u8>, Option<OwnedFd>)>;
@@ -88,7 +88,7 @@ impl Producer {
     /// # Errors
     /// [`ConnectError`].
     pub async fn connect(path: &Path) -> Result<Self, ConnectError> {
-        Self::try_for(path, PROMPT, None).await
+        Self::try_for(path, MESSAGE_TIMEOUT, None).await
     }
 
     async fn try_for(path: &Path, timeout: Duration, server_uid: Option<u32>) -> Result<Self, ConnectError> {
@@ -121,7 +121,7 @@ impl Producer {
         let begun = Instant::now();
         loop {
             let left = timeout.saturating_sub(begun.elapsed());
-            match Self::try_for(path, left.clamp(ANSWER_TIME_MIN, PROMPT), server_uid).await {
+            match Self::try_for(path, left.clamp(ANSWER_TIMEOUT_MIN, MESSAGE_TIMEOUT), server_uid).await {
                 Err(
                     ConnectError::NoSocket { .. }
                     | ConnectError::NobodyListens { .. }
@@ -338,7 +338,7 @@ async fn run(
     let ended = tokio::select! {
         ended = &mut reading => ended,
         // A server that closed the connection has sent the reason.
-        Err(error) = writing => tokio::time::timeout(PROMPT, reading).await.unwrap_or(Err(error)),
+        Err(error) = writing => tokio::time::timeout(MESSAGE_TIMEOUT, reading).await.unwrap_or(Err(error)),
     };
     let path = requests.path.display();
     requests.end(|| match ended {

@@ -388,7 +388,7 @@ async fn refused_producers_take_no_place() {
         });
     }
     inside.pop();
-    let deadline = Instant::now() + channel::PROMPT / 2;
+    let deadline = Instant::now() + channel::MESSAGE_TIMEOUT / 2;
     while Producer::connect(&home.path()).await.is_err() {
         assert!(Instant::now() < deadline, "the free place is not given");
         tokio::task::yield_now().await;
@@ -472,7 +472,7 @@ async fn an_unresponsive_server_times_out() {
     let begun = Instant::now();
     let silent = Producer::connect_to(&path, Duration::ZERO, None).await.unwrap_err();
     assert!(matches!(silent, ConnectError::NoAnswer { .. }), "{silent}");
-    assert!(begun.elapsed() < channel::PROMPT / 2, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < channel::MESSAGE_TIMEOUT / 2, "{:?}", begun.elapsed());
     let _waiting = UnixStream::connect(&path).await;
     let busy = Producer::connect_to(&path, Duration::ZERO, None).await.unwrap_err();
     assert!(matches!(busy, ConnectError::Busy { .. }), "{busy}");

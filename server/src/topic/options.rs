@@ -1,6 +1,6 @@
 //! A publisher's options for its topic.
 
-use crate::{Keep, config::DEADLINE_MAX};
+use crate::{Keep, config::TIMEOUT_MAX};
 use std::time::Duration;
 use tensor_relay_protocol::CodecChoice;
 
@@ -57,9 +57,9 @@ impl TopicOptions {
     /// The options clamped to valid deadlines.
     pub(crate) fn clamped(self) -> Self {
         Self {
-            publish_timeout: self.publish_timeout.min(DEADLINE_MAX),
-            release_timeout: self.release_timeout.map(|timeout| timeout.min(DEADLINE_MAX)),
-            expire_after: self.expire_after.map(|after| after.min(DEADLINE_MAX)),
+            publish_timeout: self.publish_timeout.min(TIMEOUT_MAX),
+            release_timeout: self.release_timeout.map(|timeout| timeout.min(TIMEOUT_MAX)),
+            expire_after: self.expire_after.map(|after| after.min(TIMEOUT_MAX)),
             ..self
         }
     }

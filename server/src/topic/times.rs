@@ -7,7 +7,7 @@ use tensor_relay_protocol::{Epoch, Version};
 use tokio::time::Instant;
 
 /// The number of stored publishes. The lag of a subscriber further behind is at least that of the oldest.
-const REMEMBERED: usize = 64;
+const PUBLISHES_MAX: usize = 64;
 
 /// The times of a topic's last publishes, oldest first.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub(crate) struct Lag {
 impl PublishTimes {
     /// Notes that a version was published.
     pub(crate) fn note(&mut self, epoch: Epoch, version: Version, now: Instant) {
-        if self.last.len() == REMEMBERED {
+        if self.last.len() == PUBLISHES_MAX {
             self.last.pop_front();
         }
         self.last.push_back((epoch, version, now));

@@ -17,7 +17,7 @@ use std::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The interval at which this polls whether the process has ended.
-const TICK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A running process, killed on drop.
 pub struct Process {
@@ -110,7 +110,7 @@ impl Process {
             if Instant::now() >= deadline {
                 self.fail("it has not ended");
             }
-            thread::sleep(TICK);
+            thread::sleep(POLL_INTERVAL);
         };
         Ended {
             command: self.command.clone(),

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// The read timeout after which the proxy's threads check whether it was dropped.
-const TICK: Duration = Duration::from_millis(20);
+const READ_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// The longest wait until enough bytes have passed for the proxy to hold.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -148,6 +148,6 @@ impl Drop for UdpProxy {
 
 fn socket() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.set_read_timeout(Some(TICK)).unwrap();
+    socket.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
     socket
 }

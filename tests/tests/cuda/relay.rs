@@ -31,7 +31,7 @@ use crate::{
 const NAME: &str = "tensor";
 
 /// The time in which a version usually arrives. A version may arrive later.
-const USUAL_TIME: Duration = Duration::from_millis(250);
+const USUAL_DURATION: Duration = Duration::from_millis(250);
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Neither of two versions arrived, and no error was reported.
@@ -135,7 +135,7 @@ impl Relay {
     /// Publishes a version, and a second one if the first does not arrive: a server abandons a version that it cannot
     /// read.
     async fn publish_and_receive(&mut self) -> Result<Vec<u8>, Failure> {
-        for wait in [USUAL_TIME, TIMEOUT] {
+        for wait in [USUAL_DURATION, TIMEOUT] {
             let buffer = upload(&self.producer, &pattern(LEN)).await?;
             let publication = self.publish(buffer).await?;
             let Ok(snapshot) = timeout(wait, self.subscription.next()).await else { continue };
@@ -208,7 +208,7 @@ async fn chunks_are_received_while_others_are_copied_to_the_device() {
     gate.until_waiting(4);
     assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
     let stages = relay.client.stages();
-    assert!(stages.begun_beside(Stage::Write, Stage::Write) >= 3, "{stages:?}");
+    assert!(stages.overlaps(Stage::Write, Stage::Write) >= 3, "{stages:?}");
     drop(gate);
     let snapshot = relay.next().await.unwrap();
     assert!(bytes_of(&snapshot).await.unwrap() == pattern(LEN));

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The deadline of a transfer with a fault. Its longest waits are a few timeouts of 0.4 s.
-const DEADLINE: Duration = Duration::from_secs(10);
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
@@ -212,7 +212,7 @@ async fn transfer(fake: &Turn, fault: Fault, kind: Transfer) -> End {
     fake.fault(&fault);
     let _printed = PrintOnPanic(&fault);
     let mut engines = Vec::new();
-    let patience = if hangs_in_a_call(&fault) { Duration::from_secs(1) } else { DEADLINE };
+    let patience = if hangs_in_a_call(&fault) { Duration::from_secs(1) } else { TRANSFER_TIMEOUT };
     let end = match timeout(patience, kind.run(&mut engines)).await {
         Ok(Ok(bytes)) => {
             assert!(bytes == pattern(LEN), "{fault}: the received bytes differ");

@@ -16,36 +16,36 @@ use std::{
 };
 use tensor_relay_tests::processes::{Home, Process, Serving};
 
-/// How long a session may continue after it lost its right, as documented.
-const CUT_WITHIN: Duration = Duration::from_secs(10);
+/// How long a session may continue after its permission is revoked, as documented.
+const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 
-/// The time within which a server has reread its files.
-const LOOKED: Duration = Duration::from_secs(4);
+/// The time within which a server reloads its files.
+const RELOADED_WITHIN: Duration = Duration::from_secs(4);
 
 /// Both transports, which must obey the same rules.
 const TRANSPORTS: [&str; 2] = ["--transport=quic", "--transport=tcp"];
 
 fn home() -> Home {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     home
 }
 
-impl Made {
-    /// Runs `tickets create` with the ticket file `name`.
-    fn new(home: &Home, server: &Serving, name: &str, words: &[&str]) -> Self {
-        let address = format!("--address={}", server.listen());
-        let all = [&["tickets", "create", "--ticket-file", name, &address], words].concat();
-        let told = home.run(&all).expect_code(0).err;
-        let id = told.split_whitespace().nth(2).unwrap().trim_end_matches(':').to_owned();
-        Self { file: name.into(), id }
-    }
-}
-
-/// A ticket made by `tickets create`.
-struct Made {
+/// A ticket created by `tickets create`.
+struct CreatedTicket {
     file: String,
     id: String,
+}
+
+impl CreatedTicket {
+    /// Runs `tickets create` with the ticket file `name`.
+    fn new(home: &Home, server: &Serving, name: &str, args: &[&str]) -> Self {
+        let address = format!("--address={}", server.listen());
+        let all = [&["tickets", "create", "--ticket-file", name, &address], args].concat();
+        let output = home.run(&all).expect_code(0).err;
+        let id = output.split_whitespace().nth(2).unwrap().trim_end_matches(':').to_owned();
+        Self { file: name.into(), id }
+    }
 }
 
 fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
@@ -54,43 +54,43 @@ fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
     follower
 }
 
-/// Waits until a follower's session is closed, within the documented time.
-fn is_cut(follower: Process, why: &str) {
+/// Checks that the server closes a follower's session within the documented time.
+fn assert_closed(follower: Process, reason: &str) {
     let since = Instant::now();
-    follower.end().expect_error(4, &[why]);
-    assert!(since.elapsed() < CUT_WITHIN, "{:?}", since.elapsed());
+    follower.end().expect_error(4, &[reason]);
+    assert!(since.elapsed() < CLOSED_WITHIN, "{:?}", since.elapsed());
 }
 
-/// Goal: over either transport, a client without a valid ticket is refused and told what to do; the server's own ticket
-/// gives access to its topic. Method: every kind of invalid ticket.
+/// Goal: over either transport, a client without a valid ticket is refused, with advice; the server's own ticket gives
+/// access to its topic. Method: every kind of invalid ticket.
 #[test]
-fn nobody_gets_in_without_a_ticket() {
+fn invalid_tickets_are_refused() {
     let home = home();
     let server = home.serve(&["--topic=w=w"]);
-    let whole = server.ticket("w").to_owned();
-    let (bare, token) = whole.split_once("&token=").unwrap();
+    let ticket = server.ticket("w").to_owned();
+    let (without_token, token) = ticket.split_once("&token=").unwrap();
     let others = Home::new();
-    files::noise(&others.path("w"), 1000, 1);
+    files::write_noise(&others.path("w"), 1000, 1);
     let other = others.serve(&["--topic=w=w"]);
-    let foreign = format!("{bare}&token={}", other.ticket("w").split_once("&token=").unwrap().1);
-    let narrow = Made::new(&home, &server, "narrow", &["--topic=v/**"]);
-    let expired = Made::new(&home, &server, "expired", &["--topic=**", "--expires=1s"]);
-    let revoked = Made::new(&home, &server, "revoked", &["--topic=**"]);
+    let foreign = format!("{without_token}&token={}", other.ticket("w").split_once("&token=").unwrap().1);
+    let narrow = CreatedTicket::new(&home, &server, "narrow", &["--topic=v/**"]);
+    let expired = CreatedTicket::new(&home, &server, "expired", &["--topic=**", "--expires=1s"]);
+    let revoked = CreatedTicket::new(&home, &server, "revoked", &["--topic=**"]);
     home.run(&["tickets", "revoke", &revoked.id]).expect_code(0);
     thread::sleep(Duration::from_secs(5)); // Until one has expired, and the server has reread its files.
     for transport in TRANSPORTS {
         let none = "the ticket carries no token";
         let invalid = "the ticket's token is not valid there";
-        for (ticket, why) in [
-            (bare, none),
+        for (ticket, reason) in [
+            (without_token, none),
             (&foreign, invalid),
-            (&format!("{bare}&token={}", &token[..token.len() - 4]), invalid),
+            (&format!("{without_token}&token={}", &token[..token.len() - 4]), invalid),
             (&expired.file, invalid),
             (&revoked.file, invalid),
         ] {
-            for words in [&["subscribe", "--topic=w", "--out=out", "--once"][..], &["list"]] {
-                let all = [words, &[ticket, transport]].concat();
-                home.run(&all).expect_error(4, &["refused access", why]);
+            for args in [&["subscribe", "--topic=w", "--out=out", "--once"][..], &["list"]] {
+                let all = [args, &[ticket, transport]].concat();
+                home.run(&all).expect_error(4, &["refused access", reason]);
             }
         }
         let refused = home.run(&["subscribe", &narrow.file, "--topic=w", "--once", "--out=out", transport]);
@@ -110,45 +110,45 @@ fn nobody_gets_in_without_a_ticket() {
     assert!(err.contains("was revoked") && err.contains("has expired") && !err.contains(token), "{err}");
 }
 
-/// Goal: a follower that loses its right is closed within ten seconds; others continue. Method: followers whose tickets
-/// are revoked or expire, and one whose ticket stays valid.
+/// Goal: the session of a follower that loses its permission is closed within ten seconds; others continue. Method:
+/// followers whose tickets are revoked or expire, and one whose ticket stays valid.
 #[test]
-fn who_loses_its_right_is_cut_off() {
+fn revoked_and_expired_tickets_close_their_sessions() {
     let home = home();
     let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05"]);
     for (round, transport) in TRANSPORTS.into_iter().enumerate() {
-        let good = Made::new(&home, &server, "good", &["--topic=w", "--for=somebody else"]);
-        let mut stays = follow(&home, &good.file, transport);
-        let revoked = Made::new(&home, &server, "revoked", &["--topic=*"]);
-        let leaves = follow(&home, &revoked.file, transport);
+        let valid = CreatedTicket::new(&home, &server, "good", &["--topic=w", "--for=somebody else"]);
+        let mut unaffected = follow(&home, &valid.file, transport);
+        let revoked = CreatedTicket::new(&home, &server, "revoked", &["--topic=*"]);
+        let follower = follow(&home, &revoked.file, transport);
         home.run(&["tickets", "revoke", &revoked.id]).expect_code(0);
-        is_cut(leaves, "access was refused");
-        let brief = Made::new(&home, &server, "brief", &["--topic=w", "--expires=3s"]);
-        is_cut(follow(&home, &brief.file, transport), "access was refused");
-        files::replace(&home.path("w"), |path| files::noise(path, 1000, 10 + round as u64));
-        stays.wait_for_stdout("committed");
-        stays.end_by(tensor_relay_tests::processes::Signal::KILL);
+        assert_closed(follower, "access was refused");
+        let expiring = CreatedTicket::new(&home, &server, "brief", &["--topic=w", "--expires=3s"]);
+        assert_closed(follow(&home, &expiring.file, transport), "access was refused");
+        files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 10 + round as u64));
+        unaffected.wait_for_stdout("committed");
+        unaffected.end_by(tensor_relay_tests::processes::Signal::KILL);
     }
 }
 
 /// Goal: a secret is rotated without a restart: tickets of the previous secret stay valid until the next rotation; a
 /// broken file is reported and changes nothing. Method: rotate twice with two followers, with a broken list in between.
 #[test]
-fn secrets_are_rotated_under_way() {
+fn secrets_are_rotated_without_a_restart() {
     let home = home();
     let mut server = home.serve(&["--topic=w=w"]);
-    let old = Made::new(&home, &server, "old", &["--topic=w"]);
+    let old = CreatedTicket::new(&home, &server, "old", &["--topic=w"]);
     let follower = follow(&home, &old.file, TRANSPORTS[0]);
     home.run(&["tickets", "rotate"]).expect_code(0);
-    let new = Made::new(&home, &server, "new", &["--topic=w"]);
+    let new = CreatedTicket::new(&home, &server, "new", &["--topic=w"]);
     fs::write(home.path("state/tensor-relay/access/acl"), "nonsense").unwrap();
     server.process.wait_for_stderr("the previous ones stay in force");
     home.run(&["list", &old.file]).expect_code(0);
     fs::remove_file(home.path("state/tensor-relay/access/acl")).unwrap();
-    thread::sleep(LOOKED); // The list was broken, so the new secret is not known yet.
+    thread::sleep(RELOADED_WITHIN); // The list was broken, so the new secret is not known yet.
     let newer = follow(&home, &new.file, TRANSPORTS[1]);
     home.run(&["tickets", "rotate"]).expect_code(0);
-    is_cut(follower, "access was refused");
+    assert_closed(follower, "access was refused");
     home.run(&["list", &new.file]).expect_code(0);
     newer.end_by(tensor_relay_tests::processes::Signal::KILL);
 }
@@ -156,65 +156,72 @@ fn secrets_are_rotated_under_way() {
 /// Goal: a client with a trusted key needs no token, and has the rights of the current access control list. Method:
 /// trust a key, change the list and revoke the key during a subscription, over either transport.
 #[test]
-fn clients_are_known_by_their_keys() {
+fn clients_are_identified_by_keys() {
     let home = home();
     let mut server = home.serve(&["--topic=w=w"]);
-    let bare = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
-    let made = home
+    let without_token = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
+    let created = home
         .run(&["keys", "create", "--state-dir=client", "--json"])
         .expect_code(0)
         .json();
-    let (key, identity) = (made["key"].as_str().unwrap(), "--identity=client/identity.key");
+    let (key, identity) = (created["key"].as_str().unwrap(), "--identity=client/identity.key");
     let acl = home.path("state/tensor-relay/access/acl");
     for transport in TRANSPORTS {
-        let follow = ["subscribe", &bare, "--json", identity, transport];
+        let follow = ["subscribe", &without_token, "--json", identity, transport];
         home.run(&follow).expect_error(4, &["refused access"]);
         home.run(&["keys", "trust", key, "gpu-1"]).expect_code(0);
         server.process.wait_for_stderr("access was refused");
-        thread::sleep(LOOKED);
+        thread::sleep(RELOADED_WITHIN);
         home.run(&follow).expect_error(4, &["does not allow to subscribe"]);
         let check = ["acl", "check", "key:gpu-1", "w", "subscribe"];
         assert_eq!(home.run(&check).expect_code(4).out, "denied: no line of the list allows it\n");
         fs::write(&acl, "# workers\nkey:gpu-* list,subscribe w\n").unwrap();
         let allowed = "allowed: line 2 of the list allows it: key:gpu-* list,subscribe w\n";
         assert_eq!(home.run(&check).expect_code(0).out, allowed);
-        thread::sleep(LOOKED);
-        let mut ends = home.start(&follow);
-        ends.wait_for_stdout("committed");
+        thread::sleep(RELOADED_WITHIN);
+        let mut follower = home.start(&follow);
+        follower.wait_for_stdout("committed");
         fs::write(&acl, "# nobody\n").unwrap();
-        is_cut(ends, "does not allow to subscribe");
+        assert_closed(follower, "does not allow to subscribe");
         fs::write(&acl, "key:gpu-1 subscribe **\n").unwrap();
-        thread::sleep(LOOKED);
-        let mut leaves = home.start(&follow);
-        leaves.wait_for_stdout("committed");
-        let listed = home.run(&["list", &bare, "--json", identity, transport]).expect_code(0).json();
-        assert_eq!(listed["topics"].as_array().map(Vec::len), Some(0), "to list was not granted: {listed}");
+        thread::sleep(RELOADED_WITHIN);
+        let mut follower = home.start(&follow);
+        follower.wait_for_stdout("committed");
+        let listed = home
+            .run(&["list", &without_token, "--json", identity, transport])
+            .expect_code(0)
+            .json();
+        assert_eq!(
+            listed["topics"].as_array().map(Vec::len),
+            Some(0),
+            "the verb `list` was not granted: {listed}"
+        );
         home.run(&["keys", "revoke", "gpu-1"]).expect_code(0);
-        is_cut(leaves, "access was refused");
+        assert_closed(follower, "access was refused");
         fs::write(&acl, "# nobody\n").unwrap();
-        thread::sleep(LOOKED);
+        thread::sleep(RELOADED_WITHIN);
     }
 }
 
 /// Goal: a client with a revoked key is refused even with a valid token; the token alone is still valid. Method: one
 /// client with both, over either transport, before and after; a second start of the server in between.
 #[test]
-fn a_revoked_key_is_refused_with_a_good_token() {
+fn a_revoked_key_is_refused_despite_a_token() {
     let home = home();
     let server = home.serve(&["--topic=w=w"]);
-    let made = home
+    let created = home
         .run(&["keys", "create", "--state-dir=client", "--json"])
         .expect_code(0)
         .json();
-    let (key, identity) = (made["key"].as_str().unwrap(), "--identity=client/identity.key");
+    let (key, identity) = (created["key"].as_str().unwrap(), "--identity=client/identity.key");
     home.run(&["keys", "trust", key, "gpu-1"]).expect_code(0);
     fs::write(home.path("state/tensor-relay/access/acl"), "key:gpu-1 list,subscribe **\n").unwrap();
-    thread::sleep(LOOKED);
+    thread::sleep(RELOADED_WITHIN);
     let ticket = server.ticket("w").to_owned();
     let mut follower = home.start(&["subscribe", &ticket, "--json", identity]);
     follower.wait_for_stdout("committed");
     home.run(&["keys", "revoke", "gpu-1"]).expect_code(0);
-    is_cut(follower, "access was refused");
+    assert_closed(follower, "access was refused");
     drop(server);
     let server = home.serve(&["--topic=w=w"]);
     for transport in TRANSPORTS {
@@ -228,10 +235,10 @@ fn a_revoked_key_is_refused_with_a_good_token() {
 /// Goal: a client with a certificate of a trusted authority is identified by the names in it, while the authority is
 /// trusted. Method: replace the authority by another during a subscription.
 #[test]
-fn clients_are_known_by_the_names_in_their_certificates() {
+fn clients_are_identified_by_certificates() {
     let home = home();
     let server = home.serve(&["--topic=w=w"]);
-    let bare = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
+    let without_token = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
     let [ours, theirs] = ["ours", "theirs"].map(authority);
     let uri = "spiffe://cluster/serving/gpu-1";
     let mut params = CertificateParams::new(vec![]).unwrap();
@@ -246,16 +253,22 @@ fn clients_are_known_by_the_names_in_their_certificates() {
     fs::write(access.join("acl"), format!("uri:{uri} list,subscribe **\n")).unwrap();
     for transport in TRANSPORTS {
         fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
-        thread::sleep(LOOKED);
-        let follow =
-            ["subscribe", &bare, "--json", "--identity=client.key", "--certificate=client.pem", transport];
+        thread::sleep(RELOADED_WITHIN);
+        let follow = [
+            "subscribe",
+            &without_token,
+            "--json",
+            "--identity=client.key",
+            "--certificate=client.pem",
+            transport,
+        ];
         home.run(&follow).expect_error(4, &["refused access"]);
         fs::write(access.join("ca.pem"), ours.pem()).unwrap();
-        thread::sleep(LOOKED);
-        let mut leaves = home.start(&follow);
-        leaves.wait_for_stdout("committed");
+        thread::sleep(RELOADED_WITHIN);
+        let mut follower = home.start(&follow);
+        follower.wait_for_stdout("committed");
         fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
-        is_cut(leaves, "access was refused");
+        assert_closed(follower, "access was refused");
     }
 }
 
@@ -267,17 +280,17 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
 }
 
 /// Goal: an operator sees which tickets exist, for whom, and whether they are used; no list shows a token. Method:
-/// make, use and revoke some, and list them.
+/// create, use, revoke and list some.
 #[test]
-fn tickets_are_listed_and_shown() {
+fn tickets_are_listed_without_tokens() {
     let home = home();
     let server = home.serve(&["--topic=w=w"]);
-    let one = Made::new(&home, &server, "one", &["--topic=w", "--expires=30d", "--for=Paris"]);
-    let two = Made::new(&home, &server, "two", &["--topic=a/*", "--topic=b", "--verbs=list"]);
+    let one = CreatedTicket::new(&home, &server, "one", &["--topic=w", "--expires=30d", "--for=Paris"]);
+    let two = CreatedTicket::new(&home, &server, "two", &["--topic=a/*", "--topic=b", "--verbs=list"]);
     home.run(&["list", &one.file]).expect_code(0);
     home.run(&["tickets", "revoke", &two.id]).expect_code(0);
     let used = || home.run(&["tickets", "list"]).expect_code(0).out.contains("used ");
-    let deadline = Instant::now() + CUT_WITHIN;
+    let deadline = Instant::now() + CLOSED_WITHIN;
     while !used() || home.run(&["tickets", "list"]).expect_code(0).out.contains("valid, never") {
         assert!(Instant::now() < deadline);
         thread::sleep(Duration::from_millis(200));
@@ -306,10 +319,10 @@ fn tickets_are_listed_and_shown() {
         .expect_error(2, &["as in 30d"]);
 }
 
-/// Goal: once the list has `uid:` lines, only the users that it names may publish through the socket. Method: publish
-/// before, with a list that names another user, and with one that names this one.
+/// Goal: once the list has `uid:` lines, only the users in them may publish through the socket. Method: publish before,
+/// with a list that names another user, and with one that names this one.
 #[test]
-fn the_publish_socket_obeys_the_list() {
+fn the_publish_socket_obeys_the_acl() {
     let home = home();
     let server = home.serve(&["--publish-socket=socket"]);
     let publish = ["publish", "socket", "kv/a", "w"];
@@ -319,24 +332,24 @@ fn the_publish_socket_obeys_the_list() {
         .map(|found| std::os::unix::fs::MetadataExt::uid(&found))
         .unwrap();
     fs::write(&acl, "uid:4242 publish kv/*\n").unwrap();
-    thread::sleep(LOOKED);
+    thread::sleep(RELOADED_WITHIN);
     home.run(&publish).expect_error(4, &["does not let user", "publish kv/a"]);
     fs::write(&acl, format!("uid:{uid} publish kv/*\n")).unwrap();
-    thread::sleep(LOOKED);
+    thread::sleep(RELOADED_WITHIN);
     home.run(&publish).expect_code(0);
     home.run(&["publish", "socket", "other", "w"])
         .expect_error(4, &["does not let user"]);
     drop(server);
 }
 
-/// Goal: silent connections do not block others: clients at the same and at other addresses connect at once, and
+/// Goal: silent connections do not block others: clients at the same and at other addresses connect immediately, and
 /// sessions continue. Method: more silent TCP connections than the limit, from another address and from the same,
 /// during a subscription.
 #[test]
-fn silent_connections_keep_nobody_out() {
+fn silent_connections_block_no_client() {
     let limit = getrlimit(Resource::Nofile);
     if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err()
-        || limit.maximum.is_some_and(|most| most < 4_096)
+        || limit.maximum.is_some_and(|max| max < 4_096)
     {
         return eprintln!("skipped: this process may not have 4096 files open");
     }
@@ -358,7 +371,7 @@ fn silent_connections_keep_nobody_out() {
                 .expect_code(0);
         }
     }
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 7));
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 7));
     follower.wait_for_stdout("committed");
     drop(silent);
 }

@@ -1,6 +1,6 @@
 //! The admin port as probes, scrapers and people use it: plain HTTP over a TCP connection of the test.
 
-use crate::{files, http::Asked};
+use crate::{files, http::Response};
 use std::{
     fs,
     io::{Read, Write},
@@ -12,35 +12,35 @@ use std::{
 use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
 
 /// The deadline of every wait, for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-pub(crate) fn admin_of(server: &Serving) -> String {
+pub(crate) fn admin_address(server: &Serving) -> String {
     server.report["admin"].as_str().unwrap().to_owned()
 }
 
 /// The admin address that a subscriber printed on stderr.
-fn admin_said(process: &mut Process) -> String {
+fn printed_admin_address(process: &mut Process) -> String {
     let line = process.wait_for_stderr("status page: http://");
     line.split("http://").nth(1).unwrap().trim_end_matches('/').to_owned()
 }
 
-/// Repeats a request until `is_it` accepts the response, and fails after a deadline.
+/// Repeats a request until `accept` accepts the response, and fails after a deadline.
 #[track_caller]
-pub(crate) fn ask_until(address: &str, path: &str, is_it: impl Fn(&Asked) -> bool) -> Asked {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) fn get_until(address: &str, path: &str, accept: impl Fn(&Response) -> bool) -> Response {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        let asked = Asked::get(address, path, &[]);
-        if is_it(&asked) {
-            return asked;
+        let response = Response::get(address, path, &[]);
+        if accept(&response) {
+            return response;
         }
-        assert!(Instant::now() < deadline, "{path} stayed {asked:?}");
+        assert!(Instant::now() < deadline, "{path} stayed {response:?}");
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// The value of the one sample called `name`, labels included.
+/// The value of the only sample with this name and labels.
 #[track_caller]
 fn sample(metrics: &str, name: &str) -> f64 {
     let mut values = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -50,23 +50,23 @@ fn sample(metrics: &str, name: &str) -> f64 {
 }
 
 /// Goal: the numbers on a server's admin port are right, in every format. Method: serve a file to a subscriber that
-/// stays; compare numbers with known values.
+/// stays connected; compare numbers with known values.
 #[test]
-fn a_server_tells_how_it_does() {
+fn a_server_reports_its_status_and_metrics() {
     let home = Home::new();
-    files::noise(&home.path("m"), 3 << 20, 1);
-    let words =
+    files::write_noise(&home.path("m"), 3 << 20, 1);
+    let args =
         ["--topic=policy/a=m", "--chunk-size=1MiB", "--codec=raw", "--admin=127.0.0.1:0", "--transport=quic"];
-    let server = home.serve(&words);
-    let admin = admin_of(&server);
+    let server = home.serve(&args);
+    let admin = admin_address(&server);
     let mut follower = home.start(&["subscribe", server.ticket("policy/a"), "--json", "--transport=quic"]);
     follower.wait_for_stdout("committed");
 
-    assert_eq!(Asked::get(&admin, "/livez", &[]).with(200).body, "ok\n");
-    assert_eq!(Asked::get(&admin, "/readyz", &[]).with(200).body, "ready\n");
+    assert_eq!(Response::get(&admin, "/livez", &[]).expect_code(200).body, "ok\n");
+    assert_eq!(Response::get(&admin, "/readyz", &[]).expect_code(200).body, "ready\n");
     let bytes = server.topic("policy/a")["payload_bytes"].as_u64().unwrap();
-    let is_settled = |asked: &Asked| asked.json()["committed"] == 1;
-    let status = ask_until(&admin, "/status", is_settled).json();
+    let is_settled = |response: &Response| response.json()["committed"] == 1;
+    let status = get_until(&admin, "/status", is_settled).json();
     assert_eq!(
         (&status["role"], &status["ready"], &status["draining"]),
         (&"server".into(), &true.into(), &false.into())
@@ -91,7 +91,7 @@ fn a_server_tells_how_it_does() {
         .collect();
     assert!(messages.contains(&"A version was published.".into()), "{messages:?}");
 
-    let metrics = Asked::get(&admin, "/metrics", &[]).with(200);
+    let metrics = Response::get(&admin, "/metrics", &[]).expect_code(200);
     assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     let text = &metrics.body;
     for (name, value) in [
@@ -116,21 +116,28 @@ fn a_server_tells_how_it_does() {
     assert!(sample(text, "tensor_relay_lane_rtt_max_seconds{transport=\"quic\"}") > 0.0);
     assert!(sample(text, "tensor_relay_lane_packet_min_bytes{transport=\"quic\"}") >= 1_200.0);
     assert!(!text.contains("127.0.0.1"), "no address of a client is a label");
-    let open =
-        Asked::get(&admin, "/metrics", &["Accept: application/openmetrics-text;version=1.0.0"]).with(200);
-    assert!(open.header("content-type").unwrap().starts_with("application/openmetrics-text"));
+    let openmetrics =
+        Response::get(&admin, "/metrics", &["Accept: application/openmetrics-text;version=1.0.0"])
+            .expect_code(200);
     assert!(
-        open.body.ends_with("# EOF\n") && open.body.contains("# UNIT tensor_relay_chunk_seconds seconds\n")
+        openmetrics
+            .header("content-type")
+            .unwrap()
+            .starts_with("application/openmetrics-text")
+    );
+    assert!(
+        openmetrics.body.ends_with("# EOF\n")
+            && openmetrics.body.contains("# UNIT tensor_relay_chunk_seconds seconds\n")
     );
     check_with_promtool(text);
 
-    let page = Asked::get(&admin, "/", &[]).with(200);
+    let page = Response::get(&admin, "/", &[]).expect_code(200);
     assert!(page.body.starts_with("<!doctype html>"));
     assert!(!page.body.contains("http"), "it loads nothing from other hosts");
-    Asked::get(&admin, "/nothing", &[]).with(404);
-    Asked::get(&admin, "/status", &["Host: other.example"]).with(421);
+    Response::get(&admin, "/nothing", &[]).expect_code(404);
+    Response::get(&admin, "/status", &["Host: other.example"]).expect_code(421);
     follower.end_by(Signal::TERM).expect_code(143);
-    ask_until(&admin, "/status", |asked| asked.json()["subscribers_count"] == 0);
+    get_until(&admin, "/status", |response| response.json()["subscribers_count"] == 0);
     server.process.end_by(Signal::TERM).expect_code(0);
 }
 
@@ -158,37 +165,40 @@ fn check_with_promtool(metrics: &str) {
 #[test]
 fn a_consumer_is_ready_when_it_holds_a_version() {
     let home = Home::new();
-    files::noise(&home.path("m"), 100_000, 1);
+    files::write_noise(&home.path("m"), 100_000, 1);
     let server = home.serve(&["--publish-socket=relay.sock", "--admin=none"]);
     assert!(server.report.get("admin").is_none(), "{}", server.report);
     let ticket = server.report["ticket"].as_str().unwrap();
-    let mut words = vec!["subscribe", ticket, "--topic=m", "--wait=100", "--admin=127.0.0.1:0"];
-    let mut patient = home.start(&words);
-    words.push("--ready-within=0.2");
-    let mut strict = home.start(&words);
-    let (patient_at, strict_at) = (admin_said(&mut patient), admin_said(&mut strict));
-    let is_waiting = |asked: &Asked| asked.body.contains("no version of topic m");
-    ask_until(&patient_at, "/readyz", is_waiting).with(503);
-    ask_until(&strict_at, "/readyz", is_waiting).with(503);
+    let mut args = vec!["subscribe", ticket, "--topic=m", "--wait=100", "--admin=127.0.0.1:0"];
+    let mut patient = home.start(&args);
+    args.push("--ready-within=0.2");
+    let mut strict = home.start(&args);
+    let (patient_address, strict_address) =
+        (printed_admin_address(&mut patient), printed_admin_address(&mut strict));
+    let is_waiting = |response: &Response| response.body.contains("no version of topic m");
+    get_until(&patient_address, "/readyz", is_waiting).expect_code(503);
+    get_until(&strict_address, "/readyz", is_waiting).expect_code(503);
     home.run(&["publish", "relay.sock", "m", "m"]).expect_code(0);
-    ask_until(&patient_at, "/readyz", |asked| asked.code == 200);
-    ask_until(&strict_at, "/readyz", |asked| asked.body.contains("version 1 of topic m was received"))
-        .with(503);
-    Asked::get(&patient_at, "/readyz", &[]).with(200);
-    let status = Asked::get(&patient_at, "/status", &[]).json();
+    get_until(&patient_address, "/readyz", |response| response.code == 200);
+    get_until(&strict_address, "/readyz", |response| {
+        response.body.contains("version 1 of topic m was received")
+    })
+    .expect_code(503);
+    Response::get(&patient_address, "/readyz", &[]).expect_code(200);
+    let status = Response::get(&patient_address, "/status", &[]).json();
     assert_eq!((&status["role"], &status["topics"][0]["version"]), (&"consumer".into(), &1.into()));
-    let metrics = Asked::get(&patient_at, "/metrics", &[]).body;
+    let metrics = Response::get(&patient_address, "/metrics", &[]).body;
     assert!((sample(&metrics, "tensor_relay_held_version{topic=\"m\"}") - 1.0).abs() < 0.5);
     assert!((sample(&metrics, "tensor_relay_ready") - 1.0).abs() < 0.5);
     check_with_promtool(&metrics);
 }
 
-/// Goal: an admin port that other hosts can reach needs a token, without which the server does not start. Method:
+/// Goal: an admin port that other hosts can reach requires a token, without which the server does not start. Method:
 /// listen on all addresses; request without, with a wrong and with the right token.
 #[test]
-fn others_need_a_token() {
+fn a_reachable_admin_port_requires_a_token() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     fs::write(home.path("token"), format!("{TOKEN}\n")).unwrap();
     fs::write(home.path("short"), "123").unwrap();
     let open = "--admin=0.0.0.0:0";
@@ -199,34 +209,34 @@ fn others_need_a_token() {
     home.run(&["serve", "--topic=m=m", open, "--admin-token-file=none"])
         .expect_error(1, &["cannot read", "none"]);
     let server = home.serve(&["--topic=m=m", open, "--admin-token-file=token"]);
-    let admin = admin_of(&server).replace("0.0.0.0", "127.0.0.1");
-    Asked::get(&admin, "/livez", &[]).with(200);
-    Asked::get(&admin, "/readyz", &["Host: pod-0.relay"]).with(200);
+    let admin = admin_address(&server).replace("0.0.0.0", "127.0.0.1");
+    Response::get(&admin, "/livez", &[]).expect_code(200);
+    Response::get(&admin, "/readyz", &["Host: pod-0.relay"]).expect_code(200);
     let wrong = format!("Authorization: Bearer {}", TOKEN.replace('0', "1"));
     for path in ["/metrics", "/status", "/"] {
-        let refused = Asked::get(&admin, path, &[]).with(401);
+        let refused = Response::get(&admin, path, &[]).expect_code(401);
         assert!(refused.header("www-authenticate").unwrap().contains("Bearer"));
-        Asked::get(&admin, path, &[&wrong]).with(401);
-        Asked::get(&admin, path, &[&format!("Authorization: Bearer {TOKEN}")]).with(200);
+        Response::get(&admin, path, &[&wrong]).expect_code(401);
+        Response::get(&admin, path, &[&format!("Authorization: Bearer {TOKEN}")]).expect_code(200);
     }
-    // Unknown paths are guarded as well, so that new ones will be.
+    // Unknown paths require the token as well, so that new ones do.
     for path in ["/new", "/livez/", "//livez", "/status/x", "/readyz/../status"] {
-        Asked::get(&admin, path, &[]).with(401);
+        Response::get(&admin, path, &[]).expect_code(401);
     }
-    Asked::get(&admin, "/new", &[&format!("Authorization: Bearer {TOKEN}")]).with(404);
+    Response::get(&admin, "/new", &[&format!("Authorization: Bearer {TOKEN}")]).expect_code(404);
     // What a browser sends after its login dialog: the user `admin` and the token.
     let basic = "Authorization: Basic YWRtaW46MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
-    Asked::get(&admin, "/", &[basic]).with(200);
+    Response::get(&admin, "/", &[basic]).expect_code(200);
 }
 
 /// Goal: a client that holds connections to the port does not block probes from another address. Method: more silent
 /// and half-finished connections from another address than the limit, then probes.
 #[test]
-fn silent_connections_keep_no_probe_out() {
+fn silent_connections_block_no_probe() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--admin=127.0.0.1:0"]);
-    let admin = admin_of(&server);
+    let admin = admin_address(&server);
     let address: std::net::SocketAddr = admin.parse().unwrap();
     let held: Vec<_> = (0..100)
         .map(|number| {
@@ -239,33 +249,33 @@ fn silent_connections_keep_no_probe_out() {
             socket
         })
         .collect();
-    let began = Instant::now();
+    let started = Instant::now();
     for _ in 0..10 {
-        Asked::get(&admin, "/livez", &[]).with(200);
+        Response::get(&admin, "/livez", &[]).expect_code(200);
     }
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     drop(held);
 }
 
 /// Goal: a port in use is an error only if `--admin` names it. Method: hold the default port; serve without `--admin`,
 /// and with a port in use.
 #[test]
-fn a_port_in_use_ends_who_asked_for_it() {
+fn a_port_in_use_is_an_error_only_if_requested() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
-    let _held = hold("127.0.0.1:9470");
+    files::write_noise(&home.path("m"), 1_000, 1);
+    let _held = listen_when_free("127.0.0.1:9470");
     let server = home.serve(&["--topic=m=m"]);
     assert!(server.report.get("admin").is_none(), "{}", server.report);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let word = format!("--admin={}", taken.local_addr().unwrap());
-    home.run(&["serve", "--topic=m=m", "--listen=127.0.0.1:0", &word])
+    let arg = format!("--admin={}", taken.local_addr().unwrap());
+    home.run(&["serve", "--topic=m=m", "--listen=127.0.0.1:0", &arg])
         .expect_error(1, &["cannot listen", "--admin"]);
     home.run(&["serve", "--topic=m=m", "--admin=9470"]).expect_code(2);
 }
 
 /// Listens on `address` once servers of other tests have released it.
-fn hold(address: &str) -> TcpListener {
-    let deadline = Instant::now() + PATIENCE;
+fn listen_when_free(address: &str) -> TcpListener {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match TcpListener::bind(address) {
             Ok(listener) => return listener,
@@ -278,35 +288,35 @@ fn hold(address: &str) -> TcpListener {
 /// Goal: the port cannot be blocked by silent or oversized requests. Method: more silent connections than the limit; a
 /// head that is too large.
 #[test]
-fn the_port_has_bounds() {
+fn oversized_and_silent_requests_are_closed() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--admin=127.0.0.1:0"]);
-    let admin = admin_of(&server);
+    let admin = admin_address(&server);
     let large = format!("X-Large: {}", "x".repeat(64 << 10));
-    assert_eq!(Asked::get(&admin, "/status", &[&large]).code, 431);
+    assert_eq!(Response::get(&admin, "/status", &[&large]).code, 431);
     let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&admin).unwrap()).collect();
-    Asked::get(&admin, "/livez", &[]).with(200);
+    Response::get(&admin, "/livez", &[]).expect_code(200);
     for mut stream in silent {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut said = vec![];
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut bytes = vec![];
         // Either closed normally, or reset with unread data.
-        let over = stream.read_to_end(&mut said).map_err(|error| error.kind());
-        assert!(over.is_ok() || over == Err(std::io::ErrorKind::ConnectionReset), "{over:?}");
+        let result = stream.read_to_end(&mut bytes).map_err(|error| error.kind());
+        assert!(result.is_ok() || result == Err(std::io::ErrorKind::ConnectionReset), "{result:?}");
     }
 }
 
 /// Goal: failures are counted by place and reason. Method: a server of one session, and a second client.
 #[test]
-fn failures_have_reasons() {
+fn failures_are_counted_by_place_and_reason() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--sessions=1", "--admin=127.0.0.1:0"]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--json"]);
     follower.wait_for_stdout("committed");
     let second = home.run(&["list", server.ticket("m")]);
     assert_ne!(second.code, Some(0), "{second:?}");
-    let metrics = Asked::get(&admin_of(&server), "/metrics", &[]).body;
+    let metrics = Response::get(&admin_address(&server), "/metrics", &[]).body;
     let name = "tensor_relay_failures_total{at=\"session\",reason=\"too_busy\"}";
     assert!(sample(&metrics, name) > 0.5, "{metrics}");
 }
@@ -314,9 +324,9 @@ fn failures_have_reasons() {
 /// Goal: the lag of a slow reader is shown, in versions. Method: a reader in mode `every` that is busy with the first
 /// version, and two more versions.
 #[test]
-fn who_is_behind_is_seen() {
+fn the_lag_of_a_slow_reader_is_reported() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&[
         "--topic=m=m",
         "--watch",
@@ -324,18 +334,19 @@ fn who_is_behind_is_seen() {
         "--keep-versions=9",
         "--admin=127.0.0.1:0",
     ]);
-    let admin = admin_of(&server);
-    let words =
+    let admin = admin_address(&server);
+    let args =
         ["subscribe", server.ticket("m"), "--mode=every", "--window=1", "--exec=echo at work; sleep 1000"];
-    let mut reader = home.start(&words);
+    let mut reader = home.start(&args);
     reader.wait_for_stdout("at work");
-    let is_at = |behind: u64| move |asked: &Asked| asked.json()["subscribers"][0]["lag_versions"] == behind;
-    ask_until(&admin, "/status", is_at(0));
-    for behind in 1..3 {
-        files::replace(&home.path("m"), |path| files::noise(path, 1_000, 1 + behind));
-        ask_until(&admin, "/status", is_at(behind));
+    let has_lag =
+        |lag: u64| move |response: &Response| response.json()["subscribers"][0]["lag_versions"] == lag;
+    get_until(&admin, "/status", has_lag(0));
+    for lag in 1..3 {
+        files::replace(&home.path("m"), |path| files::write_noise(path, 1_000, 1 + lag));
+        get_until(&admin, "/status", has_lag(lag));
     }
-    let metrics = Asked::get(&admin, "/metrics", &[]).body;
+    let metrics = Response::get(&admin, "/metrics", &[]).body;
     assert!(
         (sample(&metrics, "tensor_relay_topic_lag_versions{topic=\"m\"}") - 2.0).abs() < 0.5,
         "{metrics}"
@@ -347,10 +358,10 @@ fn who_is_behind_is_seen() {
 /// Goal: a version in transfer is shown with its sent bytes and what limits it. Method: a proxy that holds midway
 /// through it.
 #[test]
-fn what_holds_a_transfer_up_is_seen() {
+fn the_limit_of_a_transfer_is_reported() {
     const MODEL_BYTES: u64 = 256 << 20;
     let (home, mut proxy) = (Home::new(), UdpProxy::new());
-    files::zeros(&home.path("m"), MODEL_BYTES);
+    files::write_zeros(&home.path("m"), MODEL_BYTES);
     let server = home.serve(&[
         "--topic=m=m",
         "--codec=raw",
@@ -361,8 +372,8 @@ fn what_holds_a_transfer_up_is_seen() {
     proxy.forward_to(server.listen(), 24 << 20);
     let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--transport=quic"]);
     proxy.wait_until_held();
-    let is_held = |asked: &Asked| asked.json()["subscribers"][0]["under_way"]["limit"] == "network";
-    let status = ask_until(&admin_of(&server), "/status", is_held).json();
+    let is_held = |response: &Response| response.json()["subscribers"][0]["under_way"]["limit"] == "network";
+    let status = get_until(&admin_address(&server), "/status", is_held).json();
     let under_way = &status["subscribers"][0]["under_way"];
     let sent_bytes = under_way["sent_bytes"].as_u64().unwrap();
     assert!((1..MODEL_BYTES).contains(&sent_bytes), "{under_way}");
@@ -374,32 +385,33 @@ fn what_holds_a_transfer_up_is_seen() {
 /// Goal: the dashboard and the alerts use only metrics that exist. Method: compare every name in them with the metrics
 /// of a server and a consumer, after a failure too.
 #[test]
-fn what_is_shipped_asks_for_metrics_that_exist() {
+fn dashboard_and_alerts_use_existing_metrics() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--sessions=1", "--admin=127.0.0.1:0"]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--json", "--admin=127.0.0.1:0"]);
-    let follower_at = admin_said(&mut follower);
+    let follower_address = printed_admin_address(&mut follower);
     follower.wait_for_stdout("committed");
     home.run(&["list", server.ticket("m")]).expect_code(3);
-    let there: String = [admin_of(&server), follower_at]
+    let exposed: String = [admin_address(&server), follower_address]
         .iter()
-        .map(|address| Asked::get(address, "/metrics", &[]).with(200).body)
+        .map(|address| Response::get(address, "/metrics", &[]).expect_code(200).body)
         .collect();
     let dashboard = include_str!("../../../docker/monitoring/dashboard.json");
-    let asked = names(dashboard).chain(names(include_str!("../../../docker/monitoring/rules.yml")));
+    let used = names(dashboard).chain(names(include_str!("../../../docker/monitoring/rules.yml")));
     let mut count = 0;
-    for name in asked {
-        let is_there = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
-        assert!(there.lines().any(is_there), "nothing is called {name}\n{there}");
+    for name in used {
+        let is_exposed =
+            |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        assert!(exposed.lines().any(is_exposed), "nothing is called {name}\n{exposed}");
         count += 1;
     }
     assert!(count > 20, "{count} names were found");
 }
 
-/// The names of our metrics in `text`.
+/// The names of tensor-relay's metrics in `text`.
 fn names(text: &str) -> impl Iterator<Item = &str> {
-    let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    text.split(move |c| !is_of_a_name(c))
-        .filter(|word| word.starts_with("tensor_relay_"))
+    let is_name_character = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.split(move |c| !is_name_character(c))
+        .filter(|name| name.starts_with("tensor_relay_"))
 }

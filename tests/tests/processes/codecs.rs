@@ -5,31 +5,30 @@ use serde_json::Value;
 use tensor_relay_tests::processes::{Home, Signal};
 
 /// Goal: by default, weights are sent in a codec that compresses them; server and subscriber report the same numbers.
-/// Method: a file of weights and one of noise; subscribers with output for programs and for people; then stop the
-/// server.
+/// Method: a file of weights and one of noise; subscribers with JSON and with text output; then stop the server.
 #[test]
-fn what_is_saved_is_told() {
+fn both_ends_report_the_same_compression() {
     let home = Home::new();
-    files::weights(&home.path("m"), 3 << 20, 1);
-    files::noise(&home.path("n"), 3 << 20, 2);
+    files::write_weights(&home.path("m"), 3 << 20, 1);
+    files::write_noise(&home.path("n"), 3 << 20, 2);
     let server = home.serve(&["--topic=m=m", "--topic=n=n"]);
-    let receive = |topic: &str, words: &[&str]| {
-        let words = [&["subscribe", server.ticket(topic), "--once", "--out=out"], words].concat();
-        let came = home.run(&words).expect_code(0);
+    let receive = |topic: &str, args: &[&str]| {
+        let args = [&["subscribe", server.ticket(topic), "--once", "--out=out"], args].concat();
+        let received = home.run(&args).expect_code(0);
         files::assert_same(&home.path(topic), &home.path("out").join(format!("{topic}.safetensors")));
-        came
+        received
     };
-    let came = receive("m", &["--json"]).json();
-    let codecs = came["codecs"].as_object().unwrap();
-    assert_eq!(codecs.keys().collect::<Vec<_>>(), ["bitplanes"], "{came}");
-    assert_eq!(codecs["bitplanes"]["wire_bytes"], came["wire_bytes"]);
-    assert_eq!(codecs["bitplanes"]["payload_bytes"], came["payload_bytes"]);
-    assert!(codecs["bitplanes"]["ratio"].as_f64().unwrap() > 1.3, "{came}");
-    assert!(codecs["bitplanes"]["decode_s"].as_f64().unwrap() > 0.0, "{came}");
+    let received = receive("m", &["--json"]).json();
+    let codecs = received["codecs"].as_object().unwrap();
+    assert_eq!(codecs.keys().collect::<Vec<_>>(), ["bitplanes"], "{received}");
+    assert_eq!(codecs["bitplanes"]["wire_bytes"], received["wire_bytes"]);
+    assert_eq!(codecs["bitplanes"]["payload_bytes"], received["payload_bytes"]);
+    assert!(codecs["bitplanes"]["ratio"].as_f64().unwrap() > 1.3, "{received}");
+    assert!(codecs["bitplanes"]["decode_s"].as_f64().unwrap() > 0.0, "{received}");
     let line = receive("m", &[]).out;
     assert!(line.contains(" on the wire (bitplanes), ") && line.contains("saved to "), "{line}");
     let line = receive("n", &[]).out;
-    assert!(!line.contains(" on the wire"), "nothing was saved of noise: {line}");
+    assert!(!line.contains(" on the wire"), "noise is not compressible: {line}");
 
     let ended = server.process.end_by(Signal::TERM).expect_code(0);
     assert!(
@@ -39,7 +38,7 @@ fn what_is_saved_is_told() {
     let memory = ended.out.lines().find(|line| line.contains(r#""event":"memory""#)).unwrap();
     let memory: Value = serde_json::from_str(memory).unwrap();
     let encoded = memory["encoded_bytes"].as_u64().unwrap();
-    assert!((1 << 20..12 << 20).contains(&encoded), "what is kept of `m` for others: {memory}");
+    assert!((1 << 20..12 << 20).contains(&encoded), "the cached chunks of `m`: {memory}");
     assert!(ended.err.contains("memory: ") && memory["staged_bytes"].is_u64(), "{ended:?}");
     let sent = |topic: &str| -> Value {
         let mut lines = ended.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -54,11 +53,15 @@ fn what_is_saved_is_told() {
 #[test]
 fn a_codec_can_be_forced() {
     let home = Home::new();
-    files::weights(&home.path("m"), 1 << 20, 1);
+    files::write_weights(&home.path("m"), 1 << 20, 1);
     let server = home.serve(&["--topic=m=m", "--codec=planes"]);
-    for (words, expected) in [(&[][..], "planes"), (&["--codec=raw"], "raw"), (&["--codec=auto"], "planes")] {
-        let words = [&["subscribe", server.ticket("m"), "--once", "--json"], words].concat();
-        let came = home.run(&words).expect_code(0).json();
-        assert_eq!(came["codecs"].as_object().unwrap().keys().collect::<Vec<_>>(), [expected], "{came}");
+    for (args, expected) in [(&[][..], "planes"), (&["--codec=raw"], "raw"), (&["--codec=auto"], "planes")] {
+        let args = [&["subscribe", server.ticket("m"), "--once", "--json"], args].concat();
+        let received = home.run(&args).expect_code(0).json();
+        assert_eq!(
+            received["codecs"].as_object().unwrap().keys().collect::<Vec<_>>(),
+            [expected],
+            "{received}"
+        );
     }
 }

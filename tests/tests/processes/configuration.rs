@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use std::{fs, os::unix::fs::PermissionsExt};
 use tensor_relay_tests::processes::{ANY_PORT, Ended, Home, Process, Signal};
 
-/// Runs the program with `words` and variables.
-fn run_with(home: &Home, variables: &[(&str, &str)], words: &[&str]) -> Ended {
+/// Runs the program with `args` and variables.
+fn run_with(home: &Home, variables: &[(&str, &str)], args: &[&str]) -> Ended {
     let mut command = home.program();
-    command.args(words).envs(variables.iter().copied());
+    command.args(args).envs(variables.iter().copied());
     Process::start(command).end()
 }
 
@@ -19,7 +19,7 @@ fn configure(home: &Home, text: &str) {
 }
 
 /// The value of an option and its source, as `config --json` reports them.
-fn told(config: &Value, command: &str, option: &str) -> (String, String) {
+fn value_and_source(config: &Value, command: &str, option: &str) -> (String, String) {
     let options = config["commands"][command].as_array().unwrap();
     let option = options.iter().find(|known| known["option"] == option).unwrap();
     let values: Vec<_> = option["values"]
@@ -34,18 +34,18 @@ fn told(config: &Value, command: &str, option: &str) -> (String, String) {
 /// Goal: a server and a subscriber run with a configuration file only, as in a container. Method: one file for both, no
 /// flags; then a flag and a variable over it.
 #[test]
-fn a_file_runs_both_ends() {
+fn a_configuration_file_suffices_for_both_ends() {
     let home = Home::new();
-    files::noise(&home.path("a"), 1000, 1);
-    files::noise(&home.path("b"), 1000, 2);
+    files::write_noise(&home.path("a"), 1000, 1);
+    files::write_noise(&home.path("b"), 1000, 2);
     configure(
         &home,
         "[default]\njson = true\nticket = 'tickets'\n[serve]\nlisten = '127.0.0.1:0'\nticket_file = 'tickets'\n\
          [serve.topics]\na = 'a'\n'deep/b' = 'b'\n[subscribe]\ntopic = 'a'\nout = 'out'\nonce = true\n",
     );
     let mut server = home.start(&["serve"]);
-    let said = server.wait_for_stdout("serving");
-    assert!(said.contains(r#""topic":"a""#) && said.contains(r#""topic":"deep/b""#), "{said}");
+    let line = server.wait_for_stdout("serving");
+    assert!(line.contains(r#""topic":"a""#) && line.contains(r#""topic":"deep/b""#), "{line}");
     assert_eq!(home.run(&["subscribe"]).expect_code(0).json()["topic"], "a");
     let by_variable = run_with(&home, &[("TENSOR_RELAY_TOPIC", "deep/b")], &["subscribe"]).expect_code(0);
     assert_eq!(by_variable.json()["topic"], "deep/b");
@@ -59,9 +59,9 @@ fn a_file_runs_both_ends() {
 
 /// Goal: topics and switches can be set by variables only. Method: `serve` without options.
 #[test]
-fn variables_run_a_server() {
+fn environment_variables_suffice_for_a_server() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let mut command = home.program();
     command.arg("serve").envs([
         ("TENSOR_RELAY_TOPICS", "a=w;b=w"),
@@ -71,8 +71,8 @@ fn variables_run_a_server() {
         ("TENSOR_RELAY_CONFIG", ""),
     ]);
     let mut server = Process::start(command);
-    let said = server.wait_for_stdout("serving");
-    assert!(said.contains(r#""topic":"a""#) && said.contains(r#""topic":"b""#), "{said}");
+    let line = server.wait_for_stdout("serving");
+    assert!(line.contains(r#""topic":"a""#) && line.contains(r#""topic":"b""#), "{line}");
     assert_eq!(
         home.files_in("state"),
         ["tensor-relay/access/secrets", "tensor-relay/identity.key", "tensor-relay/tickets"],
@@ -81,58 +81,58 @@ fn variables_run_a_server() {
     server.end_by(Signal::TERM).expect_code(0);
 }
 
-/// Goal: `config` shows the effective value of every option and its source. Method: an option from each layer, for
-/// people and for programs, with a secret among them.
+/// Goal: `config` shows the effective value of every option and its source. Method: an option from each layer, as text
+/// and as JSON, with a secret among them.
 #[test]
-fn config_tells_every_source() {
+fn config_shows_the_source_of_every_option() {
     let home = Home::new();
     configure(
         &home,
         "[default]\nticket = 'relay://secret'\n\n[serve]\ngrace = 2.5\nlisten = '127.0.0.1:1'\n",
     );
     let variables = [("TENSOR_RELAY_LISTEN", "127.0.0.1:2"), ("TENSOR_RELAY_QUIET", "yes")];
-    let said = run_with(&home, &variables, &["config", "--json"]).expect_code(0);
-    let config = said.json();
+    let output = run_with(&home, &variables, &["config", "--json"]).expect_code(0);
+    let config = output.json();
     assert_eq!(config["file"], home.argument(".config/tensor-relay/config.toml"));
-    assert_eq!(told(&config, "serve", "listen"), ("127.0.0.1:2".into(), "environment".into()));
-    assert_eq!(told(&config, "serve", "grace"), ("2.5".into(), "file".into()));
-    assert_eq!(told(&config, "serve", "chunk-size"), ("4MiB".into(), "default".into()));
-    assert_eq!(told(&config, "subscribe", "quiet"), ("true".into(), "environment".into()));
-    assert_eq!(told(&config, "list", "ticket"), ("(hidden)".into(), "file".into()));
-    let people = run_with(&home, &variables, &["config", "serve"]).expect_code(0);
+    assert_eq!(value_and_source(&config, "serve", "listen"), ("127.0.0.1:2".into(), "environment".into()));
+    assert_eq!(value_and_source(&config, "serve", "grace"), ("2.5".into(), "file".into()));
+    assert_eq!(value_and_source(&config, "serve", "chunk-size"), ("4MiB".into(), "default".into()));
+    assert_eq!(value_and_source(&config, "subscribe", "quiet"), ("true".into(), "environment".into()));
+    assert_eq!(value_and_source(&config, "list", "ticket"), ("(hidden)".into(), "file".into()));
+    let plain = run_with(&home, &variables, &["config", "serve"]).expect_code(0);
     let line = |option: &str| {
-        let line = people.out.lines().find(|line| line.split_whitespace().nth(1) == Some(option));
+        let line = plain.out.lines().find(|line| line.split_whitespace().nth(1) == Some(option));
         line.unwrap().split_whitespace().skip(2).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(line("--listen"), "127.0.0.1:2 TENSOR_RELAY_LISTEN");
     assert_eq!(line("--grace"), format!("2.5 {}:5", home.argument(".config/tensor-relay/config.toml")));
-    assert!(!format!("{said:?}{people:?}").contains("relay://"), "a secret was printed");
-    assert!(!people.out.lines().any(|line| line.starts_with("subscribe")), "{people:?}");
+    assert!(!format!("{output:?}{plain:?}").contains("relay://"), "a secret was printed");
+    assert!(!plain.out.lines().any(|line| line.starts_with("subscribe")), "{plain:?}");
     home.run(&["config", "bogus"])
         .expect_error(2, &["bogus", "serve, publish, subscribe"]);
 }
 
 /// Goal: each bound on clients is shown with its reason, and their sum is the maximum that `serve` reports.
 #[test]
-fn config_tells_every_bound() {
+fn config_shows_every_bound() {
     let home = Home::new();
-    files::zeros(&home.path("w"), 1 << 10);
-    let said = home.run(&["config", "serve", "--json"]).expect_code(0).json();
-    let bounds = said["serve"]["bounds"].as_array().unwrap();
+    files::write_zeros(&home.path("w"), 1 << 10);
+    let report = home.run(&["config", "serve", "--json"]).expect_code(0).json();
+    let bounds = report["serve"]["bounds"].as_array().unwrap();
     let sessions = bounds.iter().find(|bound| bound["bound"] == "sessions").unwrap();
     assert_eq!((&sessions["most"], &sessions["unit"]), (&json!(1_024), &json!("count")));
     assert!(
         bounds
             .iter()
-            .all(|bound| bound["reason"].as_str().is_some_and(|why| !why.is_empty()))
+            .all(|bound| bound["reason"].as_str().is_some_and(|reason| !reason.is_empty()))
     );
     let sum: u64 = bounds.iter().filter_map(|bound| bound["memory_bytes"].as_u64()).sum();
-    assert_eq!(said["serve"]["memory_bytes_max"], sum);
+    assert_eq!(report["serve"]["memory_bytes_max"], sum);
     assert_eq!(home.serve(&["--topic=w=w"]).report["memory_bytes_max"], sum);
-    let people = home.run(&["config", "serve"]).expect_code(0).out;
+    let plain = home.run(&["config", "serve"]).expect_code(0).out;
     assert!(
-        people.contains("BOUND OF SERVE") && people.contains("memory in addition to versions: at most"),
-        "{people}"
+        plain.contains("BOUND OF SERVE") && plain.contains("memory in addition to versions: at most"),
+        "{plain}"
     );
     assert!(!home.run(&["config", "subscribe"]).expect_code(0).out.contains("BOUND"));
 }
@@ -140,7 +140,7 @@ fn config_tells_every_bound() {
 /// Goal: a mistake in the file or a variable is reported with its location, and nothing is done. Method: mistakes in
 /// the options of the command that runs and of others.
 #[test]
-fn mistakes_are_found_where_they_were_made() {
+fn mistakes_are_reported_with_their_location() {
     let home = Home::new();
     let file = home.argument("c.toml");
     for (text, causes) in [
@@ -170,44 +170,44 @@ fn mistakes_are_found_where_they_were_made() {
 /// Goal: the sample file is valid and changes no option. Method: install it as the configuration file, and run
 /// `config`.
 #[test]
-fn the_sample_is_a_good_file() {
+fn the_sample_file_is_valid() {
     let home = Home::new();
     let sample = home.run(&["config", "--sample"]).expect_code(0).out;
     assert!(sample.contains("[serve]") && sample.contains("#listen = \"0.0.0.0:4747\""), "{sample}");
     configure(&home, &sample);
     let config = home.run(&["config", "--json"]).expect_code(0).json();
     assert!(config["file"].is_string());
-    assert_eq!(told(&config, "serve", "listen").1, "default");
+    assert_eq!(value_and_source(&config, "serve", "listen").1, "default");
 }
 
 /// Goal: a server key is created once, shown afterwards, and used in tickets. Method: show it, create it twice, serve
 /// with it.
 #[test]
-fn keys_are_made_once_and_shown() {
+fn a_key_is_created_once_and_shown() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let missing = home.run(&["keys", "show", "--json"]);
     missing.expect_error(1, &["no server key", "tensor-relay serve", "keys create", "--state-dir"]);
     assert!(home.files_in("state").is_empty(), "`keys show` creates none");
-    let made = home.run(&["keys", "create", "--json"]).expect_code(0).json();
+    let created = home.run(&["keys", "create", "--json"]).expect_code(0).json();
     let path = home.path("state/tensor-relay/identity.key");
-    assert_eq!(made["path"], path.to_str().unwrap());
+    assert_eq!(created["path"], path.to_str().unwrap());
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    let key = made["key"].as_str().unwrap();
+    let key = created["key"].as_str().unwrap();
     home.run(&["keys", "create"])
         .expect_error(1, &["already holds a key", key, "nothing was changed"]);
     let shown = home.run(&["keys", "show"]).expect_code(0);
     assert_eq!(shown.out, format!("{key}  {}\n", path.display()));
     let server = home.serve(&["--topic=w=w"]);
     assert!(server.ticket("w").contains(key));
-    let elsewhere = home.run(&["keys", "create", "--state-dir=other"]).expect_code(0);
-    assert!(elsewhere.out.ends_with("other/identity.key\n") && !elsewhere.out.contains(key), "{elsewhere:?}");
+    let other = home.run(&["keys", "create", "--state-dir=other"]).expect_code(0);
+    assert!(other.out.ends_with("other/identity.key\n") && !other.out.contains(key), "{other:?}");
 }
 
-/// Goal: completions and manual pages have the commands for people, and no hidden ones. Method: every shell; the main
-/// page and the folder of pages.
+/// Goal: completions and manual pages cover the public commands and no hidden ones. Method: every shell; the main page
+/// and the folder of pages.
 #[test]
-fn completions_and_manual_pages() {
+fn completions_and_manual_pages_omit_hidden_commands() {
     let home = Home::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = home.run(&["completions", shell]).expect_code(0).out;

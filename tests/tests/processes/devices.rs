@@ -1,10 +1,10 @@
 //! Tensors on GPUs from the command line: `--device`, its budgets, its failures, and `tensor-relay devices`.
 //!
 //! All of it runs on the fake driver, whatever `TENSOR_RELAY_TEST_CUDA` says. Each test finally checks for illegal uses
-//! of the driver and for leaks. With that variable set to `fake`, the other tests check whole transfers of every kind
-//! on GPUs.
+//! of the driver and for leaks. With that variable set to `fake`, the other tests check complete transfers of every
+//! kind on GPUs.
 
-use crate::{failures::ticket_of_nobody, files};
+use crate::{failures::unknown_ticket, files};
 use serde_json::Value;
 use std::time::Duration;
 use tensor_relay_tests::{
@@ -15,12 +15,12 @@ use tensor_relay_tests::{
 const ON_GPU: &str = "--device=cuda:0";
 
 /// Copies of the fake driver are much faster: a longer wait is a hang.
-const AT_ONCE: Duration = Duration::from_secs(10);
+const FAILED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A machine with `gpu`, and the model `w` of `bytes` on it.
 fn home(gpu: Gpu, bytes: usize) -> Home {
     let home = Home::with_gpu(gpu);
-    files::noise(&home.path("w"), bytes, 1);
+    files::write_noise(&home.path("w"), bytes, 1);
     home
 }
 
@@ -36,42 +36,42 @@ fn subscribe(home: &Home, server: &Serving, out: &str) -> Ended {
 
 /// Checks that `out` holds the model.
 #[track_caller]
-fn came(home: &Home, out: &str) {
+fn assert_received(home: &Home, out: &str) {
     assert_eq!(home.files_in(out), ["w.safetensors"]);
     files::assert_same(&home.path("w"), &home.path(out).join("w.safetensors"));
 }
 
 /// Starts the program with additional variables.
-fn start_with(home: &Home, variables: &[(&str, &str)], words: &[&str]) -> Process {
+fn start_with(home: &Home, variables: &[(&str, &str)], args: &[&str]) -> Process {
     let mut command = home.program();
-    command.args(words).envs(variables.iter().copied());
+    command.args(args).envs(variables.iter().copied());
     Process::start(command)
 }
 
-/// A server of `w` whose driver fails as `fault` says.
+/// Serves `w` from a GPU whose driver fails as `fault` specifies.
 fn serve_failing(home: &Home, fault: &str) -> Serving {
-    let words = ["serve", "--json", ANY_PORT, "--topic=w=w", ON_GPU];
-    Serving::wait_for_report(start_with(home, &[("FAKE_CUDA_FAULTS", fault)], &words))
+    let args = ["serve", "--json", ANY_PORT, "--topic=w=w", ON_GPU];
+    Serving::wait_for_report(start_with(home, &[("FAKE_CUDA_FAULTS", fault)], &args))
 }
 
 /// Goal: all contents of files arrive byte for byte with a GPU at either end or both; each process reports its device.
 /// Method: every dtype, scalars, empty and large tensors, and a sharded model, all four ways.
 #[test]
-fn every_file_arrives_from_and_on_a_gpu() {
+fn every_file_is_transferred_from_and_to_a_gpu() {
     let home = Home::with_gpu(Gpu::fake());
-    files::everything(&home.path("w"));
-    files::sharded(&home.path("model"), 1);
+    files::write_everything(&home.path("w"));
+    files::write_sharded(&home.path("model"), 1);
     let devices = ["cpu", "cuda:0"];
     for from in devices {
-        let words = ["--topic=w=w", "--topic=model=model", "--chunk-size=256KiB", "--device", from];
-        let server = home.serve(&words);
+        let args = ["--topic=w=w", "--topic=model=model", "--chunk-size=256KiB", "--device", from];
+        let server = home.serve(&args);
         assert_eq!(server.report["device"], from);
         for to in devices {
             let out = format!("{from}-{to}");
-            let words = ["--once", "--json", "--device", to, "--out", &out];
+            let args = ["--once", "--json", "--device", to, "--out", &out];
             for topic in ["w", "model"] {
-                let words = [&["subscribe", server.ticket(topic)], &words[..]].concat();
-                assert_eq!(home.run(&words).expect_code(0).json()["device"], to);
+                let args = [&["subscribe", server.ticket(topic)], &args[..]].concat();
+                assert_eq!(home.run(&args).expect_code(0).json()["device"], to);
             }
             files::assert_same(&home.path("w"), &home.path(&out).join("w.safetensors"));
             files::assert_same_model(&home.path("model"), &home.path(&out).join("model"));
@@ -80,10 +80,10 @@ fn every_file_arrives_from_and_on_a_gpu() {
     }
 }
 
-/// Goal: the output for people shows the device, and the command of `--exec` runs as usual. Method: a GPU on both
-/// sides, without `--json`.
+/// Goal: the text output shows the device, and the command of `--exec` runs as usual. Method: a GPU on both sides,
+/// without `--json`.
 #[test]
-fn people_are_told_where_tensors_are() {
+fn plain_output_shows_the_device() {
     let home = home(Gpu::fake(), 3 << 20);
     let mut server = home.start(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]);
     let read = server.wait_for_stderr("w: 1 tensor");
@@ -91,20 +91,23 @@ fn people_are_told_where_tensors_are() {
     let ticket = server.wait_for_stdout("tickets");
     server.wait_for_stderr("serving from cuda:0 on");
     let exec = "--exec=echo $TENSOR_RELAY_VERSION > ran";
-    let told = home.run(&["subscribe", &ticket, "--once", ON_GPU, exec]).expect_code(0);
-    assert!(told.out.starts_with("w version 1: 1 tensor,") && told.out.contains(", on cuda:0"), "{told:?}");
+    let output = home.run(&["subscribe", &ticket, "--once", ON_GPU, exec]).expect_code(0);
+    assert!(
+        output.out.starts_with("w version 1: 1 tensor,") && output.out.contains(", on cuda:0"),
+        "{output:?}"
+    );
     assert_eq!(std::fs::read_to_string(home.path("ran")).unwrap(), "1\n");
     server.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: a device can be set by file and variable, like every option. Method: each of them, and a flag over both.
 #[test]
-fn a_device_is_an_option_like_others() {
+fn a_device_is_set_by_file_variable_or_flag() {
     let home = home(Gpu::fake().with("FAKE_CUDA_DEVICES", "3"), 1000);
     std::fs::write(home.path("c.toml"), "[default]\ndevice = 'cuda:1'\n").unwrap();
-    let device = |variables: &[(&str, &str)], words: &[&str]| {
+    let device = |variables: &[(&str, &str)], args: &[&str]| {
         let all = ["serve", "--json", ANY_PORT, "--topic=w=w", "--config=c.toml"];
-        let server = Serving::wait_for_report(start_with(&home, variables, &[&all, words].concat()));
+        let server = Serving::wait_for_report(start_with(&home, variables, &[&all, args].concat()));
         server.report["device"].as_str().unwrap().to_owned()
     };
     assert_eq!(device(&[], &[]), "cuda:1");
@@ -117,7 +120,7 @@ fn a_device_is_an_option_like_others() {
 /// Goal: without `--device`, CUDA is not loaded. Method: look for the driver among the libraries of a server and of a
 /// subscriber on a machine with a GPU.
 #[test]
-fn the_host_needs_no_driver() {
+fn cuda_is_not_loaded_without_a_device() {
     let home = home(Gpu::fake(), 1000);
     let server = home.serve(&["--topic=w=w"]);
     let mut follower = home.start(&["subscribe", server.ticket("w")]);
@@ -131,11 +134,11 @@ fn the_host_needs_no_driver() {
 }
 
 /// Goal: without CUDA, `--device cuda:0` is one clear error that says what is missing and what to do; no files remain.
-/// Method: every command that has `--device`, and `devices`. On a machine with a driver, the test says so and passes.
+/// Method: every command that has `--device`, and `devices`. Skipped on a machine with a driver.
 #[test]
-fn no_cuda() {
+fn a_missing_driver_is_one_clear_error() {
     let home = Home::with_gpu(Gpu::none());
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let listed = home.run(&["devices", "--json"]).expect_code(0);
     let reason = listed.json()["reason"].as_str().unwrap_or_default().to_owned();
     if !reason.contains("libcuda.so.1") {
@@ -143,11 +146,11 @@ fn no_cuda() {
         return;
     }
     assert_eq!(listed.json()["gpus"], Value::Array(vec![]));
-    let people = home.run(&["devices"]).expect_code(0);
-    assert!(people.out.is_empty() && people.err.starts_with("no GPU can be used here: "), "{people:?}");
+    let plain = home.run(&["devices"]).expect_code(0);
+    assert!(plain.out.is_empty() && plain.err.starts_with("no GPU can be used here: "), "{plain:?}");
     let causes = ["--device cuda:0 cannot be used", "libcuda.so.1", "--gpus all", "--device cpu"];
     home.run(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]).expect_error(1, &causes);
-    home.run(&["subscribe", &ticket_of_nobody("127.0.0.1:1"), ON_GPU, "--out=out"])
+    home.run(&["subscribe", &unknown_ticket("127.0.0.1:1"), ON_GPU, "--out=out"])
         .expect_error(1, &causes);
     home.run(&["demo", "--size=1MiB", ON_GPU]).expect_error(1, &causes);
     assert!(home.files_in("out").is_empty() && home.files_in("state").is_empty());
@@ -156,7 +159,7 @@ fn no_cuda() {
 /// Goal: an invalid or outdated driver library is distinguished from a missing one. Method: a linker's stub, libraries
 /// without symbols, a file that is not a library, an old version, no device, and the fake driver without permission.
 #[test]
-fn a_driver_that_is_none() {
+fn an_unusable_driver_is_reported() {
     let gpus = [
         (Gpu::finding(Library::Stub), "stub"),
         (Gpu::finding(Library::Empty), "has no function cu"),
@@ -179,32 +182,32 @@ fn a_driver_that_is_none() {
 /// Goal: each process uses the GPU that it names; the error for a missing one lists those that exist. Method: two GPUs,
 /// a server on one, a subscriber on the other, and a third number.
 #[test]
-fn two_gpus() {
+fn each_process_uses_the_gpu_that_it_names() {
     let home = home(Gpu::fake().with("FAKE_CUDA_DEVICES", "2"), 5 << 20);
     let server = home.serve(&["--topic=w=w", "--device=cuda:1"]);
     subscribe(&home, &server, "out").expect_code(0);
-    came(&home, "out");
+    assert_received(&home, "out");
     let other = ["serve", ANY_PORT, "--topic=w=w", "--device=cuda:7"];
     home.run(&other)
         .expect_error(1, &["no device cuda:7", "sees 2, cuda:0 to cuda:1"]);
-    for word in ["cuda", "gpu", "cuda:x", "0"] {
-        home.run(&["serve", "--topic=w=w", "--device", word])
+    for arg in ["cuda", "gpu", "cuda:x", "0"] {
+        home.run(&["serve", "--topic=w=w", "--device", arg])
             .expect_error(2, &["--device", "cuda:0"]);
     }
 }
 
-/// Goal: options that contradict each other are wrong usage, with a reason. Method: borrowed files on a GPU;
+/// Goal: options that contradict each other are usage errors, with a reason. Method: borrowed files on a GPU;
 /// page-locked memory for less than two chunks.
 #[test]
-fn words_that_do_not_go_together() {
+fn contradictory_options_are_refused() {
     let home = home(Gpu::fake(), 1000);
     let serve = ["serve", ANY_PORT, "--topic=w=w", ON_GPU];
-    let with = |more: &[&str]| home.run(&[&serve, more].concat());
+    let with = |more_args: &[&str]| home.run(&[&serve, more_args].concat());
     with(&["--hold=borrow"]).expect_error(2, &["--hold borrow", "--device cuda:0", "only one of the two"]);
     let numbers = ["--pinned-mem is 5242880 bytes", "two chunks of 4194304 bytes", "8.00 MiB or more"];
     with(&["--pinned-mem=5MiB"]).expect_error(2, &numbers);
     with(&["--pinned-mem=5MiB", "--chunk-size=8MiB"]).expect_error(2, &["8388608 bytes", "16.0 MiB or more"]);
-    let ticket = ticket_of_nobody("127.0.0.1:1");
+    let ticket = unknown_ticket("127.0.0.1:1");
     home.run(&["subscribe", &ticket, ON_GPU, "--pinned-mem=4KiB"])
         .expect_error(2, &["4096 bytes", "8.00 MiB"]);
     home.run(&["demo", "--size=1MiB", "--pinned-mem=0"])
@@ -214,47 +217,47 @@ fn words_that_do_not_go_together() {
 /// Goal: the smallest page-locked memory that is allowed is enough.
 /// Method: two slots on each side, chunks of the server's that are larger than the client's slots.
 #[test]
-fn two_slots_are_enough() {
+fn two_slots_suffice() {
     let home = home(Gpu::fake(), 40 << 20);
     let server = home.serve(&["--topic=w=w", ON_GPU, "--chunk-size=16MiB", "--pinned-mem=32MiB"]);
-    let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--pinned-mem=8MiB", "--out=out"];
-    home.run(&words).expect_code(0);
-    came(&home, "out");
+    let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--pinned-mem=8MiB", "--out=out"];
+    home.run(&args).expect_code(0);
+    assert_received(&home, "out");
 }
 
 /// Goal: insufficient GPU memory is an error with numbers, on either side, and the other side continues. Method:
 /// limits, and GPUs, that are smaller than the model.
 #[test]
-fn out_of_gpu_memory() {
+fn insufficient_gpu_memory_is_an_error() {
     const BYTES: usize = 20 << 20;
     let large = home(Gpu::fake(), BYTES);
     let small = home(Gpu::fake().with("FAKE_CUDA_MEM", "16777216"), BYTES);
     let limit = "--gpu-mem-limit=16MiB";
     let server = serve(&large);
-    for (home, words, causes) in [
+    for (home, args, causes) in [
         (&large, &[ON_GPU, limit][..], ["16777216 bytes", "20971", "--gpu-mem-limit"]),
         (&small, &[ON_GPU], ["free", "16777216", "20971"]),
     ] {
-        let refused = home.run(&[&["serve", ANY_PORT, "--topic=w=w"], words].concat());
+        let refused = home.run(&[&["serve", ANY_PORT, "--topic=w=w"], args].concat());
         refused.expect_error(1, &[&["cannot upload w to cuda:0"], &causes[..]].concat());
         let receive = ["subscribe", server.ticket("w"), "--once", "--out=out"];
-        let refused = home.run(&[&receive, words].concat());
+        let refused = home.run(&[&receive, args].concat());
         refused.expect_error(1, &causes);
         assert!(home.files_in("out").is_empty());
     }
     subscribe(&large, &server, "whole").expect_code(0);
-    came(&large, "whole");
+    assert_received(&large, "whole");
 }
 
 /// Goal: a GPU that fails during a transfer ends its server with an error, so that it can be restarted; the subscriber
-/// keeps no partial file, and nothing hangs. Method: the third copy out corrupts the device's context, as a foreign
-/// kernel in the process would.
+/// keeps no partial file, and nothing hangs. Method: the third device-to-host copy corrupts the device's context, as a
+/// foreign kernel in the process would.
 #[test]
-fn a_gpu_that_fails_under_a_server() {
+fn a_failed_gpu_ends_its_server() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
     let server = serve_failing(&home, "@dtoh:3:700");
     let ended = home.run(&["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out", "--reconnect=0"]);
-    assert!(ended.run_time < AT_ONCE, "{ended:?}");
+    assert!(ended.run_time < FAILED_WITHIN, "{ended:?}");
     ended.expect_error(3, &["the server is shutting down"]);
     assert!(home.files_in("out").is_empty());
     server
@@ -264,35 +267,35 @@ fn a_gpu_that_fails_under_a_server() {
 }
 
 /// Goal: a GPU that fails in a subscriber ends it with an error about this machine; the server serves others. Method:
-/// the third copy in corrupts the device's context; then a subscriber whose GPU works.
+/// the third host-to-device copy corrupts the device's context; then a subscriber whose GPU works.
 #[test]
-fn a_gpu_that_fails_under_a_subscriber() {
+fn a_failed_gpu_ends_its_subscriber() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
     let server = serve(&home);
-    let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
-    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:3:700")], &words).end();
-    assert!(ended.run_time < AT_ONCE, "{ended:?}");
+    let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
+    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:3:700")], &args).end();
+    assert!(ended.run_time < FAILED_WITHIN, "{ended:?}");
     ended.expect_error(1, &["cuda:0", "this machine", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
     assert!(home.files_in("out").is_empty());
     subscribe(&home, &server, "whole").expect_code(0);
-    came(&home, "whole");
+    assert_received(&home, "whole");
 }
 
 /// Goal: a single refused driver call does not affect a server, and causes at most an error in a subscriber; nothing is
 /// torn or hangs. Method: refused copies and events on each side.
 #[test]
-fn a_call_that_fails_once() {
+fn one_failed_driver_call_tears_no_version() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
     let receive = |server: &Serving, fault, out: &str| {
-        let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out", out];
-        let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", fault)], &words).end();
-        assert!(ended.run_time < AT_ONCE, "{ended:?}");
+        let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out", out];
+        let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", fault)], &args).end();
+        assert!(ended.run_time < FAILED_WITHIN, "{ended:?}");
         ended
     };
     for (number, fault) in ["cuMemcpyDtoHAsync_v2:3:2", "cuEventRecord:17:2"].into_iter().enumerate() {
         let (server, out) = (serve_failing(&home, fault), format!("server-{number}"));
         receive(&server, "", &out).expect_code(0);
-        came(&home, &out);
+        assert_received(&home, &out);
         server.process.end_by(Signal::TERM).expect_code(0);
     }
     let server = serve(&home);
@@ -300,7 +303,7 @@ fn a_call_that_fails_once() {
         let out = format!("client-{number}");
         let ended = receive(&server, fault, &out);
         match ended.code {
-            Some(0) => came(&home, &out),
+            Some(0) => assert_received(&home, &out),
             _ => {
                 ended.expect_error(1, &["cuda:0", "this machine", "CUDA_ERROR_OUT_OF_MEMORY"]);
                 assert!(home.files_in(&out).is_empty());
@@ -310,13 +313,13 @@ fn a_call_that_fails_once() {
 }
 
 /// Goal: with a GPU that hangs, the subscriber ends within its deadlines, and the server can be stopped. Method: the
-/// second copy in never ends.
+/// second host-to-device copy never completes.
 #[test]
-fn a_gpu_that_hangs_under_a_subscriber() {
+fn a_hanging_gpu_ends_its_subscriber() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
     let server = serve(&home);
-    let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
-    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:2:hang")], &words).end();
+    let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
+    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:2:hang")], &args).end();
     assert!(ended.run_time < Duration::from_secs(50), "{ended:?}");
     ended.expect_error(1, &["cuda:0"]);
     assert!(home.files_in("out").is_empty());
@@ -326,20 +329,20 @@ fn a_gpu_that_hangs_under_a_subscriber() {
 /// Goal: kill -9 of either side during a transfer costs the other side only time, and no version is torn. Method: hold
 /// the transfer, kill and restart the server, then the subscriber; the version arrives each time.
 #[test]
-fn either_side_killed_with_a_gpu() {
+fn a_transfer_between_gpus_survives_killed_processes() {
     let (home, mut proxy) = (home(Gpu::fake(), 64 << 20), UdpProxy::new());
-    let words = ["--topic=w=w", "--state-dir=keys", "--chunk-size=1MiB", ON_GPU, &proxy.advertise()];
-    let server = home.serve(&words);
+    let args = ["--topic=w=w", "--state-dir=keys", "--chunk-size=1MiB", ON_GPU, &proxy.advertise()];
+    let server = home.serve(&args);
     proxy.forward_to(server.listen(), 16 << 20);
-    let (said, ticket) = (server.report.clone(), server.ticket("w").to_owned());
+    let (report, ticket) = (server.report.clone(), server.ticket("w").to_owned());
     let receive = |out| home.start(&["subscribe", &ticket, "--once", ON_GPU, "--out", out]);
     let subscriber = receive("first");
     proxy.wait_until_held();
     server.process.end_by(Signal::KILL);
-    let server = home.serve_again(&said, &words);
+    let server = home.serve_again(&report, &args);
     proxy.release();
     subscriber.end().expect_code(0);
-    came(&home, "first");
+    assert_received(&home, "first");
     proxy.hold_after(16 << 20);
     let killed = receive("second");
     proxy.wait_until_held();
@@ -347,14 +350,14 @@ fn either_side_killed_with_a_gpu() {
     proxy.release();
     assert!(home.files_in("second").is_empty());
     receive("second").end().expect_code(0);
-    came(&home, "second");
+    assert_received(&home, "second");
     server.process.end_by(Signal::TERM).expect_code(0);
 }
 
 /// Goal: replaced files are uploaded and published, and the memory of old versions is reused. Method: five versions
 /// through GPUs that have room for two.
 #[test]
-fn versions_follow_each_other_through_gpus() {
+fn gpu_memory_of_old_versions_is_reused() {
     const BYTES: usize = 4 << 20;
     let room = (BYTES * 5 / 2).to_string();
     let home = home(Gpu::fake(), BYTES);
@@ -363,9 +366,9 @@ fn versions_follow_each_other_through_gpus() {
     let mut follower = home.start(&["subscribe", server.ticket("w"), ON_GPU, "--json", "--out=out"]);
     follower.wait_for_stdout(r#""version":1,"#);
     for version in 2..=5 {
-        files::replace(&home.path("w"), |path| files::noise(path, BYTES, version));
+        files::replace(&home.path("w"), |path| files::write_noise(path, BYTES, version));
         follower.wait_for_stdout(&format!(r#""version":{version},"#));
-        came(&home, "out");
+        assert_received(&home, "out");
     }
     server.process.end_by(Signal::TERM).expect_code(0);
     follower.end_by(Signal::TERM).expect_code(143);
@@ -373,21 +376,21 @@ fn versions_follow_each_other_through_gpus() {
 
 /// Goal: the demo works with GPUs. Method: a small demo, with both kinds of output.
 #[test]
-fn the_demo_on_a_gpu() {
+fn the_demo_runs_on_a_gpu() {
     let home = Home::with_gpu(Gpu::fake());
-    let words = ["demo", "--size=8MiB", "--versions=2", "--small=20", ON_GPU];
-    let told = home.run(&[&words[..], &["--json"]].concat()).expect_code(0).json();
-    assert_eq!((&told["all_bytes_equal"], &told["device"]), (&true.into(), &"cuda:0".into()));
-    let people = home.run(&words).expect_code(0);
+    let args = ["demo", "--size=8MiB", "--versions=2", "--small=20", ON_GPU];
+    let report = home.run(&[&args[..], &["--json"]].concat()).expect_code(0).json();
+    assert_eq!((&report["all_bytes_equal"], &report["device"]), (&true.into(), &"cuda:0".into()));
+    let plain = home.run(&args).expect_code(0);
     for part in ["both with their tensors on cuda:0", "all equal", "copied from cuda:0 and back to it"] {
-        assert!(people.out.contains(part), "{part:?}: {people:?}");
+        assert!(plain.out.contains(part), "{part:?}: {plain:?}");
     }
 }
 
-/// Goal: `devices` lists the information of the driver and NVML, for people and programs. Method: two GPUs; without
-/// NVML, with one that knows one GPU and its processes, and with one that has no driver.
+/// Goal: `devices` lists the information of the driver and NVML, as text and as JSON. Method: two GPUs; without NVML,
+/// with one that knows one GPU and its processes, and with one that has no driver.
 #[test]
-fn gpus_are_listed() {
+fn devices_lists_all_gpus() {
     const MEMORY: u64 = 1 << 30;
     let gpu = || {
         Gpu::fake()
@@ -400,7 +403,7 @@ fn gpus_are_listed() {
     assert_eq!((&first["device"], &second["device"]), (&"cuda:0".into(), &"cuda:1".into()));
     assert_eq!((&first["total_bytes"], &first["processes"]), (&MEMORY.into(), &Value::Null));
     for key in ["name", "pci", "compute_capability", "cuda_version"] {
-        assert!(first[key].as_str().is_some_and(|said| !said.is_empty()), "{key}: {first}");
+        assert!(first[key].as_str().is_some_and(|text| !text.is_empty()), "{key}: {first}");
     }
     let pci = second["pci"].as_str().unwrap();
     let nvml = format!("0000:fe:00.0,1,1;{pci},{MEMORY},{},77=?,42=268435456", MEMORY / 2);
@@ -412,10 +415,10 @@ fn gpus_are_listed() {
     let processes =
         serde_json::json!([{"pid": 42, "used_bytes": 256 << 20}, {"pid": 77, "used_bytes": null}]);
     assert_eq!(with["gpus"][1]["processes"], processes);
-    let people = home.run(&["devices"]).expect_code(0);
-    let lines: Vec<&str> = people.out.lines().collect();
-    assert_eq!((lines.len(), people.err.as_str()), (3, ""), "{people:?}");
-    assert!(lines[0].starts_with("DEVICE  NAME") && lines[2].contains("42 (256 MiB), 77"), "{people:?}");
+    let plain = home.run(&["devices"]).expect_code(0);
+    let lines: Vec<&str> = plain.out.lines().collect();
+    assert_eq!((lines.len(), plain.err.as_str()), (3, ""), "{plain:?}");
+    assert!(lines[0].starts_with("DEVICE  NAME") && lines[2].contains("42 (256 MiB), 77"), "{plain:?}");
     let broken = Home::with_gpu(gpu().with_nvml(&fake_nvml()));
     assert_eq!(
         broken.run(&["devices", "--json"]).expect_code(0).json(),

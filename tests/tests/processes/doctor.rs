@@ -8,13 +8,13 @@ use tensor_relay_tests::processes::{Ended, Home, Host, Lan, Process, Serving};
 /// The finding called `name`.
 #[track_caller]
 fn finding(ended: &Ended, name: &str) -> Value {
-    let said = ended.json();
-    let mut found = said["findings"]
+    let report = ended.json();
+    let mut found = report["findings"]
         .as_array()
         .unwrap()
         .iter()
         .filter(|finding| finding["name"] == name);
-    let finding = found.next().unwrap_or_else(|| panic!("no {name} in {said}")).clone();
+    let finding = found.next().unwrap_or_else(|| panic!("no {name} in {report}")).clone();
     assert!(found.next().is_none() || name == "GPU", "{name} occurs twice");
     let has_fix = ["host", "docker", "kubernetes"]
         .iter()
@@ -24,32 +24,32 @@ fn finding(ended: &Ended, name: &str) -> Value {
 }
 
 #[track_caller]
-fn check(ended: &Ended, name: &str, state: &str) -> Value {
+fn assert_state(ended: &Ended, name: &str, state: &str) -> Value {
     let finding = finding(ended, name);
     assert_eq!(finding["state"], state, "{finding}");
     finding
 }
 
-/// Starts the program with `words` after the shell command `before`, such as a limit.
-fn after(home: &Home, before: &str, words: &str) -> Process {
+/// Starts the program with `args` after the shell command `first`, such as a limit.
+fn start_after(home: &Home, first: &str, args: &str) -> Process {
     let program = home.program().get_program().to_owned();
     let mut shell = home.at_home(Command::new("sh"));
-    shell.args(["-c", &format!("{before} && exec \"$0\" {words}")]).arg(program);
+    shell.args(["-c", &format!("{first} && exec \"$0\" {args}")]).arg(program);
     Process::start(shell)
 }
 
-/// Goal: on a working machine no finding fails, and a reachable server is reported, for people and programs. Method:
-/// the machine of the tests, with a server on it.
+/// Goal: on a working machine no finding fails, and a reachable server is reported, as text and as JSON. Method: the
+/// machine of the tests, with a server on it.
 #[test]
-fn what_works_is_told() {
+fn a_working_machine_has_no_failures() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m"]);
     let ended = home.run(&["doctor", server.ticket("m"), "--json"]).expect_code(0);
     for name in
         ["ticket", "server over UDP", "server over TCP", "topic", "packet size", "state folder", "clock"]
     {
-        check(&ended, name, "ok");
+        assert_state(&ended, name, "ok");
     }
     for name in ["GPU", "memory", "UDP buffers", "UDP send batches", "processors", "encryption", "codecs"] {
         finding(&ended, name);
@@ -58,103 +58,109 @@ fn what_works_is_told() {
         let measured = finding(&ended, name)["measured"].as_str().unwrap().to_owned();
         assert!(measured.contains("/s, limited by"), "{measured}");
     }
-    let said = ended.json();
-    let all = said["findings"].as_array().unwrap().len() as u64;
-    let counts = ["ok", "warnings", "failures"].map(|count| said[count].as_u64().unwrap());
-    assert_eq!((counts.iter().sum::<u64>(), counts[2]), (all, 0), "{said}");
-    let told = home.run(&["doctor", server.ticket("m")]).expect_code(0);
+    let report = ended.json();
+    let all = report["findings"].as_array().unwrap().len() as u64;
+    let counts = ["ok", "warnings", "failures"].map(|count| report[count].as_u64().unwrap());
+    assert_eq!((counts.iter().sum::<u64>(), counts[2]), (all, 0), "{report}");
+    let output = home.run(&["doctor", server.ticket("m")]).expect_code(0);
     assert!(
-        told.out
+        output
+            .out
             .lines()
             .any(|line| line.starts_with("ok    topic") && line.contains("m has version 1")),
-        "{told:?}"
+        "{output:?}"
     );
 }
 
 /// Goal: too few descriptors are found, and the printed fix cures it. Method: a hard limit of 40, then the advised one,
 /// in a shell.
 #[test]
-fn few_descriptors_are_found() {
+fn too_few_descriptors_are_found() {
     let home = Home::new();
-    let poor = after(&home, "ulimit -n 40", "doctor --json").end().expect_code(1);
-    let found = check(&poor, "files and sockets", "fail");
+    let poor = start_after(&home, "ulimit -n 40", "doctor --json").end().expect_code(1);
+    let found = assert_state(&poor, "files and sockets", "fail");
     assert!(found["fix"]["host"].as_str().unwrap().starts_with("ulimit -n 65536"), "{found}");
-    let narrow = after(&home, "ulimit -n 1024", "doctor --json").end().expect_code(0);
-    check(&narrow, "files and sockets", "warn");
-    let mut cured = after(&home, "ulimit -n 65536", "doctor --json");
+    let narrow = start_after(&home, "ulimit -n 1024", "doctor --json").end().expect_code(0);
+    assert_state(&narrow, "files and sockets", "warn");
+    let mut cured = start_after(&home, "ulimit -n 65536", "doctor --json");
     if cured.try_wait_for_stdout("findings") {
-        check(&cured.end(), "files and sockets", "ok");
+        assert_state(&cured.end(), "files and sockets", "ok");
     } else {
-        println!("not shown: this system lets nobody have 65536 descriptors");
+        println!("skipped: this system does not allow 65536 descriptors");
     }
 }
 
 /// Goal: a state folder that cannot be written to is found, and another one cures it.
 /// Method: a file in its place.
 #[test]
-fn a_state_folder_that_is_none_is_found() {
+fn an_unwritable_state_folder_is_found() {
     let home = Home::new();
     fs::write(home.path("file"), "").unwrap();
     let ended = home.run(&["doctor", "--json", "--state-dir=file"]).expect_code(1);
-    let found = check(&ended, "state folder", "fail");
+    let found = assert_state(&ended, "state folder", "fail");
     assert!(found["measured"].as_str().unwrap().starts_with("file is not writable"), "{found}");
     let cured = home.run(&["doctor", "--json", "--state-dir=keys"]).expect_code(0);
-    check(&cured, "state folder", "ok");
+    assert_state(&cured, "state folder", "ok");
     assert!(!home.path("keys").exists(), "doctor creates no folder");
 }
 
 /// Goal: a transport that does not reach the server is found; if none does, that is a failure with its reason. Method:
 /// a server without TCP, one of another key, and none at all.
 #[test]
-fn a_server_that_does_not_answer_is_found() {
+fn an_unreachable_server_is_found() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--no-tcp"]);
     let ended = home.run(&["doctor", server.ticket("m"), "--json"]).expect_code(0);
-    check(&ended, "server over UDP", "ok");
-    let found = check(&ended, "server over TCP", "warn");
+    assert_state(&ended, "server over UDP", "ok");
+    let found = assert_state(&ended, "server over TCP", "warn");
     assert!(found["fix"]["docker"].as_str().unwrap().contains("/tcp"), "{found}");
     let stranger = format!("relay://{}?key=sha256:{}", server.listen(), "0".repeat(64));
     let refused = home.run(&["doctor", &stranger, "--json"]).expect_code(1);
-    let found = check(&refused, "server over UDP", "fail");
+    let found = assert_state(&refused, "server over UDP", "fail");
     assert!(found["measured"].as_str().unwrap().contains("key"), "{found}");
     let other = server.ticket("m").replace("/m?", "/n?");
     let absent = home.run(&["doctor", &other, "--json"]).expect_code(0);
-    check(&absent, "topic", "warn");
+    assert_state(&absent, "topic", "warn");
     let ticket = server.ticket("m").to_owned();
     drop(server);
     let gone = home.run(&["doctor", &ticket, "--json"]).expect_code(1);
-    check(&gone, "server over UDP", "fail");
-    check(&gone, "server over TCP", "fail");
+    assert_state(&gone, "server over UDP", "fail");
+    assert_state(&gone, "server over TCP", "fail");
 }
 
 /// Goal: a ticket that expires soon or has expired is found before other checks; a new one cures it. Method: tickets of
 /// an hour, of a second and of a year.
 #[test]
-fn a_ticket_that_expires_is_found() {
+fn an_expiring_ticket_is_found() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--state-dir=keys"]);
     let ticket = |expires: &str| {
         let address = format!("--address={}", server.listen());
-        let words = ["tickets", "create", "--state-dir=keys", "--topic=m", "--json", expires, &address];
-        home.run(&words).expect_code(0).json()["ticket"].as_str().unwrap().to_owned()
+        let args = ["tickets", "create", "--state-dir=keys", "--topic=m", "--json", expires, &address];
+        home.run(&args).expect_code(0).json()["ticket"].as_str().unwrap().to_owned()
     };
     let soon = home.run(&["doctor", &ticket("--expires=1h"), "--json"]).expect_code(0);
-    check(&soon, "ticket", "warn");
+    assert_state(&soon, "ticket", "warn");
     let short = ticket("--expires=1s");
     std::thread::sleep(std::time::Duration::from_secs(2));
     let gone = home.run(&["doctor", &short, "--json"]).expect_code(1);
-    assert!(check(&gone, "ticket", "fail")["measured"].as_str().unwrap().contains("expired"));
-    check(&gone, "server over UDP", "fail");
+    assert!(
+        assert_state(&gone, "ticket", "fail")["measured"]
+            .as_str()
+            .unwrap()
+            .contains("expired")
+    );
+    assert_state(&gone, "server over UDP", "fail");
     let good = home.run(&["doctor", &ticket("--expires=365d"), "--json"]).expect_code(0);
-    let found = check(&good, "ticket", "ok")["measured"].as_str().unwrap().to_owned();
+    let found = assert_state(&good, "ticket", "ok")["measured"].as_str().unwrap().to_owned();
     assert!(found.contains("list,subscribe") && found.contains("expires in"), "{found}");
 }
 
 /// A server with a topic, on the server's host.
 fn serve_on(lan: &Lan, home: &Home) -> Serving {
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let listen = format!("--listen={}:4747", Lan::SERVER);
     Serving::wait_for_report(lan.start(Host::Server, home, &["serve", "--json", "--topic=m=m", &listen]))
 }
@@ -163,10 +169,10 @@ fn serve_on(lan: &Lan, home: &Home) -> Serving {
 /// hosts and a line of 50 Mbit/s; then a line that loses every twentieth UDP packet; then one that also drops larger
 /// UDP packets silently; then one that loses every twentieth TCP packet; removing each fault cures it.
 #[test]
-fn what_limits_the_rate_is_found() {
+fn the_limit_of_the_rate_is_found() {
     let lan = match Lan::new().and_then(|lan| lan.limit_rate(50).map(|()| lan)) {
         Ok(lan) => lan,
-        Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),
+        Err(reason) => return println!("skipped: the test cannot create two hosts here: {reason}"),
     };
     let home = Home::new();
     let server = serve_on(&lan, &home);
@@ -177,39 +183,39 @@ fn what_limits_the_rate_is_found() {
     };
     let clean = doctor();
     for name in ["rate over UDP", "rate over TCP"] {
-        let found = check(&clean, name, "ok");
+        let found = assert_state(&clean, name, "ok");
         assert!(found["measured"].as_str().unwrap().contains("limited by the line"), "{found}");
     }
-    check(&clean, "packet size", "ok");
+    assert_state(&clean, "packet size", "ok");
     if let Err(reason) = lan.drop_percentage("udp", 5) {
         return println!("skipped: {reason}");
     }
     let lossy = doctor();
-    let found = check(&lossy, "rate over UDP", "warn");
+    let found = assert_state(&lossy, "rate over UDP", "warn");
     assert!(found["measured"].as_str().unwrap().contains("limited by loss"), "{found}");
-    check(&lossy, "rate over TCP", "ok");
+    assert_state(&lossy, "rate over TCP", "ok");
     lan.drop_larger("udp", 1_300).unwrap();
-    check(&doctor(), "packet size", "warn");
+    assert_state(&doctor(), "packet size", "warn");
     lan.drop_protocols(&[]).unwrap();
     lan.drop_percentage("udp", 0).unwrap();
     lan.drop_percentage("tcp", 5).unwrap();
     let lossy = doctor();
-    let found = check(&lossy, "rate over TCP", "warn");
+    let found = assert_state(&lossy, "rate over TCP", "warn");
     assert!(found["measured"].as_str().unwrap().contains("limited by loss"), "{found}");
     lan.drop_percentage("tcp", 0).unwrap();
     let cured = doctor();
-    check(&cured, "rate over UDP", "ok");
-    check(&cured, "rate over TCP", "ok");
-    check(&cured, "packet size", "ok");
+    assert_state(&cured, "rate over UDP", "ok");
+    assert_state(&cured, "rate over TCP", "ok");
+    assert_state(&cured, "packet size", "ok");
 }
 
 /// Goal: blocked UDP is distinguished from a missing server, and unblocking it cures it. Method: two hosts; the
 /// server's host drops UDP, then passes it. Needs root, `ip` and `nft`.
 #[test]
-fn udp_that_is_dropped_is_found() {
+fn blocked_udp_is_found() {
     let lan = match Lan::new() {
         Ok(lan) => lan,
-        Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),
+        Err(reason) => return println!("skipped: the test cannot create two hosts here: {reason}"),
     };
     let home = Home::new();
     let server = serve_on(&lan, &home);
@@ -218,8 +224,8 @@ fn udp_that_is_dropped_is_found() {
         return println!("skipped: {reason}");
     }
     let blocked = doctor().expect_code(0);
-    check(&blocked, "server over UDP", "warn");
-    check(&blocked, "server over TCP", "ok");
+    assert_state(&blocked, "server over UDP", "warn");
+    assert_state(&blocked, "server over TCP", "ok");
     lan.drop_protocols(&[]).unwrap();
-    check(&doctor().expect_code(0), "server over UDP", "ok");
+    assert_state(&doctor().expect_code(0), "server over UDP", "ok");
 }

@@ -5,24 +5,24 @@ use std::{fs, net::UdpSocket, os::unix::fs::PermissionsExt, path::Path, process:
 use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Signal};
 
 /// A ticket for a key that no server has.
-pub(crate) fn ticket_of_nobody(address: &str) -> String {
+pub(crate) fn unknown_ticket(address: &str) -> String {
     format!("relay://{address}/w?key=sha256:{}", "ab".repeat(32))
 }
 
 /// A folder with the model `w` in it.
 fn home() -> Home {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     home
 }
 
 /// Goal: a server with another key than the ticket's is not trusted, and the error shows both keys. Method: the ticket
 /// of a running server, with another key in it.
 #[test]
-fn the_wrong_key() {
+fn another_key_is_refused() {
     let home = home();
     let server = home.serve(&["--topic=w=w"]);
-    let ticket = ticket_of_nobody(server.listen());
+    let ticket = unknown_ticket(server.listen());
     let causes = ["has key sha256:", "the ticket expects sha256:abab"];
     home.run(&["subscribe", &ticket, "--out=out"]).expect_error(4, &causes);
     home.run(&["list", &ticket]).expect_error(4, &causes);
@@ -32,19 +32,19 @@ fn the_wrong_key() {
 /// Goal: a server that does not answer is an error within the user's timeout, with advice. Method: a port that receives
 /// and never answers, and one that was just closed.
 #[test]
-fn nobody_there() {
+fn an_unreachable_server_is_an_error_within_the_timeout() {
     let home = Home::new();
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let closed = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for address in [silent.local_addr().unwrap(), closed] {
-        let ticket = ticket_of_nobody(&address.to_string());
+        let ticket = unknown_ticket(&address.to_string());
         for command in ["subscribe", "list"] {
             let ended = home.run(&[command, &ticket, "--connect-timeout=1"]);
             assert!(ended.run_time < Duration::from_secs(8), "{ended:?}");
             ended.expect_error(3, &["no answer from", &address.to_string(), "within 1000 ms", "firewall"]);
         }
     }
-    let ticket = ticket_of_nobody("no-such-host.invalid:4747");
+    let ticket = unknown_ticket("no-such-host.invalid:4747");
     home.run(&["subscribe", &ticket, "--connect-timeout=5"])
         .expect_error(3, &["no-such-host.invalid"]);
 }
@@ -52,12 +52,12 @@ fn nobody_there() {
 /// Goal: a topic that does not appear within `--wait` is an error with advice. Method: subscribe to a topic that the
 /// server does not have.
 #[test]
-fn a_topic_that_does_not_exist() {
+fn a_missing_topic_is_an_error_after_the_wait() {
     let home = home();
     let server = home.serve(&["--topic=w=w"]);
     let ticket = home.ticket_for_all(&server);
-    let words = ["subscribe", &ticket, "--topic=other", "--wait=1", "--out=out"];
-    let ended = home.run(&words);
+    let args = ["subscribe", &ticket, "--topic=other", "--wait=1", "--out=out"];
+    let ended = home.run(&args);
     assert!(ended.run_time >= Duration::from_secs(1), "{ended:?}");
     ended.expect_error(5, &["no topic other appeared within 1000 ms", "tensor-relay list"]);
     assert!(home.files_in("out").is_empty());
@@ -65,7 +65,7 @@ fn a_topic_that_does_not_exist() {
 
 /// Goal: the error for a port in use names the port and the option that selects another. Method: two servers, one port.
 #[test]
-fn a_port_that_is_taken() {
+fn the_error_names_a_port_in_use() {
     let home = home();
     let first = home.serve(&["--topic=w=w"]);
     let listen = format!("--listen={}", first.listen());
@@ -75,21 +75,22 @@ fn a_port_that_is_taken() {
     home.run(&["list", first.ticket("w")]).expect_code(0);
 }
 
-/// Goal: wrong usage is reported before anything happens, with exit code 2. Method: every kind of mistake in arguments.
+/// Goal: usage errors are reported before any work is done, with exit code 2. Method: every kind of mistake in
+/// arguments.
 #[test]
-fn wrong_usage() {
+fn invalid_arguments_are_usage_errors() {
     let home = home();
     fs::write(home.path("nonsense"), "nonsense\n").unwrap();
     fs::write(home.path("empty"), "\n").unwrap();
-    let whole = ticket_of_nobody("127.0.0.1:4747");
-    let cut = &whole[..whole.len() - 10];
+    let ticket = unknown_ticket("127.0.0.1:4747");
+    let truncated = &ticket[..ticket.len() - 10];
     let mistakes: [(&[&str], &[&str]); 17] = [
         (&["subscribe", "nonsense"], &["nonsense holds no ticket", "relay://"]),
         (&["subscribe", "empty"], &["empty"]),
-        (&["subscribe", cut], &["was the ticket cut off?"]),
-        (&["list", cut], &["was the ticket cut off?"]),
+        (&["subscribe", truncated], &["was the ticket cut off?"]),
+        (&["list", truncated], &["was the ticket cut off?"]),
         (&["subscribe", "relay://"], &["ticket"]),
-        (&["subscribe", &whole, "--topic=../up"], &["--topic", ".."]),
+        (&["subscribe", &ticket, "--topic=../up"], &["--topic", ".."]),
         (&["serve", ANY_PORT], &["nothing to serve", "--topic", "--publish-socket"]),
         (&["serve", ANY_PORT, "--topic=w=w", "--publish-uid=7"], &["--publish-socket"]),
         (&["publish", "s", "../t", "w"], &["TOPIC", ".."]),
@@ -105,35 +106,33 @@ fn wrong_usage() {
             &["--metadata", "reserved for tensor-relay"],
         ),
     ];
-    for (words, causes) in mistakes {
-        home.run(words).expect_error(2, causes);
+    for (args, causes) in mistakes {
+        home.run(args).expect_error(2, causes);
     }
 }
 
 /// Goal: the error for a ticket without a topic says how to name one. Method: such a ticket, without `--topic`.
 #[test]
-fn a_ticket_without_a_topic() {
-    let ticket = ticket_of_nobody("127.0.0.1:4747").replace("/w?", "?");
+fn a_ticket_without_a_topic_needs_the_option() {
+    let ticket = unknown_ticket("127.0.0.1:4747").replace("/w?", "?");
     Home::new()
         .run(&["subscribe", &ticket])
         .expect_error(2, &["the ticket names no topic", "--topic NAME"]);
 }
 
-/// Goal: an argument that is neither a ticket nor a file is wrong usage, like every invalid ticket. Method: such
+/// Goal: an argument that is neither a ticket nor a file is a usage error, like every invalid ticket. Method: such
 /// arguments.
 #[test]
-fn a_word_that_is_no_ticket() {
-    for word in ["hello", "relay:/127.0.0.1:1/w"] {
-        Home::new()
-            .run(&["subscribe", word])
-            .expect_error(2, &[word, "neither a ticket"]);
+fn an_invalid_ticket_is_a_usage_error() {
+    for arg in ["hello", "relay:/127.0.0.1:1/w"] {
+        Home::new().run(&["subscribe", arg]).expect_error(2, &[arg, "neither a ticket"]);
     }
 }
 
 /// Goal: bytes that are not text are not a ticket, wherever they come from. Method: bytes that are not UTF-8, on stdin
 /// and in a file.
 #[test]
-fn bytes_that_are_no_ticket() {
+fn a_ticket_that_is_not_text_is_a_usage_error() {
     let home = Home::new();
     fs::write(home.path("bytes"), [0xff, 0xfe, b'\n']).unwrap();
     let mut command = home.program();
@@ -148,7 +147,7 @@ fn bytes_that_are_no_ticket() {
 /// Goal: an invalid log filter is an error, and not ignored; an empty one is the same as none. Method: a filter with an
 /// unknown level, and an empty one.
 #[test]
-fn a_log_filter_that_cannot_be() {
+fn an_invalid_log_filter_is_a_usage_error() {
     let home = home();
     let with_filter = |filter| {
         let mut command = home.program();
@@ -159,42 +158,42 @@ fn a_log_filter_that_cannot_be() {
     with_filter("").expect_code(0);
 }
 
-/// Goal: an invalid chunk size is wrong usage, and the error does not blame the file. Method: seven bytes.
+/// Goal: an invalid chunk size is a usage error, and the error does not blame the file. Method: seven bytes.
 #[test]
-fn a_chunk_size_that_cannot_be() {
+fn an_invalid_chunk_size_is_a_usage_error() {
     home()
         .run(&["serve", ANY_PORT, "--topic=w=w", "--chunk-size=7"])
         .expect_error(2, &["--chunk-size"]);
 }
 
 /// Whether an error line repeats a cause.
-fn tells_twice(line: &str) -> bool {
+fn repeats_a_cause(line: &str) -> bool {
     let causes: Vec<&str> = line.trim_end().split(": ").collect();
     (1..causes.len()).any(|index| causes[..index].contains(&causes[index]))
 }
 
-/// Goal: an error message has each cause once. Method: errors whose source is part of their own message, at startup and
-/// from the file watcher.
+/// Goal: an error message has each cause once. Method: errors whose message contains that of their source, at startup
+/// and from the file watcher.
 #[test]
-fn a_cause_is_told_once() {
+fn an_error_repeats_no_cause() {
     let home = home();
     fs::write(home.path("short"), "1").unwrap();
-    for words in [&["serve", ANY_PORT, "--topic=w=none"], &["serve", ANY_PORT, "--topic=w=short"]] {
-        let ended = home.run(words).expect_code(1);
-        assert!(!tells_twice(&ended.err), "{}", ended.err);
+    for args in [&["serve", ANY_PORT, "--topic=w=none"], &["serve", ANY_PORT, "--topic=w=short"]] {
+        let ended = home.run(args).expect_code(1);
+        assert!(!repeats_a_cause(&ended.err), "{}", ended.err);
     }
     let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05"]);
     files::replace(&home.path("w"), |path| fs::copy(home.path("short"), path).map(drop).unwrap());
     let warned = server.process.wait_for_stderr("cannot be published");
-    assert!(!tells_twice(&warned), "{warned}");
+    assert!(!repeats_a_cause(&warned), "{warned}");
 }
 
 /// Goal: the error for an invalid file names the file and the reason, whatever its bytes. Method: files that are
 /// missing, not regular, truncated, corrupt, or made to break a parser.
 #[test]
-fn files_that_cannot_be_served() {
+fn invalid_files_are_refused() {
     let home = home();
-    let whole = fs::read(home.path("w")).unwrap();
+    let valid = fs::read(home.path("w")).unwrap();
     let tensor = |json: &str| files::with_header(&format!(r#"{{"a":{json}}}"#), &[0; 8]);
     let many: Vec<String> = (0..300_000)
         .map(|i| format!(r#""{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#))
@@ -206,9 +205,9 @@ fn files_that_cannot_be_served() {
         (vec![1; 7], "header"),
         (vec![0xff; 64], "header of 18446744073709551615 bytes"),
         ((1u64 << 40).to_le_bytes().to_vec(), "header of 1099511627776 bytes"),
-        (whole[..whole.len() / 2].to_vec(), "was the file cut off?"),
-        (whole[..20].to_vec(), "header"),
-        ([&whole[..], b"more"].concat(), "header describes 1000 bytes of tensors, but 1004 follow"),
+        (valid[..valid.len() / 2].to_vec(), "was the file cut off?"),
+        (valid[..20].to_vec(), "header"),
+        ([&valid[..], b"more"].concat(), "header describes 1000 bytes of tensors, but 1004 follow"),
         (files::with_header("not json", &[]), "header is not valid"),
         (files::with_header(&"[".repeat(1 << 20), &[]), "header is not valid"),
         (files::with_header(&r#"{"a":"#.repeat(1 << 18), &[]), "header is not valid"),
@@ -226,20 +225,20 @@ fn files_that_cannot_be_served() {
     ];
     for (bytes, cause) in hostile {
         fs::write(home.path("hostile"), bytes).unwrap();
-        refused(&home, "hostile", cause);
+        assert_refused(&home, "hostile", cause);
     }
     fs::create_dir(home.path("folder")).unwrap();
     for (name, cause) in
         [("missing", "No such file"), ("folder", "no .safetensors file"), ("/dev/zero", "regular file")]
     {
-        refused(&home, name, cause);
+        assert_refused(&home, name, cause);
     }
 }
 
 /// Goal: tensor names that a receiver could misinterpret are refused by the server. Method: a tensor under the name of
 /// the metadata, names with control characters, and an empty name.
 #[test]
-fn names_that_cannot_be_served() {
+fn invalid_tensor_names_are_refused() {
     let home = Home::new();
     for (name, cause) in [
         ("__metadata__", "header is not valid"),
@@ -251,12 +250,12 @@ fn names_that_cannot_be_served() {
     ] {
         let json = format!(r#"{{"{name}":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}}}"#);
         fs::write(home.path("named"), files::with_header(&json, &[0; 8])).unwrap();
-        refused(&home, "named", cause);
+        assert_refused(&home, "named", cause);
     }
 }
 
 /// Checks that `serve` fails because of `file` and prints no ticket.
-fn refused(home: &Home, file: &str, cause: &str) {
+fn assert_refused(home: &Home, file: &str, cause: &str) {
     let ended = home
         .run(&["serve", ANY_PORT, &format!("--topic=w={file}")])
         .expect_error(1, &[file, cause]);
@@ -267,7 +266,7 @@ fn refused(home: &Home, file: &str, cause: &str) {
 /// Goal: a pipe is refused as not a file, instead of being waited for. Method: a pipe without a writer. The server has
 /// two seconds before the test sends SIGTERM.
 #[test]
-fn a_pipe_is_no_file() {
+fn a_pipe_is_refused() {
     let home = Home::new();
     assert!(Command::new("mkfifo").arg(home.path("pipe")).status().unwrap().success());
     let waiting = home.start(&["serve", ANY_PORT, "--topic=w=pipe"]);
@@ -278,7 +277,7 @@ fn a_pipe_is_no_file() {
 /// Goal: an unusable output folder is an error before anything is received. Method: a file where the folder should be,
 /// and a file where a topic's folder should be.
 #[test]
-fn an_output_folder_that_is_a_file() {
+fn an_unusable_output_folder_is_an_error() {
     let home = home();
     let server = home.serve(&["--topic=w=w", "--topic=a/w=w"]);
     fs::write(home.path("file"), "mine").unwrap();
@@ -300,7 +299,7 @@ fn an_output_folder_that_is_a_file() {
 /// Goal: the error for a state directory or ticket file that cannot be written names it and the option that selects
 /// another. Method: paths below a file; and a folder without write permission, unless this is root.
 #[test]
-fn places_that_cannot_be_written() {
+fn the_error_names_an_unwritable_path() {
     let home = home();
     fs::write(home.path("keys"), "nonsense").unwrap();
     let serve = ["serve", ANY_PORT, "--topic=w=w"];
@@ -313,7 +312,7 @@ fn places_that_cannot_be_written() {
     home.run(&[&serve[..], &["--state-dir=broken"]].concat())
         .expect_error(1, &["broken/identity.key is not a private key"]);
     if rustix::process::geteuid().is_root() {
-        println!("skipped: root may write to folders that nobody may write to");
+        println!("skipped: root can write to any folder");
         return;
     }
     fs::create_dir(home.path("closed")).unwrap();
@@ -328,12 +327,12 @@ fn places_that_cannot_be_written() {
 /// 1 MiB as output folder, in a mount namespace of the subscriber, which lists it afterwards. Skipped if the system
 /// allows no such namespace.
 #[test]
-fn a_full_disk() {
+fn a_full_disk_leaves_no_partial_file() {
     let home = Home::new();
-    files::noise(&home.path("w"), 4 << 20, 1);
+    files::write_noise(&home.path("w"), 4 << 20, 1);
     fs::create_dir(home.path("out")).unwrap();
     if let Err(reason) = try_small_disk(&home) {
-        println!("skipped: this system lets the test make no small disk: {reason}");
+        println!("skipped: the test cannot mount a small disk here: {reason}");
         return;
     }
     let server = home.serve(&["--topic=w=w"]);
@@ -369,14 +368,17 @@ pub(crate) fn on_small_disk(home: &Home, script: &str) -> Command {
 /// Goal: a subscriber needs only its ticket: no home, no state, no writable folder. Method: receive without `--out`,
 /// from an empty folder, without an environment.
 #[test]
-fn a_subscriber_leaves_no_trace() {
+fn a_subscriber_needs_only_its_ticket() {
     let home = home();
     let server = home.serve(&["--topic=w=w", "--state-dir=keys"]);
     let other = Home::new();
     let mut command = other.program();
     command.env_clear().args(["subscribe", server.ticket("w"), "--once"]);
-    let came = Process::start(command).end().expect_code(0);
-    assert!(came.out.starts_with("w version 1: 1 tensor,") && !came.out.contains("saved"), "{came:?}");
+    let received = Process::start(command).end().expect_code(0);
+    assert!(
+        received.out.starts_with("w version 1: 1 tensor,") && !received.out.contains("saved"),
+        "{received:?}"
+    );
     assert!(other.files_in("").is_empty());
     assert!(!Path::new(&other.path("state")).exists());
 }
@@ -384,7 +386,7 @@ fn a_subscriber_leaves_no_trace() {
 /// Goal: writing a file atomically never replaces anything but a regular file; the error says what to do instead.
 /// Method: tickets to a FIFO, a link into /proc, stdout and a device; a version onto a FIFO.
 #[test]
-fn what_is_no_file_is_not_replaced() {
+fn only_regular_files_are_replaced() {
     let home = home();
     let fifo = |name: &str| {
         let (path, mode) = (home.path(name), rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
@@ -398,10 +400,10 @@ fn what_is_no_file_is_not_replaced() {
         ("-", "the name of a file, not `-`"),
         ("/dev/null", "it is a device, not a regular file"),
     ];
-    for (name, why) in mistakes {
-        let words = ["serve", ANY_PORT, "--topic=w=w", "--ticket-file", name];
-        home.run(&words)
-            .expect_error(2, &["--ticket-file", why, "in the state directory"]);
+    for (name, cause) in mistakes {
+        let args = ["serve", ANY_PORT, "--topic=w=w", "--ticket-file", name];
+        home.run(&args)
+            .expect_error(2, &["--ticket-file", cause, "in the state directory"]);
     }
     let is_fifo = |name: &str| {
         let kind = fs::symlink_metadata(home.path(name)).unwrap().file_type();

@@ -36,12 +36,12 @@ const DTYPES: [Dtype; 22] = [
     Dtype::U64,
 ];
 
-/// How many tensors [`everything`] writes.
-pub(crate) const EVERYTHING: usize = DTYPES.len() + 4;
+/// How many tensors [`write_everything`] writes.
+pub(crate) const EVERYTHING_TENSORS: usize = DTYPES.len() + 4;
 
 /// Writes a file with everything that the format allows: every dtype, a scalar, empty tensors, a tensor of several
 /// chunks, names in other scripts, and metadata.
-pub(crate) fn everything(path: &Path) {
+pub(crate) fn write_everything(path: &Path) {
     let large = bytes(3 << 20, 99);
     let bodies: Vec<_> = DTYPES
         .iter()
@@ -62,13 +62,13 @@ pub(crate) fn everything(path: &Path) {
 }
 
 /// Writes a file with one tensor `w` of `size` incompressible bytes.
-pub(crate) fn noise(path: &Path, size: usize, seed: u64) {
+pub(crate) fn write_noise(path: &Path, size: usize, seed: u64) {
     let body = bytes(size, seed);
     write(path, vec![("w".into(), view(Dtype::U8, &[size], &body))], None);
 }
 
 /// Writes a file with one tensor `w` of `elements` bf16 numbers with few distinct exponents, as weights have.
-pub(crate) fn weights(path: &Path, elements: usize, seed: u64) {
+pub(crate) fn write_weights(path: &Path, elements: usize, seed: u64) {
     let mut body = bytes(2 * elements, seed);
     for high in body.iter_mut().skip(1).step_by(2) {
         *high = *high & 0x80 | 0x3c | high.trailing_zeros().min(3) as u8;
@@ -77,7 +77,7 @@ pub(crate) fn weights(path: &Path, elements: usize, seed: u64) {
 }
 
 /// Writes a sparse file with one tensor `w` of `size` zeros, quickly at any size.
-pub(crate) fn zeros(path: &Path, size: u64) {
+pub(crate) fn write_zeros(path: &Path, size: u64) {
     let json = format!(r#"{{"w":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}"#);
     let padded = json.len().next_multiple_of(8); // As the format's own writer does it.
     let head = with_header(&format!("{json:padded$}"), &[]);
@@ -86,11 +86,11 @@ pub(crate) fn zeros(path: &Path, size: u64) {
     file.set_len(head.len() as u64 + size).unwrap();
 }
 
-/// The size of the parameters of a [`sharded`] model.
+/// The size of the parameters of a [`write_sharded`] model.
 pub(crate) const SHARDED_BYTES: usize = 4 * 300_000;
 
-/// The files of a [`sharded`] model that are served.
-pub(crate) const SHARDED: [&str; 6] = [
+/// The files of a [`write_sharded`] model that are served.
+pub(crate) const SHARDED_FILES: [&str; 6] = [
     "README.md",
     "config.json",
     "model-00001-of-00002.safetensors",
@@ -101,12 +101,12 @@ pub(crate) const SHARDED: [&str; 6] = [
 
 /// Makes a folder as from Hugging Face: two shards with their index, the other files that are needed, and some that are
 /// not: the same weights in another format, a hidden file and a folder.
-pub(crate) fn sharded(folder: &Path, seed: u64) {
+pub(crate) fn write_sharded(folder: &Path, seed: u64) {
     fs::create_dir(folder).unwrap();
     let body = bytes(SHARDED_BYTES / 4, seed);
     let names = ["model.embed", "model.layers.0", "model.layers.1", "lm_head"];
     let mut places = BTreeMap::new();
-    for (shard, names) in SHARDED[2..4].iter().zip(names.chunks(2)) {
+    for (shard, names) in SHARDED_FILES[2..4].iter().zip(names.chunks(2)) {
         let tensor = |name: &&str| ((*name).into(), view(Dtype::BF16, &[SHARDED_BYTES / 8], &body));
         let metadata = HashMap::from([("format".into(), "pt".into())]);
         write(&folder.join(shard), names.iter().map(tensor).collect(), Some(metadata));
@@ -115,7 +115,7 @@ pub(crate) fn sharded(folder: &Path, seed: u64) {
     let index = json!({ "metadata": { "total_size": SHARDED_BYTES }, "weight_map": places });
     let index = serde_json::to_string_pretty(&index).unwrap();
     for (name, text) in [
-        (SHARDED[4], &*index),
+        (SHARDED_FILES[4], &*index),
         ("config.json", r#"{"architectures": ["Test"]}"#),
         ("tokenizer.json", r#"{"version": "1.0"}"#),
         ("README.md", "# A test\n"),
@@ -130,7 +130,7 @@ pub(crate) fn sharded(folder: &Path, seed: u64) {
 /// Checks that two folders hold the same model, and that the index names the right shards.
 #[track_caller]
 pub(crate) fn assert_same_model(expected: &Path, found: &Path) {
-    for name in SHARDED {
+    for name in SHARDED_FILES {
         match name.ends_with(".safetensors") {
             true => assert_same(&expected.join(name), &found.join(name)),
             false => {
@@ -139,7 +139,7 @@ pub(crate) fn assert_same_model(expected: &Path, found: &Path) {
             }
         }
     }
-    let index: Value = serde_json::from_slice(&fs::read(found.join(SHARDED[4])).unwrap()).unwrap();
+    let index: Value = serde_json::from_slice(&fs::read(found.join(SHARDED_FILES[4])).unwrap()).unwrap();
     for (tensor, shard) in index["weight_map"].as_object().unwrap() {
         let shard = fs::read(found.join(shard.as_str().unwrap())).unwrap();
         let shard = SafeTensors::deserialize(&shard).unwrap();
@@ -148,17 +148,17 @@ pub(crate) fn assert_same_model(expected: &Path, found: &Path) {
 }
 
 /// Writes a NumPy array of 1,000 rows.
-pub(crate) fn npy(path: &Path, seed: u64) {
+pub(crate) fn write_npy(path: &Path, seed: u64) {
     fs::write(path, array(seed)).unwrap();
 }
 
 /// Writes an archive of arrays, as `numpy.savez` and `numpy.savez_compressed` do.
-pub(crate) fn npz(path: &Path, seed: u64, method: CompressionMethod) {
-    npz_of(path, &["weights.npy", "bias.npy"], seed, method);
+pub(crate) fn write_npz(path: &Path, seed: u64, method: CompressionMethod) {
+    write_npz_with(path, &["weights.npy", "bias.npy"], seed, method);
 }
 
 /// The same with entries of these names.
-pub(crate) fn npz_of(path: &Path, names: &[&str], seed: u64, method: CompressionMethod) {
+pub(crate) fn write_npz_with(path: &Path, names: &[&str], seed: u64, method: CompressionMethod) {
     let mut archive = ZipWriter::new(File::create(path).unwrap());
     for name in names {
         let options = SimpleFileOptions::default().compression_method(method);

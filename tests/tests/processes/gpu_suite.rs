@@ -11,14 +11,14 @@ use tensor_relay_tests::fake_cuda::{Installed, Library};
 /// Goal: one command runs all measurements, and marks them as not from a GPU. Method: the script with `--quick` on the
 /// fake driver, from another folder.
 #[test]
-fn the_whole_suite_on_the_fake_driver() {
+fn the_suite_completes_on_the_fake_driver() {
     let out = tempfile::tempdir().unwrap();
     let fake = Installed::new(Library::Fake);
     let output = suite(out.path(), &["--quick", "--limit-s=120"])
         .envs(fake.environment())
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     let (document, text) = documents(out.path(), "FAKE-quick");
     assert_eq!(document["is_result"], false);
     assert!(document["title"].as_str().unwrap().starts_with("FAKE: "), "{}", document["title"]);
@@ -62,12 +62,12 @@ fn the_whole_suite_on_the_fake_driver() {
 
 /// Goal: without CUDA, the documents and the exit code report the failure.
 #[test]
-fn the_suite_without_cuda() {
+fn the_suite_without_cuda_reports_the_failure() {
     let out = tempfile::tempdir().unwrap();
     let none = Installed::new(Library::Empty);
     let arguments = ["--quick", "--parts=cases,exact"];
     let output = suite(out.path(), &arguments).envs(none.environment()).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
     let (document, text) = documents(out.path(), "FAILED-quick");
     assert_eq!(document["is_result"], false);
     let failure = document["parts"][0]["failure"].as_str().unwrap();
@@ -92,7 +92,7 @@ fn documents(out: &Path, name: &str) -> (Value, String) {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(out).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
-    let [json, markdown] = &paths[..] else { panic!("one run leaves two documents: {paths:?}") };
+    let [json, markdown] = &paths[..] else { panic!("one run writes two documents: {paths:?}") };
     for (path, suffix) in [(json, "json"), (markdown, "md")] {
         let found = path.file_name().unwrap().to_str().unwrap();
         assert!(found.ends_with(&format!("-gpu-{name}.{suffix}")), "{found}");
@@ -108,6 +108,6 @@ fn table_of<'a>(parts: &'a [Value], name: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("there is no table {name}"))
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }

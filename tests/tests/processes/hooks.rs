@@ -8,18 +8,18 @@ use std::{
 use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
 
 /// Much longer than the time between SIGTERM and SIGKILL to a command.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server of the topic `w`.
 fn server(home: &Home) -> Serving {
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     home.serve(&["--topic=w=w"])
 }
 
 /// Goal: with `--once`, the exit code reports a failed command. Method: commands that fail, by exit code and by signal,
 /// and one that succeeds; with --once and without.
 #[test]
-fn a_command_that_fails_once() {
+fn the_exit_code_reports_a_failed_command() {
     let home = Home::new();
     let server = server(&home);
     let once =
@@ -35,23 +35,23 @@ fn a_command_that_fails_once() {
 }
 
 /// Whether a process still runs. A zombie that was not waited for yet does not count.
-fn runs(pid: &str) -> bool {
+fn is_alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ")
         .next()
         .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
+fn wait_until(description: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{description}");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// A subscriber whose command runs, and the processes of that command: the shell and its child.
-fn with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, Vec<String>) {
+fn start_with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, Vec<String>) {
     let _ = fs::remove_file(home.path("pids"));
     let command =
         format!("{trap} sleep 1000 & echo $$ $! > pids.part; mv pids.part pids; while :; do wait; done");
@@ -59,33 +59,33 @@ fn with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, 
     wait_until("the command runs", || home.path("pids").exists());
     let pids = fs::read_to_string(home.path("pids")).unwrap();
     let pids: Vec<String> = pids.split_whitespace().map(Into::into).collect();
-    assert!(pids.len() == 2 && pids.iter().all(|pid| runs(pid)), "{pids:?}");
+    assert!(pids.len() == 2 && pids.iter().all(|pid| is_alive(pid)), "{pids:?}");
     (subscriber, pids)
 }
 
 /// Goal: a subscriber that is terminated leaves no process of its running command. Method: each signal, while a command
 /// and its child sleep; then a command that ignores SIGTERM, as its child does.
 #[test]
-fn a_command_ends_with_its_subscriber() {
+fn a_terminated_subscriber_ends_its_command() {
     let home = Home::new();
     let server = server(&home);
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
-        let (subscriber, pids) = with_running_command(&home, &server, "");
+        let (subscriber, pids) = start_with_running_command(&home, &server, "");
         subscriber.end_by(signal).expect_code(code);
-        assert!(!pids.iter().any(|pid| runs(pid)), "{pids:?}");
+        assert!(!pids.iter().any(|pid| is_alive(pid)), "{pids:?}");
     }
-    let (subscriber, pids) = with_running_command(&home, &server, "trap '' TERM;");
+    let (subscriber, pids) = start_with_running_command(&home, &server, "trap '' TERM;");
     subscriber.end_by(Signal::TERM).expect_code(143);
-    wait_until("SIGKILL ends the command", || !pids.iter().any(|pid| runs(pid)));
+    wait_until("SIGKILL ends the command", || !pids.iter().any(|pid| is_alive(pid)));
 }
 
 /// Goal: the same when the subscriber fails. Method: two topics; the command of one runs when the subscriber fails to
 /// print the other, because its stdout is closed.
 #[test]
-fn a_command_ends_with_a_subscriber_that_fails() {
+fn a_failed_subscriber_ends_its_command() {
     let home = Home::new();
     for name in ["a", "b"] {
-        files::noise(&home.path(name), 1000, 1);
+        files::write_noise(&home.path(name), 1000, 1);
     }
     let server = home.serve(&["--topic=a=a", "--topic=b=b", "--watch", "--watch-interval=0.05"]);
     let command = "test $TENSOR_RELAY_TOPIC = a || exit 0; \
@@ -100,9 +100,9 @@ fn a_command_ends_with_a_subscriber_that_fails() {
     let pids: Vec<&str> = pids.split_whitespace().collect();
     fs::write(home.path("go"), "").unwrap();
     for version in 2.. {
-        files::replace(&home.path("b"), |path| files::noise(path, 1000, version));
+        files::replace(&home.path("b"), |path| files::write_noise(path, 1000, version));
         thread::sleep(Duration::from_millis(200));
-        if !pids.iter().any(|pid| runs(pid)) {
+        if !pids.iter().any(|pid| is_alive(pid)) {
             break;
         }
         assert!(version < 300, "{pids:?}");

@@ -15,27 +15,27 @@ use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, S
 /// A folder with the model `w` in it.
 fn home() -> Home {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     home
 }
 
-/// Starts the program with `words` from a shell that runs `first`.
-fn start_after(home: &Home, first: &str, words: &[&str]) -> Process {
+/// Starts the program with `args` from a shell that runs `first`.
+fn start_after(home: &Home, first: &str, args: &[&str]) -> Process {
     let mut shell = home.at_home(Command::new("sh"));
     shell.args(["-c", &format!("{first}; exec \"$@\""), "sh"]);
-    shell.arg(home.program().get_program()).args(words);
+    shell.arg(home.program().get_program()).args(args);
     Process::start(shell)
 }
 
 /// Goal: too few descriptors are an error with the numbers, at any limit; a soft limit is raised. Method: every hard
 /// limit from the lowest at which a program starts up to one that suffices; then a soft limit.
 #[test]
-fn too_few_descriptors() {
+fn too_few_descriptors_are_an_error() {
     let home = home();
-    let words = ["serve", "--json", ANY_PORT, "--topic=w=w", "--publish-socket=s"];
+    let args = ["serve", "--json", ANY_PORT, "--topic=w=w", "--publish-socket=s"];
     let mut limit = 5;
     let serving = loop {
-        let mut server = start_after(&home, &format!("ulimit -n {limit}"), &words);
+        let mut server = start_after(&home, &format!("ulimit -n {limit}"), &args);
         if server.try_wait_for_stdout("serving") {
             break server;
         }
@@ -44,12 +44,12 @@ fn too_few_descriptors() {
         assert!(limit < 100, "fewer descriptors suffice");
     };
     drop(serving);
-    for words in [&["list", "relay://x"][..], &["keys", "show"], &["subscribe", "relay://x"]] {
-        start_after(&home, "ulimit -n 6", words)
+    for args in [&["list", "relay://x"][..], &["keys", "show"], &["subscribe", "relay://x"]] {
+        start_after(&home, "ulimit -n 6", args)
             .end()
             .expect_error(1, &["files and sockets"]);
     }
-    let server = Serving::wait_for_report(start_after(&home, "ulimit -S -n 8", &words));
+    let server = Serving::wait_for_report(start_after(&home, "ulimit -S -n 8", &args));
     home.run(&["subscribe", server.ticket("w"), "--once"]).expect_code(0);
     let ended = start_after(
         &home,
@@ -75,10 +75,10 @@ fn key(home: &Home) -> (PathBuf, PathBuf) {
 /// Goal: the server's files are private, whatever the umask. Method: serve watched files with umask 000; check the
 /// modes.
 #[test]
-fn private_whatever_the_umask() {
+fn private_files_ignore_the_umask() {
     let home = home();
-    let words = ["serve", "--json", ANY_PORT, "--topic=w=w", "--watch", "--ticket-file=t"];
-    let server = Serving::wait_for_report(start_after(&home, "umask 000", &words));
+    let args = ["serve", "--json", ANY_PORT, "--topic=w=w", "--watch", "--ticket-file=t"];
+    let server = Serving::wait_for_report(start_after(&home, "umask 000", &args));
     let (folder, key) = key(&home);
     assert_eq!((mode(&folder), mode(&home.path("state")), mode(&key)), (0o700, 0o700, 0o600));
     assert_eq!((mode(&folder.join("topics.json")), mode(&home.path("t"))), (0o600, 0o600));
@@ -90,7 +90,7 @@ fn private_whatever_the_umask() {
 /// others can write to is refused. Method: the modes of a key and of its folder; another owner, if the test runs as
 /// root.
 #[test]
-fn a_key_that_others_can_reach() {
+fn unsafe_keys_are_refused() {
     let home = home();
     home.run(&["keys", "create"]).expect_code(0);
     let (folder, key) = key(&home);
@@ -117,8 +117,8 @@ fn a_key_that_others_can_reach() {
             .expect_error(1, &["identity.key belongs to user 12345", "chown 0"]);
     }
     fs::remove_file(&key).unwrap();
-    let (fifo, all) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
-    rustix::fs::mknodat(rustix::fs::CWD, &key, fifo, all, 0).unwrap();
+    let (fifo, owner) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, &key, fifo, owner, 0).unwrap();
     serve().end().expect_error(1, &["identity.key", "not a regular file"]);
 }
 
@@ -128,31 +128,31 @@ struct Cgroup(PathBuf);
 impl Cgroup {
     /// Creates a cgroup of version 2 or 1, if this system permits it.
     fn new(limit_bytes: u64) -> Result<Self, String> {
-        static EVER: AtomicU32 = AtomicU32::new(0);
-        let number = EVER.fetch_add(1, Ordering::Relaxed);
+        static CREATED: AtomicU32 = AtomicU32::new(0);
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
         let name = format!("tensor-relay-test-{}-{number}", std::process::id());
         let versions = [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
-        let mut why = String::from("no memory controller");
+        let mut reason = String::from("no memory controller");
         for (mount, limit) in versions {
             let folder = Path::new(mount).join(&name);
             if !Path::new(mount).join("cgroup.procs").exists() {
                 continue;
             }
             if let Err(error) = fs::create_dir(&folder) {
-                why = error.to_string();
+                reason = error.to_string();
                 continue;
             }
-            let made = Self(folder);
-            let _ = fs::write(made.0.join("memory.swap.max"), "0");
-            match fs::write(made.0.join(limit), limit_bytes.to_string()) {
+            let created = Self(folder);
+            let _ = fs::write(created.0.join("memory.swap.max"), "0");
+            match fs::write(created.0.join(limit), limit_bytes.to_string()) {
                 Ok(()) => {
-                    let _ = fs::write(made.0.join("memory.memsw.limit_in_bytes"), limit_bytes.to_string());
-                    return Ok(made);
+                    let _ = fs::write(created.0.join("memory.memsw.limit_in_bytes"), limit_bytes.to_string());
+                    return Ok(created);
                 }
-                Err(error) => why = error.to_string(),
+                Err(error) => reason = error.to_string(),
             }
         }
-        Err(why)
+        Err(reason)
     }
 
     /// The shell command to enter it.
@@ -176,10 +176,10 @@ impl Drop for Cgroup {
 /// killed; accepted clients get the next version. Method: 128 MiB, of which a client may need 1.8 and the server itself
 /// seventy; more clients than fit, which stay.
 #[test]
-fn a_container_full_of_clients() {
+fn a_full_container_refuses_clients() {
     let cgroup = match Cgroup::new(128 << 20) {
         Ok(cgroup) => cgroup,
-        Err(why) => return println!("skipped: this system lets the test make no cgroup: {why}"),
+        Err(reason) => return println!("skipped: the test cannot create a cgroup here: {reason}"),
     };
     let home = home();
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=w=w", "--watch", "--json"];
@@ -201,7 +201,7 @@ fn a_container_full_of_clients() {
     refused.expect_error(3, &["as many sessions as it may"]);
     server.process.wait_for_stderr("there is no memory for another session");
     assert!(clients.len() > 2, "there is room for more than {}", clients.len());
-    files::zeros(&home.path("new"), 2_048);
+    files::write_zeros(&home.path("new"), 2_048);
     fs::rename(home.path("new"), home.path("w")).unwrap();
     for client in &mut clients {
         client.wait_for_stdout("version 2");
@@ -211,20 +211,20 @@ fn a_container_full_of_clients() {
         std::thread::sleep(std::time::Duration::from_millis(100));
         list().code == Some(0)
     });
-    assert!(again, "the memory of clients that left is free again");
+    assert!(again, "the memory of disconnected clients is released");
 }
 
 /// Goal: a model that exceeds the container's memory is refused with the numbers, by server and subscriber, and neither
 /// is killed. Method: 192 MiB where 128 may be used: served, and received from a server with enough memory; then one
 /// that fits.
 #[test]
-fn a_container_that_is_too_small() {
+fn too_large_models_are_refused() {
     let cgroup = match Cgroup::new(128 << 20) {
         Ok(cgroup) => cgroup,
-        Err(why) => return println!("skipped: this system lets the test make no cgroup: {why}"),
+        Err(reason) => return println!("skipped: the test cannot create a cgroup here: {reason}"),
     };
     let home = home();
-    files::zeros(&home.path("m"), 192 << 20);
+    files::write_zeros(&home.path("m"), 192 << 20);
     let server = home.serve(&["--topic=m=m", "--topic=w=w"]);
     let causes = ["of the container's memory limit (cgroup) of 134217728 bytes"];
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=m=m"];

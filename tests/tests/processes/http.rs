@@ -7,24 +7,24 @@ use std::{
     time::Duration,
 };
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout of each read.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The response to a request.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct Response {
     pub(crate) code: u16,
     head: String,
     pub(crate) body: String,
 }
 
-impl Asked {
+impl Response {
     /// Requests `path` from the server at `address`, with additional `headers`. A `Host` among them replaces the right
     /// one.
     #[track_caller]
     pub(crate) fn get(address: &str, path: &str, headers: &[&str]) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let host = match headers.iter().any(|header| header.starts_with("Host:")) {
             true => String::new(),
             false => format!("Host: {address}\r\n"),
@@ -32,20 +32,22 @@ impl Asked {
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
         let request = format!("GET {path} HTTP/1.1\r\n{host}{headers}Connection: close\r\n\r\n");
         let _ = stream.write_all(request.as_bytes()); // The server may respond before it has read everything.
-        let mut answer = vec![];
+        let mut response = vec![];
         let mut part = [0; 4096];
         while let Ok(bytes @ 1..) = stream.read(&mut part) {
-            answer.extend_from_slice(&part[..bytes]);
+            response.extend_from_slice(&part[..bytes]);
         }
-        let answer = String::from_utf8(answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {answer:?}"));
+        let response = String::from_utf8(response).unwrap();
+        let (head, body) = response
+            .split_once("\r\n\r\n")
+            .unwrap_or_else(|| panic!("{path}: {response:?}"));
         let code = head.split(' ').nth(1).unwrap().parse().unwrap();
         Self { code, head: head.to_owned(), body: body.to_owned() }
     }
 
     /// Checks the code.
     #[track_caller]
-    pub(crate) fn with(self, code: u16) -> Self {
+    pub(crate) fn expect_code(self, code: u16) -> Self {
         assert_eq!(self.code, code, "{self:?}");
         self
     }

@@ -9,41 +9,45 @@ const MODEL_BYTES: usize = 64 << 20;
 /// Goal: with `--lanes 2` a version arrives intact over two connections, and both are reported. Method: follow a
 /// watched file; when the second lane has joined, replace the file.
 #[test]
-fn a_model_over_two_lanes() {
+fn two_lanes_share_a_transfer() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--watch", "--watch-interval=0.05", "--chunk-size=1MiB"]);
-    let cards = "--lane-address=127.0.0.1,127.0.0.2";
-    let words = [
+    let addresses = "--lane-address=127.0.0.1,127.0.0.2";
+    let args = [
         "subscribe",
         server.ticket("m"),
         "--out=out",
         "--json",
         "--lanes=2",
-        cards,
+        addresses,
         "-v",
         "--transport=quic",
     ];
-    let mut follower = home.start(&words);
+    let mut follower = home.start(&args);
     follower.wait_for_stdout(r#""version":1"#);
     follower.wait_for_stderr("A lane joined the session");
-    files::replace(&home.path("m"), |path| files::noise(path, MODEL_BYTES, 2));
+    files::replace(&home.path("m"), |path| files::write_noise(path, MODEL_BYTES, 2));
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
-    let heard = follower.end_by(Signal::TERM).expect_code(143).events();
-    let lanes = heard[1]["lanes"].as_array().unwrap().clone();
-    let carried: Vec<u64> = lanes.iter().map(|lane| lane["received_bytes"].as_u64().unwrap()).collect();
-    assert_eq!(carried.len(), 2, "{lanes:?}");
-    assert!(carried.iter().all(|bytes| *bytes > 1 << 20), "each carried a chunk at least: {carried:?}");
+    let events = follower.end_by(Signal::TERM).expect_code(143).events();
+    let lanes = events[1]["lanes"].as_array().unwrap().clone();
+    let received_bytes: Vec<u64> =
+        lanes.iter().map(|lane| lane["received_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(received_bytes.len(), 2, "{lanes:?}");
+    assert!(
+        received_bytes.iter().all(|bytes| *bytes > 1 << 20),
+        "each lane carried at least one chunk: {received_bytes:?}"
+    );
     assert!(lanes.iter().all(|lane| lane["udp_payload_bytes"].as_u64() >= Some(1_200)), "{lanes:?}");
 }
 
 /// Goal: with a server that allows one lane, the session has one; an invalid number of lanes is refused. Method:
 /// `--lanes-max 1` with `--lanes 4`; `--lanes 0` and `17`.
 #[test]
-fn lanes_that_may_not_be() {
+fn the_number_of_lanes_is_limited() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--lanes-max=1"]);
     let one = home
         .run(&["subscribe", server.ticket("m"), "--once", "--json", "--lanes=4"])

@@ -1,17 +1,18 @@
 //! Tests of the program as users run it: real processes, sockets, files and signals.
 //!
-//! The binary is what `TENSOR_RELAY_BIN` names, or the output of `cargo build`; `tests/run` builds it first. Every test
-//! has a folder of its own, servers use ports that the system chooses, and every wait has a deadline.
+//! The binary is what `TENSOR_RELAY_BIN` names, or the output of `cargo build`; `tests/run` builds it first. Each test
+//! has its own folder, servers use ports that the system chooses, and every wait has a deadline.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod access;
 mod admin;
+mod changed_files;
 mod codecs;
+mod commands;
 mod configuration;
 mod devices;
 mod doctor;
-mod ends;
 mod every;
 mod failures;
 mod files;
@@ -21,13 +22,12 @@ mod host;
 mod http;
 mod lanes;
 mod logs;
-mod lost;
 mod mirrors;
 mod modes;
 mod netns;
 mod resume;
+mod shutdown;
 mod sidecar;
 mod transfers;
 mod transports;
 mod watches;
-mod words;

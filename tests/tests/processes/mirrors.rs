@@ -1,5 +1,5 @@
-//! Output folders: files, folders and arrays arrive in their own form; kept versions; selections; and commands after
-//! each version.
+//! Output folders: files, folders and arrays are written in their original format; kept versions; selections; and
+//! commands after each version.
 
 use crate::{
     failures::{on_small_disk, try_small_disk},
@@ -10,40 +10,40 @@ use std::{fs, path::Path};
 use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal};
 use zip::CompressionMethod;
 
-const HOLDS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
+const HOLD_OPTIONS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
 
 /// Receives `topic` once into `out`; returns the event.
 fn receive(home: &Home, server: &Serving, topic: &str, out: &str) -> Value {
-    let words = ["subscribe", server.ticket(topic), "--once", "--json", &format!("--out={out}")];
-    home.run(&words).expect_code(0).json()
+    let args = ["subscribe", server.ticket(topic), "--once", "--json", &format!("--out={out}")];
+    home.run(&args).expect_code(0).json()
 }
 
 /// A path's content as an epoch, which is derived from form, names, dtypes, shapes and every byte.
-fn content(home: &Home, path: &str) -> Value {
+fn content_epoch(home: &Home, path: &str) -> Value {
     home.serve(&[&format!("--topic=m={path}")]).topic("m")["epoch"].clone()
 }
 
 /// Goal: a model as from Hugging Face arrives as the same folder, and the server reports what it does not serve.
 /// Method: two shards with their index and other files; staged and borrowed; the mirror is served in turn.
 #[test]
-fn a_folder_arrives_as_it_is() {
+fn a_folder_is_mirrored_unchanged() {
     let home = Home::new();
-    files::sharded(&home.path("model"), 1);
-    let original = content(&home, "model");
-    for hold in HOLDS {
+    files::write_sharded(&home.path("model"), 1);
+    let original = content_epoch(&home, "model");
+    for hold in HOLD_OPTIONS {
         let mut server = home.serve(&["--topic=m=model", hold]);
-        let told = server.process.wait_for_stderr("not served");
+        let line = server.process.wait_for_stderr("not served");
         for part in ["pytorch_model.bin (weights in another format)", ".gitattributes", "onnx"] {
-            assert!(told.contains(part), "{told}");
+            assert!(line.contains(part), "{line}");
         }
-        assert!(!told.contains("README"), "{told}");
-        let said = receive(&home, &server, "m", "out");
-        assert_eq!((&said["path"], &said["tensors"]), (&"out/m".into(), &server.topic("m")["tensors"]));
+        assert!(!line.contains("README"), "{line}");
+        let event = receive(&home, &server, "m", "out");
+        assert_eq!((&event["path"], &event["tensors"]), (&"out/m".into(), &server.topic("m")["tensors"]));
         let mut names = home.files_in("out/m");
         names.retain(|name| !name.starts_with('.'));
-        assert_eq!(names, files::SHARDED);
+        assert_eq!(names, files::SHARDED_FILES);
         files::assert_same_model(&home.path("model"), &home.path("out/m"));
-        assert_eq!(content(&home, "out/m"), original);
+        assert_eq!(content_epoch(&home, "out/m"), original);
     }
 }
 
@@ -51,9 +51,9 @@ fn a_folder_arrives_as_it_is() {
 /// what it serves; options allow more. Method: a folder with a key, a list and outward links; then a snapshot of links
 /// in Hugging Face's cache; and a folder whose weights are an outward link.
 #[test]
-fn only_the_model_leaves_its_folder() {
+fn only_model_files_are_served() {
     let home = Home::new();
-    files::sharded(&home.path("model"), 1);
+    files::write_sharded(&home.path("model"), 1);
     for (name, text) in [("model/id_rsa", "key"), ("model/passwords.txt", "list"), ("secret.json", "secret")]
     {
         fs::write(home.path(name), text).unwrap();
@@ -61,9 +61,9 @@ fn only_the_model_leaves_its_folder() {
     let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, home.path(name)).unwrap();
     link("../secret.json", "model/linked.json");
     link("config.json", "model/alias.json");
-    let received = |words: &[&str], out: &str| {
-        let mut server = home.serve(&[&["--topic=m=model"], words].concat());
-        let told =
+    let received = |args: &[&str], out: &str| {
+        let mut server = home.serve(&[&["--topic=m=model"], args].concat());
+        let lines =
             [server.process.wait_for_stderr("model: serves"), server.process.wait_for_stderr("not served")];
         receive(&home, &server, "m", out);
         let mut names = home.files_in(&format!("{out}/m"));
@@ -75,10 +75,10 @@ fn only_the_model_leaves_its_folder() {
             .map(|name| name.as_str().unwrap())
             .collect();
         assert!(names.iter().all(|name| named.contains(&&**name)) && names.len() == named.len(), "{named:?}");
-        (names, told)
+        (names, lines)
     };
     let (names, [serves, leaves]) = received(&[], "out");
-    assert_eq!(names, [&["README.md", "alias.json"], &files::SHARDED[1..]].concat());
+    assert_eq!(names, [&["README.md", "alias.json"], &files::SHARDED_FILES[1..]].concat());
     assert!(serves.contains("2 weight files") && serves.contains("alias.json"), "{serves}");
     for part in [
         "id_rsa (not known as a file of models)",
@@ -100,7 +100,7 @@ fn only_the_model_leaves_its_folder() {
 
     fs::create_dir_all(home.path("hub/snapshots/0123")).unwrap();
     fs::rename(home.path("model"), home.path("hub/blobs")).unwrap();
-    for name in files::SHARDED {
+    for name in files::SHARDED_FILES {
         link(&format!("../../blobs/{name}"), &format!("hub/snapshots/0123/{name}"));
     }
     let server = home.serve(&["--topic=m=hub/snapshots/0123"]);
@@ -116,25 +116,25 @@ fn only_the_model_leaves_its_folder() {
         .expect_error(1, &["away/model.safetensors is a link that leads out", "--follow-links"]);
 }
 
-/// Goal: arrays and archives arrive in their own form. The error for a file that cannot be borrowed says what to do.
-/// Method: `.npy`, `.npz` and a compressed `.npz`; staged and borrowed; the mirror is served in turn.
+/// Goal: arrays and archives are written in their original format. The error for a file that cannot be borrowed says
+/// what to do. Method: `.npy`, `.npz` and a compressed `.npz`; staged and borrowed; the mirror is served in turn.
 #[test]
-fn arrays_arrive_as_they_are() {
+fn arrays_are_mirrored_in_their_format() {
     let home = Home::new();
-    files::npy(&home.path("a.npy"), 1);
-    files::npz(&home.path("b.npz"), 2, CompressionMethod::Stored);
-    files::npz(&home.path("c.npz"), 2, CompressionMethod::Deflated);
-    for hold in HOLDS {
+    files::write_npy(&home.path("a.npy"), 1);
+    files::write_npz(&home.path("b.npz"), 2, CompressionMethod::Stored);
+    files::write_npz(&home.path("c.npz"), 2, CompressionMethod::Deflated);
+    for hold in HOLD_OPTIONS {
         let server = home.serve(&["--topic=a=a.npy", "--topic=x/b=b.npz", hold]);
         assert_eq!(receive(&home, &server, "a", "out")["path"], "out/a.npy");
         assert_eq!(receive(&home, &server, "x/b", "out")["tensors"], 2);
         assert_eq!(home.files_in("out"), ["a.npy", "x/b.npz"]);
         assert!(fs::read(home.path("a.npy")).unwrap() == fs::read(home.path("out/a.npy")).unwrap());
-        assert_eq!(content(&home, "out/x/b.npz"), content(&home, "b.npz"));
+        assert_eq!(content_epoch(&home, "out/x/b.npz"), content_epoch(&home, "b.npz"));
     }
     let server = home.serve(&["--topic=c=c.npz"]);
     receive(&home, &server, "c", "out");
-    assert_eq!(content(&home, "out/c.npz"), content(&home, "b.npz"), "stored as the same arrays");
+    assert_eq!(content_epoch(&home, "out/c.npz"), content_epoch(&home, "b.npz"), "stored as the same arrays");
     home.run(&["serve", "--listen=127.0.0.1:0", "--topic=c=c.npz", "--hold=borrow", ON_HOST])
         .expect_error(1, &["c.npz is compressed", "stage it, or save it with numpy.savez"]);
 }
@@ -142,9 +142,9 @@ fn arrays_arrive_as_they_are() {
 /// Goal: the server refuses a file that receivers would not write, and names it. Method: an archive with an entry that
 /// leads out of the folder into which it is unpacked.
 #[test]
-fn an_archive_that_leads_elsewhere_is_not_served() {
+fn an_archive_with_an_outward_path_is_refused() {
     let home = Home::new();
-    files::npz_of(&home.path("e.npz"), &["w.npy", "../../evil.npy"], 1, CompressionMethod::Stored);
+    files::write_npz_with(&home.path("e.npz"), &["w.npy", "../../evil.npy"], 1, CompressionMethod::Stored);
     home.run(&["serve", ANY_PORT, "--topic=e=e.npz"])
         .expect_error(1, &["../../evil.npy", "e.npz", "under another name"]);
 }
@@ -153,9 +153,9 @@ fn an_archive_that_leads_elsewhere_is_not_served() {
 /// file, and the last leaves only the received file. Method: kill -9 as soon as there is a temporary file, until three
 /// remained.
 #[test]
-fn killed_writers_leave_no_more_than_one_file() {
+fn killed_subscribers_leave_at_most_one_temporary_file() {
     let home = Home::new();
-    files::zeros(&home.path("m"), 128 << 20);
+    files::write_zeros(&home.path("m"), 128 << 20);
     let server = home.serve(&["--topic=m=m"]);
     let parts = || home.files_in("out").into_iter().filter(|name| name.ends_with(".part")).count();
     let mut left = 0;
@@ -171,7 +171,7 @@ fn killed_writers_leave_no_more_than_one_file() {
             break;
         }
     }
-    assert_eq!(left, 3, "one was killed while it wrote");
+    assert_eq!(left, 3, "three subscribers were killed while writing");
     home.run(&["subscribe", server.ticket("m"), "--once", "--out=out"])
         .expect_code(0);
     assert_eq!(home.files_in("out"), ["m.safetensors"]);
@@ -180,19 +180,19 @@ fn killed_writers_leave_no_more_than_one_file() {
 /// Goal: with `--keep N` the newest versions are kept, `latest` links to the last, and other files are left alone.
 /// Method: three versions of a file and of a folder, of which two are kept.
 #[test]
-fn versions_are_kept_and_pruned() {
+fn the_newest_versions_are_kept() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
-    files::sharded(&home.path("model-1"), 1);
+    files::write_noise(&home.path("w"), 1000, 1);
+    files::write_sharded(&home.path("model-1"), 1);
     std::os::unix::fs::symlink("model-1", home.path("model")).unwrap();
     let server = home.serve(&["--topic=w=w", "--topic=m=model", "--watch", "--watch-interval=0.05"]);
     let mut followers = ["w", "m"]
         .map(|topic| home.start(&["subscribe", server.ticket(topic), "--out=out", "--keep=2", "--json"]));
     for version in 1..=3_u64 {
         if version > 1 {
-            files::replace(&home.path("w"), |path| files::noise(path, 1000, version));
+            files::replace(&home.path("w"), |path| files::write_noise(path, 1000, version));
             let folder = format!("model-{version}");
-            files::sharded(&home.path(&folder), version);
+            files::write_sharded(&home.path(&folder), version);
             files::replace(&home.path("model"), |path| std::os::unix::fs::symlink(&folder, path).unwrap());
         }
         for follower in &mut followers {
@@ -224,17 +224,17 @@ fn versions_are_kept_and_pruned() {
 /// Goal: a command runs after each version, gets the version and path, and the next version waits for it. A failure is
 /// reported and stops nothing. Method: a command that logs its environment, and fails for all versions but the third.
 #[test]
-fn a_command_after_each_version() {
+fn a_command_runs_after_each_version() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=a/w=w", "--watch", "--watch-interval=0.05"]);
     let command = "echo $TENSOR_RELAY_TOPIC $TENSOR_RELAY_VERSION $TENSOR_RELAY_EPOCH $TENSOR_RELAY_PATH >> log; \
                    exit $((3 - TENSOR_RELAY_VERSION * 3 + TENSOR_RELAY_VERSION * 2))";
-    let words = ["subscribe", server.ticket("a/w"), "--out=out", "--exec", command];
-    let mut follower = home.start(&words);
+    let args = ["subscribe", server.ticket("a/w"), "--out=out", "--exec", command];
+    let mut follower = home.start(&args);
     follower.wait_for_stderr("warning: the command of --exec ended with exit status: 2 for a/w");
     for version in [2, 3] {
-        files::replace(&home.path("w"), |path| files::noise(path, 1000, version));
+        files::replace(&home.path("w"), |path| files::write_noise(path, 1000, version));
         follower.wait_for_stdout(&format!("version {version}"));
     }
     let ended = follower.end_by(Signal::TERM).expect_code(143);
@@ -255,18 +255,18 @@ fn a_command_after_each_version() {
 /// Goal: a subscriber with a selection receives those tensors and little else, and its files do not mention others.
 /// Method: some tensors of a file, by name and by glob; a shard of a folder; and a selection that matches nothing.
 #[test]
-fn a_selection_arrives_alone() {
+fn only_selected_tensors_are_received() {
     let home = Home::new();
-    files::everything(&home.path("w"));
-    files::sharded(&home.path("model"), 1);
+    files::write_everything(&home.path("w"));
+    files::write_sharded(&home.path("model"), 1);
     let server = home.serve(&["--topic=w=w", "--topic=m=model", "--chunk-size=64KiB"]);
     let select = |topic: &str, globs: &str| {
         let select = format!("--select={globs}");
         home.run(&["subscribe", server.ticket(topic), "--once", "--out=out", "--json", &select])
     };
-    let said = select("w", "scalar,layers.0.F3?").expect_code(0).json();
-    assert_eq!(said["tensors"], 2);
-    assert!(said["wire_bytes"].as_u64().unwrap() < 4 << 10, "large was not asked for: {said}");
+    let event = select("w", "scalar,layers.0.F3?").expect_code(0).json();
+    assert_eq!(event["tensors"], 2);
+    assert!(event["wire_bytes"].as_u64().unwrap() < 4 << 10, "`large` was not selected: {event}");
     let kept = fs::read(home.path("out/w.safetensors")).unwrap();
     let saved = safetensors::SafeTensors::deserialize(&kept).unwrap();
     let mut names = saved.names();
@@ -278,36 +278,36 @@ fn a_selection_arrives_alone() {
         assert_eq!(saved.tensor(name).unwrap(), all.tensor(name).unwrap());
     }
 
-    let said = select("m", "model.layers.*").expect_code(0).json();
-    let wire_bytes = said["wire_bytes"].as_u64().unwrap() as usize;
-    assert!(wire_bytes < files::SHARDED_BYTES * 2 / 3, "two of four tensors were asked for: {said}");
+    let event = select("m", "model.layers.*").expect_code(0).json();
+    let wire_bytes = event["wire_bytes"].as_u64().unwrap() as usize;
+    assert!(wire_bytes < files::SHARDED_BYTES * 2 / 3, "two of four tensors were selected: {event}");
     let none = select("w", "no.such.*,nor.this");
     none.expect_error(
         5,
         &["no tensor of w version 1", "matches --select no.such.*,nor.this", "it is not saved"],
     );
-    assert_eq!(fs::read(home.path("out/w.safetensors")).unwrap(), kept, "it is not replaced by nothing");
+    assert_eq!(fs::read(home.path("out/w.safetensors")).unwrap(), kept, "the file is not replaced");
 }
 
 /// Goal: on a disk that fills up during a series, complete versions are kept, and the one that did not fit is sent
 /// again. Method: two small versions and a large one on a disk of 1 MiB, in mode `every`; then again on a larger disk.
 #[test]
-fn a_disk_that_gets_full() {
+fn a_full_disk_keeps_complete_versions() {
     let home = Home::new();
     fs::create_dir(home.path("out")).unwrap();
     if let Err(reason) = try_small_disk(&home) {
-        println!("skipped: this system lets the test make no small disk: {reason}");
+        println!("skipped: the test cannot mount a small disk here: {reason}");
         return;
     }
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--keep-versions=3"]);
     for (version, bytes) in [(2, 2000), (3, 4 << 20)] {
-        files::replace(&home.path("w"), |path| files::noise(path, bytes, version));
+        files::replace(&home.path("w"), |path| files::write_noise(path, bytes, version));
         server.process.wait_for_stdout(&format!(r#""version":{version}"#));
     }
-    let words = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--keep=3", "--json"];
+    let args = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--keep=3", "--json"];
     let mut command = on_small_disk(&home, r#""$@"; code=$?; ls out/w | sed 's/^/left: /'; exit $code"#);
-    command.arg(home.program().get_program()).args(words).arg("--out=out");
+    command.arg(home.program().get_program()).args(args).arg("--out=out");
     let ended = Process::start(command)
         .end()
         .expect_error(1, &["cannot write out/w/", "No space left"]);
@@ -318,7 +318,7 @@ fn a_disk_that_gets_full() {
         .map(|version| format!("left: {version:020}-{epoch}.safetensors\n"))
         .concat();
     assert!(ended.out.ends_with(&format!("{left}left: latest.safetensors\n")), "{ended:?}");
-    let mut again = home.start(&[&words[..], &["--out=roomy"]].concat());
+    let mut again = home.start(&[&args[..], &["--out=roomy"]].concat());
     assert!(
         again.wait_for_stdout("version").contains(r#""version":3"#),
         "continues with the version that did not fit"

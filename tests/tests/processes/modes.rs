@@ -8,10 +8,10 @@ use tensor_relay_tests::processes::{Ended, Home, ON_HOST, Process, Serving, Sign
 /// Goal: one subscriber follows all topics that match; what does not match is not received.
 /// Method: a glob with and without `--once`; and one that nothing matches.
 #[test]
-fn topics_by_glob() {
+fn a_glob_selects_topics() {
     let home = Home::new();
     for (name, seed) in [("a", 1), ("b", 2), ("c", 3)] {
-        files::noise(&home.path(name), 1000, seed);
+        files::write_noise(&home.path(name), 1000, seed);
     }
     let topics = ["--topic=kv/a=a", "--topic=kv/b=b", "--topic=kv/deep/c=c", "--topic=c=c"];
     let server = home.serve(&[&topics[..], &["--watch", "--watch-interval=0.05"]].concat());
@@ -21,7 +21,7 @@ fn topics_by_glob() {
         assert!(topic.contains("kv/a") || topic.contains("kv/b"), "{topic}");
     }
     assert_eq!(home.files_in("out"), ["kv/a.safetensors", "kv/b.safetensors"]);
-    files::replace(&home.path("b"), |path| files::noise(path, 1000, 4));
+    files::replace(&home.path("b"), |path| files::write_noise(path, 1000, 4));
     let line = follower.wait_for_stdout(r#""version":2"#);
     assert!(line.contains("kv/b"), "{line}");
     assert_eq!(follower.end_by(Signal::TERM).expect_code(143).events().len(), 3);
@@ -37,13 +37,13 @@ fn topics_by_glob() {
         .expect_error(5, &["no topic that matches no/*", "tensor-relay list"]);
 }
 
-/// Goal: a topic that cannot be written ends alone: others continue, the failure is reported at once and by the exit
-/// code. Method: a folder in place of the file of one topic; with and without `--once`; finally, the server ends.
+/// Goal: a failure to write one topic ends only that topic; it is reported immediately and by the exit code. Method: a
+/// folder in place of the file of one topic; with and without `--once`; finally, the server ends.
 #[test]
-fn one_topic_fails_alone() {
+fn a_failed_topic_does_not_affect_others() {
     let home = Home::new();
     for (name, seed) in [("a", 1), ("b", 2)] {
-        files::noise(&home.path(name), 1000, seed);
+        files::write_noise(&home.path(name), 1000, seed);
     }
     fs::create_dir_all(home.path("out/a.safetensors")).unwrap();
     let server = home.serve(&["--topic=a=a", "--topic=b=b", "--watch", "--watch-interval=0.05"]);
@@ -54,7 +54,7 @@ fn one_topic_fails_alone() {
 
     let mut follower = home.start(&[&all[..], &["--json", "--reconnect=0"]].concat());
     follower.wait_for_stdout(r#""event":"failed""#);
-    files::replace(&home.path("b"), |path| files::noise(path, 1000, 3));
+    files::replace(&home.path("b"), |path| files::write_noise(path, 1000, 3));
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("b"), &home.path("out/b.safetensors"));
     server.process.end_by(Signal::TERM).expect_code(0);
@@ -66,16 +66,16 @@ fn one_topic_fails_alone() {
 struct Series {
     home: Home,
     server: Serving,
-    words: Vec<String>,
+    args: Vec<String>,
 }
 
 impl Series {
-    fn new(words: &[&str]) -> Self {
+    fn new(args: &[&str]) -> Self {
         let home = Home::new();
-        files::noise(&home.path("w"), 1000, 1);
-        let all = [&["--topic=w=w", "--watch", "--watch-interval=0.05", "--state-dir=keys"], words].concat();
+        files::write_noise(&home.path("w"), 1000, 1);
+        let all = [&["--topic=w=w", "--watch", "--watch-interval=0.05", "--state-dir=keys"], args].concat();
         let server = home.serve(&all);
-        Self { home, server, words: all.iter().map(|word| (*word).into()).collect() }
+        Self { home, server, args: all.iter().map(|arg| (*arg).into()).collect() }
     }
 
     /// Publishes version `version`, and waits until it is published.
@@ -85,12 +85,12 @@ impl Series {
     }
 
     fn replace(&self, seed: u64) {
-        files::replace(&self.home.path("w"), |path| files::noise(path, 1000, seed));
+        files::replace(&self.home.path("w"), |path| files::write_noise(path, 1000, seed));
     }
 
-    fn every(&self, words: &[&str]) -> Process {
+    fn every(&self, args: &[&str]) -> Process {
         let all = ["subscribe", self.server.ticket("w"), "--mode=every", "--json"];
-        self.home.start(&[&all[..], words].concat())
+        self.home.start(&[&all[..], args].concat())
     }
 
     fn epoch(&self) -> &str {
@@ -99,14 +99,14 @@ impl Series {
 
     /// Stops the server gracefully, runs `between`, and starts the server again.
     fn restart(&mut self, between: impl FnOnce(&Home)) {
-        let said = self.server.report.clone();
+        let report = self.server.report.clone();
         self.server.process.signal(Signal::TERM);
         while self.server.process.is_running() {
             thread::sleep(Duration::from_millis(5));
         }
         between(&self.home);
-        let words: Vec<&str> = self.words.iter().map(|word| &**word).collect();
-        self.server = self.home.serve_again(&said, &words);
+        let args: Vec<&str> = self.args.iter().map(|arg| &**arg).collect();
+        self.server = self.home.serve_again(&report, &args);
     }
 }
 
@@ -124,7 +124,7 @@ fn versions(ended: &Ended) -> Vec<u64> {
 /// Goal: in mode `every` each version arrives once and in order, from the chosen start; in mode `latest` the newest.
 /// Method: four retained versions with each form of `--from`; then a fifth.
 #[test]
-fn every_version_from_anywhere() {
+fn mode_every_starts_at_any_version() {
     let mut series = Series::new(&["--keep-versions=10"]);
     for version in 2..=4 {
         series.publish(version);
@@ -156,9 +156,9 @@ fn every_version_from_anywhere() {
 }
 
 /// Goal: missing versions in mode `every` are a failure, or with `--on-gap=continue` a line of output. Method: start at
-/// version 1 when two of five are retained; then let the publisher begin a new epoch.
+/// version 1 when two of five are retained; then the publisher begins a new epoch.
 #[test]
-fn a_gap_is_told() {
+fn a_gap_is_reported() {
     let mut series = Series::new(&["--keep-versions=2"]);
     for version in 2..=5 {
         series.publish(version);
@@ -188,7 +188,7 @@ fn a_gap_is_told() {
 /// Goal: a named reader that dies and returns in time misses nothing, although nothing is retained for others. Method:
 /// kill -9 after the first version; publish more than is retained; subscribe again under the same name.
 #[test]
-fn a_reader_comes_back_to_its_place() {
+fn a_named_reader_resumes_at_its_place() {
     let mut series = Series::new(&["--keep-versions=2", "--publish-timeout=50"]);
     let mut reader = series.every(&["--reader=r"]);
     reader.wait_for_stdout(r#""version":1"#);
@@ -200,10 +200,10 @@ fn a_reader_comes_back_to_its_place() {
     assert_eq!(versions_until(again, 3), [2, 3]);
 }
 
-/// Goal: a named reader that is too slow is evicted, and told so. Method: a short publish timeout, and a command that
-/// takes longer.
+/// Goal: a named reader that is too slow is evicted, with the reason. Method: a short publish timeout, and a command
+/// that takes longer.
 #[test]
-fn a_reader_that_is_too_slow_is_told() {
+fn a_slow_reader_is_evicted() {
     let mut series = Series::new(&["--keep-versions=1", "--publish-timeout=0.3"]);
     let mut slow = series.every(&["--reader=slow", "--exec=sleep 3"]);
     slow.wait_for_stdout(r#""version":1"#);
@@ -213,14 +213,14 @@ fn a_reader_that_is_too_slow_is_told() {
 
 /// Goal: a version that exceeds the memory limit is an error with both numbers. Method: 8 MiB into 4.
 #[test]
-fn memory_that_is_too_small() {
+fn too_large_versions_are_refused() {
     let home = Home::new();
-    files::noise(&home.path("w"), 8 << 20, 1);
+    files::write_noise(&home.path("w"), 8 << 20, 1);
     let server = home.serve(&["--topic=w=w"]);
-    let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--mem=4MiB", ON_HOST];
-    home.run(&words)
+    let args = ["subscribe", server.ticket("w"), "--once", "--out=out", "--mem=4MiB", ON_HOST];
+    home.run(&args)
         .expect_error(1, &["w version 1", "does not fit", "8388608", "4194304"]);
     assert!(home.files_in("out").is_empty());
-    let words = ["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--staged-mem=4MiB"];
-    home.run(&words).expect_error(1, &["w", "8388608", "4194304"]);
+    let args = ["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--staged-mem=4MiB"];
+    home.run(&args).expect_error(1, &["w", "8388608", "4194304"]);
 }

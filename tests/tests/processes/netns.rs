@@ -19,28 +19,28 @@ const CHUNK_BYTES: u64 = 1 << 20;
 const LOST_PER_KILL_BYTES: u64 = 16 * CHUNK_BYTES;
 
 /// The rate of the slow link: [`MODEL_BYTES`] take about five seconds.
-const MEGABITS: u32 = 100;
-const SENDING: Duration = Duration::from_millis(MODEL_BYTES * 8 / (MEGABITS as u64 * 1_000));
+const LINK_MBIT_PER_S: u32 = 100;
+const TRANSFER_TIME: Duration = Duration::from_millis(MODEL_BYTES * 8 / (LINK_MBIT_PER_S as u64 * 1_000));
 
 /// How long a subscriber may take to open a GPU, if it has one, before it connects.
-const OPENING: Duration = Duration::from_secs(2);
+const GPU_OPEN_TIME: Duration = Duration::from_secs(2);
 
 /// A model that is served on one host, for the other.
-struct Served {
+struct ServedModel {
     lan: Lan,
     home: Home,
     server: Option<Serving>,
 }
 
-impl Served {
-    /// Starts a server on a link of [`MEGABITS`]; `None` if this system does not permit it.
-    fn begin() -> Option<Self> {
-        let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
+impl ServedModel {
+    /// Starts a server on a link of [`LINK_MBIT_PER_S`]; `None` if this system does not permit it.
+    fn try_new() -> Option<Self> {
+        let lan = Lan::new().and_then(|lan| lan.limit_rate(LINK_MBIT_PER_S).map(|()| lan));
         let lan = lan
-            .inspect_err(|reason| println!("skipped: there are no two hosts here: {reason}"))
+            .inspect_err(|reason| println!("skipped: the test cannot create two hosts here: {reason}"))
             .ok()?;
         let home = Home::new();
-        files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
+        files::write_noise(&home.path("m"), MODEL_BYTES as usize, 1);
         let mut served = Self { lan, home, server: None };
         served.serve();
         Some(served)
@@ -48,16 +48,16 @@ impl Served {
 
     fn serve(&mut self) {
         let listen = format!("--listen={}:4747", Lan::SERVER);
-        let words = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
-        self.server = Some(Serving::wait_for_report(self.lan.start(Host::Server, &self.home, &words)));
+        let args = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
+        self.server = Some(Serving::wait_for_report(self.lan.start(Host::Server, &self.home, &args)));
     }
 
     fn subscribe(&self) -> Process {
         let ticket = self.server.as_ref().unwrap().ticket("m");
-        let words = ["subscribe", ticket, "--once", "--out=out", "--json"];
-        let subscriber = self.lan.start(Host::Client, &self.home, &words);
+        let args = ["subscribe", ticket, "--once", "--out=out", "--json"];
+        let subscriber = self.lan.start(Host::Client, &self.home, &args);
         if device() != "cpu" {
-            thread::sleep(OPENING);
+            thread::sleep(GPU_OPEN_TIME);
         }
         subscriber
     }
@@ -68,34 +68,37 @@ impl Served {
 
     /// Waits until `subscriber` has the model; checks that it is complete, and that almost nothing was sent twice.
     fn finish(&self, subscriber: Process, losses: u64) -> Value {
-        let said = subscriber.end().expect_code(0).json();
-        let payload = said["payload_bytes"].as_u64().unwrap();
-        let wire_bytes = said["wire_bytes"].as_u64().unwrap();
-        let most = payload + losses * LOST_PER_KILL_BYTES;
-        assert!((payload..=most).contains(&wire_bytes), "at most {most}: {said}");
+        let event = subscriber.end().expect_code(0).json();
+        let payload = event["payload_bytes"].as_u64().unwrap();
+        let wire_bytes = event["wire_bytes"].as_u64().unwrap();
+        let max_bytes = payload + losses * LOST_PER_KILL_BYTES;
+        assert!((payload..=max_bytes).contains(&wire_bytes), "at most {max_bytes}: {event}");
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
-        said
+        event
     }
 }
 
 /// Goal: a model arrives over a slow Ethernet at about line rate, each byte once. Method: 64 MiB at 100 Mbit/s.
 #[test]
-fn a_slow_link() {
-    let Some(served) = Served::begin() else { return };
-    let began = Instant::now();
-    let said = served.finish(served.subscribe(), 0);
-    assert_eq!(said["resumed"], 0);
-    let took = began.elapsed();
-    assert!((SENDING..SENDING * 2).contains(&took), "{took:?} where the link needs {SENDING:?}");
+fn a_slow_link_carries_each_byte_once() {
+    let Some(served) = ServedModel::try_new() else { return };
+    let started = Instant::now();
+    let event = served.finish(served.subscribe(), 0);
+    assert_eq!(event["resumed"], 0);
+    let elapsed = started.elapsed();
+    assert!(
+        (TRANSFER_TIME..TRANSFER_TIME * 2).contains(&elapsed),
+        "{elapsed:?} where the link needs {TRANSFER_TIME:?}"
+    );
 }
 
 /// Goal: an unplugged cable costs its time and a few chunks. Method: take the link down for fifteen seconds during a
 /// transfer: longer than the idle timeout.
 #[test]
-fn a_cable_that_is_pulled() {
-    let Some(served) = Served::begin() else { return };
+fn a_transfer_resumes_after_an_outage() {
+    let Some(served) = ServedModel::try_new() else { return };
     let subscriber = served.subscribe();
-    thread::sleep(SENDING / 2);
+    thread::sleep(TRANSFER_TIME / 2);
     served.lan.set_up(Host::Server, false);
     thread::sleep(Duration::from_secs(15));
     served.lan.set_up(Host::Server, true);
@@ -104,10 +107,10 @@ fn a_cable_that_is_pulled() {
 
 /// Goal: the connection survives a short interruption. Method: take the link down for three seconds.
 #[test]
-fn a_cable_that_is_loose() {
-    let Some(served) = Served::begin() else { return };
+fn a_connection_survives_a_short_outage() {
+    let Some(served) = ServedModel::try_new() else { return };
     let subscriber = served.subscribe();
-    thread::sleep(SENDING / 2);
+    thread::sleep(TRANSFER_TIME / 2);
     served.lan.set_up(Host::Client, false);
     thread::sleep(Duration::from_secs(3));
     served.lan.set_up(Host::Client, true);
@@ -117,15 +120,15 @@ fn a_cable_that_is_loose() {
 /// Goal: whichever side is killed at any moment, the model arrives. Method: chosen by a seed, kill -9 the server or the
 /// subscriber during a transfer, and restart it. More seeds in a soak.
 #[test]
-fn either_side_killed() {
+fn a_transfer_survives_killed_processes() {
     for seed in if is_soak() { 0..12 } else { 1..3 } {
-        let Some(mut served) = Served::begin() else { return };
-        let mut dice = StdRng::seed_from_u64(seed);
+        let Some(mut served) = ServedModel::try_new() else { return };
+        let mut rng = StdRng::seed_from_u64(seed);
         let mut subscriber = served.subscribe();
         let mut losses = 0;
         for _ in 0..2 {
-            thread::sleep(SENDING.mul_f64(dice.random_range(0.0..0.4)));
-            if dice.random_bool(0.5) {
+            thread::sleep(TRANSFER_TIME.mul_f64(rng.random_range(0.0..0.4)));
+            if rng.random_bool(0.5) {
                 println!("seed {seed}: the server is killed");
                 served.kill_server();
                 served.serve();
@@ -146,12 +149,12 @@ fn either_side_killed() {
 /// the first during a transfer. QUIC migrates the connection, or the client reconnects; either way almost nothing is
 /// sent twice.
 #[test]
-fn an_address_that_changes() {
-    let Some(served) = Served::begin() else { return };
+fn a_transfer_survives_a_changed_address() {
+    let Some(served) = ServedModel::try_new() else { return };
     let subscriber = served.subscribe();
-    thread::sleep(SENDING / 2);
+    thread::sleep(TRANSFER_TIME / 2);
     served.lan.give_address(Host::Client, Lan::CLIENT_MOVED);
     served.lan.take_address(Host::Client, Lan::CLIENT);
-    let said = served.finish(subscriber, 1);
-    println!("resumed: {}, {} s", said["resumed"], said["duration_s"]);
+    let event = served.finish(subscriber, 1);
+    println!("resumed: {}, {} s", event["resumed"], event["duration_s"]);
 }

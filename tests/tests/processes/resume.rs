@@ -29,22 +29,22 @@ struct Transfer {
     proxy: UdpProxy,
     server: Option<Serving>,
     report: Value,
-    words: Vec<String>,
+    args: Vec<String>,
     subscriber: Process,
 }
 
 impl Transfer {
     /// Begins a transfer, and holds it after `bytes`.
-    fn begin(more: &[&str], bytes: u64) -> Self {
+    fn start_held(more_args: &[&str], bytes: u64) -> Self {
         let (home, mut proxy) = (Home::new(), UdpProxy::new());
-        files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
-        let own = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &proxy.advertise()];
-        let words: Vec<String> = own.iter().chain(more).map(|word| (*word).into()).collect();
-        let server = home.serve(&as_words(&words));
+        files::write_noise(&home.path("m"), MODEL_BYTES as usize, 1);
+        let common = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &proxy.advertise()];
+        let args: Vec<String> = common.iter().chain(more_args).map(|arg| (*arg).into()).collect();
+        let server = home.serve(&as_strs(&args));
         proxy.forward_to(server.listen(), bytes);
         let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out", "--json"]);
         proxy.wait_until_held();
-        Self { home, proxy, report: server.report.clone(), server: Some(server), words, subscriber }
+        Self { home, proxy, report: server.report.clone(), server: Some(server), args, subscriber }
     }
 
     fn take_server(&mut self) -> Process {
@@ -52,49 +52,52 @@ impl Transfer {
     }
 
     fn serve_again(&mut self) {
-        self.server = Some(self.home.serve_again(&self.report, &as_words(&self.words)));
+        self.server = Some(self.home.serve_again(&self.report, &as_strs(&self.args)));
     }
 
-    /// Lets the transfer finish; checks the received file, and that almost nothing was sent twice.
+    /// Completes the transfer; checks the received file, and that almost nothing was sent twice.
     fn finish(self, kills: u64) {
         self.proxy.release();
-        let came = self.subscriber.end().expect_code(0);
-        let said = came.json();
-        assert_eq!(said["resumed"], kills, "{said}");
-        let payload = said["payload_bytes"].as_u64().unwrap();
-        let most = payload + kills * LOST_PER_KILL_BYTES;
-        let wire_bytes = said["wire_bytes"].as_u64().unwrap();
-        assert!((payload..=most).contains(&wire_bytes), "{wire_bytes} of at most {most}");
-        let carried = self.proxy.passed_bytes();
-        let most = most + most * OVERHEAD_PERCENT / 100;
-        assert!((payload..=most).contains(&carried), "{carried} of at most {most} went over the wire");
+        let ended = self.subscriber.end().expect_code(0);
+        let event = ended.json();
+        assert_eq!(event["resumed"], kills, "{event}");
+        let payload = event["payload_bytes"].as_u64().unwrap();
+        let max_bytes = payload + kills * LOST_PER_KILL_BYTES;
+        let wire_bytes = event["wire_bytes"].as_u64().unwrap();
+        assert!((payload..=max_bytes).contains(&wire_bytes), "{wire_bytes} of at most {max_bytes}");
+        let passed_bytes = self.proxy.passed_bytes();
+        let max_bytes = max_bytes + max_bytes * OVERHEAD_PERCENT / 100;
+        assert!(
+            (payload..=max_bytes).contains(&passed_bytes),
+            "{passed_bytes} of at most {max_bytes} went over the wire"
+        );
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
         assert_eq!(self.home.files_in("out"), ["m.safetensors"]);
     }
 }
 
-fn as_words(words: &[String]) -> Vec<&str> {
-    words.iter().map(|word| &**word).collect()
+fn as_strs(args: &[String]) -> Vec<&str> {
+    args.iter().map(|arg| &**arg).collect()
 }
 
 /// Goal: a server that is killed during a transfer and restarted costs its subscriber only time and a few chunks: it
 /// resumes, and the received model is complete. Method: kill -9 at two random moments, and restart the server on its
 /// port with its key. No close is sent, so each kill is noticed after the idle timeout.
 #[test]
-fn a_server_killed_again_and_again() {
-    killed_at_random_moments("--hold=stage", 1, 2);
+fn a_transfer_survives_killed_servers() {
+    kill_at_random_moments("--hold=stage", 1, 2);
 }
 
 /// Goal: the same for borrowed files: their version has the same id after a restart. Method: the same, once.
 #[test]
-fn a_server_of_borrowed_files_killed() {
-    killed_at_random_moments("--hold=borrow", 2, 1);
+fn a_transfer_of_a_borrowed_file_survives_a_killed_server() {
+    kill_at_random_moments("--hold=borrow", 2, 1);
 }
 
-fn killed_at_random_moments(hold: &str, seed: u64, kills: u64) {
-    let mut dice = StdRng::seed_from_u64(seed);
-    let mut moment = || dice.random_range(CHUNK_BYTES..MODEL_BYTES / 4);
-    let mut transfer = Transfer::begin(&[hold], moment());
+fn kill_at_random_moments(hold: &str, seed: u64, kills: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut moment = || rng.random_range(CHUNK_BYTES..MODEL_BYTES / 4);
+    let mut transfer = Transfer::start_held(&[hold], moment());
     for kill in 1..=kills {
         transfer.take_server().end_by(Signal::KILL);
         transfer.serve_again();
@@ -106,11 +109,11 @@ fn killed_at_random_moments(hold: &str, seed: u64, kills: u64) {
     transfer.finish(kills);
 }
 
-/// Goal: a server that cuts off a transfer at its shutdown reports it; the subscriber waits for the server, and
-/// resumes. Method: SIGTERM with a short grace while the proxy holds.
+/// Goal: a server that cancels a transfer at its shutdown reports it; the subscriber waits for the server, and resumes.
+/// Method: SIGTERM with a short grace while the proxy holds.
 #[test]
-fn a_server_that_is_told_to_end_comes_back() {
-    let mut transfer = Transfer::begin(&["--grace=0.2"], MODEL_BYTES / 3);
+fn a_transfer_resumes_after_a_shutdown() {
+    let mut transfer = Transfer::start_held(&["--grace=0.2"], MODEL_BYTES / 3);
     let ended = transfer.take_server().end_by(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off"), "{ended:?}");
     transfer.serve_again();
@@ -120,28 +123,28 @@ fn a_server_that_is_told_to_end_comes_back() {
 /// Goal: a subscriber that waits for its next version survives restarts of the server, receives nothing twice, and gets
 /// new versions from the restarted server. Method: SIGTERM, the same file again, SIGTERM, another file.
 #[test]
-fn a_follower_outlives_its_server() {
+fn a_subscriber_reconnects_to_a_restarted_server() {
     let home = Home::new();
-    files::noise(&home.path("w"), 100_000, 1);
-    let words = ["--topic=w=w", "--state-dir=keys", "--watch"];
-    let first = home.serve(&words);
+    files::write_noise(&home.path("w"), 100_000, 1);
+    let args = ["--topic=w=w", "--state-dir=keys", "--watch"];
+    let first = home.serve(&args);
     let mut follower = home.start(&["subscribe", first.ticket("w"), "--out=out", "--json"]);
     follower.wait_for_stdout("committed");
     let report = first.report.clone();
     first.process.end_by(Signal::TERM).expect_code(0);
     follower.wait_for_stderr("The connection was lost");
-    let second = home.serve_again(&report, &words);
+    let second = home.serve_again(&report, &args);
     assert_eq!(second.report, report, "the same file is the same version");
     follower.wait_for_stderr("Connected again");
     second.process.end_by(Signal::TERM).expect_code(0);
-    files::noise(&home.path("w"), 100_000, 2);
-    let third = home.serve_again(&report, &words);
+    files::write_noise(&home.path("w"), 100_000, 2);
+    let third = home.serve_again(&report, &args);
     assert_eq!(third.topic("w")["epoch"], report["topics"][0]["epoch"]);
     assert_eq!(third.topic("w")["version"], 2, "other content is the next version");
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
-    let heard = follower.end_by(Signal::TERM).expect_code(143).events();
-    let versions: Vec<_> = heard.iter().map(|event| (&event["version"], &event["new_epoch"])).collect();
+    let events = follower.end_by(Signal::TERM).expect_code(143).events();
+    let versions: Vec<_> = events.iter().map(|event| (&event["version"], &event["new_epoch"])).collect();
     assert_eq!(
         versions,
         [(&1.into(), &false.into()), (&2.into(), &false.into())],
@@ -152,12 +155,12 @@ fn a_follower_outlives_its_server() {
 /// Goal: repeated restarts of a server under load lose no version of a reader in mode `every`. Method: a reader whose
 /// command is slower than new versions, so that it lags; three versions, SIGTERM, and a restart, four times.
 #[test]
-fn rolling_restarts_in_mode_every() {
+fn rolling_restarts_lose_no_version() {
     const ROUNDS: u64 = 4;
     const BURST: u64 = 3;
     let home = Home::new();
-    files::noise(&home.path("w"), 100_000, 1);
-    let words = [
+    files::write_noise(&home.path("w"), 100_000, 1);
+    let args = [
         "--topic=w=w",
         "--state-dir=keys",
         "--watch",
@@ -165,7 +168,7 @@ fn rolling_restarts_in_mode_every() {
         "--keep-versions=8",
         "--grace=30",
     ];
-    let mut server = home.serve(&words);
+    let mut server = home.serve(&args);
     let report = server.report.clone();
     let every = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--exec=sleep 0.5"];
     let mut reader = home.start(&[&every[..], &["--out=out", "--json"]].concat());
@@ -173,7 +176,7 @@ fn rolling_restarts_in_mode_every() {
     for round in 0..ROUNDS {
         let before = 1 + round * BURST;
         for version in before + 1..=before + BURST {
-            files::noise(&home.path("next"), 100_000, version);
+            files::write_noise(&home.path("next"), 100_000, version);
             fs::rename(home.path("next"), home.path("w")).unwrap();
             let deadline = Instant::now() + DEAD_WITHIN;
             while home.list(&server)[0]["version"] != version {
@@ -182,21 +185,21 @@ fn rolling_restarts_in_mode_every() {
         }
         let ended = server.process.end_by(Signal::TERM).expect_code(0);
         assert!(!ended.err.contains("cut off"), "{ended:?}");
-        server = home.serve_again(&report, &words);
+        server = home.serve_again(&report, &args);
         reader.wait_for_stdout(&format!(r#""version":{},"#, before + BURST));
     }
-    let heard = reader.end_by(Signal::TERM).expect_code(143).events();
-    let versions: Vec<_> = heard.iter().map(|event| event["version"].as_u64()).collect();
+    let events = reader.end_by(Signal::TERM).expect_code(143).events();
+    let versions: Vec<_> = events.iter().map(|event| event["version"].as_u64()).collect();
     let published: Vec<_> = (1..=1 + ROUNDS * BURST).map(Some).collect();
-    assert_eq!(versions, published, "each once, in order, and no gap is told");
+    assert_eq!(versions, published, "each once, in order, without a gap");
 }
 
 /// Goal: a subscriber waits for a lost server for the time of `--reconnect`, then fails. Method: end the server, and
 /// wait for two seconds.
 #[test]
-fn a_server_that_does_not_come_back() {
+fn a_lost_server_is_an_error_after_the_reconnect_timeout() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w"]);
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=2"]);
     follower.wait_for_stdout("w version 1");
@@ -210,25 +213,25 @@ fn a_server_that_does_not_come_back() {
 /// Goal: a server releases all resources of a dead subscriber within the idle timeout. Method: kill -9 a subscriber
 /// that is held during a transfer, and several more at random moments; count subscribers and memory.
 #[test]
-fn subscribers_that_are_killed_are_forgotten() {
-    let mut transfer = Transfer::begin(&["--hold=borrow"], MODEL_BYTES / 2);
+fn the_server_releases_killed_subscribers() {
+    let mut transfer = Transfer::start_held(&["--hold=borrow"], MODEL_BYTES / 2);
     let server = transfer.server.take().unwrap();
     let ticket = transfer.home.ticket_for_all(&server).replace('?', "/m?");
     let subscribers = || transfer.home.list(&server)[0]["subscribers"].as_u64().unwrap();
     assert_eq!(subscribers(), 1);
-    let mut dice = StdRng::seed_from_u64(3);
+    let mut rng = StdRng::seed_from_u64(3);
     for _ in 0..6 {
         let other = transfer.home.start(&["subscribe", &ticket, "--out=other", "--json"]);
-        thread::sleep(Duration::from_millis(dice.random_range(0..150)));
+        thread::sleep(Duration::from_millis(rng.random_range(0..150)));
         other.end_by(Signal::KILL);
     }
     transfer.subscriber.end_by(Signal::KILL);
     let deadline = Instant::now() + DEAD_WITHIN;
     while subscribers() > 0 {
-        assert!(Instant::now() < deadline, "{} subscribers are dead and not forgotten", subscribers());
+        assert!(Instant::now() < deadline, "{} dead subscribers were not released", subscribers());
         thread::sleep(Duration::from_millis(200));
     }
-    // The server holds no copy of the model, and frees what was in flight to seven subscribers as it continues.
+    // The server holds no copy of the model, and releases the buffers in flight to seven subscribers as it continues.
     let deadline = Instant::now() + DEAD_WITHIN;
     while server.process.resident_bytes() >= MODEL_BYTES {
         assert!(Instant::now() < deadline, "{} bytes", server.process.resident_bytes());

@@ -10,52 +10,52 @@ use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving};
 const MODEL_BYTES: usize = 32 << 20;
 
 /// The rate of the link, over which the model takes about five seconds.
-const MEGABITS: u32 = 50;
+const LINK_MBIT_PER_S: u32 = 50;
 
 /// The cost of a lost connection with chunks of 1 MiB: those of a subscription's credit, and as much again.
 const LOST_BYTES: u64 = 16 << 20;
 
-struct Served {
+struct ServedModel {
     lan: Lan,
     home: Home,
     server: Serving,
 }
 
-impl Served {
+impl ServedModel {
     /// A model on a host that these protocols do not reach; `None` if this system does not permit it.
-    fn begin(dropped: &[&str]) -> Option<Self> {
-        Self::begin_with(dropped, MODEL_BYTES)
+    fn try_new(dropped: &[&str]) -> Option<Self> {
+        Self::try_new_with(dropped, MODEL_BYTES)
     }
 
     /// The same with a model of `bytes`.
-    fn begin_with(dropped: &[&str], bytes: usize) -> Option<Self> {
-        let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
+    fn try_new_with(dropped: &[&str], bytes: usize) -> Option<Self> {
+        let lan = Lan::new().and_then(|lan| lan.limit_rate(LINK_MBIT_PER_S).map(|()| lan));
         let lan = lan.and_then(|lan| lan.drop_protocols(dropped).map(|()| lan));
         let lan = lan
-            .inspect_err(|reason| println!("skipped: there are no two hosts here: {reason}"))
+            .inspect_err(|reason| println!("skipped: the test cannot create two hosts here: {reason}"))
             .ok()?;
         let home = Home::new();
-        files::noise(&home.path("m"), bytes, 1);
+        files::write_noise(&home.path("m"), bytes, 1);
         let listen = format!("--listen={}:4747", Lan::SERVER);
-        let words = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
-        let server = Serving::wait_for_report(lan.start(Host::Server, &home, &words));
+        let args = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
+        let server = Serving::wait_for_report(lan.start(Host::Server, &home, &args));
         Some(Self { lan, home, server })
     }
 
-    fn start(&self, words: &[&str]) -> Process {
-        self.lan.start(Host::Client, &self.home, words)
+    fn start(&self, args: &[&str]) -> Process {
+        self.lan.start(Host::Client, &self.home, args)
     }
 
     /// Receives the model once; returns the event.
     fn receive(&self, options: &[&str]) -> Value {
-        let words = ["subscribe", self.server.ticket("m"), "--once", "--out=out", "--json"];
-        self.finish(self.start(&[&words, options].concat()))
+        let args = ["subscribe", self.server.ticket("m"), "--once", "--out=out", "--json"];
+        self.finish(self.start(&[&args, options].concat()))
     }
 
     fn finish(&self, subscriber: Process) -> Value {
-        let said = subscriber.end().expect_code(0).json();
+        let event = subscriber.end().expect_code(0).json();
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
-        said
+        event
     }
 
     /// The output of `list` as JSON, and its text on stderr.
@@ -72,10 +72,10 @@ impl Served {
 
 /// Goal: if UDP is dropped, everything works over TCP, and `list` reports it.
 #[test]
-fn udp_does_not_get_through() {
-    let Some(served) = Served::begin(&["udp"]) else { return };
-    let said = served.receive(&[]);
-    assert_eq!(said["transport"], "tcp", "{said}");
+fn tcp_is_used_where_udp_is_blocked() {
+    let Some(served) = ServedModel::try_new(&["udp"]) else { return };
+    let event = served.receive(&[]);
+    assert_eq!(event["transport"], "tcp", "{event}");
     let (as_json, text) = served.list();
     assert_eq!(as_json["topics"][0]["topic"], "m");
     assert_eq!((&as_json["transport"], &as_json["unreachable_over"]), (&"tcp".into(), &"quic".into()));
@@ -87,10 +87,10 @@ fn udp_does_not_get_through() {
 
 /// Goal: if TCP is dropped, everything works over QUIC.
 #[test]
-fn tcp_does_not_get_through() {
-    let Some(served) = Served::begin(&["tcp"]) else { return };
-    let said = served.receive(&[]);
-    assert_eq!(said["transport"], "quic", "{said}");
+fn quic_is_used_where_tcp_is_blocked() {
+    let Some(served) = ServedModel::try_new(&["tcp"]) else { return };
+    let event = served.receive(&[]);
+    assert_eq!(event["transport"], "quic", "{event}");
     let (as_json, text) = served.list();
     assert_eq!((&as_json["transport"], &as_json["unreachable_over"]), (&"quic".into(), &"tcp".into()));
     assert!(text.contains("does not answer over TCP"), "{text}");
@@ -99,47 +99,47 @@ fn tcp_does_not_get_through() {
 /// Goal: a transport that dies during a transfer is replaced by the other, and received chunks are kept. Method: pass
 /// only QUIC, then only TCP; and vice versa.
 #[test]
-fn a_transport_that_dies_in_the_middle() {
+fn a_blocked_transport_is_replaced_during_a_transfer() {
     for (dropped_first, dropped_then, ends_over) in [("tcp", "udp", "tcp"), ("udp", "tcp", "quic")] {
-        let Some(served) = Served::begin(&[dropped_first]) else { return };
+        let Some(served) = ServedModel::try_new(&[dropped_first]) else { return };
         let ticket = served.server.ticket("m");
         let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
         thread::sleep(Duration::from_secs(3));
         served.lan.drop_protocols(&[dropped_then]).unwrap();
-        let said = served.finish(subscriber);
-        assert_eq!((&said["resumed"], &said["transport"]), (&1.into(), &ends_over.into()), "{said}");
-        let wire_bytes = said["wire_bytes"].as_u64().unwrap();
-        assert!(wire_bytes <= MODEL_BYTES as u64 + LOST_BYTES, "{said}");
+        let event = served.finish(subscriber);
+        assert_eq!((&event["resumed"], &event["transport"]), (&1.into(), &ends_over.into()), "{event}");
+        let wire_bytes = event["wire_bytes"].as_u64().unwrap();
+        assert!(wire_bytes <= MODEL_BYTES as u64 + LOST_BYTES, "{event}");
     }
 }
 
 /// Goal: if a transport begins to lose packets, the session moves to the other one and reports the reason; received
 /// chunks are kept. Method: TCP loses every tenth packet from the fourth second on, and QUIC none.
 #[test]
-fn a_transport_that_turns_lossy() {
-    let Some(served) = Served::begin_with(&[], 2 * MODEL_BYTES) else { return };
+fn a_lossy_transport_is_replaced() {
+    let Some(served) = ServedModel::try_new_with(&[], 2 * MODEL_BYTES) else { return };
     let ticket = served.server.ticket("m");
     let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
     thread::sleep(Duration::from_secs(4));
     served.lan.drop_percentage("tcp", 10).unwrap();
-    let said = served.finish(subscriber);
-    assert_eq!((&said["resumed"], &said["transport"]), (&1.into(), &"quic".into()), "{said}");
-    assert_eq!(said["transport_reason"], "it is faster on this path", "{said}");
-    let wire_bytes = said["wire_bytes"].as_u64().unwrap();
-    assert!(wire_bytes <= 2 * MODEL_BYTES as u64 + LOST_BYTES, "{said}");
+    let event = served.finish(subscriber);
+    assert_eq!((&event["resumed"], &event["transport"]), (&1.into(), &"quic".into()), "{event}");
+    assert_eq!(event["transport_reason"], "it is faster on this path", "{event}");
+    let wire_bytes = event["wire_bytes"].as_u64().unwrap();
+    assert!(wire_bytes <= 2 * MODEL_BYTES as u64 + LOST_BYTES, "{event}");
 }
 
 /// Goal: if UDP and TCP of one address lead to two servers with one key, a session stays with one of them; a client
 /// that would change its transport reports why it does not. Method: TCP's port leads to a second server; several lanes;
 /// and a path over which TCP collapses for a while.
 #[test]
-fn two_servers_behind_one_address() {
-    let Some(served) = Served::begin_with(&[], 2 * MODEL_BYTES) else { return };
+fn a_session_stays_with_one_of_two_servers() {
+    let Some(served) = ServedModel::try_new_with(&[], 2 * MODEL_BYTES) else { return };
     if let Err(reason) = served.lan.redirect("tcp", 4747, 4748) {
         return println!("skipped: this system cannot translate addresses: {reason}");
     }
     let listen = format!("--listen={}:4748", Lan::SERVER);
-    let words = [
+    let args = [
         "serve",
         "--json",
         "--topic=m=m",
@@ -148,45 +148,45 @@ fn two_servers_behind_one_address() {
         "--chunk-size=1MiB",
         &listen,
     ];
-    let _other = Serving::wait_for_report(served.lan.start(Host::Server, &served.home, &words));
-    let said = served.receive(&["--lanes=4"]);
-    assert_eq!((&said["resumed"], &said["skipped"]), (&0.into(), &0.into()), "{said}");
+    let _other = Serving::wait_for_report(served.lan.start(Host::Server, &served.home, &args));
+    let event = served.receive(&["--lanes=4"]);
+    assert_eq!((&event["resumed"], &event["skipped"]), (&0.into(), &0.into()), "{event}");
     let ticket = served.server.ticket("m");
     let mut subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
     thread::sleep(Duration::from_secs(4));
     served.lan.drop_percentage("tcp", 10).unwrap();
     subscriber.wait_for_stderr("QUIC reaches another server");
     served.lan.drop_percentage("tcp", 0).unwrap();
-    let said = served.finish(subscriber);
-    assert_eq!((&said["transport"], &said["resumed"]), (&"tcp".into(), &0.into()), "{said}");
+    let event = served.finish(subscriber);
+    assert_eq!((&event["transport"], &event["resumed"]), (&"tcp".into(), &0.into()), "{event}");
 }
 
 /// Goal: either side can force a transport, and the reason is reported.
 #[test]
-fn a_transport_that_is_forced() {
+fn a_transport_can_be_forced() {
     let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
+    files::write_noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m"]);
     for transport in ["quic", "tcp"] {
-        let word = format!("--transport={transport}");
-        let said = home
-            .run(&["subscribe", server.ticket("m"), "--once", "--json", &word])
+        let arg = format!("--transport={transport}");
+        let event = home
+            .run(&["subscribe", server.ticket("m"), "--once", "--json", &arg])
             .expect_code(0)
             .json();
-        assert_eq!(said["transport"], transport);
-        assert_eq!(said["transport_reason"], "no other transport is allowed");
+        assert_eq!(event["transport"], transport);
+        assert_eq!(event["transport_reason"], "no other transport is allowed");
     }
     let quic_alone = home.serve(&["--topic=m=m", "--no-tcp", "--state-dir=a"]);
     let tcp_alone = home.serve(&["--topic=m=m", "--transport=tcp", "--state-dir=b"]);
     for (server, transport) in [(&quic_alone, "quic"), (&tcp_alone, "tcp")] {
-        let said = home
+        let event = home
             .run(&["subscribe", server.ticket("m"), "--once", "--json"])
             .expect_code(0)
             .json();
-        assert_eq!(said["transport"], transport);
+        assert_eq!(event["transport"], transport);
     }
-    let words = ["list", quic_alone.ticket("m"), "--transport=tcp"];
-    home.run(&words).expect_error(3, &["over TCP", "refused"]);
+    let args = ["list", quic_alone.ticket("m"), "--transport=tcp"];
+    home.run(&args).expect_error(3, &["over TCP", "refused"]);
     home.run(&["list", quic_alone.ticket("m"), "--transport=udp"])
         .expect_error(2, &["auto, quic or tcp"]);
 }

@@ -18,32 +18,32 @@ const MODEL_BYTES: usize = 64 << 20;
 const INTERVAL: &str = "--watch-interval=0.05";
 
 /// A watched file `w` of noise, its server, and a subscriber that has its first version.
-struct Watched {
+struct WatchedFile {
     home: Home,
     server: Serving,
     follower: Process,
 }
 
-impl Watched {
-    fn new(bytes: usize, more: &[&str]) -> Self {
+impl WatchedFile {
+    fn new(bytes: usize, more_args: &[&str]) -> Self {
         let home = Home::new();
-        files::noise(&home.path("w"), bytes, 1);
-        let server = home.serve(&[&["--topic=w=w", "--watch", INTERVAL], more].concat());
+        files::write_noise(&home.path("w"), bytes, 1);
+        let server = home.serve(&[&["--topic=w=w", "--watch", INTERVAL], more_args].concat());
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--json"]);
         follower.wait_for_stdout(r#""version":1"#);
         Self { home, server, follower }
     }
 
     fn replace(&self, bytes: usize, seed: u64) {
-        files::replace(&self.home.path("w"), |path| files::noise(path, bytes, seed));
+        files::replace(&self.home.path("w"), |path| files::write_noise(path, bytes, seed));
     }
 
     /// Ends both; checks that the subscriber had exactly versions 1 to `last`, and that its file equals the served one.
-    fn end_after(mut self, last: u64) {
+    fn finish_at(mut self, last: u64) {
         self.follower.wait_for_stdout(&format!(r#""version":{last}"#));
         files::assert_same(&self.home.path("w"), &self.home.path("out/w.safetensors"));
-        let heard = self.follower.end_by(Signal::TERM).expect_code(143).events();
-        let versions: Vec<_> = heard.iter().map(|event| event["version"].as_u64().unwrap()).collect();
+        let events = self.follower.end_by(Signal::TERM).expect_code(143).events();
+        let versions: Vec<_> = events.iter().map(|event| event["version"].as_u64().unwrap()).collect();
         assert_eq!(versions, (1..=last).collect::<Vec<_>>());
         self.server.process.end_by(Signal::TERM).expect_code(0);
     }
@@ -54,7 +54,7 @@ impl Watched {
 #[test]
 fn a_replaced_file_is_the_next_version() {
     for hold in ["--hold=stage", "--hold=borrow"] {
-        let mut watched = Watched::new(1000, &[hold]);
+        let mut watched = WatchedFile::new(1000, &[hold]);
         watched.server.process.wait_for_stderr("read in");
         watched.replace(1000, 1);
         watched.server.process.wait_for_stderr("read in"); // It was read, and its content is unchanged.
@@ -62,21 +62,21 @@ fn a_replaced_file_is_the_next_version() {
         watched.server.process.wait_for_stdout(r#""event":"published","topic":"w""#);
         watched.follower.wait_for_stdout(r#""version":2"#);
         watched.replace(2000, 3);
-        watched.end_after(3);
+        watched.finish_at(3);
     }
 }
 
 /// Goal: of a file that changes little, deltas are sent from the third version on, with the second as base. A
-/// subscriber without bases gets whole versions. Method: change one byte in a thousand, three times, with a subscriber
-/// that retains bases and one that does not.
+/// subscriber without bases gets complete versions. Method: change one byte in a thousand, three times, with a
+/// subscriber that retains bases and one that does not.
 #[test]
-fn what_changed_a_little_is_sent_as_deltas() {
+fn small_changes_are_sent_as_deltas() {
     const BYTES: usize = 8 << 20;
-    let mut watched = Watched::new(BYTES, &["--keep-versions=2"]); // On a GPU, bases are retained versions.
+    let mut watched = WatchedFile::new(BYTES, &["--keep-versions=2"]); // On a GPU, bases are retained versions.
     let ticket = watched.server.ticket("w").to_owned();
-    let words = ["subscribe", &ticket, "--out=whole", "--json", "--base-mem=0"];
-    let mut whole = watched.home.start(&words);
-    whole.wait_for_stdout(r#""version":1"#);
+    let args = ["subscribe", &ticket, "--out=whole", "--json", "--base-mem=0"];
+    let mut without_bases = watched.home.start(&args);
+    without_bases.wait_for_stdout(r#""version":1"#);
     for version in 2..=4 {
         let path = watched.home.path("w");
         let mut bytes = fs::read(&path).unwrap();
@@ -94,14 +94,14 @@ fn what_changed_a_little_is_sent_as_deltas() {
             assert!(wire < BYTES as u64 / 50 && deltas["wire_bytes"] == wire, "{line}");
             assert_eq!(deltas["payload_bytes"], event["payload_bytes"], "{line}");
         }
-        let line = whole.wait_for_stdout(&format!(r#""version":{version}"#));
+        let line = without_bases.wait_for_stdout(&format!(r#""version":{version}"#));
         let event: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert!(
             event["codecs"]["sparse"].is_null() && event["wire_bytes"] == event["payload_bytes"],
             "{line}"
         );
     }
-    whole.end_by(Signal::TERM).expect_code(143);
+    without_bases.end_by(Signal::TERM).expect_code(143);
     files::assert_same(&watched.home.path("w"), &watched.home.path("out/w.safetensors"));
     watched.follower.end_by(Signal::TERM).expect_code(143);
     watched.server.process.end_by(Signal::TERM).expect_code(0);
@@ -110,54 +110,54 @@ fn what_changed_a_little_is_sent_as_deltas() {
 /// Goal: a file that is still being written is not published, however long it takes. Method: write one in place,
 /// slowly, with pauses longer than several watch intervals.
 #[test]
-fn a_file_that_is_being_written_is_not_published() {
+fn an_incomplete_file_is_not_published() {
     for extension in ["safetensors", "npy", "npz"] {
         let home = Home::new();
         let (served, next) = (home.path(&format!("w.{extension}")), home.path(&format!("next.{extension}")));
         let write = |path: &Path, seed| match extension {
-            "npy" => files::npy(path, seed),
-            "npz" => files::npz(path, seed, zip::CompressionMethod::Stored),
-            _ => files::noise(path, 100_000, seed),
+            "npy" => files::write_npy(path, seed),
+            "npz" => files::write_npz(path, seed, zip::CompressionMethod::Stored),
+            _ => files::write_noise(path, 100_000, seed),
         };
         write(&served, 1);
         write(&next, 2);
-        let whole = fs::read(&next).unwrap();
+        let contents = fs::read(&next).unwrap();
         let server = home.serve(&[&format!("--topic=w=w.{extension}"), "--watch", INTERVAL]);
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--json"]);
         follower.wait_for_stdout(r#""version":1"#);
         let mut file = File::create(&served).unwrap();
-        for (part, pause) in whole.chunks(whole.len() / 6 + 1).zip([30, 60, 250, 30, 250, 0]) {
+        for (part, pause) in contents.chunks(contents.len() / 6 + 1).zip([30, 60, 250, 30, 250, 0]) {
             file.write_all(part).unwrap();
             thread::sleep(Duration::from_millis(pause));
         }
         let line = follower.wait_for_stdout("version");
         assert!(line.contains(r#""version":2"#), "{line}");
         if extension != "npz" {
-            assert!(fs::read(home.path("out").join(served.file_name().unwrap())).unwrap() == whole);
+            assert!(fs::read(home.path("out").join(served.file_name().unwrap())).unwrap() == contents);
         }
         follower.end_by(Signal::TERM).expect_code(143);
-        let said = server.process.end_by(Signal::TERM).expect_code(0).out;
-        assert_eq!(said.matches("published").count(), 1, "{said}");
+        let output = server.process.end_by(Signal::TERM).expect_code(0).out;
+        assert_eq!(output.matches("published").count(), 1, "{output}");
     }
 }
 
 /// A subscriber that waits in the middle of a borrowed file, and its server, which watches the file.
-struct Halfway {
+struct HeldTransfer {
     home: Home,
     proxy: UdpProxy,
     server: Serving,
     subscriber: Process,
 }
 
-impl Halfway {
+impl HeldTransfer {
     fn new() -> Self {
         let (home, mut proxy) = (Home::new(), UdpProxy::new());
-        files::noise(&home.path("w"), MODEL_BYTES, 1);
+        files::write_noise(&home.path("w"), MODEL_BYTES, 1);
         let watch = ["--topic=w=w", "--hold=borrow", "--watch", INTERVAL, &proxy.advertise()];
         let server = home.serve(&watch);
         proxy.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
-        let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--json"];
-        let subscriber = home.start(&words);
+        let args = ["subscribe", server.ticket("w"), "--once", "--out=out", "--json"];
+        let subscriber = home.start(&args);
         proxy.wait_until_held();
         Self { home, proxy, server, subscriber }
     }
@@ -166,10 +166,10 @@ impl Halfway {
 /// Goal: the transfer of a borrowed file that is replaced by renaming is completed. Method: rename another over it
 /// while the proxy holds.
 #[test]
-fn a_borrowed_file_that_is_replaced_is_finished() {
-    let Halfway { home, proxy, mut server, subscriber } = Halfway::new();
+fn the_transfer_of_a_replaced_file_completes() {
+    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new();
     fs::hard_link(home.path("w"), home.path("old")).unwrap();
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
     server.process.wait_for_stdout(r#""version":2"#);
     proxy.release();
     assert_eq!(subscriber.end().expect_code(0).json()["version"], 1);
@@ -179,24 +179,24 @@ fn a_borrowed_file_that_is_replaced_is_finished() {
 /// Goal: a borrowed file that is overwritten in place gives no torn version: both sides report it, and the new content
 /// is the next version. Method: overwrite it while the proxy holds, with other bytes of the same size.
 #[test]
-fn a_borrowed_file_that_is_overwritten_is_not_torn() {
-    let Halfway { home, proxy, mut server, subscriber } = Halfway::new();
-    files::noise(&home.path("w"), MODEL_BYTES, 2);
+fn an_overwritten_file_gives_no_torn_version() {
+    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new();
+    files::write_noise(&home.path("w"), MODEL_BYTES, 2);
     proxy.release();
-    let told = server.process.wait_for_stderr("cannot be read any more");
-    assert!(told.contains("w changed"), "{told}");
+    let line = server.process.wait_for_stderr("cannot be read any more");
+    assert!(line.contains("w changed"), "{line}");
     let ended = subscriber.end().expect_code(0);
     assert!(ended.err.contains("gave a version up: its source could not be read any more"), "{ended:?}");
     assert_eq!(ended.json()["version"], 2, "{ended:?}");
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
 }
 
-/// Goal: a deleted file stays available as it was, and the server reports it once; a new file is the next version.
-/// Method: delete, subscribe, create another. Borrowed files too, because an open file remains readable.
+/// Goal: a deleted file stays available, and the server reports it once; a new file is the next version. Method:
+/// delete, subscribe, create another. Borrowed files too, because an open file remains readable.
 #[test]
-fn a_file_that_vanishes_and_comes_back() {
+fn a_deleted_file_stays_available() {
     for hold in ["--hold=stage", "--hold=borrow"] {
-        let mut watched = Watched::new(1000, &[hold]);
+        let mut watched = WatchedFile::new(1000, &[hold]);
         fs::rename(watched.home.path("w"), watched.home.path("gone")).unwrap();
         watched
             .server
@@ -206,62 +206,62 @@ fn a_file_that_vanishes_and_comes_back() {
         watched.home.run(&late).expect_code(0);
         files::assert_same(&watched.home.path("gone"), &watched.home.path("late/w.safetensors"));
         watched.replace(3000, 2);
-        watched.end_after(2);
+        watched.finish_at(2);
     }
 }
 
 /// Goal: an invalid file replaces nothing: the previous version stays, the reason is reported, and the next valid file
 /// is the next version. Method: garbage, a truncated file, then a valid one.
 #[test]
-fn a_broken_replacement_is_refused() {
-    let mut watched = Watched::new(1000, &[]);
-    let whole = fs::read(watched.home.path("w")).unwrap();
-    for (broken, cause) in [(&b"rubbish"[..], "header"), (&whole[..whole.len() / 2], "cut off")] {
+fn an_invalid_replacement_is_refused() {
+    let mut watched = WatchedFile::new(1000, &[]);
+    let valid = fs::read(watched.home.path("w")).unwrap();
+    for (broken, cause) in [(&b"rubbish"[..], "header"), (&valid[..valid.len() / 2], "cut off")] {
         files::replace(&watched.home.path("w"), |path| fs::write(path, broken).unwrap());
-        let told = watched.server.process.wait_for_stderr("cannot be published");
-        assert!(told.contains("the previous version stays on offer") && told.contains(cause), "{told}");
+        let line = watched.server.process.wait_for_stderr("cannot be published");
+        assert!(line.contains("the previous version stays on offer") && line.contains(cause), "{line}");
         assert_eq!(watched.home.list(&watched.server)[0]["version"], 1);
     }
     watched.replace(4000, 2);
-    watched.end_after(2);
+    watched.finish_at(2);
 }
 
-/// Goal: a folder is replaced as a whole: no version mixes the shards of two. Method: a link to one model, then to
+/// Goal: a folder is replaced atomically: no version mixes the shards of two. Method: a link to one model, then to
 /// another; then one shard in place, in two steps.
 #[test]
-fn a_folder_is_replaced_as_one() {
+fn a_folder_is_replaced_atomically() {
     let home = Home::new();
     for seed in [1, 2] {
-        files::sharded(&home.path(&format!("model-{seed}")), seed);
+        files::write_sharded(&home.path(&format!("model-{seed}")), seed);
     }
-    let lead_to = |folder: &str| {
+    let link_to = |folder: &str| {
         files::replace(&home.path("model"), |path| std::os::unix::fs::symlink(folder, path).unwrap());
     };
-    lead_to("model-1");
+    link_to("model-1");
     let mut server = home.serve(&["--topic=m=model", "--watch", INTERVAL]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--out=out", "--json"]);
     follower.wait_for_stdout(r#""version":1"#);
     files::assert_same_model(&home.path("model-1"), &home.path("out/m"));
-    lead_to("model-2");
+    link_to("model-2");
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
     // A shard that is missing for a while is waited for.
-    let shard = home.path("model-2").join(files::SHARDED[2]);
+    let shard = home.path("model-2").join(files::SHARDED_FILES[2]);
     fs::rename(&shard, home.path("aside")).unwrap();
     server.process.wait_for_stderr("there is nothing to serve at model any more");
-    fs::rename(home.path("model-1").join(files::SHARDED[2]), &shard).unwrap();
+    fs::rename(home.path("model-1").join(files::SHARDED_FILES[2]), &shard).unwrap();
     follower.wait_for_stdout(r#""version":3"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
 }
 
 /// Goal: two servers never publish different tensors under one version, even if one of them is killed. Method: a second
-/// server on the same state directory, with and without --watch, and on one of its own; then kill the first and start
+/// server on the same state directory, with and without --watch, and on another; then kill the first and start
 /// another.
 #[test]
-fn one_watching_server_for_each_state_directory() {
+fn a_state_directory_has_one_watching_server() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
-    files::noise(&home.path("other"), 1000, 2);
+    files::write_noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("other"), 1000, 2);
     let server = home.serve(&["--topic=w=w", "--watch", "--state-dir=keys"]);
     let again = ["serve", ANY_PORT, "--topic=w=other", "--watch", "--state-dir=keys", ON_HOST];
     home.run(&again)
@@ -277,20 +277,20 @@ fn one_watching_server_for_each_state_directory() {
 /// killed before it reports the version. Method: a version that waits for a reader; kill the server, and start it with
 /// other content.
 #[test]
-fn a_killed_server_gives_no_number_twice() {
+fn a_version_number_is_never_reused() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
-    let words = ["--topic=w=w", "--watch", INTERVAL, "--when-full=block", "--state-dir=keys"];
-    let server = home.serve(&words);
+    files::write_noise(&home.path("w"), 1000, 1);
+    let args = ["--topic=w=w", "--watch", INTERVAL, "--when-full=block", "--state-dir=keys"];
+    let server = home.serve(&args);
     let every = ["subscribe", server.ticket("w"), "--mode=every", "--exec=exec sleep 60", "--json"];
     let mut reader = home.start(&every);
     reader.wait_for_stdout(r#""version":1"#);
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
-    wait_until_version_2_is_noted(&home);
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
+    wait_until_version_2_is_in_the_ledger(&home);
     assert_eq!(home.list(&server)[0]["version"], 1, "it waits for the reader");
     server.process.end_by(Signal::KILL);
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 3));
-    assert_eq!(home.serve(&words).topic("w")["version"], 3);
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 3));
+    assert_eq!(home.serve(&args).topic("w")["version"], 3);
     reader.end_by(Signal::TERM).expect_code(143);
 }
 
@@ -298,28 +298,28 @@ fn a_killed_server_gives_no_number_twice() {
 /// Method: while version 2 waits for a reader that is busy with version 1, replace the file until the server misses a
 /// generation; then let the reader continue.
 #[test]
-fn generations_that_were_not_published_are_told() {
+fn unpublished_generations_are_counted() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
-    let words = ["--topic=w=w", "--watch", INTERVAL, "--when-full=block", "--state-dir=keys"];
-    let mut server = home.serve(&words);
+    files::write_noise(&home.path("w"), 1000, 1);
+    let args = ["--topic=w=w", "--watch", INTERVAL, "--when-full=block", "--state-dir=keys"];
+    let mut server = home.serve(&args);
     let busy = "while [ -e w ] && [ ! -e go ]; do sleep 0.02; done";
     let mut reader = home.start(&["subscribe", server.ticket("w"), "--mode=every", "--json", "--exec", busy]);
     reader.wait_for_stdout(r#""version":1"#);
-    files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
-    wait_until_version_2_is_noted(&home);
-    let (said, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
+    wait_until_version_2_is_in_the_ledger(&home);
+    let (reported, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
             // For longer than the deadline of the wait below, but not forever.
-            for seed in (3..1003).take_while(|_| !said.load(Ordering::Relaxed)) {
+            for seed in (3..1003).take_while(|_| !reported.load(Ordering::Relaxed)) {
                 replaced.fetch_add(1, Ordering::Relaxed);
-                files::replace(&home.path("w"), |path| files::noise(path, 1000, seed));
+                files::replace(&home.path("w"), |path| files::write_noise(path, 1000, seed));
                 thread::sleep(Duration::from_millis(100));
             }
         });
         server.process.wait_for_stderr("replaced before they could be published");
-        said.store(true, Ordering::Relaxed);
+        reported.store(true, Ordering::Relaxed);
     });
     fs::write(home.path("go"), "").unwrap();
     let missed = |line: &str| {
@@ -327,15 +327,15 @@ fn generations_that_were_not_published_are_told() {
         event["missed_generations"].as_u64().unwrap()
     };
     assert_eq!(missed(&reader.wait_for_stdout(r#""version":2"#)), 0);
-    let told = missed(&reader.wait_for_stdout(r#""version":3"#));
-    assert!((1..replaced.into_inner()).contains(&told), "{told}");
-    assert_eq!(missed(&server.process.wait_for_stdout(r#""version":3"#)), told);
+    let missed_count = missed(&reader.wait_for_stdout(r#""version":3"#));
+    assert!((1..replaced.into_inner()).contains(&missed_count), "{missed_count}");
+    assert_eq!(missed(&server.process.wait_for_stdout(r#""version":3"#)), missed_count);
     reader.wait_for_stderr("replaced on the server before they could be published");
     reader.end_by(Signal::TERM).expect_code(143);
 }
 
-/// Waits until the ledger has the second version, which is before it is published.
-fn wait_until_version_2_is_noted(home: &Home) {
+/// Waits until the ledger has the second version, before it is published.
+fn wait_until_version_2_is_in_the_ledger(home: &Home) {
     let ledger = || fs::read_to_string(home.path("keys/topics.json")).unwrap();
-    wait_until("version 2 is noted", || ledger().contains(r#""version": 2"#));
+    wait_until("version 2 is in the ledger", || ledger().contains(r#""version": 2"#));
 }

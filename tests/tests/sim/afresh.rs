@@ -21,7 +21,7 @@ const CHUNKS: u32 = (BYTES / CHUNK_BYTES as u64) as u32;
 const OTHER: u64 = 1000;
 
 /// Long enough for a client to reconnect.
-const RECONNECT_TIME: Duration = Duration::from_secs(8);
+const RECONNECT_DURATION: Duration = Duration::from_secs(8);
 
 fn open(server: &Server) -> Publisher {
     server.publisher_with(topic("t"), Some(Epoch(5)), retaining(4)).unwrap()
@@ -97,7 +97,7 @@ async fn half_is_verified(subscription: &Subscription) {
 #[test]
 fn a_version_that_was_committed() {
     for request in [Request::latest, Request::every] {
-        for wait in [Duration::ZERO, RECONNECT_TIME] {
+        for wait in [Duration::ZERO, RECONNECT_DURATION] {
             for other in [0, OTHER] {
                 simulate(1, async |sim| {
                     let server = sim.server(server_config());
@@ -115,7 +115,7 @@ fn a_version_that_was_committed() {
                         assert_eq!((receipt.resumed, receipt.wire_bytes), (0, BYTES));
                     } else {
                         assert!(
-                            timeout(RECONNECT_TIME, subscription.next()).await.is_err(),
+                            timeout(RECONNECT_DURATION, subscription.next()).await.is_err(),
                             "it has version 1"
                         );
                         assert!(sim.server_sent() - before < BYTES / 10);
@@ -133,7 +133,7 @@ fn a_version_that_was_committed() {
 #[test]
 fn a_part_of_a_version() {
     for request in [Request::latest, Request::every] {
-        for wait in [Duration::ZERO, RECONNECT_TIME] {
+        for wait in [Duration::ZERO, RECONNECT_DURATION] {
             for other in [0, OTHER] {
                 simulate(2, async |sim| {
                     slow_path(&sim);
@@ -191,7 +191,7 @@ fn a_part_of_a_version_that_comes_afresh() {
 /// after the client reconnects.
 #[test]
 fn every_version_from_the_other_one_on() {
-    for wait in [Duration::ZERO, RECONNECT_TIME] {
+    for wait in [Duration::ZERO, RECONNECT_DURATION] {
         simulate(4, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server);

@@ -21,7 +21,10 @@ use tokio::time::sleep;
 const BYTES: u64 = 2 << 20;
 
 /// Longer than the idle timeout of client and server.
-const LONG: Duration = Duration::from_secs(15);
+const OUTAGE_DURATION: Duration = Duration::from_secs(15);
+
+/// The deadline for a version to be committed or released: longer than the idle timeout of client and server.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(15);
 
 type Memory = Buffers<Vec<u8>>;
 
@@ -294,7 +297,7 @@ async fn fill_while_publishing(
         publish(server, publisher, 1, specs).await;
         eventually("the transfer runs", || progress().verified_bytes > BYTES / 2).await;
         sim.cut(1);
-        sleep(LONG).await;
+        sleep(OUTAGE_DURATION).await;
         sim.mend(1);
     });
     filled.unwrap()
@@ -427,14 +430,14 @@ fn lent_tensors_come_back() {
         let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
         let mut first = publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
         tensors::check(&subscription.next().await.unwrap());
-        assert!(first.committed(1, LONG).await);
-        assert!(!first.released(LONG).await, "the newest version may still be requested");
+        assert!(first.committed(1, RELEASE_TIMEOUT).await);
+        assert!(!first.released(RELEASE_TIMEOUT).await, "the newest version may still be requested");
         let second = publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
-        assert!(first.released(LONG).await && first.is_released());
+        assert!(first.released(RELEASE_TIMEOUT).await && first.is_released());
         tensors::check(&subscription.next().await.unwrap());
-        assert!(!second.released(LONG).await);
+        assert!(!second.released(RELEASE_TIMEOUT).await);
         second.withdraw();
-        assert!(second.released(LONG).await);
+        assert!(second.released(RELEASE_TIMEOUT).await);
     });
 }
 
@@ -454,6 +457,6 @@ fn a_slow_reader_keeps_lent_tensors_for_a_while() {
         sim.cut(1);
         publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
         assert!(!first.released(Duration::from_secs(3)).await);
-        assert!(first.released(LONG).await);
+        assert!(first.released(RELEASE_TIMEOUT).await);
     });
 }

@@ -61,7 +61,7 @@ fn each_chunk_gets_the_codec_that_fits_it() {
         let stats = server.stats();
         assert_eq!(stats.encoder.incompressible, 0, "no codec was tried in vain");
         assert_eq!(stats.encoder.requested, 3 * stats.encoder.encoded, "encoded chunks are shared");
-        assert_eq!(stats.encoder.looks, 4, "one for each tensor that is large enough");
+        assert_eq!(stats.encoder.estimates, 4, "one for each tensor that is large enough");
         assert_eq!(used(&stats.codecs), [CodecId::Raw, CodecId::Zstd, CodecId::BitPlanes]);
         assert_eq!(server.sent(), [(topic("t"), stats.codecs)]);
     });

@@ -26,10 +26,10 @@ use tokio::time::sleep;
 const BYTES: u64 = 2 << 20;
 
 /// Longer than the idle timeout of both ends.
-const LONG: Duration = Duration::from_secs(15);
+const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 /// Longer than a client's deadline for a copy.
-const HANGING: Duration = Duration::from_secs(26);
+const HANG_MAX: Duration = Duration::from_secs(26);
 
 fn landing_on(device: &Device, config: Config) -> Config {
     Config { device: Some(device.clone()), ..config }
@@ -231,10 +231,10 @@ fn a_version_is_resumed() {
                 engine.close();
                 eventually("a copy is in flight", || engine.in_flight() > 0).await;
                 sim.cut(1);
-                sleep(LONG).await;
+                sleep(OUTAGE_DURATION).await;
                 assert_eq!(client.reconnects(), 0);
                 sim.mend(1);
-                sleep(LONG).await;
+                sleep(OUTAGE_DURATION).await;
                 let in_flight = engine.in_flight();
                 assert!(in_flight > 0 && engine.in_use_bytes() > 0);
                 assert_eq!(client.reconnects(), 1);
@@ -273,7 +273,7 @@ fn a_version_given_up_during_its_copies() {
                 sim.mend(1);
             }
             drop(subscription);
-            sleep(LONG).await;
+            sleep(OUTAGE_DURATION).await;
             assert_eq!((engine.in_flight(), device.slots().available()), (credit(), 16 - credit()));
             let old_bytes = engine.in_use_bytes();
             assert!(old_bytes >= BYTES, "memory under a copy is not reused");
@@ -425,7 +425,7 @@ fn copies_that_never_end() {
             publish(&server, &mut publisher, 1, &specs).await;
             let error = subscription.next().await.unwrap_err();
             let SubscriptionError::Device { id, is_final: false, .. } = &error else { panic!("{error}") };
-            assert!(id.version == Version(1) && !error.is_final() && sim.elapsed() - began < HANGING);
+            assert!(id.version == Version(1) && !error.is_final() && sim.elapsed() - began < HANG_MAX);
             assert!(error.to_string().contains("within 25s"), "{error}");
             let stuck = engine.in_flight();
             assert!(stuck > 0 && engine.in_use_bytes() == BYTES, "{stuck} copies have their memory");
@@ -439,7 +439,7 @@ fn copies_that_never_end() {
             assert_eq!(snapshot.id().version, Version(2));
             engine.open();
             tensors::check(&snapshot);
-            sleep(LONG).await;
+            sleep(OUTAGE_DURATION).await;
             assert_eq!(engine.in_use_bytes(), BYTES, "only the held version has memory");
         });
     }
@@ -485,6 +485,6 @@ fn copies_overlap_the_network() {
         let stages = client.stages();
         assert_eq!(stages.begun(Stage::Write), chunks);
         // The write of a chunk begins when it is received: here while another chunk is still being copied.
-        assert!(stages.begun_beside(Stage::Write, Stage::Write) > chunks / 2, "{stages:?}");
+        assert!(stages.overlaps(Stage::Write, Stage::Write) > chunks / 2, "{stages:?}");
     });
 }

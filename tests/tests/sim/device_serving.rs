@@ -101,11 +101,11 @@ fn a_device_is_read_once_for_all() {
             let encoder = server.stats().encoder;
             assert_eq!((encoder.source_reads, encoder.source_rereads), (40, 0), "{codec:?}");
             assert_eq!(engine.copies_out(), 40);
-            assert!(encoder.source_asked >= 40);
-            assert!(encoder.source_kept_bytes <= 8 * CHUNK as u64);
+            assert!(encoder.source_requests >= 40);
+            assert!(encoder.source_cached_bytes <= 8 * CHUNK as u64);
             publisher.withdraw();
             eventually("all slots are back", || device.slots().available() == 16).await;
-            assert_eq!(server.stats().encoder.source_kept_bytes, 0);
+            assert_eq!(server.stats().encoder.source_cached_bytes, 0);
         });
     }
 }
@@ -128,7 +128,7 @@ fn a_late_subscriber() {
             }
             let encoder = server.stats().encoder;
             assert_eq!((encoder.source_reads, encoder.source_rereads), (40 + rereads, rereads));
-            assert_eq!(encoder.source_asked, 80);
+            assert_eq!(encoder.source_requests, 80);
             assert_eq!(engine.copies_out(), 40 + rereads);
         });
     }
@@ -246,7 +246,7 @@ fn lent_memory_comes_back_after_the_last_copy() {
         let publication = publish_version(&mut publisher, borrowed, 1).await;
         next(&mut *subscribe(&sim, 1).await).await;
         assert!(!publication.is_released(), "it is retained");
-        assert!(server.stats().encoder.source_kept_bytes > 0);
+        assert!(server.stats().encoder.source_cached_bytes > 0);
 
         engine.behave(Behaviour::Held);
         let client = sim.client(2, client_config()).await.unwrap();
@@ -310,8 +310,8 @@ fn reads_and_sends_overlap() {
             next(&mut *subscribe(&sim, 1).await).await;
             let stages = server.stats().stages;
             assert_eq!((stages.begun(Stage::Read), stages.begun(Stage::Send)), (100, 100));
-            assert_eq!((stages.under_way(Stage::Read), stages.under_way(Stage::Send)), (0, 0));
-            let beside = |stage, other| stages.begun_beside(stage, other);
+            assert_eq!((stages.active(Stage::Read), stages.active(Stage::Send)), (0, 0));
+            let beside = |stage, other| stages.overlaps(stage, other);
             let reads_beside_sends = beside(Stage::Read, Stage::Send);
             let sends_beside_reads = beside(Stage::Send, Stage::Read);
             match in_flight {
@@ -494,8 +494,8 @@ fn random_versions_from_devices() {
             eventually("all slots are back", || device.slots().available() == slots).await;
             eventually("all staged memory is back", || server.stats().staged_bytes == 0).await;
             let stats = server.stats();
-            assert_eq!((stats.encoder.source_kept_bytes, stats.evicted), (0, 0));
-            assert_eq!(stats.stages.under_way(Stage::Read), 0);
+            assert_eq!((stats.encoder.source_cached_bytes, stats.evicted), (0, 0));
+            assert_eq!(stats.stages.active(Stage::Read), 0);
         });
     }
 }

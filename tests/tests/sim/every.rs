@@ -16,7 +16,7 @@ use tokio::time::sleep;
 const EPOCH: Epoch = Epoch(3);
 
 /// Longer than the idle timeout of both ends.
-const LONG: Duration = Duration::from_secs(15);
+const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 fn open(server: &Server, options: TopicOptions) -> Publisher {
     server.publisher_with(topic("t"), Some(EPOCH), options).unwrap()
@@ -263,7 +263,7 @@ fn the_window_holds() {
             assert_eq!(server.stats().committed, u64::from(window));
             for lost in 1..=2 {
                 sim.cut(1);
-                sleep(LONG).await;
+                sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
                 eventually("it is connected again", || client.reconnects() == lost).await;
                 sleep(Duration::from_secs(5)).await;

@@ -25,7 +25,7 @@ use tokio::time::sleep;
 const BYTES: u64 = 4 << 20;
 
 /// Longer than the idle timeout of both ends.
-const LONG: Duration = Duration::from_secs(15);
+const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 /// The maximum cost of a lost connection in wire bytes: the chunks in flight.
 const LOST_BYTES: u64 = 4 * CHUNK_BYTES as u64;
@@ -75,7 +75,7 @@ fn a_version_is_resumed() {
             for cut in 1..=cuts {
                 verified(&subscription, 1, BYTES * (cut - 1) / 4 + dice.random_range(1..BYTES / 4)).await;
                 sim.cut(1);
-                sleep(LONG).await;
+                sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
                 eventually("it is connected again", || client.reconnects() == cut).await;
             }
@@ -238,7 +238,7 @@ fn a_newer_version_after_the_connection() {
                 publish(&server, &mut publisher, 3, BYTES).await;
             } else {
                 sim.cut(1);
-                sleep(LONG).await;
+                sleep(OUTAGE_DURATION).await;
                 publish(&server, &mut publisher, 3, BYTES).await;
                 sim.mend(1);
             }
@@ -270,7 +270,7 @@ fn a_preempted_version_is_counted_after_a_reconnect() {
         publish(&server, &mut publisher, 3, BYTES).await;
         verified(&subscription, 3, 1).await;
         sim.cut(1);
-        sleep(LONG).await;
+        sleep(OUTAGE_DURATION).await;
         publish(&server, &mut publisher, 4, 1000).await;
         sim.mend(1);
         let snapshot = subscription.next().await.unwrap();

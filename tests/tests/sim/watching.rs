@@ -15,7 +15,7 @@ use tensor_relay_tests::{
 use tokio::time::sleep;
 
 /// Longer than the idle timeout of both ends.
-const LONG: Duration = Duration::from_secs(15);
+const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 fn glob(pattern: &str) -> Glob {
     Glob::new(pattern).unwrap()
@@ -78,7 +78,7 @@ fn watches_over_lost_connections() {
         let mut watch = client.watch(&glob("kv/*")).await.unwrap();
         assert_eq!(found(&mut watch).await, ["kv/1"]);
         sim.cut(1);
-        sleep(LONG).await;
+        sleep(OUTAGE_DURATION).await;
         let two = open(&server, "kv/2").await;
         sim.mend(1);
         eventually("it is connected again", || client.reconnects() == 1).await;
@@ -156,7 +156,7 @@ fn ten_thousand_topics() {
             publishers.push(open(&server, &name(number)).await);
             if number == 7_500 {
                 sim.cut(1);
-                sleep(LONG).await;
+                sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
             }
         }
@@ -271,7 +271,7 @@ fn a_selection_over_lost_connections() {
             };
             eventually("half of it is verified", half).await;
             sim.cut(1);
-            sleep(LONG).await;
+            sleep(OUTAGE_DURATION).await;
             sim.mend(1);
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);

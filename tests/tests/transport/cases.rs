@@ -47,7 +47,7 @@ fn control_messages_arrive_in_order_both_ways() {
         let ended = from_client.next().await.unwrap_err();
         assert_eq!(
             ended,
-            control::ControlError::Lane(LaneError::StreamGivenUp),
+            control::ControlError::Lane(LaneError::StreamAborted),
             "the stream ended, not the lane"
         );
         assert_eq!((server.ended(), client.ended()), (None, None));
@@ -66,7 +66,7 @@ fn a_close_overtakes_no_control_message() {
             let _is_full = tokio::time::timeout(Duration::from_millis(200), filling).await.unwrap_err();
             to_client.send(topics()).await.unwrap();
             to_client.send(topics()).await.unwrap();
-            to_client.settle().await;
+            to_client.flush().await;
             server.close(CloseCode::ShuttingDown, "");
             while client.accept_data().await.is_ok() {} // Discards the data in front of the close.
         };
@@ -205,7 +205,7 @@ fn a_chunk_cancelled_midway_is_never_complete() {
                 let Ok(mut stream) = client.accept_data().await else { panic!("the lane lives") };
                 let Ok(StreamHeader::Chunk(header)) = stream.read_header().await else { continue };
                 match (header.chunk.0, gather(stream, &header).await) {
-                    (0, Err(ReceiveError::Lane(LaneError::StreamGivenUp))) => {}
+                    (0, Err(ReceiveError::Lane(LaneError::StreamAborted))) => {}
                     (1, Ok(bytes)) => assert!(bytes == noise(100_000, 2)),
                     (chunk, other) => panic!("{chunk}: {:?}", other.map(|bytes| bytes.len())),
                 }
@@ -229,7 +229,7 @@ fn a_chunk_of_a_wrong_length_is_rejected() {
             let sending = async {
                 // A receiver of too many bytes stops the stream.
                 let sent = egress::send_chunk(&server, promise, &encoded, &|_| ()).await;
-                assert!(matches!(sent, Ok(()) | Err(LaneError::StreamGivenUp)), "{sent:?}");
+                assert!(matches!(sent, Ok(()) | Err(LaneError::StreamAborted)), "{sent:?}");
             };
             let receiving = async {
                 match receive(client.accept_data().await.unwrap()).await {
@@ -260,7 +260,7 @@ fn a_cancelled_receive_releases_its_range_immediately() {
         let sending = async {
             for chunk in 0..4 {
                 let sent = send(&server, chunk, &bytes).await;
-                assert!(matches!(sent, Ok(()) | Err(LaneError::StreamGivenUp)), "{sent:?}");
+                assert!(matches!(sent, Ok(()) | Err(LaneError::StreamAborted)), "{sent:?}");
             }
         };
         let receiving = async {
@@ -280,7 +280,7 @@ fn a_cancelled_receive_releases_its_range_immediately() {
                     () = progressed.notified(), if chunk < 3 => {}
                     gathered = gathering => {
                         assert_eq!(chunk, 3, "the chunk exceeds the buffers");
-                        let settled = ingress.settle_chunk(gathered.unwrap(), Dtype::U8, &*sink, None).await;
+                        let settled = ingress.finish_chunk(gathered.unwrap(), Dtype::U8, &*sink, None).await;
                         assert_eq!(settled.unwrap().0.hash(), header.hash);
                     }
                 }
@@ -298,7 +298,7 @@ fn a_receiver_can_stop_a_chunk() {
         let (server, client) = fixture.lane().await;
         let sending = async {
             let outcome = send(&server, 0, &noise(LONG_BYTES, 1)).await;
-            assert_eq!(outcome.map(drop), Err(LaneError::StreamGivenUp));
+            assert_eq!(outcome.map(drop), Err(LaneError::StreamAborted));
             send(&server, 1, &noise(100_000, 2)).await.unwrap();
         };
         let receiving = async {
@@ -322,7 +322,7 @@ fn the_peer_receives_the_close_code_and_text() {
             send(&server, 0, &noise(1 << 20, 1)).await.unwrap();
             let _unread = client.accept_data().await.unwrap();
             let (closing, other) = if by_server { (&server, &client) } else { (&client, &server) };
-            closing.settle().await;
+            closing.flush().await;
             closing.close(CloseCode::ShuttingDown, "back at ten\n");
             closing.close(CloseCode::Internal, "too late");
             assert_eq!(closing.ended(), Some(LaneError::ClosedHere));
@@ -444,7 +444,7 @@ fn header(chunk: u32, bytes: &Bytes) -> ChunkHeader {
 
 fn encoded(bytes: &Bytes) -> Encoded {
     let hash = ChunkHash::of(bytes);
-    Encoded { codec: CodecId::Raw, hash, bytes: bytes.clone(), spent: Duration::ZERO }
+    Encoded { codec: CodecId::Raw, hash, bytes: bytes.clone(), worker_time: Duration::ZERO }
 }
 
 /// Sends `bytes` as the chunk with this number.
@@ -473,7 +473,7 @@ async fn gather(stream: DataIn, header: &ChunkHeader) -> Result<Bytes, ReceiveEr
     let range = 0..u64::from(header.raw_bytes);
     let progress: Progress = Arc::new(|_| ());
     let gathered = ingress.gather_chunk(stream, header, range, &*sink, &progress).await?;
-    let (verified, _) = ingress.settle_chunk(gathered, Dtype::U8, &*sink, None).await?;
+    let (verified, _) = ingress.finish_chunk(gathered, Dtype::U8, &*sink, None).await?;
     assert_eq!(verified.hash(), header.hash);
     Ok(sink.commit()?.into_iter().next().map(Region::freeze).unwrap_or_default())
 }

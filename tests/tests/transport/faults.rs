@@ -39,7 +39,7 @@ fn a_chunk_cut_off_midway_is_an_error() {
             let (_, error) = tokio::join!(sending, receiving);
             let is_flip = number == 2;
             match &error {
-                LaneError::Cut { peer, .. } if !is_flip => assert_eq!(*peer, client.peer()),
+                LaneError::ConnectionLost { peer, .. } if !is_flip => assert_eq!(*peer, client.peer()),
                 LaneError::Protocol { detail, .. } if is_flip => {
                     assert!(detail.contains("decrypt"), "{detail}")
                 }
@@ -50,7 +50,10 @@ fn a_chunk_cut_off_midway_is_an_error() {
                 (Some(error.clone()), Some(error))
             );
             let at_server = server.closed().await;
-            assert!(matches!(at_server, LaneError::Cut { .. } | LaneError::Protocol { .. }), "{at_server}");
+            assert!(
+                matches!(at_server, LaneError::ConnectionLost { .. } | LaneError::Protocol { .. }),
+                "{at_server}"
+            );
         });
     }
 }
@@ -65,7 +68,10 @@ fn a_reset_ends_the_lane_at_both_ends() {
         sim.net.reset_streams(&sim.server_host(), &sim.client_host(1));
         for lane in [server, client] {
             let error = lane.closed().await;
-            assert!(matches!(&error, LaneError::Cut { detail, .. } if detail.contains("reset")), "{error}");
+            assert!(
+                matches!(&error, LaneError::ConnectionLost { detail, .. } if detail.contains("reset")),
+                "{error}"
+            );
         }
         assert!(sim.elapsed() - began < Duration::from_secs(1));
     });

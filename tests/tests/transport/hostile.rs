@@ -120,7 +120,7 @@ fn an_end_without_a_close_reports_its_cause() {
             }
             let error = lane.closed().await;
             assert!(error.to_string().contains(why), "{error}");
-            assert_eq!(matches!(error, LaneError::Cut { .. }), alert.is_none(), "{error}");
+            assert_eq!(matches!(error, LaneError::ConnectionLost { .. }), alert.is_none(), "{error}");
             if let Some(alert) = alert {
                 let received = peer.read_to_end(&mut vec![]).await.unwrap_err().to_string();
                 assert!(received.contains(alert), "{received}");

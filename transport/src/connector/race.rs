@@ -1,4 +1,4 @@
-//! Connects a session's first lane: races addresses, and QUIC against TCP at each.
+//! Connects a session's first lane: races addresses, and QUIC against TCP for each.
 
 use std::{net::SocketAddr, pin::pin, sync::atomic::Ordering, time::Duration};
 use tokio::{
@@ -9,17 +9,16 @@ use tokio::{
 use super::{ConnectError, Connector};
 use crate::{Fingerprint, KindReason, Lane, LaneError, LaneKind, Transport};
 
-/// The head start of each address before the next is tried, and of QUIC before TCP on a long path (RFC 8305 recommends
-/// 250 ms).
+/// The delay before the next address is tried, and before TCP on a long path, as recommended by RFC 8305.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// A path is short if TCP connects within this time. There TCP is faster than QUIC and costs less, thanks to
-/// segmentation offload; on a longer path it would need larger windows than systems allow by default, and QUIC's loss
+/// The maximum TCP connect time of a short path. On a short path TCP is faster and cheaper than QUIC, thanks to
+/// segmentation offload; on a longer one TCP would need larger windows than systems allow by default, and QUIC's loss
 /// recovery. The kernel answers a SYN, so this measures the round trip time even if the server is busy.
-const SHORT_PATH: Duration = Duration::from_millis(5);
+const SHORT_PATH_CONNECT_TIME: Duration = Duration::from_millis(5);
 
 impl Connector {
-    /// Opens a lane to the first of `addresses` that answers. The next one starts after a head start, or when an
+    /// Opens a lane to the first of `addresses` that answers. The next attempt starts after [`HEAD_START`], or when an
     /// attempt has failed.
     ///
     /// # Errors
@@ -33,7 +32,7 @@ impl Connector {
         let deadline = Instant::now() + timeout;
         let mut waiting = addresses.iter().copied();
         let mut attempts = JoinSet::new();
-        let mut worst: Option<ConnectError> = None;
+        let mut best_error: Option<ConnectError> = None;
         loop {
             if let Some(address) = waiting.next() {
                 let (this, keys) = (self.clone(), keys.to_vec());
@@ -48,12 +47,12 @@ impl Connector {
             tokio::select! {
                 Some(ended) = attempts.join_next() => match ended {
                     Ok(Ok(lane)) => return Ok(lane),
-                    Ok(Err(error)) => worst = Some(more_informative(worst, error)),
+                    Ok(Err(error)) => best_error = Some(more_informative(best_error, error)),
                     Err(panic) => std::panic::resume_unwind(panic.into_panic()),
                 },
                 () = next_address => {}
             }
-            if let Some(error) = worst.take_if(|_| attempts.is_empty() && waiting.len() == 0) {
+            if let Some(error) = best_error.take_if(|_| attempts.is_empty() && waiting.len() == 0) {
                 return Err(error);
             }
         }
@@ -66,20 +65,20 @@ impl Connector {
         deadline: Instant,
     ) -> Result<Lane, ConnectError> {
         let timed_out = || LaneError::TimedOut { peer: address }.into();
-        let forced = |kind| async move {
+        let connect = |kind| async move {
             let connected = timeout_at(deadline, self.connect_one(address, kind, keys, 0)).await;
             connected.unwrap_or_else(|_| Err(timed_out()))
         };
         match self.transport {
-            Transport::Quic => forced(LaneKind::Quic).await,
-            Transport::Tcp => forced(LaneKind::Tcp).await,
+            Transport::Quic => connect(LaneKind::Quic).await,
+            Transport::Tcp => connect(LaneKind::Tcp).await,
             Transport::Auto => self.race_kinds(address, keys, deadline).await,
         }
     }
 
-    /// Connects over TCP on a short path, otherwise over QUIC; if that does not answer, over TCP after a head start, or
-    /// at once if only TCP reached this server last time. QUIC starts only after TCP's time for short paths, since an
-    /// unused handshake costs the server as much as a used one.
+    /// Connects over TCP on a short path, otherwise over QUIC. If QUIC does not answer, TCP follows after
+    /// [`HEAD_START`], or immediately if UDP did not reach this server last time. QUIC starts after
+    /// [`SHORT_PATH_CONNECT_TIME`], since an unused handshake costs the server as much as a used one.
     async fn race_kinds(
         &self,
         address: SocketAddr,
@@ -89,20 +88,20 @@ impl Connector {
         let timed_out = |_| Err(LaneError::TimedOut { peer: address }.into());
         let began = Instant::now();
         let mut opening = pin!(self.open_stream(address, 0));
-        let opened = timeout_at((began + SHORT_PATH).min(deadline), &mut opening).await;
-        let is_short = opened.is_ok();
+        let opened = timeout_at((began + SHORT_PATH_CONNECT_TIME).min(deadline), &mut opening).await;
+        let is_short_path = opened.is_ok();
         let mut tcp = pin!(timeout_at(deadline, async {
             let stream = match opened {
                 Ok(opened) => opened?,
                 Err(_) => opening.await?,
             };
-            if !is_short && !self.only_tcp.load(Ordering::Relaxed) {
+            if !is_short_path && !self.udp_is_blocked.load(Ordering::Relaxed) {
                 sleep_until(began + HEAD_START).await;
             }
-            self.shake_hands(stream, address, keys).await
+            self.handshake(stream, address, keys).await
         }));
         let mut failed = None;
-        if is_short {
+        if is_short_path {
             match timeout_at((began + HEAD_START).min(deadline), &mut tcp).await {
                 Ok(Ok(Ok(lane))) => return Ok(self.over_tcp(lane, true)),
                 Ok(answer) => failed = answer.unwrap_or_else(timed_out).err(),
@@ -115,7 +114,7 @@ impl Connector {
         loop {
             let error = tokio::select! {
                 answer = &mut tcp, if !tcp_failed => match answer.unwrap_or_else(timed_out) {
-                    Ok(lane) => return Ok(self.over_tcp(lane, is_short)),
+                    Ok(lane) => return Ok(self.over_tcp(lane, is_short_path)),
                     Err(error) => {
                         tcp_failed = true;
                         error
@@ -137,18 +136,18 @@ impl Connector {
         }
     }
 
-    fn over_tcp(&self, lane: Lane, is_short: bool) -> Lane {
-        self.only_tcp.store(!is_short, Ordering::Relaxed);
-        lane.because(if is_short { KindReason::ShortPath } else { KindReason::UdpSilent })
+    fn over_tcp(&self, lane: Lane, is_short_path: bool) -> Lane {
+        self.udp_is_blocked.store(!is_short_path, Ordering::Relaxed);
+        lane.with_reason(if is_short_path { KindReason::ShortPath } else { KindReason::UdpSilent })
     }
 
     fn over_quic(&self, lane: Lane) -> Lane {
-        self.only_tcp.store(false, Ordering::Relaxed);
-        lane.because(KindReason::Answered)
+        self.udp_is_blocked.store(false, Ordering::Relaxed);
+        lane.with_reason(KindReason::Answered)
     }
 }
 
-/// The more informative of two errors: an answer before a timeout, a wrong key before everything else.
+/// The more informative of two errors: an answer rather than a timeout, a wrong key rather than anything else.
 fn more_informative(first: Option<ConnectError>, second: ConnectError) -> ConnectError {
     let rank = |error: &ConnectError| match error {
         ConnectError::WrongKey { .. } => 3,

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Connector {
-    /// Opens a TCP connection, without a handshake.
+    /// Opens a TCP connection, without the TLS handshake.
     pub(super) async fn open_stream(
         &self,
         address: SocketAddr,
@@ -30,8 +30,8 @@ impl Connector {
         })
     }
 
-    /// Performs the handshake, checks the server's key against `keys`, and returns a lane.
-    pub(super) async fn shake_hands(
+    /// Performs the TLS handshake, verifies the server's key against `keys`, and starts a lane.
+    pub(super) async fn handshake(
         &self,
         stream: Box<dyn ByteStream>,
         address: SocketAddr,
@@ -43,12 +43,12 @@ impl Connector {
         let name = tls::SERVER_NAME
             .try_into()
             .map_err(|_| ConnectError::Tls("no server name".into()))?;
-        let shaken = Secured::connect(stream, Arc::new(config), name).await;
-        let secured = shaken.map_err(|error| match presented.get() {
+        let secured = Secured::connect(stream, Arc::new(config), name).await;
+        let secured = secured.map_err(|error| match presented.get() {
             Some(found) => wrong_key(address, *found, keys),
             None => refusal(address, error),
         })?;
-        if !secured.is_ours() {
+        if !secured.is_protocol_agreed() {
             return Err(ConnectError::Incompatible { address });
         }
         let settings = Settings::from(&self.tuning);
@@ -57,7 +57,7 @@ impl Connector {
     }
 }
 
-/// The error for a failed handshake. A server that refuses connections closes them before the handshake.
+/// Maps the error of a failed handshake. A server that refuses connections closes them before the handshake.
 fn refusal(address: SocketAddr, error: io::Error) -> ConnectError {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     match (tls, error.kind()) {

@@ -1,26 +1,26 @@
-//! [`ChunkCache`]: the cache of chunks read from a device.
+//! [`ChunkCache`]: a bounded cache of chunks read from a device.
 
 use std::collections::BTreeMap;
 use tensor_relay_protocol::ChunkIndex;
 
-/// The process-wide identity of a chunk.
+/// A process-wide unique key of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChunkKey {
     pub(super) payload: u64,
     pub(super) chunk: ChunkIndex,
 }
 
-/// The chunks of one device: those being read, and the most recently requested ones, within a bound. Pure.
+/// The chunks of one device: those being read, and the most recently requested ones, within a bound. No I/O.
 ///
-/// Chunks being read count against the bound and evict others, but are never evicted themselves, even above the bound:
-/// concurrent requests wait for them. There are as many as running sends.
+/// Chunks being read count against the bound and evict others, but are never evicted, even above the bound, since
+/// concurrent requests wait for them. Running sends bound their number.
 #[derive(Debug)]
 pub(super) struct ChunkCache<T> {
     limit_bytes: u64,
     bytes: u64,
-    next_turn: u64,
-    by_key: BTreeMap<ChunkKey, Kept<T>>,
-    /// Read chunks by the order of their requests: the oldest is evicted first.
+    next_order: u64,
+    by_key: BTreeMap<ChunkKey, CacheEntry<T>>,
+    /// Chunks that were read, by the order of their first requests. The oldest is evicted first.
     read: BTreeMap<CacheOrder, ChunkKey>,
 }
 
@@ -29,15 +29,15 @@ pub(super) struct ChunkCache<T> {
 pub(super) struct CacheOrder(u64);
 
 #[derive(Debug)]
-struct Kept<T> {
-    turn: CacheOrder,
+struct CacheEntry<T> {
+    order: CacheOrder,
     bytes: u64,
     value: T,
 }
 
 impl<T> ChunkCache<T> {
     pub(super) fn new(limit_bytes: u64) -> Self {
-        Self { limit_bytes, bytes: 0, next_turn: 0, by_key: BTreeMap::new(), read: BTreeMap::new() }
+        Self { limit_bytes, bytes: 0, next_order: 0, by_key: BTreeMap::new(), read: BTreeMap::new() }
     }
 
     /// The cached or running read of this chunk.
@@ -45,34 +45,34 @@ impl<T> ChunkCache<T> {
         Some(&self.by_key.get(&key)?.value)
     }
 
-    /// Adds a chunk whose read begins. `bytes` counts against the bound.
+    /// Adds a chunk whose read begins. Its `bytes` count against the bound.
     pub(super) fn begin(&mut self, key: ChunkKey, bytes: u64, value: T) -> CacheOrder {
-        let turn = CacheOrder(self.next_turn);
-        self.next_turn += 1;
+        let order = CacheOrder(self.next_order);
+        self.next_order += 1;
         self.bytes += bytes;
-        let before = self.by_key.insert(key, Kept { turn, bytes, value });
+        let before = self.by_key.insert(key, CacheEntry { order, bytes, value });
         debug_assert!(before.is_none(), "a chunk has one read at a time");
         self.evict();
-        turn
+        order
     }
 
-    /// Records that a chunk was read and may be evicted. No effect if it was removed meanwhile.
-    pub(super) fn handle_read(&mut self, key: ChunkKey, turn: CacheOrder) {
-        if self.has(key, turn) {
-            self.read.insert(turn, key);
+    /// Records that a chunk was read and may be evicted. Has no effect if it was removed.
+    pub(super) fn handle_read(&mut self, key: ChunkKey, order: CacheOrder) {
+        if self.has(key, order) {
+            self.read.insert(order, key);
             self.evict();
         }
     }
 
-    /// Removes a chunk that could not be read: later requests read again.
-    pub(super) fn handle_failed(&mut self, key: ChunkKey, turn: CacheOrder) {
-        if self.has(key, turn) {
+    /// Removes a chunk that could not be read. Later requests read it again.
+    pub(super) fn handle_failed(&mut self, key: ChunkKey, order: CacheOrder) {
+        if self.has(key, order) {
             self.remove(key);
         }
     }
 
-    /// Removes the chunks of a payload that is no longer used.
-    pub(super) fn forget(&mut self, payload: u64) {
+    /// Removes the chunks of a dropped payload.
+    pub(super) fn drop_payload(&mut self, payload: u64) {
         let all = |chunk| ChunkKey { payload, chunk };
         let of_payload = self.by_key.range(all(ChunkIndex(0))..=all(ChunkIndex(u32::MAX)));
         let keys: Vec<ChunkKey> = of_payload.map(|(key, _)| *key).collect();
@@ -88,8 +88,8 @@ impl<T> ChunkCache<T> {
         self.bytes
     }
 
-    fn has(&self, key: ChunkKey, turn: CacheOrder) -> bool {
-        self.by_key.get(&key).is_some_and(|kept| kept.turn == turn)
+    fn has(&self, key: ChunkKey, order: CacheOrder) -> bool {
+        self.by_key.get(&key).is_some_and(|entry| entry.order == order)
     }
 
     fn evict(&mut self) {
@@ -101,9 +101,9 @@ impl<T> ChunkCache<T> {
     }
 
     fn remove(&mut self, key: ChunkKey) {
-        if let Some(kept) = self.by_key.remove(&key) {
-            self.read.remove(&kept.turn);
-            self.bytes -= kept.bytes;
+        if let Some(entry) = self.by_key.remove(&key) {
+            self.read.remove(&entry.order);
+            self.bytes -= entry.bytes;
         }
     }
 }
@@ -151,33 +151,33 @@ mod tests {
                     Op::Begin(payload, chunk, bytes) => {
                         let key = ChunkKey { payload, chunk: ChunkIndex(chunk) };
                         if cache.get(key).is_none() {
-                            let turn = cache.begin(key, bytes, ());
-                            begun.push((key, turn));
-                            model.push((key, turn, bytes, false));
+                            let order = cache.begin(key, bytes, ());
+                            begun.push((key, order));
+                            model.push((key, order, bytes, false));
                         }
                     }
                     Op::Read(i) if !begun.is_empty() => {
-                        let (key, turn) = begun[i % begun.len()];
-                        cache.handle_read(key, turn);
-                        let kept = model.iter_mut().find(|kept| kept.1 == turn);
-                        kept.into_iter().for_each(|kept| kept.3 = true);
+                        let (key, order) = begun[i % begun.len()];
+                        cache.handle_read(key, order);
+                        let entry = model.iter_mut().find(|entry| entry.1 == order);
+                        entry.into_iter().for_each(|entry| entry.3 = true);
                     }
                     Op::Fail(i) if !begun.is_empty() => {
-                        let (key, turn) = begun.swap_remove(i % begun.len());
-                        cache.handle_failed(key, turn);
-                        model.retain(|kept| kept.1 != turn);
+                        let (key, order) = begun.swap_remove(i % begun.len());
+                        cache.handle_failed(key, order);
+                        model.retain(|entry| entry.1 != order);
                     }
                     Op::Forget(payload) => {
-                        cache.forget(payload);
-                        model.retain(|kept| kept.0.payload != payload);
+                        cache.drop_payload(payload);
+                        model.retain(|entry| entry.0.payload != payload);
                     }
                     Op::Read(_) | Op::Fail(_) => {}
                 }
                 evict(&mut model, limit);
-                prop_assert_eq!(cache.bytes(), model.iter().map(|kept| kept.2).sum::<u64>());
+                prop_assert_eq!(cache.bytes(), model.iter().map(|entry| entry.2).sum::<u64>());
                 prop_assert_eq!(cache.by_key.len(), model.len());
-                prop_assert!(model.iter().all(|kept| cache.has(kept.0, kept.1)));
-                prop_assert_eq!(cache.read.len(), model.iter().filter(|kept| kept.3).count());
+                prop_assert!(model.iter().all(|entry| cache.has(entry.0, entry.1)));
+                prop_assert_eq!(cache.read.len(), model.iter().filter(|entry| entry.3).count());
             }
         }
     }

@@ -1,11 +1,11 @@
-//! [`Encoder`]: encodes chunks once for all subscribers.
+//! [`Encoder`]: encodes each chunk once for all subscribers.
 
 mod deltas;
 mod scratch;
 
 use super::{
     CodecRequest, Payload,
-    choosing::Chooser,
+    chooser::Chooser,
     encodings::{EncodeError, Encodings, Key, NoRoom},
     reads::{ReadStats, Reads},
 };
@@ -37,16 +37,15 @@ pub struct Encoded {
     pub hash: ChunkHash,
     /// The encoded bytes.
     pub bytes: Bytes,
-    /// The workers' time for the estimate and the encoding in this call; zero if it was cached. Failed attempts count
-    /// too.
-    pub spent: Duration,
+    /// Worker time spent on the estimate and the encoding in this call, including failed attempts; zero if cached.
+    pub worker_time: Duration,
 }
 
-/// Reads, hashes and encodes chunks, each once per (payload, chunk, codec, base) for all subscribers, while the result
-/// stays in a bounded cache. An evicted one is read and encoded again. Entries are dropped with their payload.
+/// Reads, hashes and encodes chunks, once for each (payload, chunk, codec, base) and all subscribers, while the result
+/// is in a bounded cache. An evicted chunk is read and encoded again. Entries are dropped with their payload.
 ///
-/// Raw chunks are slices of the source and cost nothing to read again, unless the source is on a device: those have
-/// their own bounded cache.
+/// Raw chunks are slices of the source and cost nothing to read again. Only those of device sources have a cache, also
+/// bounded.
 pub struct Encoder {
     cache: Arc<Encodings>,
     reads: Arc<Reads>,
@@ -56,38 +55,38 @@ pub struct Encoder {
     counters: Counters,
 }
 
-/// The counters of an encoder. `requested - encoded` were answered from the cache or needed no encoding. The bytes sent
-/// in each codec, and the time for encoding them, are in [`CodecStats`](crate::CodecStats).
+/// The counters of an encoder. `requested - encoded` requests were cache hits or needed no encoding. The bytes sent in
+/// each codec, and the time for encoding them, are in [`CodecStats`](crate::CodecStats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncoderStats {
     /// Bytes read from sources on this host, memory and files, each time a chunk was read.
     pub host_read_bytes: u64,
-    /// Of those, bytes that had to be copied first: from files, and of chunks that are not contiguous, because they
-    /// span tensors or padding of a borrowed version.
+    /// The part of `host_read_bytes` that had to be copied: from files, and of chunks that are not contiguous, because
+    /// they span tensors or padding of a borrowed version.
     pub host_copied_bytes: u64,
     /// Chunks requested in a codec other than `raw`.
     pub requested: u64,
     /// Chunks that were encoded.
     pub encoded: u64,
-    /// Of those, chunks that gained too little and are sent raw.
+    /// Encoded chunks that gained too little and are sent raw.
     pub incompressible: u64,
-    /// Chunks compared with those of a base, by hash or byte by byte. `compared - deltas` changed too much.
+    /// Chunks compared with a base, by hash or by bytes. `compared - deltas` changed too much.
     pub compared: u64,
-    /// Of those, chunks that became a delta.
+    /// Compared chunks that are sent as a delta.
     pub deltas: u64,
-    /// Size estimates made. Most chunks need none: an estimate serves its neighbours too.
-    pub looks: u64,
-    /// Chunks requested from device sources. `source_asked - source_reads` were answered by a running or cached read.
-    pub source_asked: u64,
-    /// Chunks read from devices. `source_reads - source_rereads` is the number of different ones.
+    /// Size estimates made. Most chunks need none, since chunks of a tensor share estimates.
+    pub estimates: u64,
+    /// Chunks requested from device sources. `source_requests - source_reads` shared a running or cached read.
+    pub source_requests: u64,
+    /// Chunks read from devices. `source_reads - source_rereads` is the number of distinct chunks.
     pub source_reads: u64,
-    /// Of those, chunks that were read before and evicted since.
+    /// Chunks read again after their eviction.
     pub source_rereads: u64,
-    /// The current size of cached encodings, including memory reserved for the next ones. They are dropped with their
+    /// The current size of cached encodings, including memory reserved for further ones. They are dropped with their
     /// version.
     pub encoded_bytes: u64,
     /// The current size of device chunks cached or being read. Each counts at least as much as a slot.
-    pub source_kept_bytes: u64,
+    pub source_cached_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -117,24 +116,24 @@ impl Encoder {
         &self.stages
     }
 
-    /// The bytes of `chunk` for the wire, encoded as `wanted` if that gains something.
+    /// The bytes of `chunk` for the wire, encoded as `wanted` if that saves enough.
     ///
     /// Concurrent callers share one encoding, and one read of a device. Raw chunks in host memory cost only a hash,
     /// computed once, and are not cached.
     ///
     /// # Errors
-    /// [`SourceError`] when the payload cannot be read: the same error for all callers that shared the read.
+    /// [`SourceError`] when the payload cannot be read. Callers that share a read share its error.
     pub async fn encode(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
         wanted: impl Into<CodecRequest>,
     ) -> Result<Encoded, Arc<SourceError>> {
-        self.encode_whole(payload, chunk, wanted.into(), None).await
+        self.encode_without_base(payload, chunk, wanted.into(), None).await
     }
 
-    /// Implements `encode`; `raw` saves a read.
-    async fn encode_whole(
+    /// Encodes `chunk` as `wanted`, but not as a delta. A given `raw` saves a read.
+    async fn encode_without_base(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
@@ -160,10 +159,10 @@ impl Encoder {
             (CodecId::Raw, None) => self.raw(payload, chunk).await?,
             (codec, raw) => self.encode_as(codec, payload, chunk, raw).await?,
         };
-        Ok(Encoded { spent: encoded.spent + estimation_time, ..encoded })
+        Ok(Encoded { worker_time: encoded.worker_time + estimation_time, ..encoded })
     }
 
-    /// The estimate of `chunk`, its raw bytes if they were read for it, and the time it took.
+    /// The estimate of `chunk`, its raw bytes if they are known, and the time spent.
     async fn cached_or_new_estimate(
         &self,
         payload: &Payload,
@@ -181,7 +180,7 @@ impl Encoder {
         Ok((Some(raw), estimate, estimation_time))
     }
 
-    /// The bytes of `chunk` in `codec`, or raw if that gains too little. `raw` saves a read.
+    /// The bytes of `chunk` in `codec`, or raw if that gains too little. A given `raw` saves a read.
     async fn encode_as(
         &self,
         codec: CodecId,
@@ -194,7 +193,8 @@ impl Encoder {
         if let Some(Some(encoded)) = self.cache.get(&key) {
             return Ok(encoded);
         }
-        // Reads a device outside the cache, so that all waiters get its failure at once instead of retrying in turn.
+        // Reads a device outside the cache, so that all waiters receive its failure immediately instead of retrying in
+        // turn.
         if raw.is_none() && payload.source().is_costly() {
             raw = Some(self.raw(payload, chunk).await?);
         }
@@ -208,7 +208,7 @@ impl Encoder {
             spent = took;
             Ok(encoded?)
         };
-        payload.is_encoded_in(&self.cache);
+        payload.register_encodings(&self.cache);
         let encoded = match self.cache.get_or_encode(&key, run).await {
             Ok(encoded) => encoded,
             Err(EncodeError::NoRoom) => None,
@@ -218,15 +218,15 @@ impl Encoder {
             (Some(encoded), _) | (None, Some(encoded)) => encoded,
             (None, None) => self.raw(payload, chunk).await?,
         };
-        Ok(Encoded { spent, ..encoded })
+        Ok(Encoded { worker_time: spent, ..encoded })
     }
 
-    /// The estimated size of `chunk` in each codec, if there is an estimate.
+    /// The estimated size of `chunk` in each codec, if it was estimated.
     pub fn estimate(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
-        self.chooser.known(payload, chunk)
+        self.chooser.cached(payload, chunk)
     }
 
-    /// The digest of `chunks` of `payload`. Reads those that were never hashed.
+    /// The digest of `chunks` of `payload`. Reads those that are not hashed yet.
     ///
     /// # Errors
     /// [`SourceError`] when one of them cannot be read.
@@ -245,7 +245,7 @@ impl Encoder {
     pub fn stats(&self) -> EncoderStats {
         let Counters { host_read_bytes, host_copied_bytes, .. } = &self.counters;
         let Counters { requested, encoded, incompressible, compared, deltas, .. } = &self.counters;
-        let ReadStats { asked, begun, repeated, kept_bytes } = self.reads.stats();
+        let ReadStats { requested: source_requests, begun, repeated, cached_bytes } = self.reads.stats();
         EncoderStats {
             host_read_bytes: host_read_bytes.load(Ordering::Relaxed),
             host_copied_bytes: host_copied_bytes.load(Ordering::Relaxed),
@@ -254,23 +254,23 @@ impl Encoder {
             incompressible: incompressible.load(Ordering::Relaxed),
             compared: compared.load(Ordering::Relaxed),
             deltas: deltas.load(Ordering::Relaxed),
-            looks: self.chooser.looks(),
+            estimates: self.chooser.estimates(),
             encoded_bytes: self.cache.bytes(),
-            source_asked: asked,
+            source_requests,
             source_reads: begun,
             source_rereads: repeated,
-            source_kept_bytes: kept_bytes,
+            source_cached_bytes: cached_bytes,
         }
     }
 
     async fn raw(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
         match payload.source().slots() {
             Some(slots) => self.reads.get(payload, chunk, slots).await,
-            None => self.raw_of_host(payload, chunk).await.map_err(Arc::new),
+            None => self.read_host(payload, chunk).await.map_err(Arc::new),
         }
     }
 
-    async fn raw_of_host(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, SourceError> {
+    async fn read_host(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, SourceError> {
         let (range, _) = payload.manifest().chunk(chunk);
         let is_in_place = payload.source().is_in_place(&range);
         let bytes = {
@@ -288,7 +288,7 @@ impl Encoder {
                 hash
             }
         };
-        Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
+        Ok(Encoded { codec: CodecId::Raw, hash, bytes, worker_time: Duration::ZERO })
     }
 
     /// Encodes `raw`; `None` if that gains too little, [`NoRoom`] if there is no memory for the result. Also returns
@@ -318,7 +318,7 @@ impl Encoder {
             .incompressible
             .fetch_add(encoded.is_none().into(), Ordering::Relaxed);
         self.chooser.handle_encoded(payload, chunk, wanted, raw_bytes, encoded_bytes);
-        let kept = |bytes| Encoded { codec: wanted, hash: raw.hash, bytes, spent: Duration::ZERO };
+        let kept = |bytes| Encoded { codec: wanted, hash: raw.hash, bytes, worker_time: Duration::ZERO };
         (encoded.map(|(_, bytes)| bytes.map(kept)).transpose(), spent)
     }
 
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_subscribers_pay_for_one_encoding() {
+    async fn many_subscribers_share_one_encoding() {
         let payload = payload(vec![7; 8192]);
         let encoder = Encoder::new(1 << 20, None, Workers::Threads);
         let wanted = (0..20).map(|_| encoder.encode(&payload, ChunkIndex(1), CodecId::Zstd));
@@ -364,22 +364,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_time_of_an_encoding_is_counted_once() {
+    async fn worker_time_of_an_encoding_is_counted_once() {
         let noise: Vec<u8> = (0..256u32).flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0).collect();
         let payload = payload([vec![7; 4096], noise].concat());
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         for chunk in [ChunkIndex(0), ChunkIndex(1)] {
             let first = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
             let second = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
-            assert!(first.spent > Duration::ZERO, "also a failed attempt");
-            assert_eq!((second.codec, second.spent), (first.codec, Duration::ZERO));
+            assert!(first.worker_time > Duration::ZERO, "also a failed attempt");
+            assert_eq!((second.codec, second.worker_time), (first.codec, Duration::ZERO));
         }
     }
 
-    /// Goal: readers that hold encodings take at most the memory for encodings. Chunks without room are sent raw, and
-    /// encoded again when there is room.
+    /// Goal: encodings in use stay within their budget. Chunks beyond it are sent raw, and encoded again when there is
+    /// room.
     #[tokio::test]
-    async fn chunks_without_room_are_sent_raw() {
+    async fn chunks_beyond_the_budget_are_sent_raw() {
         let limits = Limits::default();
         let (chunk_bytes, chunks) = (1 << 20, 256_u32);
         // Every other byte is noise, so it compresses to half.
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_cache_stays_within_its_bound() {
+    async fn the_cache_stays_within_its_budget() {
         let payload = payload(vec![1; 4096 * 50]);
         let encoder = Encoder::new(1, None, Workers::Inline);
         for chunk in 0..50 {

@@ -1,4 +1,4 @@
-//! [`Encodings`]: the bounded cache of encodings.
+//! [`Encodings`]: a bounded cache of encoded chunks.
 
 use super::Encoded;
 use bytes::Bytes;
@@ -7,25 +7,26 @@ use std::sync::Arc;
 use tensor_relay_device::{Charge, HostMemory, SourceError};
 use tensor_relay_protocol::{ChunkIndex, CodecId};
 
-/// The encodings of chunks, within a bound: those being sent and, in up to half of it, cached ones, until their
-/// payloads are dropped. `None` marks a chunk that gained too little and is sent raw.
+/// The encodings of chunks, within a budget: those being sent and, in up to half of it, cached ones, until their
+/// payloads are dropped. `None` marks an incompressible chunk, which is sent raw.
 ///
-/// At the bound, because many subscribers read slowly, chunks are sent raw, which takes no memory.
+/// When slow subscribers exhaust the budget, chunks are sent raw, which takes no memory.
 ///
-/// Long encodings are mapped directly from the system and unmapped when dropped: allocators retain freed memory, and
-/// gigabytes of encodings are allocated and freed.
+/// Long encodings are mapped directly from the system and unmapped when dropped, because allocators would retain
+/// gigabytes of freed memory.
 pub(super) struct Encodings {
     cache: Cache<Key, Option<Encoded>, ByBytes>,
     memory: HostMemory,
 }
 
-/// The length from which encodings are mapped directly: the cost of pages and system calls is relatively small.
+/// The minimum length of encodings that are mapped directly. For these, the cost of pages and system calls is
+/// relatively small.
 const LONG_BYTES: usize = 256 << 10;
 
-/// The length up to which encodings are not counted: counting costs a page and a lock, more than they do.
+/// The minimum length of encodings that are counted. Counting costs a page and a lock, more than a shorter encoding.
 const SHORT_BYTES: usize = 4 << 10;
 
-/// The memory for encodings is used up.
+/// The budget for encodings is exhausted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NoRoom;
 
@@ -34,7 +35,7 @@ pub(super) struct NoRoom;
 pub(super) enum EncodeError {
     /// It cannot be read.
     Source(Arc<SourceError>),
-    /// There is no room for its encoding; a later attempt may succeed.
+    /// The budget for encodings is exhausted; a later attempt may succeed.
     NoRoom,
 }
 
@@ -50,7 +51,7 @@ impl From<NoRoom> for EncodeError {
     }
 }
 
-/// An encoding in allocator memory, counted while it lives.
+/// An encoding in allocator memory, counted until it is dropped.
 struct Counted {
     bytes: Vec<u8>,
     _charge: Charge,
@@ -91,10 +92,10 @@ impl Encodings {
         Self { cache, memory: HostMemory::in_proportion(budget_bytes) }
     }
 
-    /// Copies an encoding into memory for the cache.
+    /// Copies an encoding into budgeted memory.
     ///
     /// # Errors
-    /// [`NoRoom`] when other encodings take all of it.
+    /// [`NoRoom`] when other encodings exhaust the budget.
     pub(super) fn copy(&self, bytes: &[u8]) -> Result<Bytes, NoRoom> {
         match bytes.len() {
             LONG_BYTES.. => {
@@ -118,7 +119,7 @@ impl Encodings {
         self.cache.insert(key, encoded);
     }
 
-    /// The cached encoding, or the result of `encode`, which concurrent callers share unless it fails.
+    /// The cached encoding, or the result of `encode`. Concurrent callers share the result, but not a failure.
     ///
     /// # Errors
     /// That of `encode`.
@@ -130,12 +131,12 @@ impl Encodings {
         self.cache.get_or_insert_async(key, encode).await
     }
 
-    /// Drops the encodings of a dropped payload, and the deltas against it.
-    pub(super) fn forget(&self, payload: u64) {
+    /// Removes the encodings of a dropped payload, and deltas against it.
+    pub(super) fn drop_payload(&self, payload: u64) {
         self.cache.retain(|key, _| key.payload != payload && key.base != Some(payload));
     }
 
-    /// The total size, including memory reserved for the next ones.
+    /// The total size, including memory reserved for further encodings.
     pub(super) fn bytes(&self) -> u64 {
         self.cache.weight() + self.memory.stats().cached_bytes
     }

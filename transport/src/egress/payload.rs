@@ -1,4 +1,4 @@
-//! [`Payload`]: a version at its sender.
+//! [`Payload`]: a version at the sender.
 
 use super::{encodings::Encodings, reads::Reads};
 use std::sync::{
@@ -14,16 +14,16 @@ pub struct Payload {
     key: u64,
     manifest: Arc<Manifest>,
     source: Arc<dyn Source>,
-    chunks: Box<[Known]>,
-    /// The cache of reads with its chunks, which are removed when this is dropped.
-    kept_in: OnceLock<Weak<Reads>>,
+    chunks: Box<[ChunkState]>,
+    /// The cache of reads. On drop, the payload's chunks are removed from it.
+    reads: OnceLock<Weak<Reads>>,
     /// The cache of encodings, likewise.
-    encoded_in: OnceLock<Weak<Encodings>>,
+    encodings: OnceLock<Weak<Encodings>>,
 }
 
 /// The known state of one chunk.
 #[derive(Debug, Default)]
-struct Known {
+struct ChunkState {
     hash: OnceLock<ChunkHash>,
     was_read: AtomicBool,
 }
@@ -34,11 +34,11 @@ impl Payload {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
         let chunks = manifest.chunking().count();
         let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
-        let chunks = (0..chunks).map(|_| Known::default()).collect();
-        Self { key, manifest, source, chunks, kept_in: OnceLock::new(), encoded_in: OnceLock::new() }
+        let chunks = (0..chunks).map(|_| ChunkState::default()).collect();
+        Self { key, manifest, source, chunks, reads: OnceLock::new(), encodings: OnceLock::new() }
     }
 
-    /// A payload whose chunks were already hashed, one hash per chunk.
+    /// A payload whose chunks were hashed before, with one hash per chunk.
     pub fn with_hashes(manifest: Arc<Manifest>, source: Arc<dyn Source>, hashes: &[ChunkHash]) -> Self {
         let payload = Self::new(manifest, source);
         for (known, hash) in payload.chunks.iter().zip(hashes) {
@@ -64,7 +64,7 @@ impl Payload {
         Some(VersionDigest::of(self.manifest.digest(), hashes?))
     }
 
-    /// Those of `chunks` that must be hashed for [`digest_of`](Self::digest_of). Sending does not hash chunks that
+    /// The `chunks` that must still be hashed for [`digest_of`](Self::digest_of). Sending does not hash chunks that
     /// receivers hold from an earlier connection, since they are not sent again.
     pub fn unhashed(&self, chunks: &RangeSet) -> Vec<ChunkIndex> {
         let unknown = |chunk: &ChunkIndex| {
@@ -99,28 +99,30 @@ impl Payload {
     }
 
     /// Records that a chunk is read; returns whether it was read before.
-    pub(super) fn note_read(&self, chunk: ChunkIndex) -> bool {
+    pub(super) fn mark_read(&self, chunk: ChunkIndex) -> bool {
         self.chunks[chunk.0 as usize].was_read.swap(true, Ordering::Relaxed)
     }
 
-    /// Makes `reads` drop its chunks when this is dropped. Only one server reads a payload.
-    pub(super) fn is_kept_in(&self, reads: &Arc<Reads>) {
-        self.kept_in.get_or_init(|| Arc::downgrade(reads));
+    /// Registers `reads`, which drops the payload's chunks when the payload is dropped. Only one server reads a
+    /// payload.
+    pub(super) fn register_reads(&self, reads: &Arc<Reads>) {
+        self.reads.get_or_init(|| Arc::downgrade(reads));
     }
 
-    /// Makes `encodings` drop its chunks when this is dropped. Only one server encodes a payload.
-    pub(super) fn is_encoded_in(&self, encodings: &Arc<Encodings>) {
-        self.encoded_in.get_or_init(|| Arc::downgrade(encodings));
+    /// Registers `encodings`, which drops the payload's chunks when the payload is dropped. Only one server encodes a
+    /// payload.
+    pub(super) fn register_encodings(&self, encodings: &Arc<Encodings>) {
+        self.encodings.get_or_init(|| Arc::downgrade(encodings));
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        if let Some(reads) = self.kept_in.get().and_then(Weak::upgrade) {
-            reads.forget(self.key);
+        if let Some(reads) = self.reads.get().and_then(Weak::upgrade) {
+            reads.drop_payload(self.key);
         }
-        if let Some(encodings) = self.encoded_in.get().and_then(Weak::upgrade) {
-            encodings.forget(self.key);
+        if let Some(encodings) = self.encodings.get().and_then(Weak::upgrade) {
+            encodings.drop_payload(self.key);
         }
     }
 }
@@ -132,7 +134,7 @@ mod tests {
     use tensor_relay_protocol::{Dtype, Limits, Shape, TensorName, TensorSpec};
 
     #[test]
-    fn a_part_has_a_digest_once_its_own_chunks_are_hashed() {
+    fn a_selection_has_a_digest_once_its_chunks_are_hashed() {
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[1024]).unwrap());
         let manifest = Arc::new(Manifest::layout(vec![spec], vec![], 256, &Limits::default()).unwrap());
         let payload = Payload::new(manifest.clone(), Arc::new(HostSource::new(vec![0; 1024].into())));

@@ -1,4 +1,4 @@
-//! [`Reads`]: shared reads of device sources, each chunk once for all subscribers.
+//! [`Reads`]: reads device sources, each chunk once for all subscribers.
 
 use super::{
     Encoded, Payload,
@@ -21,60 +21,59 @@ use tensor_relay_device::{Capacity, CopyError, SlotPool, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId};
 use tokio::sync::watch;
 
-/// A chunk that was read and hashed, or the error.
+/// The result of a read: the hashed chunk, or the error.
 type Outcome = Result<Encoded, Arc<SourceError>>;
 
-/// A cached outcome, `None` while the read runs.
-type Answer = watch::Receiver<Option<Outcome>>;
+/// A cached outcome; `None` while the read runs.
+type SharedOutcome = watch::Receiver<Option<Outcome>>;
 
-/// Reads chunks of device sources, each once for all callers while it runs or is cached; errors are shared too.
+/// Reads chunks of device sources. All callers share a running or cached read, and its error.
 ///
-/// **How much is cached**, for each device: the configured bytes, or half of its slots. The least recently requested
-/// chunk is evicted first. A chunk counts as much as the slot that it may hold, and is dropped with its payload.
+/// **Cache size**, for each device: the configured bytes, or half of its slots. Chunks are evicted in the order of
+/// their first requests. A chunk counts as much as the slot that it may hold, and is dropped with its payload.
 ///
-/// **Why no wait is unbounded.** Cached chunks hold slots, and so do chunks of slow readers. But a source on a device
-/// returns slots to readers only while a quarter of them, and at least one, is free; otherwise it returns a copy. So
-/// that quarter becomes free as soon as the copies into it end, and each copy has a deadline, whatever is cached and
-/// however slow readers are. With half of the slots cached and at least a quarter for the chunks in flight of one
-/// subscriber, a single subscriber causes no copies on the host.
+/// **Bounded waits.** Cached chunks and chunks of slow subscribers hold slots. But a device source returns a slot only
+/// while a quarter of the slots, and at least one, is free; otherwise it returns a copy. So that quarter becomes free
+/// as soon as the copies into it end, and each copy has a deadline. With half of the slots cached and at least a
+/// quarter for one subscriber's chunks in flight, a single subscriber causes no copies on the host.
 ///
-/// A read runs in its own task, which holds the source until it ends: it outlives the subscription that requested it
-/// first, so that others need not start again. If a device hangs, the copy may outlive its read: a lent source handles
-/// that itself.
+/// A read runs in a separate task, which holds the source. It survives the cancellation of the subscription that
+/// requested it first, so that others need not restart it. If a device hangs, the copy may outlive its read; lent
+/// sources handle this.
 #[derive(Debug)]
 pub(super) struct Reads {
     limit_bytes: Option<u64>,
     workers: Workers,
     stages: Arc<Stages>,
     counters: Counters,
-    devices: Mutex<Vec<OfDevice>>,
+    devices: Mutex<Vec<DeviceCache>>,
 }
 
 /// The cache of one device, identified by its slots.
 #[derive(Debug)]
-struct OfDevice {
+struct DeviceCache {
     slots: SlotPool,
-    cache: ChunkCache<Answer>,
+    cache: ChunkCache<SharedOutcome>,
 }
 
 /// Counters of device reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ReadStats {
-    pub(super) asked: u64,
+    pub(super) requested: u64,
     pub(super) begun: u64,
     pub(super) repeated: u64,
-    pub(super) kept_bytes: u64,
+    pub(super) cached_bytes: u64,
 }
 
 #[derive(Debug, Default)]
 struct Counters {
-    asked: AtomicU64,
+    requested: AtomicU64,
     begun: AtomicU64,
     repeated: AtomicU64,
 }
 
-/// A running read. Fields are dropped in order: the source is released before waiting tasks are notified.
-struct Reading {
+/// A running read. Fields are dropped in order, so the source is released before waiting tasks are notified.
+struct RunningRead {
     source: Arc<dyn Source>,
     range: Range<u64>,
     hash: Option<ChunkHash>,
@@ -86,7 +85,7 @@ struct Reading {
 struct Entry {
     reads: Arc<Reads>,
     key: ChunkKey,
-    turn: CacheOrder,
+    order: CacheOrder,
     slots: SlotPool,
     answer: watch::Sender<Option<Outcome>>,
     has_ended: bool,
@@ -98,19 +97,18 @@ impl Reads {
         Self { limit_bytes, workers, stages, counters: Counters::default(), devices: Mutex::default() }
     }
 
-    /// The raw bytes of `chunk`, whose source has `slots`, and their hash. Cancel safe: the read continues without its
-    /// caller.
+    /// The raw bytes of `chunk`, whose source has `slots`, and their hash. Cancel safe: the read continues.
     pub(super) async fn get(
         self: &Arc<Self>,
         payload: &Payload,
         chunk: ChunkIndex,
         slots: &SlotPool,
     ) -> Result<Encoded, Arc<SourceError>> {
-        self.counters.asked.fetch_add(1, Ordering::Relaxed);
+        self.counters.requested.fetch_add(1, Ordering::Relaxed);
         let mut answer = self.find_or_begin(payload, chunk, slots);
         let answered = answer.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
         let Ok(Some(outcome)) = answered else {
-            return Err(without_outcome()); // Its task was dropped.
+            return Err(no_outcome()); // The read's task was dropped.
         };
         if let Ok(read) = &outcome {
             payload.set_hash(chunk, read.hash);
@@ -119,23 +117,28 @@ impl Reads {
     }
 
     /// Drops the cached chunks of a dropped payload.
-    pub(super) fn forget(&self, payload: u64) {
+    pub(super) fn drop_payload(&self, payload: u64) {
         let mut devices = self.devices();
-        devices.iter_mut().for_each(|device| device.cache.forget(payload));
+        devices.iter_mut().for_each(|device| device.cache.drop_payload(payload));
         devices.retain(|device| !device.cache.is_empty());
     }
 
     pub(super) fn stats(&self) -> ReadStats {
-        let Counters { asked, begun, repeated } = &self.counters;
+        let Counters { requested, begun, repeated } = &self.counters;
         ReadStats {
-            asked: asked.load(Ordering::Relaxed),
+            requested: requested.load(Ordering::Relaxed),
             begun: begun.load(Ordering::Relaxed),
             repeated: repeated.load(Ordering::Relaxed),
-            kept_bytes: self.devices().iter().map(|device| device.cache.bytes()).sum(),
+            cached_bytes: self.devices().iter().map(|device| device.cache.bytes()).sum(),
         }
     }
 
-    fn find_or_begin(self: &Arc<Self>, payload: &Payload, chunk: ChunkIndex, slots: &SlotPool) -> Answer {
+    fn find_or_begin(
+        self: &Arc<Self>,
+        payload: &Payload,
+        chunk: ChunkIndex,
+        slots: &SlotPool,
+    ) -> SharedOutcome {
         let key = ChunkKey { payload: payload.key(), chunk };
         let (reading, waiting) = {
             let mut devices = self.devices();
@@ -146,25 +149,25 @@ impl Reads {
             let (answer, waiting) = watch::channel(None);
             let (range, _) = payload.manifest().chunk(chunk);
             let bytes = (range.end - range.start).max(slots.slot_bytes() as u64);
-            let turn = cache.begin(key, bytes, waiting.clone());
+            let order = cache.begin(key, bytes, waiting.clone());
             let (source, hash, slots) = (Arc::clone(payload.source()), payload.hash(chunk), slots.clone());
-            let entry = Entry { reads: Arc::clone(self), key, turn, slots, answer, has_ended: false };
-            (Reading { source, range, hash, entry }, waiting)
+            let entry = Entry { reads: Arc::clone(self), key, order, slots, answer, has_ended: false };
+            (RunningRead { source, range, hash, entry }, waiting)
         };
-        payload.is_kept_in(self);
+        payload.register_reads(self);
         self.counters.begun.fetch_add(1, Ordering::Relaxed);
         self.counters
             .repeated
-            .fetch_add(payload.note_read(chunk).into(), Ordering::Relaxed);
+            .fetch_add(payload.mark_read(chunk).into(), Ordering::Relaxed);
         tokio::spawn(Self::run(reading));
         waiting
     }
 
-    async fn run(reading: Reading) {
-        let Reading { entry, source, range, hash } = reading;
+    async fn run(reading: RunningRead) {
+        let RunningRead { entry, source, range, hash } = reading;
         let outcome = entry.reads.read(&*source, range, hash).await.map_err(Arc::new);
-        // Released before waiting tasks are notified. The copy has ended too, or it is late: then a loan continues even
-        // if all sources are dropped.
+        // Released before waiting tasks are notified. If the copy timed out and still runs, its loan continues even if
+        // all sources are dropped.
         drop(source);
         entry.end(outcome);
     }
@@ -187,21 +190,25 @@ impl Reads {
                 self.workers.run_over(raw.len(), move || ChunkHash::of(&raw)).await
             }
         };
-        Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
+        Ok(Encoded { codec: CodecId::Raw, hash, bytes, worker_time: Duration::ZERO })
     }
 
     /// The cache of the device with these slots.
-    fn cache<'a>(&self, devices: &'a mut Vec<OfDevice>, slots: &SlotPool) -> &'a mut ChunkCache<Answer> {
+    fn cache<'a>(
+        &self,
+        devices: &'a mut Vec<DeviceCache>,
+        slots: &SlotPool,
+    ) -> &'a mut ChunkCache<SharedOutcome> {
         let known = devices.iter().position(|device| device.slots.is(slots));
         let index = known.unwrap_or_else(|| {
-            let cache = ChunkCache::new(self.limit_bytes.unwrap_or_else(|| half_of(slots)));
-            devices.push(OfDevice { slots: slots.clone(), cache });
+            let cache = ChunkCache::new(self.limit_bytes.unwrap_or_else(|| half_of_slots(slots)));
+            devices.push(DeviceCache { slots: slots.clone(), cache });
             devices.len() - 1
         });
         &mut devices[index].cache
     }
 
-    fn devices(&self) -> MutexGuard<'_, Vec<OfDevice>> {
+    fn devices(&self) -> MutexGuard<'_, Vec<DeviceCache>> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -217,8 +224,8 @@ impl Entry {
             let mut devices = self.reads.devices();
             if let Some(device) = devices.iter_mut().find(|device| device.slots.is(&self.slots)) {
                 match &outcome {
-                    Ok(_) => device.cache.handle_read(self.key, self.turn),
-                    Err(_) => device.cache.handle_failed(self.key, self.turn),
+                    Ok(_) => device.cache.handle_read(self.key, self.order),
+                    Err(_) => device.cache.handle_failed(self.key, self.order),
                 }
             }
             devices.retain(|device| !device.cache.is_empty());
@@ -230,17 +237,17 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.handle_end(Err(without_outcome()));
+            self.handle_end(Err(no_outcome()));
         }
     }
 }
 
-/// The error for a read without an outcome.
-fn without_outcome() -> Arc<SourceError> {
+/// The error for a read whose task ended without an outcome.
+fn no_outcome() -> Arc<SourceError> {
     Arc::new(SourceError::Copy(CopyError::EngineStopped))
 }
 
-fn half_of(slots: &SlotPool) -> u64 {
+fn half_of_slots(slots: &SlotPool) -> u64 {
     let Capacity { slots, slot_bytes } = slots.capacity();
     slots as u64 / 2 * slot_bytes as u64
 }
@@ -263,7 +270,7 @@ mod tests {
     struct Gated {
         source: EngineSource<HostEngine>,
         gate: Semaphore,
-        has_failed: std::sync::atomic::AtomicBool,
+        fails: std::sync::atomic::AtomicBool,
         panics: std::sync::atomic::AtomicBool,
     }
 
@@ -275,8 +282,8 @@ mod tests {
         fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
             Box::pin(async {
                 self.gate.acquire().await.unwrap().forget();
-                assert!(!self.panics.load(Ordering::Relaxed), "as the test asks");
-                match self.has_failed.load(Ordering::Relaxed) {
+                assert!(!self.panics.load(Ordering::Relaxed), "requested by the test");
+                match self.fails.load(Ordering::Relaxed) {
                     true => Err(CopyError::EngineStopped.into()),
                     false => self.source.read(range).await,
                 }
@@ -295,7 +302,7 @@ mod tests {
         let pool = engine.slots(Capacity { slots, slot_bytes: CHUNK_BYTES as usize }).unwrap();
         let source = EngineSource::new(engine, memory, pool.clone());
         let gate = Semaphore::new(reads);
-        let gated = Arc::new(Gated { source, gate, has_failed: false.into(), panics: false.into() });
+        let gated = Arc::new(Gated { source, gate, fails: false.into(), panics: false.into() });
         let shape = Shape::new(&[chunks * u64::from(CHUNK_BYTES)]).unwrap();
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
         let manifest = Manifest::layout(vec![spec], vec![], CHUNK_BYTES, &Limits::default()).unwrap();
@@ -308,37 +315,37 @@ mod tests {
     }
 
     /// Starts concurrent requests of one chunk.
-    async fn ask(
+    async fn request(
         encoder: &Arc<Encoder>,
         payload: &Arc<Payload>,
         codec: CodecId,
-        askers: usize,
+        count: usize,
     ) -> JoinSet<Outcome> {
-        let mut asking = JoinSet::new();
-        for _ in 0..askers {
+        let mut requests = JoinSet::new();
+        for _ in 0..count {
             let (encoder, payload) = (Arc::clone(encoder), Arc::clone(payload));
-            asking.spawn(async move { encoder.encode(&payload, ChunkIndex(0), codec).await });
+            requests.spawn(async move { encoder.encode(&payload, ChunkIndex(0), codec).await });
         }
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
-        asking
+        requests
     }
 
     /// The numbers of requests, reads and repeated reads.
     fn counted(encoder: &Encoder) -> (u64, u64, u64) {
         let stats = encoder.stats();
-        (stats.source_asked, stats.source_reads, stats.source_rereads)
+        (stats.source_requests, stats.source_reads, stats.source_rereads)
     }
 
     #[tokio::test]
-    async fn many_subscribers_pay_for_one_read() {
+    async fn many_subscribers_share_one_read() {
         for cache_bytes in [None, Some(0)] {
             let (payload, gated, slots) = on_device(4, 8, 0);
             let encoder = encoder(cache_bytes);
-            let asking = ask(&encoder, &payload, CodecId::Raw, 20).await;
+            let requests = request(&encoder, &payload, CodecId::Raw, 20).await;
             gated.gate.add_permits(1);
-            let read: Vec<_> = asking.join_all().await.into_iter().map(Result::unwrap).collect();
+            let read: Vec<_> = requests.join_all().await.into_iter().map(Result::unwrap).collect();
             assert!(read.iter().all(|one| one.bytes.as_ptr() == read[0].bytes.as_ptr()));
             assert_eq!(counted(&encoder), (20, 1, 0));
             assert_eq!(payload.unhashed(&RangeSet::from_range(0..1)), []);
@@ -351,8 +358,8 @@ mod tests {
     async fn the_first_caller_may_be_cancelled() {
         let (payload, gated, _) = on_device(4, 8, 0);
         let encoder = encoder(None);
-        let mut first = ask(&encoder, &payload, CodecId::Raw, 1).await;
-        let second = ask(&encoder, &payload, CodecId::Raw, 1).await;
+        let mut first = request(&encoder, &payload, CodecId::Raw, 1).await;
+        let second = request(&encoder, &payload, CodecId::Raw, 1).await;
         first.abort_all();
         assert!(first.join_next().await.unwrap().is_err());
         gated.gate.add_permits(1);
@@ -365,13 +372,13 @@ mod tests {
         for codec in [CodecId::Raw, CodecId::Zstd] {
             let (payload, gated, _) = on_device(4, 8, 0);
             let encoder = encoder(None);
-            gated.has_failed.store(true, Ordering::Relaxed);
-            let asking = ask(&encoder, &payload, codec, 5).await;
+            gated.fails.store(true, Ordering::Relaxed);
+            let requests = request(&encoder, &payload, codec, 5).await;
             gated.gate.add_permits(1);
-            assert!(asking.join_all().await.iter().all(Result::is_err));
-            gated.has_failed.store(false, Ordering::Relaxed);
+            assert!(requests.join_all().await.iter().all(Result::is_err));
+            gated.fails.store(false, Ordering::Relaxed);
             gated.gate.add_permits(1);
-            assert!(ask(&encoder, &payload, codec, 1).await.join_all().await[0].is_ok());
+            assert!(request(&encoder, &payload, codec, 1).await.join_all().await[0].is_ok());
             assert_eq!(counted(&encoder), (6, 2, 1));
         }
     }
@@ -382,16 +389,16 @@ mod tests {
             let (payload, gated, _) = on_device(4, 8, 0);
             let encoder = encoder(None);
             gated.panics.store(true, Ordering::Relaxed);
-            let asking = ask(&encoder, &payload, codec, 5).await;
+            let requests = request(&encoder, &payload, codec, 5).await;
             gated.gate.add_permits(1);
-            for outcome in asking.join_all().await {
+            for outcome in requests.join_all().await {
                 let error = outcome.unwrap_err();
                 assert!(matches!(*error, SourceError::Copy(CopyError::EngineStopped)), "{error}");
             }
-            assert_eq!(encoder.stats().source_kept_bytes, 0);
+            assert_eq!(encoder.stats().source_cached_bytes, 0);
             gated.panics.store(false, Ordering::Relaxed);
             gated.gate.add_permits(1);
-            assert!(ask(&encoder, &payload, codec, 1).await.join_all().await[0].is_ok());
+            assert!(request(&encoder, &payload, codec, 1).await.join_all().await[0].is_ok());
             assert_eq!(counted(&encoder), (6, 2, 1));
         }
     }
@@ -404,7 +411,7 @@ mod tests {
         for chunk in 0..20 {
             read(chunk).await;
         }
-        assert_eq!((slots.available(), encoder.stats().source_kept_bytes), (4, 4096));
+        assert_eq!((slots.available(), encoder.stats().source_cached_bytes), (4, 4096));
         for chunk in 16..20 {
             read(chunk).await;
         }
@@ -420,13 +427,13 @@ mod tests {
         encoder.encode(&payload, ChunkIndex(1), CodecId::Raw).await.unwrap();
         assert_eq!(slots.available(), 7);
         drop(payload);
-        assert_eq!((slots.available(), encoder.stats().source_kept_bytes), (8, 0));
+        assert_eq!((slots.available(), encoder.stats().source_cached_bytes), (8, 0));
     }
 
-    /// Goal: slots become free whatever is cached and however slow readers are. Method: an unbounded cache, and a
-    /// reader that drops nothing.
+    /// Goal: slots become free for any cache size and any slow subscriber. Method: an unbounded cache, and a caller
+    /// that holds all chunks.
     #[tokio::test]
-    async fn slots_become_free_whatever_is_cached() {
+    async fn slots_become_free_for_any_cache_size() {
         for slots in 1..10 {
             let (payload, _, pool) = on_device(30, slots, 100);
             let encoder = encoder(Some(u64::MAX));
@@ -443,8 +450,8 @@ mod tests {
         let (payload, _gated, _) = on_device(4, 8, 0);
         let encoder = encoder(None);
         let began = tokio::time::Instant::now();
-        let asking = ask(&encoder, &payload, CodecId::Raw, 3).await;
-        for outcome in asking.join_all().await {
+        let requests = request(&encoder, &payload, CodecId::Raw, 3).await;
+        for outcome in requests.join_all().await {
             let error = outcome.unwrap_err();
             assert!(
                 matches!(*error, SourceError::TimedOut { asked_bytes: 1024, waited_ms: 25_000 }),
@@ -456,16 +463,16 @@ mod tests {
 
     /// Goal: lent device memory is released when its read ends, not before. Method: cancel a reader during its read.
     #[tokio::test]
-    async fn a_read_holds_its_source_to_its_end() {
+    async fn a_read_holds_its_source_until_it_ends() {
         let (payload, gated, _) = on_device(4, 8, 0);
         let encoder = encoder(None);
-        ask(&encoder, &payload, CodecId::Raw, 1).await.shutdown().await;
+        request(&encoder, &payload, CodecId::Raw, 1).await.shutdown().await;
         drop(payload);
         assert_eq!(Arc::strong_count(&gated), 2, "held by the running read");
         gated.gate.add_permits(1);
         while Arc::strong_count(&gated) > 1 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(encoder.stats().source_kept_bytes, 0, "chunks of a dropped payload are not cached");
+        assert_eq!(encoder.stats().source_cached_bytes, 0, "chunks of a dropped payload are not cached");
     }
 }

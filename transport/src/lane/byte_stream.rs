@@ -1,8 +1,8 @@
-//! Lanes over a byte stream: TLS 1.3 over TCP, cut into [segments](segment). The [handshake] is rustls', the
-//! [records] are our own.
+//! Lanes over a byte stream: TLS 1.3 over TCP, framed in [segments](segment). rustls does the [handshake]; [records]
+//! implements the record layer.
 //!
-//! One task per connection, the [driver], does all reading and writing. Senders pass whole segments to it through short
-//! channels, so that a cancelled sender leaves no partial segment. Received bytes are read at once, so that an unread
+//! One task per connection, the [driver], does all reading and writing. Senders pass complete segments to it through
+//! short channels, so that a cancelled sender leaves no partial segment. The driver reads eagerly, so that an unread
 //! data stream blocks neither the next one nor control messages.
 
 mod batch;
@@ -42,7 +42,7 @@ pub(crate) use handshake::Secured;
 pub(crate) use receiving::{ControlIn, DataIn};
 pub(crate) use sending::{ControlOut, DataOut};
 
-/// The maximum memory of a server's connection, in bytes: a full batch, a full inbox, and a full control stream.
+/// The maximum memory of a server's connection, in bytes: output batch, input buffer and control stream.
 pub(crate) const SERVER_BYTES_MAX: usize =
     batch::ROOM_MAX + inbox::READ_BYTES_MAX + SERVER_WINDOW_BYTES as usize;
 
@@ -56,7 +56,7 @@ pub(crate) enum Role {
 /// The timeouts of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
-    /// The time without a byte after which the peer counts as lost.
+    /// The time without received bytes after which the connection fails.
     idle_timeout: Duration,
     /// The interval of pings.
     keep_alive: Duration,
@@ -71,28 +71,28 @@ impl From<&Tuning> for Settings {
     }
 }
 
-/// One connection. Cheap to clone; the last clone closes it.
+/// One connection. Cheap to clone; dropping the last clone closes it.
 #[derive(Debug, Clone)]
 pub(crate) struct Connection(Arc<Handle>);
 
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
-    /// Moves the driver to another thread, once.
-    moving: Mutex<Option<TaskMover>>,
+    /// Moves the driver to another thread; taken at the first move.
+    mover: Mutex<Option<TaskMover>>,
     /// The halves of the control stream, until they are taken.
     control: Mutex<Option<(mpsc::Sender<sending::Control>, receiving::ControlPipe)>>,
-    /// Data streams not yet accepted. The unread limit bounds them, since each has a first segment.
+    /// Data streams not yet accepted. The unread limit bounds their number, since each has a first segment.
     arrived: AsyncMutex<mpsc::UnboundedReceiver<Incoming>>,
 }
 
-/// The state that the driver shares with the users of the connection.
+/// The state shared by the driver and the connection's handles.
 #[derive(Debug)]
 struct Shared {
     peer: SocketAddr,
     end: watch::Sender<Option<End>>,
-    /// Whether the driver has released the connection.
-    is_gone: watch::Sender<bool>,
+    /// Whether the driver has ended.
+    driver_ended: watch::Sender<bool>,
     outbox: Outbox,
     unread: Unread,
     sent_bytes: AtomicU64,
@@ -101,25 +101,26 @@ struct Shared {
     began: Instant,
 }
 
-/// Why a connection ends, and the message to the peer.
+/// Why a connection ends, and the notice to the peer.
 #[derive(Debug, Clone)]
 struct End {
     error: LaneError,
-    farewell: Farewell,
+    notice: CloseNotice,
 }
 
+/// The last message to the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Farewell {
-    /// None: the peer knows, or cannot be reached.
+enum CloseNotice {
+    /// None, since the peer closed the connection or is unreachable.
     None,
     Close(CloseCode, String),
-    /// A TLS alert, for bytes that are not TLS.
+    /// A TLS alert, for invalid records.
     Alert(AlertDescription),
 }
 
 impl Connection {
-    /// Starts a connection over a `secured` stream. `closing` ends it from outside; the connection holds it while it
-    /// lives.
+    /// Starts a connection over a `secured` stream. The listener ends it through `closing`, which the connection holds
+    /// until it ends.
     pub(crate) fn start(
         secured: Secured<impl AsyncRead + AsyncWrite + Send + 'static>,
         role: Role,
@@ -134,7 +135,7 @@ impl Connection {
         let shared = Arc::new(Shared {
             peer,
             end: watch::Sender::new(None),
-            is_gone: watch::Sender::new(false),
+            driver_ended: watch::Sender::new(false),
             outbox,
             unread: Unread::default(),
             sent_bytes: AtomicU64::new(0),
@@ -151,20 +152,20 @@ impl Connection {
             begun,
             closing,
         };
-        let moving = Mutex::new(Some(TaskMover::spawn(driver.run(secured))));
+        let mover = Mutex::new(Some(TaskMover::spawn(driver.run(secured))));
         let control = Mutex::new(Some((control_out, control_in)));
-        Self(Arc::new(Handle { shared, moving, control, arrived: AsyncMutex::new(arrived) }))
+        Self(Arc::new(Handle { shared, mover, control, arrived: AsyncMutex::new(arrived) }))
     }
 
-    pub(crate) fn take_moving(&self) -> Option<TaskMover> {
-        self.0.moving.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(crate) fn take_mover(&self) -> Option<TaskMover> {
+        self.0.mover.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
         self.0.shared.peer
     }
 
-    /// Takes the control stream, which exists from the beginning.
+    /// Takes the control stream, which is open from the start; fails if it was taken before.
     pub(super) fn control(&self) -> Result<(ControlOut, ControlIn), LaneError> {
         let taken = self.0.control.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((queue, pipe)) = taken else {
@@ -186,20 +187,20 @@ impl Connection {
     }
 
     pub(super) fn close(&self, code: CloseCode, text: &str) {
-        let farewell = Farewell::Close(code, text.to_owned());
-        self.0.shared.end(End { error: LaneError::ClosedHere, farewell });
+        let notice = CloseNotice::Close(code, text.to_owned());
+        self.0.shared.end(End { error: LaneError::ClosedHere, notice });
     }
 
-    pub(super) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
-        let error = LaneError::Unheard { peer: self.peer(), detail };
+    pub(super) fn close_unread_control(&self, code: CloseCode, detail: &'static str) {
+        let error = LaneError::ControlUnread { peer: self.peer(), detail };
         self.0
             .shared
-            .end(End { error, farewell: Farewell::Close(code, detail.to_owned()) });
+            .end(End { error, notice: CloseNotice::Close(code, detail.to_owned()) });
     }
 
     pub(super) async fn close_answered(&self) {
-        // The handle has the sender.
-        let _ = self.0.shared.is_gone.subscribe().wait_for(|gone| *gone).await;
+        // Cannot fail: the handle holds the sender.
+        let _ = self.0.shared.driver_ended.subscribe().wait_for(|ended| *ended).await;
     }
 
     pub(super) fn ended(&self) -> Option<LaneError> {
@@ -234,13 +235,13 @@ impl Connection {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let farewell = Farewell::Close(CloseCode::Done, String::new());
-        self.shared.end(End { error: LaneError::ClosedHere, farewell });
+        let notice = CloseNotice::Close(CloseCode::Done, String::new());
+        self.shared.end(End { error: LaneError::ClosedHere, notice });
     }
 }
 
 impl Shared {
-    /// Ends the connection; only the first reason is kept.
+    /// Ends the connection. Later calls have no effect.
     fn end(&self, end: End) {
         self.end.send_if_modified(|known| {
             let is_first = known.is_none();
@@ -256,6 +257,6 @@ impl Shared {
     async fn wait_for_end(&self) -> End {
         let mut ends = self.end.subscribe();
         let end = ends.wait_for(Option::is_some).await.ok().and_then(|end| (*end).clone());
-        end.expect("the sender is here, and what was waited for is there")
+        end.expect("the sender is alive, and `wait_for` returned an end")
     }
 }

@@ -7,7 +7,7 @@ use tensor_relay_protocol::{CloseCode, MessageError};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {
-    /// Nothing was received within the idle timeout.
+    /// No packet was received within the idle timeout.
     #[error("the peer {peer} has not answered for the idle timeout: it died, or the network between is down")]
     TimedOut {
         /// The peer's address.
@@ -18,12 +18,12 @@ pub enum LaneError {
     ClosedByPeer {
         /// The peer's address.
         peer: SocketAddr,
-        /// Its reason, if this build knows it.
+        /// Its reason; `None` if this build does not know the code.
         code: Option<CloseCode>,
-        /// Its reason in words.
+        /// Its reason as text.
         text: String,
     },
-    /// The peer no longer knows the connection: it was restarted.
+    /// The peer was restarted and does not know the connection.
     #[error("the peer {peer} was restarted and does not know this connection any more")]
     Reset {
         /// The peer's address.
@@ -31,10 +31,10 @@ pub enum LaneError {
     },
     /// A TCP connection ended without a close.
     #[error(
-        "the connection to {peer} was cut: {detail}; the peer's process was killed, or something between ended the \
-         connection"
+        "the connection to {peer} was lost: {detail}; the peer's process was killed, or a device between them ended \
+         it"
     )]
-    Cut {
+    ConnectionLost {
         /// The peer's address.
         peer: SocketAddr,
         /// The system's error.
@@ -43,16 +43,16 @@ pub enum LaneError {
     /// This process closed the lane.
     #[error("this process closed the connection")]
     ClosedHere,
-    /// This process closed the lane because the peer does not read its control stream: it hangs, breaks the rules, or
-    /// its close was lost.
+    /// This process closed the lane because the peer does not read its control stream: it hangs, violates the protocol,
+    /// or its close was lost.
     #[error("the peer {peer} does not read its control messages: {detail}")]
-    Unheard {
+    ControlUnread {
         /// The peer's address.
         peer: SocketAddr,
         /// The failure of the control stream.
         detail: &'static str,
     },
-    /// The connection failed: QUIC or TLS refused received data, or the peer broke the rules of the connection.
+    /// The connection failed: QUIC or TLS rejected received data, or the peer violated the protocol.
     #[error("the connection to {peer} failed: {detail}")]
     Protocol {
         /// The peer's address.
@@ -62,7 +62,7 @@ pub enum LaneError {
     },
     /// The peer reset or stopped one data stream. The lane stays open.
     #[error("the peer reset or stopped a data stream")]
-    StreamGivenUp,
+    StreamAborted,
 }
 
 fn reason_text(code: Option<CloseCode>, text: &str) -> String {
@@ -75,7 +75,7 @@ fn reason_text(code: Option<CloseCode>, text: &str) -> String {
 }
 
 impl LaneError {
-    /// The error for the peer's close. Its text is escaped, since it is shown to people.
+    /// The error for a close by the peer. Escapes its text, since it is shown to users.
     pub(crate) fn closed_by(peer: SocketAddr, code: u64, text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text).escape_debug().to_string();
         Self::ClosedByPeer { peer, code: CloseCode::from_code(code), text }

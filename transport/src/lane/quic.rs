@@ -12,27 +12,27 @@ use tensor_relay_protocol::CloseCode;
 use super::{LaneError, LaneStats};
 use crate::{network::moving::TaskMover, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
 
-/// The maximum length of a write to QUIC. Written bytes count against the send window until all are acknowledged, so
-/// pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle after each.
+/// The maximum length of a write to QUIC. The bytes of a write count against the send window until all are
+/// acknowledged, so writes above a quarter of the window (4 MiB by default) would leave the lane idle after each.
 const SLICE_MAX_BYTES: usize = 1 << 20;
 
-/// The maximum number of received pieces read from QUIC at once. A piece is the payload of one packet, so 64 of them
-/// are one batch of the kernel.
+/// The maximum number of pieces in one read. A piece is the payload of one packet, and the kernel's receive batches
+/// have 64 packets.
 const PIECES_MAX: usize = 64;
 
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// Control messages precede all waiting chunks.
+/// Control messages are sent before all queued chunks.
 const CONTROL_PRIORITY: i32 = 1_000;
 
-/// The round trips for data in flight before a lane is closed: one, and more for retransmissions.
-const SETTLE_ROUND_TRIPS: u32 = 6;
+/// The number of round trips to wait for data in flight before a lane is closed, including retransmissions.
+const FLUSH_ROUND_TRIPS: u32 = 6;
 
-/// The minimum of that time: another thread sends the packets, and may wait longer for a processor than for the path.
-const SETTLE_MIN: Duration = Duration::from_millis(20);
+/// The minimum time to wait: another thread sends the packets, and scheduling may take longer than the path.
+const FLUSH_MIN: Duration = Duration::from_millis(20);
 
-/// The interval at which a closed lane polls for the peer's answer, which quinn reports only in a counter.
+/// The interval at which a closed lane polls for the peer's close, which quinn reports only as a counter.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
 /// One QUIC connection. Cheap to clone.
@@ -44,10 +44,10 @@ struct Shared {
     connection: quinn::Connection,
     endpoint: quinn::Endpoint,
     window: SendWindow,
-    /// Why this process closed the lane, if the peer stopped reading its control stream.
-    unheard: OnceLock<&'static str>,
+    /// Why this process closed the lane, if the peer does not read its control stream.
+    control_unread: OnceLock<&'static str>,
     /// Moves its task to another thread, once.
-    moving: Mutex<Option<TaskMover>>,
+    mover: Mutex<Option<TaskMover>>,
 }
 
 impl Connection {
@@ -55,14 +55,14 @@ impl Connection {
         connection: quinn::Connection,
         endpoint: quinn::Endpoint,
         window: SendWindow,
-        moving: Option<TaskMover>,
+        mover: Option<TaskMover>,
     ) -> Self {
-        let (unheard, moving) = (OnceLock::new(), Mutex::new(moving));
-        Self(Arc::new(Shared { connection, endpoint, window, unheard, moving }))
+        let (control_unread, mover) = (OnceLock::new(), Mutex::new(mover));
+        Self(Arc::new(Shared { connection, endpoint, window, control_unread, mover }))
     }
 
-    pub(super) fn take_moving(&self) -> Option<TaskMover> {
-        self.0.moving.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(super) fn take_mover(&self) -> Option<TaskMover> {
+        self.0.mover.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
@@ -104,15 +104,16 @@ impl Connection {
         self.0.connection.close(VarInt::from_u32(code.code()), text.as_bytes());
     }
 
-    pub(super) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
-        let _ = self.0.unheard.set(detail);
+    pub(super) fn close_unread_control(&self, code: CloseCode, detail: &'static str) {
+        let _ = self.0.control_unread.set(detail);
         self.close(code, detail);
     }
 
-    /// quinn-proto 0.11 delays a close until acknowledgements arrive, and processes none once the connection is closed.
-    pub(super) async fn settle(&self, at_most: Duration) {
-        let round_trips = self.0.connection.rtt() * SETTLE_ROUND_TRIPS;
-        tokio::time::sleep(round_trips.clamp(SETTLE_MIN, at_most)).await;
+    /// quinn-proto 0.11 sends no close while the congestion window is full, and processes no acknowledgements once the
+    /// connection is closed.
+    pub(super) async fn flush(&self, at_most: Duration) {
+        let round_trips = self.0.connection.rtt() * FLUSH_ROUND_TRIPS;
+        tokio::time::sleep(round_trips.clamp(FLUSH_MIN, at_most)).await;
     }
 
     pub(super) async fn close_answered(&self) {
@@ -155,9 +156,9 @@ impl Connection {
     }
 
     fn error(&self, error: ConnectionError) -> LaneError {
-        match (&error, self.0.unheard.get()) {
+        match (&error, self.0.control_unread.get()) {
             (ConnectionError::LocallyClosed, Some(detail)) => {
-                LaneError::Unheard { peer: self.peer(), detail }
+                LaneError::ControlUnread { peer: self.peer(), detail }
             }
             _ => lane_error(self.peer(), error),
         }
@@ -165,7 +166,7 @@ impl Connection {
 
     /// The error for a stream that ended while the lane stays open.
     fn stream_error(&self) -> LaneError {
-        self.ended().unwrap_or(LaneError::StreamGivenUp)
+        self.ended().unwrap_or(LaneError::StreamAborted)
     }
 
     fn write_error(&self, error: WriteError) -> LaneError {
@@ -183,9 +184,9 @@ impl Connection {
     }
 }
 
-/// The window with which the peer may always send `bytes` that were not read.
+/// The receive window that always allows the peer `bytes` of unread data.
 ///
-/// quinn announces new room only once it is an eighth of the window, so the peer may know of seven eighths alone.
+/// quinn announces a window update only once it is an eighth of the window, so the peer may know of only seven eighths.
 fn receive_window(bytes: u64) -> VarInt {
     let window = bytes.saturating_add(bytes.div_ceil(7));
     VarInt::from_u64(window).unwrap_or(VarInt::MAX)
@@ -269,8 +270,8 @@ impl DataOut {
         }
     }
 
-    pub(super) fn give_up(&mut self) {
-        // Fails only for a stream that has ended: all of it was acknowledged, or the peer stopped it.
+    pub(super) fn reset(&mut self) {
+        // Fails only for a stream that was acknowledged completely or stopped by the peer.
         let _ = self.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
     }
 }
@@ -279,7 +280,7 @@ impl Drop for DataOut {
     fn drop(&mut self) {
         // quinn finishes dropped streams, which would make a partial chunk look complete.
         if !self.finished {
-            self.give_up();
+            self.reset();
         }
     }
 }
@@ -294,7 +295,7 @@ pub(crate) struct DataIn {
 impl DataIn {
     pub(super) async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), LaneError> {
         self.stream.read_exact(out).await.map_err(|error| match error {
-            quinn::ReadExactError::FinishedEarly(_) => LaneError::StreamGivenUp,
+            quinn::ReadExactError::FinishedEarly(_) => LaneError::StreamAborted,
             quinn::ReadExactError::ReadError(error) => self.connection.read_error(error),
         })
     }

@@ -1,4 +1,4 @@
-//! [`QuicAcceptor`]: the QUIC half of a listener, on a UDP socket.
+//! [`QuicAcceptor`]: accepts a listener's QUIC connections, on a UDP socket.
 
 use std::{
     io,
@@ -20,8 +20,8 @@ use crate::{
     window::SendWindow,
 };
 
-/// The maximum number of handshakes waiting to be accepted. Each may hold [`INCOMING_BUFFER_BYTES`] of an unknown
-/// client, so all together take at most 64 MiB.
+/// The maximum number of handshakes waiting to be accepted. Each may buffer [`INCOMING_BUFFER_BYTES`] from an unknown
+/// client, at most 64 MiB in total.
 const INCOMING_MAX: usize = 1_024;
 
 /// The maximum number of bytes that a client may send before it is accepted.
@@ -32,7 +32,7 @@ pub(super) struct QuicAcceptor {
     endpoint: quinn::Endpoint,
     crypto: Arc<QuicServerConfig>,
     network: Arc<dyn Network>,
-    /// The runtime on which its lanes start, if they can move.
+    /// The runtime on which lanes start, if they can move to other threads.
     moving: Option<Arc<MovingRuntime>>,
     tuning: Tuning,
     retry: Mutex<RetryPolicy>,
@@ -60,7 +60,7 @@ impl QuicAcceptor {
             None => network.runtime(),
         };
         let endpoint = quinn::Endpoint::new_with_abstract_socket(
-            remembering(tuning.endpoint(network.rng_seed()), identity),
+            with_stateless_resets(tuning.endpoint(network.rng_seed()), identity),
             Some(config),
             socket,
             runtime,
@@ -93,11 +93,11 @@ impl QuicAcceptor {
         }
     }
 
-    /// Whether an arriving client has to prove its address first.
+    /// Whether a client has to validate its address by Retry first.
     fn must_retry(&self) -> bool {
         let now = self.network.runtime().now();
         let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);
-        policy.handle_unproven(now, self.endpoint.open_connections())
+        policy.handle_unvalidated(now, self.endpoint.open_connections())
     }
 
     pub(super) fn close(&self, code: CloseCode) {
@@ -131,38 +131,37 @@ impl QuicArrival {
     pub(super) async fn accept(self) -> Result<Lane, LaneError> {
         let peer = self.incoming.remote_address();
         let accept = || self.incoming.accept_with(self.config);
-        let (connecting, moving) = match &self.moving {
+        let (connecting, mover) = match &self.moving {
             Some(runtime) => runtime.accepting(accept),
             None => (accept(), None),
         };
         let connecting = connecting.map_err(|error| lane_error(peer, error))?;
         let connection = connecting.await.map_err(|error| lane_error(peer, error))?;
-        let shown = connection
+        let certificates = connection
             .peer_identity()
-            .and_then(|shown| shown.downcast::<Vec<CertificateDer<'static>>>().ok());
-        let client = shown.and_then(|shown| ClientCertificate::new(&shown));
-        Ok(Lane::quic(QuicConnection::new(connection, self.endpoint, self.window, moving))
-            .with_client(client))
+            .and_then(|certificates| certificates.downcast::<Vec<CertificateDer<'static>>>().ok());
+        let client = certificates.and_then(|certificates| ClientCertificate::new(&certificates));
+        Ok(Lane::quic(QuicConnection::new(connection, self.endpoint, self.window, mover)).with_client(client))
     }
 }
 
-/// Enables stateless resets after a restart, or by another process with the same identity (RFC 9000 §10.3): their key
-/// is derived from the identity. So clients reconnect at once, instead of after their idle timeout.
-fn remembering(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
+/// Enables stateless resets (RFC 9000 §10.3) after a restart, or by another process with the same identity: their key
+/// is derived from the identity. So clients reconnect immediately instead of after their idle timeout.
+fn with_stateless_resets(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
     config.reset_key(Arc::new(identity.derived_key("stateless reset")));
-    config.cid_generator(|| Box::new(RandomIds));
+    config.cid_generator(|| Box::new(RandomConnectionIds));
     config
 }
 
-/// Random connection ids. quinn's default ids are signed with a key of the process, so packets for a previous process
-/// would be dropped silently.
-struct RandomIds;
+/// Generates random connection IDs. quinn's default IDs are signed with a per-process key, so packets for a previous
+/// process would be dropped silently.
+struct RandomConnectionIds;
 
-impl RandomIds {
+impl RandomConnectionIds {
     const BYTES: usize = 8;
 }
 
-impl ConnectionIdGenerator for RandomIds {
+impl ConnectionIdGenerator for RandomConnectionIds {
     fn generate_cid(&mut self) -> ConnectionId {
         ConnectionId::new(&rand::random::<[u8; Self::BYTES]>())
     }

@@ -1,4 +1,4 @@
-//! [`TcpAcceptor`]: the TCP half of a listener, on the same address and port number.
+//! [`TcpAcceptor`]: accepts a listener's TCP connections.
 
 use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::CloseCode;
@@ -10,17 +10,17 @@ use crate::{
     tls,
 };
 
-/// The pause after a failed accept, mostly because this process has too many open files.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+/// The delay after a failed accept, usually caused by too many open files.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Accepts a listener's TCP connections.
 pub(super) struct TcpAcceptor {
     listener: Box<dyn StreamListener>,
     config: Arc<rustls::ServerConfig>,
     settings: Settings,
-    /// Whether its lanes may move to lane threads.
-    moves: bool,
-    /// Closes all its lanes; each holds a receiver while it lives.
+    /// Whether lanes may move to lane threads.
+    can_move: bool,
+    /// Closes all lanes; each holds a receiver.
     closing: watch::Sender<Option<CloseCode>>,
 }
 
@@ -29,10 +29,10 @@ impl TcpAcceptor {
         listener: Box<dyn StreamListener>,
         identity: &Identity,
         settings: Settings,
-        moves: bool,
+        can_move: bool,
     ) -> Result<Self, rustls::Error> {
         let config = Arc::new(tls::stream_server_config(identity)?);
-        Ok(Self { listener, config, settings, moves, closing: watch::Sender::default() })
+        Ok(Self { listener, config, settings, can_move, closing: watch::Sender::default() })
     }
 
     /// Waits for the next connection. Cancel safe.
@@ -41,12 +41,12 @@ impl TcpAcceptor {
             match poll_fn(|cx| self.listener.poll_accept(cx)).await {
                 Ok((stream, peer)) => {
                     let (config, closing) = (Arc::clone(&self.config), self.closing.subscribe());
-                    let (settings, moves) = (self.settings, self.moves);
-                    return TcpArrival { stream, peer, config, settings, moves, closing };
+                    let (settings, can_move) = (self.settings, self.can_move);
+                    return TcpArrival { stream, peer, config, settings, can_move, closing };
                 }
                 Err(error) => {
                     tracing::warn!(%error, "A TCP connection could not be accepted.");
-                    tokio::time::sleep(AFTER_FAILURE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
@@ -56,7 +56,7 @@ impl TcpAcceptor {
         self.closing.send_replace(Some(code));
     }
 
-    /// Waits until all its lanes are dropped.
+    /// Waits until all lanes are dropped.
     pub(super) async fn wait_idle(&self) {
         self.closing.closed().await;
     }
@@ -68,25 +68,25 @@ pub(super) struct TcpArrival {
     pub(super) peer: SocketAddr,
     config: Arc<rustls::ServerConfig>,
     settings: Settings,
-    moves: bool,
+    can_move: bool,
     closing: watch::Receiver<Option<CloseCode>>,
 }
 
 impl TcpArrival {
     pub(super) async fn accept(self) -> Result<Lane, LaneError> {
-        let Self { stream, peer, config, settings, moves, closing } = self;
+        let Self { stream, peer, config, settings, can_move, closing } = self;
         let failed = |detail: String| LaneError::Protocol { peer, detail };
         let secured = Secured::accept(stream, config)
             .await
             .map_err(|error| failed(error.to_string()))?;
-        if !secured.is_ours() {
+        if !secured.is_protocol_agreed() {
             return Err(failed("it did not offer this protocol in its handshake".into()));
         }
         let client = secured.peer_certificate();
         secured.tune(settings);
         let connection = ByteStreamConnection::start(secured, Role::Server, peer, settings, Some(closing));
-        if !moves {
-            drop(connection.take_moving());
+        if !can_move {
+            drop(connection.take_mover());
         }
         Ok(Lane::tcp(connection).with_client(client))
     }

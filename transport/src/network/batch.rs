@@ -6,39 +6,39 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-/// The maximum number of bytes in one system call, whatever the number of segments: the largest UDP payload over IPv4.
+/// The maximum number of bytes in one system call, for any number of segments: the largest UDP payload over IPv4.
 pub(super) const BATCH_MAX_BYTES: usize = 65_507;
 
 /// The maximum number of segments that quinn sends at once (its `MAX_TRANSMIT_SEGMENTS`).
 pub(super) const QUINN_SEGMENTS: usize = 10;
 
-/// The bounds on segments sent at once.
+/// The maximum numbers of segments sent together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
-    /// By quinn, when it has more to send. A transmit of fewer is the end of a burst, or a small message: it is sent at
-    /// once.
+    /// The number that quinn sends at once if it has more. A shorter transmit is the end of a burst or a small message,
+    /// and is sent immediately.
     pub(super) burst: usize,
-    /// By the kernel.
+    /// The kernel's maximum per system call.
     pub(super) kernel: usize,
 }
 
-/// Datagrams to one destination that quinn has sent but that were not passed to the kernel yet.
+/// Datagrams to one destination, accepted from quinn and not yet passed to the kernel.
 ///
 /// A system call costs as much as encrypting a dozen packets of 1,472 bytes. quinn passes ten at a time to its socket,
-/// and the kernel accepts 44. So transmits of ten full segments are held, because more are expected. The batch size
+/// and the kernel accepts 44. So transmits of ten full segments are buffered, because more are expected. The batch size
 /// grows with success: the first batch of a burst is sent after one transmit, the next after two, then four. A shorter
-/// transmit closes the batch and is sent at once, at the same cost as without batches.
+/// transmit completes the batch, which is sent immediately, at the same cost as without batches.
 ///
-/// It decides; `send` executes. A `send` that fails with `WouldBlock` has sent nothing.
+/// The caller's `send` does the I/O. A `send` that fails with `WouldBlock` has sent nothing.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     kind: Option<Kind>,
-    /// Datagrams of `kind`, all full but perhaps the last. Those before `sent` are sent already.
+    /// Datagrams of `kind`; only the last may be short. Those before `sent` were sent.
     bytes: Vec<u8>,
     sent: usize,
     /// The number of consecutive full batches.
     streak: u32,
-    /// Incremented whenever anything is taken or sent, so that a flush task can detect activity.
+    /// Incremented on each accepted transmit and each send, so that a flush task can detect activity.
     changes: u64,
 }
 
@@ -52,10 +52,10 @@ struct Kind {
 }
 
 impl Batch {
-    /// Takes `transmit`: each of its datagrams is sent or held.
+    /// Accepts `transmit`: each of its datagrams is sent or held.
     ///
     /// # Errors
-    /// `WouldBlock`: none of it was taken; the caller may try again.
+    /// `WouldBlock`: nothing was accepted; the caller may try again.
     pub(super) fn take(
         &mut self,
         transmit: &Transmit<'_>,
@@ -72,10 +72,10 @@ impl Batch {
         }
     }
 
-    /// Sends the held datagrams, because no more followed.
+    /// Sends the held datagrams when no more follow.
     ///
     /// # Errors
-    /// `WouldBlock`: the rest is still held.
+    /// `WouldBlock`: the unsent datagrams are still held.
     pub(super) fn flush(
         &mut self,
         bounds: Bounds,
@@ -83,9 +83,9 @@ impl Batch {
     ) -> io::Result<()> {
         self.streak = 0;
         let sent = self.send_all(bounds, &mut send);
-        self.tidy();
+        self.compact();
         if self.is_empty() {
-            self.bytes = Vec::new(); // An idle peer holds no memory.
+            self.bytes = Vec::new(); // Idle peers use no memory.
         }
         sent
     }
@@ -95,12 +95,12 @@ impl Batch {
     }
 
     /// The counter of changes while datagrams are held; otherwise `None`.
-    pub(super) fn look(&self) -> Option<u64> {
+    pub(super) fn change_count(&self) -> Option<u64> {
         (!self.is_empty()).then_some(self.changes)
     }
 
-    /// Whether `transmit` may share a system call with the held datagrams: if it is of the same kind, or one shorter
-    /// datagram, and follows only whole segments, because the kernel splits by length.
+    /// Whether `transmit` may share a system call with the held datagrams: it is of the same kind or one shorter
+    /// datagram, and all held segments are full, because the kernel splits by length.
     fn continues(&self, transmit: &Transmit<'_>) -> bool {
         let (Some(held), new) = (self.kind, Kind::of(transmit)) else { return false };
         let is_open = self.bytes.len().is_multiple_of(held.segment);
@@ -108,7 +108,7 @@ impl Batch {
         is_open && (new == held || is_tail && new == Kind { segment: new.segment, ..held })
     }
 
-    /// Sends `transmit` without copying it. If the socket accepts only a part, the rest is held.
+    /// Sends `transmit` without copying it. If the socket accepts only a part, the remainder is held.
     fn pass_through(
         &mut self,
         transmit: &Transmit<'_>,
@@ -147,16 +147,16 @@ impl Batch {
             true => self.send_full_batches(bounds, &mut send),
             false => self.send_all(bounds, &mut send),
         };
-        // If a part of it was sent, the caller must not send it again: then the rest is held.
+        // If a part was sent, the caller must not send it again, so the remainder is held.
         let refused = sent.is_err() && self.sent <= held;
         if refused {
             self.bytes.truncate(held);
         }
-        self.tidy();
+        self.compact();
         if refused { sent } else { Ok(()) }
     }
 
-    /// Sends batches of the size that the streak suggests, while they are full.
+    /// Sends full batches, of the size that follows from the streak.
     fn send_full_batches(
         &mut self,
         bounds: Bounds,
@@ -174,7 +174,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Sends everything, in batches as large as the kernel accepts.
+    /// Sends all datagrams, in batches as large as the kernel accepts.
     fn send_all(
         &mut self,
         bounds: Bounds,
@@ -199,8 +199,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Removes the sent datagrams. The rest, mostly less than a batch, moves to the front.
-    fn tidy(&mut self) {
+    /// Removes the sent datagrams. The others, mostly less than a batch, move to the front.
+    fn compact(&mut self) {
         self.bytes.drain(..self.sent);
         self.sent = 0;
     }
@@ -236,14 +236,14 @@ fn is_worth_holding(transmit: &Transmit<'_>, bounds: Bounds) -> bool {
         && batch_segments(segment, bounds.kernel) > bounds.burst
 }
 
-/// The number of segments of this size that fill a system call of quinn; `None` if it makes no difference.
-/// Seven jumbo segments are one call, ten are two of five.
+/// The number of segments of this size that quinn should send at once to fill a system call; `None` for quinn's
+/// default. Seven jumbo segments fit one call, ten need two calls of five.
 pub(super) fn burst_of(segment: usize) -> Option<usize> {
     let fits = BATCH_MAX_BYTES / segment.max(1);
     (BURST_MIN..QUINN_SEGMENTS).contains(&fits).then_some(fits)
 }
 
-/// The minimum of such segments, since other peers of the socket have smaller ones.
+/// The minimum of [`burst_of`], since other peers of the socket have smaller segments.
 const BURST_MIN: usize = 5;
 
 /// The number of segments in one system call.

@@ -24,27 +24,27 @@ use tokio::{
     task::yield_now,
 };
 
-/// The maximum number of peers with a line. A line costs some hundred bytes, and its batch while it is busy. Further
-/// peers replace an idle one.
-const LINES_MAX: usize = 4_096;
+/// The maximum number of peer queues. A queue costs some hundred bytes, and a batch while it is busy. A new peer
+/// replaces an idle one.
+const PEERS_MAX: usize = 4_096;
 
-/// A UDP socket over another one, with a batch for each peer.
+/// A UDP socket that wraps another one and keeps a batch for each peer.
 ///
 /// A batch is sent when it is full, when a short transmit follows, or when nothing followed while the runtime polled
-/// all other ready tasks twice: no timer is involved. So a burst is one system call, and its end waits for two turns of
-/// the runtime. Each peer has its own batch, since a system call has one destination.
+/// all other ready tasks twice; there is no timer. So a burst is one system call, and its last datagrams wait for two
+/// rounds of the runtime. Each peer has a batch, since a system call has one destination.
 pub struct Batching {
     socket: Arc<dyn AsyncUdpSocket>,
-    lines: RwLock<HashMap<SocketAddr, Arc<Line>>>,
-    /// The number of segments that quinn is asked to send at once, for the largest segments seen: quinn queries it
-    /// without naming the peer.
+    peers: RwLock<HashMap<SocketAddr, Arc<PeerQueue>>>,
+    /// The number of segments that quinn should send at once, for the largest segments seen: quinn queries it for the
+    /// socket, not for each peer.
     burst: AtomicUsize,
 }
 
 impl Batching {
-    /// Collects the datagrams sent to `socket` from within a tokio runtime. Without a runtime they are sent at once.
+    /// Batches datagrams sent from within a tokio runtime to `socket`. Without a runtime they are sent immediately.
     pub fn over(socket: Arc<dyn AsyncUdpSocket>) -> Self {
-        Self { socket, lines: RwLock::default(), burst: AtomicUsize::new(QUINN_SEGMENTS) }
+        Self { socket, peers: RwLock::default(), burst: AtomicUsize::new(QUINN_SEGMENTS) }
     }
 
     fn bounds(&self) -> Bounds {
@@ -59,24 +59,24 @@ impl Batching {
         }
     }
 
-    /// The line to `peer`, created if there is none and there is room.
-    fn line(&self, peer: SocketAddr) -> Option<Arc<Line>> {
-        let lines = self.lines.read().unwrap_or_else(PoisonError::into_inner);
-        let found = lines.get(&peer).cloned();
-        drop(lines);
-        found.or_else(|| self.open_line(peer))
+    /// The queue for `peer`, created if necessary; `None` if there are too many busy peers.
+    fn queue(&self, peer: SocketAddr) -> Option<Arc<PeerQueue>> {
+        let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
+        let found = peers.get(&peer).cloned();
+        drop(peers);
+        found.or_else(|| self.add_peer(peer))
     }
 
-    fn open_line(&self, peer: SocketAddr) -> Option<Arc<Line>> {
-        let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() >= LINES_MAX {
-            let quiet = *lines.iter().find(|(_, line)| line.is_quiet())?.0;
-            lines.remove(&quiet);
+    fn add_peer(&self, peer: SocketAddr) -> Option<Arc<PeerQueue>> {
+        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
+        if peers.len() >= PEERS_MAX {
+            let idle = *peers.iter().find(|(_, queue)| queue.is_idle())?.0;
+            peers.remove(&idle);
         }
-        let line = lines
+        let queue = peers
             .entry(peer)
-            .or_insert_with(|| Arc::new(Line::new(Arc::clone(&self.socket))));
-        Some(Arc::clone(line))
+            .or_insert_with(|| Arc::new(PeerQueue::new(Arc::clone(&self.socket))));
+        Some(Arc::clone(queue))
     }
 }
 
@@ -87,9 +87,9 @@ impl AsyncUdpSocket for Batching {
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         self.note_segments(transmit);
-        match self.line(transmit.destination) {
-            Some(line) => line.take(transmit, self.bounds()),
-            // Sends all of it at once; QUIC detects the loss of a part that was not sent.
+        match self.queue(transmit.destination) {
+            Some(queue) => queue.take(transmit, self.bounds()),
+            // Sends it immediately. QUIC detects the loss of unsent datagrams.
             None => Batch::default().take(transmit, self.bounds(), |t| self.socket.try_send(t)),
         }
     }
@@ -128,7 +128,7 @@ impl fmt::Debug for Batching {
 }
 
 /// The batch of one peer, and its flush task.
-struct Line {
+struct PeerQueue {
     socket: Arc<dyn AsyncUdpSocket>,
     outbox: Mutex<Outbox>,
 }
@@ -137,17 +137,17 @@ struct Line {
 struct Outbox {
     batch: Batch,
     /// The flush task, started when first needed.
-    flush: Option<Flush>,
+    flush: Option<FlushTask>,
 }
 
-/// The task that flushes a line once nothing follows. Aborted when this is dropped.
-struct Flush {
-    /// The runtime of the peer's connection, whose turns it awaits. A connection may move to another thread.
+/// The task that flushes a queue once nothing follows. Dropping this ends it.
+struct FlushTask {
+    /// The runtime of the peer's connection, which may move to another one.
     runtime: runtime::Id,
     held: Arc<Notify>,
 }
 
-impl Line {
+impl PeerQueue {
     fn new(socket: Arc<dyn AsyncUdpSocket>) -> Self {
         Self { socket, outbox: Mutex::default() }
     }
@@ -158,7 +158,7 @@ impl Line {
         match Handle::try_current() {
             Ok(runtime) if !outbox.batch.is_empty() => outbox.flush_on(&runtime, self),
             Ok(_) => {}
-            // There is no task to send it later. Datagrams that the socket refuses now are sent with the next ones.
+            // No task can send the batch later. Datagrams that the socket refuses now are sent with the next ones.
             Err(_) => drop(outbox.batch.flush(bounds, |t| self.socket.try_send(t))),
         }
         taken
@@ -169,15 +169,15 @@ impl Line {
         self.outbox().batch.flush(bounds, |t| self.socket.try_send(t))
     }
 
-    /// Whether nothing is held and no task is sending.
-    fn is_quiet(&self) -> bool {
+    /// Whether no datagram is held and no task is sending.
+    fn is_idle(&self) -> bool {
         self.outbox.try_lock().is_ok_and(|outbox| outbox.batch.is_empty())
     }
 
-    /// See [`Batch::look`]. Also `None` if another task flushes this line.
-    fn look(&self, held: &Arc<Notify>) -> Option<u64> {
+    /// See [`Batch::change_count`]. Also `None` if another task flushes this queue.
+    fn change_count(&self, held: &Arc<Notify>) -> Option<u64> {
         let outbox = self.outbox();
-        outbox.batch.look().filter(|_| outbox.is_flushed_by(held))
+        outbox.batch.change_count().filter(|_| outbox.is_flushed_by(held))
     }
 
     async fn writable(&self) -> io::Result<()> {
@@ -185,18 +185,18 @@ impl Line {
         poll_fn(|cx| poller.as_mut().poll_writable(cx)).await
     }
 
-    /// Ignores poison: a batch is consistent after every step.
+    /// Ignores lock poisoning: a batch is consistent after every step.
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Outbox {
-    /// Makes a task on `runtime` send the held datagrams of `line` once nothing follows.
-    fn flush_on(&mut self, runtime: &Handle, line: &Arc<Line>) {
+    /// Wakes or starts the task on `runtime` that flushes `queue` once nothing follows.
+    fn flush_on(&mut self, runtime: &Handle, queue: &Arc<PeerQueue>) {
         match &self.flush {
             Some(flush) if flush.runtime == runtime.id() => flush.held.notify_one(),
-            _ => self.flush = Some(Flush::start(runtime, line)),
+            _ => self.flush = Some(FlushTask::start(runtime, queue)),
         }
     }
 
@@ -205,41 +205,41 @@ impl Outbox {
     }
 }
 
-impl Drop for Line {
+impl Drop for PeerQueue {
     /// Sends the last held datagrams of a connection when its endpoint is dropped.
     fn drop(&mut self) {
         let _ = self.flush();
     }
 }
 
-impl Flush {
-    /// Starts the task for `line`, which holds datagrams.
-    fn start(runtime: &Handle, line: &Arc<Line>) -> Self {
+impl FlushTask {
+    /// Starts the task for `queue`, which holds datagrams.
+    fn start(runtime: &Handle, queue: &Arc<PeerQueue>) -> Self {
         let held = Arc::new(Notify::new());
         held.notify_one();
-        runtime.spawn(flush_when_quiet(Arc::downgrade(line), Arc::clone(&held)));
+        runtime.spawn(flush_when_idle(Arc::downgrade(queue), Arc::clone(&held)));
         Self { runtime: runtime.id(), held }
     }
 }
 
-impl Drop for Flush {
+impl Drop for FlushTask {
     fn drop(&mut self) {
         self.held.notify_one();
     }
 }
 
-/// Sends the held datagrams of a line once nothing follows. Ends when the line has another flush task.
-async fn flush_when_quiet(line: Weak<Line>, held: Arc<Notify>) {
+/// Sends the held datagrams of a queue once nothing follows. Ends when the queue has another flush task.
+async fn flush_when_idle(queue: Weak<PeerQueue>, held: Arc<Notify>) {
     loop {
         held.notified().await;
-        let Some(line) = line.upgrade().filter(|line| line.outbox().is_flushed_by(&held)) else { return };
-        let mut last_look = None;
+        let Some(queue) = queue.upgrade().filter(|queue| queue.outbox().is_flushed_by(&held)) else { return };
+        let mut last_changes = None;
         // Between two checks, all other ready tasks run.
-        while let look @ Some(_) = line.look(&held) {
-            if look == last_look && line.flush().is_err() && line.writable().await.is_err() {
+        while let changes @ Some(_) = queue.change_count(&held) {
+            if changes == last_changes && queue.flush().is_err() && queue.writable().await.is_err() {
                 return;
             }
-            last_look = look;
+            last_changes = changes;
             yield_now().await;
         }
     }

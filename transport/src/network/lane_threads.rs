@@ -1,4 +1,4 @@
-//! [`LaneThreads`]: threads for lanes, each with its own runtime, and the placement of lanes on them.
+//! [`LaneThreads`]: a pool of threads for lanes, each with a tokio runtime, and the placement of lanes on them.
 
 use crate::network::moving::TaskMover;
 use std::{
@@ -14,7 +14,7 @@ use tokio::{
     sync::oneshot,
 };
 
-/// A thread that runs only lanes. It ends, with all its tasks, when this is dropped.
+/// A thread that runs only lanes. Dropping this stops the thread and drops its tasks.
 pub struct LaneThread {
     handle: Handle,
     /// The number of lanes on it.
@@ -45,7 +45,7 @@ impl LaneThread {
     }
 }
 
-/// The slot of a lane on a thread, counted until it is dropped. All clones of the lane share it.
+/// A lane's slot on a thread, which counts the lane until it is dropped. All clones of the lane share it.
 #[derive(Debug)]
 pub(crate) struct ThreadSlot(Arc<LaneThread>);
 
@@ -75,10 +75,10 @@ impl fmt::Debug for LaneThread {
     }
 }
 
-/// The threads over which a server spreads the further lanes of its sessions.
+/// The thread pool for the further lanes of a server's sessions.
 ///
-/// They are started on demand, so a server whose sessions have one lane each keeps a single thread. Started threads
-/// stay, and sleep without lanes.
+/// Threads are started on demand, so a server whose sessions have one lane each starts none. Started threads are kept,
+/// and sleep without lanes.
 #[derive(Debug)]
 pub struct LaneThreads {
     max: usize,
@@ -86,7 +86,7 @@ pub struct LaneThreads {
 }
 
 impl LaneThreads {
-    /// At most `max` threads; with none, lanes stay on the runtime that accepts them.
+    /// A pool of at most `max` threads. With 0, lanes stay on the runtime that accepted them.
     pub fn new(max: usize) -> Self {
         Self { max, threads: Mutex::default() }
     }
@@ -95,9 +95,9 @@ impl LaneThreads {
     pub(crate) fn least_used(&self) -> Option<ThreadSlot> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();
-        let thread = match seat(&lanes, self.max) {
-            Placement::Nowhere => None,
-            Placement::At(index) => Some(Arc::clone(&threads[index])),
+        let thread = match place(&lanes, self.max) {
+            Placement::None => None,
+            Placement::Existing(index) => Some(Arc::clone(&threads[index])),
             Placement::New => match LaneThread::start(&format!("lanes-{}", lanes.len() + 1)) {
                 Ok(thread) => {
                     let thread = Arc::new(thread);
@@ -119,29 +119,29 @@ impl LaneThreads {
 #[derive(Debug, PartialEq, Eq)]
 enum Placement {
     /// On the thread with this index.
-    At(usize),
+    Existing(usize),
     /// On a new thread.
     New,
-    /// On none: no threads are allowed.
-    Nowhere,
+    /// On no thread, since none is allowed.
+    None,
 }
 
 /// The placement of the next lane, given the `lanes` of each thread and at most `max` threads.
-fn seat(lanes: &[usize], max: usize) -> Placement {
+fn place(lanes: &[usize], max: usize) -> Placement {
     let least = lanes.iter().copied().enumerate().min_by_key(|(_, lanes)| *lanes);
     match least {
-        Some((index, 0)) => Placement::At(index),
+        Some((index, 0)) => Placement::Existing(index),
         _ if lanes.len() < max => Placement::New,
-        Some((index, _)) => Placement::At(index),
-        None => Placement::Nowhere,
+        Some((index, _)) => Placement::Existing(index),
+        None => Placement::None,
     }
 }
 
-/// Moves the connection of `moving` to the least used of `threads`; returns its slot there.
-pub(crate) fn settle(moving: &TaskMover, threads: &LaneThreads) -> Option<ThreadSlot> {
-    let seated = threads.least_used()?;
-    moving.to(seated.handle().clone());
-    Some(seated)
+/// Moves the connection of `mover` to the least used of `threads`; returns its slot there.
+pub(crate) fn move_to_thread(mover: &TaskMover, threads: &LaneThreads) -> Option<ThreadSlot> {
+    let slot = threads.least_used()?;
+    mover.move_to(slot.handle().clone());
+    Some(slot)
 }
 
 #[cfg(test)]
@@ -153,13 +153,13 @@ mod tests {
         /// Lanes spread evenly: no thread gets another lane while one has fewer or could be started.
         #[test]
         fn lanes_spread_evenly(lanes in prop::collection::vec(0usize..5, 0..9), max in 0usize..9) {
-            match seat(&lanes, max) {
-                Placement::At(index) => {
+            match place(&lanes, max) {
+                Placement::Existing(index) => {
                     prop_assert!(lanes.iter().all(|other| *other >= lanes[index]));
                     prop_assert!(lanes[index] == 0 || lanes.len() >= max);
                 }
                 Placement::New => prop_assert!(lanes.len() < max && !lanes.contains(&0)),
-                Placement::Nowhere => prop_assert!(lanes.is_empty() && max == 0),
+                Placement::None => prop_assert!(lanes.is_empty() && max == 0),
             }
         }
     }
@@ -167,19 +167,19 @@ mod tests {
     #[test]
     fn threads_are_started_on_demand_and_then_shared() {
         let threads = LaneThreads::new(2);
-        let id = |seated: &ThreadSlot| seated.handle().id();
+        let id = |slot: &ThreadSlot| slot.handle().id();
         let (first, second) = (threads.least_used().unwrap(), threads.least_used().unwrap());
         assert_ne!(id(&first), id(&second));
         let also_second = Arc::clone(&second.0);
         let third = threads.least_used().unwrap();
         assert_eq!(id(&third), id(&first));
         drop(second);
-        assert_ne!(id(&threads.least_used().unwrap()), id(&first), "the other one is free again");
+        assert_ne!(id(&threads.least_used().unwrap()), id(&first), "the second thread is free again");
         drop(also_second);
         assert!(LaneThreads::new(0).least_used().is_none());
     }
 
-    /// A thread ends with its owner, and its tasks are dropped on it.
+    /// A thread ends when its owner is dropped, and drops its tasks.
     #[test]
     fn a_thread_ends_with_its_owner() {
         let thread = LaneThread::start("test").unwrap();

@@ -1,9 +1,9 @@
-//! Moves connections from the thread that accepted them to another one.
+//! [`MovingRuntime`] and [`TaskMover`]: move connections from the thread that accepted them to another one.
 //!
 //! A server learns the session of a connection from its first message, after quinn has spawned the connection's task.
-//! Spreading connections before that could put the lanes of one session on one thread, and would cost a session with a
-//! single lane a hop between threads for each chunk. So every connection starts on the accepting thread, and only a
-//! lane that joins a session moves.
+//! Distributing connections earlier could put the lanes of one session on one thread, and would cost a session with a
+//! single lane a thread switch for each chunk. So every connection starts on the accepting thread, and only a lane that
+//! joins a session is moved.
 
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime};
 use std::{
@@ -20,11 +20,11 @@ use tokio::{
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A quinn runtime over another one, with tasks that can be moved.
+/// A quinn runtime whose tasks can be moved; wraps another one.
 #[derive(Debug)]
 pub(crate) struct MovingRuntime {
     inner: Arc<dyn Runtime>,
-    /// Held while a connection is accepted, so that the task spawned meanwhile is the connection's.
+    /// Locked while a connection is accepted, so that the task spawned meanwhile is the connection's.
     accepting: Mutex<()>,
     spawned: Mutex<Option<TaskMover>>,
 }
@@ -37,7 +37,7 @@ impl MovingRuntime {
     /// Runs `accept`, which accepts one connection; returns the mover of the task that it spawned.
     pub(crate) fn accepting<T>(&self, accept: impl FnOnce() -> T) -> (T, Option<TaskMover>) {
         let _one_at_a_time = lock(&self.accepting);
-        lock(&self.spawned).take(); // The endpoint's own task, which stays.
+        lock(&self.spawned).take(); // The endpoint's task, which is not moved.
         let accepted = accept();
         (accepted, lock(&self.spawned).take())
     }
@@ -49,9 +49,9 @@ impl Runtime for MovingRuntime {
     }
 
     fn spawn(&self, task: Task) {
-        let moving = TaskMover::default();
-        *lock(&self.spawned) = Some(moving.clone());
-        self.inner.spawn(Box::pin(MovingTask { task: Some(task), moving }));
+        let mover = TaskMover::default();
+        *lock(&self.spawned) = Some(mover.clone());
+        self.inner.spawn(Box::pin(MovingTask { task: Some(task), mover }));
     }
 
     fn wrap_udp_socket(&self, socket: std::net::UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
@@ -63,67 +63,67 @@ impl Runtime for MovingRuntime {
     }
 }
 
-/// Moves one task. Cheap to clone.
+/// Moves one task to another runtime. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct TaskMover(Arc<Mutex<Order>>);
+pub(crate) struct TaskMover(Arc<Mutex<MoveRequest>>);
 
 #[derive(Default)]
-struct Order {
-    to: Option<Handle>,
+struct MoveRequest {
+    target: Option<Handle>,
     waker: Option<Waker>,
 }
 
 impl TaskMover {
     /// Spawns `task` on the current runtime; returns its mover.
     pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
-        let moving = Self::default();
-        tokio::spawn(MovingTask { task: Some(Box::pin(task)), moving: moving.clone() });
-        moving
+        let mover = Self::default();
+        tokio::spawn(MovingTask { task: Some(Box::pin(task)), mover: mover.clone() });
+        mover
     }
 
-    /// Moves the task to the runtime `there`. It moves once: later calls have no effect.
-    pub(crate) fn to(&self, there: Handle) {
+    /// Moves the task to the runtime `target`. It moves once: later calls have no effect.
+    pub(crate) fn move_to(&self, target: Handle) {
         let waker = {
-            let mut order = lock(&self.0);
-            order.to = Some(there);
-            order.waker.take()
+            let mut request = lock(&self.0);
+            request.target = Some(target);
+            request.waker.take()
         };
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    /// The runtime to move to, if there is one; otherwise `waker` is woken on the move.
+    /// Takes the requested runtime. If there is no request, registers `waker` for it.
     fn poll(&self, waker: &Waker) -> Option<Handle> {
-        let mut order = lock(&self.0);
-        if order.to.is_none() && !order.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            order.waker = Some(waker.clone());
+        let mut request = lock(&self.0);
+        if request.target.is_none() && !request.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            request.waker = Some(waker.clone());
         }
-        order.to.take()
+        request.target.take()
     }
 }
 
 impl fmt::Debug for TaskMover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Moving")
+        f.write_str("TaskMover")
     }
 }
 
-/// A task that can be moved: it ends on one runtime and continues on another. Costs an uncontended lock for each poll.
+/// A task that can be moved: it is respawned on another runtime. Costs an uncontended lock for each poll.
 ///
-/// No wake-up is lost: a spawned task is polled at least once, checks everything that it awaits, and from then on is
-/// woken on its new runtime.
+/// No wake-up is lost: a spawned task is polled at least once, which polls all its futures and registers their wakers
+/// on the new runtime.
 struct MovingTask {
     task: Option<Task>,
-    moving: TaskMover,
+    mover: TaskMover,
 }
 
 impl Future for MovingTask {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if let Some(there) = self.moving.poll(cx.waker()) {
-            self.task.take().map(|task| there.spawn(task));
+        if let Some(target) = self.mover.poll(cx.waker()) {
+            self.task.take().map(|task| target.spawn(task));
             return Poll::Ready(());
         }
         match &mut self.task {
@@ -133,7 +133,7 @@ impl Future for MovingTask {
     }
 }
 
-/// A timer that moves with its task: otherwise it would wake the old thread for every packet.
+/// A timer that moves with its task; otherwise it would wake the previous thread for every packet.
 struct MovingTimer {
     sleep: Pin<Box<Sleep>>,
     at: Instant,
@@ -193,11 +193,11 @@ mod tests {
                 answer.send((question, name)).unwrap();
             }
         };
-        let ((), moving) = runtime.accepting(|| runtime.spawn(Box::pin(task)));
-        let moving = moving.unwrap();
+        let ((), mover) = runtime.accepting(|| runtime.spawn(Box::pin(task)));
+        let mover = mover.unwrap();
         ask.send(1).unwrap();
         let (first, here) = answers.recv().await.unwrap();
-        moving.to(thread.handle().clone());
+        mover.move_to(thread.handle().clone());
         ask.send(2).unwrap();
         ask.send(3).unwrap();
         let (second, there) = answers.recv().await.unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_an_accept_there_is_no_mover() {
+    async fn only_an_accept_returns_a_mover() {
         let runtime = MovingRuntime::over(Arc::new(quinn::TokioRuntime));
         runtime.spawn(Box::pin(std::future::pending()));
         assert!(runtime.accepting(|| ()).1.is_none());

@@ -1,4 +1,4 @@
-//! [`Socket`]: a UDP socket of this machine, for quinn.
+//! [`Socket`]: the system's UDP socket, for quinn.
 
 use quinn::{
     AsyncUdpSocket, UdpPoller,
@@ -18,8 +18,8 @@ use tokio::{io::Interest, net::UdpSocket};
 
 /// A UDP socket with segmentation offload for sending and receiving.
 ///
-/// Unlike quinn's own socket, it requests buffers of a chosen size and warns if the kernel grants less. Its callers
-/// must respect the kernel's bounds on batches; [`Batching`](super::Batching) does.
+/// Unlike quinn's socket, it requests buffers of a configured size and warns if the kernel grants less. Callers must
+/// respect the kernel's bounds on batches, as [`Batching`](super::Batching) does.
 pub(super) struct Socket {
     io: UdpSocket,
     state: UdpSocketState,
@@ -101,15 +101,15 @@ fn segments_received(payload_max: u16) -> usize {
     usize::from(u16::MAX).div_ceil(payload_max.into()) + 1
 }
 
-/// Requests buffers of `bytes`, beyond the system's limit if permitted (CAP_NET_ADMIN). Warns once if they stay
-/// smaller: a receive buffer below the window loses packets in every burst.
+/// Requests buffers of `bytes`, beyond the system's limit if permitted (CAP_NET_ADMIN). Warns once if the kernel grants
+/// less: a receive buffer below the window loses packets in every burst.
 fn size_buffers(socket: &socket2::Socket, bytes: usize) {
     static WARN_ONCE: Once = Once::new();
     let _ = sockopt::set_socket_recv_buffer_size_force(socket, bytes)
         .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, bytes));
     let _ = sockopt::set_socket_send_buffer_size_force(socket, bytes)
         .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes));
-    // The kernel doubles what it grants, for its own bookkeeping.
+    // The kernel doubles the granted size, for its bookkeeping.
     let granted = socket.recv_buffer_size().unwrap_or(0) / 2;
     if granted < bytes {
         WARN_ONCE.call_once(|| {
@@ -123,7 +123,7 @@ fn size_buffers(socket: &socket2::Socket, bytes: usize) {
     }
 }
 
-/// Waits until the socket can send again. Each task has its own, so that none replaces another's waker.
+/// Waits until the socket is writable. Each task has its own poller, so that no task replaces another's waker.
 struct Writable {
     socket: Arc<Socket>,
     waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
@@ -153,7 +153,7 @@ mod tests {
 
     /// A receive buffer shorter than a coalesced batch truncates it, and the datagrams beyond are lost.
     #[test]
-    fn receive_buffers_hold_whole_batches() {
+    fn receive_buffers_hold_complete_batches() {
         for payload_max in [1_200, 1_452, 1_472, 8_972, 65_000] {
             assert!(segments_received(payload_max) * usize::from(payload_max) >= 65_536);
         }

@@ -1,4 +1,4 @@
-//! [`ByteStream`]: TCP connections, or simulated ones.
+//! [`ByteStream`]: a TCP connection, or a simulated one.
 
 use rustix::net::sockopt;
 use socket2::SockRef;
@@ -25,25 +25,26 @@ pub trait ByteStream: AsyncRead + AsyncWrite + Debug + Send + Unpin + 'static {
 /// A lane's measurements and settings for its byte stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamTuning {
-    /// The time that the peer took to answer the handshake: a round trip and its work.
+    /// The time until the peer's answer in the handshake: a round trip and the peer's computation.
     pub answer_time: Duration,
-    /// The time without an acknowledgement after which the peer counts as lost.
+    /// The time without an acknowledgement after which the connection fails.
     pub idle_timeout: Duration,
 }
 
-/// The answer time below which a path counts as short: within one region, even with a busy peer.
-const SHORT_PATH: Duration = Duration::from_millis(20);
+/// The minimum answer time of a long path. Within one region, answers are faster even from a busy peer.
+const LONG_PATH_ANSWER_TIME: Duration = Duration::from_millis(20);
 
-/// The maximum of unsent bytes in the system's queue: enough until the lane is woken and writes more, 200 us at 10
-/// Gbit/s.
+/// The maximum of unsent bytes in the kernel's send buffer: 200 us at 10 Gbit/s, enough until the lane's task is woken
+/// and writes more.
 ///
-/// Without the limit the send buffer, 4 MiB and more, is full: each control message waits for it, and two processors
-/// send for one connection, that of the lane and that on which acknowledgements arrive, so that packets can overtake
-/// each other (docs/tcp-lanes.md).
+/// Without this limit the send buffer, of 4 MiB and more, is always full: each control message waits behind it, and two
+/// processors send packets of one connection, that of the lane and that of incoming acknowledgements, so that packets
+/// can be reordered (docs/tcp-lanes.md).
 const UNSENT_BYTES: u32 = 256 << 10;
 
 impl ByteStream for TcpStream {
-    /// Bounds the unsent bytes. On a long path, restores the system's BBR, which was replaced when the socket was made.
+    /// Bounds the unsent bytes. On a long path, restores BBR if it is the system's default, which [`start_with_cubic`]
+    /// replaced.
     fn tune(&self, tuning: StreamTuning) {
         let timeout_ms = u32::try_from(tuning.idle_timeout.as_millis()).unwrap_or(u32::MAX);
         if let Err(error) = sockopt::set_tcp_user_timeout(self, timeout_ms) {
@@ -52,7 +53,7 @@ impl ByteStream for TcpStream {
         if let Err(error) = SockRef::from(self).set_tcp_notsent_lowat(UNSENT_BYTES) {
             tracing::debug!(%error, "The unsent bytes of a TCP lane could not be bounded.");
         }
-        if tuning.answer_time >= SHORT_PATH
+        if tuning.answer_time >= LONG_PATH_ANSWER_TIME
             && sockopt::tcp_congestion(self).is_ok_and(|name| name == CUBIC)
             && let Some(BBR) = system_congestion().as_deref()
             && let Err(error) = sockopt::set_tcp_congestion(self, BBR)
@@ -65,11 +66,11 @@ impl ByteStream for TcpStream {
 const BBR: &str = "bbr";
 const CUBIC: &str = "cubic";
 
-/// Replaces BBR by CUBIC on a socket that is not yet connected, or that listens. Other congestion controls stay.
+/// Replaces BBR by CUBIC on an unconnected or listening socket. Keeps other congestion controls.
 ///
-/// BBR paces with a timer for each packet, which costs half of the speed at MTU 1500. On a long path its tolerance of
-/// loss is worth that, but only the handshake shows how long the path is. To replace BBR then is too late: the kernel
-/// continues to pace the connection, and without segmentation offload such a connection ran at a tenth of the speed
+/// BBR paces with a timer for each packet, which costs half of the speed at MTU 1500. On a long path its loss tolerance
+/// is worth this cost, but the path's length is known only after the handshake. BBR cannot be replaced then: the kernel
+/// continues to pace the connection, which without segmentation offload ran at a tenth of the speed
 /// (docs/tcp-lanes.md).
 fn start_with_cubic(socket: impl AsFd) {
     if sockopt::tcp_congestion(&socket).is_ok_and(|name| name == BBR)
@@ -79,25 +80,25 @@ fn start_with_cubic(socket: impl AsFd) {
     }
 }
 
-/// The congestion control that the system gives to new sockets.
+/// The system's default congestion control.
 fn system_congestion() -> Option<String> {
     let socket = TcpSocket::new_v4().or_else(|_| TcpSocket::new_v6()).ok()?;
     sockopt::tcp_congestion(&socket).ok()
 }
 
-/// A byte stream that is being opened. The caller sets the deadline.
+/// The future of a byte stream that is being opened. The caller sets the deadline.
 pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
 
 /// Accepts byte streams.
 pub trait StreamListener: Debug + Send + Sync + 'static {
-    /// Accepts the next one, with its peer's address.
+    /// Accepts the next byte stream, with its peer's address.
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, SocketAddr)>>;
 
     /// The local address.
     fn local_address(&self) -> io::Result<SocketAddr>;
 }
 
-/// The maximum number of connections waiting to be accepted, which cost only the kernel; as many as QUIC's.
+/// The maximum number of connections waiting to be accepted, in the kernel; the same number as for QUIC.
 const BACKLOG: i32 = 1_024;
 
 /// Opens a TCP connection from `local` to `peer`.
@@ -111,7 +112,7 @@ pub(super) async fn connect(local: IpAddr, peer: SocketAddr) -> io::Result<TcpSt
     }
     start_with_cubic(&socket);
     let stream = socket.connect(peer).await?;
-    stream.set_nodelay(true)?; // Segments are written whole, and must not wait for more.
+    stream.set_nodelay(true)?; // Each write is complete, and must not wait for more data.
     Ok(stream)
 }
 
@@ -121,7 +122,8 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.is_ipv6() && address.ip().is_unspecified() {
         socket.set_only_v6(false)?;
     }
-    // The kernel keeps connections of an ended server for a minute; they must not block the port for the next server.
+    // The kernel keeps a terminated server's connections for a minute; they must not block the port for the next
+    // server.
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     start_with_cubic(&socket); // Accepted connections inherit it.
@@ -146,9 +148,9 @@ impl StreamListener for TcpListener {
 mod tests {
     use super::*;
 
-    /// Goal: no connection ever starts with BBR, whose pacing would stay; long paths return to the system's control.
-    /// Method: both ends of a connection. On a system whose default is not BBR, or which refuses CUBIC, all of them keep
-    /// the default.
+    /// Goal: no connection starts with BBR, whose pacing would persist; long paths return to the system's congestion
+    /// control. Method: both ends of a connection. If the system's default is not BBR, or CUBIC is refused, connections
+    /// keep the default.
     #[tokio::test]
     async fn connections_start_without_bbr() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -157,7 +159,7 @@ mod tests {
         let allowed = sockopt::set_tcp_congestion(TcpSocket::new_v4().unwrap(), CUBIC).is_ok();
         let initial = if system == BBR && allowed { CUBIC } else { &system };
         let idle_timeout = Duration::from_millis(7_000);
-        for (answer_time, tuned) in [(SHORT_PATH / 2, initial), (SHORT_PATH, &system)] {
+        for (answer_time, tuned) in [(LONG_PATH_ANSWER_TIME / 2, initial), (LONG_PATH_ANSWER_TIME, &system)] {
             let connected = connect(address.ip(), address).await.unwrap();
             let (accepted, _) = listener.accept().await.unwrap();
             for stream in [connected, accepted] {
@@ -170,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Goal: a configured congestion control other than BBR stays.
+    /// Goal: a configured congestion control other than BBR is kept.
     #[tokio::test]
     async fn other_congestion_controls_stay() {
         let socket = TcpSocket::new_v4().unwrap();
@@ -178,7 +180,7 @@ mod tests {
         start_with_cubic(&socket);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = socket.connect(listener.local_addr().unwrap()).await.unwrap();
-        for answer_time in [Duration::ZERO, SHORT_PATH] {
+        for answer_time in [Duration::ZERO, LONG_PATH_ANSWER_TIME] {
             stream.tune(StreamTuning { answer_time, idle_timeout: Duration::from_secs(10) });
             assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), "reno");
         }

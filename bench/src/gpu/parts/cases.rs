@@ -32,17 +32,17 @@ fn outcome(place: Place, case: Case) -> Result<String, String> {
         let end = catch_unwind(AssertUnwindSafe(|| case(place)));
         let _ = done.send(end.map_err(panic_message));
     });
-    match end.recv_timeout(CASE_MAX) {
+    match end.recv_timeout(CASE_TIMEOUT) {
         Ok(Ok(Ok(()))) => Ok(format!("{} ms", begun.elapsed().as_millis())),
         Ok(Ok(Err(error))) => Err(format!("cannot open an engine: {error:#}")),
         Ok(Err(panic)) => Err(panic),
-        Err(RecvTimeoutError::Timeout) => Err(format!("it did not end within {CASE_MAX:?}")),
+        Err(RecvTimeoutError::Timeout) => Err(format!("it did not end within {CASE_TIMEOUT:?}")),
         Err(RecvTimeoutError::Disconnected) => Err("its thread ended without a result".into()),
     }
 }
 
 /// The deadline of a case; the slowest case takes a second.
-const CASE_MAX: Duration = Duration::from_secs(20);
+const CASE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The message of a panic.
 fn panic_message(panic: Box<dyn Any + Send>) -> String {

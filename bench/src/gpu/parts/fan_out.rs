@@ -16,7 +16,7 @@ use tensor_relay_device::Capacity;
 
 pub(super) const ABOUT: &str = "\
 One server sends one version from the GPU to several readers in host memory at once, all over one socket and on one thread. \
-The rate is the sum of all readers. Per chunk of the version, `source_asked` is the number of requests, `source_reads` the \
+The rate is the sum of all readers. Per chunk of the version, `source_requests` is the number of requests, `source_reads` the \
 number of copies off the GPU for these, and `source_rereads` the number of repeated copies, because a reader was so far \
 behind the others that the chunk was no longer cached.";
 
@@ -46,7 +46,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
             let measured = Cells::of([
                 ("gb_per_s", rate(all_bytes, round.seconds)),
                 ("cpu_s_per_gib", cpu::per_gib(round.cpu_s, all_bytes)),
-                ("source_asked", (after.source_asked - before.source_asked) as f64 / chunks),
+                ("source_requests", (after.source_requests - before.source_requests) as f64 / chunks),
                 ("source_reads", (after.source_reads - before.source_reads) as f64 / chunks),
                 ("source_rereads", (after.source_rereads - before.source_rereads) as f64 / chunks),
             ]);

@@ -93,7 +93,7 @@ async fn run_in_child(job: &Job, scenario: Scenario) {
     ];
     let quick = job.quick.then(|| "--quick".into());
     let arguments = arguments.into_iter().chain(quick).collect();
-    let output = child::run(scenario.name(), arguments, SCENARIO_MAX).await;
+    let output = child::run(scenario.name(), arguments, SCENARIO_TIMEOUT).await;
     for line in output.lines {
         match line {
             Line::Check(check) => {
@@ -110,7 +110,7 @@ async fn run_in_child(job: &Job, scenario: Scenario) {
 }
 
 /// The deadline of a scenario. All four fit into the deadline of the part.
-const SCENARIO_MAX: Duration = Duration::from_secs(25);
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(25);
 
 async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     let engine = job.engine()?;
@@ -165,8 +165,8 @@ async fn server_recovers(
     broken_at: Instant,
 ) -> Result<Effect, String> {
     while serving.stats().transfers > 0 {
-        if broken_at.elapsed() > GIVE_UP_MAX {
-            return Err(format!("the server still sends the version {GIVE_UP_MAX:?} after the fault"));
+        if broken_at.elapsed() > GIVE_UP_TIMEOUT {
+            return Err(format!("the server still sends the version {GIVE_UP_TIMEOUT:?} after the fault"));
         }
         sleep(Duration::from_millis(1)).await;
     }
@@ -193,7 +193,7 @@ async fn server_recovers(
 
 /// The deadline for the server to give the version up: longer than the stall timeout of both ends, after which a
 /// transfer ends in any case.
-const GIVE_UP_MAX: Duration = Duration::from_secs(12);
+const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Checks that the subscription ended with an error of its own, and not by the deadline of this suite.
 fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Effect, String> {
@@ -240,32 +240,32 @@ async fn wait_for_progress(progress: Box<dyn Fn() -> Progress + Send>) -> Result
         if payload_bytes > 0 && verified_bytes > payload_bytes / 10 {
             return Ok(());
         }
-        if begun.elapsed() > PROGRESS_MAX {
-            bail!("the transfer had not reached a tenth within {PROGRESS_MAX:?}");
+        if begun.elapsed() > PROGRESS_TIMEOUT {
+            bail!("the transfer had not reached a tenth within {PROGRESS_TIMEOUT:?}");
         }
         sleep(Duration::from_micros(200)).await;
     }
 }
 
-const PROGRESS_MAX: Duration = Duration::from_secs(10);
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Checks that a copy of the engine ends or fails within a deadline, and prints the outcome.
 async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
     let name = format!("{}: the engine answers", scenario.name());
     let begun = Instant::now();
     let range = pieces(source.len_bytes(), CHUNK_BYTES)[0].clone();
-    let outcome = match timeout(ENGINE_MAX, source.read(range)).await {
+    let outcome = match timeout(COPY_TIMEOUT, source.read(range)).await {
         Ok(Ok(_)) => Ok("it copies as before".into()),
         Ok(Err(error)) => {
             let error = anyhow::Error::new(error);
             Ok(format!("after {} ms: {error:#}", begun.elapsed().as_millis()))
         }
-        Err(_) => Err(format!("a copy did not end within {ENGINE_MAX:?}")),
+        Err(_) => Err(format!("a copy did not end within {COPY_TIMEOUT:?}")),
     };
     printer.check(name, outcome);
 }
 
-const ENGINE_MAX: Duration = Duration::from_secs(8);
+const COPY_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Prints whether the device can be opened again in the same process.
 fn note_second_engine(printer: Printer, scenario: Scenario, place: Place) {

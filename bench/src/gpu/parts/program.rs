@@ -39,10 +39,10 @@ fn beside_this() -> Result<Option<PathBuf>> {
 async fn run_program(program: &PathBuf, arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
-    let output = match timeout(PROGRAM_MAX, command.output()).await {
+    let output = match timeout(PROGRAM_TIMEOUT, command.output()).await {
         Ok(Ok(output)) => output,
         Ok(Err(error)) => return Err(format!("it cannot be started: {error}")),
-        Err(_) => return Err(format!("it had not ended after {PROGRAM_MAX:?} and was killed")),
+        Err(_) => return Err(format!("it had not ended after {PROGRAM_TIMEOUT:?} and was killed")),
     };
     let stdout = String::from_utf8_lossy(&output.stdout).trim().replace('\n', " / ");
     if output.status.success() {
@@ -52,4 +52,4 @@ async fn run_program(program: &PathBuf, arguments: &[&str]) -> Result<String, St
     Err(format!("{}: {stderr} / {stdout}", output.status))
 }
 
-const PROGRAM_MAX: Duration = Duration::from_secs(20);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);

@@ -124,10 +124,10 @@ async fn other_process(
         .arg(format!("--shared={shared}"))
         .stdin(stdin)
         .kill_on_drop(true);
-    let output = match timeout(OTHER_MAX, command.output()).await {
+    let output = match timeout(OTHER_PROCESS_TIMEOUT, command.output()).await {
         Ok(Ok(output)) => output,
         Ok(Err(error)) => return Ok(Err(format!("it cannot be started: {error}"))),
-        Err(_) => return Ok(Err(format!("it had not ended after {OTHER_MAX:?} and was killed"))),
+        Err(_) => return Ok(Err(format!("it had not ended after {OTHER_PROCESS_TIMEOUT:?} and was killed"))),
     };
     let stdout = String::from_utf8_lossy(&output.stdout);
     let mut checks = stdout.lines().filter_map(|line| match serde_json::from_str(line) {
@@ -139,7 +139,7 @@ async fn other_process(
 }
 
 /// The deadline of the other process. Creating a context takes a second, and comparing the bytes another.
-const OTHER_MAX: Duration = Duration::from_secs(15);
+const OTHER_PROCESS_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Imports and compares the shared memory, in the other process.
 async fn import(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
@@ -168,14 +168,14 @@ async fn compare(job: &Job, engine: &Arc<CudaEngine>, exported: Exported) -> Res
         ensure!(read[..] == *piece, "the bytes from {start} on differ");
     }
     drop((source, buffer));
-    timeout(RETURN_MAX, returned.wait())
+    timeout(RETURN_TIMEOUT, returned.wait())
         .await
         .context("the import was not closed in time")?;
     Ok(format!("{} bytes are equal; opened in {opened_ms} ms", job.bytes))
 }
 
 const CAPACITY: Capacity = Capacity { slots: 4, slot_bytes: 4 << 20 };
-const RETURN_MAX: Duration = Duration::from_secs(5);
+const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The description of shared memory on the command line of the other process, without its file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -48,7 +48,7 @@ NAME = "TENSOR_RELAY"
 TIMEOUT_S = float(os.environ.get("TENSOR_RELAY_RAY_TIMEOUT", "30"))
 """How long an object may take to arrive. Below Ray's 60 s, so that our error, which names the cause, comes first."""
 
-RECONNECT_S = 5.0
+RECONNECT_TIMEOUT_S = 5.0
 """How long reconnecting is retried. The peer is on the same network: when it does not answer, it has probably died."""
 
 log = logging.getLogger("tensor_relay.integrations.ray")
@@ -102,7 +102,8 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._relay: tensor_relay.Relay | None = None
         self._published: set[str] = set()
-        self._clients = SharedClients(reconnect_timeout=RECONNECT_S, topic_timeout=RECONNECT_S, base_bytes=0)
+        timeout = RECONNECT_TIMEOUT_S
+        self._clients = SharedClients(reconnect_timeout=timeout, topic_timeout=timeout, base_bytes=0)
         self._fetching: dict[str, RelayFetch] = {}
 
     def tensor_transport_backend(self) -> str:

@@ -1,7 +1,7 @@
 //! Each file of the store: created, changed, broken, and followed.
 
 use super::*;
-use crate::access::{Credentials, Decision, Denied, reload::LOOK};
+use crate::access::{Credentials, Decision, Denied, reload::CHECK_INTERVAL};
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, sync::Barrier};
 use tensor_relay_protocol::{Glob, Topic, Verbs};
 
@@ -15,7 +15,7 @@ impl AccessStore {
 async fn looked(access: &Access) -> Arc<Rules> {
     let mut rules = access.rules.clone();
     rules.mark_unchanged();
-    let _ = tokio::time::timeout(2 * LOOK, rules.changed()).await;
+    let _ = tokio::time::timeout(2 * CHECK_INTERVAL, rules.changed()).await;
     access.rules()
 }
 

@@ -127,12 +127,12 @@ fn buffers_come_back_after_their_copies() {
             publish(&server, &mut publisher, 1, &specs).await;
             eventually("copies are in flight", || engine.in_flight() == credit()).await;
             sim.cut(1);
-            sleep(LONG).await;
+            sleep(OUTAGE_DURATION).await;
             assert_eq!(engine.in_flight(), credit());
             engine.open();
         });
         let error = filled.unwrap_err();
-        assert!(sim.elapsed() - began >= LONG && sim.elapsed() - began < LONG * 2);
+        assert!(sim.elapsed() - began >= OUTAGE_DURATION && sim.elapsed() - began < OUTAGE_DURATION * 2);
         assert!(
             matches!(error.cause, FillCause::Subscription(SubscriptionError::Disconnected { .. })),
             "{error}"

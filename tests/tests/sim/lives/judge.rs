@@ -5,10 +5,10 @@ mod forged;
 use std::fmt;
 
 /// The time for which a lost right may still be used (docs/access.md).
-const RIGHT_LINGERS_MS: u64 = 10_000;
+const RIGHT_LINGER_MS: u64 = 10_000;
 
 /// The time within which readers must receive the last version, after it was published and all paths were repaired.
-pub(crate) const STARVED_MS: u64 = 60_000;
+pub(crate) const DELIVERY_TIMEOUT_MS: u64 = 60_000;
 
 /// A promise to users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -345,9 +345,9 @@ impl Breaches {
             return;
         };
         if !history.had_right_throughout(reader, reader.opened_ms, history.ended_ms) {
-            let lost_ms = history.right_lost_ms(reader).saturating_add(RIGHT_LINGERS_MS);
+            let lost_ms = history.right_lost_ms(reader).saturating_add(RIGHT_LINGER_MS);
             self.check(
-                lost_ms.saturating_add(STARVED_MS) > history.ended_ms,
+                lost_ms.saturating_add(DELIVERY_TIMEOUT_MS) > history.ended_ms,
                 Promise::NobodyUnauthorised,
                 || format!("reader {number} has not ended, without a right since {lost_ms} ms"),
             );
@@ -358,7 +358,7 @@ impl Breaches {
             _ => None,
         });
         self.check(
-            received.is_some_and(|at| at <= published_ms + STARVED_MS),
+            received.is_some_and(|at| at <= published_ms + DELIVERY_TIMEOUT_MS),
             Promise::NobodyStarved,
             || format!("reader {number} received {last}, published at {published_ms} ms, at {received:?}"),
         );
@@ -366,14 +366,14 @@ impl Breaches {
 }
 
 impl History {
-    /// Whether the principal had the right at some time of this period, or less than [`RIGHT_LINGERS_MS`] before.
+    /// Whether the principal had the right at some time of this period, or less than [`RIGHT_LINGER_MS`] before.
     fn had_right_within(&self, principal: usize, topic: usize, from_ms: u64, until_ms: u64) -> bool {
         let mut rights = self
             .rights
             .iter()
             .filter(|right| (right.principal, right.topic) == (principal, topic));
         rights.any(|right| {
-            right.from_ms <= until_ms && from_ms <= right.until_ms.saturating_add(RIGHT_LINGERS_MS)
+            right.from_ms <= until_ms && from_ms <= right.until_ms.saturating_add(RIGHT_LINGER_MS)
         })
     }
 

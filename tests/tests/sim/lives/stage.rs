@@ -3,7 +3,7 @@
 mod member;
 
 use super::{
-    judge::{Answer, Event, History, Id, Published, STARVED_MS},
+    judge::{Answer, DELIVERY_TIMEOUT_MS, Event, History, Id, Published},
     operation::{CLIENTS, Operation, Setup, TOPICS},
 };
 use member::Member;
@@ -31,10 +31,10 @@ use tokio::{
 const CHUNK_BYTES: u32 = 16 << 10;
 
 /// The time after which no more operations are begun, so that there is time for the end.
-const LIFE_MAX: Duration = Duration::from_secs(330);
+const LIFE_DURATION: Duration = Duration::from_secs(330);
 
 /// The maximum time that a publisher waits for readers: until the loss of a reader is noticed, and its place expires.
-const PUBLISH_MAX: Duration = Duration::from_secs(45);
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// The history so far, shared by all members.
 #[derive(Clone)]
@@ -74,20 +74,20 @@ thread_local! {
 
 /// The maximum time until the address of a server that ended is free: its connections drain for three probe timeouts
 /// (RFC 9000 §10.2), which are long after a network failure.
-const ADDRESS_FREE_MAX: Duration = Duration::from_secs(60);
+const ADDRESS_FREE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The time on the clock of tickets when a life begins.
-const CLOCK_BEGAN_S: u64 = 1_000_000;
+const CLOCK_START_S: u64 = 1_000_000;
 
 fn seconds() -> u64 {
-    CLOCK_BEGAN_S + BEGAN.get().map_or(0, |began| began.elapsed().as_secs())
+    CLOCK_START_S + BEGAN.get().map_or(0, |began| began.elapsed().as_secs())
 }
 
 /// Applies `operations`; then repairs all paths, and waits until the readers have received the last versions.
 pub(super) async fn live(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
     let mut stage = Stage::new(sim, setup);
     for operation in operations {
-        if stage.log.began.elapsed() < LIFE_MAX {
+        if stage.log.began.elapsed() < LIFE_DURATION {
             stage.handle(operation).await;
         }
     }
@@ -268,7 +268,7 @@ impl<'a> Stage<'a> {
     /// A listener on the server's address, as soon as that is free.
     async fn listener(&self) -> Listener {
         let began = Instant::now();
-        while began.elapsed() < ADDRESS_FREE_MAX {
+        while began.elapsed() < ADDRESS_FREE_TIMEOUT {
             let host = Arc::new(self.sim.server_host());
             let (address, identity) = (self.sim.server_address(), self.sim.identity());
             match Listener::bind_on(host, Transport::Auto, address, &identity, self.sim.tuning.clone()) {
@@ -276,7 +276,7 @@ impl<'a> Stage<'a> {
                 Err(_) => sleep(Duration::from_millis(10)).await,
             }
         }
-        panic!("a server that ended {ADDRESS_FREE_MAX:?} ago still has its address");
+        panic!("a server that ended {ADDRESS_FREE_TIMEOUT:?} ago still has its address");
     }
 
     /// Opens a topic, in a new epoch unless it has versions in its current one.
@@ -314,7 +314,7 @@ impl<'a> Stage<'a> {
         let (published, log) = (Published { at_ms: self.log.now_ms(), topic: number, id }, self.log.clone());
         let is_new = !log.history().published.iter().any(|one| (one.topic, one.id) == (number, id));
         let publishing = state.publisher.as_mut()?.publish(staged, tensors::metadata(content));
-        timeout(PUBLISH_MAX, publishing).await.ok()?.unwrap();
+        timeout(PUBLISH_TIMEOUT, publishing).await.ok()?.unwrap();
         state.newest = Some((version, bytes));
         if is_new {
             log.history().published.push(published);
@@ -341,7 +341,7 @@ impl<'a> Stage<'a> {
             self.log.history().last[number] = last;
         }
         let began = Instant::now();
-        while began.elapsed() < Duration::from_millis(STARVED_MS) && !self.log.is_over() {
+        while began.elapsed() < Duration::from_millis(DELIVERY_TIMEOUT_MS) && !self.log.is_over() {
             sleep(Duration::from_millis(50)).await;
         }
         self.log.history().ended_ms = self.log.now_ms();

@@ -86,7 +86,7 @@ fn commands_without_a_connection() {
         let unwatched = client.watch(&Glob::new("**").unwrap()).await.unwrap();
         tensors::check(&kept.next().await.unwrap());
         sim.cut(1);
-        sleep(LONG).await;
+        sleep(OUTAGE_DURATION).await;
         publish(&server, &mut publishers[0], 2, 1000).await;
 
         drop((given_up, unwatched));
@@ -122,7 +122,7 @@ fn closing_without_a_connection() {
             publish(&server, &mut open(&server, 7), 1, 1000).await;
             subscription.next().await.unwrap();
             sim.cut(1);
-            sleep(LONG).await;
+            sleep(OUTAGE_DURATION).await;
             let began = sim.elapsed();
             match close {
                 true => client.close().await,
@@ -162,7 +162,7 @@ fn encoded_chunks_over_lost_connections() {
                 publisher.publish(staged, tensors::metadata(version)).await.unwrap();
                 sleep(Duration::from_millis(dice.random_range(0..700))).await;
                 sim.cut(1);
-                sleep(LONG).await;
+                sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
                 let snapshot = subscription.next().await.unwrap();
                 tensors::check(&snapshot);
@@ -195,7 +195,7 @@ fn manifests_are_not_sent_twice() {
             if version == 3 {
                 verified(&subscription, 3, 200_000).await;
                 sim.cut(1);
-                sleep(LONG).await;
+                sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
             }
             let snapshot = subscription.next().await.unwrap();
@@ -204,7 +204,7 @@ fn manifests_are_not_sent_twice() {
             sent.push(sim.server_sent() - before);
             if version == 1 {
                 sim.cut(1);
-                sleep(LONG).await;
+                sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
                 eventually("it is connected again", || client.reconnects() == 1).await;
             }
@@ -236,7 +236,7 @@ fn ends_over_lost_connections() {
         let error = ending.next().await.unwrap_err();
         let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
         assert!(matches!(**source, ClientError::Lane(_)), "{source}");
-        sleep(LONG).await;
+        sleep(OUTAGE_DURATION).await;
         publish(&server, &mut publisher, 2, 1000).await;
         publisher.end();
         sim.mend(1);
@@ -263,9 +263,9 @@ fn a_topic_that_comes_during_an_outage() {
         sim.cut(1);
         let cut = sim.elapsed();
         let mending = async {
-            sleep(LONG).await;
+            sleep(OUTAGE_DURATION).await;
             let mut during = client.subscribe(&topic("t")).await.unwrap();
-            sleep(LONG).await;
+            sleep(OUTAGE_DURATION).await;
             publish(&server, &mut open(&server, 7), 1, 1000).await;
             sim.mend(1);
             tensors::check(&during.next().await.unwrap());
@@ -274,6 +274,6 @@ fn a_topic_that_comes_during_an_outage() {
         tensors::check(&snapshot.unwrap());
         assert!(matches!(error.unwrap_err(), SubscriptionError::NotFound { .. }));
         let found = sim.elapsed() - cut;
-        assert!(found > 2 * LONG + wait && found < Duration::from_secs(50), "{found:?}");
+        assert!(found > 2 * OUTAGE_DURATION + wait && found < Duration::from_secs(50), "{found:?}");
     });
 }

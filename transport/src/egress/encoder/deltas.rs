@@ -1,4 +1,4 @@
-//! Encodes chunks as deltas against a base that receivers hold, once for all of them.
+//! Encodes each chunk as a delta against a base that receivers hold, once for all of them.
 
 use super::{Encoded, Encoder, scratch};
 use crate::{
@@ -16,16 +16,16 @@ use std::{
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{ChunkIndex, CodecId, Context, SMALL_BYTES, Sparse};
 
-/// The delta codec. It rejects a chunk that changed too much: a delta is at most half as long as its chunk.
+/// The delta codec. Encoding fails for a chunk that changed too much: a delta is at most half as long as its chunk.
 const CODEC: CodecId = CodecId::Sparse;
 
 impl Encoder {
-    /// The bytes of `chunk` for the wire, for a receiver that holds `base`, a version with the same manifest: a delta,
+    /// The bytes of `chunk` for the wire, for a receiver that holds `base`, a version with the same manifest: a delta
     /// if little changed, otherwise the result of [`encode`](Self::encode). Its [`codec`](Encoded::codec) says which
     /// ([`needs_base`](CodecId::needs_base)).
     ///
-    /// Receivers with the same base share one comparison. It reads the base: slices of memory or, on a device, a copy
-    /// shared with other reads. An unreadable base is not an error.
+    /// Receivers with the same base share one comparison, which reads the base: slices of memory or, on a device, a
+    /// copy shared with other reads. An unreadable base is not an error.
     ///
     /// # Errors
     /// Those of [`encode`](Self::encode), never for the base.
@@ -45,19 +45,20 @@ impl Encoder {
             Some(Some(delta)) => Ok(delta),
             Some(None) => self.encode(payload, chunk, wanted).await,
             None => {
-                // Outside the cache, so that all waiters get a device's failure at once instead of retrying in turn.
+                // Outside the cache, so that all waiters receive a device's failure immediately instead of retrying in
+                // turn.
                 let raw = self.raw(payload, chunk).await?;
                 let (delta, compared) = self.delta(key, payload, base, &raw).await?;
                 let encoded = match delta {
                     Some(delta) => delta,
-                    None => self.encode_whole(payload, chunk, wanted, Some(raw)).await?,
+                    None => self.encode_without_base(payload, chunk, wanted, Some(raw)).await?,
                 };
-                Ok(Encoded { spent: encoded.spent + compared, ..encoded })
+                Ok(Encoded { worker_time: encoded.worker_time + compared, ..encoded })
             }
         }
     }
 
-    /// The delta of the chunk `raw` against `base`, with the time taken. `None` if too much changed or the base is
+    /// The delta of the chunk `raw` against `base`, and the time spent. `None` if too much changed or the base is
     /// unreadable. If the hashes are equal, the base is neither read nor compared.
     async fn delta(
         &self,
@@ -66,16 +67,16 @@ impl Encoder {
         base: &Payload,
         raw: &Encoded,
     ) -> Result<(Option<Encoded>, Duration), Arc<SourceError>> {
-        payload.is_encoded_in(&self.cache);
-        base.is_encoded_in(&self.cache);
+        payload.register_encodings(&self.cache);
+        base.register_encodings(&self.cache);
         let is_same = base.hash(key.chunk) == Some(raw.hash);
         if !is_same && !self.chooser.expects_delta(payload, key.chunk) {
-            self.cache.insert(key, None); // All receivers get the same encoding.
+            self.cache.insert(key, None); // All receivers share one encoding.
             return Ok((None, Duration::ZERO));
         }
         let before = match is_same {
             true => raw.bytes.clone(),
-            false => match self.before(payload, base, key.chunk).await {
+            false => match self.base_bytes(payload, base, key.chunk).await {
                 Some(before) => before,
                 None => return Ok((None, Duration::ZERO)),
             },
@@ -96,8 +97,8 @@ impl Encoder {
         }
     }
 
-    /// The bytes of the chunk in `base`. An unreadable base is not tried again for this payload.
-    async fn before(&self, payload: &Payload, base: &Payload, chunk: ChunkIndex) -> Option<Bytes> {
+    /// The bytes of the chunk in `base`. Reading an unreadable base is not retried for this payload.
+    async fn base_bytes(&self, payload: &Payload, base: &Payload, chunk: ChunkIndex) -> Option<Bytes> {
         if self.chooser.is_unreadable(payload, base) {
             return None;
         }
@@ -117,7 +118,7 @@ impl Encoder {
         let (_, dtype) = payload.manifest().chunk(chunk);
         let bytes = Bytes::from(Sparse::unchanged(dtype, &raw.bytes));
         self.count_compared(true);
-        Encoded { codec: CODEC, hash: raw.hash, bytes, spent: Duration::ZERO }
+        Encoded { codec: CODEC, hash: raw.hash, bytes, worker_time: Duration::ZERO }
     }
 
     async fn compare(
@@ -139,7 +140,7 @@ impl Encoder {
         let (delta, spent) = comparing.await;
         self.chooser.handle_compared(payload, chunk, delta.is_some());
         self.count_compared(delta.is_some());
-        let encoded = |bytes| Encoded { codec: CODEC, hash: raw.hash, bytes, spent: Duration::ZERO };
+        let encoded = |bytes| Encoded { codec: CODEC, hash: raw.hash, bytes, worker_time: Duration::ZERO };
         (delta.map(|delta| delta.map(encoded)).transpose(), spent)
     }
 
@@ -170,7 +171,7 @@ mod tests {
 
     const CHUNK_BYTES: usize = SMALL_BYTES;
 
-    /// Noise is sent raw unless it is a delta.
+    /// A request with which noise is sent raw unless it is a delta.
     const AUTO: fn() -> CodecRequest =
         || CodecRequest::Auto { offered: CodecSet::all(), effort: Effort::Full };
 
@@ -211,8 +212,8 @@ mod tests {
             assert_eq!(decode(&delta, &before[..CHUNK_BYTES]), after[..CHUNK_BYTES]);
             let same = encoder.encode_delta(&next, ChunkIndex(1), Some(&base), AUTO()).await.unwrap();
             assert_eq!(decode(&same, &before[CHUNK_BYTES..]), after[CHUNK_BYTES..]);
-            let whole = encoder.encode_delta(&next, ChunkIndex(0), Some(&other), AUTO()).await.unwrap();
-            assert_eq!((whole.codec, &whole.bytes[..]), (CodecId::Raw, &after[..CHUNK_BYTES]));
+            let encoded = encoder.encode_delta(&next, ChunkIndex(0), Some(&other), AUTO()).await.unwrap();
+            assert_eq!((encoded.codec, &encoded.bytes[..]), (CodecId::Raw, &after[..CHUNK_BYTES]));
         }
         let stats = encoder.stats();
         assert_eq!((stats.compared, stats.deltas), (3, 2));
@@ -225,15 +226,15 @@ mod tests {
         let (next, encoder) = (payload(after), Encoder::new(1 << 20, None, Workers::Inline));
         let ask = async || encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
         let (first, second) = (ask().await, ask().await);
-        assert!(first.codec.needs_base() && first.spent > Duration::ZERO);
-        assert_eq!(second.spent, Duration::ZERO);
+        assert!(first.codec.needs_base() && first.worker_time > Duration::ZERO);
+        assert_eq!(second.worker_time, Duration::ZERO);
     }
 
     /// A source that cannot be read.
     #[derive(Debug)]
-    struct Gone(u64, Arc<AtomicU32>);
+    struct Unreadable(u64, Arc<AtomicU32>);
 
-    impl Source for Gone {
+    impl Source for Unreadable {
         fn len_bytes(&self) -> u64 {
             self.0
         }
@@ -246,19 +247,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unreadable_base_is_ignored() {
+    async fn an_unreadable_base_is_not_an_error() {
         const BYTES: usize = 8 * CHUNK_BYTES;
-        let (next, tries) = (payload(noise(BYTES)), Arc::new(AtomicU32::new(0)));
-        let base = Payload::new(manifest(BYTES), Arc::new(Gone(BYTES as u64, Arc::clone(&tries))));
+        let (next, attempts) = (payload(noise(BYTES)), Arc::new(AtomicU32::new(0)));
+        let base = Payload::new(manifest(BYTES), Arc::new(Unreadable(BYTES as u64, Arc::clone(&attempts))));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         for chunk in 0..8 {
-            let whole = encoder
+            let encoded = encoder
                 .encode_delta(&next, ChunkIndex(chunk), Some(&base), AUTO())
                 .await
                 .unwrap();
-            assert_eq!((whole.codec, encoder.stats().compared), (CodecId::Raw, 0));
+            assert_eq!((encoded.codec, encoder.stats().compared), (CodecId::Raw, 0));
         }
-        assert_eq!(tries.load(Ordering::Relaxed), 1, "after a failure there are no further attempts");
+        assert_eq!(attempts.load(Ordering::Relaxed), 1, "after a failure there are no further attempts");
         // An equal chunk need not be read.
         let hash = next.hash(ChunkIndex(0)).unwrap();
         base.set_hash(ChunkIndex(0), hash);
@@ -266,7 +267,7 @@ mod tests {
         assert!(same.codec.needs_base());
     }
 
-    /// As f32 weights under training do.
+    /// Like f32 weights during training.
     #[tokio::test]
     async fn chunks_that_change_everywhere_are_rarely_compared() {
         const CHUNKS: usize = 40;
@@ -294,8 +295,8 @@ mod tests {
     async fn impossible_deltas_are_not_attempted() {
         let (next, base) = (payload(noise(CHUNK_BYTES)), payload(noise(CHUNK_BYTES)));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
-        let whole = encoder.encode_delta(&next, ChunkIndex(0), None, CodecId::Sparse).await.unwrap();
-        assert_eq!((whole.codec, encoder.stats().requested), (CodecId::Raw, 0));
+        let encoded = encoder.encode_delta(&next, ChunkIndex(0), None, CodecId::Sparse).await.unwrap();
+        assert_eq!((encoded.codec, encoder.stats().requested), (CodecId::Raw, 0));
         let forced = encoder
             .encode_delta(&next, ChunkIndex(0), Some(&base), CodecId::Sparse)
             .await
@@ -305,21 +306,21 @@ mod tests {
             CodecId::Zstd.into(),
             CodecRequest::Auto { offered: CodecSet::all().without_bases(), effort: Effort::Full },
         ] {
-            let whole = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), other).await.unwrap();
-            assert_eq!(whole.codec, CodecId::Raw, "no delta was requested");
+            let encoded = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), other).await.unwrap();
+            assert_eq!(encoded.codec, CodecId::Raw, "no delta was requested");
         }
         let (small, before) = (payload(noise(CHUNK_BYTES - 256)), payload(noise(CHUNK_BYTES - 256)));
-        let whole = encoder
+        let encoded = encoder
             .encode_delta(&small, ChunkIndex(0), Some(&before), AUTO())
             .await
             .unwrap();
-        assert_eq!(whole.codec, CodecId::Raw, "a small chunk is not worth it");
+        assert_eq!(encoded.codec, CodecId::Raw, "a small chunk is not worth it");
         let (longer, longer_before) = (payload(noise(CHUNK_BYTES + 256)), payload(noise(CHUNK_BYTES + 256)));
-        let whole = encoder
+        let encoded = encoder
             .encode_delta(&longer, ChunkIndex(1), Some(&longer_before), AUTO())
             .await
             .unwrap();
-        assert_eq!(whole.codec, CodecId::Raw, "nor is the remainder at the end");
+        assert_eq!(encoded.codec, CodecId::Raw, "nor is the remainder at the end");
         let forced = encoder
             .encode_delta(&small, ChunkIndex(0), Some(&before), CodecId::Sparse)
             .await

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use tensor_relay_protocol::{CodecId, Context, codec};
 
 thread_local! {
-    /// As large as the largest encoded chunk of the thread, and never freed. Fresh memory for each chunk would be
-    /// cleared and mapped page by page, which costs as much as encoding it.
+    /// As large as the thread's largest output, and never freed. New memory for each chunk would be zeroed and mapped
+    /// page by page, which costs as much as encoding.
     static OUT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Encodes `raw` and passes the encoding to `keep`; `None` if it exceeds `room_bytes`.
+/// Encodes `raw` and passes the encoding to `keep`. `None` if the encoding exceeds `room_bytes`.
 pub(super) fn encode<T>(
     id: CodecId,
     context: Context<'_>,

@@ -1,4 +1,4 @@
-//! [`Batch`]: encrypts outgoing segments and writes them at once.
+//! [`Batch`]: encrypts outgoing segments and writes them together.
 
 use rustls::AlertDescription;
 use std::{io, ops::RangeFrom};
@@ -11,15 +11,14 @@ use super::{
     sending::SPAN_BYTES_MAX,
 };
 
-/// The number of maximal segments in a batch: a megabyte. A quarter is a tenth slower, since each write ends with a
+/// The number of maximal segments in a batch: a megabyte. A quarter of it is 10 % slower, since each write ends with a
 /// partial packet.
 const SEGMENTS: usize = 16;
 
-/// An alert: its level and its description (RFC 8446 §6).
+/// The length of an alert: level and description (RFC 8446 §6).
 const ALERT_BYTES: usize = 2;
 
-/// The longest segment that is one record with its header. A longer one is encrypted from its own memory, without a
-/// copy.
+/// The longest segment that is copied behind its header into one record. Longer ones are encrypted without a copy.
 const JOINED_BYTES_MAX: usize = 1 << 10;
 
 /// The maximum space for a segment: a record for its header, and its bytes.
@@ -32,12 +31,12 @@ const SPAN_ROOM: usize = SPAN_BYTES_MAX / SEGMENT_BYTES_MAX * SEGMENT_ROOM;
 /// The maximum space for a batch.
 pub(super) const ROOM_MAX: usize = SEGMENTS * SEGMENT_ROOM;
 
-/// The initial space, for control messages and small versions.
+/// The initial size of the buffer, for control messages and small versions.
 const ROOM_MIN: usize = 4 << 10;
 
-/// The sending direction of a connection. Its buffer grows on demand, so that a connection without transfers takes
-/// little memory. It is mapped from the system, because allocators retain freed memory: a megabyte for each connection
-/// that was ever busy.
+/// The output buffer of a connection. Grows on demand, so that a connection without transfers takes little memory. It
+/// is mapped directly from the system, because allocators would retain a megabyte for each connection that was ever
+/// busy.
 pub(super) struct Batch<W> {
     write: W,
     sealer: Sealer,
@@ -54,18 +53,18 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         Self { write, sealer, memory, bytes: Region::default(), filled: 0, peak: 0 }
     }
 
-    /// Whether there is space for any segment.
+    /// Whether there is space for any [`add`](Self::add).
     pub(super) fn has_room(&self) -> bool {
         ROOM_MAX - self.filled >= SPAN_ROOM
     }
 
-    /// Whether it is so short that it should wait for another segment.
+    /// Whether the batch is short, so that it should wait for another segment.
     pub(super) fn is_short(&self) -> bool {
         self.filled < SEGMENT_BYTES_MAX
     }
 
-    /// Encrypts a segment; there must be [room](Self::has_room). One with up to [`SPAN_BYTES_MAX`] of data is split
-    /// into several.
+    /// Encrypts a segment; the caller checks [`has_room`](Self::has_room). Data of up to [`SPAN_BYTES_MAX`] is split
+    /// into several segments.
     pub(super) fn add(&mut self, mut segment: Segment) -> io::Result<()> {
         while let Some(front) = segment.split_front() {
             self.add_one(front)?;
@@ -105,8 +104,8 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         self.write.shutdown().await
     }
 
-    /// Frees the buffer if less than half of it was needed since the last call. Call it periodically, and not often: a
-    /// freed buffer must be mapped again.
+    /// Frees the buffer if at most half of it was needed since the last call. Call it periodically, but rarely: a freed
+    /// buffer must be mapped again.
     pub(super) fn trim(&mut self) {
         let needed = std::mem::take(&mut self.peak).max(self.filled).max(ROOM_MIN);
         if self.filled == 0 && needed <= self.bytes.len() / 2 {

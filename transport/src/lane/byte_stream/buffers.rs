@@ -1,4 +1,4 @@
-//! [`Pool`]: the buffers for received segments.
+//! [`Pool`]: reuses buffers for received segments.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -7,13 +7,13 @@ use std::{
 
 use super::segment::SEGMENT_BYTES_MAX;
 
-/// The length of a pooled buffer: a segment and a byte.
+/// The length of a pooled buffer: a segment and one byte.
 const BUFFER_BYTES: usize = SEGMENT_BYTES_MAX + 1;
 
-/// The maximum number of unused buffers: a megabyte, the usual backlog of a reader that keeps up.
+/// The maximum number of free buffers: a megabyte, the usual backlog of a reader that keeps up.
 const SPARE_MAX: usize = 16;
 
-/// The buffers of one connection. Fresh memory must be zeroed, which costs a tenth of decrypting into it.
+/// The free buffers of one connection. Zeroing a new buffer costs a tenth of decrypting into it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
 
@@ -25,8 +25,8 @@ pub(super) struct Buffer {
 }
 
 impl Pool {
-    /// A buffer of at least `bytes`, at most [`BUFFER_BYTES`]. One of at most half that length is allocated exactly, so
-    /// that many short segments do not hold far more memory than they need.
+    /// A buffer of at least `bytes`, which is at most [`BUFFER_BYTES`]. Buffers up to half that length are not pooled,
+    /// so that short segments do not hold more memory than they need.
     pub(super) fn take(&self, bytes: usize) -> Buffer {
         let bytes = match bytes > BUFFER_BYTES / 2 {
             true => self.spare().unwrap_or_else(|| vec![0; BUFFER_BYTES].into()),

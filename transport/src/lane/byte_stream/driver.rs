@@ -15,20 +15,20 @@ use tokio::{
 };
 
 use super::{
-    End, Farewell, LaneError, Role, Secured, Settings, Shared,
+    CloseNotice, End, LaneError, Role, Secured, Settings, Shared,
     batch::Batch,
     inbox::{Inbox, ReadError},
     receiving::{ControlPipe, Incoming},
-    segment::{Arrived, Segment},
+    segment::{Received, Segment},
     sending::Queues,
     stream::StreamIn,
 };
 
-/// The time that a closed connection waits for the peer to read the reason.
+/// The maximum time for the peer to read the close notice and end the stream.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// The time to read the peer's last bytes after writing has failed.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// The maximum time to read the peer's close notice after a failed write.
+const FINAL_READ_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The size of reads whose bytes are discarded.
 const DRAIN_BYTES: usize = 16 << 10;
@@ -45,7 +45,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Serves a `secured` stream until the connection ends, and then until the peer has read the reason.
+    /// Drives a `secured` stream until the connection ends, then until the peer has read the close notice.
     pub(super) async fn run(self, secured: Secured<impl AsyncRead + AsyncWrite>) {
         let Self { shared, role, settings, queues, control, begun, mut closing } = self;
         let (read, write) = tokio::io::split(secured.stream);
@@ -62,7 +62,7 @@ impl Driver {
         let batch = Batch::new(write, secured.sealer);
         let writer = Writer { batch, shared: Arc::clone(&shared), queues, has_control: true };
         let mut writing = pin!(writer.run(settings.keep_alive));
-        let mut is_written = false;
+        let mut has_write_failed = false;
         {
             let mut reading = pin!(reader.run());
             tokio::select! {
@@ -70,54 +70,54 @@ impl Driver {
                 _ = shared.wait_for_end() => {}
                 end = &mut reading => shared.end(end),
                 Err(error) = &mut writing => {
-                    is_written = true;
-                    // The peer may have sent a reason before it stopped reading.
-                    let last_words = timeout(LAST_WORDS, &mut reading).await;
-                    shared.end(last_words.unwrap_or_else(|_| shared.failed(error)));
+                    has_write_failed = true;
+                    // The peer may have sent a close notice before it stopped reading.
+                    let final_read = timeout(FINAL_READ_TIMEOUT, &mut reading).await;
+                    shared.end(final_read.unwrap_or_else(|_| shared.io_failure(error)));
                 }
-                code = closed_from_outside(&mut closing) => {
-                    let farewell = Farewell::Close(code, String::new());
-                    shared.end(End { error: LaneError::ClosedHere, farewell });
+                code = wait_for_listener_close(&mut closing) => {
+                    let notice = CloseNotice::Close(code, String::new());
+                    shared.end(End { error: LaneError::ClosedHere, notice });
                 }
             }
         }
-        // The streams end here; their readers then query the reason.
+        // This ends the streams; their readers then query the error.
         let read = reader.into_read_half();
-        if shared.wait_for_end().await.farewell != Farewell::None {
+        if shared.wait_for_end().await.notice != CloseNotice::None {
             let lingering = async {
-                if is_written || writing.await.is_ok() {
+                if has_write_failed || writing.await.is_ok() {
                     drain(read).await;
                 }
             };
             let _ = timeout(LINGER, lingering).await;
         }
-        shared.is_gone.send_replace(true);
+        shared.driver_ended.send_replace(true);
     }
 }
 
-/// Waits until all lanes of a listener are closed.
-async fn closed_from_outside(closing: &mut Option<watch::Receiver<Option<CloseCode>>>) -> CloseCode {
+/// Waits until the listener closes its lanes.
+async fn wait_for_listener_close(closing: &mut Option<watch::Receiver<Option<CloseCode>>>) -> CloseCode {
     let Some(closing) = closing else { return std::future::pending().await };
     match closing.wait_for(Option::is_some).await.ok().and_then(|code| *code) {
         Some(code) => code,
-        None => std::future::pending().await, // The listener was dropped; its lanes stay open.
+        None => std::future::pending().await, // The listener was dropped without closing its lanes.
     }
 }
 
-/// Reads until the peer has ended the stream. Dropping a TCP connection with unread bytes resets it, which can lose the
-/// last sent bytes.
+/// Reads until the peer ends the stream. Dropping a TCP connection with unread bytes resets it, which can lose the last
+/// sent bytes.
 async fn drain(mut read: impl AsyncRead + Unpin) {
     let mut unwanted = vec![0; DRAIN_BYTES];
     while let Ok(1..) = read.read(&mut unwanted).await {}
 }
 
-/// The receiving half of the driver.
+/// The driver's receiving half.
 struct Reader<S> {
     inbox: Inbox<ReadHalf<S>>,
     shared: Arc<Shared>,
     role: Role,
     settings: Settings,
-    /// `None` once the peer has ended its control stream.
+    /// The control stream; `None` once the peer has ended it.
     control: Option<ControlPipe>,
     begun: mpsc::UnboundedSender<Incoming>,
     /// The number of data streams begun.
@@ -131,12 +131,12 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         loop {
             let current = self.current.as_ref().map(|stream| &stream.0);
             let handled = match self.inbox.next(current, self.settings.idle_timeout).await {
-                Ok(Arrived::Segment(segment)) => self.handle(segment).await,
-                Ok(Arrived::Filled { wire_bytes, last }) => {
+                Ok(Received::Segment(segment)) => self.handle(segment).await,
+                Ok(Received::Filled { wire_bytes, last }) => {
                     self.handle_filled(wire_bytes, last);
                     Ok(())
                 }
-                Err(error) => Err(self.cannot_read(error)),
+                Err(error) => Err(self.read_failure(error)),
             };
             if let Err(end) = handled {
                 return end;
@@ -144,19 +144,19 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
     }
 
-    fn cannot_read(&self, error: ReadError) -> End {
+    fn read_failure(&self, error: ReadError) -> End {
         let peer = self.shared.peer;
         match error {
-            ReadError::Io(error) => self.shared.failed(error),
+            ReadError::Io(error) => self.shared.io_failure(error),
             ReadError::Ended => {
                 let detail = "it ended TLS and not the lane".into();
-                End { error: LaneError::Cut { peer, detail }, farewell: Farewell::None }
+                End { error: LaneError::ConnectionLost { peer, detail }, notice: CloseNotice::None }
             }
             ReadError::Record(error) => {
-                let farewell = error.alert().map_or(Farewell::None, Farewell::Alert);
-                End { error: LaneError::Protocol { peer, detail: error.to_string() }, farewell }
+                let notice = error.alert().map_or(CloseNotice::None, CloseNotice::Alert);
+                End { error: LaneError::Protocol { peer, detail: error.to_string() }, notice }
             }
-            ReadError::Segment(error) => self.shared.refuse(CloseCode::Malformed, &error),
+            ReadError::Segment(error) => self.shared.violation(CloseCode::Malformed, &error),
         }
     }
 
@@ -183,7 +183,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
             }
             (Segment::Close { code, text }, _) => {
                 let error = LaneError::closed_by(self.shared.peer, code.into(), &text);
-                Err(End { error, farewell: Farewell::None })
+                Err(End { error, notice: CloseNotice::None })
             }
             (Segment::Ping { number }, _) => {
                 self.shared.outbox.pong(number);
@@ -196,17 +196,18 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
     }
 
-    /// Passes control bytes to their reader; waits while its pipe is full.
+    /// Passes control bytes to the control stream's reader; waits while its pipe is full.
     async fn handle_control(&mut self, bytes: &Bytes, last: bool) -> Result<(), End> {
         let Some(pipe) = &mut self.control else {
             return Err(self.misbehaved(&"it continued its control stream, which it had ended"));
         };
-        // An error means that the reader was dropped.
+        // A write error means that the reader was dropped.
         let Ok(_) = timeout(self.settings.idle_timeout, pipe.write_all(bytes)).await else {
             let peer = self.shared.peer;
             let detail = "the control stream was not read here for the idle timeout".to_owned();
-            let farewell = Farewell::Close(CloseCode::TimedOut, "the control stream was not read".to_owned());
-            return Err(End { error: LaneError::Protocol { peer, detail }, farewell });
+            let notice =
+                CloseNotice::Close(CloseCode::TimedOut, "the control stream was not read".to_owned());
+            return Err(End { error: LaneError::Protocol { peer, detail }, notice });
         };
         if last {
             self.control = None;
@@ -222,18 +223,18 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
             }));
         }
         if !self.current.as_ref().is_some_and(|stream| stream.0.put(&bytes)) {
-            self.keep(&bytes).await?;
+            self.queue(&bytes).await?;
         }
         if last {
             self.finish();
         } else if first {
-            yield_now().await; // Lets its reader run first and lend a buffer for the rest.
+            yield_now().await; // Its reader runs and lends a buffer for the following segments.
         }
         Ok(())
     }
 
-    /// Queues a segment for the reader of the current stream, which begins here if there is none.
-    async fn keep(&mut self, bytes: &Bytes) -> Result<(), End> {
+    /// Queues a segment for the reader of the current stream, or of a new stream if there is none.
+    async fn queue(&mut self, bytes: &Bytes) -> Result<(), End> {
         let unread = &self.shared.unread;
         let counted = unread.count(bytes, self.settings.idle_timeout).await;
         counted.map_err(|error| self.misbehaved(&error))?;
@@ -263,34 +264,34 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
 
 impl<S> Reader<S> {
     fn misbehaved(&self, why: &dyn std::fmt::Display) -> End {
-        self.shared.refuse(CloseCode::Misbehaved, why)
+        self.shared.violation(CloseCode::Misbehaved, why)
     }
 
-    /// Drops the reader's state, which ends all streams that wait for received bytes.
+    /// Drops the other state, which ends all incoming streams.
     fn into_read_half(self) -> ReadHalf<S> {
         self.inbox.into_read()
     }
 }
 
 impl Shared {
-    /// The error for a protocol violation, which is sent to the peer.
-    fn refuse(&self, code: CloseCode, why: &dyn std::fmt::Display) -> End {
+    /// The end for a protocol violation, with a notice to the peer.
+    fn violation(&self, code: CloseCode, why: &dyn std::fmt::Display) -> End {
         let detail = why.to_string();
         let error = LaneError::Protocol { peer: self.peer, detail: detail.clone() };
-        End { error, farewell: Farewell::Close(code, detail) }
+        End { error, notice: CloseNotice::Close(code, detail) }
     }
 
-    /// The error for an ended or failed stream. The peer cannot be informed.
-    fn failed(&self, error: io::Error) -> End {
+    /// The end for an I/O error. The peer cannot be notified.
+    fn io_failure(&self, error: io::Error) -> End {
         let peer = self.peer;
         let error = match error.kind() {
             io::ErrorKind::TimedOut => LaneError::TimedOut { peer },
             io::ErrorKind::UnexpectedEof => {
-                LaneError::Cut { peer, detail: "it ended without a close".into() }
+                LaneError::ConnectionLost { peer, detail: "it ended without a close".into() }
             }
-            _ => LaneError::Cut { peer, detail: error.to_string() },
+            _ => LaneError::ConnectionLost { peer, detail: error.to_string() },
         };
-        End { error, farewell: Farewell::None }
+        End { error, notice: CloseNotice::None }
     }
 
     fn now_us(&self) -> u64 {
@@ -304,7 +305,7 @@ impl Shared {
     }
 }
 
-/// The sending half of the driver.
+/// The driver's sending half.
 struct Writer<W> {
     batch: Batch<W>,
     shared: Arc<Shared>,
@@ -314,8 +315,8 @@ struct Writer<W> {
 }
 
 impl<W: AsyncWrite + Unpin> Writer<W> {
-    /// Writes until the connection ends, and then the reason, if it is to be sent. Batches are written whole: a close
-    /// waits for the current batch.
+    /// Writes until the connection ends, then the close notice, if any. A close waits until the current batch is
+    /// written.
     async fn run(mut self, keep_alive: Duration) -> io::Result<()> {
         let mut end = self.shared.end.subscribe();
         let mut pings = interval(keep_alive);
@@ -323,7 +324,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         loop {
             let segment = tokio::select! {
                 biased;
-                () = async { drop(end.wait_for(Option::is_some).await) } => return self.say_farewell().await,
+                () = async { drop(end.wait_for(Option::is_some).await) } => return self.write_close().await,
                 segment = self.shared.outbox.next_answer() => segment,
                 _ = pings.tick() => {
                     self.batch.trim();
@@ -335,7 +336,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             self.add(segment)?;
             self.add_queued()?;
             if self.batch.is_short() {
-                // Lets all runnable tasks add their segments, so that one write carries them and wakes the peer once.
+                // Runnable tasks queue their segments first, so that one write contains them and wakes the peer once.
                 yield_now().await;
                 self.add_queued()?;
             }
@@ -346,7 +347,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         }
     }
 
-    /// Adds segments that are already queued.
+    /// Adds queued segments to the batch.
     fn add_queued(&mut self) -> io::Result<()> {
         while self.batch.has_room()
             && let Some(segment) = self.next_queued()
@@ -356,7 +357,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         Ok(())
     }
 
-    /// The next segment that is already queued.
+    /// Takes the next queued segment.
     fn next_queued(&mut self) -> Option<Segment> {
         let answer = self.shared.outbox.take_answer();
         answer
@@ -385,11 +386,11 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         self.batch.add(segment)
     }
 
-    /// Writes the queued control messages and the reason of the end. Queued data is dropped.
-    async fn say_farewell(mut self) -> io::Result<()> {
-        match self.shared.wait_for_end().await.farewell {
-            Farewell::None => return Ok(()),
-            Farewell::Close(code, text) => {
+    /// Writes the queued control messages and the close notice. Drops queued data.
+    async fn write_close(mut self) -> io::Result<()> {
+        match self.shared.wait_for_end().await.notice {
+            CloseNotice::None => return Ok(()),
+            CloseNotice::Close(code, text) => {
                 while let Ok(part) = self.queues.control.try_recv() {
                     let segment = self.control(Some(part));
                     self.add(segment)?;
@@ -398,7 +399,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 self.add(Segment::close(code.code(), &text))?;
                 self.batch.add_alert(AlertDescription::CloseNotify)?;
             }
-            Farewell::Alert(alert) => self.batch.add_alert(alert)?,
+            CloseNotice::Alert(alert) => self.batch.add_alert(alert)?,
         }
         self.batch.write().await?;
         self.batch.shutdown().await

@@ -1,4 +1,4 @@
-//! Performs the TLS handshake with rustls, before [our own records](super::records) take over.
+//! [`Secured`]: performs the TLS handshake with rustls, and extracts the keys for the [record layer](super::records).
 
 use rustls::{
     ClientConfig, ServerConfig,
@@ -19,18 +19,18 @@ use super::{
 };
 use crate::{ByteStream, ClientCertificate, StreamTuning, tls};
 
-/// The maximum of buffered handshake bytes: more than the longest message (64 KiB by rustls) takes in records.
-const KEPT_BYTES_MAX: usize = 128 << 10;
+/// The maximum of buffered handshake bytes: more than the records of rustls' longest message, of 64 KiB.
+const BUFFERED_BYTES_MAX: usize = 128 << 10;
 
 /// The maximum length of a record: 2^14 bytes and the overhead of encryption.
 const RECORD_BYTES_MAX: usize = (16 << 10) + 256;
 
-/// A stream after its handshake, with the keys of its records.
+/// A stream after its handshake, with the keys for its records.
 pub(crate) struct Secured<S> {
     pub(super) stream: S,
     pub(super) sealer: Sealer,
     pub(super) opener: Opener,
-    is_ours: bool,
+    is_protocol_agreed: bool,
     peer_certificate: Option<ClientCertificate>,
     /// The time in which the peer answered the handshake.
     answer_time: Duration,
@@ -52,51 +52,52 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
     }
 
     /// Whether the peer agreed on this protocol by ALPN.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.is_ours
+    pub(crate) fn is_protocol_agreed(&self) -> bool {
+        self.is_protocol_agreed
     }
 
-    /// The peer's certificate, whose key it proved to hold.
+    /// The peer's certificate. The peer proved possession of its key.
     pub(crate) fn peer_certificate(&self) -> Option<ClientCertificate> {
         self.peer_certificate.clone()
     }
 
-    async fn over(mut stream: S, mut end: impl End) -> io::Result<Self> {
+    async fn over(mut stream: S, mut connection: impl RustlsConnection) -> io::Result<Self> {
         let (mut incoming, mut out) = (vec![], vec![]);
-        let mut asked = None; // A client may connect long before its first message.
-        while let Step::Read = advance(&mut stream, &mut end, &mut incoming, &mut out).await? {
+        let mut sent_at = None; // A client may connect long before its first message.
+        while let Step::Read = advance(&mut stream, &mut connection, &mut incoming, &mut out).await? {
             if !out.is_empty() {
-                asked.get_or_insert_with(Instant::now);
+                sent_at.get_or_insert_with(Instant::now);
                 out.clear();
             }
             read_record(&mut stream, &mut incoming).await?;
         }
-        let answer_time = asked.map_or(Duration::ZERO, |asked| asked.elapsed());
-        let (is_ours, shown) = (tls::is_ours(&end), end.peer_certificates());
-        let peer_certificate = shown.and_then(ClientCertificate::new);
-        let (sealer, opener) = end.into_records().map_err(tls_error)?;
-        Ok(Self { stream, sealer, opener, is_ours, peer_certificate, answer_time })
+        let answer_time = sent_at.map_or(Duration::ZERO, |sent_at| sent_at.elapsed());
+        let (is_protocol_agreed, certificates) =
+            (tls::is_protocol_agreed(&connection), connection.peer_certificates());
+        let peer_certificate = certificates.and_then(ClientCertificate::new);
+        let (sealer, opener) = connection.into_records().map_err(tls_error)?;
+        Ok(Self { stream, sealer, opener, is_protocol_agreed, peer_certificate, answer_time })
     }
 }
 
 impl Secured<Box<dyn ByteStream>> {
-    /// Tunes the stream by the measured answer time, and for a lane with these `settings`.
+    /// Tunes the stream by the measured answer time and the lane's `settings`.
     pub(crate) fn tune(&self, settings: Settings) {
         let idle_timeout = settings.idle_timeout;
         self.stream.tune(StreamTuning { answer_time: self.answer_time, idle_timeout });
     }
 }
 
-/// Takes the next step and writes its output, including an alert if the handshake failed.
+/// Performs the next step and writes its output, including the alert if the handshake failed.
 async fn advance(
     stream: &mut (impl AsyncWrite + Unpin),
-    end: &mut impl End,
+    connection: &mut impl RustlsConnection,
     incoming: &mut Vec<u8>,
     out: &mut Vec<u8>,
 ) -> io::Result<Step> {
-    let step = step(end, incoming, out);
+    let step = step(connection, incoming, out);
     if let Err(error) = step {
-        let _ = self::step(end, incoming, out);
+        let _ = self::step(connection, incoming, out);
         let _ = stream.write_all(out).await;
         let _ = stream.shutdown().await;
         return Err(tls_error(error));
@@ -111,7 +112,7 @@ async fn read_record(stream: &mut (impl AsyncRead + Unpin), incoming: &mut Vec<u
     let mut header = [0; 5];
     stream.read_exact(&mut header).await?;
     let bytes = usize::from(u16::from_be_bytes([header[3], header[4]]));
-    if bytes > RECORD_BYTES_MAX || incoming.len() + bytes > KEPT_BYTES_MAX {
+    if bytes > RECORD_BYTES_MAX || incoming.len() + bytes > BUFFERED_BYTES_MAX {
         return Err(tls_error(rustls::InvalidMessage::MessageTooLarge.into()));
     }
     incoming.extend_from_slice(&header);
@@ -128,16 +129,20 @@ fn tls_error(error: rustls::Error) -> io::Error {
 /// The next step of a handshake, once its output is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Read another record.
+    /// Another record is needed.
     Read,
-    /// Finish: it is complete.
+    /// The handshake is complete.
     Finish,
 }
 
-/// Processes the received bytes, and appends the output to `out`.
-fn step(end: &mut impl End, incoming: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Step, rustls::Error> {
+/// Processes received bytes and appends the output to `out`.
+fn step(
+    connection: &mut impl RustlsConnection,
+    incoming: &mut Vec<u8>,
+    out: &mut Vec<u8>,
+) -> Result<Step, rustls::Error> {
     loop {
-        let UnbufferedStatus { discard, state } = end.process(incoming);
+        let UnbufferedStatus { discard, state } = connection.process(incoming);
         let wants_more = match state {
             Ok(ConnectionState::EncodeTlsData(mut record)) => encode(&mut record, out).map(|()| false),
             Ok(ConnectionState::TransmitTlsData(written)) => {
@@ -149,7 +154,7 @@ fn step(end: &mut impl End, incoming: &mut Vec<u8>, out: &mut Vec<u8>) -> Result
             Err(error) => Err(error),
         };
         incoming.drain(..discard);
-        match (wants_more?, end.is_handshaking()) {
+        match (wants_more?, connection.is_handshaking()) {
             (true, false) => return Ok(Step::Finish),
             (true, true) => return Ok(Step::Read),
             (false, _) => {}
@@ -166,8 +171,8 @@ fn encode<Data>(record: &mut EncodeTlsData<'_, Data>, out: &mut Vec<u8>) -> Resu
     encoded.map(drop).map_err(|error| rustls::Error::General(error.to_string()))
 }
 
-/// A rustls connection of either role, during its handshake.
-trait End: Deref<Target = UnbufferedConnectionCommon<Self::Data>> {
+/// A rustls connection of either role, during the handshake.
+trait RustlsConnection: Deref<Target = UnbufferedConnectionCommon<Self::Data>> {
     type Data;
 
     fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
@@ -175,7 +180,7 @@ trait End: Deref<Target = UnbufferedConnectionCommon<Self::Data>> {
     fn into_records(self) -> Result<(Sealer, Opener), rustls::Error>;
 }
 
-impl End for UnbufferedClientConnection {
+impl RustlsConnection for UnbufferedClientConnection {
     type Data = ClientConnectionData;
 
     fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
@@ -184,11 +189,11 @@ impl End for UnbufferedClientConnection {
 
     fn into_records(self) -> Result<(Sealer, Opener), rustls::Error> {
         let (secrets, next) = self.dangerous_into_kernel_connection()?;
-        records(secrets, next, RECORDS_PER_KEY_MAX).map_err(unusable)
+        records(secrets, next, RECORDS_PER_KEY_MAX).map_err(record_error)
     }
 }
 
-impl End for UnbufferedServerConnection {
+impl RustlsConnection for UnbufferedServerConnection {
     type Data = ServerConnectionData;
 
     fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
@@ -197,10 +202,10 @@ impl End for UnbufferedServerConnection {
 
     fn into_records(self) -> Result<(Sealer, Opener), rustls::Error> {
         let (secrets, next) = self.dangerous_into_kernel_connection()?;
-        records(secrets, next, RECORDS_PER_KEY_MAX).map_err(unusable)
+        records(secrets, next, RECORDS_PER_KEY_MAX).map_err(record_error)
     }
 }
 
-fn unusable(error: RecordError) -> rustls::Error {
+fn record_error(error: RecordError) -> rustls::Error {
     rustls::Error::General(error.to_string())
 }

@@ -1,4 +1,4 @@
-//! [`Inbox`]: reads incoming bytes, decrypts records, and assembles segments.
+//! [`Inbox`]: reads a byte stream, decrypts records, and reassembles segments.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
@@ -8,11 +8,11 @@ use tokio::{
 
 use super::{
     records::{HEADER_BYTES, Opened, Opener, RecordError, opened_bytes, record_bytes},
-    segment::{Arrived, Assembler, SegmentError},
+    segment::{Assembler, Received, SegmentError},
     stream::Stream,
 };
 
-/// The maximum length of a read. A quarter of it is a tenth slower; four times as much gains nothing.
+/// The maximum length of a read. A quarter of it is 10 % slower; four times as much gains nothing.
 pub(super) const READ_BYTES_MAX: usize = 256 << 10;
 
 /// The initial length of reads: more than the longest record, and enough for a server, which receives little.
@@ -23,7 +23,7 @@ const READ_BYTES_MIN: usize = 32 << 10;
 pub(super) enum ReadError {
     /// The stream failed, timed out, or ended without a TLS close.
     Io(io::Error),
-    /// The peer closed TLS without closing the lane, which is allowed.
+    /// The peer closed TLS without closing the lane.
     Ended,
     /// A record is invalid, or was changed in transit.
     Record(RecordError),
@@ -36,11 +36,11 @@ pub(super) struct Inbox<R> {
     read: R,
     opener: Opener,
     assembler: Assembler,
-    /// The buffer. It grows when a read has filled it.
+    /// The read buffer. Grows when a read has filled it.
     bytes: Vec<u8>,
-    /// The range of `bytes` with encrypted input.
+    /// The encrypted part of `bytes`.
     wire: Range<usize>,
-    /// The range of `bytes` with decrypted input that belongs to no segment yet.
+    /// The part of `bytes` decrypted in place and not yet assembled.
     plain: Range<usize>,
 }
 
@@ -50,50 +50,50 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         Self { read, opener, assembler: Assembler::default(), bytes, wire: 0..0, plain: 0..0 }
     }
 
-    /// The next segment. One that continues the `current` data stream is decrypted into its reader's buffer, if the
-    /// reader has lent one. Waits at most `idle_timeout` for each byte. Cancel safe.
+    /// Waits for the next segment. One that continues the `current` data stream is decrypted into the buffer lent by
+    /// its reader, if any. Waits at most `idle_timeout` for each read. Cancel safe.
     pub(super) async fn next(
         &mut self,
         current: Option<&Arc<Stream>>,
         idle_timeout: Duration,
-    ) -> Result<Arrived, ReadError> {
+    ) -> Result<Received, ReadError> {
         loop {
             match self.take_segment(current)? {
-                Some(arrived) => return Ok(arrived),
+                Some(received) => return Ok(received),
                 None => self.read_more(idle_timeout).await.map_err(ReadError::Io)?,
             }
         }
     }
 
-    /// The next segment, if it is complete.
-    fn take_segment(&mut self, current: Option<&Arc<Stream>>) -> Result<Option<Arrived>, ReadError> {
+    /// Takes the next segment, if it is complete.
+    fn take_segment(&mut self, current: Option<&Arc<Stream>>) -> Result<Option<Received>, ReadError> {
         loop {
             while !self.plain.is_empty() {
                 let mut rest = &self.bytes[self.plain.clone()];
                 let taken = self.assembler.take(&mut rest, current);
                 self.plain.start = self.plain.end - rest.len();
-                if let Some(arrived) = taken.map_err(ReadError::Segment)? {
-                    return Ok(Some(arrived));
+                if let Some(received) = taken.map_err(ReadError::Segment)? {
+                    return Ok(Some(received));
                 }
             }
             match self.open_record()? {
                 Some(Opened::Data(_)) => {}
-                Some(Opened::Nothing) => continue,
+                Some(Opened::NoData) => continue,
                 Some(Opened::Closed) => return Err(ReadError::Ended),
                 None => return Ok(None),
             }
-            if let Some(arrived) = self.assembler.whole() {
-                return Ok(Some(arrived));
+            if let Some(received) = self.assembler.take_complete() {
+                return Ok(Some(received));
             }
         }
     }
 
-    /// Decrypts the next record if it is complete: into the destination of the current segment if it belongs to that as
-    /// a whole, otherwise in place. Returns the number of bytes written to the destination.
+    /// Decrypts the next record if it is complete: into the memory of the current segment if the record lies within it,
+    /// otherwise in place. Returns the number of bytes written to the segment's memory.
     fn open_record(&mut self) -> Result<Option<Opened<usize>>, ReadError> {
         let wire = &mut self.bytes[self.wire.clone()];
-        let whole = record_bytes(wire).map_err(ReadError::Record)?;
-        let Some(record) = whole.and_then(|bytes| wire.get_mut(..bytes)) else { return Ok(None) };
+        let record_len = record_bytes(wire).map_err(ReadError::Record)?;
+        let Some(record) = record_len.and_then(|bytes| wire.get_mut(..bytes)) else { return Ok(None) };
         let start = self.wire.start + HEADER_BYTES;
         self.wire.start += record.len();
         let mut placed = None;

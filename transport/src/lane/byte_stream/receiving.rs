@@ -1,4 +1,4 @@
-//! The receiving half of a connection: the limit of unread bytes, and the streams.
+//! The receiving half of a connection: its streams, and the limit of unread bytes.
 
 use bytes::{Buf, Bytes, BytesMut};
 use std::{
@@ -23,17 +23,17 @@ use crate::{
     tuning::{SERVER_WINDOW_BYTES, WINDOW_RESERVE_BYTES},
 };
 
-/// The cost of a segment in addition to its bytes, so that empty ones are not free.
+/// The overhead counted for each segment, so that empty ones are bounded.
 const SEGMENT_COST_BYTES: u64 = 256;
 
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// The pipe from the driver to the reader of the control stream. It has the same bound as QUIC's: a connection whose
-/// control stream is full is not read.
+/// The pipe from the driver to the reader of the control stream. It has the same bound as over QUIC. While it is full,
+/// the driver does not read the connection.
 pub(super) type ControlPipe = DuplexStream;
 
-/// Both halves of a control pipe.
+/// Creates both halves of a control pipe.
 pub(super) fn control_pipe() -> (ControlPipe, ControlPipe) {
     tokio::io::duplex(SERVER_WINDOW_BYTES as usize)
 }
@@ -43,7 +43,7 @@ pub(super) fn control_pipe() -> (ControlPipe, ControlPipe) {
 pub(super) struct Unread {
     bytes: AtomicU64,
     max_bytes: AtomicU64,
-    /// Signals that there may be more room.
+    /// Signals that the limit or the count changed.
     has_room: Notify,
 }
 
@@ -54,38 +54,38 @@ impl Default for Unread {
     }
 }
 
-/// The limit was exceeded for too long.
+/// The peer exceeded the limit of unread bytes for longer than the timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it sent more than it had credit for: {unread} bytes wait to be read, and {max} may")]
-pub(super) struct TooMuchUnread {
+pub(super) struct UnreadLimitExceeded {
     unread: u64,
     max: u64,
 }
 
 impl Unread {
-    /// Raises the limit to `bytes` and a reserve. It never falls.
+    /// Raises the limit to `bytes` and a reserve. Never lowers it.
     pub(super) fn allow(&self, bytes: u64) {
         let bytes = bytes.saturating_add(WINDOW_RESERVE_BYTES.into());
         self.max_bytes.fetch_max(bytes, Ordering::Relaxed);
         self.has_room.notify_one();
     }
 
-    /// Counts a segment with these `bytes`; waits for room if necessary, because the limit may be raised after the
-    /// credit was granted, as when a manifest has larger chunks than usual.
-    pub(super) async fn count(&self, bytes: &Bytes, patience: Duration) -> Result<(), TooMuchUnread> {
+    /// Counts a segment with these `bytes`. Waits at most `max_wait` if the limit is exceeded, because it may be raised
+    /// after the credit was granted, for example if a manifest has larger chunks than usual.
+    pub(super) async fn count(&self, bytes: &Bytes, max_wait: Duration) -> Result<(), UnreadLimitExceeded> {
         let cost = cost(bytes);
         let counted = async {
             while !self.try_count(cost) {
                 self.has_room.notified().await;
             }
         };
-        timeout(patience, counted).await.map_err(|_| {
+        timeout(max_wait, counted).await.map_err(|_| {
             let unread = self.bytes.load(Ordering::Relaxed) + cost;
-            TooMuchUnread { unread, max: self.max_bytes.load(Ordering::Relaxed) }
+            UnreadLimitExceeded { unread, max: self.max_bytes.load(Ordering::Relaxed) }
         })
     }
 
-    /// Counts a segment if there is room. Only the driver calls this, so check and addition need not be atomic.
+    /// Counts a segment if the limit allows it. Only the driver calls this, so check and addition need not be atomic.
     fn try_count(&self, cost: u64) -> bool {
         let fits = self.bytes.load(Ordering::Relaxed) + cost <= self.max_bytes.load(Ordering::Relaxed);
         if fits {
@@ -104,7 +104,7 @@ fn cost(bytes: &Bytes) -> u64 {
     bytes.len() as u64 + SEGMENT_COST_BYTES
 }
 
-/// A data stream that has begun.
+/// An incoming data stream and its number.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) number: u64,
@@ -112,10 +112,10 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Begins the next of `streams` and queues it for `accept`.
+    /// Begins the next data stream, queues it for `accept`, and increments `streams`.
     pub(super) fn begin(begun: &mpsc::UnboundedSender<Self>, streams: &mut u64) -> StreamIn {
         let stream = StreamIn::default();
-        // Fails only when the lane was dropped.
+        // Fails only if the lane was dropped.
         let _ = begun.send(Self { number: *streams, stream: Arc::clone(&stream.0) });
         *streams += 1;
         stream
@@ -127,7 +127,7 @@ impl Incoming {
 pub(crate) struct DataIn {
     incoming: Incoming,
     connection: Connection,
-    /// Bytes taken from the stream and not read yet.
+    /// Bytes taken from the stream but not read yet.
     rest: Bytes,
 }
 
@@ -139,7 +139,7 @@ impl DataIn {
     pub(crate) async fn read_exact(&mut self, mut out: &mut [u8]) -> Result<(), LaneError> {
         while !out.is_empty() {
             if !self.take_piece().await? {
-                return Err(LaneError::StreamGivenUp);
+                return Err(LaneError::StreamAborted);
             }
             let (now, later) = out.split_at_mut(self.rest.len().min(out.len()));
             self.rest.copy_to_slice(now);
@@ -154,22 +154,22 @@ impl DataIn {
         Ok(more)
     }
 
-    /// Copies the bytes received so far into `buffer`, and lends it to the driver for the rest.
+    /// Copies the bytes received so far into `buffer`, then lends it to the driver for further bytes.
     pub(crate) async fn fill(mut self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
         buffer.put(&std::mem::take(&mut self.rest));
         let (unread, stream) = (&self.connection.shared().unread, &self.incoming.stream);
-        while let Some((given_back, piece)) = stream.lend(buffer) {
-            buffer = given_back;
+        while let Some((returned, piece)) = stream.lend(buffer) {
+            buffer = returned;
             buffer.put(&piece);
             unread.release(&piece);
         }
         match stream.filled().await {
-            (Some(buffer), end) if end == Some(StreamEnd::Whole) || buffer.is_overfull() => Ok(buffer),
-            _ => Err(self.cut()),
+            (Some(buffer), end) if end == Some(StreamEnd::Complete) || buffer.is_overfull() => Ok(buffer),
+            _ => Err(self.abort_error()),
         }
     }
 
-    /// Waits for bytes if there are none; returns false at the end of the stream. Cancel safe.
+    /// Waits for bytes if `rest` is empty; returns false at the end of the stream. Cancel safe.
     async fn take_piece(&mut self) -> Result<bool, LaneError> {
         while self.rest.is_empty() {
             match self.incoming.stream.next().await {
@@ -177,15 +177,15 @@ impl DataIn {
                     self.connection.shared().unread.release(&piece);
                     self.rest = piece;
                 }
-                Err(StreamEnd::Whole) => return Ok(false),
-                Err(StreamEnd::Cut) => return Err(self.cut()),
+                Err(StreamEnd::Complete) => return Ok(false),
+                Err(StreamEnd::Aborted) => return Err(self.abort_error()),
             }
         }
         Ok(true)
     }
 
-    fn cut(&self) -> LaneError {
-        self.connection.ended().unwrap_or(LaneError::StreamGivenUp)
+    fn abort_error(&self) -> LaneError {
+        self.connection.ended().unwrap_or(LaneError::StreamAborted)
     }
 }
 

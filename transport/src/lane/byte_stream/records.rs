@@ -1,9 +1,9 @@
-//! Encrypts and decrypts TLS 1.3 records (RFC 8446 §5) with the keys negotiated by rustls. No I/O.
+//! The TLS 1.3 record layer (RFC 8446 §5), with the keys negotiated by rustls. No I/O.
 //!
-//! rustls 0.23 copies each record two or three times and allocates for it. Here a chunk is encrypted from its own
-//! memory and decrypted into its reader's. The wire format is the same: the peer may be rustls.
+//! rustls 0.23 allocates for each record and copies it two or three times. Here a chunk is encrypted from its source
+//! memory and decrypted into its destination. The wire format is the same: the peer may use rustls.
 //!
-//! After the handshake, only key updates and alerts are accepted. Session tickets and everything else are refused,
+//! After the handshake, only key updates and alerts are accepted. Other messages, such as session tickets, are refused,
 //! since no server of this protocol sends them.
 
 use aws_lc_rs::{
@@ -43,10 +43,10 @@ const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const DATA: u8 = 23;
 
-/// A key update without its last byte, which requests an update by the peer, too.
+/// A key update without its last byte, `request_update`.
 const KEY_UPDATE: [u8; 4] = [24, 0, 0, 1];
 
-/// The source of the keys after the first ones.
+/// Derives the keys for key updates.
 pub(crate) trait NextSecrets: Send {
     fn next_sealing(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error>;
 
@@ -63,7 +63,7 @@ impl<Data: Send> NextSecrets for KernelConnection<Data> {
     }
 }
 
-/// Why a connection cannot carry more records.
+/// Why no more records can be sent or received.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(crate) enum RecordError {
     #[error(
@@ -89,7 +89,7 @@ pub(crate) enum RecordError {
 }
 
 impl RecordError {
-    /// The alert for the peer, unless the peer sent one.
+    /// The alert for the peer; `None` if the peer sent one.
     pub(crate) fn alert(&self) -> Option<AlertDescription> {
         match self {
             Self::Header { .. } | Self::Content(_) | Self::Message(_) | Self::NoData => {
@@ -103,7 +103,8 @@ impl RecordError {
     }
 }
 
-/// Both directions of a connection with the `secrets` of its handshake. A key encrypts `records_per_key` records.
+/// Creates both directions of a connection from the `secrets` of its handshake. A key encrypts at most
+/// `records_per_key` records.
 pub(crate) fn records(
     secrets: ExtractedSecrets,
     next: impl NextSecrets + 'static,
@@ -117,7 +118,8 @@ pub(crate) fn records(
 /// The state shared by both directions.
 struct Shared {
     next: Mutex<Box<dyn NextSecrets>>,
-    /// Whether the peer requested a key update. It is sent before the next record; one update answers several requests.
+    /// Whether the peer requested a key update, which is sent before the next record. One update answers several
+    /// requests.
     must_update: AtomicBool,
 }
 
@@ -156,10 +158,11 @@ impl Sealer {
         Ok(filled + self.key.seal(ALERT, &[level, alert.into()], &mut out[filled..])?)
     }
 
-    /// Updates the key when it is used up or the peer requests it. The update itself is the old key's last record.
+    /// Updates the key if it has reached its limit or the peer requested it. The update message is the old key's last
+    /// record.
     fn update_key_if_due(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
-        let is_asked = self.shared.must_update.swap(false, Ordering::Relaxed);
-        if !is_asked && self.key.sequence + 1 < self.records_per_key {
+        let is_requested = self.shared.must_update.swap(false, Ordering::Relaxed);
+        if !is_requested && self.key.sequence + 1 < self.records_per_key {
             return Ok(0);
         }
         let [kind, a, b, c] = KEY_UPDATE;
@@ -183,7 +186,7 @@ pub(crate) enum Opened<T> {
     /// Data, verified; never empty.
     Data(T),
     /// No data.
-    Nothing,
+    NoData,
     /// The peer has closed TLS.
     Closed,
 }
@@ -193,7 +196,7 @@ impl<T> Opened<T> {
     pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Opened<U> {
         match self {
             Self::Data(data) => Opened::Data(change(data)),
-            Self::Nothing => Opened::Nothing,
+            Self::NoData => Opened::NoData,
             Self::Closed => Opened::Closed,
         }
     }
@@ -210,13 +213,13 @@ pub(crate) fn record_bytes(wire: &[u8]) -> Result<Option<usize>, RecordError> {
     }
 }
 
-/// The space for decrypting a record of `record_bytes`: its content, type and padding.
+/// The output length for decrypting a record of `record_bytes`: content, type and padding.
 pub(crate) fn opened_bytes(record_bytes: usize) -> usize {
     record_bytes - HEADER_BYTES - TAG_BYTES
 }
 
 impl Opener {
-    /// Decrypts a whole `record`, of the length given by [`record_bytes`], in place.
+    /// Decrypts a complete `record`, of the length given by [`record_bytes`], in place.
     pub(crate) fn open<'a>(&mut self, record: &'a mut [u8]) -> Result<Opened<&'a [u8]>, RecordError> {
         let (header, body) = record.split_at_mut(HEADER_BYTES);
         let (nonce, aad) = (self.key.nonce(), Aad::from(&*header));
@@ -225,8 +228,8 @@ impl Opener {
         self.take(opened)
     }
 
-    /// Decrypts a whole `record` into `out`, of the length given by [`opened_bytes`]. On failure, `out` must not be
-    /// used.
+    /// Decrypts a complete `record` into `out`, of the length given by [`opened_bytes`]. On failure, the content of
+    /// `out` is not authenticated.
     pub(crate) fn open_into<'a>(
         &mut self,
         record: &[u8],
@@ -240,7 +243,7 @@ impl Opener {
         self.take(out)
     }
 
-    /// Parses a decrypted and verified record: content, its type, and zeros.
+    /// Parses a decrypted, authenticated record: content, type and padding zeros.
     fn take<'a>(&mut self, opened: &'a [u8]) -> Result<Opened<&'a [u8]>, RecordError> {
         if opened.len() > CONTENT_BYTES_MAX + 1 {
             return Err(RecordError::Length(opened.len()));
@@ -268,15 +271,15 @@ impl Opener {
         if self.empty_records > EMPTY_RECORDS_MAX {
             return Err(RecordError::NoData);
         }
-        Ok(Opened::Nothing)
+        Ok(Opened::NoData)
     }
 
-    /// Handles a key update. It must be whole and alone in its record, since the next bytes have another key.
+    /// Handles a key update. It must be complete and alone in its record, since the next record has another key.
     fn handle_message(&mut self, message: &[u8]) -> Result<(), RecordError> {
         match message.strip_prefix(&KEY_UPDATE) {
-            Some(&[asked @ (0 | 1)]) => {
+            Some(&[request @ (0 | 1)]) => {
                 self.key = self.shared.next_key(|next| next.next_opening())?;
-                if asked == 1 {
+                if request == 1 {
                     self.shared.must_update.store(true, Ordering::Relaxed);
                 }
                 Ok(())
@@ -296,7 +299,7 @@ impl Shared {
     }
 }
 
-/// The key of one direction. AWS-LC overwrites it when it is dropped, and rustls the secrets.
+/// The key of one direction. Keys and secrets are zeroed on drop, by AWS-LC and rustls.
 struct Key {
     key: LessSafeKey,
     iv: [u8; 12],
@@ -318,8 +321,8 @@ impl Key {
         Ok(Self { key: LessSafeKey::new(key), iv, sequence })
     }
 
-    /// The nonce of the next record (RFC 8446 §5.3). Sequence numbers cannot wrap: a sender changes its key long
-    /// before, and a receiver would need millennia.
+    /// The nonce of the next record (RFC 8446 §5.3). Sequence numbers cannot wrap: a sender updates its key long
+    /// before, and for a receiver that would take millennia.
     fn nonce(&mut self) -> Nonce {
         let mut nonce = self.iv;
         for (byte, digit) in nonce[4..].iter_mut().zip(self.sequence.to_be_bytes()) {

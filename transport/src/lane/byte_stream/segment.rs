@@ -1,4 +1,4 @@
-//! [`Segment`]: the frames of a byte stream (PROTOCOL.md §10.7).
+//! [`Segment`]: a frame of a byte stream (PROTOCOL.md §10.7).
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -10,19 +10,19 @@ use super::{
 };
 
 /// The maximum length of a segment without its header: four TLS records. A chunk of 4 MiB has 64 segments, so headers
-/// cost little, and a control message waits for at most one batch of data.
+/// cost little.
 pub(crate) const SEGMENT_BYTES_MAX: usize = 64 << 10;
 
 /// The length of the header of a segment.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 8;
 
-/// The maximum length of the text of a close.
+/// The maximum length of the text in a close.
 const CLOSE_TEXT_BYTES_MAX: usize = 1_024;
 
-/// The first segment of its data stream.
+/// The flag of the first segment of a data stream.
 const FIRST: u8 = 1;
 
-/// The last segment of its data stream, or of the control stream.
+/// The flag of the last segment of a data stream or of the control stream.
 const LAST: u8 = 2;
 
 /// One segment.
@@ -32,11 +32,11 @@ pub(crate) enum Segment {
     Control { bytes: Bytes, last: bool },
     /// Bytes of the current data stream; `first` begins and `last` ends it.
     Data { bytes: Bytes, first: bool, last: bool },
-    /// Resets the current data stream, which is incomplete.
+    /// Aborts the current data stream, which stays incomplete.
     Reset,
-    /// Asks the sender to stop the data stream with this number.
+    /// Requests that the sender stop the data stream with this number.
     Stop { stream: u64 },
-    /// Closes the lane. The last segment.
+    /// Closes the lane. No segment follows.
     Close { code: u32, text: Bytes },
     /// A ping, to be answered with the same number.
     Ping { number: u64 },
@@ -75,7 +75,7 @@ impl Kind {
         }
     }
 
-    fn takes(self, bytes: usize) -> bool {
+    fn allows_length(self, bytes: usize) -> bool {
         match self {
             Self::Control | Self::Data => bytes <= SEGMENT_BYTES_MAX,
             Self::Reset => bytes == 0,
@@ -85,7 +85,7 @@ impl Kind {
     }
 }
 
-/// Why bytes are not a segment. The peer is to blame.
+/// Why bytes are not a valid segment. The peer violated the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SegmentError {
     #[error("it sent a segment of kind {0}, which this revision does not have")]
@@ -110,7 +110,7 @@ impl Header {
         match () {
             () if reserved != 0 => Err(SegmentError::Reserved(reserved)),
             () if flags & !kind.flags() != 0 => Err(SegmentError::Flags { kind: code, flags }),
-            () if !kind.takes(bytes) => Err(too_long),
+            () if !kind.allows_length(bytes) => Err(too_long),
             () => Ok(Self { kind, flags, bytes }),
         }
     }
@@ -123,7 +123,7 @@ impl Segment {
         Self::Close { code, text: Bytes::copy_from_slice(&text.as_bytes()[..end]) }
     }
 
-    /// Splits off a segment of maximal length if the data is longer.
+    /// Splits off the first [`SEGMENT_BYTES_MAX`] of data, if it is longer.
     pub(crate) fn split_front(&mut self) -> Option<Self> {
         let Self::Data { bytes, first, .. } = self else { return None };
         if bytes.len() <= SEGMENT_BYTES_MAX {
@@ -133,7 +133,7 @@ impl Segment {
         Some(Self::Data { bytes: front, first: std::mem::take(first), last: false })
     }
 
-    /// The header and the bytes. Control and data bytes are not copied.
+    /// Encodes the header, and returns it with the body. Control and data bytes are not copied.
     pub(crate) fn encode(self) -> ([u8; SEGMENT_HEADER_BYTES], Bytes) {
         let flag = |flag, set| if set { flag } else { 0 };
         let number = |number: u64| Bytes::copy_from_slice(&number.to_le_bytes());
@@ -151,12 +151,12 @@ impl Segment {
             Self::Ping { number: sent } => (Kind::Ping, 0, number(sent)),
             Self::Pong { number: sent } => (Kind::Pong, 0, number(sent)),
         };
-        debug_assert!(kind.takes(bytes.len()), "{kind:?} of {} bytes", bytes.len());
+        debug_assert!(kind.allows_length(bytes.len()), "{kind:?} of {} bytes", bytes.len());
         let [a, b, c, d] = (bytes.len() as u32).to_le_bytes();
         ([kind as u8, flags, 0, 0, a, b, c, d], bytes)
     }
 
-    /// Its length on the wire.
+    /// The length with its header.
     pub(crate) fn wire_bytes(&self) -> u64 {
         let bytes = match self {
             Self::Control { bytes, .. } | Self::Data { bytes, .. } => bytes.len(),
@@ -181,12 +181,12 @@ impl Segment {
     }
 }
 
-/// Assembles segments. Allocates memory for one segment at a time.
+/// Reassembles segments from received bytes. Allocates memory for one segment at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     header: [u8; SEGMENT_HEADER_BYTES],
     header_filled: usize,
-    /// The segment whose header is complete.
+    /// The current segment, once its header is complete.
     body: Option<Body>,
     pool: Pool,
 }
@@ -198,19 +198,19 @@ struct Body {
     filled: usize,
 }
 
-/// The destination of a segment's bytes.
+/// The memory for a segment's bytes.
 #[derive(Debug)]
 enum Memory {
     Own(Buffer),
-    /// The buffer lent by the reader of a data stream. If it is taken back meanwhile, the bytes are dropped.
+    /// The buffer lent by the reader of a data stream. If the reader reclaims it, the bytes are dropped.
     Stream(Arc<Stream>),
 }
 
 /// A received segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Arrived {
+pub(crate) enum Received {
     Segment(Segment),
-    /// A segment of the current data stream whose bytes are in its reader's buffer.
+    /// A segment of the current data stream, written to the buffer lent by the reader.
     Filled {
         wire_bytes: u64,
         last: bool,
@@ -218,12 +218,12 @@ pub(crate) enum Arrived {
 }
 
 impl Assembler {
-    /// Takes the part of `bytes` that belongs to the next segment; returns the segment once it is complete.
+    /// Consumes the part of `bytes` that belongs to the next segment; returns the segment once it is complete.
     pub(super) fn take(
         &mut self,
         bytes: &mut &[u8],
         current: Option<&Arc<Stream>>,
-    ) -> Result<Option<Arrived>, SegmentError> {
+    ) -> Result<Option<Received>, SegmentError> {
         if self.body.is_none() {
             let missing = &mut self.header[self.header_filled..];
             let now = missing.len().min(bytes.len());
@@ -247,21 +247,21 @@ impl Assembler {
             *filled += now.len();
             *bytes = later;
         }
-        Ok(self.whole())
+        Ok(self.take_complete())
     }
 
-    /// The destination for the bytes after a header.
+    /// Chooses the memory for the bytes after a header.
     fn memory(&self, header: Header, current: Option<&Arc<Stream>>) -> Memory {
         let is_continuation = header.kind == Kind::Data && header.flags & FIRST == 0;
         match current.filter(|stream| is_continuation && stream.has_room(header.bytes)) {
             Some(stream) => Memory::Stream(Arc::clone(stream)),
-            // One byte more: the content type follows decrypted data.
+            // One more byte: decryption writes the content type after the data.
             None => Memory::Own(self.pool.take(header.bytes + 1)),
         }
     }
 
-    /// Calls `fill` with `bytes` of space if they fit the rest of the current segment and one byte more. `fill` returns
-    /// the number of valid bytes.
+    /// Calls `fill` with `bytes` of the current segment's memory, if they fit its missing bytes and one more. `fill`
+    /// returns the number of valid bytes.
     pub(super) fn fill(&mut self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let Some(Body { header, memory, filled }) = &mut self.body else { return };
         if bytes > header.bytes - *filled + 1 {
@@ -282,14 +282,14 @@ impl Assembler {
     }
 
     /// Returns the current segment once it is complete.
-    pub(super) fn whole(&mut self) -> Option<Arrived> {
+    pub(super) fn take_complete(&mut self) -> Option<Received> {
         let Body { header, memory, .. } = self.body.take_if(|body| body.filled == body.header.bytes)?;
         self.header_filled = 0;
         Some(match memory {
             Memory::Own(buffer) => {
-                Arrived::Segment(Segment::decode(header, Bytes::from_owner(buffer).slice(..header.bytes)))
+                Received::Segment(Segment::decode(header, Bytes::from_owner(buffer).slice(..header.bytes)))
             }
-            Memory::Stream(_) => Arrived::Filled {
+            Memory::Stream(_) => Received::Filled {
                 wire_bytes: (SEGMENT_HEADER_BYTES + header.bytes) as u64,
                 last: header.flags & LAST != 0,
             },

@@ -1,4 +1,4 @@
-//! The sending half of a connection: the driver's queues, and the streams that fill them.
+//! The sending half of a connection: its streams, and the driver's queues.
 
 use bytes::Bytes;
 use std::sync::{
@@ -12,13 +12,13 @@ use super::{
     segment::{SEGMENT_BYTES_MAX, Segment},
 };
 
-/// The maximum data in a queue entry: a quarter of a batch, so that senders are not woken for each segment.
+/// The maximum length of data in a queue entry: a quarter of a batch, so that senders are not woken for each segment.
 pub(super) const SPAN_BYTES_MAX: usize = 4 * SEGMENT_BYTES_MAX;
 
-/// The maximum number of queued spans of data: two megabytes, enough to keep the driver busy.
+/// The maximum number of queued data entries: two megabytes, enough to keep the driver busy.
 const DATA_QUEUE_MAX: usize = 8;
 
-/// The maximum length of joined writes: a small chunk is copied behind its header, so that both are one segment and
+/// The maximum length of coalesced writes: a small chunk is copied behind its header, so that both are one segment and
 /// wake the receiver once.
 const JOINED_BYTES_MAX: usize = 8 << 10;
 
@@ -28,15 +28,15 @@ pub(super) const CONTROL_QUEUE_MAX: usize = 4;
 /// A part of the control stream, of at most [`SEGMENT_BYTES_MAX`].
 pub(super) type Control = Bytes;
 
-/// The answers to be sent outside the queues, and the state of data streams.
+/// Pending answers to the peer, and the state of outgoing data streams.
 #[derive(Debug)]
 pub(super) struct Outbox {
     data: mpsc::Sender<Segment>,
-    /// The fair lock that serialises data streams, with the number of begun streams.
-    turn: Arc<AsyncMutex<u64>>,
-    /// The number of begun data streams; the peer can know no others.
+    /// Serialises data streams, fairly. Contains the number of begun streams.
+    stream_lock: Arc<AsyncMutex<u64>>,
+    /// The number of begun data streams, to validate the peer's stops.
     begun: AtomicU64,
-    /// One more than the highest stream number that the peer has stopped; earlier streams have ended.
+    /// One more than the highest stream number that the peer has stopped. All lower streams have ended.
     stopped: AtomicU64,
     answers: Mutex<Answers>,
     has_answers: Notify,
@@ -44,8 +44,8 @@ pub(super) struct Outbox {
     control_written: watch::Sender<bool>,
 }
 
-/// Pending answers to the peer, one of each kind: a stop of a later stream replaces an earlier one, whose stream has
-/// ended; a later pong replaces an earlier one.
+/// Pending answers to the peer, at most one of each kind: a later stop replaces an earlier one, whose stream has ended,
+/// and a later pong an earlier pong.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Answers {
     pong: Option<u64>,
@@ -64,7 +64,7 @@ impl Outbox {
         let (data, queue) = mpsc::channel(DATA_QUEUE_MAX);
         let outbox = Self {
             data,
-            turn: Arc::default(),
+            stream_lock: Arc::default(),
             begun: AtomicU64::new(0),
             stopped: AtomicU64::new(0),
             answers: Mutex::default(),
@@ -103,7 +103,7 @@ impl Outbox {
         stop.or_else(|| answers.pong.take().map(|number| Segment::Pong { number }))
     }
 
-    /// Handles the peer's stop of `stream`. Returns false if no such stream has begun.
+    /// Handles the peer's stop of `stream`. Returns false if that stream has not begun.
     pub(super) fn handle_stop(&self, stream: u64) -> bool {
         let is_known = stream < self.begun.load(Ordering::Acquire);
         if is_known {
@@ -152,14 +152,14 @@ impl ControlOut {
     }
 }
 
-/// The sending half of a data stream. It holds the lock of data streams until it is finished or dropped.
+/// The sending half of a data stream. Holds the lock of data streams until it is finished or dropped.
 #[derive(Debug)]
 pub(crate) struct DataOut {
     connection: Connection,
-    turn: OwnedMutexGuard<u64>,
-    /// A reserved queue slot for its last segment or its reset, which cannot wait for one.
+    stream_lock: OwnedMutexGuard<u64>,
+    /// A reserved queue slot for the last segment or the reset, which are sent without waiting.
     end: Option<mpsc::OwnedPermit<Segment>>,
-    /// The last written bytes, held until it is known whether more follow.
+    /// The last written bytes, held until more follow or the stream is finished.
     held: Option<Bytes>,
     /// Its number, once its first segment is queued.
     number: Option<u64>,
@@ -168,13 +168,13 @@ pub(crate) struct DataOut {
 impl DataOut {
     pub(super) async fn open(connection: Connection) -> Result<Self, LaneError> {
         let outbox = &connection.shared().outbox;
-        let (turns, queue) = (Arc::clone(&outbox.turn), outbox.data.clone());
-        let opened = async { (turns.lock_owned().await, queue.reserve_owned().await) };
+        let (locks, queue) = (Arc::clone(&outbox.stream_lock), outbox.data.clone());
+        let opened = async { (locks.lock_owned().await, queue.reserve_owned().await) };
         tokio::select! {
             biased;
             error = connection.closed() => Err(error),
-            (turn, end) = opened => match end {
-                Ok(end) => Ok(Self { connection, turn, end: Some(end), held: None, number: None }),
+            (stream_lock, end) = opened => match end {
+                Ok(end) => Ok(Self { connection, stream_lock, end: Some(end), held: None, number: None }),
                 Err(_) => Err(connection.closed().await),
             },
         }
@@ -202,7 +202,7 @@ impl DataOut {
         Ok(())
     }
 
-    /// Queues the held bytes, because more follows. Cancel safe.
+    /// Queues the held bytes when more follow. Cancel safe.
     async fn queue_held(&mut self) -> Result<(), LaneError> {
         if self.held.is_none() {
             return Ok(());
@@ -212,7 +212,7 @@ impl DataOut {
             return Err(connection.closed().await);
         };
         if self.is_stopped() {
-            return Err(LaneError::StreamGivenUp);
+            return Err(LaneError::StreamAborted);
         }
         let segment = self.next_segment(false);
         place.send(segment);
@@ -222,9 +222,13 @@ impl DataOut {
     fn next_segment(&mut self, last: bool) -> Segment {
         let first = self.number.is_none();
         if first {
-            self.number = Some(*self.turn);
-            *self.turn += 1;
-            self.connection.shared().outbox.begun.store(*self.turn, Ordering::Release);
+            self.number = Some(*self.stream_lock);
+            *self.stream_lock += 1;
+            self.connection
+                .shared()
+                .outbox
+                .begun
+                .store(*self.stream_lock, Ordering::Release);
         }
         Segment::Data { bytes: self.held.take().unwrap_or_default(), first, last }
     }
@@ -239,7 +243,7 @@ impl DataOut {
             return Err(error);
         }
         if self.is_stopped() {
-            return Err(LaneError::StreamGivenUp);
+            return Err(LaneError::StreamAborted);
         }
         let (end, segment) = (self.end.take(), self.next_segment(true));
         end.map(|place| place.send(segment));

@@ -1,7 +1,7 @@
-//! [`Stream`]: an incoming data stream, shared by the driver and its reader.
+//! [`Stream`]: an incoming data stream, shared by the driver and the stream's reader.
 //!
-//! The reader of a chunk lends its memory to the driver. From then on bytes are decrypted into it, without waking a
-//! task and without a copy. Earlier bytes are queued in pieces.
+//! The reader of a chunk lends its memory to the driver, which then decrypts into it, without waking a task and without
+//! a copy. Bytes received earlier are queued in pieces.
 
 use bytes::Bytes;
 use std::{
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::receive_buffer::ReceiveBuffer;
 
-/// One data stream. Its lock is held for at most one record.
+/// One data stream. Its lock is held at most while one record is decrypted.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     state: Mutex<State>,
@@ -24,7 +24,7 @@ pub(super) struct Stream {
 struct State {
     /// Unread pieces. Bounded by the limit of [`Unread`](super::receiving::Unread).
     pieces: VecDeque<Bytes>,
-    /// The buffer lent by the reader. While it is lent, there are no pieces.
+    /// The buffer lent by the reader. While there is one, `pieces` is empty.
     buffer: Option<ReceiveBuffer>,
     end: Option<StreamEnd>,
     /// Whether the reader was dropped.
@@ -34,9 +34,9 @@ struct State {
 /// The end of a data stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamEnd {
-    Whole,
+    Complete,
     /// Reset, or the lane ended.
-    Cut,
+    Aborted,
 }
 
 impl Stream {
@@ -56,7 +56,7 @@ impl Stream {
         piece.or_else(|| state.end.map(Err))
     }
 
-    /// Lends `buffer` to the driver, or returns it with a queued piece that precedes.
+    /// Lends `buffer` to the driver. If pieces are queued, returns the buffer and the next piece instead.
     pub(super) fn lend(&self, buffer: ReceiveBuffer) -> Option<(ReceiveBuffer, Bytes)> {
         let mut state = self.state();
         match state.pieces.pop_front() {
@@ -68,8 +68,8 @@ impl Stream {
         }
     }
 
-    /// Waits until the stream ends or exceeds the lent buffer; returns the buffer and the end. If this is dropped
-    /// early, [`discard`](Self::discard) drops the buffer.
+    /// Waits until the stream ends or exceeds the lent buffer; returns the buffer and the end. If this is cancelled,
+    /// [`discard`](Self::discard) drops the buffer.
     pub(super) async fn filled(&self) -> (Option<ReceiveBuffer>, Option<StreamEnd>) {
         loop {
             {
@@ -83,7 +83,7 @@ impl Stream {
         }
     }
 
-    /// Stops receiving, and drops the lent buffer. Returns whether more bytes may arrive, and the unread pieces.
+    /// Stops receiving and drops the lent buffer. Returns whether more bytes may arrive, and the unread pieces.
     pub(super) fn discard(&self) -> (bool, VecDeque<Bytes>) {
         let mut state = self.state();
         state.is_discarded = true;
@@ -91,13 +91,14 @@ impl Stream {
         (state.end.is_none(), std::mem::take(&mut state.pieces))
     }
 
-    /// Whether the reader has lent room for `bytes`.
+    /// Whether the lent buffer has room for `bytes`.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         let mut state = self.state();
         state.buffer.as_mut().is_some_and(|buffer| buffer.room().len() >= bytes)
     }
 
-    /// Calls `fill` with exactly `bytes` of lent room, unless less is lent. `fill` returns the number of valid bytes.
+    /// Calls `fill` with exactly `bytes` of the lent buffer, if it has as much room. `fill` returns the number of valid
+    /// bytes.
     pub(super) fn fill(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let mut state = self.state();
         if let Some(buffer) = &mut state.buffer
@@ -143,20 +144,20 @@ impl Stream {
     }
 }
 
-/// The driver's handle of a data stream. Dropping it before `finish` marks the stream as cut.
+/// The driver's handle of a data stream. Dropping it before `finish` marks the stream as aborted.
 #[derive(Debug, Default)]
 pub(super) struct StreamIn(pub(super) Arc<Stream>);
 
 impl StreamIn {
     /// Marks the stream as complete.
     pub(super) fn finish(self) {
-        self.0.end(StreamEnd::Whole);
+        self.0.end(StreamEnd::Complete);
     }
 }
 
 impl Drop for StreamIn {
     fn drop(&mut self) {
-        self.0.end(StreamEnd::Cut);
+        self.0.end(StreamEnd::Aborted);
     }
 }
 
@@ -184,7 +185,7 @@ mod tests {
         (0..BYTES).map(|byte| byte as u8).collect()
     }
 
-    /// Fills like `open_record`, with one byte of room more than there are valid bytes.
+    /// Fills like `open_record`, which needs room for one byte more than the valid bytes.
     fn fill(stream: &Stream, bytes: &[u8]) {
         stream.fill(bytes.len() + 1, |room| {
             room[..bytes.len()].copy_from_slice(bytes);
@@ -192,39 +193,39 @@ mod tests {
         });
     }
 
-    /// Goal: queued pieces, bytes filled in place and copied bytes form one chunk, in order and hashed.
+    /// Goal: queued pieces, bytes decrypted in place and copied bytes form one chunk, in order and hashed.
     #[tokio::test]
-    async fn bytes_from_all_routes_are_in_order() {
+    async fn pieces_and_lent_memory_form_one_chunk() {
         let (sink, content) = (sink(), content());
         let driver = StreamIn::default();
         let stream = Arc::clone(&driver.0);
-        assert!(!stream.has_room(1) && !stream.put(&content[..1]), "nothing is lent");
+        assert!(!stream.has_room(1) && !stream.put(&content[..1]), "no buffer is lent");
         for piece in [&content[..100], &content[100..300]] {
             assert!(stream.push(&Bytes::copy_from_slice(piece)));
         }
         let mut lent = buffer(&sink).await;
-        while let Some((given_back, piece)) = stream.lend(lent) {
-            lent = given_back;
+        while let Some((returned, piece)) = stream.lend(lent) {
+            lent = returned;
             lent.put(&piece);
         }
         assert!(stream.has_room(700) && !stream.has_room(701));
         fill(&stream, &content[300..600]);
-        fill(&stream, &content[600..1_000]); // No room for the additional byte, so nothing is filled.
+        fill(&stream, &content[600..1_000]); // No room for the additional byte.
         assert!(stream.has_room(400));
         assert!(!stream.push(&Bytes::copy_from_slice(&content[600..900])), "it was copied");
         assert!(stream.put(&content[900..]));
         driver.finish();
         let (buffer, end) = stream.filled().await;
         let (memory, found) = buffer.unwrap().into_parts();
-        assert_eq!((found, end), (BYTES, Some(StreamEnd::Whole)));
+        assert_eq!((found, end), (BYTES, Some(StreamEnd::Complete)));
         let Memory::Raw(target, hasher) = memory else { panic!("it was lent raw") };
         assert!(*target == content);
         assert!(hasher.verify(ChunkIndex(0), ChunkHash::of(&content)).is_ok());
     }
 
-    /// Goal: a cancelled reader gets its memory back at once, and later bytes are discarded.
+    /// Goal: a cancelled reader reclaims its memory immediately, and later bytes are discarded.
     #[tokio::test]
-    async fn lent_memory_is_returned_at_once() {
+    async fn a_cancelled_reader_reclaims_its_memory() {
         let sink = sink();
         let driver = StreamIn::default();
         assert!(driver.0.lend(buffer(&sink).await).is_none());
@@ -237,15 +238,15 @@ mod tests {
         assert_eq!(again.into_parts().1, 0);
     }
 
-    /// Goal: a stream with too many bytes is detected, and a cut stream is not whole.
+    /// Goal: a stream with too many bytes and an aborted stream are detected.
     #[tokio::test]
     async fn too_many_and_too_few_bytes_are_detected() {
-        let came = Arc::new(AtomicU64::new(0));
-        for (bytes, end) in [(BYTES + 1, None), (BYTES - 1, Some(StreamEnd::Cut))] {
+        let received = Arc::new(AtomicU64::new(0));
+        for (bytes, end) in [(BYTES + 1, None), (BYTES - 1, Some(StreamEnd::Aborted))] {
             let sink = sink();
             let driver = StreamIn::default();
             let stream = Arc::clone(&driver.0);
-            let counted = Arc::clone(&came);
+            let counted = Arc::clone(&received);
             let progress: Progress = Arc::new(move |bytes| {
                 counted.fetch_add(bytes, Ordering::Relaxed);
             });
@@ -260,6 +261,10 @@ mod tests {
             assert_eq!((buffer.unwrap().into_parts().1, found_end), (bytes, end));
             drop(kept);
         }
-        assert_eq!(came.load(Ordering::Relaxed), 2 * BYTES as u64 - 1, "bytes without room are not progress");
+        assert_eq!(
+            received.load(Ordering::Relaxed),
+            2 * BYTES as u64 - 1,
+            "bytes without room are not progress"
+        );
     }
 }

@@ -68,9 +68,9 @@ fn transmit(contents: &[u8], segment: usize) -> Transmit<'_> {
 const ETHERNET: usize = 1_472;
 const BOUNDS: Bounds = Bounds { burst: QUINN_SEGMENTS, kernel: 64 };
 
-/// Consecutive full bursts are sent in growing batches, up to the kernel's bound.
+/// Consecutive full bursts are sent in growing batches, up to the kernel's maximum.
 #[test]
-fn batches_grow() {
+fn batches_of_a_long_burst_grow() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
     for round in 0..20 {
         let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
@@ -85,12 +85,12 @@ fn batches_grow() {
     batch
         .take(&transmit(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
         .expect("there is room");
-    assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst is sent at once");
+    assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst is sent immediately");
 }
 
-/// A transmit shorter than a burst is sent at once, together with the held datagrams.
+/// A transmit shorter than a burst is sent immediately, together with the held datagrams.
 #[test]
-fn short_transmits_are_sent_at_once() {
+fn short_transmits_are_sent_immediately() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
     let mut take = |first, count, last| {
         let bytes = datagrams(first, count, ETHERNET, last);
@@ -109,10 +109,10 @@ fn short_transmits_are_sent_at_once() {
     assert_eq!(wire.segments(), [1, 9, 10, 11, 20]);
 }
 
-/// The kernel splits by length, so nothing may follow a short datagram; and a call has one ECN mark and one segment
+/// The kernel splits by length, so no datagram may follow a short one; and a call has one ECN mark and one segment
 /// size.
 #[test]
-fn unlike_datagrams_are_not_mixed() {
+fn different_datagrams_are_not_mixed() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
     let bursts: Vec<_> = (0..4).map(|round| datagrams(round * 10, 10, 1_200, 1_200)).collect();
     let mut take = |transmit: &Transmit<'_>| {
@@ -128,7 +128,7 @@ fn unlike_datagrams_are_not_mixed() {
     assert_eq!(marks, [true, true, false, true]);
 }
 
-/// quinn batches ten segments whatever their size. Jumbo segments are sent as equal batches within the kernel's bound.
+/// quinn batches ten segments of any size. Jumbo segments are sent as equal batches within the kernel's bound.
 #[test]
 fn jumbo_bursts_are_split_and_not_held() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
@@ -148,17 +148,17 @@ fn jumbo_bursts_are_split_and_not_held() {
     }
 }
 
-/// quinn is asked for bursts that fill calls, unless that is too few for other peers.
+/// Bursts fill system calls, unless they would be too short for other peers.
 #[test]
-fn bursts_fit_calls() {
+fn bursts_fit_system_calls() {
     assert_eq!([1_200, 1_472, 6_550].map(burst_of), [None; 3], "ten fit one call");
     assert_eq!([6_551, 8_972, 13_101].map(burst_of), [Some(9), Some(7), Some(5)]);
     assert_eq!([16_000, 65_000].map(burst_of), [None; 2], "smaller segments would suffer");
 }
 
-/// Without segmentation in the kernel, also lost later, each datagram is a call.
+/// Without segmentation offload, even if it is lost later, each datagram is a system call.
 #[test]
-fn without_offload_nothing_is_held() {
+fn without_offload_no_datagram_is_held() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
     for round in 0..3 {
         let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
@@ -196,8 +196,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// For any transmits and any blocking of the socket: every taken datagram is sent once, in order and whole; every
-    /// call is within the kernel's bounds; and no part of a refused transmit is sent.
+    /// For any transmits and any blocking of the socket: every accepted datagram is sent once, in order and complete;
+    /// every call is within the kernel's bounds; and no part of a refused transmit is sent.
     #[test]
     fn every_datagram_once_and_in_order(
         steps in steps(),
@@ -235,9 +235,9 @@ proptest! {
         }
     }
 
-    /// The parts of a too large batch are equal, whole and within the bound.
+    /// A batch that is too large is split into equal parts of full segments within the bounds.
     #[test]
-    fn equal_parts(segment in 1_200usize..=65_000, segments in 1usize..=64, last in 1usize..=65_000, max in 1usize..=64) {
+    fn large_batches_are_split_equally(segment in 1_200usize..=65_000, segments in 1usize..=64, last in 1usize..=65_000, max in 1usize..=64) {
         let bytes = (segments - 1) * segment + last.min(segment);
         let part = equal_batch_bytes(bytes, segment, max);
         prop_assert!(part <= BATCH_MAX_BYTES && part.is_multiple_of(segment) && part > 0 && part / segment <= max);

@@ -3,7 +3,7 @@ use super::*;
 use std::time::Duration;
 use tokio::{task::yield_now, time::timeout};
 
-/// A socket that records its calls; it accepts `room` of them, and then blocks.
+/// A socket that records its calls. It accepts `room` calls, then blocks.
 #[derive(Debug)]
 struct Recorder {
     state: Mutex<State>,
@@ -98,7 +98,7 @@ fn send_burst(socket: &Batching, port: u16) -> io::Result<()> {
     })
 }
 
-/// Lets all ready tasks run a few times.
+/// Yields to all ready tasks a few times.
 async fn run_other_tasks() {
     for _ in 0..8 {
         yield_now().await;
@@ -117,7 +117,7 @@ async fn held_datagrams_are_sent_when_nothing_follows() {
     assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
 }
 
-/// The flush does not split the batches of a sender that has more to send at every turn.
+/// The flush task does not split the batches of a sender that continues at every poll.
 #[tokio::test]
 async fn following_bursts_join_the_batch() {
     let recorder = Recorder::with_room(usize::MAX);
@@ -130,7 +130,7 @@ async fn following_bursts_join_the_batch() {
 }
 
 #[tokio::test]
-async fn peers_do_not_mix() {
+async fn peers_have_separate_batches() {
     let recorder = Recorder::with_room(usize::MAX);
     let socket = Batching::over(recorder.clone());
     for _ in 0..3 {
@@ -155,7 +155,7 @@ async fn a_blocked_flush_resumes_when_there_is_room() {
     assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
 }
 
-/// Datagrams refused by a full socket are not held: quinn sends them again, and they must not be sent twice.
+/// Datagrams refused by a full socket are not held: quinn sends them again.
 #[tokio::test]
 async fn refused_datagrams_are_not_held() {
     let recorder = Recorder::with_room(0);
@@ -182,10 +182,10 @@ async fn dropping_the_socket_sends_held_datagrams() {
 
 /// When a connection moves to another thread, so does its flush task.
 #[test]
-fn the_flush_moves_with_the_connection() {
+fn the_flush_task_moves_with_the_connection() {
     let recorder = Recorder::with_room(usize::MAX);
     let socket = Batching::over(recorder.clone());
-    let runtime = || runtime::Builder::new_current_thread().build().expect("it needs nothing");
+    let runtime = || runtime::Builder::new_current_thread().build().expect("it needs no resources");
     let (here, there) = (runtime(), runtime());
     let two_bursts = async || {
         for _ in 0..2 {
@@ -201,22 +201,22 @@ fn the_flush_moves_with_the_connection() {
     assert_eq!(sent, 40, "although the first runtime never ran again");
 }
 
-/// A server has thousands of peers over time: busy ones replace idle ones.
+/// A new peer replaces an idle one.
 #[tokio::test]
-async fn lines_are_bounded() {
+async fn peer_queues_are_bounded() {
     let recorder = Recorder::with_room(usize::MAX);
     let socket = Batching::over(recorder.clone());
-    let ports = 1..=LINES_MAX as u16 + 100;
+    let ports = 1..=PEERS_MAX as u16 + 100;
     for port in ports.clone() {
         send_burst(&socket, port).expect("there is room");
     }
-    let lines = || socket.lines.read().unwrap_or_else(PoisonError::into_inner).len();
-    assert_eq!(lines(), LINES_MAX);
+    let peers = || socket.peers.read().unwrap_or_else(PoisonError::into_inner).len();
+    assert_eq!(peers(), PEERS_MAX);
     assert_eq!(recorder.calls().len(), ports.len());
 }
 
 #[test]
-fn without_a_runtime_nothing_is_held() {
+fn without_a_runtime_no_datagram_is_held() {
     let recorder = Recorder::with_room(usize::MAX);
     let socket = Batching::over(recorder.clone());
     for _ in 0..2 {
@@ -227,7 +227,7 @@ fn without_a_runtime_nothing_is_held() {
 
 /// Ten jumbo segments from quinn are more than the kernel accepts at once.
 #[tokio::test]
-async fn a_jumbo_burst_arrives_whole() {
+async fn a_jumbo_burst_arrives_complete() {
     let bind = || {
         let address = ([127, 0, 0, 1], 0).into();
         Arc::new(Socket::bind(address, 4 << 20, 65_000).expect("loopback has ports left"))
@@ -246,21 +246,21 @@ async fn a_jumbo_burst_arrives_whole() {
     timeout(DEADLINE, writable)
         .await
         .expect("a new socket has room")
-        .expect("it is whole");
+        .expect("it is open");
     let socket = Batching::over(sender);
     assert_eq!(socket.max_transmit_segments(), QUINN_SEGMENTS);
     socket.try_send(&transmit).expect("the kernel takes each part");
     assert_eq!(socket.max_transmit_segments(), 7, "from now on a burst is one call");
-    let mut got = Vec::new();
-    while got.len() < contents.len() {
+    let mut received_bytes = Vec::new();
+    while received_bytes.len() < contents.len() {
         let mut buf = vec![0; 1 << 17];
         let mut meta = [RecvMeta::default()];
         let receive = poll_fn(|cx| receiver.poll_recv(cx, &mut [IoSliceMut::new(&mut buf)], &mut meta));
         let received = timeout(DEADLINE, receive).await.expect("all of it arrives");
         assert_eq!(received.expect("nothing fails"), 1);
-        got.extend_from_slice(&buf[..meta[0].len]);
+        received_bytes.extend_from_slice(&buf[..meta[0].len]);
     }
-    assert_eq!(got, contents);
+    assert_eq!(received_bytes, contents);
 }
 
 const DEADLINE: Duration = Duration::from_secs(5);

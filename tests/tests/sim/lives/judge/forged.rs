@@ -130,7 +130,7 @@ fn resumed_only_missing() {
 fn nobody_starved() {
     assert_breaches(&history(Mode::Every, versions(1..=2)), &[Promise::NobodyStarved]);
     let mut late = good();
-    late.readers[0].events[2].0 = 3_000 + STARVED_MS + 1;
+    late.readers[0].events[2].0 = 3_000 + DELIVERY_TIMEOUT_MS + 1;
     assert_breaches(&late, &[Promise::NobodyStarved]);
     let mut stuck = good();
     stuck.last = vec![None];
@@ -144,7 +144,7 @@ fn nobody_starved() {
 fn nobody_unauthorised() {
     let mut late = history(Mode::Every, [versions(1..=3), vec![Event::Ended(End::Unauthorised)]].concat());
     late.rights[0].until_ms = 2_000;
-    late.readers[0].events[2].0 = 2_000 + RIGHT_LINGERS_MS;
+    late.readers[0].events[2].0 = 2_000 + RIGHT_LINGER_MS;
     assert_breaches(&late, &[]);
     late.readers[0].events[2].0 += 1;
     assert_breaches(&late, &[Promise::NobodyUnauthorised]);

@@ -1,6 +1,6 @@
 //! A connected client with a reader of each topic; and the rights of all clients.
 
-use super::{CHUNK_BYTES, LANES_MAX, LIFE_MAX, Log, TOPIC_NAMES, content, lane_address, seconds};
+use super::{CHUNK_BYTES, LANES_MAX, LIFE_DURATION, Log, TOPIC_NAMES, content, lane_address, seconds};
 use crate::lives::{
     judge::{Answer, End, Event, Id, Mode, Reader, Received, Right},
     operation::{CLIENTS, SubscriptionKind, TOPICS, TicketTerms},
@@ -69,7 +69,7 @@ impl Member {
             lane_addresses: (0..style.lanes.min(LANES_MAX)).map(|lane| lane_address(client, lane)).collect(),
             transport: if style.tcp { Transport::Tcp } else { Transport::Quic },
             credit_chunks: CREDIT_CHUNKS,
-            topic_timeout: LIFE_MAX, // A topic may be late.
+            topic_timeout: LIFE_DURATION, // A topic may be late.
             identity,
             ..reconnecting()
         };
@@ -284,7 +284,7 @@ impl Principals {
         let principal = self.count;
         self.count += 1;
         let expires_s = terms.expires_s.map(|after| seconds() + after);
-        let until_ms = expires_s.map_or(u64::MAX, |at| (at - super::CLOCK_BEGAN_S) * 1_000);
+        let until_ms = expires_s.map_or(u64::MAX, |at| (at - super::CLOCK_START_S) * 1_000);
         let topics = if terms.is_narrow { "a/*" } else { "**" };
         let claims = Claims {
             id: TicketId((principal as u64).to_be_bytes()),

@@ -19,7 +19,7 @@ const SUITES: [SupportedCipherSuite; 3] = [
     cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
 ];
 
-/// Numbered secrets. One peer's sealing secrets are the other's opening secrets.
+/// A sequence of numbered secrets. One peer's sealing secrets are the other's opening secrets.
 struct Counted {
     sealing: u8,
     opening: u8,
@@ -41,7 +41,7 @@ impl NextSecrets for Counted {
     }
 }
 
-/// Two peers.
+/// Two connected peers.
 fn pair(records_per_key: u64) -> [(Sealer, Opener); 2] {
     [(1, 2), (2, 1)].map(|(sealing, opening)| {
         let secrets = ExtractedSecrets { tx: (0, counted(sealing)), rx: (0, counted(opening)) };
@@ -56,7 +56,7 @@ fn seal(sealer: &mut Sealer, data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A record with any content, type and padding.
+/// Encrypts a record with arbitrary content, type and padding.
 fn forge(sealer: &mut Sealer, content: &[u8], kind: u8, padding: usize) -> Vec<u8> {
     let mut inner = content.to_vec();
     inner.push(kind);
@@ -78,20 +78,20 @@ struct Outcome {
 
 /// Opens all of `wire`, in place or into another buffer.
 fn open(opener: &mut Opener, wire: &mut [u8], in_place: bool) -> Result<Outcome, (Vec<u8>, RecordError)> {
-    let (mut came, mut at) = (Outcome::default(), 0);
+    let (mut outcome, mut at) = (Outcome::default(), 0);
     loop {
-        let bytes = record_bytes(&wire[at..]).map_err(|error| (came.data.clone(), error))?;
+        let bytes = record_bytes(&wire[at..]).map_err(|error| (outcome.data.clone(), error))?;
         let Some(record) = bytes.and_then(|bytes| wire[at..].get_mut(..bytes)) else {
-            came.rest = wire.len() - at;
-            return Ok(came);
+            outcome.rest = wire.len() - at;
+            return Ok(outcome);
         };
         at += record.len();
         let mut out = vec![0; opened_bytes(record.len())];
         let opened = if in_place { opener.open(record) } else { opener.open_into(record, &mut out) };
-        match opened.map_err(|error| (came.data.clone(), error))? {
-            Opened::Data(data) => came.data.extend_from_slice(data),
-            Opened::Nothing => {}
-            Opened::Closed => came.is_closed = true,
+        match opened.map_err(|error| (outcome.data.clone(), error))? {
+            Opened::Data(data) => outcome.data.extend_from_slice(data),
+            Opened::NoData => {}
+            Opened::Closed => outcome.is_closed = true,
         }
     }
 }
@@ -134,8 +134,8 @@ proptest! {
         wire[at] ^= 1 << bit;
         let before = at / (CONTENT_BYTES_MAX + ADDED_BYTES) * CONTENT_BYTES_MAX;
         match open(&mut opener, &mut wire, in_place) {
-            Err((came, _)) => prop_assert_eq!(&came[..], &data[..before]),
-            Ok(came) => prop_assert!(came.data == data[..before] && came.rest > 0, "the rest is an incomplete record"),
+            Err((outcome, _)) => prop_assert_eq!(&outcome[..], &data[..before]),
+            Ok(outcome) => prop_assert!(outcome.data == data[..before] && outcome.rest > 0, "the rest is an incomplete record"),
         }
     }
 
@@ -147,8 +147,8 @@ proptest! {
             wire[..3].copy_from_slice(&[DATA, 3, 3]);
             wire[3..HEADER_BYTES].copy_from_slice(&body.to_be_bytes());
         }
-        if let Ok(came) = open(&mut opener, &mut wire, true) {
-            prop_assert!(came.data.is_empty() && came.rest == wire.len());
+        if let Ok(outcome) = open(&mut opener, &mut wire, true) {
+            prop_assert!(outcome.data.is_empty() && outcome.rest == wire.len());
         }
     }
 
@@ -162,20 +162,20 @@ proptest! {
     ) {
         let [(mut sealer, _), (_, mut opener)] = pair(RECORDS_PER_KEY_MAX);
         let mut wire = forge(&mut sealer, &content, kind, padding);
-        let came = open(&mut opener, &mut wire, in_place);
+        let outcome = open(&mut opener, &mut wire, in_place);
         match kind {
-            DATA => prop_assert_eq!(came, Ok(Outcome { data: content, ..Outcome::default() })),
+            DATA => prop_assert_eq!(outcome, Ok(Outcome { data: content, ..Outcome::default() })),
             ALERT if content.len() == 2 && [0, 90].contains(&content[1]) => {
-                prop_assert_eq!(came.unwrap().is_closed, content[1] == 0);
+                prop_assert_eq!(outcome.unwrap().is_closed, content[1] == 0);
             }
-            HANDSHAKE if content == [24, 0, 0, 1, 0] || content == [24, 0, 0, 1, 1] => prop_assert!(came.is_ok()),
-            _ => prop_assert!(came.is_err(), "{:?}", came),
+            HANDSHAKE if content == [24, 0, 0, 1, 0] || content == [24, 0, 0, 1, 1] => prop_assert!(outcome.is_ok()),
+            _ => prop_assert!(outcome.is_err(), "{:?}", outcome),
         }
     }
 }
 
 #[test]
-fn headers_are_exact() {
+fn only_valid_headers_are_accepted() {
     for (header, expected) in [
         (&[23, 3, 3, 0][..], Ok(None)),
         (&[23, 3, 3, 0, 17], Ok(Some(22))),
@@ -190,9 +190,9 @@ fn headers_are_exact() {
     }
 }
 
-/// A record of the right length whose content is too long for one.
+/// A record of valid length whose content is too long is refused.
 #[test]
-fn content_has_a_bound() {
+fn long_content_is_refused() {
     for (bytes, padding, is_fine) in
         [(CONTENT_BYTES_MAX, 0, true), (CONTENT_BYTES_MAX, 1, false), (7, 16_377, true)]
     {
@@ -202,7 +202,7 @@ fn content_has_a_bound() {
     }
 }
 
-/// Tickets, parts of messages, unknown types, and alerts with their names.
+/// Session tickets, partial messages, unknown types and alerts.
 #[test]
 fn unexpected_records_are_refused() {
     for (content, kind, expected) in [
@@ -227,13 +227,13 @@ fn unexpected_records_are_refused() {
 
 /// The number of consecutive empty records and key updates is bounded.
 #[test]
-fn records_without_data_have_a_bound() {
+fn too_many_records_without_data_are_refused() {
     for (content, kind) in [(&[][..], DATA), (&[24, 0, 0, 1, 0], HANDSHAKE), (&[1, 90], ALERT)] {
         let [(mut sealer, _), (_, mut opener)] = pair(RECORDS_PER_KEY_MAX);
         for round in 0..=EMPTY_RECORDS_MAX {
             let mut wire = forge(&mut sealer, content, kind, 0);
-            let came = open(&mut opener, &mut wire, true);
-            assert_eq!(came.is_ok(), round < EMPTY_RECORDS_MAX, "{kind}: {round}");
+            let outcome = open(&mut opener, &mut wire, true);
+            assert_eq!(outcome.is_ok(), round < EMPTY_RECORDS_MAX, "{kind}: {round}");
             if kind == HANDSHAKE {
                 sealer.key = sealer.shared.next_key(|next| next.next_sealing()).unwrap();
             }
@@ -249,22 +249,22 @@ fn records_without_data_have_a_bound() {
 /// A requested key update is sent once, before the next data.
 #[test]
 fn a_requested_key_update_is_sent() {
-    let [(mut asking, mut heard), (mut sealer, mut opener)] = pair(RECORDS_PER_KEY_MAX);
+    let [(mut requester, mut receiver), (mut sealer, mut opener)] = pair(RECORDS_PER_KEY_MAX);
     let fresh = seal(&mut sealer, b"x").len();
-    let mut wire = [forge(&mut asking, &[24, 0, 0, 1, 1], HANDSHAKE, 0)].concat();
-    asking.key = asking.shared.next_key(|next| next.next_sealing()).unwrap();
-    wire.extend(forge(&mut asking, &[24, 0, 0, 1, 1], HANDSHAKE, 0));
-    asking.key = asking.shared.next_key(|next| next.next_sealing()).unwrap();
-    wire.extend(seal(&mut asking, b"data"));
+    let mut wire = [forge(&mut requester, &[24, 0, 0, 1, 1], HANDSHAKE, 0)].concat();
+    requester.key = requester.shared.next_key(|next| next.next_sealing()).unwrap();
+    wire.extend(forge(&mut requester, &[24, 0, 0, 1, 1], HANDSHAKE, 0));
+    requester.key = requester.shared.next_key(|next| next.next_sealing()).unwrap();
+    wire.extend(seal(&mut requester, b"data"));
     assert_eq!(open(&mut opener, &mut wire, false).unwrap().data, b"data");
     let (mut updated, after) = (seal(&mut sealer, b"y"), seal(&mut sealer, b"z"));
     assert_eq!((updated.len(), after.len()), (fresh + ADDED_BYTES + 5, fresh));
-    heard.key.sequence += 1; // The record that measured the length.
+    receiver.key.sequence += 1; // Skips the record that measured the length.
     updated.extend(after);
-    assert_eq!(open(&mut heard, &mut updated, true).unwrap().data, b"yz");
+    assert_eq!(open(&mut receiver, &mut updated, true).unwrap().data, b"yz");
 }
 
-/// A peer of this implementation, with the bytes that it has read.
+/// A peer with this record layer, and its received bytes.
 struct Ours {
     secured: Secured<DuplexStream>,
     wire: Vec<u8>,
@@ -293,7 +293,7 @@ impl Ours {
             let mut record: Vec<u8> = self.wire.drain(..bytes).collect();
             match self.secured.opener.open(&mut record)? {
                 Opened::Data(data) => return Ok(Some(data.to_vec())),
-                Opened::Nothing => {}
+                Opened::NoData => {}
                 Opened::Closed => return Ok(None),
             }
         }
@@ -308,7 +308,7 @@ impl Ours {
     }
 }
 
-/// A peer of this implementation connected to one of rustls.
+/// Connects a peer with this record layer to one with rustls.
 async fn with_rustls(suite: SupportedCipherSuite, ours_is_client: bool) -> (Ours, TlsStream<DuplexStream>) {
     let identity = Identity::ephemeral().unwrap();
     let provider = CryptoProvider { cipher_suites: vec![suite], ..aws_lc_rs::default_provider() };
@@ -336,7 +336,7 @@ async fn with_rustls(suite: SupportedCipherSuite, ours_is_client: bool) -> (Ours
         (shaken.0.unwrap(), TlsStream::from(shaken.1.unwrap()))
     };
     assert_eq!(peer.get_ref().1.negotiated_cipher_suite(), Some(suite));
-    assert!(secured.is_ours());
+    assert!(secured.is_protocol_agreed());
     (Ours { secured, wire: vec![] }, peer)
 }
 
@@ -360,18 +360,17 @@ fn on_both_sides(case: impl AsyncFn(Ours, TlsStream<DuplexStream>)) {
     }
 }
 
-/// Goal: this implementation and rustls understand each other, with every cipher suite, across key updates of both
-/// peers.
+/// Goal: this record layer and rustls interoperate, with every cipher suite, across key updates of both peers.
 #[test]
-fn rustls_as_the_peer() {
+fn records_interoperate_with_rustls() {
     on_both_sides(async |mut ours, mut peer| {
         ours.secured.sealer.records_per_key = 3;
         let long: Vec<u8> = (0..100_000u32).map(|number| number as u8).collect();
         for round in 0..4 {
             ours.send(&long).await;
-            let mut came = vec![0; long.len()];
-            peer.read_exact(&mut came).await.unwrap();
-            assert!(came == long, "{round}");
+            let mut received = vec![0; long.len()];
+            peer.read_exact(&mut received).await.unwrap();
+            assert!(received == long, "{round}");
             peer.write_all(&long).await.unwrap();
             peer.flush().await.unwrap();
             assert!(ours.read_exact(long.len()).await == long, "{round}");
@@ -384,9 +383,9 @@ fn rustls_as_the_peer() {
     });
 }
 
-/// Goal: this implementation and rustls understand each other's alerts. Method: send each a modified record.
+/// Goal: this record layer and rustls interpret each other's alerts. Method: send each a modified record.
 #[test]
-fn alerts_are_understood() {
+fn alerts_interoperate_with_rustls() {
     on_both_sides(async |mut ours, mut peer| {
         ours.alert(AlertDescription::BadRecordMac).await;
         let error = peer.read(&mut [0]).await.unwrap_err();

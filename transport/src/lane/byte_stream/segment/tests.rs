@@ -1,8 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-/// All segments of `bytes`, received in pieces of these `lengths`, with the error of the next one or the number of
-/// bytes of an incomplete one.
+/// The segments of `bytes`, received in pieces of these `lengths`, and the error, or the number of bytes of an
+/// incomplete segment.
 fn read_all(mut bytes: &[u8], lengths: Vec<usize>) -> (Vec<Segment>, Result<usize, SegmentError>) {
     let (mut assembler, mut segments) = (Assembler::default(), vec![]);
     for length in lengths.into_iter().cycle() {
@@ -10,7 +10,7 @@ fn read_all(mut bytes: &[u8], lengths: Vec<usize>) -> (Vec<Segment>, Result<usiz
         bytes = rest;
         while !piece.is_empty() {
             match assembler.take(&mut piece, None) {
-                Ok(Some(Arrived::Segment(segment))) => segments.push(segment),
+                Ok(Some(Received::Segment(segment))) => segments.push(segment),
                 Ok(other) => assert_eq!(other, None, "no memory is lent"),
                 Err(error) => return (segments, Err(error)),
             }
@@ -62,13 +62,13 @@ proptest! {
         prop_assert_eq!(read_all(&encoded(&segments), lengths), (segments, Ok(0)));
     }
 
-    /// Data longer than a segment becomes several: the first begins the stream, and the last ends it.
+    /// Long data is split into several segments: the first begins the stream, and the last ends it.
     #[test]
-    fn long_data_becomes_several_segments(
+    fn long_data_is_split_into_segments(
         length in 0..5 * SEGMENT_BYTES_MAX, first in any::<bool>(), last in any::<bool>(),
     ) {
-        let whole = Bytes::from_iter((0..length).map(|byte| (byte / 251) as u8));
-        let mut rest = Segment::Data { bytes: whole.clone(), first, last };
+        let all = Bytes::from_iter((0..length).map(|byte| (byte / 251) as u8));
+        let mut rest = Segment::Data { bytes: all.clone(), first, last };
         let mut segments: Vec<Segment> = std::iter::from_fn(|| rest.split_front()).collect();
         segments.push(rest);
         prop_assert_eq!(segments.len(), length.div_ceil(SEGMENT_BYTES_MAX).max(1));
@@ -81,15 +81,15 @@ proptest! {
             prop_assert_eq!((begins, ends), (first && number == 0, last && number == end));
             joined.extend_from_slice(&bytes);
         }
-        prop_assert!(joined == whole);
+        prop_assert!(joined == all);
     }
 
     /// Truncated bytes give the complete segments.
     #[test]
-    fn a_truncated_segment_is_not_read(segments in segments(), cut in any::<prop::sample::Index>()) {
+    fn a_truncated_segment_is_not_returned(segments in segments(), cut in any::<prop::sample::Index>()) {
         prop_assume!(!segments.is_empty());
-        let whole = encoded(&segments);
-        let (read, _) = read_all(&whole[..cut.index(whole.len())], vec![usize::MAX]);
+        let all = encoded(&segments);
+        let (read, _) = read_all(&all[..cut.index(all.len())], vec![usize::MAX]);
         prop_assert!(read.len() < segments.len());
         prop_assert_eq!(&read[..], &segments[..read.len()]);
     }
@@ -100,9 +100,9 @@ proptest! {
         prop_assert!(encoded(&read).len() <= bytes.len());
     }
 
-    /// Exactly the headers that an encoder can write are accepted.
+    /// Only headers that an encoder can write are accepted.
     #[test]
-    fn headers_are_exact(kind in 0u8..9, flags in 0u8..5, reserved in 0u16..2, length in prop_oneof![
+    fn only_valid_headers_are_accepted(kind in 0u8..9, flags in 0u8..5, reserved in 0u16..2, length in prop_oneof![
         0u32..20, 1_020u32..1_040, 65_530u32..65_540, any::<u32>()
     ]) {
         let mut header = [kind, flags, 0, 0, 0, 0, 0, 0];

@@ -14,23 +14,23 @@ const HELD_AFTER_BYTES: u64 = 24 << 20;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A subscriber that waits in the middle of a transfer, and its server.
-struct Halfway {
+struct HeldTransfer {
     home: Home,
     proxy: UdpProxy,
     server: Serving,
     subscriber: Process,
 }
 
-impl Halfway {
-    /// Serves with `words` to `subscribe --once --out=out`, which does not wait for a lost server, through a proxy that
+impl HeldTransfer {
+    /// Serves with `args` to `subscribe --once --out=out`, which does not wait for a lost server, through a proxy that
     /// holds midway.
-    fn new(words: &[&str]) -> Self {
+    fn new(args: &[&str]) -> Self {
         let (home, mut proxy) = (Home::new(), UdpProxy::new());
-        files::zeros(&home.path("m"), MODEL_BYTES);
-        let server = home.serve(&[&["--topic=m=m", "--codec=raw", &proxy.advertise()], words].concat());
+        files::write_zeros(&home.path("m"), MODEL_BYTES);
+        let server = home.serve(&[&["--topic=m=m", "--codec=raw", &proxy.advertise()], args].concat());
         proxy.forward_to(server.listen(), HELD_AFTER_BYTES);
-        let words = ["subscribe", server.ticket("m"), "--once", "--out=out", "--reconnect=0"];
-        let subscriber = home.start(&words);
+        let args = ["subscribe", server.ticket("m"), "--once", "--out=out", "--reconnect=0"];
+        let subscriber = home.start(&args);
         proxy.wait_until_held();
         Self { home, proxy, server, subscriber }
     }
@@ -39,8 +39,8 @@ impl Halfway {
 /// Goal: a killed server leaves neither a waiting subscriber nor a partial file. Method: kill -9 during a transfer. No
 /// close is sent, so it takes the idle timeout to notice.
 #[test]
-fn a_server_killed_in_mid_transfer() {
-    let Halfway { home, proxy, server, subscriber } = Halfway::new(&[]);
+fn a_server_killed_during_a_transfer_leaves_no_partial_file() {
+    let HeldTransfer { home, proxy, server, subscriber } = HeldTransfer::new(&[]);
     let killed = server.process.end_by(Signal::KILL);
     assert_eq!(killed.signal, Some(Signal::KILL.as_raw()), "{killed:?}");
     proxy.release();
@@ -52,31 +52,31 @@ fn a_server_killed_in_mid_transfer() {
 }
 
 /// Goal: the same for a subscriber that waits for the next version. Method: kill -9 after the first version. Over TCP
-/// the system reports it at once.
+/// the system reports it immediately.
 #[test]
-fn a_server_killed_while_nothing_moves() {
-    for (transport, why) in [("quic", "has not answered for the idle timeout"), ("tcp", "killed")] {
+fn the_kill_of_an_idle_server_is_noticed() {
+    for (transport, cause) in [("quic", "has not answered for the idle timeout"), ("tcp", "killed")] {
         let home = Home::new();
-        files::noise(&home.path("w"), 1000, 1);
+        files::write_noise(&home.path("w"), 1000, 1);
         let server = home.serve(&["--topic=w=w"]);
-        let over = format!("--transport={transport}");
-        let words = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=0", &over];
-        let mut follower = home.start(&words);
+        let transport_option = format!("--transport={transport}");
+        let args = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=0", &transport_option];
+        let mut follower = home.start(&args);
         follower.wait_for_stdout("w version 1");
         server.process.end_by(Signal::KILL);
         let ended = follower.end();
         assert!(transport == "tcp" || ended.run_time > IDLE_TIMEOUT / 2, "{ended:?}");
-        ended.expect_error(3, &["the subscription to w ended", why]);
+        ended.expect_error(3, &["the subscription to w ended", cause]);
         assert_eq!(home.files_in("out"), ["w.safetensors"], "complete files stay");
     }
 }
 
-/// Goal: SIGTERM and SIGINT end a server gracefully, at once if it is idle; its subscribers get the reason. Method: a
-/// subscriber that follows, and each of the signals.
+/// Goal: SIGTERM and SIGINT end a server gracefully, immediately if it is idle; its subscribers get the reason. Method:
+/// a subscriber that follows, and each of the signals.
 #[test]
-fn a_server_that_is_told_to_end() {
+fn a_signal_ends_an_idle_server_immediately() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     for signal in [Signal::TERM, Signal::INT] {
         let server = home.serve(&["--topic=w=w", "--grace=30"]);
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=0"]);
@@ -89,11 +89,11 @@ fn a_server_that_is_told_to_end() {
     }
 }
 
-/// Goal: a transfer in progress at a shutdown is completed; its subscriber is told of the shutdown once. Method:
+/// Goal: a transfer in progress at a shutdown is completed; its subscriber is informed of the shutdown once. Method:
 /// SIGTERM while the proxy holds; release it once the server reports that it finishes the transfer.
 #[test]
-fn a_transfer_under_way_is_finished() {
-    let Halfway { home, proxy, mut server, subscriber } = Halfway::new(&["--grace=50"]);
+fn a_shutdown_completes_transfers() {
+    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new(&["--grace=50"]);
     server.process.signal(Signal::TERM);
     server.process.wait_for_stderr("finishing 1 transfer");
     proxy.release();
@@ -105,11 +105,11 @@ fn a_transfer_under_way_is_finished() {
     assert!(!ended.err.contains("cut off"), "{ended:?}");
 }
 
-/// Goal: a shutdown takes no longer than its grace; subscribers that are cut off get an error and keep no partial file.
+/// Goal: a shutdown takes no longer than its grace; cancelled subscribers get an error and keep no partial file.
 /// Method: SIGTERM with a short grace, and a proxy that holds until the server has exited.
 #[test]
-fn a_grace_that_is_over() {
-    let Halfway { home, proxy, server, subscriber } = Halfway::new(&["--grace=0.3"]);
+fn a_shutdown_takes_no_longer_than_its_grace() {
+    let HeldTransfer { home, proxy, server, subscriber } = HeldTransfer::new(&["--grace=0.3"]);
     let ended = server.process.end_by(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off after 300 ms"), "{ended:?}");
     proxy.release();
@@ -117,11 +117,11 @@ fn a_grace_that_is_over() {
     assert!(home.files_in("out").is_empty());
 }
 
-/// Goal: a second signal ends a server at once. Method: SIGTERM twice while the proxy holds, with a grace longer than
-/// the test's patience.
+/// Goal: a second signal ends a server immediately. Method: SIGTERM twice while the proxy holds, with a grace longer
+/// than the test's timeout.
 #[test]
-fn a_second_signal() {
-    let Halfway { mut server, .. } = Halfway::new(&["--grace=600"]);
+fn a_second_signal_ends_a_server_immediately() {
+    let HeldTransfer { mut server, .. } = HeldTransfer::new(&["--grace=600"]);
     server.process.signal(Signal::TERM);
     server.process.wait_for_stderr("finishing 1 transfer");
     server.process.end_by(Signal::TERM).expect_code(143);
@@ -130,17 +130,17 @@ fn a_second_signal() {
 /// Goal: SIGINT and SIGTERM end a subscriber with the exit code that shells expect, at any time, without a partial
 /// file. Method: each signal while it follows and while it receives.
 #[test]
-fn a_subscriber_that_is_told_to_end() {
+fn a_signal_ends_a_subscriber_without_a_partial_file() {
     let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w"]);
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut follower = home.start(&["subscribe", server.ticket("w")]);
         follower.wait_for_stdout("w version 1");
         follower.end_by(signal).expect_code(code);
-        let halfway = Halfway::new(&[]);
-        halfway.subscriber.end_by(signal).expect_code(code);
-        assert!(halfway.home.files_in("out").is_empty());
+        let held = HeldTransfer::new(&[]);
+        held.subscriber.end_by(signal).expect_code(code);
+        assert!(held.home.files_in("out").is_empty());
     }
     server.process.end_by(Signal::TERM).expect_code(0);
 }

@@ -1,4 +1,4 @@
-//! [`Chooser`]: chooses codecs from cached size estimates.
+//! [`Chooser`]: chooses codecs by cached size estimates.
 
 use super::Payload;
 use crate::Workers;
@@ -24,10 +24,10 @@ pub enum CodecRequest {
     Auto {
         /// The codecs that the subscriber can decode.
         offered: CodecSet,
-        /// The level of effort of encoding.
+        /// The encoding effort.
         effort: Effort,
     },
-    /// This codec, if it gains something.
+    /// This codec, unless it saves too little.
     Fixed(CodecId),
 }
 
@@ -47,26 +47,26 @@ impl From<CodecId> for CodecRequest {
     }
 }
 
-/// Chooses codecs, from size estimates that it caches.
+/// Estimates encoded sizes, and caches the estimates.
 ///
 /// An estimate takes as long as sending a hundredth of a chunk, so not every chunk is estimated: the chunks of a tensor
-/// are alike, also in its next versions. An estimate serves the next [`CHUNKS_PER_ESTIMATE`] of them, or until a chunk's actual
-/// size differs. The estimate used for a chunk is cached with it, so that all subscribers get the same codec.
+/// are similar, also in its next versions. An estimate is used for the next [`CHUNKS_PER_ESTIMATE`] of them, or until a
+/// chunk's actual size refutes it. The estimate used for a chunk is cached, so that all subscribers get the same codec.
 pub(super) struct Chooser {
     workers: Workers,
     chunks: Cache<(u64, ChunkIndex), SizeEstimate>,
-    tensors: Cache<Subject, Arc<CachedEstimate>>,
-    /// Tensors whose last comparison with a base found too many changes, with the number of chunks not compared since.
-    changing: Cache<Subject, Arc<AtomicU32>>,
-    /// Payloads with a base that could not be read.
+    groups: Cache<ChunkGroup, Arc<CachedEstimate>>,
+    /// Groups whose last comparison with a base found too many changes, and the number of chunks not compared since.
+    changed_groups: Cache<ChunkGroup, Arc<AtomicU32>>,
+    /// Pairs of a payload and an unreadable base.
     unreadable: Cache<(u64, u64), ()>,
-    looks: AtomicU64,
+    estimates: AtomicU64,
 }
 
-/// A group of similar chunks: those of one tensor in all versions with one manifest, or one chunk shared by small
+/// A group of similar chunks: those of one tensor in all versions with the same manifest, or one chunk shared by small
 /// tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Subject {
+struct ChunkGroup {
     manifest: ManifestDigest,
     first: ChunkIndex,
 }
@@ -77,15 +77,15 @@ struct CachedEstimate {
     used: AtomicU32,
 }
 
-/// The number of further chunks that use an estimate. Estimating random bytes then costs less than 0.3 % of sending
+/// The number of further chunks that use an estimate. Estimating random bytes thus costs less than 0.3 % of sending
 /// them.
 const CHUNKS_PER_ESTIMATE: u32 = 16;
 
-/// The maximum number of cached chunks and of tensors: those of about 250 GB, in less than 10 MB. An evicted one is
+/// The maximum numbers of cached chunks and groups: those of about 250 GB, in less than 10 MB. An evicted one is
 /// estimated again.
 const CACHED_MAX: usize = 1 << 16;
 
-/// The maximum number of cached unreadable bases. A topic has few; an evicted one costs another attempt.
+/// The maximum number of cached unreadable bases. A topic has few; an evicted one costs another read attempt.
 const UNREADABLE_MAX: usize = 1 << 10;
 
 impl Chooser {
@@ -93,20 +93,20 @@ impl Chooser {
         Self {
             workers,
             chunks: Cache::new(CACHED_MAX),
-            tensors: Cache::new(CACHED_MAX),
-            changing: Cache::new(CACHED_MAX),
+            groups: Cache::new(CACHED_MAX),
+            changed_groups: Cache::new(CACHED_MAX),
             unreadable: Cache::new(UNREADABLE_MAX),
-            looks: AtomicU64::new(0),
+            estimates: AtomicU64::new(0),
         }
     }
 
     /// The number of estimates made.
-    pub(super) fn looks(&self) -> u64 {
-        self.looks.load(Ordering::Relaxed)
+    pub(super) fn estimates(&self) -> u64 {
+        self.estimates.load(Ordering::Relaxed)
     }
 
-    /// The cached estimate of `chunk`, its own or one from similar chunks.
-    pub(super) fn known(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
+    /// The cached estimate of `chunk`.
+    pub(super) fn cached(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         let (range, _) = payload.manifest().chunk(chunk);
         match range.end - range.start < SMALL_BYTES as u64 {
             true => Some(SizeEstimate::NO_GAIN),
@@ -114,13 +114,13 @@ impl Chooser {
         }
     }
 
-    /// The estimate for `chunk`, if it is cached or can be taken from similar chunks.
+    /// The cached estimate of `chunk`, or that of similar chunks.
     pub(super) fn cached_or_similar(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
-        if let Some(known) = self.known(payload, chunk) {
+        if let Some(known) = self.cached(payload, chunk) {
             return Some(known);
         }
         let key = (payload.key(), chunk);
-        let cached = self.tensors.get(&subject(payload, chunk))?;
+        let cached = self.groups.get(&group(payload, chunk))?;
         let is_fresh = cached.used.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE;
         is_fresh.then(|| {
             self.chunks.insert(key, cached.estimate);
@@ -128,8 +128,8 @@ impl Chooser {
         })
     }
 
-    /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; only the one that ran
-    /// it gets its time.
+    /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; the time spent is
+    /// returned only to the one that ran it.
     pub(super) async fn estimate(
         &self,
         payload: &Payload,
@@ -138,7 +138,7 @@ impl Chooser {
     ) -> (SizeEstimate, Duration) {
         let mut spent = Duration::ZERO;
         let take = async {
-            self.looks.fetch_add(1, Ordering::Relaxed);
+            self.estimates.fetch_add(1, Ordering::Relaxed);
             let (_, dtype) = payload.manifest().chunk(chunk);
             let timed = move || {
                 let began = Instant::now();
@@ -147,7 +147,7 @@ impl Chooser {
             let (estimate, took) = self.workers.run(timed).await;
             spent = took;
             let cached = CachedEstimate { estimate, used: AtomicU32::new(0) };
-            self.tensors.insert(subject(payload, chunk), Arc::new(cached));
+            self.groups.insert(group(payload, chunk), Arc::new(cached));
             Ok::<_, Infallible>(estimate)
         };
         let Ok(estimate) = self.chunks.get_or_insert_async(&(payload.key(), chunk), take).await;
@@ -157,16 +157,16 @@ impl Chooser {
     /// Whether `chunk` is likely to differ little from its base. If a chunk of its tensor differed too much, the next
     /// [`CHUNKS_PER_ESTIMATE`] are not compared: training in f32 changes nearly every element.
     pub(super) fn expects_delta(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
-        let skipped = self.changing.get(&subject(payload, chunk));
+        let skipped = self.changed_groups.get(&group(payload, chunk));
         skipped.is_none_or(|count| count.fetch_add(1, Ordering::Relaxed) >= CHUNKS_PER_ESTIMATE)
     }
 
     /// Records the result of comparing `chunk` with its base.
     pub(super) fn handle_compared(&self, payload: &Payload, chunk: ChunkIndex, is_delta: bool) {
-        let subject = subject(payload, chunk);
+        let group = group(payload, chunk);
         match is_delta {
-            true => drop(self.changing.remove(&subject)),
-            false => self.changing.insert(subject, Arc::default()),
+            true => drop(self.changed_groups.remove(&group)),
+            false => self.changed_groups.insert(group, Arc::default()),
         }
     }
 
@@ -183,7 +183,7 @@ impl Chooser {
     }
 
     /// Records the result of an encoding: `encoded_bytes` of `raw_bytes`, or `None` if it gained too little. Drops an
-    /// estimate that was far off.
+    /// estimate that the result refutes.
     pub(super) fn handle_encoded(
         &self,
         payload: &Payload,
@@ -192,23 +192,25 @@ impl Chooser {
         raw_bytes: usize,
         encoded_bytes: Option<usize>,
     ) {
-        let subject = subject(payload, chunk);
-        let cached = self.tensors.get(&subject);
+        let group = group(payload, chunk);
+        let cached = self.groups.get(&group);
         if cached.is_some_and(|known| known.estimate.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
-            self.tensors.remove(&subject);
+            self.groups.remove(&group);
         }
     }
 }
 
-fn subject(payload: &Payload, chunk: ChunkIndex) -> Subject {
+fn group(payload: &Payload, chunk: ChunkIndex) -> ChunkGroup {
     let manifest = payload.manifest();
     let first = manifest.chunking().first_of(chunk).unwrap_or(chunk);
-    Subject { manifest: manifest.digest(), first }
+    ChunkGroup { manifest: manifest.digest(), first }
 }
 
 impl fmt::Debug for Chooser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Chooser").field("looks", &self.looks()).finish_non_exhaustive()
+        f.debug_struct("Chooser")
+            .field("estimates", &self.estimates())
+            .finish_non_exhaustive()
     }
 }
 
@@ -234,7 +236,7 @@ mod tests {
         (0..chunks * CHUNK / 16).flat_map(word).collect()
     }
 
-    /// Noise with a few exponents, as of weights, in every second byte.
+    /// Noise with few different exponents in every second byte, like weights.
     fn weights(chunks: usize) -> Vec<u8> {
         let mut bytes = noise(chunks);
         for byte in bytes.iter_mut().skip(1).step_by(2) {
@@ -268,11 +270,11 @@ mod tests {
             let (encoder, payload) = (encoder(), payload(dtype, noise(64)));
             let sent = send(&encoder, &payload, auto(Effort::Full)).await;
             assert_eq!(sent, [CodecId::Raw; 64]);
-            let EncoderStats { requested, encoded, looks, .. } = encoder.stats();
+            let EncoderStats { requested, encoded, estimates, .. } = encoder.stats();
             assert_eq!((requested, encoded), (0, 0), "no encoding was attempted");
-            assert_eq!(looks, 64_u64.div_ceil(u64::from(CHUNKS_PER_ESTIMATE) + 1));
+            assert_eq!(estimates, 64_u64.div_ceil(u64::from(CHUNKS_PER_ESTIMATE) + 1));
             send(&encoder, &payload, auto(Effort::Light)).await;
-            assert_eq!(encoder.stats().looks, looks, "the estimates are cached");
+            assert_eq!(encoder.stats().estimates, estimates, "the estimates are cached");
         }
     }
 
@@ -283,12 +285,12 @@ mod tests {
         assert_eq!(send(&encoder, &first, auto(Effort::default())).await, [CodecId::BitPlanes; 8]);
         let second = payload(Dtype::Bf16, weights(8));
         assert_eq!(send(&encoder, &second, auto(Effort::default())).await, [CodecId::BitPlanes; 8]);
-        let EncoderStats { looks, encoded, incompressible, .. } = encoder.stats();
-        assert_eq!((looks, encoded, incompressible), (1, 16, 0));
+        let EncoderStats { estimates, encoded, incompressible, .. } = encoder.stats();
+        assert_eq!((estimates, encoded, incompressible), (1, 16, 0));
     }
 
     #[tokio::test]
-    async fn efforts_that_choose_alike_share_encodings() {
+    async fn efforts_with_the_same_codec_share_encodings() {
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(8)));
         for effort in [Effort::Light, Effort::Full, Effort::None] {
             send(&encoder, &payload, auto(effort)).await;
@@ -303,45 +305,52 @@ mod tests {
         for codec in [CodecId::Raw, CodecId::Planes, CodecId::Zstd, CodecId::BitPlanes] {
             assert_eq!(send(&encoder, &payload, codec.into()).await, [codec; 4]);
         }
-        assert_eq!(encoder.stats().looks, 0, "there is nothing to choose");
+        assert_eq!(encoder.stats().estimates, 0, "no choice");
         let wanted = CodecRequest::Auto { offered: CodecSet::only_raw(), effort: Effort::Full };
         assert_eq!(send(&encoder, &payload, wanted).await, [CodecId::Raw; 4]);
-        assert_eq!(encoder.stats().looks, 0, "there is nothing to choose here either");
+        assert_eq!(encoder.stats().estimates, 0, "only one codec is offered");
     }
 
     /// A tensor that begins as weights and continues as noise.
     #[tokio::test]
-    async fn a_wrong_estimate_is_used_once() {
+    async fn a_refuted_estimate_is_replaced() {
         let mut bytes = weights(2);
         bytes.extend(noise(14));
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, bytes));
         let sent = send(&encoder, &payload, auto(Effort::default())).await;
         assert_eq!(sent[..2], [CodecId::BitPlanes; 2]);
         assert_eq!(sent[2..], [CodecId::Raw; 14]);
-        let EncoderStats { looks, incompressible, .. } = encoder.stats();
-        assert_eq!((looks, incompressible), (2, 1), "one attempt failed, then there was another estimate");
+        let EncoderStats { estimates, incompressible, .. } = encoder.stats();
+        assert_eq!(
+            (estimates, incompressible),
+            (2, 1),
+            "one attempt failed, then there was another estimate"
+        );
     }
 
     #[tokio::test]
     async fn small_chunks_are_sent_raw_without_an_estimate() {
         let whole = CHUNK + SMALL_BYTES;
-        for (bytes, last, looks) in [(whole, CodecId::BitPlanes, 1), (whole - 256, CodecId::Raw, 1)] {
+        for (bytes, last, estimates) in [(whole, CodecId::BitPlanes, 1), (whole - 256, CodecId::Raw, 1)] {
             let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(2)[..bytes].to_vec()));
             let sent = send(&encoder, &payload, auto(Effort::default())).await;
-            assert_eq!((sent, encoder.stats().looks), (vec![CodecId::BitPlanes, last], looks));
+            assert_eq!((sent, encoder.stats().estimates), (vec![CodecId::BitPlanes, last], estimates));
         }
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(1)[..SMALL_BYTES - 256].to_vec()));
         assert_eq!(send(&encoder, &payload, auto(Effort::default())).await, [CodecId::Raw]);
-        assert_eq!(encoder.stats().looks, 0);
+        assert_eq!(encoder.stats().estimates, 0);
     }
 
     #[tokio::test]
     async fn the_time_of_an_estimate_is_counted_once() {
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, noise(1)));
-        let ask = async || encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap();
-        let (first, second) = (ask().await, ask().await);
-        assert_eq!((first.codec, second.codec, second.spent), (CodecId::Raw, CodecId::Raw, Duration::ZERO));
-        assert!(first.spent > Duration::ZERO);
+        let request = async || encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap();
+        let (first, second) = (request().await, request().await);
+        assert_eq!(
+            (first.codec, second.codec, second.worker_time),
+            (CodecId::Raw, CodecId::Raw, Duration::ZERO)
+        );
+        assert!(first.worker_time > Duration::ZERO);
     }
 
     #[tokio::test]
@@ -350,15 +359,15 @@ mod tests {
             Arc::new(Encoder::new(64 << 20, None, Workers::Threads)),
             Arc::new(payload(Dtype::Bf16, weights(1))),
         );
-        let mut asking = tokio::task::JoinSet::new();
+        let mut requests = tokio::task::JoinSet::new();
         for _ in 0..20 {
             let (encoder, payload) = (Arc::clone(&encoder), Arc::clone(&payload));
-            asking.spawn(async move {
+            requests.spawn(async move {
                 encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap().codec
             });
         }
-        assert_eq!(asking.join_all().await, [CodecId::BitPlanes; 20]);
-        let EncoderStats { looks, encoded, .. } = encoder.stats();
-        assert_eq!((looks, encoded), (1, 1));
+        assert_eq!(requests.join_all().await, [CodecId::BitPlanes; 20]);
+        let EncoderStats { estimates, encoded, .. } = encoder.stats();
+        assert_eq!((estimates, encoded), (1, 1));
     }
 }

@@ -1,0 +1,80 @@
+//! Help texts, the demo and the benchmark.
+
+use tensor_relay_tests::processes::Home;
+
+/// Goal: the help of a command describes it and its options. Method: every command with `--help`; and the version.
+#[test]
+fn help_and_version_are_printed() {
+    let home = Home::new();
+    let expected: [(&[&str], &[&str]); 6] = [
+        (&["--help"], &["serve", "subscribe", "list", "demo", "Exit codes: 0 done", "Examples:"]),
+        (
+            &["serve", "--help"],
+            &["Serve files of tensors as topics", "--topic <NAME=PATH>", "--grace", "--watch"],
+        ),
+        (
+            &["subscribe", "--help"],
+            &["Receive the versions of a topic", "<TICKET>", "--once", "--out <DIR>", "--mode <MODE>"],
+        ),
+        (&["list", "--help"], &["List the topics of a server", "<TICKET>", "--json"]),
+        (
+            &["bench", "compare", "--help"],
+            &["alternating pairs", "--namespaces", "--peers <FILE>", "all --peers"],
+        ),
+        (&["demo", "--help"], &["between two processes on this machine", "--size <SIZE>", "--versions <N>"]),
+    ];
+    for (args, parts) in expected {
+        let output = home.run(args).expect_code(0);
+        assert!(parts.iter().all(|part| output.out.contains(part)) && output.err.is_empty(), "{output:?}");
+        assert!(!output.out.contains("demo-producer"), "the demo's internal commands are hidden: {output:?}");
+    }
+    let version = home.run(&["--version"]).expect_code(0);
+    assert_eq!(version.out, format!("tensor-relay {}\n", env!("CARGO_PKG_VERSION")));
+    for arg in ["demo-produce", "demo-consum", "dem"] {
+        let mistyped = home.run(&[arg]).expect_code(2);
+        assert!(
+            !mistyped.err.contains("demo-producer") && !mistyped.err.contains("demo-consumer"),
+            "{mistyped:?}"
+        );
+    }
+    assert!(home.run(&["serv"]).expect_code(2).err.contains("'serve'"), "others are suggested");
+    let nothing = home.run(&[]).expect_code(2);
+    assert!(nothing.err.contains("Usage: tensor-relay"), "{nothing:?}");
+}
+
+/// Goal: the demo moves a model and verifies it, with text and JSON output. Method: a small one, both ways.
+#[test]
+fn the_demo_verifies_its_transfer() {
+    let home = Home::new();
+    let args = ["demo", "--size=8MiB", "--versions=2", "--small=20"];
+    let output = home.run(&[&args[..], &["--json"]].concat()).expect_code(0);
+    let report = output.json();
+    assert_eq!(report["all_bytes_equal"], true);
+    let versions = report["versions"].as_array().unwrap();
+    for (version, number) in versions.iter().zip(1..) {
+        assert_eq!(version["version"], number);
+        let checked = version["checked_bytes"].as_u64().unwrap();
+        assert!((7 << 20..=8 << 20).contains(&checked), "{version}");
+    }
+    let small = &report["small"];
+    let total = small["received"].as_u64().unwrap() + small["skipped"].as_u64().unwrap();
+    assert_eq!((versions.len(), total), (2, 20), "{report}");
+    let plain = home.run(&args).expect_code(0);
+    for part in ["version 1: ", "version 2: ", "all equal", "What happened", "Next: on two hosts"] {
+        assert!(plain.out.contains(part), "{part:?}: {plain:?}");
+    }
+    home.run(&["demo", "--size=1KiB"]).expect_error(2, &["at least 1MiB"]);
+}
+
+/// Goal: `bench` runs the benchmark harness, and hides its internal roles. Method: one contender, which runs as two
+/// processes; and the help.
+#[test]
+fn the_benchmark_hides_its_roles() {
+    let home = Home::new();
+    let compared = home
+        .run(&["bench", "compare", "tcp", "--size=1MiB", "--rounds=1", "--pairs=1"])
+        .expect_code(0);
+    assert!(compared.out.contains("over loopback") && compared.out.contains("1 MiB a round"), "{compared:?}");
+    let help = home.run(&["bench", "--help"]).expect_code(0);
+    assert!(help.out.contains("compare") && !help.out.contains("stock-quinn"), "{help:?}");
+}
