@@ -77,7 +77,10 @@ impl Client {
         config: Config,
     ) -> Result<Self, ClientError> {
         let config = config.within_reason();
-        let mut connector = connector.clone().at(&config.lane_addresses).with_transport(config.transport);
+        let mut connector = connector
+            .clone()
+            .with_local_addresses(&config.lane_addresses)
+            .with_transport(config.transport);
         if let Some(identity) = &config.identity {
             connector = connector.with_identity(Arc::clone(identity));
         }

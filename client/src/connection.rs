@@ -175,7 +175,7 @@ impl Connection {
         place: Place,
         ingress: &Ingress,
     ) -> AbortHandle {
-        let ingress = ingress.clone().counting(&place.tally);
+        let ingress = ingress.clone().with_tally(&place.tally);
         let (lane, verified_bytes) = (stream.lane().clone(), self.lanes.verified_bytes());
         let alive = lane.clone(); // The thread of a lane lives as long as a clone of it.
         // Boxed: spawning moves a future several times, and this one has kilobytes.

@@ -22,7 +22,7 @@ pub use installed::{Installed, Library, Report};
 pub use symbols::SYMBOLS;
 
 /// The time after which [`FakeCuda::wait_until`] fails.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The fake driver of this process.
 #[derive(Debug)]
@@ -287,7 +287,7 @@ impl FakeCuda {
     pub fn wait_until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
         while !condition(self) {
-            assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain until {what}");
+            assert!(begun.elapsed() < TIMEOUT, "waited {TIMEOUT:?} in vain until {what}");
             thread::sleep(Duration::from_millis(1));
         }
     }

@@ -191,7 +191,7 @@ impl Connector {
     }
 
     /// Binds lanes to these local `addresses`, round-robin: one for each network interface.
-    pub fn at(self, addresses: &[IpAddr]) -> Self {
+    pub fn with_local_addresses(self, addresses: &[IpAddr]) -> Self {
         Self { local: addresses.into(), ..self }
     }
 
@@ -249,7 +249,7 @@ impl Connector {
         let connected =
             tokio::time::timeout(self.tuning.connect_timeout(), self.connect_one(peer, kind, keys, 0)).await;
         let lane = connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer }.into()))?;
-        Ok(lane.because(KindReason::Faster))
+        Ok(lane.with_reason(KindReason::Faster))
     }
 
     /// Opens further lane `number` (the first is 0) to `peer`, the address of the session's first lane. If the network

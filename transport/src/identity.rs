@@ -139,9 +139,9 @@ impl Identity {
 
     /// The identity stored in `state_dir`, created at the first call: the key, and so tickets, survive restarts.
     ///
-    /// Created files are private, whatever the umask. A key that others can read or the group can write (as in volumes
-    /// and secrets of Kubernetes) is used with a warning, and so is a directory that others can write. A key that
-    /// everybody can write, or of another user than this process' or root, is refused.
+    /// Created files are private for any umask. A key that others can read or the group can write (as in volumes and
+    /// secrets of Kubernetes) is used with a warning, and so is a directory that others can write. A key that everybody
+    /// can write, or of another user than this process' or root, is refused.
     ///
     /// # Errors
     /// [`IdentityError`] when the directory cannot be written at first start, or when the key cannot be read or is

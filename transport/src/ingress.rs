@@ -101,7 +101,7 @@ impl Ingress {
     }
 
     /// Counts chunks in `tally` once they are decoded and verified.
-    pub fn counting(self, tally: &Arc<Tally>) -> Self {
+    pub fn with_tally(self, tally: &Arc<Tally>) -> Self {
         Self { tally: Arc::clone(tally), ..self }
     }
 

@@ -93,7 +93,7 @@ impl Lane {
     }
 
     /// Sets why its kind was chosen.
-    pub(crate) fn because(self, reason: KindReason) -> Self {
+    pub(crate) fn with_reason(self, reason: KindReason) -> Self {
         Self { reason, ..self }
     }
 

@@ -79,7 +79,7 @@ impl Network for SystemNetwork {
         true
     }
 
-    /// Asks the kernel: "connecting" a UDP socket sends nothing, but looks up the route and its MTU.
+    /// Queries the kernel: "connecting" a UDP socket sends no packet, but looks up the route and its MTU.
     fn path_payload(&self, peer: SocketAddr) -> Option<u16> {
         let any: SocketAddr = match peer {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),

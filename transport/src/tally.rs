@@ -91,7 +91,7 @@ impl CodecStats {
 }
 
 impl CodecCount {
-    /// Raw bytes per byte on the wire; 1 if nothing was sent.
+    /// Raw bytes per byte on the wire; 1 if no bytes were sent.
     pub fn ratio(&self) -> f64 {
         match self.wire_bytes {
             0 => 1.0,

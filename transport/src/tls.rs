@@ -138,8 +138,8 @@ impl ClientCertVerifier for AnyKey {
     }
 }
 
-/// Accepts a server whose public key is one of those in the ticket; ignores the rest of its certificate. The
-/// handshake's signature proves that the server holds the private key, so this is as strong as the ticket is authentic.
+/// Accepts a server whose public key is in the ticket; ignores everything else in its certificate. The handshake's
+/// signature proves that the server holds the private key, so this is as strong as the ticket is authentic.
 #[derive(Debug)]
 struct PinnedKey {
     keys: Box<[Fingerprint]>,

@@ -54,7 +54,7 @@ impl Workers {
 }
 
 async fn run_on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let permit = permits().acquire().await.expect("nobody closes the semaphore");
+    let permit = permits().acquire().await.expect("the semaphore is never closed");
     let done = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         work()

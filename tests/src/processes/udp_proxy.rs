@@ -14,7 +14,7 @@ use std::{
 const READ_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// The longest wait until enough bytes have passed for the proxy to hold.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A UDP proxy that holds datagrams to the client after a number of bytes, so that a test can act during a transfer,
 /// however fast the machine is. It can hold repeatedly, and forwards to the server that currently has the port.
@@ -108,7 +108,7 @@ impl UdpProxy {
         let (state, _) = self
             .gate
             .changed
-            .wait_timeout_while(state, PATIENCE, |state| !state.closed)
+            .wait_timeout_while(state, TIMEOUT, |state| !state.closed)
             .unwrap();
         assert!(state.closed, "the server sends less than the proxy lets pass");
     }

@@ -14,7 +14,7 @@ use crate::{
     machine,
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Allocates a tensor of `pattern`.
 async fn tensor(device: &Device) -> DeviceBuffer {
@@ -82,7 +82,7 @@ async fn the_first_kind_of_memory_that_works() {
         server.process.wait_for_stdout(&format!(r#""path":"{expected}""#));
         assert!(!published.released(Duration::from_millis(1)).await.unwrap());
         published.withdraw();
-        assert!(published.released(PATIENCE).await.unwrap());
+        assert!(published.released(TIMEOUT).await.unwrap());
         drop((producer, device));
         server.process.end_by(Signal::TERM).expect_code(0);
         assert_eq!(fake.violations(), [""; 0]);
@@ -116,7 +116,7 @@ async fn a_version_in_a_producers_memory_ends_with_the_producer() {
     let (producer, published) = publish(&home, &server, &device).await;
     assert_eq!(published.path(), MemoryKind::CudaIpc);
     drop(producer);
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while !home.list(&server).as_array().unwrap().is_empty() {
         assert!(std::time::Instant::now() < deadline, "the version is not withdrawn");
     }
@@ -142,7 +142,7 @@ async fn a_shared_buffer_outlives_its_producer() {
     assert_eq!((published.path(), published.copied_bytes()), (MemoryKind::CudaFd, LEN as u64));
     drop((producer, published, device));
     // The engine's thread releases the device asynchronously.
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while fake.live().contexts > 0 {
         assert!(std::time::Instant::now() < deadline, "the producer does not release the GPU");
         tokio::time::sleep(Duration::from_millis(5)).await;

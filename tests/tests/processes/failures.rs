@@ -172,8 +172,8 @@ fn repeats_a_cause(line: &str) -> bool {
     (1..causes.len()).any(|index| causes[..index].contains(&causes[index]))
 }
 
-/// Goal: an error message has each cause once. Method: errors whose source is part of their own message, at startup and
-/// from the file watcher.
+/// Goal: an error message has each cause once. Method: errors whose message contains that of their source, at startup
+/// and from the file watcher.
 #[test]
 fn an_error_repeats_no_cause() {
     let home = home();

@@ -162,8 +162,8 @@ fn a_ticket_is_read_from_every_source() {
     assert_eq!(fs::read_to_string(home.path("tickets")).unwrap(), tickets);
 
     let subscribe = ["subscribe", "--once", "--out=out"];
-    let undecided = home.run(&["subscribe", "tickets", "--once"]);
-    undecided.expect_error(2, &["it holds 3", "--topic NAME"]);
+    let ambiguous = home.run(&["subscribe", "tickets", "--once"]);
+    ambiguous.expect_error(2, &["it holds 3", "--topic NAME"]);
     home.run(&[&subscribe[..], &["tickets", "--topic=policy/eu/b"]].concat())
         .expect_code(0);
     files::assert_same(&home.path("b"), &home.path("out/policy/eu/b.safetensors"));

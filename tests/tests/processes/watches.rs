@@ -234,15 +234,15 @@ fn a_folder_is_replaced_atomically() {
     for seed in [1, 2] {
         files::write_sharded(&home.path(&format!("model-{seed}")), seed);
     }
-    let lead_to = |folder: &str| {
+    let link_to = |folder: &str| {
         files::replace(&home.path("model"), |path| std::os::unix::fs::symlink(folder, path).unwrap());
     };
-    lead_to("model-1");
+    link_to("model-1");
     let mut server = home.serve(&["--topic=m=model", "--watch", INTERVAL]);
     let mut follower = home.start(&["subscribe", server.ticket("m"), "--out=out", "--json"]);
     follower.wait_for_stdout(r#""version":1"#);
     files::assert_same_model(&home.path("model-1"), &home.path("out/m"));
-    lead_to("model-2");
+    link_to("model-2");
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
     // A shard that is missing for a while is waited for.
@@ -255,7 +255,7 @@ fn a_folder_is_replaced_atomically() {
 }
 
 /// Goal: two servers never publish different tensors under one version, even if one of them is killed. Method: a second
-/// server on the same state directory, with and without --watch, and on its own; then kill the first and start
+/// server on the same state directory, with and without --watch, and on another; then kill the first and start
 /// another.
 #[test]
 fn a_state_directory_has_one_watching_server() {

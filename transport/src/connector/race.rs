@@ -138,12 +138,12 @@ impl Connector {
 
     fn over_tcp(&self, lane: Lane, is_short_path: bool) -> Lane {
         self.udp_is_blocked.store(!is_short_path, Ordering::Relaxed);
-        lane.because(if is_short_path { KindReason::ShortPath } else { KindReason::UdpSilent })
+        lane.with_reason(if is_short_path { KindReason::ShortPath } else { KindReason::UdpSilent })
     }
 
     fn over_quic(&self, lane: Lane) -> Lane {
         self.udp_is_blocked.store(false, Ordering::Relaxed);
-        lane.because(KindReason::Answered)
+        lane.with_reason(KindReason::Answered)
     }
 }
 

@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(encoder.stats().estimates, 0, "no choice");
         let wanted = CodecRequest::Auto { offered: CodecSet::only_raw(), effort: Effort::Full };
         assert_eq!(send(&encoder, &payload, wanted).await, [CodecId::Raw; 4]);
-        assert_eq!(encoder.stats().estimates, 0, "there is nothing to choose here either");
+        assert_eq!(encoder.stats().estimates, 0, "only one codec is offered");
     }
 
     /// A tensor that begins as weights and continues as noise.

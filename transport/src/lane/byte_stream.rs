@@ -92,7 +92,7 @@ struct Shared {
     peer: SocketAddr,
     end: watch::Sender<Option<End>>,
     /// Whether the driver has ended.
-    is_released: watch::Sender<bool>,
+    driver_ended: watch::Sender<bool>,
     outbox: Outbox,
     unread: Unread,
     sent_bytes: AtomicU64,
@@ -108,6 +108,7 @@ struct End {
     notice: CloseNotice,
 }
 
+/// The last message to the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum CloseNotice {
     /// None, since the peer closed the connection or is unreachable.
@@ -134,7 +135,7 @@ impl Connection {
         let shared = Arc::new(Shared {
             peer,
             end: watch::Sender::new(None),
-            is_released: watch::Sender::new(false),
+            driver_ended: watch::Sender::new(false),
             outbox,
             unread: Unread::default(),
             sent_bytes: AtomicU64::new(0),
@@ -199,7 +200,7 @@ impl Connection {
 
     pub(super) async fn close_answered(&self) {
         // Cannot fail: the handle holds the sender.
-        let _ = self.0.shared.is_released.subscribe().wait_for(|released| *released).await;
+        let _ = self.0.shared.driver_ended.subscribe().wait_for(|ended| *ended).await;
     }
 
     pub(super) fn ended(&self) -> Option<LaneError> {

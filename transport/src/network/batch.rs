@@ -38,7 +38,7 @@ pub(super) struct Batch {
     sent: usize,
     /// The number of consecutive full batches.
     streak: u32,
-    /// Incremented whenever anything is taken or sent, so that a flush task can detect activity.
+    /// Incremented on each accepted transmit and each send, so that a flush task can detect activity.
     changes: u64,
 }
 

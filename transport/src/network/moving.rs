@@ -111,8 +111,8 @@ impl fmt::Debug for TaskMover {
 
 /// A task that can be moved: it is respawned on another runtime. Costs an uncontended lock for each poll.
 ///
-/// No wake-up is lost: a spawned task is polled at least once, checks everything that it awaits, and from then on is
-/// woken on its new runtime.
+/// No wake-up is lost: a spawned task is polled at least once, which polls all its futures and registers their wakers
+/// on the new runtime.
 struct MovingTask {
     task: Option<Task>,
     mover: TaskMover,

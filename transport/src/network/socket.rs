@@ -109,7 +109,7 @@ fn size_buffers(socket: &socket2::Socket, bytes: usize) {
         .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, bytes));
     let _ = sockopt::set_socket_send_buffer_size_force(socket, bytes)
         .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes));
-    // The kernel doubles what it grants, for its own bookkeeping.
+    // The kernel doubles the granted size, for its bookkeeping.
     let granted = socket.recv_buffer_size().unwrap_or(0) / 2;
     if granted < bytes {
         WARN_ONCE.call_once(|| {

@@ -91,7 +91,7 @@ impl Driver {
             };
             let _ = timeout(LINGER, lingering).await;
         }
-        shared.is_released.send_replace(true);
+        shared.driver_ended.send_replace(true);
     }
 }
 

@@ -3,7 +3,7 @@
 //! rustls 0.23 allocates for each record and copies it two or three times. Here a chunk is encrypted from its source
 //! memory and decrypted into its destination. The wire format is the same: the peer may use rustls.
 //!
-//! After the handshake, only key updates and alerts are accepted. Session tickets and everything else are refused,
+//! After the handshake, only key updates and alerts are accepted. Other messages, such as session tickets, are refused,
 //! since no server of this protocol sends them.
 
 use aws_lc_rs::{

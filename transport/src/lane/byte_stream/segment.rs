@@ -34,7 +34,7 @@ pub(crate) enum Segment {
     Data { bytes: Bytes, first: bool, last: bool },
     /// Aborts the current data stream, which stays incomplete.
     Reset,
-    /// Asks the sender to stop the data stream with this number.
+    /// Requests that the sender stop the data stream with this number.
     Stop { stream: u64 },
     /// Closes the lane. No segment follows.
     Close { code: u32, text: Bytes },

@@ -210,7 +210,7 @@ mod tests {
         }
         assert!(stream.has_room(700) && !stream.has_room(701));
         fill(&stream, &content[300..600]);
-        fill(&stream, &content[600..1_000]); // No room for the additional byte, so nothing is filled.
+        fill(&stream, &content[600..1_000]); // No room for the additional byte.
         assert!(stream.has_room(400));
         assert!(!stream.push(&Bytes::copy_from_slice(&content[600..900])), "it was copied");
         assert!(stream.put(&content[900..]));

@@ -85,7 +85,7 @@ fn batches_of_a_long_burst_grow() {
     batch
         .take(&transmit(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
         .expect("there is room");
-    assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst is sent at once");
+    assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst is sent immediately");
 }
 
 /// A transmit shorter than a burst is sent immediately, together with the held datagrams.
@@ -109,7 +109,7 @@ fn short_transmits_are_sent_immediately() {
     assert_eq!(wire.segments(), [1, 9, 10, 11, 20]);
 }
 
-/// The kernel splits by length, so nothing may follow a short datagram; and a call has one ECN mark and one segment
+/// The kernel splits by length, so no datagram may follow a short one; and a call has one ECN mark and one segment
 /// size.
 #[test]
 fn different_datagrams_are_not_mixed() {
@@ -128,7 +128,7 @@ fn different_datagrams_are_not_mixed() {
     assert_eq!(marks, [true, true, false, true]);
 }
 
-/// quinn batches ten segments whatever their size. Jumbo segments are sent as equal batches within the kernel's bound.
+/// quinn batches ten segments of any size. Jumbo segments are sent as equal batches within the kernel's bound.
 #[test]
 fn jumbo_bursts_are_split_and_not_held() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));

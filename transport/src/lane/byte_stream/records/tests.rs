@@ -368,9 +368,9 @@ fn records_interoperate_with_rustls() {
         let long: Vec<u8> = (0..100_000u32).map(|number| number as u8).collect();
         for round in 0..4 {
             ours.send(&long).await;
-            let mut outcome = vec![0; long.len()];
-            peer.read_exact(&mut outcome).await.unwrap();
-            assert!(outcome == long, "{round}");
+            let mut received = vec![0; long.len()];
+            peer.read_exact(&mut received).await.unwrap();
+            assert!(received == long, "{round}");
             peer.write_all(&long).await.unwrap();
             peer.flush().await.unwrap();
             assert!(ours.read_exact(long.len()).await == long, "{round}");
