@@ -89,8 +89,8 @@ fn links_resolve() {
     assert!(all.is_empty(), "{all:#?}");
 }
 
-/// `processes/shutdown::a_second_signal_ends_a_server_immediately` is a function in tests/tests/processes/shutdown.rs, or in
-/// a file of the folder tests/tests/processes/shutdown.
+/// `processes/shutdown::a_second_signal_ends_a_server_immediately` is a function in tests/tests/processes/shutdown.rs,
+/// or in a file of the folder tests/tests/processes/shutdown.
 #[test]
 fn tests_that_are_named_exist() {
     let mut missing = Vec::new();

@@ -73,8 +73,8 @@ fn open_contents(mut opener: Opener, mut input: &[u8]) {
             Ok(Opened::Data(data)) => {
                 assert!(end.is_some_and(|end| inner[end] == 23 && data == &inner[..end]))
             }
-            Ok(Opened::Nothing) if end.is_some_and(|end| inner[end] == 22) => sequence = 0,
-            Ok(Opened::Nothing) => {}
+            Ok(Opened::NoData) if end.is_some_and(|end| inner[end] == 22) => sequence = 0,
+            Ok(Opened::NoData) => {}
             Ok(Opened::Closed) | Err(_) => return,
         }
     }

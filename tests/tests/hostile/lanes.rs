@@ -161,16 +161,16 @@ fn lanes_without_a_grant_are_refused() {
     });
 }
 
-/// Goal: a lane that a load balancer sent to another process of the server gets that as its close code, and nothing
-/// else. Method: a `Join` with a valid grant and the instance of another process.
+/// Goal: a lane that a load balancer sent to another process of the server is closed with that code, and nothing else.
+/// Method: a `Join` with a valid grant and the instance of another process.
 #[test]
 fn lanes_of_another_instance_are_refused() {
     with_good_client(server_config(), async |sim, _| {
         let holder = GrantHolder::new(sim, 2).await;
-        let elsewhere = GrantHolder { instance: InstanceId([9; 16]), ..holder };
-        let (code, text) = open_lane(sim, 3, elsewhere.join(1)).await.wait_for_close().await;
+        let other_instance = GrantHolder { instance: InstanceId([9; 16]), ..holder };
+        let (code, text) = open_lane(sim, 3, other_instance.join(1)).await.wait_for_close().await;
         assert_eq!((code, text.as_str()), (Some(CloseCode::WrongInstance), ""));
-        Some(elsewhere)
+        Some(other_instance)
     });
 }
 

@@ -71,7 +71,7 @@ impl Peer {
         Self::server_offering(sim, None).await
     }
 
-    /// A server as above that offers `lanes`.
+    /// A server like [`Peer::server`] that offers `lanes`.
     pub(crate) async fn server_offering(sim: &Sim, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
         let (host, port) = (sim.server_host(), sim.server_address().port());
         Self::accept(endpoint(&host, port, Some(server_config(sim))), lanes).await

@@ -242,7 +242,7 @@ fn stalled_versions_time_out() {
     expect_stalled(async |script| script.begin_version().await);
 }
 
-/// Goal: as above, for a stream that is open and idle. Method: half a chunk, and the stream left open.
+/// Goal: a version whose stream is open and idle ends, too. Method: half a chunk, and the stream left open.
 #[test]
 fn a_stalled_chunk_times_out() {
     let mut open = None;

@@ -29,7 +29,7 @@ const BYTES: u64 = 2 << 20;
 const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 /// Longer than a client's deadline for a copy.
-const HANG_MAX: Duration = Duration::from_secs(26);
+const HANG_DURATION_MAX: Duration = Duration::from_secs(26);
 
 fn landing_on(device: &Device, config: Config) -> Config {
     Config { device: Some(device.clone()), ..config }
@@ -425,7 +425,9 @@ fn copies_that_never_end() {
             publish(&server, &mut publisher, 1, &specs).await;
             let error = subscription.next().await.unwrap_err();
             let SubscriptionError::Device { id, is_final: false, .. } = &error else { panic!("{error}") };
-            assert!(id.version == Version(1) && !error.is_final() && sim.elapsed() - began < HANG_MAX);
+            assert!(
+                id.version == Version(1) && !error.is_final() && sim.elapsed() - began < HANG_DURATION_MAX
+            );
             assert!(error.to_string().contains("within 25s"), "{error}");
             let stuck = engine.in_flight();
             assert!(stuck > 0 && engine.in_use_bytes() == BYTES, "{stuck} copies have their memory");

@@ -108,7 +108,7 @@ fn a_silent_server_times_out() {
     });
 }
 
-/// Goal: a port in use over TCP is an error that says so; port 0 selects one that is free over both UDP and TCP.
+/// Goal: a port in use over TCP is reported as such; port 0 selects one that is free over both UDP and TCP.
 #[test]
 fn udp_and_tcp_share_one_port() {
     use tensor_relay_transport::{BindError, Identity, Listener, Tuning};
@@ -147,7 +147,7 @@ pub(crate) async fn raw_client(
         .await
 }
 
-/// Connects likewise, with the ALPN identifier of this protocol.
+/// Connects as [`raw_client`] does, with the ALPN identifier of this protocol.
 pub(crate) async fn raw_peer(fixture: &Fixture) -> TlsStream<Box<dyn ByteStream>> {
     raw_client(fixture, vec![ALPN.to_vec()]).await.unwrap()
 }

@@ -30,7 +30,7 @@ const TO_SERVERS: &[(&[u8], CloseCode, &str)] = &[
     (b"\x01\x02\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0x", CloseCode::Misbehaved, "which it had ended"),
 ];
 
-/// Segments that no server may send, likewise.
+/// Segments that no server may send, with the close code and text of the client.
 const TO_CLIENTS: &[(&[u8], CloseCode, &str)] = &[
     (b"\x02\0\0\0\x01\0\0\0x", CloseCode::Misbehaved, "that had not begun"),
     (b"\x02\x02\0\0\x01\0\0\0x", CloseCode::Misbehaved, "that had not begun"),
