@@ -118,7 +118,7 @@ pub enum ConnectError {
     Lane(#[from] LaneError),
     /// A local address for lanes cannot be used.
     #[error(
-        "cannot open a UDP socket at {address}, one of the lane addresses (`--lane-address`): {source}; name addresses that \
+        "cannot open a socket at {address}, one of the lane addresses (`--lane-address`): {source}; name addresses that \
          this machine has"
     )]
     LaneAddress {
@@ -155,7 +155,7 @@ pub enum ConnectError {
         timeout_ms: u128,
     },
     /// A local socket could not be opened.
-    #[error("cannot open a UDP socket: {0}")]
+    #[error("cannot open a socket: {0}")]
     Socket(#[from] io::Error),
     /// TLS could not be set up.
     #[error("cannot set up TLS: {0}")]

@@ -29,9 +29,9 @@ pub enum Transport {
 pub enum LaneKindReason {
     /// No other kind was allowed.
     Forced,
-    /// QUIC was tried first and answered.
+    /// QUIC answered, and TCP had not connected within milliseconds.
     Answered,
-    /// TCP answered before QUIC, although QUIC was tried first.
+    /// TCP connected, and QUIC did not answer within its head start.
     UdpSilent,
     /// TCP connected within milliseconds: on short paths it is faster and costs less.
     ShortPath,
@@ -91,7 +91,7 @@ impl Transport {
         }
     }
 
-    /// The allowed kinds, in the order of attempts.
+    /// The allowed kinds.
     pub fn kinds(self) -> &'static [LaneKind] {
         match self {
             Self::Auto => &[LaneKind::Quic, LaneKind::Tcp],

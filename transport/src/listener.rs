@@ -84,7 +84,7 @@ impl Listener {
         identity: &Identity,
         tuning: Tuning,
     ) -> Result<Self, BindError> {
-        let mut attempts = 1..=BIND_ATTEMPTS;
+        let mut attempts = 1..BIND_ATTEMPTS;
         loop {
             let attempt = attempts.next();
             match Self::bind_once(Arc::clone(&network), transport, address, identity, tuning.clone()) {

@@ -66,7 +66,7 @@ def shares(fake):
     [
         ("stage", True, True, "cuda_fd", "so that they may be written again"),
         ("stage", True, False, "memfd", "through host memory"),
-        ("borrow", True, True, "cuda_ipc", "where they are"),
+        ("borrow", True, True, "cuda_ipc", "in place"),
         ("borrow", False, True, "cuda_fd", "cannot be shared in place"),
     ],
 )

@@ -77,7 +77,7 @@ async fn the_first_kind_of_memory_that_works() {
         assert_eq!(published.path(), expected, "{}", published.reason());
         let copied = if expected == MemoryKind::CudaIpc { 0 } else { LEN as u64 };
         assert_eq!(published.copied_bytes(), copied);
-        let is_first = !published.reason().contains("since");
+        let is_first = !published.reason().contains("because");
         assert_eq!(is_first, in_place, "{}", published.reason());
         server.process.wait_for_stdout(&format!(r#""path":"{expected}""#));
         assert!(!published.released(Duration::from_millis(1)).await.unwrap());

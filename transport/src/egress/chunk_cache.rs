@@ -10,7 +10,8 @@ pub(super) struct ChunkKey {
     pub(super) chunk: ChunkIndex,
 }
 
-/// The chunks of one device: those being read, and the most recently requested ones, within a bound. No I/O.
+/// The chunks of one device: those being read, and others up to a bound, evicted in the order of their first requests.
+/// No I/O.
 ///
 /// Chunks being read count against the bound and evict others, but are never evicted, even above the bound, since
 /// concurrent requests wait for them. Running sends bound their number.

@@ -19,7 +19,7 @@ use std::sync::{
 /// The maximum number of content bytes in a record.
 pub(crate) const CONTENT_BYTES_MAX: usize = 16 << 10;
 
-/// The number of records per key. AES-GCM is safe for 2^24.5 records (RFC 8446 §5.5), which is 380 GiB; ChaCha20 has no
+/// The number of records per key. AES-GCM is safe for 2^24.5 records (RFC 8446 §5.5), which is 362 GiB; ChaCha20 has no
 /// such limit, and a new key costs little.
 pub(crate) const RECORDS_PER_KEY_MAX: u64 = 1 << 24;
 
