@@ -28,7 +28,7 @@ import host
 from content import SMALL_BYTES, Bytes
 
 TIMEOUT_S = 120
-"""The longest time between two control messages: that of 1 GiB at a hundredth of the usual rate."""
+"""The longest time between two control messages: enough to transfer 1 GiB at a hundredth of the usual rate."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def _parse(add_options: Callable[[argparse.ArgumentParser], None]) -> argparse.N
     receive = roles.add_parser("receive", parents=[load], help="receive them, several times")
     receive.add_argument("--connect", required=True, metavar="IP:PORT")
     receive.add_argument("--rounds", type=int, default=5)
-    receive.add_argument("--small", type=int, default=0, metavar="COUNT", help="first, messages of 4 KiB")
+    receive.add_argument("--small", type=int, default=0, metavar="COUNT", help="the number of 4 KiB messages to receive before the rounds")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
 """`multiprocessing` on one machine: a Queue of arrays, a Pipe of bytes, and shared memory.
 
 They are made for processes that one program started. The two sides here are unrelated processes, so the
-source passes the sink's end through a Unix socket; the transfer is the same. It does not use the network.
+source sends the sink the reading end of its pipe over a Unix socket. The network is not used.
 
 Tuned: pieces that fit into a cache, received into the reused array, instead of whole tensors (measured: Queue
 0.24 GB/s, Pipe 0.9); the largest pipe that the kernel allows; in shared memory, copying out overlaps copying

@@ -44,8 +44,8 @@ pub struct CompareArgs {
     /// The number of counted rounds of each run; one more comes first, to warm up.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
-    /// The number of runs of each contender; the first runs once beside each of the others. Six or more give confidence
-    /// intervals of 95 %.
+    /// The number of pairs: how often each contender after the first runs, each time next to a run of the first. Six or
+    /// more give confidence intervals of 95 %.
     #[arg(long, default_value_t = 5)]
     pub pairs: u32,
     /// The number of 4 KiB messages that each run sends before its rounds, to measure their latency.
@@ -117,9 +117,9 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
     let contenders = chosen_contenders(&args, this)?;
     let first = contenders.first().map_or("", |contender| contender.name.as_str());
     let about = format!(
-        "{} a round, from memory to memory, both sides on one machine. Medians over runs (minimum to maximum) of medians over \
-         {} rounds; CPU of both sides; ratios are {first} / the row, of neighbouring runs, with the confidence interval of \
-         their median.",
+        "{} a round, from memory to memory, both sides on one machine. A run's value is the median of its {} rounds; \
+         the table shows the median of all runs (minimum to maximum). CPU time is that of both sides. A ratio divides \
+         {first} by the row's contender, for neighbouring runs; the table shows the median ratio and its confidence interval.",
         size::text(args.size),
         args.rounds
     );

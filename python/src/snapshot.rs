@@ -329,9 +329,9 @@ impl Snapshot {
         py.detach(|| on_host.save_safetensors(&path)).map_err(Kind::Other.because(py))
     }
 
-    /// Writes the version below `folder` as the files that it was published from, each file atomically: topic `a/b`
-    /// becomes `folder/a/b`, or `folder/a/b.safetensors` if no folder was published, and replaces the files of an
-    /// earlier version there. Returns the path of that folder or file.
+    /// Writes the version below `folder` as the files that it was published from, each file atomically: for topic
+    /// `a/b` a published folder becomes `folder/a/b`, and a single file e.g. `folder/a/b.safetensors`. The files of an
+    /// earlier version there are replaced. Returns the path of that folder or file.
     ///
     /// Raises TensorRelayError when the files cannot be written, when files of another origin are there, or when the
     /// tensors were received into `out`.
@@ -369,7 +369,7 @@ impl Snapshot {
         Py::new(py, without_tensors.with(copied))
     }
 
-    /// Declares that `stream` reads the tensors, which it may do at once, without waiting. When the last tensor of this
+    /// Declares that `stream` reads the tensors. They are complete, so nothing is waited for. When the last tensor of this
     /// version is dropped, its GPU memory is reused only after the work that is queued on the stream at that time.
     ///
     /// stream: a stream of PyTorch, CuPy or Numba, an object with `__cuda_stream__`, or the number of a stream, which

@@ -115,7 +115,8 @@ impl Cursor {
         }
     }
 
-    /// Whether there are versions beyond the client's window, so that the cursor waits for acknowledgements.
+    /// Whether versions remain to be sent in mode `every`: after [`Step::Wait`], they wait for the client's
+    /// acknowledgements or for the comparison of its version.
     pub(crate) fn waits_for_client(&self, topic: &TopicState) -> bool {
         matches!(self, Self::Every(every) if topic.first_from(every.next).is_some())
     }
@@ -128,9 +129,9 @@ pub(crate) struct Latest {
     from: Seq,
     /// The version that the client holds partly: it is completed first, while it is retained.
     partial: Option<(Epoch, Version)>,
-    /// The first version to send, until a version was started.
+    /// The version at which the client asked to start; `None` without one, or once a version was sent.
     awaited: Option<(Epoch, Version)>,
-    /// The newest version that the client has, or whose transfer was last started.
+    /// The newest version that the client has, or whose transfer was aborted.
     last: Option<(Epoch, Version)>,
     /// The number of aborted versions since the client's last commit.
     missed: u64,
@@ -141,7 +142,7 @@ impl Latest {
         Self {
             from: match (subscribe.have, &subscribe.partial) {
                 (None, None) => topic.start_of(None, subscribe.start),
-                // The subscription is resumed: what the client has decides what is newer.
+                // The subscription is resumed: `last` and `partial` select the version, not `start`.
                 _ => topic.start_of(None, Start::Oldest),
             },
             // With `preempt`, an older version is not completed.
@@ -170,7 +171,7 @@ impl Latest {
         }
     }
 
-    /// Whether `retained` is newer than the last started version.
+    /// Whether `retained` is newer than `last`, or of another epoch.
     fn is_new(&self, retained: &Retained) -> bool {
         let (epoch, version) = (retained.id.epoch, retained.id.version);
         self.last.is_none_or(|(last_epoch, last)| last_epoch != epoch || last < version)
@@ -204,7 +205,7 @@ pub(crate) struct Every {
     reader: Reader,
     /// The first version that was not sent.
     next: Seq,
-    /// The first version to send, until a version was started.
+    /// The version at which the client asked to start; `None` without one, or once a version was sent.
     awaited: Option<(Epoch, Version)>,
     /// The window: how many versions may be sent beyond the newest acknowledged one.
     window: usize,
@@ -465,23 +466,23 @@ mod tests {
     /// PROTOCOL.md §6.6: a version with other content does not count as held, whether it is published already or later;
     /// earlier versions stay skipped.
     #[test]
-    fn other_content_counts_as_the_previous_version_held() {
+    fn other_content_counts_as_having_the_previous_version() {
         let digest = VersionDigest([7; 32]);
         let have = Some(Have { epoch: Epoch(1), version: Version(3), digest });
         for (mode, sent_if_other) in
             [(Mode::Latest, vec![(1, 4, 1)]), (Mode::Every, vec![(1, 3, 0), (1, 4, 0)])]
         {
-            for (first, is_same) in [(4, true), (4, false), (0, true), (0, false)] {
+            for (published_before, is_same) in [(4, true), (4, false), (0, true), (0, false)] {
                 let topic = topic();
-                publish(&topic, 5, 1, 1..=first);
+                publish(&topic, 5, 1, 1..=published_before);
                 let mut cursor = begin(&topic, &Subscribe { have, ..subscribe(mode) });
-                if first == 0 {
+                if published_before == 0 {
                     assert!(drain(&mut cursor, &topic).is_empty());
                     publish(&topic, 5, 1, 1..=4);
                 }
                 cursor.handle_compared(&topic, is_same);
                 let sent = if is_same { vec![(1, 4, 0)] } else { sent_if_other.clone() };
-                assert_eq!(drain(&mut cursor, &topic), sent, "{mode:?}, {first}, {is_same}");
+                assert_eq!(drain(&mut cursor, &topic), sent, "{mode:?}, {published_before}, {is_same}");
             }
         }
     }
@@ -511,7 +512,11 @@ mod tests {
             publish(&topic, 5, 1, 4..=4);
             assert_eq!(drain(&mut cursor, &topic), [(1, 4, 0)]);
             publish(&topic, 5, 2, 1..=1);
-            assert_eq!(drain(&mut cursor, &topic), [(2, 1, 0)], "it has begun");
+            assert_eq!(
+                drain(&mut cursor, &topic),
+                [(2, 1, 0)],
+                "after the first version, the requested start no longer matters"
+            );
         }
     }
 

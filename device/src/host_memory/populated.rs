@@ -149,13 +149,13 @@ mod tests {
     #[test]
     fn pieces_follow_each_other_to_the_end() {
         let populated = populated(5);
-        let thread = |is_wanted| {
+        let pretend_thread = |is_wanted| {
             populated.progress().threads += 1;
             populated.progress().is_wanted = is_wanted;
         };
-        thread(false);
+        pretend_thread(false);
         assert!(populated.take_piece().is_none(), "the memory is not wanted yet");
-        thread(true);
+        pretend_thread(true);
         let (address, mut end) = (populated.start().addr().get(), 0);
         while let Some((piece, _)) = populated.take_piece() {
             assert_eq!(piece.start, end);

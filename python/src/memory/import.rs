@@ -117,8 +117,8 @@ impl Lent {
     }
 }
 
-/// Imports a tensor on GPU `ordinal`. Its library makes the engine's stream, which is the consumer's stream in DLPack's
-/// terms, wait for the work on its own.
+/// Imports a tensor on GPU `ordinal`. The tensor's library makes the engine's stream (in DLPack's terms, the
+/// consumer's) wait for the work queued on the library's stream.
 fn on_gpu(tensor: &Bound<'_, PyAny>, gpus: &Gpus, ordinal: usize) -> PyResult<OnGpu> {
     let refuse = |why: &dyn Display| {
         PyBufferError::new_err(format!("it lies on cuda:{ordinal}, which cannot be used: {why}"))
@@ -230,7 +230,7 @@ fn in_our_elements(mut shape: Vec<u64>, per_element: u64) -> PyResult<Vec<u64>> 
         None if per_element == 1 => {}
         None => {
             return Err(PyBufferError::new_err(
-                "its elements come in pairs, and a single pair has no shape here",
+                "its dtype packs two elements into one, and such a tensor needs at least one dimension",
             ));
         }
     }

@@ -85,9 +85,9 @@ async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
     let mut neighbour = Neighbour::start(0, None);
     let exported = neighbour.export();
     let end = End::open(0, impatient()).unwrap();
-    let import = |offset| Exported::Ipc(IpcMemory { offset, len: CHUNK as u64, ..exported });
-    let Imported { memory: first, returned: first_returned } = take(&end.engine, import(0)).unwrap();
-    let Imported { memory: second, returned } = take(&end.engine, import(CHUNK as u64)).unwrap();
+    let part_at = |offset| Exported::Ipc(IpcMemory { offset, len: CHUNK as u64, ..exported });
+    let Imported { memory: first, returned: first_returned } = take(&end.engine, part_at(0)).unwrap();
+    let Imported { memory: second, returned } = take(&end.engine, part_at(CHUNK as u64)).unwrap();
     assert_eq!(second.address() - first.address(), CHUNK as u64);
     assert_eq!(fake.calls()["cuIpcOpenMemHandle_v2"], 1);
     drop(first);
@@ -209,7 +209,7 @@ async fn memory_that_cannot_be_shared_in_place_is_copied_into_a_buffer() {
     assert!(why.contains("cuIpcGetMemHandle") && why.contains("expandable segments"), "{why}");
     let stats = end.engine.stats();
     assert_eq!((stats.shared_bytes, stats.out_bytes), (1000 + LEN as u64, 0), "no byte went to the host");
-    // The budget counts whole pages.
+    // The shared buffer counts as one page of 2 MiB, the tensor's own allocation in units of 512 bytes.
     assert_eq!(stats.device_bytes, (2 << 20) + (LEN as u64).next_multiple_of(512));
 
     let mut neighbour = importer_of(&end, export.buffer.as_ref().unwrap());

@@ -74,7 +74,8 @@ impl DeltaScript {
         }
     }
 
-    fn raw(&self) -> Vec<u8> {
+    /// The payload of the announced version: the base's, with its first 16 bytes changed.
+    fn next_payload(&self) -> Vec<u8> {
         let mut raw = self.script.payload.clone();
         tensors::write_content("noise", NEXT.0, &mut raw[..16]);
         raw
@@ -83,7 +84,7 @@ impl DeltaScript {
     /// A chunk as a delta against the retained version.
     fn delta(&self, chunk: u32) -> (ChunkHeader, Vec<u8>) {
         let start = (chunk * CHUNK_BYTES) as usize;
-        let raw = &self.raw()[start..start + CHUNK_BYTES as usize];
+        let raw = &self.next_payload()[start..start + CHUNK_BYTES as usize];
         let mut encoded = vec![0; raw.len()];
         let context = Context { dtype: Dtype::U8, base: Some(self.script.raw(chunk)) };
         let written = codec(CodecId::Sparse).encode(context, raw, &mut encoded).unwrap();
@@ -247,7 +248,7 @@ fn a_reconnecting_client_reports_its_base() {
 }
 
 /// Goal: an unknown or impossible base is not an error: the server sends no deltas. Method: report versions that never
-/// existed, a newer one, and one of another epoch.
+/// existed, the published version with another digest, and one of another epoch.
 #[test]
 fn unknown_bases_are_ignored() {
     for base in [(EPOCH, 0), (EPOCH, 1), (EPOCH, 7), (EPOCH, u64::MAX), (Epoch(6), 1)] {

@@ -142,7 +142,7 @@ fn secrets_are_rotated_without_a_restart() {
     home.run(&["tickets", "rotate"]).expect_code(0);
     let new = CreatedTicket::new(&home, &server, "new", &["--topic=w"]);
     fs::write(home.path("state/tensor-relay/access/acl"), "nonsense").unwrap();
-    server.process.wait_for_stderr("the previous ones stay in force");
+    server.process.wait_for_stderr("the previous rules stay in force");
     home.run(&["list", &old.file]).expect_code(0);
     fs::remove_file(home.path("state/tensor-relay/access/acl")).unwrap();
     thread::sleep(RELOADED_WITHIN); // The list was broken, so the new secret is not known yet.

@@ -126,8 +126,8 @@ class TensorRelayTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
 
     listen, advertise, state_dir: as for `tensor_relay.serve`. Without `state_dir` each start makes a new key.
     timeout: how long publishing a version may take, and how long workers wait for it, in seconds.
-    workers: the total number of workers. vLLM is then paused only after each worker has the whole version in host
-        memory. With 0, the default, vLLM is paused while the workers receive it.
+    workers: the number of workers to wait for, which must be all, before vLLM is paused: each then has the complete
+        version in host memory. With 0, the default, vLLM is paused while the workers receive it.
     """
 
     backend: ClassVar[str] = NAME
@@ -178,7 +178,7 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.source.iter_full()}
         missing = {meta.name for meta in self.source.metadata} - tensors.keys()
         if missing:
-            raise RequestError(f"rank 0 owns no {sorted(missing)[0]} (of {len(missing)}): rank 0 must own every weight")
+            raise RequestError(f"rank 0 lacks {len(missing)} weights, the first is {sorted(missing)[0]}: it must own every weight")
         published = self._relay.publish(self._info.topic, tensors, timeout=self._info.timeout)
         update = RelayUpdateInfo(
             version=published.version,
@@ -210,7 +210,7 @@ def _check(update: RelayUpdateInfo, weights: dict[str, torch.Tensor]) -> None:
     if set(weights) != set(update.names):
         differing = sorted(set(weights) ^ set(update.names))
         raise DamagedError(
-            f"version {update.version} has other weights than the trainer said: {differing[0]}, of {len(differing)}"
+            f"version {update.version} has other weights than the trainer described: {len(differing)} names differ, the first is {differing[0]}"
         )
     for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
         weight = weights[name]
