@@ -173,7 +173,7 @@ async fn next_transport(
         match Handshake::over(kind, &path, target, config).await {
             Ok(Some(handshake)) => return handshake,
             Ok(None) => tracing::warn!(
-                "Over {kind} another server answers than over the transport of this session, which stays in use: publish the UDP \
+                "{kind} reaches another server than this session's transport, which stays in use: publish the UDP \
                  and the TCP port of one server under one address."
             ),
             Err(error) => tracing::debug!(%kind, %error, "The other transport cannot be tried."),
