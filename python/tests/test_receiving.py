@@ -144,7 +144,7 @@ def test_polling_while_holding_too_many_names_the_versions(relay, timeout):
 @pytest.mark.parametrize("start", [1, 2, "oldest"])
 def test_mode_latest_refuses_a_start_version(relay, client, start):
     relay.publish("t", {"x": np.zeros(3)})
-    with pytest.raises(tensor_relay.RequestError, match="take mode every"):
+    with pytest.raises(tensor_relay.RequestError, match="use mode every"):
         client.subscribe("t", start=start)
     assert client.subscribe("t", mode="every", start=1).next(TIMEOUT_S).version == 1
 

@@ -131,7 +131,7 @@ def test_threads_share_the_connection_to_a_restarted_server(server):
 def test_errors_of_publish_to_and_its_producer(server, tmp_path):
     with pytest.raises(tensor_relay.ServerUnreachableError, match="there is no socket"):
         tensor_relay.publish_to(tmp_path / "none", timeout=0)
-    with pytest.raises(tensor_relay.ServerRefusedError, match="not one of user 54321"):
+    with pytest.raises(tensor_relay.ServerRefusedError, match="not of user 54321"):
         tensor_relay.publish_to(server.socket, server_uid=54321)
     producer = tensor_relay.publish_to(server.socket, server_uid=os.geteuid())
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="optimizer"):
