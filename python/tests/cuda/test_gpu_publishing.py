@@ -128,7 +128,7 @@ def test_unsupported_values_are_refused_by_name(relay, gpu):
     transposed = square.view((4, 4), strides=(1, 4))
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="transposed.*side by side on cuda:0.*contiguous"):
         relay.publish("t", {"square": square, "transposed": transposed})
-    for kind, words in [(8, "Metal"), (10, "ROCm"), (99, "not known here")]:
+    for kind, words in [(8, "Metal"), (10, "ROCm"), (99, "unknown kind")]:
         square.kind = kind
         with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"tensor weights .*{words}"):
             relay.publish("t", {"weights": square})
@@ -171,7 +171,7 @@ def test_invalid_options(tmp_path, fake):
 def test_a_gpu_failure_is_reported(relay, gpu, fake):
     array = gpu.array(noise(1 << 20))
     fake.break_at("@dtoh:1")
-    with pytest.raises(tensor_relay.PublishError, match="cuda:0.*start the process again"):
+    with pytest.raises(tensor_relay.PublishError, match="cuda:0.*restart the process"):
         relay.publish("t", {"w": array})
 
 
