@@ -38,7 +38,7 @@ fn contenders_are_compared_and_reported() {
     let table = output_of(bench(&words).args(options));
     assert!(table.contains("broken failed: broken serve ended early"), "{table}");
     assert!(table.contains("no such module"), "{table}");
-    assert!(table.contains("ratios are tensor-relay / the row"), "{table}");
+    assert!(table.contains("A ratio divides tensor-relay by"), "{table}");
 
     let result = folder.join("result.json");
     let json: Value = serde_json::from_slice(&fs::read(&result).unwrap()).unwrap();
