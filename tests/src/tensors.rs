@@ -159,47 +159,38 @@ pub fn on_host(snapshot: &Snapshot) -> Snapshot {
 
 /// Writes the content of the tensor `name` in `version`.
 pub fn write_content(name: &str, version: u64, out: &mut [u8]) {
-    for (index, word) in out.chunks_mut(8).enumerate() {
-        word.copy_from_slice(&content(name_key(name, version), index)[..word.len()]);
+    let is_steady = name.starts_with(STEADY);
+    let seed = if is_steady { 0 } else { version };
+    let key = name.bytes().fold(seed, |key, byte| scramble(key ^ u64::from(byte)));
+    if is_steady {
+        write_words(out, |index| steady_word(key.wrapping_add(index), version));
+    } else if name.starts_with(SMOOTH) {
+        const RUN_WORDS: u64 = 64;
+        write_words(out, |index| scramble(key.wrapping_add(index / RUN_WORDS)));
+    } else if name.starts_with(WEIGHTS) {
+        write_words(out, |index| four_weights(scramble(key.wrapping_add(index))));
+    } else {
+        // Most tensors are noise, and this library is optimised in debug builds, as this module is not.
+        blake3::Hasher::new().update(&key.to_le_bytes()).finalize_xof().fill(out);
     }
 }
 
 fn has_content(name: &str, version: u64, bytes: &[u8]) -> bool {
-    let (key, mut words) = (name_key(name, version), bytes.chunks(8).enumerate());
-    words.all(|(index, word)| word == &content(key, index)[..word.len()])
+    let mut expected = vec![0; bytes.len()];
+    write_content(name, version, &mut expected);
+    bytes == expected
 }
 
-/// The key from which the words of a tensor are derived.
-#[derive(Clone, Copy)]
-struct Key {
-    value: u64,
-    /// The number of words after which the value changes.
-    run: usize,
-    /// The version, if most words stay the same across versions.
-    steady: Option<u64>,
-    /// Whether each word is four numbers in bf16.
-    weights: bool,
+fn write_words(out: &mut [u8], word: impl Fn(u64) -> u64) {
+    for (index, bytes) in (0..).zip(out.chunks_mut(8)) {
+        bytes.copy_from_slice(&word(index).to_le_bytes()[..bytes.len()]);
+    }
 }
 
-fn name_key(name: &str, version: u64) -> Key {
-    let steady = name.starts_with(STEADY).then_some(version);
-    let seed = if steady.is_some() { 0 } else { version };
-    let mixed = name.bytes().fold(seed, |key, byte| scramble(key ^ u64::from(byte)));
-    let value = if steady.is_some() { scramble(mixed) } else { mixed };
-    let run = if name.starts_with(SMOOTH) { 64 } else { 1 };
-    Key { value, run, steady, weights: name.starts_with(WEIGHTS) }
-}
-
-fn content(key: Key, index: usize) -> [u8; 8] {
-    let number = key.value.wrapping_add((index / key.run) as u64);
-    let word = match key.steady {
-        Some(version) => {
-            let changes = (version + scramble(number) % PERIOD_VERSIONS) / PERIOD_VERSIONS;
-            scramble(number ^ changes.rotate_right(8))
-        }
-        None => scramble(number),
-    };
-    (if key.weights { four_weights(word) } else { word }).to_le_bytes()
+/// A word that changes once in [`PERIOD_VERSIONS`] versions; which one depends on `number`.
+fn steady_word(number: u64, version: u64) -> u64 {
+    let changes = (version + scramble(number) % PERIOD_VERSIONS) / PERIOD_VERSIONS;
+    scramble(number ^ changes.rotate_right(8))
 }
 
 /// Four bf16 numbers: random signs and mantissas, and one of eight exponents, most often the largest.
