@@ -60,6 +60,7 @@ configuration file: see `tensor-relay config --help`.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unreachable or timed out,
             4 wrong key or access refused, 5 topic not found, 6 damaged data,
             7 versions were missed, 8 the command of --exec failed (with --once),
+            9 another process took the reader's place,
             129, 130 and 143 ended by a signal";
 
 const CONFIG: &str = "\
@@ -145,15 +146,8 @@ pub(crate) struct TicketArgs {
     #[arg(value_name = "TICKET", env = "TENSOR_RELAY_TICKET", hide_env_values = true)]
     pub(crate) ticket: String,
 
-    /// The file with this client's private key. If the server trusts the key (`keys trust`), the ticket needs no token.
-    /// `tensor-relay keys create --state-dir DIR` creates the file DIR/identity.key.
-    #[arg(long, value_name = "FILE", help_heading = "Connection")]
-    pub(crate) identity: Option<PathBuf>,
-
-    /// A PEM file with the certificate of the --identity key, followed by the chain to an authority that the server
-    /// trusts.
-    #[arg(long, value_name = "FILE", requires = "identity", help_heading = "Connection")]
-    pub(crate) certificate: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) identity: IdentityArgs,
 
     /// The deadline for connecting, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
@@ -165,9 +159,22 @@ pub(crate) struct TicketArgs {
     pub(crate) transport: Transport,
 }
 
-impl TicketArgs {
+#[derive(Debug, clap::Args)]
+pub(crate) struct IdentityArgs {
+    /// The file with this client's private key. If the server trusts the key (`keys trust`), the ticket needs no token.
+    /// `tensor-relay keys create --state-dir DIR` creates the file DIR/identity.key.
+    #[arg(long, value_name = "FILE", help_heading = "Connection")]
+    pub(crate) identity: Option<PathBuf>,
+
+    /// A PEM file with the certificate of the --identity key, followed by the chain to an authority that the server
+    /// trusts.
+    #[arg(long, value_name = "FILE", requires = "identity", help_heading = "Connection")]
+    pub(crate) certificate: Option<PathBuf>,
+}
+
+impl IdentityArgs {
     /// The client's key, if `--identity` is given.
-    pub(crate) fn identity(&self) -> anyhow::Result<Option<Arc<Identity>>> {
+    pub(crate) fn load(&self) -> anyhow::Result<Option<Arc<Identity>>> {
         let Some(key) = &self.identity else { return Ok(None) };
         Ok(Some(Arc::new(Identity::from_files(key, self.certificate.as_deref())?)))
     }
@@ -179,6 +186,9 @@ pub(crate) struct DoctorArgs {
     /// is diagnosed too.
     #[arg(value_name = "TICKET", env = "TENSOR_RELAY_TICKET", hide_env_values = true)]
     pub(crate) ticket: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) identity: IdentityArgs,
 
     /// The server's state directory, which need not exist yet. Default: $XDG_STATE_HOME/tensor-relay or
     /// ~/.local/state/tensor-relay.

@@ -24,7 +24,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     // Queries of drivers and disks may take a second.
     let mut findings = tokio::task::spawn_blocking(move || local(state_dir.as_deref())).await?;
     if let Some(ticket) = &ticket {
-        findings.extend(server::check(ticket).await);
+        findings.extend(server::check(ticket, args.identity.load()?).await);
     }
     match args.json {
         true => print_line(&as_json(&findings)),

@@ -18,6 +18,8 @@ pub(crate) enum Exit {
     Damaged = 6,
     Missed = 7,
     HookFailed = 8,
+    /// The reader's place was taken by another process: a restart would take it back.
+    ReaderReplaced = 9,
     HungUp = 129,
     Interrupted = 130,
     Terminated = 143,
@@ -107,7 +109,7 @@ fn of_client(error: &ClientError) -> Exit {
         ClientError::NotReconnected { .. } => Exit::Unreachable,
         ClientError::Ended(error) => of_client(error),
         ClientError::StartNeedsEvery => Exit::Usage,
-        ClientError::Message(_) | ClientError::Misbehaved(_) => Exit::Damaged,
+        ClientError::Message(_) | ClientError::ProtocolViolation(_) => Exit::Damaged,
         _ => Exit::Failed,
     }
 }
@@ -119,7 +121,8 @@ fn of_subscription(error: &SubscriptionError) -> Exit {
         | SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => Exit::NotFound,
         SubscriptionError::Corrupt { .. } => Exit::Damaged,
         SubscriptionError::Gap(_)
-        | SubscriptionError::Ended { reason: EndReason::TooSlow | EndReason::Replaced, .. } => Exit::Missed,
+        | SubscriptionError::Ended { reason: EndReason::TooSlow, .. } => Exit::Missed,
+        SubscriptionError::Ended { reason: EndReason::Replaced, .. } => Exit::ReaderReplaced,
         SubscriptionError::Ended { reason: EndReason::Withdrawn | EndReason::Expired, .. } => Exit::NotFound,
         SubscriptionError::Disconnected { source, .. } => of_client(source),
         SubscriptionError::Stalled { .. } => Exit::Unreachable,

@@ -11,13 +11,16 @@ use tensor_relay_client::{Client, Config, Connector, LaneKind, Ticket, TopicEntr
 
 pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     let ticket = ticket::read_any(&args.ticket.ticket)?;
-    let identity = args.ticket.identity()?;
-    let config = Config { transport: args.ticket.transport, identity, ..Config::default() };
-    let client = connect(&ticket, args.ticket.connect_timeout, config).await?;
+    let config = Config {
+        transport: args.ticket.transport,
+        identity: args.ticket.identity.load()?,
+        ..Config::default()
+    };
+    let client = connect(&ticket, args.ticket.connect_timeout, config.clone()).await?;
     let topics = client.list().await?;
     let (kind, reason) = client.transport();
     client.close().await;
-    let unreachable = unreachable_kind(&ticket, args.ticket.transport, kind).await;
+    let unreachable = unreachable_kind(&ticket, config, kind).await;
     match args.json {
         true => {
             let topics: Vec<_> = topics.iter().map(as_json).collect();
@@ -54,10 +57,10 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
 /// The deadline for connecting over the other transport, after one has succeeded.
 const CONNECT_TIMEOUT_MS: u32 = 1_000;
 
-/// The transport other than `kind`, if it is allowed and does not reach the server. `kind` is known to reach the
-/// server.
-async fn unreachable_kind(ticket: &Ticket, allowed: Transport, kind: LaneKind) -> Option<LaneKind> {
-    if allowed != Transport::Auto {
+/// The transport other than `kind`, if `config` allows it and it does not reach the server. `kind` is known to reach
+/// the server.
+async fn unreachable_kind(ticket: &Ticket, config: Config, kind: LaneKind) -> Option<LaneKind> {
+    if config.transport != Transport::Auto {
         return None;
     }
     let (other, transport) = match kind {
@@ -65,7 +68,7 @@ async fn unreachable_kind(ticket: &Ticket, allowed: Transport, kind: LaneKind) -
         LaneKind::Tcp => (LaneKind::Quic, Transport::Quic),
     };
     let tuning = Tuning { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..Tuning::default() };
-    let config = Config { transport, ..Config::default() };
+    let config = Config { transport, ..config };
     match Client::connect_with(&Connector::new(tuning), ticket, config).await {
         Ok(client) => {
             client.close().await;

@@ -80,7 +80,7 @@ fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
 /// Opens the device, and connects.
 async fn open_client(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer) -> anyhow::Result<Client> {
     let device = device::open(&args.device, SLOT_BYTES).await?;
-    let config = Config { device: device.clone(), identity: args.ticket.identity()?, ..config(args) };
+    let config = Config { device: device.clone(), identity: args.ticket.identity.load()?, ..config(args) };
     let client = connect(ticket, args.ticket.connect_timeout, config).await?;
     consumer.connected(client.status_reader(), device.as_ref());
     Ok(client)

@@ -17,8 +17,8 @@ use std::{
 use tensor_relay_device::Sink;
 use tensor_relay_protocol::{
     ChunkHeader, ClientMessage, CloseCode, Dtype, FeatureSet, Hello, InstanceId, LaneId, Limits, Manifest,
-    ManifestHeader, Misbehaved, PROTOCOL_REVISIONS, ProbeHeader, ServerMessage, StreamHeader, StreamToken,
-    SubscriptionId, Token, Verified, Welcome,
+    ManifestHeader, PROTOCOL_REVISIONS, ProbeHeader, ProtocolViolation, ServerMessage, StreamHeader,
+    StreamToken, SubscriptionId, Token, Verified, Welcome,
 };
 use tensor_relay_transport::{
     Connector, DataIn, Fingerprint, HeaderError, Lane, LaneError, LaneKind, LaneKindReason, ProbeResult,
@@ -345,7 +345,7 @@ async fn exchange_hello(
         ServerMessage::Welcome(welcome) if PROTOCOL_REVISIONS.contains(&welcome.revision) => {
             Ok((sender, receiver, welcome))
         }
-        _ => Err(Misbehaved::OutOfTurn { found: "another message", expected: "Welcome" }.into()),
+        _ => Err(ProtocolViolation::OutOfTurn { found: "another message", expected: "Welcome" }.into()),
     }
 }
 

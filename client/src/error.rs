@@ -10,7 +10,9 @@ pub(crate) use transfer::TransferError;
 
 use std::{net::SocketAddr, sync::Arc};
 use tensor_relay_device::AllocError;
-use tensor_relay_protocol::{Blame, CloseCode, GLOBS_MAX, MessageError, Misbehaved, SELECTION_MAX_BYTES};
+use tensor_relay_protocol::{
+    Blame, CloseCode, GLOBS_MAX, MessageError, ProtocolViolation, SELECTION_MAX_BYTES,
+};
 use tensor_relay_transport::{ConnectError, LaneError, control::ControlError};
 
 /// Why a session could not be opened, or ended.
@@ -92,7 +94,7 @@ pub enum ClientError {
     Message(#[from] MessageError),
     /// The server broke a rule.
     #[error(transparent)]
-    Misbehaved(#[from] Misbehaved),
+    ProtocolViolation(#[from] ProtocolViolation),
 }
 
 impl ClientError {
@@ -100,7 +102,7 @@ impl ClientError {
     pub(crate) fn close_code(&self) -> CloseCode {
         match self {
             Self::Message(error) => error.into(),
-            Self::Misbehaved(error) => error.into(),
+            Self::ProtocolViolation(error) => error.into(),
             Self::NoWelcome { .. } => CloseCode::TimedOut,
             _ => CloseCode::Done,
         }
@@ -121,7 +123,7 @@ impl ClientError {
             | Self::SelectionTooLarge { .. }
             | Self::StartNeedsEvery
             | Self::Message(_)
-            | Self::Misbehaved(_) => false,
+            | Self::ProtocolViolation(_) => false,
             Self::NotReconnected { .. } | Self::Ended(_) => false,
         }
     }
@@ -186,7 +188,10 @@ fn is_retryable(error: &LaneError) -> bool {
         LaneError::ClosedLocally => false,
         LaneError::ClosedByPeer { code: Some(code), .. } => !matches!(
             code,
-            CloseCode::Malformed | CloseCode::Misbehaved | CloseCode::Incompatible | CloseCode::Unauthorised
+            CloseCode::Malformed
+                | CloseCode::ProtocolViolation
+                | CloseCode::Incompatible
+                | CloseCode::Unauthorised
         ),
         _ => true,
     }

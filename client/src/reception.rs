@@ -18,8 +18,8 @@ use std::{
 };
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
-    Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, LaneId, Misbehaved, Released, Selection,
-    StreamToken, Subscriber, Topic, Verified, Version, VersionFault, VersionId,
+    Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, LaneId, ProtocolViolation, Released,
+    Selection, StreamToken, Subscriber, Topic, Verified, Version, VersionFault, VersionId,
 };
 use tensor_relay_transport::{
     DataIn, Lane, Tally,
@@ -150,7 +150,7 @@ impl Reception {
     }
 
     /// Handles `Announce`.
-    pub(crate) fn handle_announce(&mut self, announce: Announce) -> Result<(), Misbehaved> {
+    pub(crate) fn handle_announce(&mut self, announce: Announce) -> Result<(), ProtocolViolation> {
         let now = Instant::now();
         let resumes = self.machine.is_receiving();
         let afresh = announce.afresh.then(|| announce.id.clone());
@@ -174,7 +174,7 @@ impl Reception {
         token: StreamToken,
         lane: LaneId,
         stream: DataIn,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         self.streams.insert(token, stream);
         self.machine.handle_chunk(header, token, lane)
     }
@@ -217,8 +217,8 @@ impl Reception {
     /// Executes all pending actions of the state machine. Afterwards the subscription may be [over](Self::is_over).
     ///
     /// # Errors
-    /// [`Misbehaved`] when the server broke a rule: the session ends.
-    pub(crate) fn act(&mut self, context: &mut Context<'_>) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation`] when the server broke a rule: the session ends.
+    pub(crate) fn act(&mut self, context: &mut Context<'_>) -> Result<(), ProtocolViolation> {
         while let Some(action) = self.machine.poll() {
             match action {
                 Action::Send(message) => context.outbox.push_back(message),

@@ -23,8 +23,8 @@ use std::{
 };
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, Credit, EndReason, Feature, FeatureSet, LaneId, ManifestHeader, Misbehaved,
-    ServerMessage, StreamHeader, StreamToken, SubscriptionId, TopicEntry, Verified,
+    ChunkHeader, ClientMessage, Credit, EndReason, Feature, FeatureSet, LaneId, ManifestHeader,
+    ProtocolViolation, ServerMessage, StreamHeader, StreamToken, SubscriptionId, TopicEntry, Verified,
 };
 use tensor_relay_transport::{
     DataIn, HeaderError, LaneError,
@@ -356,7 +356,7 @@ impl Session {
             ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),
             ServerMessage::Drain { alternatives } => self.handle_drain(&alternatives),
             ServerMessage::Welcome(_) | _ => {
-                Err(Misbehaved::OutOfTurn { found: "Welcome", expected: "an answer" }.into())
+                Err(ProtocolViolation::OutOfTurn { found: "Welcome", expected: "an answer" }.into())
             }
         }
     }
@@ -364,9 +364,11 @@ impl Session {
     /// Logs a warning. Transfers continue on the next connection, once the server has closed this one.
     fn handle_drain(&mut self, alternatives: &[String]) -> Result<(), SessionError> {
         if std::mem::replace(&mut self.is_draining, true) {
-            return Err(
-                Misbehaved::OutOfTurn { found: "a second Drain", expected: "one in a session" }.into()
-            );
+            return Err(ProtocolViolation::OutOfTurn {
+                found: "a second Drain",
+                expected: "one in a session",
+            }
+            .into());
         }
         tracing::warn!(
             ?alternatives,
@@ -376,11 +378,12 @@ impl Session {
     }
 
     fn handle_topics(&mut self, topics: Vec<TopicEntry>, more: bool) -> Result<(), SessionError> {
-        let unrequested = Misbehaved::OutOfTurn { found: "Topics", expected: "no answer without a request" };
+        let unrequested =
+            ProtocolViolation::OutOfTurn { found: "Topics", expected: "no answer without a request" };
         let (_, received) = self.lists.front_mut().ok_or(unrequested)?;
         received.extend(topics);
         if received.len() > TOPICS_MAX {
-            return Err(Misbehaved::TooManyTopics(TOPICS_MAX).into());
+            return Err(ProtocolViolation::TooManyTopics(TOPICS_MAX).into());
         }
         if more {
             return Ok(());
@@ -400,7 +403,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         if lane != LaneId(0) {
             let found = "a manifest on another lane";
-            return Err(Misbehaved::OutOfTurn { found, expected: "a manifest on lane 0" }.into());
+            return Err(ProtocolViolation::OutOfTurn { found, expected: "a manifest on lane 0" }.into());
         }
         let limits = self.config.limits;
         let Some(reception) = self.find(header.subscription)? else { return Ok(()) };
@@ -448,10 +451,10 @@ impl Session {
     }
 
     /// The subscription with this `id`; `None` if it has ended, which the server may not know yet.
-    fn find(&mut self, id: SubscriptionId) -> Result<Option<&mut Reception>, Misbehaved> {
+    fn find(&mut self, id: SubscriptionId) -> Result<Option<&mut Reception>, ProtocolViolation> {
         match id.0 != 0 && id.0 < self.next_id {
             true => Ok(self.receptions.get_mut(&id)),
-            false => Err(Misbehaved::UnknownSubscription(id)),
+            false => Err(ProtocolViolation::UnknownSubscription(id)),
         }
     }
 }

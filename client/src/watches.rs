@@ -2,7 +2,7 @@
 
 use crate::command::{Command, Watching};
 use std::collections::{BTreeMap, HashSet};
-use tensor_relay_protocol::{ClientMessage, Glob, Misbehaved, Topic, WATCHES_MAX, WatchId};
+use tensor_relay_protocol::{ClientMessage, Glob, ProtocolViolation, Topic, WATCHES_MAX, WatchId};
 use tokio::sync::{mpsc, oneshot};
 
 /// The maximum number of topics stored for each watch. A server that sends more is broken or hostile.
@@ -83,14 +83,18 @@ impl Watches {
     }
 
     /// Handles found names. Some may have been delivered already: servers repeat all names after a lost connection.
-    pub(crate) fn handle_found(&mut self, watch: WatchId, topics: Vec<Topic>) -> Result<(), Misbehaved> {
+    pub(crate) fn handle_found(
+        &mut self,
+        watch: WatchId,
+        topics: Vec<Topic>,
+    ) -> Result<(), ProtocolViolation> {
         if watch.0 == 0 || watch.0 > self.last_id {
-            return Err(Misbehaved::UnknownWatch(watch));
+            return Err(ProtocolViolation::UnknownWatch(watch));
         }
         let Some(watch) = self.by_id.get_mut(&watch.0) else { return Ok(()) };
         for topic in topics {
             if watch.delivered.len() >= TOPICS_MAX {
-                return Err(Misbehaved::TooManyTopics(TOPICS_MAX));
+                return Err(ProtocolViolation::TooManyTopics(TOPICS_MAX));
             }
             if !watch.glob.matches(topic.as_str()) {
                 continue;

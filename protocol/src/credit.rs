@@ -1,6 +1,6 @@
 //! Credit: how many more chunks a sender may begin (PROTOCOL.md §6.4).
 
-use crate::Misbehaved;
+use crate::ProtocolViolation;
 
 /// The credit of one subscription: how many more chunks the sender may begin on it.
 ///
@@ -18,8 +18,8 @@ impl Credit {
     /// Starts with the credit of a `Subscribe`.
     ///
     /// # Errors
-    /// [`Misbehaved::CreditOverflow`] beyond [`Credit::MAX`].
-    pub fn new(chunks: u32) -> Result<Self, Misbehaved> {
+    /// [`ProtocolViolation::CreditOverflow`] beyond [`Credit::MAX`].
+    pub fn new(chunks: u32) -> Result<Self, ProtocolViolation> {
         let mut credit = Self { available: 0 };
         credit.grant(chunks)?;
         Ok(credit)
@@ -28,14 +28,14 @@ impl Credit {
     /// Adds the credit of a `Credit` message.
     ///
     /// # Errors
-    /// [`Misbehaved::CreditOverflow`] when more than [`Credit::MAX`] would be available.
-    pub fn grant(&mut self, chunks: u32) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation::CreditOverflow`] when more than [`Credit::MAX`] would be available.
+    pub fn grant(&mut self, chunks: u32) -> Result<(), ProtocolViolation> {
         match self.available.checked_add(chunks).filter(|sum| *sum <= Self::MAX) {
             Some(sum) => {
                 self.available = sum;
                 Ok(())
             }
-            None => Err(Misbehaved::CreditOverflow(Self::MAX)),
+            None => Err(ProtocolViolation::CreditOverflow(Self::MAX)),
         }
     }
 

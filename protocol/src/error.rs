@@ -1,6 +1,6 @@
 //! Errors of the protocol, by the party at fault, and the close codes that report them to the peer.
 //!
-//! Bytes that cannot be parsed are a [`MessageError`], parsed messages that break a rule are [`Misbehaved`], and chunks
+//! Bytes that cannot be parsed are a [`MessageError`], parsed messages that break a rule are [`ProtocolViolation`], and chunks
 //! that changed on the way are a [`CorruptChunk`](crate::CorruptChunk). A local error is reported where it occurs; the
 //! peer receives no details of it.
 
@@ -94,7 +94,7 @@ impl MessageError {
 /// A message that is valid by itself but breaks a rule. The peer has a bug or is hostile, so the session ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Misbehaved {
+pub enum ProtocolViolation {
     /// A message that is not allowed at this moment.
     #[error("the peer sent {found} where {expected} was expected")]
     OutOfTurn {
@@ -264,7 +264,7 @@ close_codes! {
     /// A message could not be read.
     Malformed = 16, "a message could not be read";
     /// A message broke a rule.
-    Misbehaved = 17, "a message broke a rule of the protocol";
+    ProtocolViolation = 17, "a message broke a rule of the protocol";
     /// The two ends share no protocol revision.
     Incompatible = 18, "the two ends share no protocol revision: update the older one";
     /// The peer did not prove that it has access.
@@ -289,9 +289,9 @@ impl From<&MessageError> for CloseCode {
     }
 }
 
-impl From<&Misbehaved> for CloseCode {
-    fn from(_: &Misbehaved) -> Self {
-        Self::Misbehaved
+impl From<&ProtocolViolation> for CloseCode {
+    fn from(_: &ProtocolViolation) -> Self {
+        Self::ProtocolViolation
     }
 }
 

@@ -44,7 +44,7 @@ pub use codec::{
 #[doc(hidden)]
 pub use codec::{BitPlanesOn, CodecPath};
 pub use credit::Credit;
-pub use error::{Blame, CloseCode, MessageError, Misbehaved};
+pub use error::{Blame, CloseCode, MessageError, ProtocolViolation};
 pub use glob::{Glob, GlobError};
 pub use integrity::{
     ChunkDigest, ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest,

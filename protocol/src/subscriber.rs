@@ -23,8 +23,8 @@ pub use assembly::{Assembly, Outcome};
 pub use gap::Gap;
 
 use crate::{
-    AbortReason, Announce, ChunkHeader, ClientMessage, CodecSet, Epoch, LaneId, Manifest, Misbehaved,
-    PARTIAL_RANGES_MAX, Partial, RangeSet, Selection, Subscribe, Verified, Version, VersionDigest, VersionId,
+    AbortReason, Announce, ChunkHeader, ClientMessage, CodecSet, Epoch, LaneId, Manifest, PARTIAL_RANGES_MAX,
+    Partial, ProtocolViolation, RangeSet, Selection, Subscribe, Verified, Version, VersionDigest, VersionId,
 };
 use arrivals::{Arrivals, EarlyStream};
 use history::History;
@@ -146,21 +146,24 @@ impl Subscriber {
     /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the previous version has not ended, or this version is not allowed now.
+    /// [`ProtocolViolation`] when the previous version has not ended, or this version is not allowed now.
     pub fn handle_announce(
         &mut self,
         announce: Announce,
         now: Instant,
         received_bytes: u64,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) {
-            return Err(Misbehaved::OutOfTurn {
+            return Err(ProtocolViolation::OutOfTurn {
                 found: "Announce",
                 expected: "the end of the previous version",
             });
         }
         if announce.id.topic != self.request.topic {
-            return Err(Misbehaved::OutOfTurn { found: "another topic", expected: "the subscribed topic" });
+            return Err(ProtocolViolation::OutOfTurn {
+                found: "another topic",
+                expected: "the subscribed topic",
+            });
         }
         let part = match &self.phase {
             Phase::Detached(incoming) => Some(incoming.id()),
@@ -186,9 +189,9 @@ impl Subscriber {
     }
 
     /// Continues a version that was partly received over an earlier connection.
-    fn resume(&mut self, incoming: Incoming, announce: Announce) -> Result<(), Misbehaved> {
+    fn resume(&mut self, incoming: Incoming, announce: Announce) -> Result<(), ProtocolViolation> {
         if incoming.announce.manifest != announce.manifest {
-            return Err(Misbehaved::WrongManifest);
+            return Err(ProtocolViolation::WrongManifest);
         }
         self.place(Incoming { announce, resumed: incoming.resumed + 1, ..incoming });
         Ok(())
@@ -228,8 +231,8 @@ impl Subscriber {
     /// the chunks that arrived early.
     ///
     /// # Errors
-    /// [`Misbehaved`] when an early chunk breaks a rule.
-    pub fn handle_placed(&mut self, base: Option<Version>) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation`] when an early chunk breaks a rule.
+    pub fn handle_placed(&mut self, base: Option<Version>) -> Result<(), ProtocolViolation> {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Placing(mut incoming) => {
                 incoming.assembly.set_base(base);
@@ -248,11 +251,11 @@ impl Subscriber {
     /// Handles the header of a manifest stream.
     ///
     /// # Errors
-    /// [`Misbehaved`] when another manifest is still arriving.
-    pub fn handle_manifest_header(&mut self) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation`] when another manifest is still arriving.
+    pub fn handle_manifest_header(&mut self) -> Result<(), ProtocolViolation> {
         let is_second = std::mem::replace(&mut self.manifests.arriving, true);
         match is_second && !self.manifests.excuse_stale() {
-            true => Err(Misbehaved::TwoManifests(self.request.subscription)),
+            true => Err(ProtocolViolation::TwoManifests(self.request.subscription)),
             false => Ok(()),
         }
     }
@@ -266,8 +269,8 @@ impl Subscriber {
     /// it arrives again.
     ///
     /// # Errors
-    /// [`Misbehaved`] when it is not the announced manifest, or arrives while chunks of another are being received.
-    pub fn handle_manifest(&mut self, manifest: Manifest) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation`] when it is not the announced manifest, or arrives while chunks of another are being received.
+    pub fn handle_manifest(&mut self, manifest: Manifest) -> Result<(), ProtocolViolation> {
         self.manifests.arriving = false;
         let expected = match &self.phase {
             Phase::Placing(incoming) | Phase::Running(incoming)
@@ -276,10 +279,10 @@ impl Subscriber {
                 return Ok(());
             }
             Phase::Placing(_) | Phase::Running(_) => {
-                Err(Misbehaved::OutOfTurn { found: "a manifest", expected: "chunks" })
+                Err(ProtocolViolation::OutOfTurn { found: "a manifest", expected: "chunks" })
             }
             Phase::Announced { announce, .. } if announce.manifest != manifest.digest() => {
-                Err(Misbehaved::WrongManifest)
+                Err(ProtocolViolation::WrongManifest)
             }
             Phase::Idle | Phase::Detached(_) | Phase::Announced { .. } => Ok(()),
         };
@@ -296,15 +299,15 @@ impl Subscriber {
     /// announcement, or is discarded if its version has ended.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the chunk breaks a rule of PROTOCOL.md §6.5 or exceeds the credit.
+    /// [`ProtocolViolation`] when the chunk breaks a rule of PROTOCOL.md §6.5 or exceeds the credit.
     pub fn handle_chunk(
         &mut self,
         header: ChunkHeader,
         stream: StreamToken,
         lane: LaneId,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         if !self.codecs.contains(header.codec) {
-            return Err(Misbehaved::CodecNotOffered(header.codec.name()));
+            return Err(ProtocolViolation::CodecNotOffered(header.codec.name()));
         }
         if self.history.is_past((header.epoch, header.version)) {
             self.actions.push_back(Action::Discard(stream));
@@ -322,10 +325,13 @@ impl Subscriber {
     }
 
     /// Starts to receive a chunk of the current version.
-    fn begin_chunk(&mut self, EarlyStream { stream, lane, header }: EarlyStream) -> Result<(), Misbehaved> {
+    fn begin_chunk(
+        &mut self,
+        EarlyStream { stream, lane, header }: EarlyStream,
+    ) -> Result<(), ProtocolViolation> {
         let Phase::Running(incoming) = &mut self.phase else { return Ok(()) };
         if !incoming.is((header.epoch, header.version)) {
-            return Err(Misbehaved::WrongVersion { epoch: header.epoch, version: header.version });
+            return Err(ProtocolViolation::WrongVersion { epoch: header.epoch, version: header.version });
         }
         let range = incoming.assembly.handle_header(&header)?;
         let (_, dtype) = incoming.assembly.manifest().chunk(header.chunk);
@@ -389,12 +395,12 @@ impl Subscriber {
     /// Handles `Complete`: the server sent every chunk of a version.
     ///
     /// # Errors
-    /// [`Misbehaved`] for a version that is neither current nor given up by this end.
+    /// [`ProtocolViolation`] for a version that is neither current nor given up by this end.
     pub fn handle_complete(
         &mut self,
         version: (Epoch, Version),
         digest: VersionDigest,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         match &mut self.phase {
             _ if self.given_up == Some(version) => return Ok(()), // `Complete` crossed this end's `Abort`.
             Phase::Placing(incoming) | Phase::Running(incoming) if incoming.is(version) => {
@@ -405,7 +411,7 @@ impl Subscriber {
             }
             _ => {
                 let (epoch, version) = version;
-                return Err(Misbehaved::WrongVersion { epoch, version });
+                return Err(ProtocolViolation::WrongVersion { epoch, version });
             }
         }
         self.finish_if_complete();
@@ -446,14 +452,18 @@ impl Subscriber {
     /// Handles the server's `Abort` of a version.
     ///
     /// # Errors
-    /// [`Misbehaved`] for a version that is neither the current one nor the last one that ended.
-    pub fn handle_abort(&mut self, version: (Epoch, Version), reason: AbortReason) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation`] for a version that is neither the current one nor the last one that ended.
+    pub fn handle_abort(
+        &mut self,
+        version: (Epoch, Version),
+        reason: AbortReason,
+    ) -> Result<(), ProtocolViolation> {
         if self.history.is_last(version) {
             return Ok(()); // `Abort` crossed this end's `Abort` or `Committed`.
         }
         if self.current_version().map(key) != Some(version) {
             let (epoch, version) = version;
-            return Err(Misbehaved::WrongVersion { epoch, version });
+            return Err(ProtocolViolation::WrongVersion { epoch, version });
         }
         self.abort(reason, Released::ByServer(reason));
         self.grant_allowance();

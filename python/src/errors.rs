@@ -89,7 +89,7 @@ fn kind_of_client(error: &ClientError) -> Kind {
         ClientError::Connect(ConnectError::WrongKey { .. }) => Kind::Refused,
         ClientError::Connect(ConnectError::Incompatible { .. })
         | ClientError::Message(_)
-        | ClientError::Misbehaved(_) => Kind::Damaged,
+        | ClientError::ProtocolViolation(_) => Kind::Damaged,
         ClientError::Lane(LaneError::ClosedLocally) => Kind::Closed,
         ClientError::Connect(
             ConnectError::Unreachable { .. }

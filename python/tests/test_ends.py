@@ -54,10 +54,10 @@ def test_the_last_version_is_received_after_the_relay_closed(following):
 def test_clients_wait_for_a_relay_that_restarts(following, close, tmp_path):
     """A relay that is closed with end=False, or by an exception, may be restarted: its topics have not ended."""
     relay, follow = following
-    subscription, impatient = follow(), follow(reconnect_timeout=0.2)
+    subscription, soon_closed = follow(), follow(reconnect_timeout=0.2)
     close(relay)
     with pytest.raises(tensor_relay.ServerUnreachableError, match="the server is shutting down"):
-        impatient.next(TIMEOUT_S)
+        soon_closed.next(TIMEOUT_S)
     with tensor_relay.serve(relay.address, state_dir=tmp_path / "state") as again:
         again.publish("t", {"x": np.full(3, 7)})
         snapshot = next(subscription)

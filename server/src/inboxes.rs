@@ -2,7 +2,7 @@
 
 use crate::transfer::SubscriptionMessage;
 use std::{collections::HashMap, sync::Arc};
-use tensor_relay_protocol::{Misbehaved, RangeSet, SubscriptionId};
+use tensor_relay_protocol::{ProtocolViolation, RangeSet, SubscriptionId};
 use tokio::sync::{Notify, mpsc};
 
 /// The message queue of one subscription. The bound is small because a subscription always reads it; a client that
@@ -52,13 +52,17 @@ impl Inboxes {
     /// Opens the inbox of a new subscription; `None` at `max` open subscriptions.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the client used the id before, or ids in too many runs.
-    pub(crate) fn open(&mut self, id: SubscriptionId, max: usize) -> Result<Option<Inbox>, Misbehaved> {
+    /// [`ProtocolViolation`] when the client used the id before, or ids in too many runs.
+    pub(crate) fn open(
+        &mut self,
+        id: SubscriptionId,
+        max: usize,
+    ) -> Result<Option<Inbox>, ProtocolViolation> {
         if id.0 == u32::MAX
             || !self.used.insert(id.0)
             || self.used.ranges().len() > max.saturating_add(SPARE_RUNS)
         {
-            return Err(Misbehaved::DuplicateSubscription(id));
+            return Err(ProtocolViolation::DuplicateSubscription(id));
         }
         if self.open.len() >= max {
             return Ok(None);
@@ -74,16 +78,16 @@ impl Inboxes {
     /// may not know of the end yet.
     ///
     /// # Errors
-    /// [`Misbehaved`] if the id was never used.
+    /// [`ProtocolViolation`] if the id was never used.
     pub(crate) async fn deliver(
         &self,
         id: SubscriptionId,
         message: SubscriptionMessage,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         match self.open.get(&id) {
             Some(inbox) => drop(inbox.messages.send(message).await),
             None if self.used.contains(id.0) => {}
-            None => return Err(Misbehaved::UnknownSubscription(id)),
+            None => return Err(ProtocolViolation::UnknownSubscription(id)),
         }
         Ok(())
     }
@@ -126,7 +130,7 @@ mod tests {
         inboxes.deliver(SubscriptionId(1), fetch()).await.unwrap();
         let unknown = SubscriptionId(2);
         let error = inboxes.deliver(unknown, fetch()).await.unwrap_err();
-        assert_eq!(error, Misbehaved::UnknownSubscription(unknown));
+        assert_eq!(error, ProtocolViolation::UnknownSubscription(unknown));
         inboxes.close(SubscriptionId(1));
         inboxes
             .deliver(SubscriptionId(1), fetch())
@@ -156,7 +160,7 @@ mod tests {
         let _inbox = inboxes.open(SubscriptionId(1), 1).unwrap().unwrap();
         assert!(inboxes.open(SubscriptionId(2), 1).unwrap().is_none());
         for id in [SubscriptionId(1), SubscriptionId(2)] {
-            assert_eq!(inboxes.open(id, 9).unwrap_err(), Misbehaved::DuplicateSubscription(id));
+            assert_eq!(inboxes.open(id, 9).unwrap_err(), ProtocolViolation::DuplicateSubscription(id));
         }
     }
 

@@ -128,7 +128,7 @@ impl LaneEnd {
             Self::NoSuchSession => CloseCode::Unauthorised,
             Self::WrongInstance(_) => CloseCode::WrongInstance,
             Self::TooMany | Self::NoMemory(_) => CloseCode::TooBusy,
-            Self::NumberInUse | Self::SentMessage => CloseCode::Misbehaved,
+            Self::NumberInUse | Self::SentMessage => CloseCode::ProtocolViolation,
             Self::Control(ControlError::Message(error)) => error.into(),
             Self::Silent | Self::Retired | Self::Control(ControlError::Lane(_)) | Self::Lane(_) => {
                 CloseCode::Done

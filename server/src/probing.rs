@@ -9,7 +9,7 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_protocol::{Misbehaved, ProbeHeader, ProbeReport};
+use tensor_relay_protocol::{ProbeHeader, ProbeReport, ProtocolViolation};
 use tensor_relay_transport::{Lane, LaneKind, send_probe};
 use tokio::{task::JoinSet, time::timeout};
 
@@ -33,18 +33,18 @@ impl Probing {
     /// one.
     ///
     /// # Errors
-    /// [`Misbehaved`] for a probe while another is in progress, and for an id that is not new.
+    /// [`ProtocolViolation`] for a probe while another is in progress, and for an id that is not new.
     pub(crate) fn begin(
         &mut self,
         (probe, bytes): (u32, u32),
         lane: Option<Lane>,
         shared: &Shared,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         while self.running.try_join_next().is_some() {}
         let is_in_progress = !self.running.is_empty() && !self.is_over.load(Ordering::Acquire);
         if is_in_progress || self.newest.is_some_and(|newest| probe <= newest) {
             let expected = "one at a time, with rising ids";
-            return Err(Misbehaved::OutOfTurn { found: "a second Probe", expected });
+            return Err(ProtocolViolation::OutOfTurn { found: "a second Probe", expected });
         }
         self.newest = Some(probe);
         let Some(lane) = lane else { return Ok(()) };

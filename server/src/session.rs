@@ -25,8 +25,8 @@ use error::SessionError;
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_device::Reservation;
 use tensor_relay_protocol::{
-    ClientMessage, CodecSet, Credit, EndReason, Feature, FeatureSet, Glob, Hello, Misbehaved, Mode,
-    PROTOCOL_REVISIONS, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId, Welcome,
+    ClientMessage, CodecSet, Credit, EndReason, Feature, FeatureSet, Glob, Hello, Mode, PROTOCOL_REVISIONS,
+    ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
     ClientCertificate, Lane, LaneKind,
@@ -97,7 +97,9 @@ impl AdmittedClient {
         shared: &Arc<Shared>,
     ) -> Result<Self, SessionError> {
         let ClientMessage::Hello(hello) = first else {
-            return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello or Join" }.into());
+            return Err(
+                ProtocolViolation::OutOfTurn { found: "another message", expected: "Hello or Join" }.into()
+            );
         };
         let revision = common_revision(&hello)?;
         let credentials = Credentials { token: hello.token.clone(), certificate: certificate.cloned() };
@@ -158,7 +160,9 @@ async fn end(
 /// The text sent with the close: the rule that the client broke, so that its author can find the bug. Empty otherwise.
 fn close_text(error: &SessionError) -> String {
     match error {
-        SessionError::Misbehaved(_) | SessionError::Control(ControlError::Message(_)) => error.to_string(),
+        SessionError::ProtocolViolation(_) | SessionError::Control(ControlError::Message(_)) => {
+            error.to_string()
+        }
         SessionError::Incompatible(..) => error.to_string(),
         _ => String::new(),
     }
@@ -232,7 +236,7 @@ struct Session {
 }
 
 /// A subscription that has ended; an error means that the client broke a rule.
-type Ended = (SubscriptionId, Result<(), Misbehaved>);
+type Ended = (SubscriptionId, Result<(), ProtocolViolation>);
 
 /// A subscription that has ended, or the panic of its task.
 type Joined = Result<Ended, JoinError>;
@@ -366,7 +370,7 @@ impl Session {
                 self.wait_for_end(subscription).await?;
             }
             ClientMessage::Retire(lane) if !self.lanes.may_retire(lane) => {
-                return Err(Misbehaved::LaneOutOfRange(lane).into());
+                return Err(ProtocolViolation::LaneOutOfRange(lane).into());
             }
             ClientMessage::Retire(lane) => self.lanes.retire(lane).await?,
             ClientMessage::Probe { probe, lane, bytes } => {
@@ -377,11 +381,11 @@ impl Session {
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
             ClientMessage::Unwatch(watch) => {
                 let task = self.watching.remove(&watch);
-                task.ok_or(Misbehaved::UnknownWatch(watch))?.abort();
+                task.ok_or(ProtocolViolation::UnknownWatch(watch))?.abort();
             }
             ClientMessage::Hello(_) | ClientMessage::Join { .. } | _ => {
                 let found = "a second Hello or Join";
-                return Err(Misbehaved::OutOfTurn { found, expected: "a request" }.into());
+                return Err(ProtocolViolation::OutOfTurn { found, expected: "a request" }.into());
             }
         }
         Ok(())
@@ -471,10 +475,10 @@ impl Session {
 
     fn handle_watch(&mut self, watch: WatchId, glob: Glob) -> Result<(), SessionError> {
         if self.watching.len() >= WATCHES_MAX {
-            return Err(Misbehaved::TooManyWatches(WATCHES_MAX).into());
+            return Err(ProtocolViolation::TooManyWatches(WATCHES_MAX).into());
         }
         if self.watching.contains_key(&watch) {
-            return Err(Misbehaved::DuplicateWatch(watch).into());
+            return Err(ProtocolViolation::DuplicateWatch(watch).into());
         }
         while self.watches.try_join_next().is_some() {} // Reaps tasks that ended.
         let catalogue = Arc::clone(&self.shared.catalogue);

@@ -23,7 +23,7 @@ use std::{
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, Announce, CodecChoice, CodecId, CodecSet, Credit, EndReason, Misbehaved, Selection,
+    AbortReason, Announce, CodecChoice, CodecId, CodecSet, Credit, EndReason, ProtocolViolation, Selection,
     SendPlan, ServerMessage, SubscriptionId,
 };
 use tensor_relay_transport::{LaneError, control};
@@ -68,7 +68,7 @@ enum Ended {
     /// The server ended it, and sends the reason.
     ByServer(EndReason),
     /// The client broke a rule; the session ends with it.
-    Misbehaved(Misbehaved),
+    ProtocolViolation(ProtocolViolation),
 }
 
 impl From<LaneError> for Ended {
@@ -77,9 +77,9 @@ impl From<LaneError> for Ended {
     }
 }
 
-impl From<Misbehaved> for Ended {
-    fn from(error: Misbehaved) -> Self {
-        Self::Misbehaved(error)
+impl From<ProtocolViolation> for Ended {
+    fn from(error: ProtocolViolation) -> Self {
+        Self::ProtocolViolation(error)
     }
 }
 
@@ -95,7 +95,7 @@ enum Next {
 
 impl Subscription {
     /// Runs until the subscription ends; an error means that the client broke a rule.
-    pub(crate) async fn run(mut self) -> Result<(), Misbehaved> {
+    pub(crate) async fn run(mut self) -> Result<(), ProtocolViolation> {
         let Err(ended) = self.send_versions().await;
         if !matches!(ended, Ended::ClientLost) {
             self.cursor.release_place();
@@ -103,7 +103,7 @@ impl Subscription {
         }
         match ended {
             Ended::ClientLost | Ended::ByClient => Ok(()),
-            Ended::Misbehaved(error) => Err(error),
+            Ended::ProtocolViolation(error) => Err(error),
             Ended::ByServer(reason) => {
                 self.note_end(reason);
                 let _ = self.sender.send(ServerMessage::End { subscription: self.id, reason }).await;
@@ -296,7 +296,7 @@ impl Subscription {
         &mut self,
         message: SubscriptionMessage,
         transfer: Option<&mut Transfer>,
-    ) -> Result<Effect, Misbehaved> {
+    ) -> Result<Effect, ProtocolViolation> {
         transfer::handle_message(message, transfer, &mut self.credit, |lane| self.lanes.is_retired(lane))
     }
 

@@ -1,7 +1,7 @@
 //! Handles a client's messages to a subscription, during a transfer and between transfers. Pure.
 
 use tensor_relay_protocol::{
-    AbortReason, Credit, Epoch, LaneId, Misbehaved, RangeSet, SendPlan, Version, VersionId,
+    AbortReason, Credit, Epoch, LaneId, ProtocolViolation, RangeSet, SendPlan, Version, VersionId,
 };
 
 /// A message of the client to one of its subscriptions.
@@ -63,13 +63,13 @@ impl Transfer {
 /// Handles a message of the client; `transfer` is the one in progress, if any.
 ///
 /// # Errors
-/// [`Misbehaved`] when the message breaks a rule.
+/// [`ProtocolViolation`] when the message breaks a rule.
 pub(crate) fn handle_message(
     message: SubscriptionMessage,
     transfer: Option<&mut Transfer>,
     credit: &mut Credit,
     is_retired: impl Fn(LaneId) -> bool,
-) -> Result<Effect, Misbehaved> {
+) -> Result<Effect, ProtocolViolation> {
     use SubscriptionMessage as Message;
     match (message, transfer) {
         (Message::Credit(chunks), transfer) => {
@@ -87,7 +87,7 @@ pub(crate) fn handle_message(
                 true => Ok(Effect::Committed { kept }),
                 false => {
                     let expected = "Complete to be sent first";
-                    Err(Misbehaved::OutOfTurn { found: "Committed", expected })
+                    Err(ProtocolViolation::OutOfTurn { found: "Committed", expected })
                 }
             }
         }
@@ -104,7 +104,7 @@ pub(crate) fn handle_message(
             | Message::Abort(epoch, version, _)
             | Message::Fetch(epoch, version, _),
             _,
-        ) => Err(Misbehaved::WrongVersion { epoch, version }),
+        ) => Err(ProtocolViolation::WrongVersion { epoch, version }),
     }
 }
 
@@ -132,11 +132,14 @@ mod tests {
     }
 
     /// Handles `message` with lane 1 retired.
-    fn handle(message: Message, (transfer, credit): &mut (Transfer, Credit)) -> Result<Effect, Misbehaved> {
+    fn handle(
+        message: Message,
+        (transfer, credit): &mut (Transfer, Credit),
+    ) -> Result<Effect, ProtocolViolation> {
         handle_message(message, Some(transfer), credit, |lane| lane == LaneId(1))
     }
 
-    fn handle_idle(message: Message) -> Result<Effect, Misbehaved> {
+    fn handle_idle(message: Message) -> Result<Effect, ProtocolViolation> {
         handle_message(message, None, &mut Credit::default(), |_| true)
     }
 
@@ -166,7 +169,7 @@ mod tests {
     #[test]
     fn only_the_version_in_transfer_may_be_named() {
         for (epoch, version) in [(EPOCH, Version(4)), (Epoch(8), VERSION)] {
-            let wrong = Err(Misbehaved::WrongVersion { epoch, version });
+            let wrong = Err(ProtocolViolation::WrongVersion { epoch, version });
             assert_eq!(handle(Message::Fetch(epoch, version, all()), &mut begun()), wrong);
             assert_eq!(handle(Message::Committed { epoch, version, kept: false }, &mut begun()), wrong);
             assert_eq!(handle(Message::Abort(epoch, version, AbortReason::Stalled), &mut begun()), wrong);
@@ -182,7 +185,7 @@ mod tests {
     fn a_commit_before_complete_is_refused() {
         let mut state = begun();
         let commit = || Message::Committed { epoch: EPOCH, version: VERSION, kept: true };
-        assert!(matches!(handle(commit(), &mut state), Err(Misbehaved::OutOfTurn { .. })));
+        assert!(matches!(handle(commit(), &mut state), Err(ProtocolViolation::OutOfTurn { .. })));
         let (transfer, credit) = &mut state;
         (0..2).for_each(|_| transfer.plan.handle_ended());
         assert_eq!(transfer.plan.poll(credit, None), Some(SendAction::Complete));
@@ -217,6 +220,6 @@ mod tests {
         assert_eq!(handle(Message::Credit(0), &mut state), Ok(Effect::None));
         assert_eq!(handle(Message::Credit(1), &mut state), Ok(Effect::Progress));
         let too_much = Message::Credit(Credit::MAX);
-        assert!(matches!(handle(too_much, &mut state), Err(Misbehaved::CreditOverflow(_))));
+        assert!(matches!(handle(too_much, &mut state), Err(ProtocolViolation::CreditOverflow(_))));
     }
 }

@@ -94,7 +94,7 @@ impl Home {
 
     /// Runs the program with `words` to its end.
     pub fn run(&self, words: &[&str]) -> Ended {
-        self.start(words).end()
+        self.start(words).wait()
     }
 
     /// Starts a server with the arguments `words`, on a port that the system chooses unless they contain one. Borrowed

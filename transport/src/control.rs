@@ -170,8 +170,10 @@ impl Writer {
                     // A closing peer stops its streams right before its close, which may have to be retransmitted. If
                     // the lane stays open, the peer has stopped only its control stream and receives no more messages.
                     if tokio::time::timeout(CLOSE_TIMEOUT, self.lane.closed()).await.is_err() {
-                        self.lane
-                            .close_unread_control(CloseCode::Misbehaved, "the control stream was stopped");
+                        self.lane.close_unread_control(
+                            CloseCode::ProtocolViolation,
+                            "the control stream was stopped",
+                        );
                     }
                     break;
                 }

@@ -11,9 +11,12 @@ use crate::{
 use nix::sys::socket::{getsockopt, sockopt};
 use std::{
     net::{SocketAddr, UdpSocket},
+    sync::Arc,
     time::{Duration, Instant},
 };
-use tensor_relay_client::{Client, ClientError, Config, Connector, Ticket, TopicEntry, Transport, Tuning};
+use tensor_relay_client::{
+    Client, ClientError, Config, Connector, Identity, Ticket, TopicEntry, Transport, Tuning,
+};
 
 /// The deadline for connecting over one transport.
 const CONNECT_TIMEOUT_MS: u32 = 5_000;
@@ -28,9 +31,12 @@ enum TransportCheck {
 }
 
 /// Tries both transports concurrently and checks the ticket's topic; then measures the rates, one after the other.
-pub(super) async fn check(ticket: &Ticket) -> Vec<Finding> {
-    let (quic, tcp) =
-        tokio::join!(try_transport(ticket, Transport::Quic), try_transport(ticket, Transport::Tcp));
+pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> Vec<Finding> {
+    let config = |transport| Config { transport, identity: identity.clone(), ..Config::default() };
+    let (quic, tcp) = tokio::join!(
+        try_transport(ticket, config(Transport::Quic)),
+        try_transport(ticket, config(Transport::Tcp))
+    );
     let is_any_connected =
         matches!(quic, TransportCheck::Connected { .. }) || matches!(tcp, TransportCheck::Connected { .. });
     let mut findings = vec![
@@ -53,9 +59,8 @@ pub(super) async fn check(ticket: &Ticket) -> Vec<Finding> {
     findings
 }
 
-async fn try_transport(ticket: &Ticket, transport: Transport) -> TransportCheck {
+async fn try_transport(ticket: &Ticket, config: Config) -> TransportCheck {
     let connector = Connector::new(Tuning { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..Tuning::default() });
-    let config = Config { transport, ..Config::default() };
     let client = match Client::connect_with(&connector, ticket, config).await {
         Ok(client) => client,
         Err(error) => return TransportCheck::Failed(error),
@@ -140,7 +145,11 @@ fn rights(ticket: &Ticket, now_s: u64) -> Finding {
         kubernetes: "the same in the server's pod; then put the ticket into the consumers' Secret",
     };
     let Some(token) = ticket.token() else {
-        return Finding::ok("ticket", "no token: valid only for a server with --open", wanted);
+        return Finding::ok(
+            "ticket",
+            "no token: for servers that run with --open, or that trust the key of --identity",
+            wanted,
+        );
     };
     match token.decode_unverified() {
         Err(error) => Finding::fail("ticket", error.to_string(), wanted, fix),

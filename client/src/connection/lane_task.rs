@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{
-    Blame, ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, Misbehaved, ServerMessage,
+    Blame, ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, ProtocolViolation, ServerMessage,
 };
 use tensor_relay_transport::{DataIn, HeaderError, Lane, LaneError, LaneKind, control};
 use tokio::{
@@ -161,7 +161,7 @@ impl LaneSlot {
         sender.send(join).await?;
         match first_message(&mut receiver).await? {
             ServerMessage::Joined => Ok((sender, receiver)),
-            _ => Err(Misbehaved::OutOfTurn { found: "another message", expected: "Joined" }.into()),
+            _ => Err(ProtocolViolation::OutOfTurn { found: "another message", expected: "Joined" }.into()),
         }
     }
 
@@ -185,9 +185,9 @@ impl LaneSlot {
             }
             message = receiver.next() => match message {
                 Ok(_) => {
-                    lane.close(CloseCode::Misbehaved, "a lane receives no message after Joined");
+                    lane.close(CloseCode::ProtocolViolation, "a lane receives no message after Joined");
                     let found = "another message";
-                    Err(Misbehaved::OutOfTurn { found, expected: "nothing after Joined" }.into())
+                    Err(ProtocolViolation::OutOfTurn { found, expected: "nothing after Joined" }.into())
                 }
                 Err(_) => Ok(()),
             },

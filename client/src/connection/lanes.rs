@@ -18,7 +18,9 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_protocol::{ClientMessage, CloseCode, InstanceId, LaneId, Misbehaved, RangeSet, Welcome};
+use tensor_relay_protocol::{
+    ClientMessage, CloseCode, InstanceId, LaneId, ProtocolViolation, RangeSet, Welcome,
+};
 use tensor_relay_transport::Lane;
 use tokio::{
     sync::{mpsc, watch},
@@ -207,11 +209,11 @@ impl Lanes {
     /// Handles `Retired`: the server begins no more chunks on the lane, which is closed.
     ///
     /// # Errors
-    /// [`Misbehaved`] for an unknown lane, lane 0, or a lane that was retired before.
-    pub(crate) fn handle_retired(&mut self, lane: LaneId) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation`] for an unknown lane, lane 0, or a lane that was retired before.
+    pub(crate) fn handle_retired(&mut self, lane: LaneId) -> Result<(), ProtocolViolation> {
         let was_used = (1..self.next_lane.load(Ordering::Acquire)).contains(&lane.0);
         if !was_used || !self.retired.insert(lane.0) {
-            return Err(Misbehaved::OutOfTurn { found: "Retired", expected: "one for each lane" });
+            return Err(ProtocolViolation::OutOfTurn { found: "Retired", expected: "one for each lane" });
         }
         if let Some(lane) = self.remove(lane) {
             lane.close(CloseCode::Done, "");

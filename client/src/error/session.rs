@@ -2,7 +2,7 @@
 
 use super::{ClientError, is_retryable};
 use crate::connection::CloseReason;
-use tensor_relay_protocol::{CloseCode, MessageError, Misbehaved};
+use tensor_relay_protocol::{CloseCode, MessageError, ProtocolViolation};
 use tensor_relay_transport::{LaneError, control::ControlError, ingress::ReceiveManifestError};
 
 /// Why a session cannot continue: the internal form of [`ClientError`].
@@ -41,8 +41,8 @@ impl SessionError {
     }
 }
 
-impl From<Misbehaved> for SessionError {
-    fn from(error: Misbehaved) -> Self {
+impl From<ProtocolViolation> for SessionError {
+    fn from(error: ProtocolViolation) -> Self {
         Self::Client(error.into())
     }
 }

@@ -1,7 +1,7 @@
 //! Features: optional parts of the protocol, offered in `Hello` and `Welcome` (PROTOCOL.md §3.11).
 
 use super::{ClientMessage, Field, Order, ServerMessage, Start};
-use crate::{MessageError, Misbehaved};
+use crate::{MessageError, ProtocolViolation};
 
 /// Defines the enum of features, each with its number and name.
 macro_rules! features {
@@ -73,11 +73,11 @@ impl FeatureSet {
     /// Checks that this set, which one end offered, allows its peer to send `found`, which needs `feature`.
     ///
     /// # Errors
-    /// [`Misbehaved::FeatureNotOffered`] otherwise.
-    pub fn permit(self, found: &'static str, feature: Feature) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation::FeatureNotOffered`] otherwise.
+    pub fn permit(self, found: &'static str, feature: Feature) -> Result<(), ProtocolViolation> {
         match self.contains(feature) {
             true => Ok(()),
-            false => Err(Misbehaved::FeatureNotOffered { found, feature: feature.name() }),
+            false => Err(ProtocolViolation::FeatureNotOffered { found, feature: feature.name() }),
         }
     }
 
@@ -102,8 +102,8 @@ impl ClientMessage {
     /// Checks that the server `offered` the features that this message needs.
     ///
     /// # Errors
-    /// [`Misbehaved::FeatureNotOffered`] names the first missing feature.
-    pub fn check_features(&self, offered: FeatureSet) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation::FeatureNotOffered`] names the first missing feature.
+    pub fn check_features(&self, offered: FeatureSet) -> Result<(), ProtocolViolation> {
         let needed = match self {
             Self::Subscribe(subscribe) => [
                 subscribe.once.then_some(("Subscribe.once", Feature::Get)),
@@ -125,8 +125,8 @@ impl ServerMessage {
     /// Checks that the client `offered` the feature that this message needs.
     ///
     /// # Errors
-    /// [`Misbehaved::FeatureNotOffered`] otherwise.
-    pub fn check_features(&self, offered: FeatureSet) -> Result<(), Misbehaved> {
+    /// [`ProtocolViolation::FeatureNotOffered`] otherwise.
+    pub fn check_features(&self, offered: FeatureSet) -> Result<(), ProtocolViolation> {
         match self {
             Self::Announce(announce) if announce.part.is_some() => {
                 offered.permit("Announce.part", Feature::Parts)

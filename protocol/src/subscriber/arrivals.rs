@@ -1,6 +1,6 @@
 //! The open chunk streams of one subscription, their credit, and the retired lanes.
 
-use crate::{ChunkHeader, ChunkIndex, LaneId, Misbehaved};
+use crate::{ChunkHeader, ChunkIndex, LaneId, ProtocolViolation};
 use std::collections::{BTreeSet, HashMap};
 
 /// Identifies a chunk's stream, which the caller owns. Never reused.
@@ -46,9 +46,9 @@ impl Arrivals {
     /// Spends the credit of one chunk.
     ///
     /// # Errors
-    /// [`Misbehaved::CreditExceeded`] when no credit is available.
-    pub(super) fn spend(&mut self) -> Result<(), Misbehaved> {
-        self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::CreditExceeded)?;
+    /// [`ProtocolViolation::CreditExceeded`] when no credit is available.
+    pub(super) fn spend(&mut self) -> Result<(), ProtocolViolation> {
+        self.credit = self.credit.checked_sub(1).ok_or(ProtocolViolation::CreditExceeded)?;
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The assembly of one version: its received and missing chunks, and whether it may be committed (PROTOCOL.md §6.5).
 
 use crate::{
-    ChunkHash, ChunkHeader, ChunkIndex, Manifest, Misbehaved, RangeSet, Selection, Verified, Version,
+    ChunkHash, ChunkHeader, ChunkIndex, Manifest, ProtocolViolation, RangeSet, Selection, Verified, Version,
     VersionDigest,
 };
 use std::{ops::Range, sync::Arc};
@@ -74,33 +74,37 @@ impl Assembly {
     /// Handles the header of a chunk and returns its range in the receiver's memory ([`Selection::place`]).
     ///
     /// # Errors
-    /// [`Misbehaved`] when the manifest has no such chunk or another size for it, or the chunk is not selected, has a
+    /// [`ProtocolViolation`] when the manifest has no such chunk or another size for it, or the chunk is not selected, has a
     /// base that is not allowed, or is already verified or arriving.
-    pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, Misbehaved> {
+    pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, ProtocolViolation> {
         let chunk = header.chunk;
         let count = self.manifest().chunking().count();
         if chunk.0 >= count {
-            return Err(Misbehaved::NoSuchChunk { chunk, count });
+            return Err(ProtocolViolation::NoSuchChunk { chunk, count });
         }
-        let place = self.selection.place(chunk).ok_or(Misbehaved::NotSelected(chunk))?;
+        let place = self.selection.place(chunk).ok_or(ProtocolViolation::NotSelected(chunk))?;
         let expected = place.end - place.start;
         if u64::from(header.raw_bytes) != expected {
-            return Err(Misbehaved::WrongChunkSize { chunk, expected, found: header.raw_bytes });
+            return Err(ProtocolViolation::WrongChunkSize { chunk, expected, found: header.raw_bytes });
         }
         if header.encoded_bytes > header.raw_bytes {
-            return Err(Misbehaved::Inflated { chunk, encoded: header.encoded_bytes, raw: header.raw_bytes });
+            return Err(ProtocolViolation::Inflated {
+                chunk,
+                encoded: header.encoded_bytes,
+                raw: header.raw_bytes,
+            });
         }
         self.check_base(header)?;
         let is_new = self.hashes[chunk.0 as usize].is_none() && self.arriving.insert(chunk.0);
-        if is_new { Ok(place) } else { Err(Misbehaved::DuplicateChunk(chunk)) }
+        if is_new { Ok(place) } else { Err(ProtocolViolation::DuplicateChunk(chunk)) }
     }
 
-    fn check_base(&self, header: &ChunkHeader) -> Result<(), Misbehaved> {
+    fn check_base(&self, header: &ChunkHeader) -> Result<(), ProtocolViolation> {
         let chunk = header.chunk;
         match header.base {
-            Some(base) if self.base != Some(base) => Err(Misbehaved::UnknownBase { chunk, base }),
+            Some(base) if self.base != Some(base) => Err(ProtocolViolation::UnknownBase { chunk, base }),
             base if base.is_some() != header.codec.needs_base() => {
-                Err(Misbehaved::CodecAndBase { chunk, codec: header.codec.name() })
+                Err(ProtocolViolation::CodecAndBase { chunk, codec: header.codec.name() })
             }
             _ => Ok(()),
         }
@@ -222,25 +226,25 @@ mod tests {
     #[test]
     fn invalid_headers_are_refused() {
         let mut assembly = all(2);
-        assert!(matches!(assembly.handle_header(&header(2)), Err(Misbehaved::NoSuchChunk { .. })));
+        assert!(matches!(assembly.handle_header(&header(2)), Err(ProtocolViolation::NoSuchChunk { .. })));
         let small = ChunkHeader { raw_bytes: 1, ..header(0) };
-        assert!(matches!(assembly.handle_header(&small), Err(Misbehaved::WrongChunkSize { .. })));
+        assert!(matches!(assembly.handle_header(&small), Err(ProtocolViolation::WrongChunkSize { .. })));
         let inflated = ChunkHeader { encoded_bytes: CHUNK_BYTES + 1, ..header(0) };
-        assert!(matches!(assembly.handle_header(&inflated), Err(Misbehaved::Inflated { .. })));
+        assert!(matches!(assembly.handle_header(&inflated), Err(ProtocolViolation::Inflated { .. })));
         let based = ChunkHeader { base: Some(Version(3)), ..header(0) };
-        assert!(matches!(assembly.handle_header(&based), Err(Misbehaved::UnknownBase { .. })));
+        assert!(matches!(assembly.handle_header(&based), Err(ProtocolViolation::UnknownBase { .. })));
         assert_eq!(assembly.handle_header(&header(1)), Ok(256..512));
-        assert_eq!(assembly.handle_header(&header(1)), Err(Misbehaved::DuplicateChunk(ChunkIndex(1))));
+        assert_eq!(assembly.handle_header(&header(1)), Err(ProtocolViolation::DuplicateChunk(ChunkIndex(1))));
     }
 
     /// PROTOCOL.md §5.4 and §6.5: unselected chunks are refused, and selected ones lie end to end.
     #[test]
     fn only_selected_chunks_are_taken() {
         let mut assembly = Assembly::new(select(manifest(4), &[1, 3]));
-        assert_eq!(assembly.handle_header(&header(0)), Err(Misbehaved::NotSelected(ChunkIndex(0))));
+        assert_eq!(assembly.handle_header(&header(0)), Err(ProtocolViolation::NotSelected(ChunkIndex(0))));
         assert_eq!(assembly.handle_header(&header(3)), Ok(256..512));
         assert_eq!(assembly.handle_header(&header(1)), Ok(0..256));
-        assert!(matches!(assembly.handle_header(&header(4)), Err(Misbehaved::NoSuchChunk { .. })));
+        assert!(matches!(assembly.handle_header(&header(4)), Err(ProtocolViolation::NoSuchChunk { .. })));
     }
 
     /// PROTOCOL.md §6.8: a chunk may be sent again only after it was lost.
@@ -253,7 +257,7 @@ mod tests {
         assert_eq!(assembly.handle_header(&header(0)), Ok(0..256));
         assert_eq!(assembly.missing(), RangeSet::from_range(1..2));
         assembly.handle_verified(verified(0));
-        assert_eq!(assembly.handle_header(&header(0)), Err(Misbehaved::DuplicateChunk(ChunkIndex(0))));
+        assert_eq!(assembly.handle_header(&header(0)), Err(ProtocolViolation::DuplicateChunk(ChunkIndex(0))));
         assembly.handle_lost(ChunkIndex(0));
         assert_eq!(
             (assembly.held(), assembly.held_bytes()),

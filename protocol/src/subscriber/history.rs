@@ -3,7 +3,7 @@
 //! It outlives connections, and provides the fields of `Subscribe` that describe held versions.
 
 use super::Gap;
-use crate::{Epoch, Have, Misbehaved, Mode, Start, Subscribe, Version, VersionDigest, VersionId};
+use crate::{Epoch, Have, Mode, ProtocolViolation, Start, Subscribe, Version, VersionDigest, VersionId};
 use std::collections::VecDeque;
 
 /// The number of ended epochs remembered per connection. Late chunks arrive within seconds, while each new epoch
@@ -78,7 +78,7 @@ impl History {
     /// `afresh` says that the server's content differs from the version that `have` or `partial` named.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the version does not rise, is announced afresh without having been named, or exceeds twice
+    /// [`ProtocolViolation`] when the version does not rise, is announced afresh without having been named, or exceeds twice
     /// the window. Twice, because the server may still receive acknowledgements of an earlier subscription of the same
     /// reader.
     pub(super) fn check_announced(
@@ -86,20 +86,20 @@ impl History {
         id: &VersionId,
         part: Option<&VersionId>,
         afresh: bool,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         let (is_part, have) = (part == Some(id), self.have().map(|have| have.key()));
         let is_named = self.last.is_none() && (is_part || have == Some((id.epoch, id.version)));
         if afresh && !is_named {
-            return Err(Misbehaved::UnexpectedAfresh(id.version));
+            return Err(ProtocolViolation::UnexpectedAfresh(id.version));
         }
         let rises = |(epoch, last): &(Epoch, Version)| *epoch != id.epoch || *last < id.version;
         // A partly received version is newer than `have`, though its number may be the same.
         let have = have.filter(|_| !afresh && !is_part);
         if let Some((_, after)) = self.last.into_iter().chain(have).find(|last| !rises(last)) {
-            return Err(Misbehaved::VersionNotRising { found: id.version, after });
+            return Err(ProtocolViolation::VersionNotRising { found: id.version, after });
         }
         match self.unacknowledged.len() >= 2 * self.window as usize + self.carried {
-            true => Err(Misbehaved::WindowExceeded(self.window)),
+            true => Err(ProtocolViolation::WindowExceeded(self.window)),
             false => Ok(()),
         }
     }
@@ -217,9 +217,12 @@ mod tests {
         }
         assert_eq!(
             history.check_announced(&id(1, 4), None, false),
-            Err(Misbehaved::VersionNotRising { found: Version(4), after: Version(4) })
+            Err(ProtocolViolation::VersionNotRising { found: Version(4), after: Version(4) })
         );
-        assert_eq!(history.check_announced(&id(1, 5), None, false), Err(Misbehaved::WindowExceeded(2)));
+        assert_eq!(
+            history.check_announced(&id(1, 5), None, false),
+            Err(ProtocolViolation::WindowExceeded(2))
+        );
         history.handle_acknowledged(Epoch(1), Version(3));
         assert_eq!(history.check_announced(&id(1, 5), None, false), Ok(()));
         history.handle_detached();
@@ -264,11 +267,11 @@ mod tests {
     fn a_held_version_is_announced_again_only_afresh() {
         let mut history = history(Start::Oldest);
         commit(&mut history, id(1, 3));
-        let not_named = |version| Err(Misbehaved::UnexpectedAfresh(Version(version)));
+        let not_named = |version| Err(ProtocolViolation::UnexpectedAfresh(Version(version)));
         assert_eq!(history.check_announced(&id(1, 4), None, true), not_named(4));
         history.handle_detached();
         let not_rising =
-            |found| Err(Misbehaved::VersionNotRising { found: Version(found), after: Version(3) });
+            |found| Err(ProtocolViolation::VersionNotRising { found: Version(found), after: Version(3) });
         assert_eq!(history.check_announced(&id(1, 3), None, false), not_rising(3));
         assert_eq!(history.check_announced(&id(1, 3), None, true), Ok(()));
         assert_eq!(history.check_announced(&id(1, 2), None, true), not_named(2));

@@ -35,7 +35,7 @@ fn running() -> Subscriber {
     subscriber
 }
 
-fn chunk(subscriber: &mut Subscriber, number: u32, stream: u64, lane: u32) -> Result<(), Misbehaved> {
+fn chunk(subscriber: &mut Subscriber, number: u32, stream: u64, lane: u32) -> Result<(), ProtocolViolation> {
     subscriber.handle_chunk(header(1, number), StreamToken(stream), LaneId(lane))
 }
 
@@ -65,18 +65,18 @@ fn fetch(chunks: &[Range<u32>]) -> ClientMessage {
 fn invalid_announcements_are_refused() {
     let mut subscriber = running();
     let second = subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0);
-    assert!(matches!(second, Err(Misbehaved::OutOfTurn { .. })), "{second:?}");
+    assert!(matches!(second, Err(ProtocolViolation::OutOfTurn { .. })), "{second:?}");
 
     let other_topic = VersionId { topic: Topic::new("u").unwrap(), ..id(1) };
     let announced = Announce { id: other_topic, ..announce(1, &manifest(1)) };
     let refused = idle().handle_announce(announced, now(), 0);
-    assert!(matches!(refused, Err(Misbehaved::OutOfTurn { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(ProtocolViolation::OutOfTurn { .. })), "{refused:?}");
     assert_eq!(topic(), id(1).topic);
 
     let mut subscriber = running();
     subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap();
     let repeated = subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0);
-    assert!(matches!(repeated, Err(Misbehaved::VersionNotRising { .. })), "{repeated:?}");
+    assert!(matches!(repeated, Err(ProtocolViolation::VersionNotRising { .. })), "{repeated:?}");
 }
 
 #[test]
@@ -84,9 +84,9 @@ fn invalid_manifests_are_refused() {
     let mut subscriber = idle();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     subscriber.handle_manifest_header().unwrap();
-    assert!(matches!(subscriber.handle_manifest_header(), Err(Misbehaved::TwoManifests(_))));
+    assert!(matches!(subscriber.handle_manifest_header(), Err(ProtocolViolation::TwoManifests(_))));
     let other = Manifest::clone(&manifest(CHUNKS + 1));
-    assert_eq!(subscriber.handle_manifest(other.clone()), Err(Misbehaved::WrongManifest));
+    assert_eq!(subscriber.handle_manifest(other.clone()), Err(ProtocolViolation::WrongManifest));
 
     let mut subscriber = idle();
     subscriber.handle_manifest_header().unwrap();
@@ -94,7 +94,7 @@ fn invalid_manifests_are_refused() {
     assert_eq!(subscriber.handle_manifest_header(), Ok(()), "the first stream was cut off");
 
     let mut subscriber = running();
-    assert!(matches!(subscriber.handle_manifest(other.clone()), Err(Misbehaved::OutOfTurn { .. })));
+    assert!(matches!(subscriber.handle_manifest(other.clone()), Err(ProtocolViolation::OutOfTurn { .. })));
     assert_eq!(subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))), Ok(()), "the same manifest");
 
     // After a version was given up while its manifest was in flight, two late manifest events are excused.
@@ -110,39 +110,40 @@ fn invalid_manifests_are_refused() {
 #[test]
 fn invalid_chunks_are_refused() {
     let error = |header: ChunkHeader| running().handle_chunk(header, StreamToken(1), LaneId(0)).unwrap_err();
-    assert!(matches!(error(header(2, 0)), Misbehaved::WrongVersion { .. }));
-    assert!(matches!(error(header(1, CHUNKS)), Misbehaved::NoSuchChunk { .. }));
+    assert!(matches!(error(header(2, 0)), ProtocolViolation::WrongVersion { .. }));
+    assert!(matches!(error(header(1, CHUNKS)), ProtocolViolation::NoSuchChunk { .. }));
     let zstd = ChunkHeader { codec: CodecId::Zstd, ..header(1, 0) };
-    assert!(matches!(error(zstd), Misbehaved::CodecNotOffered(_)));
+    assert!(matches!(error(zstd), ProtocolViolation::CodecNotOffered(_)));
     let based = ChunkHeader { codec: CodecId::Sparse, base: Some(Version(9)), ..header(1, 0) };
-    assert!(matches!(error(based), Misbehaved::UnknownBase { .. }));
+    assert!(matches!(error(based), ProtocolViolation::UnknownBase { .. }));
     let baseless = ChunkHeader { codec: CodecId::Sparse, ..header(1, 0) };
-    assert!(matches!(error(baseless), Misbehaved::CodecAndBase { .. }));
+    assert!(matches!(error(baseless), ProtocolViolation::CodecAndBase { .. }));
 
     let mut subscriber = running();
     chunk(&mut subscriber, 0, 1, 0).unwrap();
-    assert_eq!(chunk(&mut subscriber, 0, 2, 1), Err(Misbehaved::DuplicateChunk(ChunkIndex(0))));
+    assert_eq!(chunk(&mut subscriber, 0, 2, 1), Err(ProtocolViolation::DuplicateChunk(ChunkIndex(0))));
     let mut subscriber = running();
     for number in 0..CREDIT {
         chunk(&mut subscriber, number, number.into(), 0).unwrap();
     }
-    assert_eq!(chunk(&mut subscriber, CREDIT, 9, 0), Err(Misbehaved::CreditExceeded));
+    assert_eq!(chunk(&mut subscriber, CREDIT, 9, 0), Err(ProtocolViolation::CreditExceeded));
 
     // Chunks before their announcement cost credit, and are checked later.
     let mut subscriber = idle();
     for number in 0..CREDIT {
         chunk(&mut subscriber, number % 2, number.into(), 0).unwrap();
     }
-    assert_eq!(chunk(&mut subscriber, 3, 9, 0), Err(Misbehaved::CreditExceeded));
+    assert_eq!(chunk(&mut subscriber, 3, 9, 0), Err(ProtocolViolation::CreditExceeded));
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
-    assert_eq!(subscriber.handle_placed(None), Err(Misbehaved::DuplicateChunk(ChunkIndex(0))));
+    assert_eq!(subscriber.handle_placed(None), Err(ProtocolViolation::DuplicateChunk(ChunkIndex(0))));
 }
 
 #[test]
 fn messages_about_other_versions_are_refused() {
     let digest = VersionDigest([0; 32]);
-    let is_refused = |result: Result<(), Misbehaved>| matches!(result, Err(Misbehaved::WrongVersion { .. }));
+    let is_refused =
+        |result: Result<(), ProtocolViolation>| matches!(result, Err(ProtocolViolation::WrongVersion { .. }));
     assert!(is_refused(idle().handle_complete(of(1), digest)));
     assert!(is_refused(running().handle_complete(of(2), digest)));
     assert!(is_refused(idle().handle_abort(of(1), AbortReason::Withdrawn)));
@@ -163,7 +164,7 @@ fn complete_may_arrive_before_the_manifest() {
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     let digest = digest(&Selection::all(manifest(CHUNKS)));
     let refused = subscriber.handle_complete(of(2), digest);
-    assert!(matches!(refused, Err(Misbehaved::WrongVersion { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(ProtocolViolation::WrongVersion { .. })), "{refused:?}");
     subscriber.handle_complete(of(1), digest).unwrap();
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_placed(None).unwrap();
@@ -217,7 +218,7 @@ fn a_resumed_version_must_have_the_same_manifest() {
     subscriber.handle_detached(CREDIT);
     subscriber.subscribe(None);
     let other = Announce { manifest: ManifestDigest([9; 32]), ..announce(1, &manifest(CHUNKS)) };
-    assert_eq!(subscriber.handle_announce(other, now(), 0), Err(Misbehaved::WrongManifest));
+    assert_eq!(subscriber.handle_announce(other, now(), 0), Err(ProtocolViolation::WrongManifest));
 }
 
 #[test]
@@ -403,7 +404,7 @@ fn a_version_with_other_content_is_received_afresh() {
     let mut subscriber = running();
     commit(&mut subscriber);
     let refused = subscriber.handle_announce(afresh.clone(), now(), 0);
-    assert_eq!(refused, Err(Misbehaved::UnexpectedAfresh(Version(1))), "not named on this connection");
+    assert_eq!(refused, Err(ProtocolViolation::UnexpectedAfresh(Version(1))), "not named on this connection");
 
     let mut subscriber = running();
     commit(&mut subscriber);

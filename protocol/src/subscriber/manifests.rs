@@ -8,7 +8,7 @@ pub(super) struct Manifests {
     pub(super) arriving: bool,
     /// The number of manifest events that are excused because a version was given up: its manifest stream may outlive
     /// the `Abort`, and the server may send the next version's manifest again. Decreased only by events that would
-    /// otherwise be misbehaviour.
+    /// otherwise be a violation.
     pub(super) stale: u32,
 }
 

@@ -218,7 +218,7 @@ def test_every_worker_receives_every_update(vllm, workers, trainer):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"names": ["layers.0.w", "norm"]}, "other weights than the trainer described: 1 names differ, the first is bias"),
+        ({"names": ["layers.0.w", "norm"]}, "other weights than the trainer described; weights of one side only: 1, the first is bias"),
         ({"dtype_names": ["bfloat16", "bfloat16", "int32"]}, "bias of version 1 is torch.int64"),
         ({"shapes": [[1_000], [1_000], [3, 2]]}, r"bias of version 1 is torch.int64 \[2, 3\]"),
         ({"version": 0}, "version 0 was due"),

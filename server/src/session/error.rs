@@ -2,7 +2,7 @@
 
 use crate::{access::Denied, refusals::Reason};
 use tensor_relay_device::AllocError;
-use tensor_relay_protocol::{CloseCode, Misbehaved, PROTOCOL_REVISIONS};
+use tensor_relay_protocol::{CloseCode, PROTOCOL_REVISIONS, ProtocolViolation};
 use tensor_relay_transport::{LaneError, control::ControlError};
 
 /// Why a session ended.
@@ -13,7 +13,7 @@ pub(super) enum SessionError {
     #[error(transparent)]
     Lane(#[from] LaneError),
     #[error(transparent)]
-    Misbehaved(#[from] Misbehaved),
+    ProtocolViolation(#[from] ProtocolViolation),
     #[error("the client sent no Hello within the deadline")]
     NoHello,
     #[error("the server is shutting down")]
@@ -44,7 +44,7 @@ impl SessionError {
     pub(super) fn close_code(&self) -> Option<CloseCode> {
         match self {
             Self::Control(ControlError::Message(error)) => Some(error.into()),
-            Self::Misbehaved(error) => Some(error.into()),
+            Self::ProtocolViolation(error) => Some(error.into()),
             Self::NoHello => Some(CloseCode::TimedOut),
             Self::ShuttingDown => Some(CloseCode::ShuttingDown),
             Self::TooBusy | Self::NoMemory(_) => Some(CloseCode::TooBusy),
@@ -67,7 +67,9 @@ impl SessionError {
     /// The name of its failure counter; `None` if the client ended the session or the server shuts down.
     pub(super) fn failure(&self) -> Option<&'static str> {
         match self {
-            Self::Control(ControlError::Message(_)) | Self::Misbehaved(_) => Some("misbehaved"),
+            Self::Control(ControlError::Message(_)) | Self::ProtocolViolation(_) => {
+                Some("protocol_violation")
+            }
             Self::NoHello => Some("no_hello"),
             Self::Unauthorised(_) => Some("unauthorised"),
             Self::AccessLost(_) => Some("access_lost"),

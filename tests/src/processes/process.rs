@@ -70,9 +70,9 @@ impl Process {
     }
 
     /// Sends a signal to the process and waits until it has ended.
-    pub fn end_by(self, signal: Signal) -> Ended {
+    pub fn signal_and_wait(self, signal: Signal) -> Ended {
         self.signal(signal);
-        self.end()
+        self.wait()
     }
 
     /// The files mapped into the process's memory now, including its libraries.
@@ -101,7 +101,7 @@ impl Process {
     ///
     /// # Panics
     /// If it has not ended after a minute.
-    pub fn end(mut self) -> Ended {
+    pub fn wait(mut self) -> Ended {
         let deadline = Instant::now() + TIMEOUT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {

@@ -9,7 +9,7 @@ use tensor_relay_device::cuda::{
 use tokio::time::timeout;
 
 use crate::{
-    journey::{End, Failure, LEN, impatient, pattern},
+    journey::{End, Failure, LEN, pattern, short_timeouts},
     neighbour::take,
 };
 
@@ -19,7 +19,7 @@ pub(crate) async fn exchange_a_tensor(
     engines: &mut Vec<Arc<CudaEngine>>,
     neighbours_memory: IpcMemory,
 ) -> Result<Vec<u8>, Failure> {
-    let engine = CudaEngine::open(0, impatient())?;
+    let engine = CudaEngine::open(0, short_timeouts())?;
     engines.push(engine.clone());
     let end = End::of(engine)?;
     end.fill(&pattern(LEN)).await?;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::{
     calls::{Block, Current, stream},
-    journey::{CHUNK, End, LEN, impatient, nothing_is_left, pattern},
+    journey::{CHUNK, End, LEN, pattern, short_timeouts, wait_for_no_objects},
     machine,
     order::handle,
 };
@@ -34,7 +34,7 @@ async fn read_a_chunk(end: &End) -> Copying {
 #[tokio::test]
 async fn a_corrupted_context_fails_everything_in_time() {
     let fake = machine();
-    let (end, other) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
+    let (end, other) = (End::open(0, short_timeouts()).unwrap(), End::open(1, short_timeouts()).unwrap());
     let gate = fake.hold(0, Direction::DeviceToHost);
     let copies = [read_a_chunk(&end).await, read_a_chunk(&end).await];
     gate.until_waiting(2);
@@ -75,7 +75,7 @@ async fn check_failed(fake: &Turn, end: &End) {
 #[tokio::test]
 async fn a_context_corrupted_between_copies_fails_the_next_copy() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
     assert_eq!(end.engine.stats().copies_in_flight, 0);
     fake.fail_device(0, 700);
@@ -86,7 +86,7 @@ async fn a_context_corrupted_between_copies_fails_the_next_copy() {
 #[tokio::test]
 async fn a_context_corrupted_between_copies_fails_a_fence() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let producer = stream();
     let block = Block::in_stream(producer);
@@ -103,7 +103,7 @@ async fn a_context_corrupted_between_copies_fails_a_fence() {
 #[tokio::test]
 async fn a_refused_copy_does_not_fail_its_device() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
     fake.fault(&Fault::once("cuMemcpyDtoHAsync_v2", 1, Effect::Fail(700)));
     let failure = end_of(read_a_chunk(&end).await).await.unwrap_err();
@@ -123,7 +123,7 @@ fn messages(error: &dyn std::error::Error) -> Vec<String> {
 #[tokio::test]
 async fn a_destroyed_context_leaves_slots_readable() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
     let copied = end_of(read_a_chunk(&end).await).await.unwrap();
     let gate = fake.hold(0, Direction::DeviceToHost);
@@ -137,7 +137,7 @@ async fn a_destroyed_context_leaves_slots_readable() {
     drop((gate, copied, end));
     assert_eq!(fake.violations(), [""; 0]);
     // The device can be opened again.
-    let again = End::open(0, impatient()).unwrap();
+    let again = End::open(0, short_timeouts()).unwrap();
     again.fill(&pattern(LEN)).await.unwrap();
     assert!(again.read().await.unwrap() == pattern(LEN));
 }
@@ -145,7 +145,7 @@ async fn a_destroyed_context_leaves_slots_readable() {
 #[tokio::test]
 async fn a_late_copy_is_in_quarantine_until_it_has_ended() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
     fake.fault(&Fault::once("@dtoh", 1, Effect::Hang));
     let failure = end_of(read_a_chunk(&end).await).await.unwrap_err();
@@ -163,14 +163,14 @@ async fn a_late_copy_is_in_quarantine_until_it_has_ended() {
     assert_eq!((stats.copies_quarantined, stats.copies_leaked, stats.copies_in_flight), (0, 0, 0));
     assert!(end.read().await.unwrap() == pattern(LEN));
     drop(end);
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
 async fn a_device_that_keeps_hanging_is_declared_failed() {
     let fake = machine();
-    let options = CudaOptions { copy_timeout: Duration::from_millis(60), ..impatient() };
+    let options = CudaOptions { copy_timeout: Duration::from_millis(60), ..short_timeouts() };
     let end = End::open(0, options).unwrap();
     fake.fault(&Fault::once("@dtoh", 1, Effect::Hang));
     let failure = end_of(read_a_chunk(&end).await).await.unwrap_err();
@@ -188,7 +188,7 @@ async fn a_device_that_keeps_hanging_is_declared_failed() {
 #[tokio::test]
 async fn memory_dropped_under_copies_is_kept_until_they_have_ended() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     let gates = [fake.hold(0, Direction::DeviceToHost), fake.hold(0, Direction::HostToDevice)];
     drop(read_a_chunk(&end).await);
     let slot = end.slots.acquire().await;
@@ -198,7 +198,7 @@ async fn memory_dropped_under_copies_is_kept_until_they_have_ended() {
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!((fake.live().in_flight, fake.live().contexts), (2, 1));
     drop(gates);
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -206,7 +206,7 @@ async fn memory_dropped_under_copies_is_kept_until_they_have_ended() {
 async fn memory_is_limited_by_budget_and_device() {
     let fake = machine();
     fake.reset_with(2, 8 << 20);
-    let budget = |bytes| CudaOptions { memory_limit_bytes: bytes, ..impatient() };
+    let budget = |bytes| CudaOptions { memory_limit_bytes: bytes, ..short_timeouts() };
     let small = CudaEngine::open(0, budget(Some(1 << 20))).unwrap();
     let held = small.allocate(600 << 10).unwrap();
     let refused = small.allocate(600 << 10).unwrap_err();
@@ -227,14 +227,14 @@ async fn memory_is_limited_by_budget_and_device() {
     assert!(matches!(full, AllocError::DeviceFull { total_bytes: 0x80_0000, .. }), "{full:?}");
     let most = free.allocate(6 << 20).unwrap();
     drop((small, most, free));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
 async fn successive_versions_reuse_memory() {
     let fake = machine();
-    let engine = CudaEngine::open(0, impatient()).unwrap();
+    let engine = CudaEngine::open(0, short_timeouts()).unwrap();
     for _ in 0..10 {
         drop(engine.allocate(LEN).unwrap());
         fake.wait_until("the memory is returned", |_| engine.stats().device_bytes == 0);
@@ -246,6 +246,6 @@ async fn successive_versions_reuse_memory() {
     );
     assert!(!fake.calls().contains_key("cuMemFree_v2"));
     drop(engine);
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.live(), Live::default());
 }

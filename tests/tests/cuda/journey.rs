@@ -19,7 +19,7 @@ pub(crate) const LEN: usize = 5 * CHUNK + 17;
 pub(crate) const CHUNK: usize = 40 << 10;
 
 /// Options with short timeouts.
-pub(crate) fn impatient() -> CudaOptions {
+pub(crate) fn short_timeouts() -> CudaOptions {
     CudaOptions {
         memory_limit_bytes: Some(16 << 20),
         copy_timeout: Duration::from_millis(400),
@@ -121,7 +121,7 @@ async fn copy_from(source: &impl Source, sink: &impl Sink, first: usize) -> Resu
 }
 
 fn open(ordinal: usize, engines: &mut Vec<Arc<CudaEngine>>) -> Result<End, Failure> {
-    let engine = CudaEngine::open(ordinal, impatient())?;
+    let engine = CudaEngine::open(ordinal, short_timeouts())?;
     engines.push(engine.clone());
     End::of(engine)
 }
@@ -150,7 +150,7 @@ pub(crate) async fn wait_until_freed(fake: &FakeCuda, engine: &CudaEngine) -> Cu
 }
 
 /// Waits until no driver objects remain. Up to `reclaimed` objects may have been destroyed together with their context.
-pub(crate) async fn nothing_is_left(fake: &FakeCuda, reclaimed: u64) {
+pub(crate) async fn wait_for_no_objects(fake: &FakeCuda, reclaimed: u64) {
     let begun = Instant::now();
     loop {
         let live = fake.live();
@@ -163,7 +163,7 @@ pub(crate) async fn nothing_is_left(fake: &FakeCuda, reclaimed: u64) {
 }
 
 /// Waits until at most `leaked_bytes` of memory remain: the threads of dropped engines free memory asynchronously.
-pub(crate) async fn no_more_is_left(fake: &FakeCuda, leaked_bytes: u64) {
+pub(crate) async fn wait_for_at_most(fake: &FakeCuda, leaked_bytes: u64) {
     let begun = Instant::now();
     loop {
         let live = fake.live();

@@ -21,7 +21,7 @@ use tensor_relay_tests::fake_cuda::{Installed, Library, Report};
 
 use tokio::time::timeout;
 
-use crate::journey::{End, impatient, pattern};
+use crate::journey::{End, pattern, short_timeouts};
 
 const ROLE: &str = "FAKE_CUDA_NEIGHBOUR";
 const SAYS: &str = "neighbour says: ";
@@ -176,7 +176,7 @@ fn neighbour() {
         return;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let engine = CudaEngine::open(0, impatient()).unwrap();
+    let engine = CudaEngine::open(0, short_timeouts()).unwrap();
     let end = End::of(engine).unwrap();
     let mut imported = None;
     for line in std::io::stdin().lines() {

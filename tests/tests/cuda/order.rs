@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::{
     calls::{Block, Current, PageLocked, call, stream},
-    journey::{CHUNK, End, LEN, impatient, nothing_is_left, pattern},
+    journey::{CHUNK, End, LEN, pattern, short_timeouts, wait_for_no_objects},
     machine,
 };
 
@@ -39,7 +39,7 @@ fn wait_for_polls(fake: &Turn) {
 #[tokio::test]
 async fn a_copy_waits_for_the_producers_stream_and_reads_the_new_bytes() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
     let current = Current::new(0);
     let producer = stream();
@@ -60,14 +60,14 @@ async fn a_copy_waits_for_the_producers_stream_and_reads_the_new_bytes() {
 
     call!(cuStreamDestroy_v2(producer)).unwrap();
     drop((current, slot, memory, fence, end));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
 async fn a_stream_that_never_finishes_fails_the_copy() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let producer = stream();
     let block = Block::in_stream(producer);
@@ -90,14 +90,14 @@ async fn a_stream_that_never_finishes_fails_the_copy() {
         .unwrap();
     call!(cuStreamDestroy_v2(producer)).unwrap();
     drop((current, memory, end));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
 async fn the_consumers_stream_waits_for_the_copy_without_blocking_its_thread() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     end.fill(&vec![0; LEN]).await.unwrap();
     let current = Current::new(0);
     let (consumer, host) = (stream(), PageLocked::new(0, CHUNK));
@@ -118,14 +118,14 @@ async fn the_consumers_stream_waits_for_the_copy_without_blocking_its_thread() {
     host.free().unwrap();
     call!(cuStreamDestroy_v2(consumer)).unwrap();
     drop((current, end));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
 async fn memory_is_not_written_while_the_consumers_stream_uses_it() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     end.fill(&vec![0x44; LEN]).await.unwrap();
     let current = Current::new(0);
     let (consumer, host) = (stream(), PageLocked::new(0, CHUNK));
@@ -146,14 +146,14 @@ async fn memory_is_not_written_while_the_consumers_stream_uses_it() {
     host.free().unwrap();
     call!(cuStreamDestroy_v2(consumer)).unwrap();
     drop((current, end));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
 async fn memory_that_a_stream_uses_is_not_reused() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let consumer = stream();
     let block = Block::in_stream(consumer);
@@ -169,14 +169,14 @@ async fn memory_that_a_stream_uses_is_not_reused() {
 
     call!(cuStreamDestroy_v2(consumer)).unwrap();
     drop((current, next, slots, engine));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
 async fn given_up_memory_waits_for_its_readers_without_blocking() {
     let fake = machine();
-    let End { engine, slots, memory } = End::open(0, impatient()).unwrap();
+    let End { engine, slots, memory } = End::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let (first, second) = (stream(), stream());
     let blocks = [Block::in_stream(first), Block::in_stream(second)];
@@ -201,14 +201,14 @@ async fn given_up_memory_waits_for_its_readers_without_blocking() {
     call!(cuStreamDestroy_v2(first)).unwrap();
     call!(cuStreamDestroy_v2(second)).unwrap();
     drop((current, first_answer, next, slots, engine));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
 async fn memory_is_leaked_if_its_readers_cannot_be_queried() {
     let fake = machine();
-    let End { engine, slots, memory } = End::open(0, impatient()).unwrap();
+    let End { engine, slots, memory } = End::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let reader = stream();
     fake.fault(&Fault::once("cuEventRecord", 1, Effect::Fail(999)));
@@ -224,7 +224,7 @@ async fn memory_is_leaked_if_its_readers_cannot_be_queried() {
 #[tokio::test]
 async fn a_copy_waits_for_events_of_the_intake_stream() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
     let current = Current::new(0);
     let producer = stream();
@@ -250,6 +250,6 @@ async fn a_copy_waits_for_events_of_the_intake_stream() {
 
     call!(cuStreamDestroy_v2(producer)).unwrap();
     drop((current, slot, memory, end));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }

@@ -6,13 +6,13 @@ use tensor_relay_device::{CopyEngine, CopySegment, EngineSource, Sink, Source};
 use tensor_relay_tests::fake_cuda::Direction;
 use tokio::time::timeout;
 
-use crate::journey::{CHUNK, End, LEN, impatient, move_a_tensor, nothing_is_left, pattern};
+use crate::journey::{CHUNK, End, LEN, move_a_tensor, pattern, short_timeouts, wait_for_no_objects};
 use crate::machine;
 
 #[tokio::test]
 async fn both_directions_copy_at_once() {
     let fake = machine();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     let gate = fake.hold(0, Direction::HostToDevice);
     let segment = |offset| vec![CopySegment::new(&end.memory, offset, 100)];
     let copying = end.engine.copy_in(end.slots.acquire().await, segment(0));
@@ -33,7 +33,7 @@ async fn both_directions_copy_at_once() {
 #[tokio::test]
 async fn the_next_reads_are_in_flight_while_a_chunk_is_written() {
     let fake = machine();
-    let (from, to) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
+    let (from, to) = (End::open(0, short_timeouts()).unwrap(), End::open(1, short_timeouts()).unwrap());
     from.fill(&pattern(LEN)).await.unwrap();
     let (source, sink) = (from.source(), to.sink());
     let held = fake.hold(1, Direction::HostToDevice);
@@ -63,7 +63,7 @@ async fn the_next_reads_are_in_flight_while_a_chunk_is_written() {
 #[tokio::test]
 async fn devices_copy_independently() {
     let fake = machine();
-    let (first, second) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
+    let (first, second) = (End::open(0, short_timeouts()).unwrap(), End::open(1, short_timeouts()).unwrap());
     let held = fake.hold(0, Direction::DeviceToHost);
     let waits = first
         .engine
@@ -80,7 +80,7 @@ async fn devices_copy_independently() {
 #[tokio::test]
 async fn memory_of_another_device_is_refused() {
     let _fake = machine();
-    let (first, second) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
+    let (first, second) = (End::open(0, short_timeouts()).unwrap(), End::open(1, short_timeouts()).unwrap());
     let source = EngineSource::new(first.engine.clone(), second.memory.clone(), first.slots.clone());
     source.read(0..10).await.unwrap_err();
     assert_eq!(first.slots.available(), 4);
@@ -94,7 +94,7 @@ async fn one_thread_calls_the_driver_and_nothing_synchronises() {
     let mut engines = Vec::new();
     move_a_tensor(&mut engines).await.unwrap();
     drop(engines);
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     let calls = fake.calls();
     let waits: Vec<_> = calls.keys().filter(|call| call.contains("Synchronize")).collect();
     assert!(waits.is_empty(), "{waits:?}");

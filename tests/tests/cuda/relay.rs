@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use crate::{
     calls::{Block, Current, call, stream},
-    journey::{CHUNK, Failure, LEN, impatient, nothing_is_left, pattern, wait_until_freed},
+    journey::{CHUNK, Failure, LEN, pattern, short_timeouts, wait_for_no_objects, wait_until_freed},
     machine,
 };
 
@@ -57,7 +57,7 @@ struct Relay {
 
 /// A device of the machine, with chunk-sized slots.
 fn device(ordinal: usize, slots: usize, engines: &mut Vec<Arc<CudaEngine>>) -> Result<Device, Failure> {
-    let engine = CudaEngine::open(ordinal, impatient())?;
+    let engine = CudaEngine::open(ordinal, short_timeouts())?;
     engines.push(engine.clone());
     Ok(Device::new(engine, Capacity { slots, slot_bytes: CHUNK })?)
 }
@@ -160,7 +160,7 @@ async fn clean_up(fake: &FakeCuda, relay: Relay, engines: Vec<Arc<CudaEngine>>) 
         wait_until_freed(fake, engine).await;
     }
     drop(engines);
-    nothing_is_left(fake, 0).await;
+    wait_for_no_objects(fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 

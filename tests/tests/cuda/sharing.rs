@@ -16,7 +16,7 @@ use tensor_relay_tests::fake_cuda::{Direction, Turn};
 
 use crate::{
     calls::{Block, Current, call, stream},
-    journey::{CHUNK, End, LEN, impatient, nothing_is_left, pattern},
+    journey::{CHUNK, End, LEN, pattern, short_timeouts, wait_for_no_objects},
     machine,
     neighbour::{Neighbour, take},
     order::handle,
@@ -24,7 +24,7 @@ use crate::{
 
 /// Opens a device with a tensor of `pattern`.
 async fn open_filled(fake: &Turn) -> End {
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     end.fill(&pattern(LEN)).await.unwrap();
     assert_eq!(fake.live().shared, 0);
     end
@@ -37,7 +37,7 @@ fn export(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, Sh
 
 /// Ends the neighbour, and checks that no objects of either process remain and no driver reports a violation.
 async fn check_clean_end(fake: &Turn, neighbour: Neighbour) {
-    nothing_is_left(fake, 0).await;
+    wait_for_no_objects(fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
     let report = neighbour.end();
     assert_eq!(report.violations, [""; 0]);
@@ -84,7 +84,7 @@ async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
     let exported = neighbour.export();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     let part_at = |offset| Exported::Ipc(IpcMemory { offset, len: CHUNK as u64, ..exported });
     let Imported { memory: first, returned: first_returned } = take(&end.engine, part_at(0)).unwrap();
     let Imported { memory: second, returned } = take(&end.engine, part_at(CHUNK as u64)).unwrap();
@@ -189,7 +189,7 @@ async fn a_stream_that_does_not_end_fails_the_export() {
     assert!(matches!(refused, ShareError::FenceTimedOut { .. }), "{refused:?}");
     producer.end();
     drop(end);
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -234,7 +234,7 @@ async fn both_reasons_are_reported_if_nothing_can_be_shared() {
     assert!(matches!(copy, ShareError::NoBuffer { .. }), "{copy:?}");
     assert!(copy.to_string().contains("CUDA_ERROR_NOT_SUPPORTED"), "{copy}");
     drop((export, end));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -256,14 +256,14 @@ async fn a_buffer_has_a_budget() {
     drop(end.engine.shared_buffer((2 << 20) + 1).unwrap());
     assert!(matches!(end.engine.shared_buffer(u64::MAX), Err(ShareError::OverBudget { .. })));
     drop(end);
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
 async fn parts_out_of_bounds_and_memory_of_another_engine_are_refused() {
     let fake = machine();
-    let (end, other) = (open_filled(&fake).await, End::open(1, impatient()).unwrap());
+    let (end, other) = (open_filled(&fake).await, End::open(1, short_timeouts()).unwrap());
     let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
     for offset in [1, u64::MAX] {
         let refused = buffer.fill(vec![(end.memory.clone(), offset)]).unwrap_err();
@@ -273,7 +273,7 @@ async fn parts_out_of_bounds_and_memory_of_another_engine_are_refused() {
     assert_eq!(export(&end.engine, &other.memory), Err(ShareError::ForeignMemory));
     assert!(!fake.calls().contains_key("cuMemcpyDtoDAsync_v2"));
     drop((buffer, end, other));
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -330,7 +330,7 @@ async fn devices_are_matched_by_uuid_and_not_by_number() {
     let fake = machine();
     let mut neighbour = Neighbour::start(1, None);
     let exported = neighbour.export();
-    let [first, second] = [0, 1].map(|ordinal| End::open(ordinal, impatient()).unwrap());
+    let [first, second] = [0, 1].map(|ordinal| End::open(ordinal, short_timeouts()).unwrap());
     let refused = take(&first.engine, Exported::Ipc(exported)).unwrap_err();
     assert!(matches!(refused, ShareError::OtherDevice { .. }), "{refused:?}");
     let imported = take(&second.engine, Exported::Ipc(exported)).unwrap();
@@ -344,7 +344,7 @@ async fn imported_memory_stays_open_when_its_exporter_dies() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
     let exported = neighbour.export();
-    let end = End::open(0, impatient()).unwrap();
+    let end = End::open(0, short_timeouts()).unwrap();
     let Imported { memory, returned } = take(&end.engine, Exported::Ipc(exported)).unwrap();
     neighbour.kill();
     // Imported memory stays open until it is dropped.
@@ -354,7 +354,7 @@ async fn imported_memory_stays_open_when_its_exporter_dies() {
     let refused = take(&end.engine, Exported::Ipc(exported)).unwrap_err();
     assert!(matches!(refused, ShareError::NotOpened { .. }), "{refused:?}");
     drop(end);
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -403,7 +403,7 @@ async fn late_copies_keep_their_memory_until_they_have_ended() {
     drop(gate);
     fake.wait_until("all is released", |fake| fake.live().shared == 0);
     drop(engine);
-    nothing_is_left(&fake, 0).await;
+    wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 

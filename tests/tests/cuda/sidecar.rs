@@ -10,7 +10,7 @@ use tensor_relay_server::sidecar::{MemoryKind, Producer, Publication};
 use tensor_relay_tests::processes::{Gpu, Home, Serving, Signal};
 
 use crate::{
-    journey::{LEN, impatient, pattern},
+    journey::{LEN, pattern, short_timeouts},
     machine,
 };
 
@@ -55,7 +55,7 @@ fn spec() -> TensorSpec {
 }
 
 fn device() -> Device {
-    let engine: Arc<CudaEngine> = CudaEngine::open(0, impatient()).unwrap();
+    let engine: Arc<CudaEngine> = CudaEngine::open(0, short_timeouts()).unwrap();
     Device::new(engine, Capacity { slots: 4, slot_bytes: 4 << 20 }).unwrap()
 }
 

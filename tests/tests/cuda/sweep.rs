@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::{
     exchange::{NotReturned, exchange_a_tensor},
     journey::{
-        CHUNK, Failure, LEN, move_a_tensor, no_more_is_left, nothing_is_left, pattern, wait_until_freed,
+        CHUNK, Failure, LEN, move_a_tensor, pattern, wait_for_at_most, wait_for_no_objects, wait_until_freed,
     },
     machine,
     neighbour::Neighbour,
@@ -201,7 +201,7 @@ async fn calls_of_a_clean_transfer(fake: &Turn, kind: Transfer) -> BTreeMap<Stri
         wait_until_freed(fake, engine).await;
     }
     drop(engines);
-    nothing_is_left(fake, 0).await;
+    wait_for_no_objects(fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
     fake.calls()
 }
@@ -271,9 +271,9 @@ async fn check_remaining_objects(
     let kept: u64 = final_stats.iter().map(kept_by).sum();
     let failed = final_stats.iter().any(|stats| stats.leaked_bytes > 0);
     if !failed && !is_in_a_release(fault) {
-        nothing_is_left(fake, 1).await;
+        wait_for_no_objects(fake, 1).await;
     } else {
-        no_more_is_left(fake, kept).await;
+        wait_for_at_most(fake, kept).await;
     }
     assert_eq!(fake.violations(), [""; 0], "{fault}");
 }

@@ -169,14 +169,14 @@ fn deltas_against_other_bases_end_the_session() {
             change(&mut header);
             deltas.script.send_chunk(header, &encoded).await;
             let (code, text) = deltas.script.peer.wait_for_close().await;
-            assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
+            assert_eq!(code, Some(CloseCode::ProtocolViolation), "{text}");
         });
         let error = error.map(|snapshot| snapshot.id().clone()).unwrap_err();
         let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
         assert_eq!(source.blame(), Blame::Peer);
         assert!(source.to_string().contains(expected), "{source} lacks {expected:?}");
     }
-    expect_closed(CloseCode::Misbehaved, "needs a base if and only if", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "needs a base if and only if", async |script| {
         script.begin_version().await;
         let header = ChunkHeader { codec: CodecId::Sparse, ..script.header(0) };
         script.send_chunk(header, script.raw(0)).await;

@@ -53,7 +53,7 @@ async fn wait_for_only_good_session(server: &Server) {
 /// then stop the control stream in its receiving direction.
 #[test]
 fn a_client_that_stops_receiving_is_disconnected() {
-    expect_closed(CloseCode::Misbehaved, "stopped", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "stopped", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         peer.stop_receiving();
         sleep(Duration::from_millis(100)).await;
@@ -98,12 +98,12 @@ fn frames_above_the_limit_are_refused() {
 /// Goal: messages out of order are refused. Method: a request before Hello, and a second Hello.
 #[test]
 fn messages_out_of_order_are_refused() {
-    expect_closed(CloseCode::Misbehaved, "Hello", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "Hello", async |sim| {
         let mut peer = Peer::client(sim, 2).await;
         peer.send_to_server(ClientMessage::List).await;
         peer
     });
-    expect_closed(CloseCode::Misbehaved, "Hello", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "Hello", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         peer.send_to_server(ClientMessage::Hello(hello())).await;
         peer
@@ -125,12 +125,12 @@ fn an_unsupported_revision_is_incompatible() {
 /// Credit.
 #[test]
 fn excessive_credit_is_refused() {
-    expect_closed(CloseCode::Misbehaved, "credit", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "credit", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         peer.send_to_server(subscribe(1, Credit::MAX + 1)).await;
         peer
     });
-    expect_closed(CloseCode::Misbehaved, "credit", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "credit", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         peer.send_to_server(subscribe(1, Credit::MAX)).await;
         for chunks in [1_000, u32::MAX] {
@@ -148,7 +148,7 @@ fn commits_of_unsent_versions_are_refused() {
     for (expected, epoch, version) in
         [("Complete", EPOCH, 1), ("version 7", EPOCH, 7), ("version 1", Epoch(6), 1)]
     {
-        expect_closed(CloseCode::Misbehaved, expected, async |sim| {
+        expect_closed(CloseCode::ProtocolViolation, expected, async |sim| {
             let mut peer = client_with_announcement(sim).await;
             peer.send_to_server(ClientMessage::Committed {
                 kept: false,
@@ -165,7 +165,7 @@ fn commits_of_unsent_versions_are_refused() {
 /// Goal: a client cannot abort a version that it was not sent. Method: Abort for a version never sent.
 #[test]
 fn aborts_of_unsent_versions_are_refused() {
-    expect_closed(CloseCode::Misbehaved, "version 7", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "version 7", async |sim| {
         let mut peer = client_with_announcement(sim).await;
         peer.send_to_server(ClientMessage::Abort {
             subscription: SubscriptionId(1),
@@ -190,13 +190,13 @@ async fn client_with_announcement(sim: &Sim) -> Peer {
 /// end; then an id that was never used.
 #[test]
 fn subscription_ids_are_used_once() {
-    expect_closed(CloseCode::Misbehaved, "id 1 twice", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "id 1 twice", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         peer.send_to_server(subscribe(1, 4)).await;
         peer.send_to_server(subscribe(1, 4)).await;
         peer
     });
-    expect_closed(CloseCode::Misbehaved, "id 1 twice", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "id 1 twice", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         peer.send_to_server(subscribe(1, 4)).await;
         peer.send_to_server(ClientMessage::Unsubscribe {
@@ -208,7 +208,7 @@ fn subscription_ids_are_used_once() {
         peer.send_to_server(subscribe(1, 4)).await;
         peer
     });
-    expect_closed(CloseCode::Misbehaved, "subscription 9", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "subscription 9", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         peer.send_to_server(ClientMessage::Unsubscribe {
             subscription: SubscriptionId(9),
@@ -337,21 +337,21 @@ fn watch(id: u32, pattern: &str) -> ClientMessage {
 /// the end of a watch that never existed. Ended watches do not count.
 #[test]
 fn invalid_watches_are_refused() {
-    expect_closed(CloseCode::Misbehaved, "more than 16 watches", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "more than 16 watches", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         for id in 1..=17 {
             peer.send_to_server(watch(id, "**")).await;
         }
         peer
     });
-    expect_closed(CloseCode::Misbehaved, "watch id 3 twice", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "watch id 3 twice", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         for _ in 0..2 {
             peer.send_to_server(watch(3, "a")).await;
         }
         peer
     });
-    expect_closed(CloseCode::Misbehaved, "watch 3, which does not exist", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "watch 3, which does not exist", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         for id in 1..=100 {
             peer.send_to_server(watch(id, "*")).await;

@@ -34,7 +34,7 @@ fn clients_that_use_unoffered_features_are_refused() {
             let mut peer = Peer::welcomed_client(&sim, 2).await;
             peer.send_to_server(message).await;
             let (code, text) = peer.wait_for_close().await;
-            assert_eq!(code, Some(CloseCode::Misbehaved));
+            assert_eq!(code, Some(CloseCode::ProtocolViolation));
             assert!(text.contains(&expected_text(feature)), "{text}");
         });
     }
@@ -101,7 +101,7 @@ fn drain_is_sent_once_to_clients_that_support_it() {
 /// Goal: a client accepts only one `Drain`. Method: a server that sends it twice.
 #[test]
 fn a_second_drain_is_refused() {
-    expect_closed(CloseCode::Misbehaved, "a second Drain", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "a second Drain", async |script| {
         for alternatives in [vec!["10.0.0.6:4747".into()], vec![]] {
             script.peer.send_to_client(ServerMessage::Drain { alternatives }).await;
         }
@@ -109,7 +109,7 @@ fn a_second_drain_is_refused() {
 }
 
 fn expect_refused(feature: &str, attack: impl AsyncFnOnce(&mut Script)) {
-    expect_closed(CloseCode::Misbehaved, &expected_text(feature), attack);
+    expect_closed(CloseCode::ProtocolViolation, &expected_text(feature), attack);
 }
 
 /// Goal: a client cannot make a server send more than one probe at a time, or the same one twice. Method: two probes
@@ -126,7 +126,7 @@ fn a_second_probe_is_refused() {
                     .await;
             }
             let (code, text) = peer.wait_for_close().await;
-            assert_eq!(code, Some(CloseCode::Misbehaved));
+            assert_eq!(code, Some(CloseCode::ProtocolViolation));
             assert!(text.contains("a second Probe"), "{text}");
             eventually("the session has ended", || server.stats().sessions == 0).await;
         });

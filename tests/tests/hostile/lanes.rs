@@ -201,7 +201,7 @@ fn messages_after_join_end_the_lane() {
             let mut further = join_lane(sim, 3, &holder, id).await;
             further.send_to_server(message).await;
             let (code, text) = further.wait_for_close().await;
-            assert_eq!(code, Some(CloseCode::Misbehaved));
+            assert_eq!(code, Some(CloseCode::ProtocolViolation));
             assert!(text.contains("after it had joined"), "{text}");
         }
         Some(holder)
@@ -210,7 +210,7 @@ fn messages_after_join_end_the_lane() {
         let mut holder = GrantHolder::new(sim, 2).await;
         let further = join_lane(sim, 3, &holder, 1).await;
         holder.send(holder.join(2)).await;
-        assert_eq!(holder.peer.wait_for_close().await.0, Some(CloseCode::Misbehaved));
+        assert_eq!(holder.peer.wait_for_close().await.0, Some(CloseCode::ProtocolViolation));
         assert_eq!(further.wait_for_close().await.0, Some(CloseCode::Done), "a lane ends with its session");
         None
     });
@@ -291,7 +291,7 @@ fn lane_numbers_are_used_once() {
         let further = join_lane(sim, 3, &holder, 1).await;
         for id in [0, 1, u32::MAX] {
             let (code, text) = open_lane(sim, 4, holder.join(id)).await.wait_for_close().await;
-            assert_eq!(code, Some(CloseCode::Misbehaved));
+            assert_eq!(code, Some(CloseCode::ProtocolViolation));
             assert!(text.contains("number"), "{text}");
         }
         holder.retire(2).await;
@@ -314,7 +314,7 @@ fn lane_numbers_beyond_the_limit_end_the_session() {
     with_good_client(server_config(), async |sim, _| {
         let mut holder = GrantHolder::new(sim, 2).await;
         holder.send(ClientMessage::Retire(LaneId(1 << 20))).await;
-        assert_eq!(holder.peer.wait_for_close().await.0, Some(CloseCode::Misbehaved));
+        assert_eq!(holder.peer.wait_for_close().await.0, Some(CloseCode::ProtocolViolation));
         None
     });
 }
@@ -406,7 +406,7 @@ fn fetches_of_unsent_chunks_are_refused() {
             holder.next_announcement().await;
             holder.send(fetch(id)).await;
             let (code, text) = holder.peer.wait_for_close().await;
-            assert_eq!(code, Some(CloseCode::Misbehaved));
+            assert_eq!(code, Some(CloseCode::ProtocolViolation));
             assert!(text.contains(expected), "{text}");
             None
         });

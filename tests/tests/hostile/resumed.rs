@@ -137,7 +137,7 @@ fn another_manifest_for_the_same_version_is_refused() {
         let announce = Announce { manifest: other.digest(), ..script.announcement() };
         script.announce(announce).await;
         let (code, text) = script.peer.wait_for_close().await;
-        assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
+        assert_eq!(code, Some(CloseCode::ProtocolViolation), "{text}");
     });
     let error = ended.unwrap_err();
     let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
@@ -158,7 +158,7 @@ fn a_partial_version_is_not_continued_wrongly() {
         script.announce(script.announcement()).await;
         script.send_valid_chunk(0).await;
         let (code, text) = script.peer.wait_for_close().await;
-        assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
+        assert_eq!(code, Some(CloseCode::ProtocolViolation), "{text}");
         assert!(text.contains("chunk 0 twice"), "{text}");
     });
     assert!(matches!(ended.unwrap_err(), SubscriptionError::Disconnected { .. }));
@@ -205,7 +205,7 @@ fn a_committed_version_is_not_accepted_again() {
                 announce.id.version = version;
                 script.announce(announce).await;
                 let (code, text) = script.peer.wait_for_close().await;
-                assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
+                assert_eq!(code, Some(CloseCode::ProtocolViolation), "{text}");
             };
             tokio::join!(user, server);
         });
@@ -268,7 +268,7 @@ fn a_version_announced_afresh_is_received_completely() {
 /// afresh.
 #[test]
 fn an_afresh_version_that_was_not_requested_is_refused() {
-    expect_closed(CloseCode::Misbehaved, "afresh", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "afresh", async |script| {
         script.announce(Announce { afresh: true, ..script.announcement() }).await;
     });
     for (version, received) in [(VERSION.next(), 1), (VERSION, 2)] {
@@ -300,7 +300,7 @@ fn an_afresh_version_that_was_not_requested_is_refused() {
                 }
                 script.announce(announce).await;
                 let (code, text) = script.peer.wait_for_close().await;
-                assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
+                assert_eq!(code, Some(CloseCode::ProtocolViolation), "{text}");
             };
             tokio::join!(user, server);
         });
@@ -331,7 +331,7 @@ fn an_abort_of_the_last_commit_is_accepted() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             let (code, text) = script.peer.wait_for_close().await;
-            assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
+            assert_eq!(code, Some(CloseCode::ProtocolViolation), "{text}");
             assert!(text.contains("version 9"), "{text}");
         };
         tokio::join!(user, server);
@@ -341,7 +341,7 @@ fn an_abort_of_the_last_commit_is_accepted() {
 /// Goal: a client refuses names for a watch that does not exist.
 #[test]
 fn names_for_an_unknown_watch_are_refused() {
-    expect_closed(CloseCode::Misbehaved, "watch 7", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "watch 7", async |script| {
         let found = ServerMessage::Found { watch: WatchId(7), topics: vec![topic("x")] };
         script.peer.send_to_client(found).await;
     });

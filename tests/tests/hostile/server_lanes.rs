@@ -135,7 +135,11 @@ fn retiring_an_invalid_lane_ends_the_session() {
                 for number in numbers {
                     script.peer.send_to_client(ServerMessage::Retired(LaneId(*number))).await;
                 }
-                assert_eq!(script.peer.wait_for_close().await.0, Some(CloseCode::Misbehaved), "{numbers:?}");
+                assert_eq!(
+                    script.peer.wait_for_close().await.0,
+                    Some(CloseCode::ProtocolViolation),
+                    "{numbers:?}"
+                );
             },
             async |received, _, ()| assert!(received.is_err()),
         );
@@ -180,7 +184,7 @@ fn an_invalid_answer_to_join_ends_the_lane() {
                 }
                 lane.send_to_client(ServerMessage::Topics { topics: vec![], more: false }).await;
                 let (code, text) = lane.wait_for_close().await;
-                assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
+                assert_eq!(code, Some(CloseCode::ProtocolViolation), "{text}");
                 assert!(!opens_another_lane(script).await, "the lane is not retried");
                 script.send_version().await;
                 script.wait_for_committed().await;
@@ -244,9 +248,9 @@ fn manifests_and_duplicates_on_further_lanes_end_the_session() {
                 let lane = accept_lane(script).await;
                 let lane = attack(script, lane).await;
                 let (code, text) = script.peer.wait_for_close().await;
-                assert_eq!(code, Some(CloseCode::Misbehaved), "{text}");
+                assert_eq!(code, Some(CloseCode::ProtocolViolation), "{text}");
                 let (code, _) = lane.wait_for_close().await;
-                assert_eq!(code, Some(CloseCode::Misbehaved), "the lanes of a session end with it");
+                assert_eq!(code, Some(CloseCode::ProtocolViolation), "the lanes of a session end with it");
             },
             async |received, _, ()| {
                 let SubscriptionError::Disconnected { source, .. } = received.unwrap_err() else {

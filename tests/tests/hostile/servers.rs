@@ -112,7 +112,7 @@ fn invalid_chunk_headers_end_the_session() {
         ("subscription 9", |header| header.subscription = SubscriptionId(9)),
     ];
     for (expected, change) in changes {
-        expect_closed(CloseCode::Misbehaved, expected, async |script| {
+        expect_closed(CloseCode::ProtocolViolation, expected, async |script| {
             script.begin_version().await;
             let mut header = script.header(0);
             change(&mut header);
@@ -125,7 +125,7 @@ fn invalid_chunk_headers_end_the_session() {
 #[test]
 fn a_repeated_chunk_ends_the_session() {
     for pause in [0, 1_000] {
-        expect_closed(CloseCode::Misbehaved, "chunk 1 twice", async |script| {
+        expect_closed(CloseCode::ProtocolViolation, "chunk 1 twice", async |script| {
             script.begin_version().await;
             script.send_valid_chunk(1).await;
             tokio::time::sleep(Duration::from_millis(pause)).await;
@@ -143,7 +143,7 @@ fn credit() -> u32 {
 /// Method: five chunks before anything was announced, where four are allowed.
 #[test]
 fn chunks_beyond_the_credit_end_the_session() {
-    expect_closed(CloseCode::Misbehaved, "credit", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "credit", async |script| {
         for chunk in 0..=credit() {
             script.send_valid_chunk(chunk).await;
         }
@@ -154,7 +154,7 @@ fn chunks_beyond_the_credit_end_the_session() {
 /// hash in the header, and another length.
 #[test]
 fn a_manifest_that_was_not_announced_ends_the_session() {
-    expect_closed(CloseCode::Misbehaved, "not the one it announced", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "not the one it announced", async |script| {
         let other = Manifest::layout(vec![], vec![], CHUNK_BYTES, &Limits::default()).unwrap();
         script.announce(script.announcement()).await;
         script.send_manifest(other.digest(), other.encoded()).await;
@@ -281,18 +281,18 @@ fn expect_stalled(script: impl AsyncFnOnce(&mut Script)) {
 /// unknown subscription.
 #[test]
 fn invalid_announcements_end_the_session() {
-    expect_closed(CloseCode::Misbehaved, "another topic", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "another topic", async |script| {
         let mut announce = script.announcement();
         announce.id.topic = topic("other");
         script.announce(announce).await;
     });
-    expect_closed(CloseCode::Misbehaved, "the end of the previous version", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "the end of the previous version", async |script| {
         script.announce(script.announcement()).await;
         let mut announce = script.announcement();
         announce.id.version = Version(4);
         script.announce(announce).await;
     });
-    expect_closed(CloseCode::Misbehaved, "subscription 9", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "subscription 9", async |script| {
         let mut announce = script.announcement();
         announce.subscription = SubscriptionId(9);
         script.announce(announce).await;
@@ -320,7 +320,7 @@ fn versions_that_do_not_rise_end_the_session() {
                 let mut announce = script.announcement();
                 announce.id.version = Version(next);
                 script.announce(announce).await;
-                assert_eq!(script.peer.wait_for_close().await.0, Some(CloseCode::Misbehaved));
+                assert_eq!(script.peer.wait_for_close().await.0, Some(CloseCode::ProtocolViolation));
             };
             tokio::join!(user, server);
         });
@@ -367,11 +367,11 @@ fn invalid_control_messages_end_the_session() {
         script.peer.send_bytes(b"\x04\0\0\0\xff\xff\xff\xff").await;
     });
     expect_closed(CloseCode::Malformed, "at most", async |script| script.peer.send_bytes(&[0xff; 4]).await);
-    expect_closed(CloseCode::Misbehaved, "Topics", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "Topics", async |script| {
         let unrequested = ServerMessage::Topics { topics: vec![], more: false };
         script.peer.send_to_client(unrequested).await;
     });
-    expect_closed(CloseCode::Misbehaved, "version 3", async |script| {
+    expect_closed(CloseCode::ProtocolViolation, "version 3", async |script| {
         script.send_complete(script.digest()).await
     });
 }

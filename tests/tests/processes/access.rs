@@ -57,7 +57,7 @@ fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
 /// Checks that the server closes a follower's session within the documented time.
 fn assert_closed(follower: Process, reason: &str) {
     let since = Instant::now();
-    follower.end().expect_error(4, &[reason]);
+    follower.wait().expect_error(4, &[reason]);
     assert!(since.elapsed() < CLOSED_WITHIN, "{:?}", since.elapsed());
 }
 
@@ -104,7 +104,7 @@ fn invalid_tickets_are_refused() {
     files::assert_same(&home.path("w"), &home.path("in/w.safetensors"));
     let err = server
         .process
-        .end_by(tensor_relay_tests::processes::Signal::TERM)
+        .signal_and_wait(tensor_relay_tests::processes::Signal::TERM)
         .expect_code(0)
         .err;
     assert!(err.contains("was revoked") && err.contains("has expired") && !err.contains(token), "{err}");
@@ -127,7 +127,7 @@ fn revoked_and_expired_tickets_close_their_sessions() {
         assert_closed(follow(&home, &expiring.file, transport), "access was refused");
         files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 10 + round as u64));
         unaffected.wait_for_stdout("committed");
-        unaffected.end_by(tensor_relay_tests::processes::Signal::KILL);
+        unaffected.signal_and_wait(tensor_relay_tests::processes::Signal::KILL);
     }
 }
 
@@ -150,7 +150,7 @@ fn secrets_are_rotated_without_a_restart() {
     home.run(&["tickets", "rotate"]).expect_code(0);
     assert_closed(follower, "access was refused");
     home.run(&["list", &new.file]).expect_code(0);
-    newer.end_by(tensor_relay_tests::processes::Signal::KILL);
+    newer.signal_and_wait(tensor_relay_tests::processes::Signal::KILL);
 }
 
 /// Goal: a client with a trusted key needs no token, and has the rights of the current access control list. Method:
@@ -203,8 +203,9 @@ fn clients_are_identified_by_keys() {
     }
 }
 
-/// Goal: a client with a revoked key is refused even with a valid token; the token alone is still valid. Method: one
-/// client with both, over either transport, before and after; a second start of the server in between.
+/// Goal: a trusted key serves `list` and `doctor` over both transports; a client with a revoked key is refused even with
+/// a valid token; the token alone is still valid. Method: one client with both, over either transport, before and after;
+/// a second start of the server in between.
 #[test]
 fn a_revoked_key_is_refused_despite_a_token() {
     let home = home();
@@ -220,6 +221,18 @@ fn a_revoked_key_is_refused_despite_a_token() {
     let ticket = server.ticket("w").to_owned();
     let mut follower = home.start(&["subscribe", &ticket, "--json", identity]);
     follower.wait_for_stdout("committed");
+    let without_token = ticket.split_once("&token=").unwrap().0;
+    let listed = home.run(&["list", without_token, "--json", identity]).expect_code(0).json();
+    assert!(listed["unreachable_over"].is_null(), "the key is used over both transports: {listed}");
+    let diagnosis = home.run(&["doctor", without_token, "--json", identity]).json();
+    for name in ["server over UDP", "server over TCP"] {
+        let finding = diagnosis["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|finding| finding["name"] == name);
+        assert_eq!(finding.unwrap()["state"], "ok", "{diagnosis}");
+    }
     home.run(&["keys", "revoke", "gpu-1"]).expect_code(0);
     assert_closed(follower, "access was refused");
     drop(server);

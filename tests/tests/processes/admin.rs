@@ -136,9 +136,9 @@ fn a_server_reports_its_status_and_metrics() {
     assert!(!page.body.contains("http"), "it loads nothing from other hosts");
     Response::get(&admin, "/nothing", &[]).expect_code(404);
     Response::get(&admin, "/status", &["Host: other.example"]).expect_code(421);
-    follower.end_by(Signal::TERM).expect_code(143);
+    follower.signal_and_wait(Signal::TERM).expect_code(143);
     get_until(&admin, "/status", |response| response.json()["subscribers_count"] == 0);
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 fn check_with_promtool(metrics: &str) {
@@ -352,7 +352,7 @@ fn the_lag_of_a_slow_reader_is_reported() {
         "{metrics}"
     );
     assert!(sample(&metrics, "tensor_relay_topic_lag_seconds{topic=\"m\"}") > 0.0, "{metrics}");
-    reader.end_by(Signal::TERM).expect_code(143);
+    reader.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
 /// Goal: a version in transfer is shown with its sent bytes and what limits it. Method: a proxy that holds midway
@@ -379,7 +379,7 @@ fn the_limit_of_a_transfer_is_reported() {
     assert!((1..MODEL_BYTES).contains(&sent_bytes), "{under_way}");
     assert_eq!((under_way["version"].as_u64(), status["transfers"].as_u64()), (Some(1), Some(1)));
     proxy.release();
-    subscriber.end().expect_code(0);
+    subscriber.wait().expect_code(0);
 }
 
 /// Goal: the dashboard and the alerts use only metrics that exist. Method: compare every name in them with the metrics

@@ -56,8 +56,8 @@ fn a_server_without_topics_exits() {
     for subscribe_options in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
         let transfer = HeldTransfer::new(&[], subscribe_options);
         transfer.truncate();
-        transfer.subscriber.end().expect_error(5, &["withdrawn"]);
-        let ended = transfer.server.process.end();
+        transfer.subscriber.wait().expect_error(5, &["withdrawn"]);
+        let ended = transfer.server.process.wait();
         assert!(ended.err.contains("w: w was changed in place"), "{ended:?}");
         ended.expect_error(1, &["nothing is on offer any more", "start the server again"]);
         assert!(transfer.home.files_in("out").is_empty());
@@ -74,13 +74,13 @@ fn a_lost_topic_ends_its_subscriptions() {
     let mut follower = transfer.home.start(&every);
     follower.wait_for_stdout("w version 1");
     transfer.truncate();
-    transfer.subscriber.end().expect_error(5, &["withdrawn"]);
-    follower.end().expect_error(5, &["withdrawn"]);
+    transfer.subscriber.wait().expect_error(5, &["withdrawn"]);
+    follower.wait().expect_error(5, &["withdrawn"]);
     for late in [&every[..], &["subscribe", &ticket, "--once", "--wait=600"]] {
         transfer.home.run(late).expect_error(5, &["withdrawn"]);
     }
     transfer.home.run(&["subscribe", &other, "--once"]).expect_code(0);
-    transfer.server.process.end_by(Signal::TERM).expect_code(0);
+    transfer.server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 /// Goal: with `--watch` another version may follow: a subscriber without a version waits for it as long as for a topic,
@@ -94,7 +94,7 @@ fn a_watched_topic_continues_after_a_lost_version() {
     transfer.truncate();
     transfer
         .subscriber
-        .end()
+        .wait()
         .expect_error(5, &["could not be read", "no other version was received", "within 2000 ms"]);
     transfer
         .home
@@ -104,5 +104,5 @@ fn a_watched_topic_continues_after_a_lost_version() {
     follower.wait_for_stdout("w version 2");
     files::assert_same(&transfer.home.path("w"), &transfer.home.path("follower/w.safetensors"));
     transfer.home.run(&["subscribe", &ticket, "--once"]).expect_code(0);
-    transfer.server.process.end_by(Signal::TERM).expect_code(0);
+    transfer.server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }

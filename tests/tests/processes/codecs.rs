@@ -30,7 +30,7 @@ fn both_ends_report_the_same_compression() {
     let line = receive("n", &[]).out;
     assert!(!line.contains(" on the wire"), "noise is not compressible: {line}");
 
-    let ended = server.process.end_by(Signal::TERM).expect_code(0);
+    let ended = server.process.signal_and_wait(Signal::TERM).expect_code(0);
     assert!(
         ended.err.contains("sent m: 12.0 MiB, ") && ended.err.contains("sent n: 3.00 MiB\n"),
         "{ended:?}"

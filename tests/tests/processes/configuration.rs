@@ -9,7 +9,7 @@ use tensor_relay_tests::processes::{ANY_PORT, Ended, Home, Process, Signal};
 fn run_with(home: &Home, variables: &[(&str, &str)], args: &[&str]) -> Ended {
     let mut command = home.program();
     command.args(args).envs(variables.iter().copied());
-    Process::start(command).end()
+    Process::start(command).wait()
 }
 
 /// Writes the default configuration file.
@@ -54,7 +54,7 @@ fn a_configuration_file_suffices_for_both_ends() {
             .expect_code(0);
     assert!(by_flag.out.starts_with("a version 1: "), "{by_flag:?}");
     assert_eq!(home.files_in("out"), ["a.safetensors", "deep/b.safetensors"]);
-    server.end_by(Signal::TERM).expect_code(0);
+    server.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 /// Goal: topics and switches can be set by variables only. Method: `serve` without options.
@@ -78,7 +78,7 @@ fn environment_variables_suffice_for_a_server() {
         ["tensor-relay/access/secrets", "tensor-relay/identity.key", "tensor-relay/tickets"],
         "an empty variable is ignored"
     );
-    server.end_by(Signal::TERM).expect_code(0);
+    server.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 /// Goal: `config` shows the effective value of every option and its source. Method: an option from each layer, as text

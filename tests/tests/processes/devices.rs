@@ -76,7 +76,7 @@ fn every_file_is_transferred_from_and_to_a_gpu() {
             files::assert_same(&home.path("w"), &home.path(&out).join("w.safetensors"));
             files::assert_same_model(&home.path("model"), &home.path(&out).join("model"));
         }
-        server.process.end_by(Signal::TERM).expect_code(0);
+        server.process.signal_and_wait(Signal::TERM).expect_code(0);
     }
 }
 
@@ -97,7 +97,7 @@ fn plain_output_shows_the_device() {
         "{output:?}"
     );
     assert_eq!(std::fs::read_to_string(home.path("ran")).unwrap(), "1\n");
-    server.end_by(Signal::TERM).expect_code(0);
+    server.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 /// Goal: a device can be set by file and variable, like every option. Method: each of them, and a flag over both.
@@ -175,7 +175,10 @@ fn an_unusable_driver_is_reported() {
         refused.expect_error(1, &["--device cuda:0 cannot be used", cause]);
         let listed = home.run(&["devices", "--json"]).expect_code(0).json();
         assert!(listed["reason"].as_str().unwrap().contains(cause), "{listed}");
-        home.serve(&["--topic=w=w"]).process.end_by(Signal::TERM).expect_code(0);
+        home.serve(&["--topic=w=w"])
+            .process
+            .signal_and_wait(Signal::TERM)
+            .expect_code(0);
     }
 }
 
@@ -262,7 +265,7 @@ fn a_failed_gpu_ends_its_server() {
     assert!(home.files_in("out").is_empty());
     server
         .process
-        .end()
+        .wait()
         .expect_error(1, &["cuda:0 has failed", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
 }
 
@@ -273,7 +276,7 @@ fn a_failed_gpu_ends_its_subscriber() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
     let server = serve(&home);
     let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
-    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:3:700")], &args).end();
+    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:3:700")], &args).wait();
     assert!(ended.run_time < FAILED_WITHIN, "{ended:?}");
     ended.expect_error(1, &["cuda:0", "this machine", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
     assert!(home.files_in("out").is_empty());
@@ -288,7 +291,7 @@ fn one_failed_driver_call_tears_no_version() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
     let receive = |server: &Serving, fault, out: &str| {
         let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out", out];
-        let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", fault)], &args).end();
+        let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", fault)], &args).wait();
         assert!(ended.run_time < FAILED_WITHIN, "{ended:?}");
         ended
     };
@@ -296,7 +299,7 @@ fn one_failed_driver_call_tears_no_version() {
         let (server, out) = (serve_failing(&home, fault), format!("server-{number}"));
         receive(&server, "", &out).expect_code(0);
         assert_received(&home, &out);
-        server.process.end_by(Signal::TERM).expect_code(0);
+        server.process.signal_and_wait(Signal::TERM).expect_code(0);
     }
     let server = serve(&home);
     for (number, fault) in ["cuMemcpyHtoDAsync_v2:3:2", "cuEventRecord:5:2"].into_iter().enumerate() {
@@ -319,11 +322,11 @@ fn a_hanging_gpu_ends_its_subscriber() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
     let server = serve(&home);
     let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
-    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:2:hang")], &args).end();
+    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:2:hang")], &args).wait();
     assert!(ended.run_time < Duration::from_secs(50), "{ended:?}");
     ended.expect_error(1, &["cuda:0"]);
     assert!(home.files_in("out").is_empty());
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 /// Goal: kill -9 of either side during a transfer costs the other side only time, and no version is torn. Method: hold
@@ -338,20 +341,20 @@ fn a_transfer_between_gpus_survives_killed_processes() {
     let receive = |out| home.start(&["subscribe", &ticket, "--once", ON_GPU, "--out", out]);
     let subscriber = receive("first");
     proxy.wait_until_held();
-    server.process.end_by(Signal::KILL);
+    server.process.signal_and_wait(Signal::KILL);
     let server = home.serve_again(&report, &args);
     proxy.release();
-    subscriber.end().expect_code(0);
+    subscriber.wait().expect_code(0);
     assert_received(&home, "first");
     proxy.hold_after(16 << 20);
     let killed = receive("second");
     proxy.wait_until_held();
-    killed.end_by(Signal::KILL);
+    killed.signal_and_wait(Signal::KILL);
     proxy.release();
     assert!(home.files_in("second").is_empty());
-    receive("second").end().expect_code(0);
+    receive("second").wait().expect_code(0);
     assert_received(&home, "second");
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 /// Goal: replaced files are uploaded and published, and the memory of old versions is reused. Method: five versions
@@ -370,8 +373,8 @@ fn gpu_memory_of_old_versions_is_reused() {
         follower.wait_for_stdout(&format!(r#""version":{version},"#));
         assert_received(&home, "out");
     }
-    server.process.end_by(Signal::TERM).expect_code(0);
-    follower.end_by(Signal::TERM).expect_code(143);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
+    follower.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
 /// Goal: the demo works with GPUs. Method: a small demo, with both kinds of output.

@@ -77,14 +77,14 @@ fn a_working_machine_has_no_failures() {
 #[test]
 fn too_few_descriptors_are_found() {
     let home = Home::new();
-    let poor = start_after(&home, "ulimit -n 40", "doctor --json").end().expect_code(1);
+    let poor = start_after(&home, "ulimit -n 40", "doctor --json").wait().expect_code(1);
     let found = assert_state(&poor, "files and sockets", "fail");
     assert!(found["fix"]["host"].as_str().unwrap().starts_with("ulimit -n 65536"), "{found}");
-    let narrow = start_after(&home, "ulimit -n 1024", "doctor --json").end().expect_code(0);
+    let narrow = start_after(&home, "ulimit -n 1024", "doctor --json").wait().expect_code(0);
     assert_state(&narrow, "files and sockets", "warn");
     let mut cured = start_after(&home, "ulimit -n 65536", "doctor --json");
     if cured.try_wait_for_stdout("findings") {
-        assert_state(&cured.end(), "files and sockets", "ok");
+        assert_state(&cured.wait(), "files and sockets", "ok");
     } else {
         println!("skipped: this system does not allow 65536 descriptors");
     }
@@ -178,7 +178,7 @@ fn the_limit_of_the_rate_is_found() {
     let server = serve_on(&lan, &home);
     let doctor = || {
         lan.start(Host::Client, &home, &["doctor", server.ticket("m"), "--json"])
-            .end()
+            .wait()
             .expect_code(0)
     };
     let clean = doctor();
@@ -219,7 +219,7 @@ fn blocked_udp_is_found() {
     };
     let home = Home::new();
     let server = serve_on(&lan, &home);
-    let doctor = || lan.start(Host::Client, &home, &["doctor", server.ticket("m"), "--json"]).end();
+    let doctor = || lan.start(Host::Client, &home, &["doctor", server.ticket("m"), "--json"]).wait();
     if let Err(reason) = lan.drop_protocols(&["udp"]) {
         return println!("skipped: {reason}");
     }

@@ -50,7 +50,7 @@ fn run(count: u64, seed: u64) {
     }
     let elapsed = started.elapsed();
     for reader in steady.into_iter().chain([restarted]) {
-        let (name, received) = reader.end();
+        let (name, received) = reader.terminate();
         let first_wrong = received.iter().zip(1..).find(|(received, expected)| **received != *expected);
         assert_eq!((first_wrong, received.len() as u64), (None, count), "reader {name}");
     }
@@ -85,15 +85,15 @@ impl Reader {
     /// Ends its process and starts another that continues after the last version of this one.
     fn restart(self, home: &Home, producer: &Serving, signal: Signal) -> Self {
         let Self { name, process, mut versions } = self;
-        versions.extend(reported_versions(&process.end_by(signal)));
+        versions.extend(reported_versions(&process.signal_and_wait(signal)));
         let next = versions.last().map_or(1, |last| last + 1);
         Self { name, process: start_process(home, producer, name, next), versions }
     }
 
     /// Ends the reader; returns all versions that it reported.
-    fn end(self) -> (&'static str, Vec<u64>) {
+    fn terminate(self) -> (&'static str, Vec<u64>) {
         let Self { name, process, mut versions } = self;
-        versions.extend(reported_versions(&process.end_by(Signal::TERM).expect_code(143)));
+        versions.extend(reported_versions(&process.signal_and_wait(Signal::TERM).expect_code(143)));
         (name, versions)
     }
 }

@@ -139,7 +139,7 @@ fn a_ticket_that_is_not_text_is_a_usage_error() {
     command.args(["subscribe", "-"]);
     let stdin = fs::File::open(home.path("bytes")).unwrap();
     Process::start_with(command, stdin)
-        .end()
+        .wait()
         .expect_error(2, &["stdin holds no ticket", "UTF-8"]);
     home.run(&["subscribe", "bytes"]).expect_error(2, &["UTF-8"]);
 }
@@ -152,7 +152,7 @@ fn an_invalid_log_filter_is_a_usage_error() {
     let with_filter = |filter| {
         let mut command = home.program();
         command.args(["keys", "create"]).env("TENSOR_RELAY_LOG", filter);
-        Process::start(command).end()
+        Process::start(command).wait()
     };
     with_filter("info,quinn=loud").expect_error(2, &["TENSOR_RELAY_LOG", "info,quinn=loud", "debug"]);
     with_filter("").expect_code(0);
@@ -271,7 +271,7 @@ fn a_pipe_is_refused() {
     assert!(Command::new("mkfifo").arg(home.path("pipe")).status().unwrap().success());
     let waiting = home.start(&["serve", ANY_PORT, "--topic=w=pipe"]);
     std::thread::sleep(Duration::from_secs(2));
-    waiting.end_by(Signal::TERM).expect_error(1, &["pipe"]);
+    waiting.signal_and_wait(Signal::TERM).expect_error(1, &["pipe"]);
 }
 
 /// Goal: an unusable output folder is an error before anything is received. Method: a file where the folder should be,
@@ -343,7 +343,7 @@ fn a_full_disk_leaves_no_partial_file() {
         .arg(program)
         .args(["subscribe", server.ticket("w"), "--once", "--out=out"]);
     let ended = Process::start(command)
-        .end()
+        .wait()
         .expect_error(1, &["cannot write out/w.safetensors", "No space left"]);
     assert_eq!(ended.out, "", "no file remains, and no version is reported");
 }
@@ -374,7 +374,7 @@ fn a_subscriber_needs_only_its_ticket() {
     let other = Home::new();
     let mut command = other.program();
     command.env_clear().args(["subscribe", server.ticket("w"), "--once"]);
-    let received = Process::start(command).end().expect_code(0);
+    let received = Process::start(command).wait().expect_code(0);
     assert!(
         received.out.starts_with("w version 1: 1 tensor,") && !received.out.contains("saved"),
         "{received:?}"

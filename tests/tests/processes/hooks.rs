@@ -31,7 +31,7 @@ fn the_exit_code_reports_a_failed_command() {
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--exec=exit 3"]);
     follower.wait_for_stderr("warning: the command of --exec ended with exit status: 3");
     assert!(follower.is_running(), "it waits for the next version");
-    follower.end_by(Signal::TERM).expect_code(143);
+    follower.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
 /// Whether a process still runs. A zombie that was not waited for yet does not count.
@@ -71,11 +71,11 @@ fn a_terminated_subscriber_ends_its_command() {
     let server = server(&home);
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
         let (subscriber, pids) = start_with_running_command(&home, &server, "");
-        subscriber.end_by(signal).expect_code(code);
+        subscriber.signal_and_wait(signal).expect_code(code);
         assert!(!pids.iter().any(|pid| is_alive(pid)), "{pids:?}");
     }
     let (subscriber, pids) = start_with_running_command(&home, &server, "trap '' TERM;");
-    subscriber.end_by(Signal::TERM).expect_code(143);
+    subscriber.signal_and_wait(Signal::TERM).expect_code(143);
     wait_until("SIGKILL ends the command", || !pids.iter().any(|pid| is_alive(pid)));
 }
 
@@ -107,5 +107,5 @@ fn a_failed_subscriber_ends_its_command() {
         }
         assert!(version < 300, "{pids:?}");
     }
-    shell.end().expect_code(0);
+    shell.wait().expect_code(0);
 }

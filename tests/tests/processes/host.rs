@@ -39,14 +39,14 @@ fn too_few_descriptors_are_an_error() {
         if server.try_wait_for_stdout("serving") {
             break server;
         }
-        server.end().expect_error(1, &["files and sockets", "ulimit -n"]);
+        server.wait().expect_error(1, &["files and sockets", "ulimit -n"]);
         limit += 1;
         assert!(limit < 100, "fewer descriptors suffice");
     };
     drop(serving);
     for args in [&["list", "relay://x"][..], &["keys", "show"], &["subscribe", "relay://x"]] {
         start_after(&home, "ulimit -n 6", args)
-            .end()
+            .wait()
             .expect_error(1, &["files and sockets"]);
     }
     let server = Serving::wait_for_report(start_after(&home, "ulimit -S -n 8", &args));
@@ -56,7 +56,7 @@ fn too_few_descriptors_are_an_error() {
         &format!("ulimit -n {limit}"),
         &["subscribe", server.ticket("w"), "--once", "--out=o"],
     );
-    ended.end().expect_code(0);
+    ended.wait().expect_code(0);
 }
 
 fn mode(path: &Path) -> u32 {
@@ -82,7 +82,7 @@ fn private_files_ignore_the_umask() {
     let (folder, key) = key(&home);
     assert_eq!((mode(&folder), mode(&home.path("state")), mode(&key)), (0o700, 0o700, 0o600));
     assert_eq!((mode(&folder.join("topics.json")), mode(&home.path("t"))), (0o600, 0o600));
-    let ended = server.process.end_by(Signal::TERM).expect_code(0);
+    let ended = server.process.signal_and_wait(Signal::TERM).expect_code(0);
     assert!(!ended.err.contains("mode"), "{ended:?}");
 }
 
@@ -102,7 +102,7 @@ fn unsafe_keys_are_refused() {
         server.wait_for_stdout("serving");
     }
     set_mode(&key, 0o602);
-    serve().end().expect_error(1, &["identity.key has mode 0602", "chmod 600"]);
+    serve().wait().expect_error(1, &["identity.key has mode 0602", "chmod 600"]);
     set_mode(&key, 0o600);
     set_mode(&folder, 0o777);
     let mut server = serve();
@@ -113,13 +113,13 @@ fn unsafe_keys_are_refused() {
     if geteuid().is_root() {
         chown(&key, Some(12_345), None).unwrap();
         serve()
-            .end()
+            .wait()
             .expect_error(1, &["identity.key belongs to user 12345", "chown 0"]);
     }
     fs::remove_file(&key).unwrap();
     let (fifo, owner) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
     rustix::fs::mknodat(rustix::fs::CWD, &key, fifo, owner, 0).unwrap();
-    serve().end().expect_error(1, &["identity.key", "not a regular file"]);
+    serve().wait().expect_error(1, &["identity.key", "not a regular file"]);
 }
 
 /// A cgroup that limits memory, removed on drop.
@@ -228,11 +228,11 @@ fn too_large_models_are_refused() {
     let server = home.serve(&["--topic=m=m", "--topic=w=w"]);
     let causes = ["of the container's memory limit (cgroup) of 134217728 bytes"];
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=m=m"];
-    start_after(&home, &cgroup.enter(), &serve).end().expect_error(1, &causes);
+    start_after(&home, &cgroup.enter(), &serve).wait().expect_error(1, &causes);
     let subscribe = |topic| ["subscribe", server.ticket(topic), "--once", "--out=out", ON_HOST];
     start_after(&home, &cgroup.enter(), &subscribe("m"))
-        .end()
+        .wait()
         .expect_error(1, &causes);
-    start_after(&home, &cgroup.enter(), &subscribe("w")).end().expect_code(0);
+    start_after(&home, &cgroup.enter(), &subscribe("w")).wait().expect_code(0);
     assert_eq!(home.files_in("out"), ["w.safetensors"]);
 }

@@ -30,7 +30,7 @@ fn two_lanes_share_a_transfer() {
     files::replace(&home.path("m"), |path| files::write_noise(path, MODEL_BYTES, 2));
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
-    let events = follower.end_by(Signal::TERM).expect_code(143).events();
+    let events = follower.signal_and_wait(Signal::TERM).expect_code(143).events();
     let lanes = events[1]["lanes"].as_array().unwrap().clone();
     let received_bytes: Vec<u64> =
         lanes.iter().map(|lane| lane["received_bytes"].as_u64().unwrap()).collect();

@@ -17,7 +17,7 @@ fn json_logs_are_objects_with_common_keys() {
     home.run(&["subscribe", server.ticket("m"), "--once"]).expect_code(0);
     get_until(&admin_address(&server), "/status", |response| response.json()["sessions"] == 0);
     let bytes = server.topic("m")["payload_bytes"].clone();
-    let ended = server.process.end_by(Signal::TERM).expect_code(0);
+    let ended = server.process.signal_and_wait(Signal::TERM).expect_code(0);
     let lines = objects(&ended.err);
     let published = lines.iter().find(|line| line["message"] == "A version was published.").unwrap();
     assert_eq!((&published["level"], &published["payload_bytes"]), (&"INFO".into(), &bytes));
@@ -64,8 +64,8 @@ fn no_secret_is_logged() {
             "--out=out",
             "--transport=quic",
         ];
-        let subscribed = start(&args).end().expect_code(0);
-        let served = server.process.end_by(Signal::TERM).expect_code(0);
+        let subscribed = start(&args).wait().expect_code(0);
+        let served = server.process.signal_and_wait(Signal::TERM).expect_code(0);
         for log in [&subscribed.err, &served.err] {
             assert!(!log.to_lowercase().contains("reset_token"), "{filter}: {log}");
             assert!(!log.contains(&token), "{filter}: {log}");

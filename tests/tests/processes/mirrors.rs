@@ -164,7 +164,7 @@ fn killed_subscribers_leave_at_most_one_temporary_file() {
         let mut writer = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out"]);
         let is_new = |name: &String| name.ends_with(".part") && !before.contains(name);
         while writer.is_running() && !home.files_in("out").iter().any(is_new) {}
-        writer.end_by(Signal::KILL);
+        writer.signal_and_wait(Signal::KILL);
         assert!(parts() <= 1, "{:?}", home.files_in("out"));
         left += parts();
         if left == 3 {
@@ -217,7 +217,7 @@ fn the_newest_versions_are_kept() {
         !home.path("out/m").join(name("m", 1)).exists() && home.path("out/m").join(name("m", 2)).exists()
     );
     for follower in followers {
-        follower.end_by(Signal::TERM).expect_code(143);
+        follower.signal_and_wait(Signal::TERM).expect_code(143);
     }
 }
 
@@ -237,7 +237,7 @@ fn a_command_runs_after_each_version() {
         files::replace(&home.path("w"), |path| files::write_noise(path, 1000, version));
         follower.wait_for_stdout(&format!("version {version}"));
     }
-    let ended = follower.end_by(Signal::TERM).expect_code(143);
+    let ended = follower.signal_and_wait(Signal::TERM).expect_code(143);
     assert!(!ended.err.contains("exit status: 0"), "{ended:?}");
     let epoch = server.topic("a/w")["epoch"].as_str().unwrap();
     let expected = [1, 2]
@@ -309,7 +309,7 @@ fn a_full_disk_keeps_complete_versions() {
     let mut command = on_small_disk(&home, r#""$@"; code=$?; ls out/w | sed 's/^/left: /'; exit $code"#);
     command.arg(home.program().get_program()).args(args).arg("--out=out");
     let ended = Process::start(command)
-        .end()
+        .wait()
         .expect_error(1, &["cannot write out/w/", "No space left"]);
     let versions: Vec<_> = ended.events().iter().map(|event| event["version"].clone()).collect();
     assert_eq!(versions, [1, 2]);
@@ -323,5 +323,5 @@ fn a_full_disk_keeps_complete_versions() {
         again.wait_for_stdout("version").contains(r#""version":3"#),
         "continues with the version that did not fit"
     );
-    again.end_by(Signal::TERM).expect_code(143);
+    again.signal_and_wait(Signal::TERM).expect_code(143);
 }

@@ -24,7 +24,7 @@ fn a_glob_selects_topics() {
     files::replace(&home.path("b"), |path| files::write_noise(path, 1000, 4));
     let line = follower.wait_for_stdout(r#""version":2"#);
     assert!(line.contains("kv/b"), "{line}");
-    assert_eq!(follower.end_by(Signal::TERM).expect_code(143).events().len(), 3);
+    assert_eq!(follower.signal_and_wait(Signal::TERM).expect_code(143).events().len(), 3);
 
     home.run(&["subscribe", ticket, "--topic=**", "--once", "--out=all"])
         .expect_code(0);
@@ -57,8 +57,8 @@ fn a_failed_topic_does_not_affect_others() {
     files::replace(&home.path("b"), |path| files::write_noise(path, 1000, 3));
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("b"), &home.path("out/b.safetensors"));
-    server.process.end_by(Signal::TERM).expect_code(0);
-    let ended = follower.end().expect_error(1, &["a.safetensors"]);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
+    let ended = follower.wait().expect_error(1, &["a.safetensors"]);
     assert!(ended.err.contains("warning: topic b is not followed any more"), "{ended:?}");
 }
 
@@ -113,7 +113,7 @@ impl Series {
 /// Waits until `follower` reports version `last`, and ends it; returns all versions that it reported.
 fn versions_until(mut follower: Process, last: u64) -> Vec<u64> {
     follower.wait_for_stdout(&format!(r#""version":{last}"#));
-    versions(&follower.end_by(Signal::TERM).expect_code(143))
+    versions(&follower.signal_and_wait(Signal::TERM).expect_code(143))
 }
 
 fn versions(ended: &Ended) -> Vec<u64> {
@@ -151,7 +151,7 @@ fn mode_every_starts_at_any_version() {
         let refused = series.home.run(&["subscribe", series.server.ticket("w"), "--once", from]);
         refused.expect_error(2, &["--mode latest begins with --from newest or next", "--mode every"]);
     }
-    let wrong = series.every(&["--from=soon"]).end();
+    let wrong = series.every(&["--from=soon"]).wait();
     wrong.expect_error(2, &["--from", "newest, next, oldest, a version"]);
 }
 
@@ -164,7 +164,7 @@ fn a_gap_is_reported() {
         series.publish(version);
     }
     let from = format!("--from={}:1", series.epoch());
-    let failed = series.every(&[&from]).end().expect_error(7, &["3 versions are missing of w"]);
+    let failed = series.every(&[&from]).wait().expect_error(7, &["3 versions are missing of w"]);
     assert_eq!(failed.out, "");
     let mut follower = series.every(&[&from, "--on-gap=continue"]);
     let gap: Value = serde_json::from_str(&follower.wait_for_stdout("gap")).unwrap();
@@ -178,11 +178,11 @@ fn a_gap_is_reported() {
     // Without its ledger a server cannot know what it published before.
     series.restart(|home| fs::remove_file(home.path("keys/topics.json")).unwrap());
     assert_ne!(series.epoch(), epoch);
-    strict.end().expect_error(7, &["w has begun a new epoch", series.epoch()]);
+    strict.wait().expect_error(7, &["w has begun a new epoch", series.epoch()]);
     follower.wait_for_stdout("gap");
     let line: Value = serde_json::from_str(&follower.wait_for_stdout("committed")).unwrap();
     assert_eq!((&line["version"], &line["new_epoch"]), (&1.into(), &true.into()));
-    assert_eq!(versions(&follower.end_by(Signal::TERM).expect_code(143)), [4, 5, 1]);
+    assert_eq!(versions(&follower.signal_and_wait(Signal::TERM).expect_code(143)), [4, 5, 1]);
 }
 
 /// Goal: a named reader that dies and returns in time misses nothing, although nothing is retained for others. Method:
@@ -192,7 +192,7 @@ fn a_named_reader_resumes_at_its_place() {
     let mut series = Series::new(&["--keep-versions=2", "--publish-timeout=50"]);
     let mut reader = series.every(&["--reader=r"]);
     reader.wait_for_stdout(r#""version":1"#);
-    reader.end_by(Signal::KILL);
+    reader.signal_and_wait(Signal::KILL);
     series.publish(2);
     series.replace(3); // Version 3 would push version 1 or 2 out, which the reader has not acknowledged.
     thread::sleep(Duration::from_millis(500));
@@ -208,7 +208,20 @@ fn a_slow_reader_is_evicted() {
     let mut slow = series.every(&["--reader=slow", "--exec=sleep 3"]);
     slow.wait_for_stdout(r#""version":1"#);
     series.publish(2);
-    slow.end().expect_error(7, &["the server ended the subscription to w"]);
+    slow.wait().expect_error(7, &["the server ended the subscription to w"]);
+}
+
+/// Goal: a second process under a reader's name takes its place, and the first ends with a code of its own, since a
+/// restart of it would take the place back.
+#[test]
+fn a_second_process_takes_the_readers_place() {
+    let mut series = Series::new(&["--keep-versions=2"]);
+    let mut first = series.every(&["--reader=r"]);
+    first.wait_for_stdout(r#""version":1"#);
+    let second = series.every(&["--reader=r"]);
+    first.wait().expect_error(9, &["another subscription has the same reader name"]);
+    series.publish(2);
+    assert_eq!(versions_until(second, 2).last(), Some(&2));
 }
 
 /// Goal: a version that exceeds the memory limit is an error with both numbers. Method: 8 MiB into 4.

@@ -63,12 +63,12 @@ impl ServedModel {
     }
 
     fn kill_server(&mut self) {
-        self.server.take().unwrap().process.end_by(Signal::KILL);
+        self.server.take().unwrap().process.signal_and_wait(Signal::KILL);
     }
 
     /// Waits until `subscriber` has the model; checks that it is complete, and that almost nothing was sent twice.
     fn finish(&self, subscriber: Process, losses: u64) -> Value {
-        let event = subscriber.end().expect_code(0).json();
+        let event = subscriber.wait().expect_code(0).json();
         let payload = event["payload_bytes"].as_u64().unwrap();
         let wire_bytes = event["wire_bytes"].as_u64().unwrap();
         let max_bytes = payload + losses * LOST_PER_KILL_BYTES;
@@ -135,7 +135,7 @@ fn a_transfer_survives_killed_processes() {
                 losses += 1;
             } else {
                 println!("seed {seed}: the subscriber is killed");
-                subscriber.end_by(Signal::KILL);
+                subscriber.signal_and_wait(Signal::KILL);
                 subscriber = served.subscribe();
                 losses = 0;
             }

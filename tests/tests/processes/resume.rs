@@ -58,7 +58,7 @@ impl Transfer {
     /// Completes the transfer; checks the received file, and that almost nothing was sent twice.
     fn finish(self, kills: u64) {
         self.proxy.release();
-        let ended = self.subscriber.end().expect_code(0);
+        let ended = self.subscriber.wait().expect_code(0);
         let event = ended.json();
         assert_eq!(event["resumed"], kills, "{event}");
         let payload = event["payload_bytes"].as_u64().unwrap();
@@ -99,7 +99,7 @@ fn kill_at_random_moments(hold: &str, seed: u64, kills: u64) {
     let mut moment = || rng.random_range(CHUNK_BYTES..MODEL_BYTES / 4);
     let mut transfer = Transfer::start_held(&[hold], moment());
     for kill in 1..=kills {
-        transfer.take_server().end_by(Signal::KILL);
+        transfer.take_server().signal_and_wait(Signal::KILL);
         transfer.serve_again();
         if kill < kills {
             transfer.proxy.hold_after(moment());
@@ -114,7 +114,7 @@ fn kill_at_random_moments(hold: &str, seed: u64, kills: u64) {
 #[test]
 fn a_transfer_resumes_after_a_shutdown() {
     let mut transfer = Transfer::start_held(&["--grace=0.2"], MODEL_BYTES / 3);
-    let ended = transfer.take_server().end_by(Signal::TERM).expect_code(0);
+    let ended = transfer.take_server().signal_and_wait(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off"), "{ended:?}");
     transfer.serve_again();
     transfer.finish(1);
@@ -131,19 +131,19 @@ fn a_subscriber_reconnects_to_a_restarted_server() {
     let mut follower = home.start(&["subscribe", first.ticket("w"), "--out=out", "--json"]);
     follower.wait_for_stdout("committed");
     let report = first.report.clone();
-    first.process.end_by(Signal::TERM).expect_code(0);
+    first.process.signal_and_wait(Signal::TERM).expect_code(0);
     follower.wait_for_stderr("The connection was lost");
     let second = home.serve_again(&report, &args);
     assert_eq!(second.report, report, "the same file is the same version");
     follower.wait_for_stderr("Connected again");
-    second.process.end_by(Signal::TERM).expect_code(0);
+    second.process.signal_and_wait(Signal::TERM).expect_code(0);
     files::write_noise(&home.path("w"), 100_000, 2);
     let third = home.serve_again(&report, &args);
     assert_eq!(third.topic("w")["epoch"], report["topics"][0]["epoch"]);
     assert_eq!(third.topic("w")["version"], 2, "other content is the next version");
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
-    let events = follower.end_by(Signal::TERM).expect_code(143).events();
+    let events = follower.signal_and_wait(Signal::TERM).expect_code(143).events();
     let versions: Vec<_> = events.iter().map(|event| (&event["version"], &event["new_epoch"])).collect();
     assert_eq!(
         versions,
@@ -183,12 +183,12 @@ fn rolling_restarts_lose_no_version() {
                 assert!(Instant::now() < deadline, "version {version} is not published");
             }
         }
-        let ended = server.process.end_by(Signal::TERM).expect_code(0);
+        let ended = server.process.signal_and_wait(Signal::TERM).expect_code(0);
         assert!(!ended.err.contains("cut off"), "{ended:?}");
         server = home.serve_again(&report, &args);
         reader.wait_for_stdout(&format!(r#""version":{},"#, before + BURST));
     }
-    let events = reader.end_by(Signal::TERM).expect_code(143).events();
+    let events = reader.signal_and_wait(Signal::TERM).expect_code(143).events();
     let versions: Vec<_> = events.iter().map(|event| event["version"].as_u64()).collect();
     let published: Vec<_> = (1..=1 + ROUNDS * BURST).map(Some).collect();
     assert_eq!(versions, published, "each once, in order, without a gap");
@@ -203,10 +203,10 @@ fn a_lost_server_is_an_error_after_the_reconnect_timeout() {
     let server = home.serve(&["--topic=w=w"]);
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=2"]);
     follower.wait_for_stdout("w version 1");
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
     let causes =
         ["the connection was lost", "the server is shutting down", "not reached again within 2000 ms"];
-    let ended = follower.end().expect_error(3, &causes);
+    let ended = follower.wait().expect_error(3, &causes);
     assert!(ended.run_time >= Duration::from_secs(2), "{ended:?}");
 }
 
@@ -223,9 +223,9 @@ fn the_server_releases_killed_subscribers() {
     for _ in 0..6 {
         let other = transfer.home.start(&["subscribe", &ticket, "--out=other", "--json"]);
         thread::sleep(Duration::from_millis(rng.random_range(0..150)));
-        other.end_by(Signal::KILL);
+        other.signal_and_wait(Signal::KILL);
     }
-    transfer.subscriber.end_by(Signal::KILL);
+    transfer.subscriber.signal_and_wait(Signal::KILL);
     let deadline = Instant::now() + DEAD_WITHIN;
     while subscribers() > 0 {
         assert!(Instant::now() < deadline, "{} dead subscribers were not released", subscribers());
@@ -239,5 +239,5 @@ fn the_server_releases_killed_subscribers() {
         thread::sleep(Duration::from_millis(200));
     }
     transfer.home.run(&["subscribe", &ticket, "--once", "--out=out"]).expect_code(0);
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }

@@ -41,10 +41,10 @@ impl HeldTransfer {
 #[test]
 fn a_server_killed_during_a_transfer_leaves_no_partial_file() {
     let HeldTransfer { home, proxy, server, subscriber } = HeldTransfer::new(&[]);
-    let killed = server.process.end_by(Signal::KILL);
+    let killed = server.process.signal_and_wait(Signal::KILL);
     assert_eq!(killed.signal, Some(Signal::KILL.as_raw()), "{killed:?}");
     proxy.release();
-    let ended = subscriber.end();
+    let ended = subscriber.wait();
     let slack = Duration::from_secs(10);
     assert!(ended.run_time < IDLE_TIMEOUT + slack, "{ended:?}");
     let ended = ended.expect_error(3, &["has not answered for the idle timeout"]);
@@ -63,8 +63,8 @@ fn the_kill_of_an_idle_server_is_noticed() {
         let args = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=0", &transport_option];
         let mut follower = home.start(&args);
         follower.wait_for_stdout("w version 1");
-        server.process.end_by(Signal::KILL);
-        let ended = follower.end();
+        server.process.signal_and_wait(Signal::KILL);
+        let ended = follower.wait();
         assert!(transport == "tcp" || ended.run_time > IDLE_TIMEOUT / 2, "{ended:?}");
         ended.expect_error(3, &["the subscription to w ended", cause]);
         assert_eq!(home.files_in("out"), ["w.safetensors"], "complete files stay");
@@ -81,10 +81,10 @@ fn a_signal_ends_an_idle_server_immediately() {
         let server = home.serve(&["--topic=w=w", "--grace=30"]);
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=0"]);
         follower.wait_for_stdout("w version 1");
-        let ended = server.process.end_by(signal).expect_code(0);
+        let ended = server.process.signal_and_wait(signal).expect_code(0);
         assert!(ended.run_time < Duration::from_secs(20), "nothing was being sent: {ended:?}");
         follower
-            .end()
+            .wait()
             .expect_error(3, &["the subscription to w ended", "the server is shutting down"]);
     }
 }
@@ -97,11 +97,11 @@ fn a_shutdown_completes_transfers() {
     server.process.signal(Signal::TERM);
     server.process.wait_for_stderr("finishing 1 transfer");
     proxy.release();
-    let received = subscriber.end().expect_code(0);
+    let received = subscriber.wait().expect_code(0);
     assert!(received.out.contains("saved to out/m.safetensors"), "{received:?}");
     assert_eq!(received.err.matches("The server is shutting down").count(), 1, "{received:?}");
     files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
-    let ended = server.process.end().expect_code(0);
+    let ended = server.process.wait().expect_code(0);
     assert!(!ended.err.contains("cut off"), "{ended:?}");
 }
 
@@ -110,10 +110,10 @@ fn a_shutdown_completes_transfers() {
 #[test]
 fn a_shutdown_takes_no_longer_than_its_grace() {
     let HeldTransfer { home, proxy, server, subscriber } = HeldTransfer::new(&["--grace=0.3"]);
-    let ended = server.process.end_by(Signal::TERM).expect_code(0);
+    let ended = server.process.signal_and_wait(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off after 300 ms"), "{ended:?}");
     proxy.release();
-    subscriber.end().expect_error(3, &["the subscription to m ended"]);
+    subscriber.wait().expect_error(3, &["the subscription to m ended"]);
     assert!(home.files_in("out").is_empty());
 }
 
@@ -124,7 +124,7 @@ fn a_second_signal_ends_a_server_immediately() {
     let HeldTransfer { mut server, .. } = HeldTransfer::new(&["--grace=600"]);
     server.process.signal(Signal::TERM);
     server.process.wait_for_stderr("finishing 1 transfer");
-    server.process.end_by(Signal::TERM).expect_code(143);
+    server.process.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
 /// Goal: SIGINT and SIGTERM end a subscriber with the exit code that shells expect, at any time, without a partial
@@ -137,10 +137,10 @@ fn a_signal_ends_a_subscriber_without_a_partial_file() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut follower = home.start(&["subscribe", server.ticket("w")]);
         follower.wait_for_stdout("w version 1");
-        follower.end_by(signal).expect_code(code);
+        follower.signal_and_wait(signal).expect_code(code);
         let held = HeldTransfer::new(&[]);
-        held.subscriber.end_by(signal).expect_code(code);
+        held.subscriber.signal_and_wait(signal).expect_code(code);
         assert!(held.home.files_in("out").is_empty());
     }
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }

@@ -99,7 +99,7 @@ fn a_published_version_is_received_without_a_copy() {
     files::assert_same(&home.path("one"), &home.path("out/policy.safetensors"));
     let second = publish(&home, "two", &["--wait-committed=1"]);
     assert_eq!((&second["version"], &second["epoch"]), (&2.into(), &published["epoch"]));
-    let released = first.end().expect_code(0);
+    let released = first.wait().expect_code(0);
     assert_eq!(released.events().last().unwrap()["event"], "released", "{released:?}");
     wait_until("the first is unmapped", || mappings(&server.process) == 1);
     subscriber.wait_for_stdout(r#""version":2"#); // The line is printed after the file is written.
@@ -108,8 +108,8 @@ fn a_published_version_is_received_without_a_copy() {
     server
         .process
         .wait_for_stdout(r#""path":"memfd","reason":"the tensors are in host memory","from":"process "#);
-    subscriber.end_by(Signal::TERM).expect_code(143);
-    server.process.end_by(Signal::TERM).expect_code(0);
+    subscriber.signal_and_wait(Signal::TERM).expect_code(143);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
     assert!(!home.path("s").exists(), "the server removes its socket");
 }
 
@@ -129,7 +129,7 @@ fn waits_end_at_their_timeout() {
     home.run(&waits).expect_error(3, &["policy version 2", "still in use"]);
     home.run(&["publish", &socket, "policy", "missing"])
         .expect_error(1, &["missing"]);
-    server.process.end_by(Signal::KILL);
+    server.process.signal_and_wait(Signal::KILL);
     assert!(home.path("s").exists());
     home.run(&args).expect_error(3, &["no server listens"]);
 }
@@ -140,7 +140,7 @@ fn waits_end_at_their_timeout() {
 fn only_a_stale_socket_is_replaced() {
     let home = Home::new();
     files::write_noise(&home.path("w"), 1000, 1);
-    server(&home, &[]).process.end_by(Signal::KILL);
+    server(&home, &[]).process.signal_and_wait(Signal::KILL);
     let live = server(&home, &[]);
     let socket = format!("--publish-socket={}", home.argument("s"));
     home.run(&["serve", ANY_PORT, &socket])
@@ -149,7 +149,7 @@ fn only_a_stale_socket_is_replaced() {
     home.run(&["serve", ANY_PORT, "--publish-socket=w"])
         .expect_error(1, &["is not a socket", "left unchanged"]);
     assert!(home.path("w").is_file());
-    live.process.end_by(Signal::TERM).expect_code(0);
+    live.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 /// The result of connecting as user `uid`.
@@ -179,7 +179,7 @@ fn only_permitted_users_publish() {
     assert!(connect_as(0, &path).is_ok());
     let refused = connect_as(trainer, &path).unwrap_err();
     assert!(matches!(refused, ConnectError::NotPermitted { uid: 12_344, .. }), "{refused}");
-    private.process.end_by(Signal::TERM).expect_code(0);
+    private.process.signal_and_wait(Signal::TERM).expect_code(0);
     let mut shared = server(&home, &["--publish-uid=12344"]);
     connect_as(trainer, &path).unwrap();
     let refused = connect_as(other, &path).unwrap_err();
@@ -361,7 +361,7 @@ fn garbage_closes_only_its_connection() {
     let published = publish(&home, "w", &[]);
     assert_eq!(published["version"], 2);
     wait_until("all descriptors are closed", || server.process.descriptors() <= before);
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 /// Goal: publishing many versions leaks nothing. Method: three hundred by one producer; count the server's descriptors
@@ -389,5 +389,5 @@ fn many_versions_leak_nothing() {
     wait_until("only retained versions are mapped", || mappings(&server.process) == 2);
     assert!(server.process.descriptors() <= before);
     drop(raw);
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }

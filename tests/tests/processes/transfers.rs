@@ -134,12 +134,16 @@ fn serve_reports_topics_without_printing_tickets() {
         "stdout may be a log, where no ticket belongs"
     );
     plain.wait_for_stderr("run there: tensor-relay subscribe TICKET_FILE --out DIR");
-    assert_eq!(plain.end_by(Signal::TERM).expect_code(0).out, format!("{line}\n"), "only this line");
+    assert_eq!(plain.signal_and_wait(Signal::TERM).expect_code(0).out, format!("{line}\n"), "only this line");
     let mut open = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--open"]);
     let line = open.wait_for_stdout("");
     assert!(line.starts_with("relay://127.0.0.1:") && line.ends_with(&format!("/w?key={key}")), "{line}");
     open.wait_for_stderr("--open gives everybody");
-    assert_eq!(open.end_by(Signal::TERM).expect_code(0).out, format!("{line}\n"), "only its tickets");
+    assert_eq!(
+        open.signal_and_wait(Signal::TERM).expect_code(0).out,
+        format!("{line}\n"),
+        "only its tickets"
+    );
 }
 
 /// Goal: one server offers several topics; tickets come from an argument, a file, stdin or the environment; a ticket
@@ -173,14 +177,14 @@ fn a_ticket_is_read_from_every_source() {
     drop(writer);
     let mut from_stdin = home.program();
     from_stdin.args(subscribe).arg("-");
-    Process::start_with(from_stdin, reader).end().expect_code(0);
+    Process::start_with(from_stdin, reader).wait().expect_code(0);
     files::assert_same(&home.path("a"), &home.path("out/a.safetensors"));
 
     let mut from_environment = home.program();
     from_environment
         .args(["subscribe", "--once", "--out=env"])
         .env("TENSOR_RELAY_TICKET", server.ticket("a"));
-    Process::start(from_environment).end().expect_code(0);
+    Process::start(from_environment).wait().expect_code(0);
     home.run(&["subscribe", server.ticket("a"), "--once", "--out=env", "--topic=policy/eu/b"])
         .expect_error(4, &["does not allow to subscribe to this topic"]);
     home.run(&["subscribe", server.ticket_for_all(), "--once", "--out=env", "--topic=policy/eu/b"])
@@ -219,12 +223,12 @@ fn a_restarted_server_keeps_its_key_and_versions() {
     let listen = format!("--listen={}", first.listen());
     let args = ["--topic=w=w", "--state-dir=keys", "--admin=none", &listen];
     let report = first.report;
-    first.process.end_by(Signal::TERM).expect_code(0);
+    first.process.signal_and_wait(Signal::TERM).expect_code(0);
     let second = home.serve(&args);
     assert_eq!(second.report, report, "the same key, ticket, epoch and version");
     home.run(&["subscribe", second.ticket("w"), "--once", "--out=out"])
         .expect_code(0);
-    second.process.end_by(Signal::TERM).expect_code(0);
+    second.process.signal_and_wait(Signal::TERM).expect_code(0);
 
     files::write_noise(&home.path("w"), 100_000, 2);
     let third = home.serve(&args);

@@ -53,7 +53,7 @@ impl ServedModel {
     }
 
     fn finish(&self, subscriber: Process) -> Value {
-        let event = subscriber.end().expect_code(0).json();
+        let event = subscriber.wait().expect_code(0).json();
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
         event
     }
@@ -62,10 +62,10 @@ impl ServedModel {
     fn list(&self) -> (Value, String) {
         let as_json = self
             .start(&["list", self.server.ticket("m"), "--json"])
-            .end()
+            .wait()
             .expect_code(0)
             .json();
-        let ended = self.start(&["list", self.server.ticket("m")]).end().expect_code(0);
+        let ended = self.start(&["list", self.server.ticket("m")]).wait().expect_code(0);
         (as_json, ended.err)
     }
 }
@@ -82,7 +82,7 @@ fn tcp_is_used_where_udp_is_blocked() {
     assert!(text.contains("does not answer over UDP") && text.contains("/udp"), "{text}");
     let refused =
         served.start(&["list", served.server.ticket("m"), "--transport=quic", "--connect-timeout=1"]);
-    refused.end().expect_error(3, &["over UDP", "firewall"]);
+    refused.wait().expect_error(3, &["over UDP", "firewall"]);
 }
 
 /// Goal: if TCP is dropped, everything works over QUIC.

@@ -42,10 +42,10 @@ impl WatchedFile {
     fn finish_at(mut self, last: u64) {
         self.follower.wait_for_stdout(&format!(r#""version":{last}"#));
         files::assert_same(&self.home.path("w"), &self.home.path("out/w.safetensors"));
-        let events = self.follower.end_by(Signal::TERM).expect_code(143).events();
+        let events = self.follower.signal_and_wait(Signal::TERM).expect_code(143).events();
         let versions: Vec<_> = events.iter().map(|event| event["version"].as_u64().unwrap()).collect();
         assert_eq!(versions, (1..=last).collect::<Vec<_>>());
-        self.server.process.end_by(Signal::TERM).expect_code(0);
+        self.server.process.signal_and_wait(Signal::TERM).expect_code(0);
     }
 }
 
@@ -101,10 +101,10 @@ fn small_changes_are_sent_as_deltas() {
             "{line}"
         );
     }
-    without_bases.end_by(Signal::TERM).expect_code(143);
+    without_bases.signal_and_wait(Signal::TERM).expect_code(143);
     files::assert_same(&watched.home.path("w"), &watched.home.path("out/w.safetensors"));
-    watched.follower.end_by(Signal::TERM).expect_code(143);
-    watched.server.process.end_by(Signal::TERM).expect_code(0);
+    watched.follower.signal_and_wait(Signal::TERM).expect_code(143);
+    watched.server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
 /// Goal: a file that is still being written is not published, however long it takes. Method: write one in place,
@@ -135,8 +135,8 @@ fn an_incomplete_file_is_not_published() {
         if extension != "npz" {
             assert!(fs::read(home.path("out").join(served.file_name().unwrap())).unwrap() == contents);
         }
-        follower.end_by(Signal::TERM).expect_code(143);
-        let output = server.process.end_by(Signal::TERM).expect_code(0).out;
+        follower.signal_and_wait(Signal::TERM).expect_code(143);
+        let output = server.process.signal_and_wait(Signal::TERM).expect_code(0).out;
         assert_eq!(output.matches("published").count(), 1, "{output}");
     }
 }
@@ -172,7 +172,7 @@ fn the_transfer_of_a_replaced_file_completes() {
     files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
     server.process.wait_for_stdout(r#""version":2"#);
     proxy.release();
-    assert_eq!(subscriber.end().expect_code(0).json()["version"], 1);
+    assert_eq!(subscriber.wait().expect_code(0).json()["version"], 1);
     files::assert_same(&home.path("old"), &home.path("out/w.safetensors"));
 }
 
@@ -185,7 +185,7 @@ fn an_overwritten_file_gives_no_torn_version() {
     proxy.release();
     let line = server.process.wait_for_stderr("cannot be read any more");
     assert!(line.contains("w changed"), "{line}");
-    let ended = subscriber.end().expect_code(0);
+    let ended = subscriber.wait().expect_code(0);
     assert!(ended.err.contains("aborted a version: its source could not be read any more"), "{ended:?}");
     assert_eq!(ended.json()["version"], 2, "{ended:?}");
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
@@ -269,7 +269,7 @@ fn a_state_directory_has_one_watching_server() {
     home.serve(&["--topic=w=other", "--state-dir=keys"]);
     home.run(&["keys", "show", "--state-dir=keys"]).expect_code(0);
     home.serve(&["--topic=w=other", "--watch", "--state-dir=others"]);
-    server.process.end_by(Signal::KILL);
+    server.process.signal_and_wait(Signal::KILL);
     home.serve(&["--topic=w=other", "--watch", "--state-dir=keys"]);
 }
 
@@ -288,10 +288,10 @@ fn a_version_number_is_never_reused() {
     files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
     wait_until_version_2_is_in_the_ledger(&home);
     assert_eq!(home.list(&server)[0]["version"], 1, "it waits for the reader");
-    server.process.end_by(Signal::KILL);
+    server.process.signal_and_wait(Signal::KILL);
     files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 3));
     assert_eq!(home.serve(&args).topic("w")["version"], 3);
-    reader.end_by(Signal::TERM).expect_code(143);
+    reader.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
 /// Goal: file generations that could not be published because a reader was slow are reported by server and subscriber.
@@ -331,7 +331,7 @@ fn unpublished_generations_are_counted() {
     assert!((1..replaced.into_inner()).contains(&missed_count), "{missed_count}");
     assert_eq!(missed(&server.process.wait_for_stdout(r#""version":3"#)), missed_count);
     reader.wait_for_stderr("replaced on the server before they could be published");
-    reader.end_by(Signal::TERM).expect_code(143);
+    reader.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
 /// Waits until the ledger has the second version, before it is published.

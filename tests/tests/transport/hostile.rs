@@ -24,20 +24,24 @@ const TO_SERVERS: &[(&[u8], CloseCode, &str)] = &[
     (b"\x03\0\0\0\x01\0\0\0x", CloseCode::Malformed, "1 bytes"),
     (b"\x05\0\0\0\x03\0\0\0abc", CloseCode::Malformed, "3 bytes"),
     (b"\x06\0\0\0\x07\0\0\0", CloseCode::Malformed, "7 bytes"),
-    (b"\x02\x03\0\0\x01\0\0\0x", CloseCode::Misbehaved, "which only a server does"),
-    (b"\x03\0\0\0\0\0\0\0", CloseCode::Misbehaved, "which only a server does"),
-    (b"\x04\0\0\0\x08\0\0\0\0\0\0\0\0\0\0\0", CloseCode::Misbehaved, "that has not begun"),
-    (b"\x01\x02\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0x", CloseCode::Misbehaved, "which it had ended"),
+    (b"\x02\x03\0\0\x01\0\0\0x", CloseCode::ProtocolViolation, "which only a server does"),
+    (b"\x03\0\0\0\0\0\0\0", CloseCode::ProtocolViolation, "which only a server does"),
+    (b"\x04\0\0\0\x08\0\0\0\0\0\0\0\0\0\0\0", CloseCode::ProtocolViolation, "that has not begun"),
+    (b"\x01\x02\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0x", CloseCode::ProtocolViolation, "which it had ended"),
 ];
 
 /// Segments that no server may send, with the close code and text of the client.
 const TO_CLIENTS: &[(&[u8], CloseCode, &str)] = &[
-    (b"\x02\0\0\0\x01\0\0\0x", CloseCode::Misbehaved, "that had not begun"),
-    (b"\x02\x02\0\0\x01\0\0\0x", CloseCode::Misbehaved, "that had not begun"),
-    (b"\x02\x01\0\0\x01\0\0\0x\x02\x01\0\0\x01\0\0\0x", CloseCode::Misbehaved, "in the middle of another"),
-    (b"\x03\0\0\0\0\0\0\0", CloseCode::Misbehaved, "where none was open"),
-    (b"\x02\x03\0\0\0\0\0\0\x03\0\0\0\0\0\0\0", CloseCode::Misbehaved, "where none was open"),
-    (b"\x04\0\0\0\x08\0\0\0\0\0\0\0\0\0\0\0", CloseCode::Misbehaved, "which only a client does"),
+    (b"\x02\0\0\0\x01\0\0\0x", CloseCode::ProtocolViolation, "that had not begun"),
+    (b"\x02\x02\0\0\x01\0\0\0x", CloseCode::ProtocolViolation, "that had not begun"),
+    (
+        b"\x02\x01\0\0\x01\0\0\0x\x02\x01\0\0\x01\0\0\0x",
+        CloseCode::ProtocolViolation,
+        "in the middle of another",
+    ),
+    (b"\x03\0\0\0\0\0\0\0", CloseCode::ProtocolViolation, "where none was open"),
+    (b"\x02\x03\0\0\0\0\0\0\x03\0\0\0\0\0\0\0", CloseCode::ProtocolViolation, "where none was open"),
+    (b"\x04\0\0\0\x08\0\0\0\0\0\0\0\0\0\0\0", CloseCode::ProtocolViolation, "which only a client does"),
 ];
 
 #[test]
@@ -78,7 +82,7 @@ fn empty_streams_count_against_the_credit() {
         let flood = b"\x02\x03\0\0\0\0\0\0".repeat(10_000);
         peer.write_all(&flood).await.unwrap();
         peer.flush().await.unwrap();
-        assert_refused(&lane, &mut peer, CloseCode::Misbehaved, "more than it had credit for").await;
+        assert_refused(&lane, &mut peer, CloseCode::ProtocolViolation, "more than it had credit for").await;
     });
 }
 

@@ -10,7 +10,7 @@ use super::{ConnectError, Connector};
 use crate::{Fingerprint, Lane, LaneError, LaneKind, LaneKindReason, Transport};
 
 /// The delay before the next address is tried, and before TCP on a long path, as recommended by RFC 8305.
-const HEAD_START: Duration = Duration::from_millis(250);
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// The maximum TCP connect time of a short path. On a short path TCP is faster and cheaper than QUIC, thanks to
 /// segmentation offload; on a longer one TCP would need larger windows than systems allow by default, and QUIC's loss
@@ -18,7 +18,7 @@ const HEAD_START: Duration = Duration::from_millis(250);
 const SHORT_PATH_CONNECT_TIME: Duration = Duration::from_millis(5);
 
 impl Connector {
-    /// Opens a lane to the first of `addresses` that answers. The next attempt starts after [`HEAD_START`], or when an
+    /// Opens a lane to the first of `addresses` that answers. The next attempt starts after [`ATTEMPT_DELAY`], or when an
     /// attempt has failed.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Connector {
             let next_address = async {
                 match waiting.len() {
                     0 => std::future::pending().await,
-                    _ => tokio::time::sleep(HEAD_START).await,
+                    _ => tokio::time::sleep(ATTEMPT_DELAY).await,
                 }
             };
             tokio::select! {
@@ -77,7 +77,7 @@ impl Connector {
     }
 
     /// Connects over TCP on a short path, otherwise over QUIC. If QUIC does not answer, TCP follows after
-    /// [`HEAD_START`], or immediately if UDP did not reach this server last time. QUIC starts after
+    /// [`ATTEMPT_DELAY`], or immediately if UDP did not reach this server last time. QUIC starts after
     /// [`SHORT_PATH_CONNECT_TIME`], since an unused handshake costs the server as much as a used one.
     async fn race_kinds(
         &self,
@@ -96,13 +96,13 @@ impl Connector {
                 Err(_) => opening.await?,
             };
             if !is_short_path && !self.udp_is_blocked.load(Ordering::Relaxed) {
-                sleep_until(began + HEAD_START).await;
+                sleep_until(began + ATTEMPT_DELAY).await;
             }
             self.handshake(stream, address, keys).await
         }));
         let mut failed = None;
         if is_short_path {
-            match timeout_at((began + HEAD_START).min(deadline), &mut tcp).await {
+            match timeout_at((began + ATTEMPT_DELAY).min(deadline), &mut tcp).await {
                 Ok(Ok(Ok(lane))) => return Ok(self.over_tcp(lane, true)),
                 Ok(answer) => failed = answer.unwrap_or_else(timed_out).err(),
                 Err(_) => {}

@@ -210,7 +210,8 @@ def _check(update: RelayUpdateInfo, weights: dict[str, torch.Tensor]) -> None:
     if set(weights) != set(update.names):
         differing = sorted(set(weights) ^ set(update.names))
         raise DamagedError(
-            f"version {update.version} has other weights than the trainer described: {len(differing)} names differ, the first is {differing[0]}"
+            f"version {update.version} has other weights than the trainer described; weights of one side only: "
+            f"{len(differing)}, the first is {differing[0]}"
         )
     for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
         weight = weights[name]

@@ -98,7 +98,7 @@ fn acknowledgements_affect_only_their_reader() {
         };
         tokio::join!(publishing, reading);
     });
-    expect_closed(CloseCode::Misbehaved, "subscription 9", async |sim| {
+    expect_closed(CloseCode::ProtocolViolation, "subscription 9", async |sim| {
         let mut peer = Peer::welcomed_client(sim, 2).await;
         let (subscription, version) = (SubscriptionId(9), Version(1));
         peer.send_to_server(ClientMessage::Acknowledge { subscription, epoch: EPOCH, version })

@@ -169,17 +169,17 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
             }
             (Segment::Reset, Role::Client) => match self.current.take() {
                 Some(_) => Ok(()),
-                None => Err(self.misbehaved(&"it reset a data stream where none was open")),
+                None => Err(self.protocol_violation(&"it reset a data stream where none was open")),
             },
             (Segment::Stop { stream }, Role::Server) => match self.shared.outbox.handle_stop(stream) {
                 true => Ok(()),
-                false => Err(self.misbehaved(&"it stopped a data stream that has not begun")),
+                false => Err(self.protocol_violation(&"it stopped a data stream that has not begun")),
             },
             (Segment::Data { .. } | Segment::Reset, Role::Server) => {
-                Err(self.misbehaved(&"it sent data, which only a server does"))
+                Err(self.protocol_violation(&"it sent data, which only a server does"))
             }
             (Segment::Stop { .. }, Role::Client) => {
-                Err(self.misbehaved(&"it stopped a data stream, which only a client does"))
+                Err(self.protocol_violation(&"it stopped a data stream, which only a client does"))
             }
             (Segment::Close { code, text }, _) => {
                 let error = LaneError::closed_by(self.shared.peer, code.into(), &text);
@@ -199,7 +199,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
     /// Passes control bytes to the control stream's reader; waits while its pipe is full.
     async fn handle_control(&mut self, bytes: &Bytes, last: bool) -> Result<(), End> {
         let Some(pipe) = &mut self.control else {
-            return Err(self.misbehaved(&"it continued its control stream, which it had ended"));
+            return Err(self.protocol_violation(&"it continued its control stream, which it had ended"));
         };
         // A write error means that the reader was dropped.
         let Ok(_) = timeout(self.settings.idle_timeout, pipe.write_all(bytes)).await else {
@@ -217,7 +217,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
 
     async fn handle_data(&mut self, bytes: Bytes, first: bool, last: bool) -> Result<(), End> {
         if first == self.current.is_some() {
-            return Err(self.misbehaved(&match first {
+            return Err(self.protocol_violation(&match first {
                 true => "it began a data stream in the middle of another",
                 false => "it continued a data stream that had not begun",
             }));
@@ -237,7 +237,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
     async fn queue(&mut self, bytes: &Bytes) -> Result<(), End> {
         let unread = &self.shared.unread;
         let counted = unread.count(bytes, self.settings.idle_timeout).await;
-        counted.map_err(|error| self.misbehaved(&error))?;
+        counted.map_err(|error| self.protocol_violation(&error))?;
         let (begun, streams) = (&self.begun, &mut self.streams);
         let stream = self.current.get_or_insert_with(|| Incoming::begin(begun, streams));
         if !stream.0.push(bytes) {
@@ -263,8 +263,8 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
 }
 
 impl<S> Reader<S> {
-    fn misbehaved(&self, why: &dyn std::fmt::Display) -> End {
-        self.shared.violation(CloseCode::Misbehaved, why)
+    fn protocol_violation(&self, why: &dyn std::fmt::Display) -> End {
+        self.shared.violation(CloseCode::ProtocolViolation, why)
     }
 
     /// Drops the other state, which ends all incoming streams.
