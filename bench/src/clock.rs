@@ -1,8 +1,8 @@
-//! The monotonic clock, which all processes of one machine share.
+//! The monotonic clock, which all processes in one time namespace of a machine share.
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: since the machine booted, the same for all its processes and containers.
+/// Nanoseconds of `CLOCK_MONOTONIC`: the same for all processes in one time namespace.
 pub(crate) fn monotonic_ns() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock since 2.6");
     time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64

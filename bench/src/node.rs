@@ -2,8 +2,8 @@
 //! them.
 //!
 //! A node only authenticates: it accepts drivers that know its token, and hands each connection to a worker, a process
-//! of its own (`worker`). On its own machine the driver starts the same workers without a node. In both cases it
-//! exchanges lines of JSON with them (`order`).
+//! of its own (`worker`). On its own machine the driver starts the same workers without a node. In both cases the
+//! driver exchanges lines of JSON with them (`order`).
 
 mod consumer;
 mod driver_link;
@@ -75,17 +75,17 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// When it cannot listen. An error of one connection is printed to standard error, and affects no other connection.
-pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
+pub async fn run(args: NodeArgs, own_program: &Program) -> Result<()> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {} (TCP)", args.listen))?;
     let is_generated = args.token.is_none();
     let node = Node {
         token: args.token.unwrap_or_else(Token::random),
-        worker: this.clone(),
+        worker: own_program.clone(),
         data: SocketAddr::new(args.listen.ip(), args.data_port),
     };
     let shown = if is_generated { format!(", token {}", node.token.reveal()) } else { String::new() };
-    writeln!(std::io::stdout(), "tensor-relay bench node waits on {}{shown}", listener.local_addr()?)?;
+    writeln!(std::io::stdout(), "tensor-relay bench node listens on {}{shown}", listener.local_addr()?)?;
     let mut connections = JoinSet::new();
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -106,7 +106,7 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
             match node.serve(stream).await {
                 Ok(status) if status.success() => eprintln!("{peer}: done"),
                 Ok(status) => eprintln!("{peer}: the worker ended with {status}; its message is above"),
-                Err(error) => eprintln!("{peer} was refused: {error:#}"),
+                Err(error) => eprintln!("{peer}: {error:#}"),
             }
         });
     }

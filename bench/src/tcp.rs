@@ -1,9 +1,9 @@
 //! The simplest rival: one TCP connection, plain or with TLS, tuned to be as fast as possible.
 //!
-//! It is written and read in large pieces on one thread, into memory that is untouched in the first round only. TLS is
-//! 1.3 by rustls with AES-128-GCM and a self-signed certificate that is not checked: for loopback and test networks
-//! only. The congestion control is CUBIC, because BBR, the default of some kernels, halves the rate on a fast link, and
-//! would make tensor-relay look better.
+//! Each end uses one thread and large reads and writes. The receive buffer's pages are first touched, and so faulted
+//! in, during the first round. TLS is rustls' TLS 1.3 with AES-128-GCM and a self-signed certificate that is not
+//! checked: for loopback and test networks only. The congestion control is CUBIC, because BBR, the default of some
+//! kernels, halves the rate on a fast link, and would make tensor-relay look better.
 
 mod buffered;
 mod client;
@@ -31,7 +31,8 @@ pub struct Encryption {
 /// Serves until it is killed. `args.mtu` has no effect: the kernel chooses the size of packets.
 ///
 /// # Errors
-/// When it cannot listen, or when standard output is closed. The error of a connection is printed to standard error.
+/// When it cannot listen, report that it is ready, or accept a connection. The error of a connection is printed to
+/// standard error, also if its rounds cannot be reported because standard output is closed.
 pub async fn serve(args: ServeArgs, encryption: Encryption) -> Result<()> {
     let serving = spawn_blocking(move || {
         let server = Server::bind(args.listen, noise::bytes(args.bytes), encryption)?;

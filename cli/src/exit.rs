@@ -96,7 +96,7 @@ fn of_client(error: &ClientError) -> Exit {
         ClientError::Connect(ConnectError::WrongKey { .. }) => Exit::Refused,
         ClientError::Connect(
             ConnectError::Unreachable { .. }
-            | ConnectError::NoTcp { .. }
+            | ConnectError::TcpFailed { .. }
             | ConnectError::NoAnswer { .. }
             | ConnectError::Resolve { .. }
             | ConnectError::Refused { .. },
@@ -120,8 +120,9 @@ fn of_subscription(error: &SubscriptionError) -> Exit {
         | SubscriptionError::Aborted { .. }
         | SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => Exit::NotFound,
         SubscriptionError::Corrupt { .. } => Exit::Damaged,
-        SubscriptionError::Gap(_)
-        | SubscriptionError::Ended { reason: EndReason::TooSlow, .. } => Exit::Missed,
+        SubscriptionError::Gap(_) | SubscriptionError::Ended { reason: EndReason::TooSlow, .. } => {
+            Exit::Missed
+        }
         SubscriptionError::Ended { reason: EndReason::Replaced, .. } => Exit::ReaderReplaced,
         SubscriptionError::Ended { reason: EndReason::Withdrawn | EndReason::Expired, .. } => Exit::NotFound,
         SubscriptionError::Disconnected { source, .. } => of_client(source),

@@ -158,7 +158,7 @@ impl ClientError {
             Self::Connect(
                 ConnectError::Unreachable { .. }
                 | ConnectError::FurtherUnreachable { .. }
-                | ConnectError::NoTcp { .. }
+                | ConnectError::TcpFailed { .. }
                 | ConnectError::NoAnswer { .. }
                 | ConnectError::Resolve { .. },
             ) => Blame::Network,

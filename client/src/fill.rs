@@ -183,8 +183,8 @@ impl Subscription {
                 }
                 Found::Gap(found) => gap = Some(found),
                 Found::Ended(error) | Found::Failure(error) => return Err(error),
-                Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
-                Found::Nothing | Found::Unknown { asked: None } | Found::NotYet => {
+                Found::Unknown { waiting_since: Some(since) } => self.wait_for_topic(since).await,
+                Found::Nothing | Found::Unknown { waiting_since: None } | Found::NotYet => {
                     self.queue.changed().await;
                 }
             }

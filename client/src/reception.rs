@@ -137,7 +137,7 @@ impl Reception {
 
     /// Subscribes on a new connection.
     pub(crate) fn subscribe(&mut self) {
-        self.queue.set_asked(Some(Instant::now()));
+        self.queue.set_subscribe_sent(Some(Instant::now()));
         let base = self.base.offer(self.machine.resumable_chunks().as_ref());
         self.machine.subscribe(base);
     }
@@ -160,7 +160,7 @@ impl Reception {
             self.began = now;
         }
         if let Some(version) = afresh {
-            self.base.handle_given_up(); // The base has the earlier content, too.
+            self.base.handle_given_up(); // The base may hold the earlier, different content: drop it.
             tracing::warn!(%version, "The server sends a version again: its content differs from what was received before under this epoch and number. Different bytes were published under one epoch.");
         }
         self.queue.announce();
@@ -201,7 +201,7 @@ impl Reception {
     /// Handles the loss of the connection, after the last write to the memory: keeps verified chunks, and drops the
     /// connection's state. The next connection begins with `allowance` as credit.
     pub(crate) fn handle_detached(&mut self, allowance: u32) {
-        self.queue.set_asked(None);
+        self.queue.set_subscribe_sent(None);
         self.machine.handle_detached(allowance);
         while self.machine.poll().is_some() {} // Only `Discard` is left, and all streams are dropped below.
         self.streams.clear();
@@ -293,7 +293,7 @@ impl Reception {
         };
         self.destination = None;
         self.tasks.clear();
-        // Not reported at the announcement, which may be repeated after a lost connection, or aborted.
+        // The gap is reported only now: an announcement may be repeated after a lost connection, or aborted.
         if let Some(gap) = commit.gap {
             self.queue.put_gap(gap);
         }

@@ -22,8 +22,9 @@ pub(crate) struct SnapshotQueue {
 #[derive(Debug, Default)]
 struct State {
     announced: bool,
-    /// When the subscription was sent to the server; `None` without a connection.
-    asked: Option<Instant>,
+    /// When the wait for the topic began: when the subscription was sent to the server, or the server aborted the first
+    /// version; `None` without a connection.
+    waiting_since: Option<Instant>,
     /// The announced version that the server aborted, if the user has no version and no other was announced since.
     given_up: Option<(VersionId, AbortReason)>,
     ready: VecDeque<Item>,
@@ -53,8 +54,8 @@ pub(crate) enum Found {
     Ended(SubscriptionError),
     /// Nothing yet, from an existing topic.
     Nothing,
-    /// Nothing yet, and the topic may not exist. `asked` is when the subscription was sent to the server, if connected.
-    Unknown { asked: Option<Instant> },
+    /// Nothing yet, and the topic may not exist. `waiting_since` is when the wait for it began, if connected.
+    Unknown { waiting_since: Option<Instant> },
 }
 
 impl State {
@@ -91,7 +92,7 @@ impl SnapshotQueue {
     pub(crate) fn handle_given_up(&self, id: VersionId, reason: AbortReason) {
         let mut state = self.state();
         (state.announced, state.given_up) = (false, Some((id, reason)));
-        state.asked = Some(Instant::now());
+        state.waiting_since = Some(Instant::now());
         self.changed.notify_one();
     }
 
@@ -101,9 +102,9 @@ impl SnapshotQueue {
     }
 
     /// Records when the subscription was sent to the server, or that there is no connection.
-    pub(crate) fn set_asked(&self, asked: Option<Instant>) {
+    pub(crate) fn set_subscribe_sent(&self, at: Option<Instant>) {
         let mut state = self.state();
-        (state.asked, state.given_up) = (asked, None);
+        (state.waiting_since, state.given_up) = (at, None);
         self.changed.notify_one();
     }
 
@@ -192,7 +193,7 @@ impl SnapshotQueue {
             (Some(Item::Failure(error)), _) => Found::Failure(error),
             (None, Some(error)) => Found::Ended(error.clone()),
             (None, None) if state.announced => Found::Nothing,
-            (None, None) => Found::Unknown { asked: state.asked },
+            (None, None) => Found::Unknown { waiting_since: state.waiting_since },
         }
     }
 
@@ -222,7 +223,7 @@ mod tests {
     #[test]
     fn a_slow_user_receives_the_newest_and_the_skipped_count() {
         let queue = SnapshotQueue::new(Mode::Latest);
-        assert!(matches!(queue.take(true), Found::Unknown { asked: None }));
+        assert!(matches!(queue.take(true), Found::Unknown { waiting_since: None }));
         queue.put(snapshot(1, 0));
         queue.put(snapshot(4, 2));
         queue.put(snapshot(5, 0));

@@ -94,8 +94,8 @@ impl Subscription {
                 }
                 Found::Ended(error) | Found::Failure(error) => return Err(error),
                 // Without a connection it is unknown whether the topic exists.
-                Found::Nothing | Found::Unknown { asked: None } => self.queue.changed().await,
-                Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
+                Found::Nothing | Found::Unknown { waiting_since: None } => self.queue.changed().await,
+                Found::Unknown { waiting_since: Some(since) } => self.wait_for_topic(since).await,
             }
         }
     }
@@ -122,8 +122,8 @@ impl Subscription {
         move || counters.get()
     }
 
-    pub(crate) async fn wait_for_topic(&self, asked: Instant) {
-        let deadline = asked + self.limits.topic_timeout;
+    pub(crate) async fn wait_for_topic(&self, since: Instant) {
+        let deadline = since + self.limits.topic_timeout;
         let changed = tokio::time::timeout_at(deadline, self.queue.changed());
         if changed.await.is_err() {
             let newest = tokio::select! {

@@ -23,8 +23,8 @@ use crate::{
 pub struct HostEngine {
     id: Id,
     memory: HostMemory,
-    /// The queue of the copy thread; `None` for an inline engine. It is bounded, since each job owns a slot of this
-    /// engine (`check_copy`).
+    /// The queue of the copy thread; `None` for an inline engine. The channel is unbounded, but its length is limited
+    /// by the number of slots: each job owns one (`check_copy`).
     jobs: Option<mpsc::Sender<Job>>,
 }
 
@@ -125,7 +125,8 @@ enum Direction {
     In,
 }
 
-/// A checked copy. Fields are dropped in order: the slot is returned before the waiter is notified.
+/// A checked copy. The fields of a job that is dropped unrun are dropped in order: the slot is returned before the
+/// waiter is notified.
 struct Job {
     direction: Direction,
     slot: Slot,
@@ -178,7 +179,7 @@ mod tests {
         let slots = engine.slots(Capacity { slots: 1, slot_bytes: 100 }).unwrap();
 
         {
-            let _copies_wait = memory.bytes();
+            let _copies_blocked_guard = memory.bytes();
             drop(engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, 0, 100)]));
             // The copy cannot end while its bytes are locked, however long this waits.
             for _ in 0..20 {
@@ -196,13 +197,13 @@ mod tests {
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 2, slot_bytes: 100 }).unwrap();
 
-        let copies_wait = memory.bytes();
+        let copies_blocked_guard = memory.bytes();
         let copy = |offset| {
             engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, offset, 50)])
         };
         let copies = [0, 50].map(copy);
         assert!(engine.memory.stats().in_use_bytes > 0);
-        drop(copies_wait);
+        drop(copies_blocked_guard);
         drop(memory);
         for copy in copies {
             copy.await.unwrap();
@@ -216,12 +217,12 @@ mod tests {
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 8, slot_bytes: 100 }).unwrap();
 
-        let copies_wait = memory.bytes();
+        let copies_blocked_guard = memory.bytes();
         let copy = |_| engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, 0, 100)]);
         let copies = [0; 8].map(copy);
         drop(engine);
         assert_eq!(slots.available(), 0);
-        drop(copies_wait);
+        drop(copies_blocked_guard);
         for mut copy in copies {
             assert!(end(&mut copy).is_ok());
         }

@@ -26,7 +26,7 @@ const METADATA_KEY: &str = "__metadata__";
 /// The parsed header of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// The tensors, in the order of their bytes in the file; empty tensors at one position in the order of the header.
+    /// The tensors, in file order; empty tensors that share an offset keep their header order.
     pub tensors: Vec<FileTensor>,
     /// The file's own metadata, in the file's order.
     pub metadata: Vec<(String, String)>,
@@ -45,7 +45,7 @@ pub struct FileTensor {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SafetensorsError {
-    /// A file that is too short, or an impossible header length.
+    /// A file that is too short for its header.
     #[error("it claims a header of {header_bytes} bytes, which a file of {file_bytes} bytes cannot have")]
     HeaderLength {
         /// The length in the prefix.
@@ -53,12 +53,19 @@ pub enum SafetensorsError {
         /// The size of the file.
         file_bytes: u64,
     },
+    /// A header that exceeds the limit.
+    #[error("it claims a header of {header_bytes} bytes, and at most {HEADER_MAX_BYTES} bytes are accepted")]
+    HeaderTooLong {
+        /// The length in the prefix.
+        header_bytes: u64,
+    },
     /// An invalid header.
     #[error("its header is not valid: {0}")]
     Header(#[from] serde_json::Error),
-    /// Another number of bytes after the header than the header describes.
+    /// The data after the header is not as long as the header says.
     #[error(
-        "its header describes {described_bytes} bytes of tensors, but {found_bytes} follow it: was the file cut off?"
+        "its header describes {described_bytes} bytes of tensors, but {found_bytes} follow it{}",
+        cut_off_hint(.described_bytes, .found_bytes)
     )]
     DataLength {
         /// The size by the header.
@@ -95,16 +102,22 @@ pub enum SafetensorsError {
     Unwritable(String),
 }
 
+fn cut_off_hint(described_bytes: &u64, found_bytes: &u64) -> &'static str {
+    if found_bytes < described_bytes { ": was the file cut off?" } else { "" }
+}
+
 /// The length of the header, from the first bytes of a file of `file_bytes`.
 ///
 /// # Errors
-/// [`SafetensorsError::HeaderLength`] when the length is impossible.
+/// [`SafetensorsError::HeaderLength`] when the file is too short for the header, and
+/// [`SafetensorsError::HeaderTooLong`] when the header exceeds [`HEADER_MAX_BYTES`].
 pub fn header_length(prefix: [u8; PREFIX_BYTES], file_bytes: u64) -> Result<usize, SafetensorsError> {
     let header_bytes = u64::from_le_bytes(prefix);
     let room = file_bytes.saturating_sub(PREFIX_BYTES as u64);
-    match header_bytes <= room && header_bytes <= HEADER_MAX_BYTES {
-        true => Ok(header_bytes as usize),
-        false => Err(SafetensorsError::HeaderLength { header_bytes, file_bytes }),
+    match () {
+        () if header_bytes > room => Err(SafetensorsError::HeaderLength { header_bytes, file_bytes }),
+        () if header_bytes > HEADER_MAX_BYTES => Err(SafetensorsError::HeaderTooLong { header_bytes }),
+        () => Ok(header_bytes as usize),
     }
 }
 
@@ -153,9 +166,10 @@ pub struct FileLayout {
     pub order: Vec<usize>,
 }
 
-/// Plans a file with `tensors` and `metadata` in the given order, so that a copied file of the reference writer equals
-/// the original in every byte. If a tensor would not be aligned to its element size in that order, the tensors are
-/// sorted like the reference writer does: wider elements first. Tied weights are written once for each name.
+/// Plans a file with `tensors` and `metadata` in the given order, so that a file made by the reference writer is
+/// byte-identical after it is parsed and written again. If a tensor would not be aligned to its element size in that
+/// order, the tensors are sorted like the reference writer does: wider elements first. Tied weights are written once
+/// for each name.
 ///
 /// # Errors
 /// [`SafetensorsError`] for tensors that the format does not support: an unknown dtype, sub-byte tensors that end
@@ -298,6 +312,8 @@ mod tests {
         assert!(header_length([0xff; 8], 100).is_err());
         assert!(header_length(93u64.to_le_bytes(), 100).is_err());
         assert_eq!(header_length(92u64.to_le_bytes(), 100).unwrap(), 92);
+        let too_long = header_length((HEADER_MAX_BYTES + 1).to_le_bytes(), 2 * HEADER_MAX_BYTES);
+        assert!(matches!(too_long, Err(SafetensorsError::HeaderTooLong { .. })));
         let good = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
         assert_eq!(parse(good, 8).unwrap().tensors[0].range, 62..70);
         assert!(matches!(parse(good, 7), Err(SafetensorsError::DataLength { .. })));
@@ -395,7 +411,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_survived(json in "[\\[\\]{}\":,a-zA-Z0-9_ -]{0,120}", data_bytes in 0u64..100) {
+        fn arbitrary_text_does_not_panic(json in "[\\[\\]{}\":,a-zA-Z0-9_ -]{0,120}", data_bytes in 0u64..100) {
             let _ = parse(&json, data_bytes);
         }
     }

@@ -1,12 +1,21 @@
 //! asyncio futures for work on the runtime.
 
 use crate::{interpreter, runtime};
-use pyo3::{prelude::*, types::PyCFunction};
-use std::sync::{Mutex, PoisonError};
+use pyo3::{panic::PanicException, prelude::*, types::PyCFunction};
+use std::{
+    any::Any,
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::{Mutex, PoisonError},
+    task::Poll,
+    thread,
+};
 
 /// An asyncio future of the running event loop. Its result is that of `work`, converted by `convert` on the loop's
-/// thread. When the future is cancelled, `work` is dropped, or its result if it has one already: a result that must not
-/// be lost needs a `Drop` that keeps it.
+/// thread. When the future is cancelled, `work` is dropped, or its result if it has one already: a result that must
+/// survive cancellation has to save itself in its `Drop`. If `work` or `convert` panics, the future fails with a
+/// `PanicException`, like a panicking function that Python calls.
 ///
 /// # Errors
 /// `RuntimeError` when no event loop runs; those of [`runtime::handle`].
@@ -20,8 +29,8 @@ pub(crate) fn awaitable<'py, T: Send + 'static>(
     let future = event_loop.call_method0("create_future")?;
     let (event_loop, to_complete) = (event_loop.unbind(), future.clone().unbind());
     let task = handle.spawn(async move {
-        let result = work.await;
-        interpreter::later(move |py| {
+        let result = catch_panic(work).await;
+        interpreter::enqueue(move |py| {
             // A closed event loop refuses callbacks, and the result is dropped.
             let _ = call_soon(py, &event_loop, move |py| complete(to_complete.bind(py), result, convert));
         });
@@ -51,17 +60,37 @@ fn call_soon(
     event_loop.call_method1(py, "call_soon_threadsafe", (callback,)).map(drop)
 }
 
+/// Runs `work` to its end, or to its panic.
+async fn catch_panic<T>(work: impl Future<Output = T>) -> thread::Result<T> {
+    let mut work = pin!(work);
+    // Nothing of `work` is used after a panic: it is only dropped.
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
+        Ok(polled) => polled.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
+}
+
 fn complete<T>(
     future: &Bound<'_, PyAny>,
-    result: T,
+    result: thread::Result<T>,
     convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>>,
 ) -> PyResult<()> {
     if future.call_method0("done")?.is_truthy()? {
         return Ok(()); // It was cancelled.
     }
-    match convert(future.py(), result) {
+    let py = future.py();
+    let converted = result.and_then(|result| catch_unwind(AssertUnwindSafe(|| convert(py, result))));
+    match converted.unwrap_or_else(|panic| Err(panic_exception(&*panic))) {
         Ok(value) => future.call_method1("set_result", (value,))?,
         Err(error) => future.call_method1("set_exception", (error,))?,
     };
     Ok(())
+}
+
+/// The exception that pyo3 raises for the same panic in a function that Python calls.
+fn panic_exception(panic: &(dyn Any + Send)) -> PyErr {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    PanicException::new_err(text.unwrap_or("panic from Rust code").to_owned())
 }

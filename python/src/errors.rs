@@ -93,7 +93,7 @@ fn kind_of_client(error: &ClientError) -> Kind {
         ClientError::Lane(LaneError::ClosedLocally) => Kind::Closed,
         ClientError::Connect(
             ConnectError::Unreachable { .. }
-            | ConnectError::NoTcp { .. }
+            | ConnectError::TcpFailed { .. }
             | ConnectError::NoAnswer { .. }
             | ConnectError::Resolve { .. }
             | ConnectError::Refused { .. }

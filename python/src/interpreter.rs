@@ -36,7 +36,7 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The queue itself is unbounded: each task is for an object that a user has lent or awaits, or for a log message,
 /// whose number [`logging`](crate::logging) bounds. After the interpreter's end, and in a forked child, tasks are
 /// leaked with their contents.
-pub(crate) fn later(task: impl FnOnce(Python<'_>) + Send + 'static) {
+pub(crate) fn enqueue(task: impl FnOnce(Python<'_>) + Send + 'static) {
     let message = Message::InterpreterTask(Box::new(task));
     let unsent = match QUEUE.get_or_init(start) {
         Some(queue) if queue.pid == std::process::id() => {

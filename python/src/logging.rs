@@ -73,7 +73,7 @@ impl Subscriber for Logger {
             return;
         }
         let (level, text) = (number(event.metadata().level()), Line::of(event));
-        interpreter::later(move |py| {
+        interpreter::enqueue(move |py| {
             backlog.waiting.fetch_sub(1, Ordering::Relaxed);
             let dropped = backlog.dropped.swap(0, Ordering::Relaxed);
             // `logging` reports the failure of a handler on stderr.

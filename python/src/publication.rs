@@ -224,7 +224,7 @@ impl Publication {
         // The task ends when the version is released. The topic bounds the number of such versions.
         runtime.spawn(async move {
             let lost = publication.released(Duration::MAX).await.err();
-            interpreter::later(move |py| {
+            interpreter::enqueue(move |py| {
                 let lost = lost.map(|lost| lost.to_string());
                 // It fails only when out of memory, and then the error cannot be reported either.
                 let _ = registered.call1(py, (lost,));

@@ -1,4 +1,4 @@
-"""Every dtype of every framework is published and received unchanged, without a copy on the consumer's side."""
+"""Every supported dtype of every framework is published and received unchanged, without a copy by the consumer."""
 
 import gc
 
@@ -45,14 +45,14 @@ def address(array):
 @pytest.mark.parametrize("name", NUMPY + ML_DTYPES)
 def test_numpy(relay, client, name):
     sent = array(name)
-    relay.publish("t", {"x": sent, "scalar": sent[1, 2].reshape(()), "none": sent[:0]})
+    relay.publish("t", {"x": sent, "scalar": sent[1, 2].reshape(()), "empty": sent[:0]})
     snapshot = received(client)
     assert snapshot["x"].dtype == OURS.get(name, name.replace("float8", "f8"))
-    assert snapshot["x"].shape == (3, 5) and snapshot["scalar"].shape == () and snapshot["none"].shape == (0, 5)
+    assert snapshot["x"].shape == (3, 5) and snapshot["scalar"].shape == () and snapshot["empty"].shape == (0, 5)
     got = snapshot.numpy()
-    assert got["x"].dtype == sent.dtype and got["none"].dtype == sent.dtype
+    assert got["x"].dtype == sent.dtype and got["empty"].dtype == sent.dtype
     assert bits(got["x"]) == bits(sent) and bits(got["scalar"]) == bits(sent[1, 2])
-    assert got["none"].shape == (0, 5)
+    assert got["empty"].shape == (0, 5)
     assert address(got["x"]) == address(snapshot["x"].raw.numpy()), "no copy"
     assert address(got["x"]) % 256 == 0
 
@@ -196,11 +196,12 @@ def test_unsupported_pytorch_tensors_are_refused(relay, client, make, words):
     try:
         value = make(torch)
     except (AttributeError, RuntimeError) as missing:
-        pytest.skip(f"this PyTorch has none: {missing}")
+        pytest.skip(f"this PyTorch cannot make such a tensor: {missing}")
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"odd .*{words}"):
         relay.publish("t", {"odd": value})
     with pytest.raises(tensor_relay.TargetError, match=f"odd .*{words}"):
         client.subscribe("t", out={"odd": value})
+    # The relay still works after the refusals.
     relay.publish("t", {"bits": torch.empty(4, dtype=torch.uint8)})
 
 
@@ -219,7 +220,7 @@ def test_masked_arrays_are_refused(relay, client):
     np.array([object()]), np.array(["text"]), np.array([1], dtype=">i4"), np.zeros(3, ml_dtypes.int4), [1, 2], {"a": 1},
     np.datetime64("2026-01-01"), lambda: 1,
 ])  # fmt: skip
-def test_unsupported_values_are_refused_by_name(relay, value):
+def test_the_error_for_an_unsupported_value_names_its_tensor(relay, value):
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="model.odd") as refused:
         relay.publish("t", {"fine": np.zeros(3), "model.odd": value})
     assert isinstance(refused.value, TypeError)

@@ -11,7 +11,10 @@ import tensor_relay
 
 @pytest.fixture
 def following(tmp_path):
-    """A relay, and a function that subscribes to it. Its clients reconnect for longer than the tests' timeouts."""
+    """A relay, and a function that subscribes to it.
+
+    By default the function's clients try to reconnect for longer than the tests' timeouts.
+    """
     relay = tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / "state")
     clients = []
 

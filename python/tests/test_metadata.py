@@ -35,7 +35,7 @@ def test_metadata_may_be_any_mapping(relay, client):
 
 
 @pytest.mark.parametrize("value", [b"abc", object(), np.zeros(3), {1, 2}, [object()], lambda: 1])
-def test_unsupported_values_are_refused_by_name(relay, client, value):
+def test_the_error_for_an_unsupported_value_names_its_key(relay, client, value):
     with pytest.raises(TypeError, match=r"metadata \"odd\" \(.*\) cannot be sent: .*Supported are text, numbers"):
         relay.publish("t", {}, metadata={"fine": 1, "odd": value})
     with pytest.raises(TypeError, match="the keys of metadata are text, and 1 is not"):

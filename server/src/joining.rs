@@ -95,8 +95,8 @@ enum LaneEnd {
     TooMany,
     #[error("there is no memory for another lane: {0}")]
     NoMemory(AllocError),
-    #[error("its number is already in use in its session")]
-    NumberInUse,
+    #[error("its number is in use in its session, or too large")]
+    NumberUnavailable,
     #[error(
         "it sent a message after it had joined; only the control stream of the session's first connection carries messages"
     )]
@@ -116,7 +116,7 @@ impl From<JoinRefused> for LaneEnd {
         match refused {
             JoinRefused::Full => Self::TooMany,
             JoinRefused::Ended => Self::NoSuchSession,
-            JoinRefused::NumberInUse => Self::NumberInUse,
+            JoinRefused::NumberUnavailable => Self::NumberUnavailable,
             JoinRefused::Retired => Self::Retired,
         }
     }
@@ -128,7 +128,7 @@ impl LaneEnd {
             Self::NoSuchSession => CloseCode::Unauthorised,
             Self::WrongInstance(_) => CloseCode::WrongInstance,
             Self::TooMany | Self::NoMemory(_) => CloseCode::TooBusy,
-            Self::NumberInUse | Self::SentMessage => CloseCode::ProtocolViolation,
+            Self::NumberUnavailable | Self::SentMessage => CloseCode::ProtocolViolation,
             Self::Control(ControlError::Message(error)) => error.into(),
             Self::Silent | Self::Retired | Self::Control(ControlError::Lane(_)) | Self::Lane(_) => {
                 CloseCode::Done
@@ -139,7 +139,7 @@ impl LaneEnd {
     /// The text for the client: the rule that it broke. Empty otherwise.
     fn close_text(&self) -> String {
         match self {
-            Self::NumberInUse | Self::SentMessage | Self::Control(ControlError::Message(_)) => {
+            Self::NumberUnavailable | Self::SentMessage | Self::Control(ControlError::Message(_)) => {
                 self.to_string()
             }
             _ => String::new(),

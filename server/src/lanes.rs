@@ -22,7 +22,8 @@ const CONTROL: LaneId = LaneId(0);
 /// every 5 s, its longest backoff, uses them up in two months.
 const LANE_NUMBERS_MAX: u32 = 1 << 20;
 
-/// The maximum number of runs of retired numbers. Between them are the session's lanes, and a few that never joined.
+/// The maximum number of contiguous ranges in `retired`. The gaps between the ranges are live lanes and numbers that
+/// never joined.
 const RETIRED_RUNS_MAX: usize = 1_024;
 
 /// The lanes of a session.
@@ -64,7 +65,7 @@ pub(crate) enum JoinRefused {
     /// The session has ended.
     Ended,
     /// The number is in use or invalid.
-    NumberInUse,
+    NumberUnavailable,
     /// The client has retired the number.
     Retired,
 }
@@ -140,16 +141,19 @@ impl Lanes {
     /// chunk, so that lanes take turns while send buffers have room. `None` if there is no lane.
     pub(crate) fn least_loaded(&self) -> Option<LaneId> {
         let set = self.set();
-        least_loaded(set.live.iter().map(|(id, lane)| (*id, lane.load())))
+        least_loaded(set.live.iter().map(|(id, lane)| (*id, lane.load_key())))
     }
 
     /// Whether a client may retire this number: within the bounds of numbers and of their runs.
     pub(crate) fn may_retire(&self, id: LaneId) -> bool {
-        id.0 < LANE_NUMBERS_MAX && self.set().retired.ranges().len() <= RETIRED_RUNS_MAX
+        let set = self.set();
+        let mut touching = id.0.saturating_sub(1)..=id.0.saturating_add(1);
+        let adds_run = !touching.any(|number| set.retired.contains(number));
+        id.0 < LANE_NUMBERS_MAX && !(adds_run && set.retired.ranges().len() >= RETIRED_RUNS_MAX)
     }
 
     /// Counts a chunk of `bytes` on a lane; `None` if the lane was retired meanwhile.
-    pub(crate) fn load(&self, id: LaneId, bytes: u64) -> Option<LaneLoad> {
+    pub(crate) fn begin_chunk(&self, id: LaneId, bytes: u64) -> Option<LaneLoad> {
         let set = self.set();
         let lane = set.live.get(&id)?;
         lane.last_chunk
@@ -202,7 +206,7 @@ impl<L> LaneSet<L> {
             () if self.ended => Err(JoinRefused::Ended),
             () if self.retired.contains(id.0) => Err(JoinRefused::Retired),
             () if id == CONTROL || id.0 >= LANE_NUMBERS_MAX || self.live.contains_key(&id) => {
-                Err(JoinRefused::NumberInUse)
+                Err(JoinRefused::NumberUnavailable)
             }
             () if self.live.len() >= max => Err(JoinRefused::Full),
             () => Ok(()),
@@ -237,7 +241,7 @@ impl LiveLane {
         })
     }
 
-    fn load(&self) -> LaneLoadKey {
+    fn load_key(&self) -> LaneLoadKey {
         (self.bytes.load(Ordering::Relaxed), self.last_chunk.load(Ordering::Relaxed))
     }
 
@@ -268,8 +272,8 @@ impl Drop for LaneLoad {
 /// Detects a silent lane: data sent before the previous check is still unanswered, and not a byte was received.
 ///
 /// Data sent just before a check may be answered right after it, so a single check proves nothing. A lane whose client
-/// does not read is not silent: sent data is acknowledged, and no more is sent. Acknowledgements are not
-/// acknowledged.
+/// does not read is not silent: sent data is acknowledged, and no more is sent. Acknowledgements that we send are not
+/// ack-eliciting, so they do not count as data that awaits an answer.
 #[derive(Debug)]
 pub(crate) struct Silence {
     eliciting_frames: u64,
@@ -358,7 +362,9 @@ mod tests {
                 if joins {
                     let refused = match () {
                         () if retired.contains(&number) => Some(JoinRefused::Retired),
-                        () if number == 0 || number >= LANE_NUMBERS_MAX || live.contains(&number) => Some(JoinRefused::NumberInUse),
+                        () if number == 0 || number >= LANE_NUMBERS_MAX || live.contains(&number) => {
+                            Some(JoinRefused::NumberUnavailable)
+                        }
                         () if live.len() >= max => Some(JoinRefused::Full),
                         () => None,
                     };
@@ -446,22 +452,36 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_runs_of_retired_numbers_are_bounded() {
+        let (lanes, _alive) = session().await;
+        let apart = |run: usize| LaneId(2 * run as u32 + 1);
+        for id in (0..RETIRED_RUNS_MAX).map(apart) {
+            assert!(lanes.may_retire(id), "{id:?}");
+            lanes.set().retire(id);
+        }
+        assert_eq!(lanes.set().retired.ranges().len(), RETIRED_RUNS_MAX);
+        assert!(!lanes.may_retire(apart(RETIRED_RUNS_MAX)), "it would be one run more");
+        assert!(lanes.may_retire(LaneId(2)) && lanes.may_retire(apart(0)), "they add no run");
+        assert!(!lanes.may_retire(LaneId(LANE_NUMBERS_MAX)) && !lanes.may_retire(LaneId(u32::MAX)));
+    }
+
+    #[tokio::test]
     async fn a_chunk_counts_on_its_lane_until_it_is_sent() {
         let (lanes, _alive) = session().await;
         let live = lanes.join(LaneId(1), lanes.control().clone(), 2).unwrap();
         assert_eq!((lanes.len(), lanes.least_loaded()), (2, Some(CONTROL)));
-        let first = lanes.load(CONTROL, 100).unwrap();
-        assert_eq!((first.lane().load(), lanes.least_loaded()), ((100, 1), Some(LaneId(1))));
-        let second = lanes.load(LaneId(1), 200).unwrap();
-        assert_eq!((live.load(), lanes.least_loaded()), ((200, 2), Some(CONTROL)));
+        let first = lanes.begin_chunk(CONTROL, 100).unwrap();
+        assert_eq!((first.lane().load_key(), lanes.least_loaded()), ((100, 1), Some(LaneId(1))));
+        let second = lanes.begin_chunk(LaneId(1), 200).unwrap();
+        assert_eq!((live.load_key(), lanes.least_loaded()), ((200, 2), Some(CONTROL)));
         drop(second);
-        assert_eq!((live.load(), lanes.least_loaded()), ((0, 2), Some(LaneId(1))));
+        assert_eq!((live.load_key(), lanes.least_loaded()), ((0, 2), Some(LaneId(1))));
         drop(first);
         assert_eq!(lanes.least_loaded(), Some(CONTROL), "it waited for longer");
-        assert_eq!(lanes.may_join(LaneId(1), 3), Err(JoinRefused::NumberInUse));
+        assert_eq!(lanes.may_join(LaneId(1), 3), Err(JoinRefused::NumberUnavailable));
         lanes.close();
         timeout(TIMEOUT, live.retired()).await.expect("the session has ended");
-        assert!(lanes.load(LaneId(1), 1).is_none() && lanes.least_loaded().is_none());
+        assert!(lanes.begin_chunk(LaneId(1), 1).is_none() && lanes.least_loaded().is_none());
         assert_eq!(lanes.may_join(LaneId(2), 3), Err(JoinRefused::Ended));
     }
 

@@ -84,7 +84,7 @@ impl Sender {
         match action {
             SendAction::Manifest => self.running.spawn(async move { outgoing.send_manifest().await }),
             SendAction::Chunk(chunk, lane) => {
-                let load = outgoing.lanes.load(lane, outgoing.raw_bytes(chunk));
+                let load = outgoing.lanes.begin_chunk(lane, outgoing.raw_bytes(chunk));
                 let span = tracing::trace_span!("chunk", %chunk);
                 // Boxed: spawning moves a future several times, and this one is kilobytes large.
                 let send = Box::pin(async move { outgoing.send_chunk(chunk, load).await });

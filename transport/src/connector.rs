@@ -77,7 +77,7 @@ pub enum ConnectError {
         "cannot connect to {addresses} over TCP: {detail}; is the server running there, does it listen on TCP, is its TCP port \
          published, and does a firewall between drop it?"
     )]
-    NoTcp {
+    TcpFailed {
         /// The addresses tried.
         addresses: String,
         /// The system's error.
@@ -232,7 +232,7 @@ impl Connector {
         })?;
         match self.race(&addresses, keys, timeout).await {
             Ok(lane) => Ok(lane),
-            Err(error) => Err(self.unreachable(hosts.join(", "), error)),
+            Err(error) => Err(self.describe_timeout(hosts.join(", "), error)),
         }
     }
 
@@ -252,8 +252,8 @@ impl Connector {
         Ok(lane.with_reason(LaneKindReason::Faster))
     }
 
-    /// Opens further lane `number` (the first is 0) to `peer`, the address of the session's first lane. If the network
-    /// has threads, the lane runs on a dedicated thread, which ends with it.
+    /// Opens further lane `number` (the first is 0) to `peer`, the address of the session's first lane. Unless the
+    /// network is simulated, the lane runs on a dedicated thread, which ends with it.
     ///
     /// # Errors
     /// [`ConnectError`], within the connect timeout.
@@ -267,7 +267,7 @@ impl Connector {
         let timeout = self.tuning.connect_timeout();
         let (this, keys) = (self.clone(), keys.to_vec());
         let connect = async move { this.connect_one(peer, kind, &keys, number).await };
-        let thread = match self.network.has_threads() {
+        let thread = match self.network.allows_lane_threads() {
             true => {
                 let thread = LaneThread::start(&format!("lane-{number}"));
                 Some(Arc::new(thread.map_err(|source| ConnectError::Thread { lane: number, source })?))
@@ -302,7 +302,7 @@ impl Connector {
 
     /// Converts a timeout, and combines it with TCP's error if both transports were tried. Returns other errors
     /// unchanged.
-    fn unreachable(&self, addresses: String, error: ConnectError) -> ConnectError {
+    fn describe_timeout(&self, addresses: String, error: ConnectError) -> ConnectError {
         let timeout_ms = self.tuning.connect_timeout().as_millis();
         match (error, self.transport) {
             (ConnectError::Lane(LaneError::TimedOut { .. }), Transport::Quic) => {
@@ -311,11 +311,11 @@ impl Connector {
             (ConnectError::Lane(LaneError::TimedOut { .. }), transport) => {
                 let tcp = format!("no answer within {timeout_ms} ms");
                 match transport {
-                    Transport::Tcp => ConnectError::NoTcp { addresses, detail: tcp },
+                    Transport::Tcp => ConnectError::TcpFailed { addresses, detail: tcp },
                     _ => ConnectError::NoAnswer { addresses, timeout_ms, tcp },
                 }
             }
-            (ConnectError::NoTcp { detail: tcp, .. }, Transport::Auto) => {
+            (ConnectError::TcpFailed { detail: tcp, .. }, Transport::Auto) => {
                 ConnectError::NoAnswer { addresses, timeout_ms, tcp }
             }
             (error, _) => error,
@@ -344,8 +344,8 @@ impl Connector {
         keys: &[Fingerprint],
         number: usize,
     ) -> Result<Lane, ConnectError> {
-        let presented = Arc::new(OnceLock::new());
-        let config = self.client_config(address, keys, Arc::clone(&presented))?;
+        let rejected_key = Arc::new(OnceLock::new());
+        let config = self.client_config(address, keys, Arc::clone(&rejected_key))?;
         let endpoint = self.endpoint_towards(address, number)?;
         let connecting = endpoint
             .connect_with(config, address, tls::SERVER_NAME)
@@ -355,7 +355,7 @@ impl Connector {
                 let window = self.tuning.send_window();
                 Ok(Lane::quic(QuicConnection::new(connection, endpoint, window, None)))
             }
-            Err(error) => Err(refusal(address, error, keys, presented.get().copied())),
+            Err(error) => Err(handshake_error(address, error, keys, rejected_key.get().copied())),
         }
     }
 
@@ -375,9 +375,9 @@ impl Connector {
         &self,
         address: SocketAddr,
         keys: &[Fingerprint],
-        presented: Arc<OnceLock<Fingerprint>>,
+        rejected_key: Arc<OnceLock<Fingerprint>>,
     ) -> Result<quinn::ClientConfig, ConnectError> {
-        let tls = tls::client_config(keys, self.identity.as_deref(), presented)
+        let tls = tls::client_config(keys, self.identity.as_deref(), rejected_key)
             .map_err(|e| ConnectError::Tls(e.to_string()))?;
         let crypto = QuicClientConfig::try_from(tls).map_err(|e| ConnectError::Tls(e.to_string()))?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
@@ -418,13 +418,13 @@ async fn resolve(hosts: &[String]) -> Result<Vec<SocketAddr>, ConnectError> {
     }
 }
 
-fn refusal(
+fn handshake_error(
     address: SocketAddr,
     error: quinn::ConnectionError,
     keys: &[Fingerprint],
-    presented: Option<Fingerprint>,
+    rejected_key: Option<Fingerprint>,
 ) -> ConnectError {
-    if let Some(found) = presented {
+    if let Some(found) = rejected_key {
         return wrong_key(address, found, keys);
     }
     match &error {

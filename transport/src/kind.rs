@@ -50,8 +50,8 @@ impl LaneKind {
     ///
     /// Over TCP: a megabyte of encrypted output, and unread input from the client.
     /// Buffers are allocated while a lane is busy and freed seconds later: an idle lane takes 0.1 MiB. Over QUIC:
-    /// packet buffers, which stay allocated: ten of 65,000 bytes on loopback (1.3 MB measured); a fiftieth of that with
-    /// packets of 1,500.
+    /// quinn's buffer for ten packets, which stays allocated. On loopback packets have up to 65,000 bytes, and the
+    /// buffer may have room for twice as many, because it grows with the discovered packet size (1.3 MB measured).
     pub fn memory_bytes_max(self) -> u64 {
         let session = 256 << 10; // Its tasks, messages in both directions, and TLS.
         match self {

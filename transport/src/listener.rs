@@ -118,7 +118,8 @@ impl Listener {
                     _ => BindError::Io { address: local, source },
                 })?;
                 local = listener.local_address().map_err(failed(local))?;
-                let acceptor = TcpAcceptor::new(listener, identity, (&tuning).into(), network.has_threads());
+                let acceptor =
+                    TcpAcceptor::new(listener, identity, (&tuning).into(), network.allows_lane_threads());
                 Some(acceptor.map_err(|error| BindError::Tls(error.to_string()))?)
             }
             false => None,

@@ -43,7 +43,7 @@ pub trait Network: Debug + Send + Sync + 'static {
     fn path_payload(&self, peer: SocketAddr) -> Option<u16>;
 
     /// Whether lanes may have their own threads. A simulation has a single thread with its clock.
-    fn has_threads(&self) -> bool {
+    fn allows_lane_threads(&self) -> bool {
         false
     }
 
@@ -75,7 +75,7 @@ impl Network for SystemNetwork {
         Arc::new(quinn::TokioRuntime)
     }
 
-    fn has_threads(&self) -> bool {
+    fn allows_lane_threads(&self) -> bool {
         true
     }
 

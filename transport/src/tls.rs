@@ -31,16 +31,16 @@ pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig,
     Ok(config)
 }
 
-/// A client's configuration. `presented` receives the key of a rejected server, for the error. With an `identity`, the
-/// client authenticates with its key.
+/// A client's configuration. `rejected_key` receives the key of a rejected server, for the error. With an `identity`,
+/// the client authenticates with its key.
 pub(crate) fn client_config(
     keys: &[Fingerprint],
     identity: Option<&Identity>,
-    presented: Arc<OnceLock<Fingerprint>>,
+    rejected_key: Arc<OnceLock<Fingerprint>>,
 ) -> Result<rustls::ClientConfig, rustls::Error> {
     let provider = provider();
     let verifier =
-        PinnedKey { keys: keys.into(), presented, algorithms: provider.signature_verification_algorithms };
+        PinnedKey { keys: keys.into(), rejected_key, algorithms: provider.signature_verification_algorithms };
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -66,9 +66,9 @@ pub(crate) fn stream_server_config(identity: &Identity) -> Result<rustls::Server
 pub(crate) fn stream_client_config(
     keys: &[Fingerprint],
     identity: Option<&Identity>,
-    presented: Arc<OnceLock<Fingerprint>>,
+    rejected_key: Arc<OnceLock<Fingerprint>>,
 ) -> Result<rustls::ClientConfig, rustls::Error> {
-    let mut config = client_config(keys, identity, presented)?;
+    let mut config = client_config(keys, identity, rejected_key)?;
     config.enable_secret_extraction = true;
     Ok(config)
 }
@@ -143,7 +143,7 @@ impl ClientCertVerifier for AnyKey {
 #[derive(Debug)]
 struct PinnedKey {
     keys: Box<[Fingerprint]>,
-    presented: Arc<OnceLock<Fingerprint>>,
+    rejected_key: Arc<OnceLock<Fingerprint>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
@@ -162,7 +162,7 @@ impl ServerCertVerifier for PinnedKey {
         if self.keys.contains(&found) {
             return Ok(ServerCertVerified::assertion());
         }
-        let _ = self.presented.set(found);
+        let _ = self.rejected_key.set(found);
         Err(CertificateError::ApplicationVerificationFailure.into())
     }
 

@@ -108,11 +108,11 @@ impl Consumer {
     /// Receives the versions of the round and reports the measurements, or stops on the driver's order.
     async fn run_round(&self, subscribed: Subscribed, driver: &mut DriverLink) -> Result<()> {
         let Subscribed { round, mut subscription, usage, traffic } = subscribed;
-        let verified = subscription.progress_reader();
+        let read_progress = subscription.progress_reader();
         let streamed = AtomicU64::new(0);
         let progress = || match self.stream_content {
             Some(_) => streamed.load(Ordering::Relaxed),
-            None => verified().verified_bytes,
+            None => read_progress().verified_bytes,
         };
         let receive = async {
             let received = self.receive(round, &mut subscription, &streamed);
@@ -121,7 +121,7 @@ impl Consumer {
         let Some(measured) = driver.until_stopped(receive, progress).await? else {
             return send_report(&Report::Stopped { round: round.number, bytes: progress() });
         };
-        let (first, lanes) = (self.client.lane_stats(), self.client.lanes());
+        let (first_lane, lanes) = (self.client.lane_stats(), self.client.lanes());
         let cpu_s = Usage::now().since(usage).total_s();
         let proof = match measured.snapshot {
             // Off the executor: hashing gigabytes takes seconds, and the connection's keep-alive must go on.
@@ -137,7 +137,7 @@ impl Consumer {
             cpu_s,
             chunks: measured.chunks,
             traffic: traffic_of(&lanes).since(traffic),
-            path: Path::of(first, lanes.len()),
+            path: Path::of(first_lane, lanes.len()),
             proof,
             one_way: measured.one_way.buckets(),
         }))

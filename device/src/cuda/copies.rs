@@ -355,7 +355,7 @@ fn refuse(job: Job, error: CopyError) {
 fn readiness(job: &Job) -> Option<Result<(), CudaError>> {
     job.segments
         .iter()
-        .try_for_each(|segment| match segment.memory.is_free() {
+        .try_for_each(|segment| match segment.memory.poll_free() {
             Some(Ok(())) => std::ops::ControlFlow::Continue(()),
             other => std::ops::ControlFlow::Break(other),
         })

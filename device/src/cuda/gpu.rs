@@ -23,8 +23,8 @@ pub(super) struct Gpu {
     device: CUdevice,
     streams: [Streams; 2],
     /// The stream of copies within the device, made on first use.
-    within: Option<CUstream>,
-    /// The intake stream, made on first use.
+    d2d_stream: Option<CUstream>,
+    /// The stream passed to DLPack producers, which make it wait for their work. Made on first use.
     intake: Option<CUstream>,
     /// Unused events.
     events: Vec<CUevent>,
@@ -54,7 +54,8 @@ struct CompletionCallback {
 pub(super) struct RecordedEvent(CUevent);
 
 impl Gpu {
-    /// Binds the calling thread to the processors near the device and to its primary context, and creates the streams.
+    /// Sets the calling thread's CPU affinity to the device's NUMA node, makes its primary context current, and creates
+    /// the streams.
     pub(super) fn open(driver: Driver, ordinal: usize, inbox: &Inbox) -> Result<Self, CudaError> {
         let device = driver.device(ordinal)?;
         if let Ok(pci_bus_id) = driver.pci_bus_id(device) {
@@ -81,7 +82,7 @@ impl Gpu {
             driver,
             device,
             streams,
-            within: None,
+            d2d_stream: None,
             intake: None,
             events: Vec::new(),
             _not_send: PhantomData,
@@ -138,24 +139,25 @@ impl Gpu {
     ///
     /// Both memories have `len` bytes, and the caller keeps them until an event recorded after this call has passed.
     pub(super) unsafe fn copy_within(&mut self, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
-        let stream = match self.within {
+        let stream = match self.d2d_stream {
             Some(stream) => stream,
-            None => *self.within.insert(self.driver.new_stream()?),
+            None => *self.d2d_stream.insert(self.driver.new_stream()?),
         };
         // SAFETY: the caller's promise; the stream lives until `close`.
         unsafe { self.driver.copy_within(to, from, len, stream) }
     }
 
     /// Records an event after all copies within the device submitted so far.
-    pub(super) fn record_event_within(&mut self) -> Result<RecordedEvent, DriverError> {
-        let stream = self.within.unwrap_or(self.streams[0].copies);
+    pub(super) fn record_d2d_event(&mut self) -> Result<RecordedEvent, DriverError> {
+        // Without a stream there was no copy, so an event on any stream will do.
+        let stream = self.d2d_stream.unwrap_or(self.streams[0].copies);
         // SAFETY: the stream lives until `close`.
         unsafe { self.record(stream) }
     }
 
     /// Whether all copies within the device have ended.
-    pub(super) fn is_idle_within(&self) -> Result<bool, DriverError> {
-        match self.within {
+    pub(super) fn is_d2d_idle(&self) -> Result<bool, DriverError> {
+        match self.d2d_stream {
             // SAFETY: the stream lives until `close`.
             Some(stream) => unsafe { self.driver.stream_is_idle(stream) },
             None => Ok(true),
@@ -169,7 +171,7 @@ impl Gpu {
         Ok(unsafe { self.record(stream.raw()) }?)
     }
 
-    /// The intake stream. It lives until `close`.
+    /// The intake stream: passed to DLPack producers, which make it wait for their work. It lives until `close`.
     pub(super) fn intake(&mut self) -> Result<CUstream, DriverError> {
         match self.intake {
             Some(stream) => Ok(stream),
@@ -241,12 +243,12 @@ impl Gpu {
         let [out, into] = &self.streams;
         if [out, into].into_iter().all(|streams| self.becomes_idle(streams.signals)) {
             let own = [out.copies, out.signals, into.copies, into.signals];
-            let streams: Vec<CUstream> = own.into_iter().chain(self.within).chain(self.intake).collect();
+            let streams: Vec<CUstream> = own.into_iter().chain(self.d2d_stream).chain(self.intake).collect();
             unbind(&self.driver, self.device, &streams, &self.events);
         }
     }
 
-    /// Waits up to `CALLBACKS_TIMEOUT_MS` for the last callbacks; returns whether the stream became idle.
+    /// Waits up to `CALLBACKS_TIMEOUT_MS` for the last callbacks of this stream; returns whether it became idle.
     fn becomes_idle(&self, stream: CUstream) -> bool {
         (0..CALLBACKS_TIMEOUT_MS).any(|_| {
             // SAFETY: the stream lives: `close` destroys it after this.
@@ -283,7 +285,7 @@ impl Gpu {
     }
 }
 
-/// The time that the shutdown of an engine waits for the last callbacks.
+/// The time that the shutdown of an engine waits for the last callbacks of each of its two streams of callbacks.
 const CALLBACKS_TIMEOUT_MS: u32 = 1000;
 
 /// Retains the device's primary context and makes it current on this thread.

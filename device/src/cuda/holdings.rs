@@ -11,7 +11,7 @@ use super::{
     error::{CudaError, DriverError},
     fence::Fence,
     gpu::Gpu,
-    memory::{CudaMemory, are_passed},
+    memory::{CudaMemory, poll_fences},
     memory_cache::{Block, MemoryCache, NoRoom, Taken},
     memory_owner::MemoryOwner,
     opened::Opened,
@@ -127,7 +127,7 @@ impl Holdings {
         }
         for mut waiting in mem::take(&mut self.waiting) {
             let is_late = closed && waiting.since + self.last_wait <= now;
-            match are_passed(&mut waiting.fences) {
+            match poll_fences(&mut waiting.fences) {
                 _ if failed => self.leak(waiting.owner, setting),
                 Some(Ok(())) => self.free(ManuallyDrop::into_inner(waiting.owner), gpu, setting),
                 None if !is_late => self.waiting.push(waiting),

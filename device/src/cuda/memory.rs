@@ -17,7 +17,7 @@ use crate::id::Id;
 /// Memory of a CUDA device that holds a tensor or a payload: the engine's own, or lent by a caller.
 ///
 /// It is returned to its owner when it is dropped, no copy uses it any more, and every stream passed to
-/// [`in_use_until`](Self::in_use_until) has finished its work.
+/// [`record_use`](Self::record_use) has finished its work.
 pub struct CudaMemory {
     id: Id,
     engine: Id,
@@ -37,7 +37,7 @@ impl CudaMemory {
     }
 
     /// The device address, valid for as long as this value lives. For work on streams that outlasts this value, see
-    /// [`in_use_until`](Self::in_use_until).
+    /// [`record_use`](Self::record_use).
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -65,15 +65,16 @@ impl CudaMemory {
 
     /// Makes later work on `stream` wait for all copies to and from this memory requested before.
     ///
-    /// Not needed after awaiting the copies: the bytes of an awaited copy are visible to every stream. The calling
-    /// thread does not wait for copies, except for those that still wait for a fence. Fails after a device failure.
+    /// Not needed after awaiting the copies: the bytes of an awaited copy are visible to every stream. Blocks the
+    /// calling thread only until copies that are still waiting for a fence have been submitted; it does not wait for
+    /// copies already on the device. Fails after a device failure.
     pub fn wait_on(&self, stream: StreamHandle) -> Result<(), CudaError> {
         self.inbox.request(|reply| Command::WaitMemory(self.id, stream, reply))?
     }
 
     /// Records that the current work on `stream` uses this memory: before that work has ended, no later copy of the
     /// memory begins, and it is not returned. The calling thread does not wait for the device.
-    pub fn in_use_until(&self, stream: StreamHandle) -> Result<(), CudaError> {
+    pub fn record_use(&self, stream: StreamHandle) -> Result<(), CudaError> {
         let fence = self.inbox.request(|reply| Command::Fence(stream, reply))??;
         self.add_fence(fence);
         Ok(())
@@ -93,9 +94,9 @@ impl CudaMemory {
         self.fences().push(fence);
     }
 
-    /// Whether every fence is passed: `None` while any is not, an error if one failed.
-    pub(super) fn is_free(&self) -> Option<Result<(), CudaError>> {
-        are_passed(&mut self.fences())
+    /// Drops the passed fences. Returns `None` while any is not passed, an error if one failed.
+    pub(super) fn poll_free(&self) -> Option<Result<(), CudaError>> {
+        poll_fences(&mut self.fences())
     }
 
     pub(super) fn id(&self) -> Id {
@@ -112,7 +113,7 @@ impl CudaMemory {
 }
 
 /// Drops the passed fences. Returns `None` while any is not passed, an error if one failed.
-pub(super) fn are_passed(fences: &mut Vec<Fence>) -> Option<Result<(), CudaError>> {
+pub(super) fn poll_fences(fences: &mut Vec<Fence>) -> Option<Result<(), CudaError>> {
     let mut failed = None;
     fences.retain(|fence| match fence.verdict() {
         Some(Err(error)) => {
@@ -141,7 +142,7 @@ impl Drop for CudaMemory {
     fn drop(&mut self) {
         let owner = mem::replace(&mut self.owner, MemoryOwner::Nothing);
         let mut fences = mem::take(&mut *self.fences());
-        let is_free = matches!(are_passed(&mut fences), Some(Ok(())));
+        let is_free = matches!(poll_fences(&mut fences), Some(Ok(())));
         match owner {
             MemoryOwner::Nothing => {}
             // A caller's memory that no stream uses any more needs no command.

@@ -209,7 +209,7 @@ impl CudaEngine {
     /// allocators. Keep the exported memories until the importer has released them.
     ///
     /// Waits up to [`CudaOptions::fence_timeout`] for the streams that write them ([`CudaEngine::lend`],
-    /// [`CudaMemory::in_use_until`]), and fails as a whole if one takes longer, or the engine does not answer. The
+    /// [`CudaMemory::record_use`]), and fails as a whole if one takes longer, or the engine does not answer. The
     /// caller must await its own copies to the memories first.
     pub fn export_in_place(
         &self,

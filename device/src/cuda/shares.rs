@@ -190,7 +190,7 @@ impl ExportRequest {
             Self::InPlace(memories, _) => Box::new(memories.iter()),
             Self::Fill(fill, _) => Box::new(fill.parts.iter().map(|(memory, _)| memory).chain([&fill.to])),
         };
-        let unready = memories.map(|memory| memory.is_free()).find(|free| *free != Some(Ok(())));
+        let unready = memories.map(|memory| memory.poll_free()).find(|free| *free != Some(Ok(())));
         unready.unwrap_or(Some(Ok(())))
     }
 
@@ -234,7 +234,7 @@ impl InFlight {
             flight.ended(gpu, setting);
             return None;
         }
-        flight.event = gpu.record_event_within().ok();
+        flight.event = gpu.record_d2d_event().ok();
         Some(flight)
     }
 
@@ -254,7 +254,7 @@ impl InFlight {
     fn has_ended(&self, gpu: &Gpu) -> Result<bool, CudaError> {
         Ok(match &self.event {
             Some(event) => gpu.has_passed(event)?,
-            None => gpu.is_idle_within()?,
+            None => gpu.is_d2d_idle()?,
         })
     }
 

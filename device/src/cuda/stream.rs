@@ -18,7 +18,7 @@ pub struct StreamHandle {
 impl StreamHandle {
     /// The legacy default stream of the device's primary context, used by kernels without a stream argument; PyTorch's
     /// default stream too.
-    pub const LEGACY: Self = Self { raw: 1, _keeper: None };
+    pub const LEGACY: Self = Self { raw: LEGACY, _keeper: None };
 
     /// Wraps a stream handle: a `CUstream`, a `cudaStream_t`, or PyTorch's `stream.cuda_stream`. Null is the legacy
     /// default stream.
@@ -31,6 +31,7 @@ impl StreamHandle {
     pub unsafe fn from_raw(handle: *mut c_void, keeper: impl Any + Send + Sync) -> Result<Self, CudaError> {
         match handle.expose_provenance() {
             PER_THREAD => Err(CudaError::PerThreadStream),
+            0 => Ok(Self { raw: LEGACY, _keeper: Some(Arc::new(keeper)) }),
             raw => Ok(Self { raw, _keeper: Some(Arc::new(keeper)) }),
         }
     }
@@ -52,6 +53,9 @@ impl fmt::Debug for StreamHandle {
     }
 }
 
+/// `CU_STREAM_LEGACY`.
+const LEGACY: usize = 1;
+
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
@@ -67,7 +71,7 @@ mod tests {
         };
         assert_eq!(from_raw(2), Err(CudaError::PerThreadStream));
         assert_eq!(from_raw(1), Ok(StreamHandle::LEGACY));
-        assert!(from_raw(0).is_ok());
+        assert_eq!(from_raw(0), Ok(StreamHandle::LEGACY));
     }
 
     #[test]

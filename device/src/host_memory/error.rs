@@ -22,9 +22,9 @@ pub enum AllocError {
     },
     /// The container's memory limit has no room: the system would kill this process when the memory is used.
     #[error(
-        "{asked_bytes} bytes of host memory were asked for, and only {free_bytes} are free of the container's memory limit \
-         (cgroup) of {limit_bytes} bytes, without those that this process uses or reserves for its connections. Raise that \
-         limit, or release versions that are still held"
+        "{asked_bytes} bytes of host memory were asked for, but only {free_bytes} bytes remain within the container's \
+         (cgroup) memory limit of {limit_bytes} bytes after what is in use and what this process reserves for \
+         connections. Raise that limit, or release versions that are still held"
     )]
     OverCgroup {
         /// The requested bytes.
@@ -109,7 +109,8 @@ pub enum AllocError {
 }
 
 impl AllocError {
-    /// Whether a retry may succeed: a device that did not answer may have been blocked.
+    /// Whether a retry may succeed without anything of this process being released in between: a device that did not
+    /// answer may have been blocked.
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Device { source: CudaError::NoAnswer { .. }, .. })
     }

@@ -35,8 +35,8 @@ pub(super) fn is_worth_it(state: &State) -> bool {
     matches!(state.keep, Keep::OnDemand(0)) && bytes >= POPULATED_BYTES_MIN as u64
 }
 
-/// Starts or restarts the linger time. One thread waits for each cache. If no thread can be started, evicts the cache
-/// and returns its mappings.
+/// Starts or restarts the linger time. At most one thread waits per cache; restarting only moves its deadline. If no
+/// thread can be started, evicts the cache and returns its mappings.
 pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>> {
     state.linger.until = Some(Instant::now() + LINGER_DURATION);
     if !state.linger.is_awaited {

@@ -70,7 +70,7 @@ fn encode<E: Element, const ROTATION: u32>(raw: &[u8], out: &mut [u8]) -> Option
         for plane in 0..E::BYTES {
             segments.push(&planes[plane * plane_bytes..][..plane_bytes])?;
         }
-        segments.bytes(tail)?;
+        segments.push_bytes(tail)?;
         Some(segments.written())
     })
 }

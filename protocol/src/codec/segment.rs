@@ -1,4 +1,5 @@
-//! Segments: strings of bytes within an encoding, each in the shortest of three forms (PROTOCOL.md §8.5).
+//! Segments: strings of bytes within an encoding, each in one of three forms, chosen by the encoder
+//! (PROTOCOL.md §8.5).
 
 use super::{CodecId, DecodeError, histogram::Histogram, zstd};
 use ::zstd::{
@@ -33,12 +34,12 @@ impl<'a> SegmentWriter<'a> {
         Self { out, at: 0 }
     }
 
-    /// Appends `plain` as a segment, in its shortest form. `None` when it does not fit.
+    /// Appends `plain` as a segment, compressed if that is tried and gains enough. `None` when it does not fit.
     pub(super) fn push(&mut self, plain: &[u8]) -> Option<()> {
         match plain.first() {
             Some(byte) if is_constant(plain) => {
-                self.head(CONSTANT, plain.len())?;
-                self.bytes(&[*byte])
+                self.push_head(CONSTANT, plain.len())?;
+                self.push_bytes(&[*byte])
             }
             Some(_) => self.push_compressed(plain).or_else(|| self.push_raw(plain)),
             None => self.push_raw(plain),
@@ -46,7 +47,7 @@ impl<'a> SegmentWriter<'a> {
     }
 
     /// Appends `bytes` unchanged, without a head.
-    pub(super) fn bytes(&mut self, bytes: &[u8]) -> Option<()> {
+    pub(super) fn push_bytes(&mut self, bytes: &[u8]) -> Option<()> {
         let end = self.at.checked_add(bytes.len())?;
         self.out.get_mut(self.at..end)?.copy_from_slice(bytes);
         self.at = end;
@@ -59,11 +60,11 @@ impl<'a> SegmentWriter<'a> {
     }
 
     fn push_raw(&mut self, plain: &[u8]) -> Option<()> {
-        self.head(RAW, plain.len())?;
-        self.bytes(plain)
+        self.push_head(RAW, plain.len())?;
+        self.push_bytes(plain)
     }
 
-    /// `None`, with nothing written, when the segment would not be shorter than raw.
+    /// `None`, without advancing, when compression is not tried or gains too little, or the frame does not fit.
     fn push_compressed(&mut self, plain: &[u8]) -> Option<()> {
         if Histogram::sampled(plain).bits_per_byte() > INCOMPRESSIBLE_BITS {
             return None;
@@ -72,18 +73,18 @@ impl<'a> SegmentWriter<'a> {
         let frame_max = (plain.len() - plain.len() / 100).checked_sub(FRAME_HEAD_BYTES + 1)?;
         let end = self.out.len().min(begin.checked_add(frame_max)?);
         let frame_bytes = compress(plain, self.out.get_mut(begin..end)?)?;
-        self.head(ZSTD, plain.len())?;
-        self.bytes(&u32::try_from(frame_bytes).ok()?.to_le_bytes())?;
+        self.push_head(ZSTD, plain.len())?;
+        self.push_bytes(&u32::try_from(frame_bytes).ok()?.to_le_bytes())?;
         self.at += frame_bytes;
         Some(())
     }
 
-    fn head(&mut self, form: u8, bytes: usize) -> Option<()> {
-        let bytes = u32::try_from(bytes).ok()?.to_le_bytes();
+    fn push_head(&mut self, form: u8, unpacked_len: usize) -> Option<()> {
+        let unpacked_len = u32::try_from(unpacked_len).ok()?.to_le_bytes();
         // Written whole or not at all: the caller may try another form in its place.
         (self.out.len() - self.at >= HEAD_BYTES).then_some(())?;
-        self.bytes(&[form])?;
-        self.bytes(&bytes)
+        self.push_bytes(&[form])?;
+        self.push_bytes(&unpacked_len)
     }
 }
 
@@ -121,7 +122,7 @@ fn huffman_coder() -> io::Result<Compressor<'static>> {
 pub(super) struct Segment<'a> {
     codec: CodecId,
     form: Form<'a>,
-    bytes: usize,
+    unpacked_len: usize,
 }
 
 enum Form<'a> {
@@ -139,9 +140,9 @@ impl<'a> Segment<'a> {
 
     fn take(codec: CodecId, rest: &mut &'a [u8]) -> Option<Self> {
         let form = rest.split_off_first()?;
-        let bytes = take_length(rest)?;
+        let unpacked_len = take_length(rest)?;
         let form = match *form {
-            RAW => Form::Raw(rest.split_off(..bytes)?),
+            RAW => Form::Raw(rest.split_off(..unpacked_len)?),
             CONSTANT => Form::Constant(*rest.split_off_first()?),
             ZSTD => {
                 let frame_bytes = take_length(rest)?;
@@ -149,12 +150,12 @@ impl<'a> Segment<'a> {
             }
             _ => return None,
         };
-        Some(Self { codec, form, bytes })
+        Some(Self { codec, form, unpacked_len })
     }
 
     /// The claimed unpacked length. Check it against a limit before allocating.
     pub(super) fn len(&self) -> usize {
-        self.bytes
+        self.unpacked_len
     }
 
     /// The plain bytes: a slice of the encoding, or the front of `scratch`, into which they are unpacked. `scratch` has
@@ -163,7 +164,7 @@ impl<'a> Segment<'a> {
     where
         'a: 'b,
     {
-        let plain = &mut scratch[..self.bytes];
+        let plain = &mut scratch[..self.unpacked_len];
         match self.form {
             Form::Raw(bytes) => return Ok(bytes),
             Form::Constant(byte) => plain.fill(byte),
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn each_string_has_its_shortest_form() {
+    fn the_form_depends_on_the_content() {
         let few: Vec<u8> = (0..1000u32).map(|at| (at.wrapping_mul(2_654_435_769) >> 30) as u8).collect();
         let all: Vec<u8> = (0..=255).collect();
         assert_eq!(written(&[], 5), Some(vec![RAW, 0, 0, 0, 0]));

@@ -130,9 +130,9 @@ macro_rules! steps {
 
 steps! {
     /// See [`portable::encode_level`].
-    fn encode_level(symbols: [u8; 3], plain: &[[u8; 64]], masks: &mut [[u8; 16]], escapes: &mut [u8]) -> usize;
+    fn encode_level(level_symbols: [u8; 3], plain: &[[u8; 64]], masks: &mut [[u8; 16]], escapes: &mut [u8]) -> usize;
     /// See [`portable::decode_level`].
-    fn decode_level(symbols: [u8; 3], masks: &[[u8; 16]], escapes: &[u8], plain: &mut [[u8; 64]]) -> usize;
+    fn decode_level(level_symbols: [u8; 3], masks: &[[u8; 16]], escapes: &[u8], plain: &mut [[u8; 64]]) -> usize;
     /// See [`portable::split_low_bits`].
     fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u8]);
     /// See [`portable::merge_low_bits`].

@@ -56,7 +56,7 @@ impl Sparse {
         let mut segments = SegmentWriter::new(&mut out);
         let written = [&[][..]; 3].iter().try_for_each(|empty| segments.push(empty));
         written
-            .and_then(|()| segments.bytes(tail))
+            .and_then(|()| segments.push_bytes(tail))
             .expect("there is room for three heads and the tail");
         out
     }
@@ -130,7 +130,7 @@ fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usi
         segments.push(&changes.gaps)?;
         segments.push(&changes.differences)?;
         segments.push(&changes.values)?;
-        segments.bytes(tail)?;
+        segments.push_bytes(tail)?;
         Some(segments.written())
     })
 }

@@ -22,8 +22,8 @@ impl ProbeBytes {
 /// The size of a [`ProbeReport`].
 pub const PROBE_REPORT_BYTES: usize = 16;
 
-/// The sender's counters after a probe, at the end of the probe's stream. They have arbitrary origins and wrap, so the
-/// costs of a probe are the difference of two reports.
+/// The report at the end of a probe's stream: the sender's counters after the probe. They have arbitrary origins and
+/// wrap, so the costs of a probe are the difference between a later report and that of a probe before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbeReport {
     /// The sender's clock, in microseconds.
@@ -53,7 +53,8 @@ impl ProbeReport {
         Self { clock_us: field(0), processor_us: field(4), sent_packets: field(8), lost_packets: field(12) }
     }
 
-    /// The difference to an earlier report, which must be less than 71 minutes old.
+    /// The difference to an earlier report, which must be less than 71 minutes old, divided by the number of processors
+    /// in use if that exceeds one: `processor_us` wraps after 71 minutes of processor time.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             clock_us: self.clock_us.wrapping_sub(earlier.clock_us),

@@ -187,7 +187,7 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         // The last reader may be the runtime's thread, and returning memory needs the GIL.
         if let Some(keep) = self.keep.take() {
-            interpreter::later(move |_| drop(keep));
+            interpreter::enqueue(move |_| drop(keep));
         }
     }
 }

@@ -90,7 +90,7 @@ impl Drop for Reading {
         for handle in unkept.iter().map(Stream::handle) {
             // The user may destroy the stream when this returns, so its queued work is recorded now. The engine's
             // thread needs microseconds for that, and no GIL; if it hangs, this waits for its `answer_timeout`.
-            if let Err(error) = memory.in_use_until(handle) {
+            if let Err(error) = memory.record_use(handle) {
                 tracing::warn!("{} bytes of a GPU are never reused: {error}", memory.len_bytes());
                 mem::forget(Arc::clone(&memory));
             }

@@ -166,7 +166,7 @@ struct KeptStream(Option<Py<PyAny>>);
 impl Drop for KeptStream {
     fn drop(&mut self) {
         if let Some(keeper) = self.0.take() {
-            interpreter::later(move |_| drop(keeper));
+            interpreter::enqueue(move |_| drop(keeper));
         }
     }
 }

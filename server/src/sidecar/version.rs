@@ -61,7 +61,7 @@ impl SealedVersion {
     ///
     /// # Errors
     /// [`SealError`]; then the memory is released.
-    pub fn new<E: std::error::Error + From<io::Error>>(
+    pub fn new<E: std::error::Error>(
         terms: &Terms,
         specs: Vec<TensorSpec>,
         metadata: Metadata,
@@ -85,9 +85,9 @@ impl SealedVersion {
                 return Err(SealError::WrongSize { name, expected_bytes, given_bytes });
             }
         }
-        // Padding stays zero. It ends at a multiple of 256 on the last page of its tensor, so `written_bytes` covers
-        // each page.
         let copied_bytes = memfd.written_bytes();
+        // Padding stays zero. It ends at a multiple of 256, so on the last page of its tensor: each page was written,
+        // which the server requires (`Sealed::map`).
         Ok(Self { manifest, memory: Some(memfd.seal().map_err(failed)?), copied_bytes })
     }
 
@@ -112,7 +112,7 @@ impl TensorWriter<'_> {
     /// Appends bytes of the tensor.
     ///
     /// # Errors
-    /// If the tensor has fewer bytes, or there is no memory.
+    /// If `bytes` exceed what remains of the tensor, or the system has no memory.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let len = bytes.len() as u64;
         if len > self.remaining.end - self.remaining.start {

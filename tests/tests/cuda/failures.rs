@@ -67,7 +67,7 @@ async fn check_failed(fake: &Turn, end: &End) {
         assert!(matches!(end_of(read_a_chunk(end).await).await, Err(CopyError::DeviceFailed { .. })));
     }
     assert!(matches!(end.memory.wait_on(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
-    assert!(matches!(end.memory.in_use_until(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
+    assert!(matches!(end.memory.record_use(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
     assert_eq!(end.engine.stats().copies_leaked, 0, "nothing was in flight");
     assert_eq!(fake.violations(), [""; 0]);
 }

@@ -106,7 +106,7 @@ pub(crate) async fn move_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result<
         copy_from(&source, &sink, 2)
     )?;
     to.memory.wait_on(StreamHandle::LEGACY)?;
-    to.memory.in_use_until(StreamHandle::LEGACY)?;
+    to.memory.record_use(StreamHandle::LEGACY)?;
     to.read().await
 }
 

@@ -131,7 +131,7 @@ async fn memory_is_not_written_while_the_consumers_stream_uses_it() {
     let (consumer, host) = (stream(), PageLocked::new(0, CHUNK));
     let block = Block::in_stream(consumer);
     call!(cuMemcpyDtoHAsync_v2(host.address(), end.memory.address(), CHUNK, consumer)).unwrap();
-    end.memory.in_use_until(handle(consumer)).unwrap();
+    end.memory.record_use(handle(consumer)).unwrap();
 
     let mut slot = end.slots.acquire().await;
     slot.fill(0x55);
@@ -159,7 +159,7 @@ async fn memory_that_a_stream_uses_is_not_reused() {
     let block = Block::in_stream(consumer);
     let address = end.memory.address();
     let End { engine, slots, memory } = end;
-    memory.in_use_until(handle(consumer)).unwrap();
+    memory.record_use(handle(consumer)).unwrap();
     drop(memory);
     let next = engine.allocate(LEN).unwrap();
     assert_ne!(next.address(), address);

@@ -226,7 +226,7 @@ fn too_large_models_are_refused() {
     let home = home();
     files::write_zeros(&home.path("m"), 192 << 20);
     let server = home.serve(&["--topic=m=m", "--topic=w=w"]);
-    let causes = ["of the container's memory limit (cgroup) of 134217728 bytes"];
+    let causes = ["within the container's (cgroup) memory limit of 134217728 bytes"];
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=m=m"];
     start_after(&home, &cgroup.enter(), &serve).wait().expect_error(1, &causes);
     let subscribe = |topic| ["subscribe", server.ticket(topic), "--once", "--out=out", ON_HOST];

@@ -45,7 +45,7 @@ fn nobody_answers() {
                     assert_eq!((addresses.as_str(), *timeout_ms), (address, 10_000));
                 }
                 // Simulated byte streams to an address without a host are refused at once.
-                ClientError::Connect(ConnectError::NoTcp { addresses, detail }) => {
+                ClientError::Connect(ConnectError::TcpFailed { addresses, detail }) => {
                     assert_eq!(addresses, address);
                     assert!(
                         ["connection refused", "no answer within 10000 ms"].contains(&detail.as_str()),

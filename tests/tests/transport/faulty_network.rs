@@ -89,8 +89,8 @@ impl Network for FaultyNetwork {
         self.inner.path_payload(peer)
     }
 
-    fn has_threads(&self) -> bool {
-        self.inner.has_threads()
+    fn allows_lane_threads(&self) -> bool {
+        self.inner.allows_lane_threads()
     }
 
     fn rng_seed(&self) -> Option<[u8; 32]> {

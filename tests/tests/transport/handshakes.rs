@@ -74,14 +74,14 @@ fn a_closed_port_is_an_error() {
         // No test listens on port 1.
         let unused = std::net::SocketAddr::new(address.ip(), 1).to_string();
         let error = connector.connect(std::slice::from_ref(&unused), &keys).await.unwrap_err();
-        let ConnectError::NoTcp { addresses, detail } = &error else { panic!("{error}") };
+        let ConnectError::TcpFailed { addresses, detail } = &error else { panic!("{error}") };
         assert_eq!(addresses, &unused);
         assert!(detail.contains("refused"), "{detail}");
         let error = connector
             .connect_further(unused.parse().unwrap(), &keys, 1, LaneKind::Tcp)
             .await
             .unwrap_err();
-        assert!(matches!(error, ConnectError::NoTcp { .. }), "{error}");
+        assert!(matches!(error, ConnectError::TcpFailed { .. }), "{error}");
     });
 }
 
@@ -100,7 +100,7 @@ fn a_silent_server_times_out() {
             .unwrap_err();
         let further = fixture.connector.connect_further(fixture.address, &keys, 1, LaneKind::Tcp);
         let further = further.await.unwrap_err();
-        let ConnectError::NoTcp { detail, .. } = &first else { panic!("{first}") };
+        let ConnectError::TcpFailed { detail, .. } = &first else { panic!("{first}") };
         assert_eq!(detail, "no answer within 10000 ms");
         let silent = matches!(further, ConnectError::FurtherUnreachable { lane: 1, kind: LaneKind::Tcp, .. });
         assert!(silent, "{further}");

@@ -26,7 +26,7 @@ impl Connector {
             io::ErrorKind::AddrNotAvailable if !self.local.is_empty() => {
                 ConnectError::LaneAddress { address: local, source }
             }
-            _ => ConnectError::NoTcp { addresses: address.to_string(), detail: source.to_string() },
+            _ => ConnectError::TcpFailed { addresses: address.to_string(), detail: source.to_string() },
         })
     }
 
@@ -37,16 +37,16 @@ impl Connector {
         address: SocketAddr,
         keys: &[Fingerprint],
     ) -> Result<Lane, ConnectError> {
-        let presented = Arc::new(OnceLock::new());
-        let config = tls::stream_client_config(keys, self.identity.as_deref(), Arc::clone(&presented));
+        let rejected_key = Arc::new(OnceLock::new());
+        let config = tls::stream_client_config(keys, self.identity.as_deref(), Arc::clone(&rejected_key));
         let config = config.map_err(|error| ConnectError::Tls(error.to_string()))?;
         let name = tls::SERVER_NAME
             .try_into()
             .map_err(|_| ConnectError::Tls("no server name".into()))?;
         let secured = Secured::connect(stream, Arc::new(config), name).await;
-        let secured = secured.map_err(|error| match presented.get() {
+        let secured = secured.map_err(|error| match rejected_key.get() {
             Some(found) => wrong_key(address, *found, keys),
-            None => refusal(address, error),
+            None => handshake_error(address, error),
         })?;
         if !secured.is_protocol_agreed() {
             return Err(ConnectError::Incompatible { address });
@@ -58,7 +58,7 @@ impl Connector {
 }
 
 /// Maps the error of a failed handshake. A server that refuses connections closes them before the handshake.
-fn refusal(address: SocketAddr, error: io::Error) -> ConnectError {
+fn handshake_error(address: SocketAddr, error: io::Error) -> ConnectError {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     match (tls, error.kind()) {
         (Some(rustls::Error::AlertReceived(rustls::AlertDescription::NoApplicationProtocol)), _) => {

@@ -54,7 +54,9 @@ impl QuicAcceptor {
         };
         let socket = network.bind(address, &tuning).map_err(failed)?;
         let config = server_config(&crypto, &tuning, None);
-        let moving = network.has_threads().then(|| Arc::new(MovingRuntime::over(network.runtime())));
+        let moving = network
+            .allows_lane_threads()
+            .then(|| Arc::new(MovingRuntime::over(network.runtime())));
         let runtime: Arc<dyn quinn::Runtime> = match &moving {
             Some(moving) => Arc::<MovingRuntime>::clone(moving),
             None => network.runtime(),

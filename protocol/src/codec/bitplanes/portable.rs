@@ -7,12 +7,12 @@ use super::layout::{LowBits, Words};
 ///
 /// `escapes` is at least 128 longer than `plain`.
 pub(in crate::codec) fn encode_level(
-    symbols: [u8; 3],
+    level_symbols: [u8; 3],
     plain: &[[u8; 64]],
     masks: &mut [[u8; 16]],
     escapes: &mut [u8],
 ) -> usize {
-    let symbols = symbols.map(broadcast);
+    let symbols = level_symbols.map(broadcast);
     let mut count = 0;
     for (group, mask) in plain.iter().zip(masks) {
         let (mut bit0, mut bit1) = (0, 0);
@@ -40,12 +40,12 @@ pub(in crate::codec) fn encode_level(
 /// The inverse of [`encode_level`]. Returns the number of escapes in the masks, which the caller compares with the
 /// number that was sent. `escapes` is at least 128 longer than `plain`.
 pub(in crate::codec) fn decode_level(
-    symbols: [u8; 3],
+    level_symbols: [u8; 3],
     masks: &[[u8; 16]],
     escapes: &[u8],
     plain: &mut [[u8; 64]],
 ) -> usize {
-    let [symbol0, symbol1, symbol2] = symbols.map(broadcast);
+    let [symbol0, symbol1, symbol2] = level_symbols.map(broadcast);
     let (change1, change2) = (symbol0 ^ symbol1, symbol0 ^ symbol2);
     let mut count = 0;
     for (group, mask) in plain.iter_mut().zip(masks) {

@@ -16,12 +16,12 @@ use std::arch::x86_64::*;
 
 #[target_feature(enable = "avx2,bmi2,popcnt")]
 pub(super) fn encode_level(
-    symbols: [u8; 3],
+    level_symbols: [u8; 3],
     plain: &[[u8; 64]],
     masks: &mut [[u8; 16]],
     escapes: &mut [u8],
 ) -> usize {
-    let symbols = symbols.map(|symbol| _mm256_set1_epi8(symbol as i8));
+    let symbols = level_symbols.map(|symbol| _mm256_set1_epi8(symbol as i8));
     let mut count = 0;
     for (group, mask) in plain.iter().zip(masks) {
         let halves = group.as_chunks::<32>().0;
@@ -30,7 +30,7 @@ pub(super) fn encode_level(
             symbols.map(|symbol| join(_mm256_cmpeq_epi8(lower, symbol), _mm256_cmpeq_epi8(upper, symbol)));
         let escaped = !(is0 | is1 | is2);
         *mask = join_masks(is1 | escaped, is2 | escaped);
-        let room: &mut [u8; 72] = escapes[count..].first_chunk_mut().expect(ROOM);
+        let room: &mut [u8; 72] = escapes[count..].first_chunk_mut().expect(ESCAPES_HAVE_ROOM);
         let eights = group.as_chunks::<8>().0.iter().zip(escaped.to_le_bytes());
         for ((eight, mask), at) in eights.zip(escapes_before(escaped)) {
             let room = room[usize::from(at & 63)..].first_chunk_mut().expect("63 and 8 are below 72");
@@ -43,17 +43,17 @@ pub(super) fn encode_level(
 
 #[target_feature(enable = "avx2,bmi2,popcnt")]
 pub(super) fn decode_level(
-    symbols: [u8; 3],
+    level_symbols: [u8; 3],
     masks: &[[u8; 16]],
     escapes: &[u8],
     plain: &mut [[u8; 64]],
 ) -> usize {
-    let [symbol0, symbol1, symbol2] = symbols.map(|symbol| _mm256_set1_epi8(symbol as i8));
+    let [symbol0, symbol1, symbol2] = level_symbols.map(|symbol| _mm256_set1_epi8(symbol as i8));
     let mut count = 0;
     for (group, mask) in plain.iter_mut().zip(masks) {
         let (bit0, bit1) = split_masks(mask);
         let escaped = bit0 & bit1;
-        let packed: &[u8; 72] = escapes[count..].first_chunk().expect(ROOM);
+        let packed: &[u8; 72] = escapes[count..].first_chunk().expect(ESCAPES_HAVE_ROOM);
         let masks = escaped.to_le_bytes().into_iter();
         let mut scattered = masks.zip(escapes_before(escaped)).map(|(mask, at)| {
             let from = packed[usize::from(at & 63)..].first_chunk().expect("63 and 8 are below 72");
@@ -74,7 +74,7 @@ pub(super) fn decode_level(
 }
 
 /// Why `escapes` has room for a group and the seven bytes behind its last escape.
-const ROOM: &str = "no more escapes than symbols, and room for 128 more";
+const ESCAPES_HAVE_ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
 /// For each eight of a group, the number of escapes before it. All eight numbers are computed together, without a
 /// dependency from one to the next.

@@ -16,12 +16,12 @@ use std::arch::x86_64::*;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
 pub(super) fn encode_level(
-    symbols: [u8; 3],
+    level_symbols: [u8; 3],
     plain: &[[u8; 64]],
     masks: &mut [[u8; 16]],
     escapes: &mut [u8],
 ) -> usize {
-    let [symbol0, symbol1, symbol2] = symbols.map(|symbol| _mm512_set1_epi8(symbol as i8));
+    let [symbol0, symbol1, symbol2] = level_symbols.map(|symbol| _mm512_set1_epi8(symbol as i8));
     let mut count = 0;
     for (group, mask) in plain.iter().zip(masks) {
         let group = load(group);
@@ -30,7 +30,7 @@ pub(super) fn encode_level(
         let is2 = _mm512_cmpeq_epi8_mask(group, symbol2);
         let escaped = !(is0 | is1 | is2);
         *mask = join_masks(is1 | escaped, is2 | escaped);
-        let room = escapes[count..].first_chunk_mut().expect(ROOM);
+        let room = escapes[count..].first_chunk_mut().expect(ESCAPES_HAVE_ROOM);
         store(room, _mm512_maskz_compress_epi8(escaped, group));
         count += escaped.count_ones() as usize;
     }
@@ -39,18 +39,18 @@ pub(super) fn encode_level(
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
 pub(super) fn decode_level(
-    symbols: [u8; 3],
+    level_symbols: [u8; 3],
     masks: &[[u8; 16]],
     escapes: &[u8],
     plain: &mut [[u8; 64]],
 ) -> usize {
-    let [symbol0, symbol1, symbol2] = symbols.map(|symbol| _mm512_set1_epi8(symbol as i8));
+    let [symbol0, symbol1, symbol2] = level_symbols.map(|symbol| _mm512_set1_epi8(symbol as i8));
     let mut count = 0;
     for (group, mask) in plain.iter_mut().zip(masks) {
         let (bit0, bit1) = split_masks(mask);
         let named = _mm512_mask_blend_epi8(bit1, _mm512_mask_blend_epi8(bit0, symbol0, symbol1), symbol2);
         let escaped = bit0 & bit1;
-        let packed = load(escapes[count..].first_chunk().expect(ROOM));
+        let packed = load(escapes[count..].first_chunk().expect(ESCAPES_HAVE_ROOM));
         store(group, _mm512_mask_expand_epi8(named, escaped, packed));
         count += escaped.count_ones() as usize;
     }
@@ -58,7 +58,7 @@ pub(super) fn decode_level(
 }
 
 /// Why `escapes` has room for a group.
-const ROOM: &str = "no more escapes than symbols, and room for 128 more";
+const ESCAPES_HAVE_ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
 pub(super) fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u8]) {

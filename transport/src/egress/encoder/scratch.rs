@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use tensor_relay_protocol::{CodecId, Context, codec};
 
 thread_local! {
-    /// As large as the thread's largest output, and never freed. New memory for each chunk would be zeroed and mapped
-    /// page by page, which costs as much as encoding.
+    /// As large as the largest `room_bytes` so far on this thread, and never freed. New memory for each chunk would be
+    /// zeroed and mapped page by page, which costs as much as encoding.
     static OUT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -321,9 +321,9 @@ async fn with_rustls(suite: SupportedCipherSuite, ours_is_client: bool) -> (Ours
     server.enable_secret_extraction = true;
     server.send_tls13_tickets = 0;
     server.alpn_protocols = vec![tensor_relay_protocol::ALPN.to_vec()];
-    let presented = Arc::new(OnceLock::new());
+    let rejected_key = Arc::new(OnceLock::new());
     let keys: [Fingerprint; 1] = [identity.fingerprint()];
-    let client = Arc::new(tls::stream_client_config(&keys, None, presented).unwrap());
+    let client = Arc::new(tls::stream_client_config(&keys, None, rejected_key).unwrap());
     let (server, name) = (Arc::new(server), tls::SERVER_NAME.try_into().unwrap());
     let (near, far) = duplex(1 << 20);
     let (secured, peer) = if ours_is_client {
