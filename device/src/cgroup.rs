@@ -9,7 +9,7 @@ const MOUNTS: [(&str, &Files); 2] = [("/sys/fs/cgroup", &V2), ("/sys/fs/cgroup/m
 /// An allocation that leaves less than one part in this many of the limit fits closely.
 const CLOSE_FRACTION: u64 = 16;
 
-/// Version 1 reports a number of this size for "no limit".
+/// Version 1 reports a larger number for "no limit".
 const UNLIMITED: u64 = 1 << 62;
 
 /// The file and field names of a cgroup version.

@@ -1,7 +1,7 @@
 //! The CUDA copy engine: GPU memory through page-locked slots.
 //!
 //! It is built without CUDA, and starts on machines without it: [`probe()`] finds the driver, or returns an error that
-//! says what is missing. All other functions require a probed driver.
+//! says what is missing. Functions that need the driver call it themselves.
 //!
 //! Lending a tensor that kernels may still be writing, without a copy and without waiting:
 //!

@@ -86,7 +86,7 @@ impl HostMemory {
                 self.map(mapped_len)?
             }
         };
-        if self.is_populated(mapping.len()) {
+        if self.populates(mapping.len()) {
             mapping.begin();
         }
         let mut region = Region::new(Lease { mapping, cache: Arc::downgrade(&self.cache) });
@@ -105,8 +105,7 @@ impl HostMemory {
         Ok(Charge { bytes: mapped_len as u64, cache: Arc::downgrade(&self.cache) })
     }
 
-    /// Unmaps all cached memory: for callers that expect no allocation of such a size soon. Takes milliseconds for
-    /// gigabytes.
+    /// Unmaps all cached memory: for callers that expect not to reuse it soon. Takes milliseconds for gigabytes.
     pub fn release_cached(&self) {
         let released = self.cache.state().shrink_cache(0);
         drop(released); // Outside the lock: unmapping is slow.
@@ -125,7 +124,7 @@ impl HostMemory {
 
     /// Maps memory that `take` has counted as in use, and undoes that if the system refuses.
     fn map(&self, len: usize) -> Result<Arc<Populated>, AllocError> {
-        let fits = if self.is_populated(len) { self.must_fit_cgroup(len as u64) } else { Ok(()) };
+        let fits = if self.populates(len) { self.must_fit_cgroup(len as u64) } else { Ok(()) };
         let size = page_costs::preferred();
         let mapped =
             fits.and_then(|()| Mapping::new(len, size).map_err(|source| AllocError::Os { len, source }));
@@ -142,7 +141,7 @@ impl HostMemory {
     }
 
     /// Whether memory of this length is populated in advance.
-    fn is_populated(&self, len: usize) -> bool {
+    fn populates(&self, len: usize) -> bool {
         self.cache.prefault && len >= POPULATED_BYTES_MIN
     }
 

@@ -48,7 +48,7 @@ impl HostSink {
         Ok(Self { id: Id::unique(), memory, staging })
     }
 
-    /// Ends the writing and returns the complete region of each part, in order. Empty ones are the default region.
+    /// Ends the writing and returns the complete region of each part, in order; for an empty part the default region.
     ///
     /// Succeeds when no byte is lent, whether or not all were filled, which the caller must track. While bytes are lent
     /// it fails and changes nothing. After success, every call fails with [`SinkError::Committed`].

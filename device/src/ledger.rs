@@ -40,7 +40,8 @@ enum Phase {
 }
 
 impl Ledger {
-    /// Adds `range`, once no copy to it is in flight. Fails at once if any byte of it is lent. Cancel safe.
+    /// Adds `range`, once no copy to it is in flight. Fails at once if any byte of it is lent, or waits for a slot.
+    /// Cancel safe.
     pub(crate) async fn enter(self: &Arc<Self>, range: &Range<u64>) -> Result<Entry, SinkError> {
         loop {
             let ended = self.ended.notified();
@@ -51,7 +52,7 @@ impl Ledger {
         }
     }
 
-    /// Ends the writing. Fails while there is an entry.
+    /// Ends the writing. Fails while there is an entry of a non-empty range.
     pub(crate) fn commit(&self, len_bytes: u64) -> Result<(), SinkError> {
         let mut state = self.state();
         let lent_bytes = state.entries.values().map(|(range, _)| range.end - range.start).sum();

@@ -1,6 +1,6 @@
 //! Tensor memory: regions, staging slots, copy engines, sources and sinks.
 //!
-//! A byte travels source → [`Slot`] → network → [`Slot`] → sink. This crate owns both ends:
+//! A byte travels source → network → sink, through a [`Slot`] where it has to be staged. This crate owns both ends:
 //!
 //! - [`HostMemory`] hands out large [`Region`]s of host memory within a budget, and reuses them;
 //! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;

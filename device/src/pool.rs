@@ -27,8 +27,9 @@ pub struct Capacity {
 
 /// A pool of staging buffers of one size. Waiting for a slot is the back-pressure of the whole pipeline.
 ///
-/// All memory is mapped at the start, and the kernel provides it when a slot is first used. The slot returned last is
-/// handed out first, so that a lightly used pool stays small and warm. A clone is cheap and shares the slots.
+/// All memory is mapped at the start; unless it is page-locked, the kernel provides it when a slot is first used. The
+/// slot returned last is handed out first, so that a lightly used pool stays small and warm. A clone is cheap and
+/// shares the slots.
 #[derive(Clone)]
 pub struct SlotPool {
     shared: Arc<Shared>,

@@ -17,7 +17,7 @@ pub trait Sink: Send + Sync + fmt::Debug {
     fn len_bytes(&self) -> u64;
 
     /// Lends memory for the bytes of `range`, of unspecified content. May wait for a staging slot, and for an abandoned
-    /// copy to these bytes. No byte is lent twice at a time. Cancel safe.
+    /// copy to these bytes. No byte but padding is lent twice at a time. Cancel safe.
     fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>>;
 
     /// Writes the bytes of a filled target; they are in place when this resolves. Drop a target that was not filled:
@@ -60,7 +60,7 @@ pub enum SinkError {
     StillLent {
         /// The lent bytes.
         lent_bytes: u64,
-        /// The length of the sink.
+        /// The length of the sink; in host memory, of its parts.
         len_bytes: u64,
     },
     /// The sink is already committed.

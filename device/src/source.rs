@@ -61,10 +61,10 @@ pub enum SourceError {
         /// The length of the source.
         len_bytes: u64,
     },
-    /// The bytes lie in several places, or on a device, and there is no memory to gather them.
+    /// The bytes have to be copied, and there is no memory for the copy.
     #[error(
-        "There is no memory for a copy of {asked_bytes} bytes, which do not lie in one place. Check the free memory of \
-         this host, or make chunks smaller."
+        "There is no memory for a copy of {asked_bytes} bytes. Check the free memory of this host, or make chunks \
+         smaller."
     )]
     NoMemory {
         /// The requested length.

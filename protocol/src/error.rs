@@ -1,8 +1,8 @@
 //! Errors of the protocol, by the party at fault, and the close codes that report them to the peer.
 //!
-//! Bytes that cannot be parsed are a [`MessageError`], parsed messages that break a rule are [`ProtocolViolation`], and chunks
-//! that changed on the way are a [`CorruptChunk`](crate::CorruptChunk). A local error is reported where it occurs; the
-//! peer receives no details of it.
+//! Bytes that cannot be parsed are a [`MessageError`], parsed messages that break a rule are a [`ProtocolViolation`],
+//! and chunks that changed on the way are a [`CorruptChunk`](crate::CorruptChunk). A local error is reported where it
+//! occurs; the peer receives no details of it.
 
 use crate::{ChunkIndex, Epoch, GlobError, LaneId, NameError, SubscriptionId, Version, WatchId};
 use std::fmt;
@@ -49,11 +49,11 @@ pub enum MessageError {
         value: u32,
     },
     /// A message or field with too many bytes.
-    #[error("the peer sent {bytes} bytes of {what}, and at most {max} are allowed")]
+    #[error("{bytes} bytes of {what} are too many: at most {max} are allowed")]
     TooLarge {
         /// The field or message.
         what: &'static str,
-        /// The received size.
+        /// The size.
         bytes: usize,
         /// The limit.
         max: usize,
@@ -271,8 +271,8 @@ close_codes! {
     Unauthorised = 32, "access was refused";
     /// The peer did not answer in time.
     TimedOut = 33, "a deadline passed";
-    /// The limit of connections or sessions is reached.
-    TooBusy = 34, "the server has as many sessions as it may";
+    /// The server's limits or memory leave no room for another session or lane.
+    TooBusy = 34, "the server has as many sessions as it may, or no room for more";
     /// A lane reached another server process than its session's.
     WrongInstance = 35, "the lane reached another server process than its session's";
 }

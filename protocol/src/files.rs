@@ -184,7 +184,7 @@ pub struct FileName(Box<str>);
 
 /// An invalid file name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a file {name:?} is not written: {why}")]
+#[error("the file {name:?} is refused: {why}")]
 pub struct FileNameError {
     /// The name.
     pub name: Box<str>,

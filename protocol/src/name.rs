@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The longest topic or tensor name, in bytes.
+/// The longest topic, tensor name or glob, in bytes.
 pub(crate) const NAME_MAX_BYTES: usize = 255;
 
 /// The name of a stream of versions, e.g. `policy` or `kv/req-17`.

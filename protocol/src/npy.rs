@@ -48,13 +48,19 @@ pub enum NpyError {
         /// The minor version.
         minor: u8,
     },
-    /// An impossible header length.
+    /// A file that is too short for its header.
     #[error("it claims a header of {header_bytes} bytes, which a file of {file_bytes} bytes cannot have")]
     HeaderLength {
         /// The length in the prefix.
         header_bytes: u64,
         /// The size of the file.
         file_bytes: u64,
+    },
+    /// A header that exceeds the limit.
+    #[error("it claims a header of {header_bytes} bytes, and at most {HEADER_MAX_BYTES} bytes are accepted")]
+    HeaderTooLong {
+        /// The length in the prefix.
+        header_bytes: u64,
     },
     /// A header that is not a dictionary of `descr`, `fortran_order` and `shape`.
     #[error("its header is not valid: {0}")]
@@ -72,7 +78,8 @@ pub enum NpyError {
     Shape(#[from] ShapeError),
     /// Another number of bytes after the header than the header describes.
     #[error(
-        "its header describes {described_bytes} bytes of elements, but {found_bytes} follow it: was the file cut off, or several arrays written into one?"
+        "its header describes {described_bytes} bytes of elements, but {found_bytes} follow it: {}",
+        data_length_hint(.described_bytes, .found_bytes)
     )]
     DataLength {
         /// The size by the header.
@@ -85,18 +92,26 @@ pub enum NpyError {
     Unwritable(Dtype),
 }
 
+fn data_length_hint(described_bytes: &u64, found_bytes: &u64) -> &'static str {
+    match found_bytes < described_bytes {
+        true => "was the file cut off?",
+        false => "were several arrays written into one file?",
+    }
+}
+
 /// The position of the header's end, from `prefix`, the first bytes of a file of `file_bytes`.
 ///
 /// # Errors
-/// [`NpyError`] when the file is not an array file, or the header's length is impossible.
+/// [`NpyError`] when the file is not an array file, is too short for its header, or has a header above the limit.
 pub fn header_end(prefix: &[u8], file_bytes: u64) -> Result<usize, NpyError> {
     let start = header_start(prefix)?;
     let length = prefix.get(8..start).ok_or(NpyError::Magic)?;
     let header_bytes = length.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
     let end = start as u64 + header_bytes;
-    match end <= file_bytes && header_bytes <= HEADER_MAX_BYTES {
-        true => Ok(end as usize),
-        false => Err(NpyError::HeaderLength { header_bytes, file_bytes }),
+    match () {
+        () if end > file_bytes => Err(NpyError::HeaderLength { header_bytes, file_bytes }),
+        () if header_bytes > HEADER_MAX_BYTES => Err(NpyError::HeaderTooLong { header_bytes }),
+        () => Ok(end as usize),
     }
 }
 
@@ -427,6 +442,8 @@ mod tests {
         assert!(matches!(parse(&[&good[..], b"x"].concat()), Err(NpyError::DataLength { .. })));
         assert!(matches!(parse(b"\x93NUMPY\x04\x00\0\0\0\0"), Err(NpyError::Version { major: 4, minor: 0 })));
         assert!(matches!(parse(b"\x93NUMPY\x02\x00\xff\xff\xff\xff"), Err(NpyError::HeaderLength { .. })));
+        let too_long = header_end(b"\x93NUMPY\x02\x00\xff\xff\xff\xff", u64::MAX);
+        assert!(matches!(too_long, Err(NpyError::HeaderTooLong { .. })));
         for bad in [
             "",
             "{",
@@ -493,7 +510,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_survived(header in "[(){}':,a-zA-Z0-9_ \\[\\]<|-]{0,120}", data_bytes in 0usize..100) {
+        fn arbitrary_text_does_not_panic(header in "[(){}':,a-zA-Z0-9_ \\[\\]<|-]{0,120}", data_bytes in 0usize..100) {
             let _ = parse(&file(&header, data_bytes));
         }
     }

@@ -22,8 +22,7 @@ pub enum SendAction {
 /// the same chunk cause no further sends.
 #[derive(Debug)]
 pub struct SendPlan {
-    /// Whether the manifest has to be sent.
-    manifest: bool,
+    needs_manifest: bool,
     /// Chunks that were never begun, ascending.
     waiting: Peekable<<RangeSet as IntoIterator>::IntoIter>,
     /// Chunks that were lost with their lanes and fetched by the receiver. They are sent again without credit.
@@ -37,10 +36,10 @@ pub struct SendPlan {
 }
 
 impl SendPlan {
-    /// A plan for the chunks `wanted`, which the receiver selected and lacks, and for the manifest if `manifest`.
-    pub fn new(wanted: RangeSet, manifest: bool) -> Self {
+    /// A plan for the chunks `wanted`, which the receiver selected and lacks, and for the manifest if it is needed.
+    pub fn new(wanted: RangeSet, needs_manifest: bool) -> Self {
         Self {
-            manifest,
+            needs_manifest,
             waiting: wanted.into_iter().peekable(),
             fetched: RangeSet::new(),
             begun: BTreeMap::new(),
@@ -56,7 +55,7 @@ impl SendPlan {
         if self.given_up {
             return None;
         }
-        if std::mem::take(&mut self.manifest) {
+        if std::mem::take(&mut self.needs_manifest) {
             return Some(SendAction::Manifest);
         }
         if !self.fetched.is_empty() || self.waiting.peek().is_some() {

@@ -269,7 +269,8 @@ impl Subscriber {
     /// it arrives again.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when it is not the announced manifest, or arrives while chunks of another are being received.
+    /// [`ProtocolViolation`] when it is not the announced manifest, or arrives while chunks of another are being
+    /// received.
     pub fn handle_manifest(&mut self, manifest: Manifest) -> Result<(), ProtocolViolation> {
         self.manifests.arriving = false;
         let expected = match &self.phase {
@@ -493,7 +494,7 @@ impl Subscriber {
         self.send(ClientMessage::Abort { subscription, epoch, version, reason });
     }
 
-    /// Grants the whole credit again, which the end of a version reset.
+    /// Grants the whole credit again: giving up a version reset it.
     fn grant_allowance(&mut self) {
         let (subscription, chunks) = (self.request.subscription, self.allowance);
         self.send(ClientMessage::Credit { subscription, chunks });

@@ -266,7 +266,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_survived(text in "(relay://)?[ -~äé]{0,80}") {
+        fn arbitrary_text_does_not_panic(text in "(relay://)?[ -~äé]{0,80}") {
             if let Ok(ticket) = text.parse::<Ticket>() {
                 prop_assert_eq!(ticket.to_string().parse::<Ticket>(), Ok(ticket));
             }

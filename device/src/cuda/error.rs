@@ -15,14 +15,14 @@ pub enum CudaError {
         /// The loader's message.
         reason: String,
     },
-    /// The loaded library is not a driver, or a very old one.
+    /// The loaded library is not a driver, or an old or incomplete one.
     #[error(
-        "The CUDA driver's library has no function {symbol}. It is older than CUDA {}, or not a driver: look for another \
-         libcuda.so in LD_LIBRARY_PATH.",
+        "The CUDA driver's library has no function {symbol}. It is older than CUDA {}, incomplete, or not a driver: \
+         look for another libcuda.so in LD_LIBRARY_PATH.",
         Version::OLDEST
     )]
     NoSymbol {
-        /// The first missing function.
+        /// The missing function.
         symbol: &'static str,
     },
     /// The driver is too old.
@@ -57,30 +57,30 @@ pub enum CudaError {
     /// The driver refused a call.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The engine's thread could not be started.
-    #[error("The system could not start a thread for the engine of {device}: {reason}.")]
+    /// The thread of an engine or a query could not be started.
+    #[error("The system could not start a thread for {device}: {reason}.")]
     NoThread {
-        /// The engine's device.
+        /// The device, or the queried component.
         device: String,
         /// The system's message.
         reason: String,
     },
-    /// The engine's thread did not answer in time: a driver call blocks it. The thread handles the request later, so a
-    /// stream in the request must never be destroyed.
+    /// The thread of an engine or a query did not answer in time: a driver call blocks it. The thread handles the
+    /// request later, and keeps a stream in the request until then.
     #[error(
-        "The engine of {device} did not answer within {waited:?}: a driver call blocks its thread. The device hangs, \
-         or another program keeps it busy; look at nvidia-smi and at the kernel's log for Xid messages."
+        "The thread for {device} did not answer within {waited:?}: a driver call blocks it. The device hangs, or \
+         another program keeps it busy; look at nvidia-smi and at the kernel's log for Xid messages."
     )]
     NoAnswer {
-        /// The engine's device.
+        /// The device, or the queried component.
         device: String,
         /// The time that the caller waited.
         waited: Duration,
     },
-    /// The engine has ended.
-    #[error("The engine of {device} has stopped. Open it again.")]
+    /// The thread of an engine or a query has ended.
+    #[error("The thread for {device} has stopped. Open the device again.")]
     Stopped {
-        /// The engine's device.
+        /// The device, or the queried component.
         device: String,
     },
     /// A copy is so late that the device counts as hung.

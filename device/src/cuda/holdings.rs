@@ -75,7 +75,7 @@ impl Holdings {
                 (block.address, MemoryOwner::Block(block))
             }
         };
-        self.count(setting);
+        self.update_counters(setting);
         Ok(CudaMemory::new(setting.engine, address, len, owner, setting.inbox.clone()))
     }
 
@@ -119,8 +119,8 @@ impl Holdings {
         }
     }
 
-    /// Frees the returned memory whose fences are passed. After the engine is closed, memory that has waited for
-    /// `last_wait` is leaked.
+    /// Frees the returned memory whose fences are passed. Leaks all of it after a device failure, and after the engine
+    /// is closed what has waited for `last_wait`.
     pub(super) fn poll(&mut self, now: Instant, gpu: &Gpu, setting: &Setting, failed: bool, closed: bool) {
         if self.waiting.is_empty() {
             return;
@@ -135,7 +135,7 @@ impl Holdings {
                 _ => self.leak(waiting.owner, setting),
             }
         }
-        self.count(setting);
+        self.update_counters(setting);
     }
 
     /// The deadline for returned memory once the engine is closing.
@@ -154,7 +154,7 @@ impl Holdings {
         while let Some(block) = self.cache.evict() {
             free_block(block, gpu, setting);
         }
-        self.count(setting);
+        self.update_counters(setting);
         !self.has_leaked
     }
 
@@ -223,7 +223,7 @@ impl Holdings {
         self.has_leaked = true;
     }
 
-    fn count(&self, setting: &Setting) {
+    fn update_counters(&self, setting: &Setting) {
         setting.counters.device_bytes.set(self.cache.in_use_bytes());
         setting.counters.cached_bytes.set(self.cache.cached_bytes());
     }

@@ -7,10 +7,10 @@ use std::fs;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Binds the calling thread to the processors near the PCI device that it may use, so that memory it touches first is
+/// Binds the calling thread to those of its processors that are near the PCI device, so that memory it touches first is
 /// near too. Threads that it starts, the driver's among them, inherit this.
 ///
-/// Changes nothing if the system does not report these processors, or the thread may use none of them. Only affects
+/// Changes nothing if the system does not report the near processors, or the thread may use none of them. Only affects
 /// speed.
 pub(super) fn stay_near(pci_bus_id: &str) {
     let path = format!("/sys/bus/pci/devices/{pci_bus_id}/local_cpulist");

@@ -82,11 +82,14 @@ impl CudaMemory {
 
     /// Releases the memory, once each of `streams` has finished the work submitted before the engine's thread handles
     /// this request. Never blocks: for destructors. If the end of that work cannot be determined, because the device
-    /// failed or a stream is capturing a graph, the memory is leaked.
+    /// failed, the engine has ended or a stream is capturing a graph, the memory is leaked.
     pub fn release_after(self: Arc<Self>, streams: Vec<StreamHandle>) {
-        let inbox = self.inbox.clone();
-        // If the thread has ended, memory of the engine is leaked, not reused.
-        let _ = inbox.send(Command::ReleaseAfter(self, streams));
+        let (inbox, is_used) = (self.inbox.clone(), !streams.is_empty());
+        if let Err(command) = inbox.send(Command::ReleaseAfter(self, streams))
+            && is_used
+        {
+            mem::forget(command); // The thread has ended, so the end of the work is unknown.
+        }
     }
 
     /// Adds a fence that must be passed before a copy begins or the memory is returned.

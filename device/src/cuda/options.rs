@@ -17,7 +17,8 @@ pub struct CudaOptions {
     /// seconds.
     pub fence_timeout: Duration,
     /// The time that a call waits for the engine's thread: to allocate, to lock pages, to record an event. Default
-    /// 60 s: locking pages takes about a third of a second for each GiB, all else microseconds, unless the driver hangs.
+    /// 60 s: locking pages takes about a third of a second for each GiB, all else microseconds, unless the driver
+    /// hangs.
     pub answer_timeout: Duration,
 }
 

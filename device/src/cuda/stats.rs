@@ -30,7 +30,7 @@ pub struct CudaStats {
     pub shared_bytes: u64,
     /// Bytes of copies in quarantine.
     pub quarantined_bytes: u64,
-    /// Leaked bytes of slots and memory that a failed device may still access.
+    /// Leaked bytes: the device may still access them, or the driver refused to release them.
     pub leaked_bytes: u64,
     /// Page-locked bytes of slots.
     pub pinned_bytes: u64,

@@ -33,7 +33,7 @@ macro_rules! symbols {
         }
 
         impl Symbols {
-            /// Finds all functions in the driver's library, or returns the name of a missing one.
+            /// Finds all functions in the driver's library, or returns the name of a missing required one.
             ///
             /// # Safety
             ///

@@ -145,10 +145,9 @@ impl Worker {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        // Once the engine is dropped, memory that waits for a caller's stream has a deadline. The poll after it
-        // releases the memory, so the deadline is in the future. Open fences have a deadline too (`is_done`). It is not
-        // included: once past, it would keep this thread awake for as long as memory is held; and fences are polled
-        // anyway.
+        // Once the engine is dropped, memory that waits for a caller's stream has a deadline. The first poll after it
+        // leaks the memory, so a past deadline does not stay. That of open fences (`is_done`) would: it is left out,
+        // since it would keep this thread awake for as long as memory is held; and fences are polled anyway.
         let last = self.closed.and_then(|_| self.holdings.wake_at());
         let all = [self.copies.wake_at(), self.fences.wake_at(), self.shares.wake_at(), last];
         all.into_iter().flatten().min()
@@ -298,7 +297,7 @@ const BATCH_MAX: usize = 256;
 /// exits before that, the driver has to clean up.
 pub fn all_closed(timeout: Duration) -> bool {
     let until = Instant::now() + timeout;
-    let mut open = RunningThread::number();
+    let mut open = RunningThread::lock_count();
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if *open == 0 || left.is_zero() {
@@ -317,18 +316,18 @@ static ENDED: Condvar = Condvar::new();
 
 impl RunningThread {
     fn count() -> Self {
-        *Self::number() += 1;
+        *Self::lock_count() += 1;
         Self
     }
 
-    fn number() -> MutexGuard<'static, usize> {
+    fn lock_count() -> MutexGuard<'static, usize> {
         RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for RunningThread {
     fn drop(&mut self) {
-        *Self::number() -= 1;
+        *Self::lock_count() -= 1;
         ENDED.notify_all();
     }
 }

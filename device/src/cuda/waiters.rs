@@ -87,7 +87,7 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Reports the end of the copy to the waiter. If that was removed at its deadline, the slot returns to its pool.
+    /// Reports the end of the copy. If the waiter was removed at its deadline, the slot returns to its pool.
     pub(super) fn finish(self, end: Result<Slot, CopyError>) {
         match self.shared.take(self.id) {
             Some(waiter) => waiter.done.finish(end),

@@ -15,7 +15,7 @@ pub enum AllocError {
     OverBudget {
         /// The requested bytes.
         asked_bytes: u64,
-        /// The bytes of living regions.
+        /// The bytes in use.
         in_use_bytes: u64,
         /// The limit.
         budget_bytes: u64,

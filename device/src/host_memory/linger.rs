@@ -57,7 +57,7 @@ fn wait(weak: Weak<Cache>) {
     while !left.is_zero() {
         thread::sleep(left);
         let Some(cache) = weak.upgrade() else { return };
-        left = cache.state().linger.left(Instant::now());
+        left = cache.state().linger.left_or_end(Instant::now());
         if left.is_zero() {
             let released = cache.state().evict_unneeded();
             drop(released); // Outside the lock: unmapping is slow.
@@ -66,8 +66,8 @@ fn wait(weak: Weak<Cache>) {
 }
 
 impl Linger {
-    /// The time left at `now`; if zero, the linger time is reset.
-    fn left(&mut self, now: Instant) -> Duration {
+    /// Returns the time left at `now`; if that is zero, ends the linger time.
+    fn left_or_end(&mut self, now: Instant) -> Duration {
         let left = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
         if left.is_zero() {
             *self = Self::default();
@@ -85,8 +85,8 @@ mod tests {
 
     fn end(memory: &HostMemory) {
         let mut state = memory.cache.state();
-        assert!(state.linger.left(Instant::now()) > Duration::ZERO);
-        assert_eq!(state.linger.left(Instant::now() + LINGER_DURATION), Duration::ZERO);
+        assert!(state.linger.left_or_end(Instant::now()) > Duration::ZERO);
+        assert_eq!(state.linger.left_or_end(Instant::now() + LINGER_DURATION), Duration::ZERO);
         drop(state.evict_unneeded());
     }
 

@@ -430,7 +430,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_survived(text in ".{0,200}") {
+        fn arbitrary_text_does_not_panic(text in ".{0,200}") {
             if let Ok(token) = Token::new(&text) {
                 prop_assert!(token.open(&[secret(1)]).is_err());
             }

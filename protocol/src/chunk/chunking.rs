@@ -18,7 +18,7 @@ impl fmt::Display for ChunkIndex {
 /// A tensor of at least `chunk_bytes` starts a chunk of its own and is cut every `chunk_bytes`; smaller tensors of one
 /// dtype share chunks. So ten thousand small tensors travel in a few chunks, a chunk never mixes dtypes (codecs rely on
 /// this), and a selected small tensor shares no chunk with a large one. The chunks lie end to end and cover the
-/// payload, padding included; only the last chunk of a run is shorter than `chunk_bytes`.
+/// payload, padding included; none is longer than `chunk_bytes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunking {
     starts: Vec<Start>,

@@ -18,7 +18,7 @@ use std::cell::RefCell;
 /// (PROTOCOL.md §8.4).
 ///
 /// Trained weights, gradients, activations and caches use a dozen exponents, and three of these occur in three elements
-/// of four. Two bits name one of the three; their fourth value is an escape: the exponent is named by a later level.
+/// of four. Two bits name one of the three, or escape to the next level; the last level's escapes are stored whole.
 /// Vector instructions compare, gather and scatter 64 symbols at a time by masks, so this codec is much faster than
 /// entropy coders.
 ///

@@ -26,7 +26,7 @@ use std::cell::RefCell;
 /// of a hundredth of the chunk detects this, and no delta is made.
 ///
 /// Both ends keep memory for each worker thread: a decoder at most the size of the largest chunk; an encoder a few
-/// hundredths of it, or a few times the chunk if all elements changed.
+/// hundredths of it, or about twice the chunk if a search was misled by its sample.
 #[derive(Debug, Clone, Copy)]
 pub struct Sparse;
 

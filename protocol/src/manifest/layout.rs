@@ -60,7 +60,7 @@ pub enum LayoutError {
     TooMuch {
         /// The counted items or bytes.
         what: &'static str,
-        /// The actual number.
+        /// The number, or a lower bound of it.
         found: u64,
         /// The limit.
         max: u64,
@@ -75,10 +75,11 @@ pub(super) fn layout(
 ) -> Result<Manifest, LayoutError> {
     check_chunk_size(chunk_bytes, limits)?;
     check_at_most("tensors", specs.len() as u64, limits.tensors as u64)?;
+    check_at_most("entries of metadata", metadata.len() as u64, limits.tensors as u64)?;
     let tensors = place(specs, u64::from(chunk_bytes))?;
     let (extents, payload_bytes) = stored_extents(&tensors);
     check_at_most("bytes", payload_bytes, limits.payload_bytes)?;
-    let chunks = || payload_bytes.div_ceil(u64::from(chunk_bytes));
+    let chunks = || payload_bytes.div_ceil(u64::from(chunk_bytes)).max(limits.chunks as u64 + 1);
     let chunking = Chunking::new(extents.into_iter(), chunk_bytes, payload_bytes, limits.chunks)
         .ok_or_else(|| LayoutError::TooMuch { what: "chunks", found: chunks(), max: limits.chunks as u64 })?;
     let encoded = wire::encode(&tensors, &metadata, payload_bytes, chunk_bytes);

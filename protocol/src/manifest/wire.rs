@@ -42,14 +42,14 @@ pub enum ManifestError {
     /// A tensor whose offset breaks the rules of layout.
     #[error("tensor {0:?} of the manifest overlaps another, lies outside of the payload or is not aligned")]
     Misplaced(TensorName),
-    /// A payload or chunk size that contradicts the tensors.
-    #[error("the manifest states {stated} bytes of {what} where {computed} follow from its tensors")]
+    /// A payload size that contradicts the tensors, or a chunk size that is not a multiple of 256.
+    #[error("the manifest states a {what} size of {stated} bytes where {computed} would be valid")]
     WrongSize {
         /// The size in question: `payload` or `chunk`.
         what: &'static str,
         /// The stated value.
         stated: u64,
-        /// The correct value.
+        /// A valid value.
         computed: u64,
     },
     /// More tensors, bytes or chunks than this end accepts.
@@ -57,7 +57,7 @@ pub enum ManifestError {
     TooMuch {
         /// The counted items or bytes.
         what: &'static str,
-        /// The actual number.
+        /// The number, or a lower bound of it.
         found: u64,
         /// The limit.
         max: u64,

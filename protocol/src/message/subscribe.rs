@@ -12,7 +12,7 @@ use crate::{
 /// The most globs in one selection. They are matched against every tensor of every manifest.
 pub const GLOBS_MAX: usize = 64;
 
-/// The most bytes of all globs of a selection in total, so that the message stays within its frame.
+/// The most bytes of all globs of a selection, or of an order by layers, so that the message stays within its frame.
 pub const SELECTION_MAX_BYTES: usize = 8 << 10;
 
 /// The most globs in an order by layers. Models have about a hundred layers, and a few tensors before and behind them.

@@ -68,7 +68,7 @@ pub struct Progress {
     pub is_released: bool,
 }
 
-/// Why a version was not published.
+/// Why a version was not published, or a topic not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -188,11 +188,11 @@ impl fmt::Display for Refusal {
         match self {
             Self::TopicTaken => f.write_str("the server publishes into the topic itself"),
             Self::NoRoom => f.write_str("there is no room for it"),
-            Self::UnfitMemory => f.write_str("its memory does not match its description"),
+            Self::UnfitMemory => f.write_str("its memory does not match its description, or can change"),
             Self::UnsupportedMemory => f.write_str("the server cannot use memory of this kind"),
-            Self::BadManifest => f.write_str("its manifest is invalid"),
+            Self::BadManifest => f.write_str("its manifest is invalid, or does not match its memory"),
             Self::Forbidden => f.write_str("the server's access control list does not allow it"),
-            Self::TopicEnded => f.write_str("its topic has ended"),
+            Self::TopicEnded => f.write_str("its topic is not open, or the server is shutting down"),
             Self::Other(code) => write!(f, "reason {code}, which this build does not know"),
         }
     }

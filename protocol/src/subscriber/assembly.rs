@@ -74,8 +74,8 @@ impl Assembly {
     /// Handles the header of a chunk and returns its range in the receiver's memory ([`Selection::place`]).
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the manifest has no such chunk or another size for it, or the chunk is not selected, has a
-    /// base that is not allowed, or is already verified or arriving.
+    /// [`ProtocolViolation`] when the manifest has no such chunk or another size for it, or the chunk is not selected,
+    /// has a base that is not allowed, or is already verified or arriving.
     pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, ProtocolViolation> {
         let chunk = header.chunk;
         let count = self.manifest().chunking().count();

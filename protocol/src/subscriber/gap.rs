@@ -23,13 +23,13 @@ impl Gap {
 impl fmt::Display for Gap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { after, found } = self;
-        let verb = |missing| if missing == 1 { "version is" } else { "versions are" };
+        let versions_are = |missing| if missing == 1 { "version is" } else { "versions are" };
         match (after, self.missing()) {
             (Some(after), Some(missing)) => write!(
                 f,
                 "{missing} {} missing of {}: {} was expected, {} was received; the publisher did not retain the \
                  missing versions long enough for this reader",
-                verb(missing),
+                versions_are(missing),
                 found.topic,
                 after.version.next(),
                 found.version

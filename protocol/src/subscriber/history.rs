@@ -78,9 +78,9 @@ impl History {
     /// `afresh` says that the server's content differs from the version that `have` or `partial` named.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the version does not rise, is announced afresh without having been named, or exceeds twice
-    /// the window. Twice, because the server may still receive acknowledgements of an earlier subscription of the same
-    /// reader.
+    /// [`ProtocolViolation`] when the version does not rise, is announced afresh without having been named, or exceeds
+    /// twice the window. Twice, because the server may still receive acknowledgements of an earlier subscription of the
+    /// same reader.
     pub(super) fn check_announced(
         &self,
         id: &VersionId,

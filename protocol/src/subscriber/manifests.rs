@@ -13,7 +13,7 @@ pub(super) struct Manifests {
 }
 
 impl Manifests {
-    /// Excuses one manifest event that a version that was given up may have caused; false if none is left to excuse.
+    /// Excuses one manifest event that a given-up version may have caused; false if no excuse is left.
     pub(super) fn excuse_stale(&mut self) -> bool {
         let is_excused = self.stale > 0;
         self.stale = self.stale.saturating_sub(1);

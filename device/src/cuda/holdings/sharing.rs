@@ -110,7 +110,7 @@ impl Holdings {
 
     fn new_memory(&mut self, address: u64, len: usize, shared: Shared, setting: &Setting) -> Arc<CudaMemory> {
         self.blocks += 1;
-        self.count(setting);
+        self.update_counters(setting);
         CudaMemory::new(setting.engine, address, len, MemoryOwner::Shared(shared), setting.inbox.clone())
     }
 

@@ -141,17 +141,17 @@ pub enum ShareError {
         /// The driver's error.
         source: CudaError,
     },
-    /// The other process's length exceeds its memory.
+    /// A range is out of bounds of the other process's memory.
     #[error(
-        "Another process shared {len} bytes at offset {offset} of an allocation of {bytes} bytes, which are out of bounds. \
-         Nothing was imported."
+        "{len} bytes at offset {offset} are out of bounds of another process's memory of {bytes} bytes. Nothing was \
+         imported."
     )]
     OutOfBounds {
         /// The stated offset.
         offset: u64,
         /// The stated length.
         len: u64,
-        /// The allocation's length.
+        /// The length of the memory.
         bytes: u64,
     },
     /// The engine does not answer, or its device failed.
