@@ -93,7 +93,8 @@ impl Draft {
         }
     }
 
-    /// Handles lent memory and its descriptor: its kind must be in `accepted_kinds`, and there are at most `parts_max` parts.
+    /// Handles lent memory and its descriptor: its kind must be in `accepted_kinds`, and there are at most `parts_max`
+    /// parts.
     pub(super) fn handle_lend(
         &mut self,
         lend: Lend,
@@ -227,7 +228,8 @@ fn import_from_device(
         {
             contained.push(tensor);
         }
-        let offset_of = |start: u64| offset.saturating_add(start - range.start); // The import refuses excessive offsets.
+        // The import refuses excessive offsets.
+        let offset_of = |start: u64| offset.saturating_add(start - range.start);
         let ranges: Vec<_> = contained
             .iter()
             .map(|tensor| offset_of(tensor.start)..offset_of(tensor.end))
