@@ -104,7 +104,8 @@ impl Config {
                 "further lanes, all sessions",
                 Amount::Count(lanes),
                 times(lanes, lane_bytes),
-                "as many as sessions, or none with --lanes-max 1; a client without a further lane continues with those that it has",
+                "as many as sessions, or none with --lanes-max 1; a client without a further lane continues with those \
+                 that it has",
             ),
             bound(
                 "lanes of a session",

@@ -231,7 +231,8 @@ impl EffortTrial {
         let dropped_from = DROPPED_FROM[self.rounds as usize];
         self.rounds += 1;
         let is_last = self.rounds as usize == DROPPED_FROM.len();
-        self.candidates.retain(|candidate| candidate.log_rate() + dropped_from.ln() >= best);
+        self.candidates
+            .retain(|candidate| candidate.log_rate() + dropped_from.ln() >= best);
         if is_last {
             self.candidates.sort_by_key(|candidate| candidate.effort);
             self.candidates.truncate(1);

@@ -110,7 +110,8 @@ impl Draft {
             (other, _) if !accepted_kinds.contains(&other.kind()) => self.refuse(
                 Refusal::UnsupportedMemory,
                 format!(
-                    "this server accepts no memory of the kind {}, because it does not serve from a GPU",
+                    "this server accepts no memory of the kind {}, because it does not serve from a GPU that \
+                     processes can share",
                     other.kind()
                 ),
             ),
