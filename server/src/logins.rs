@@ -140,7 +140,7 @@ mod tests {
         let mut bad: Vec<_> = (0..MAX - 1).map(|_| logins.enter(address(2))).collect();
         assert!(bad.iter_mut().all(|(_, eviction)| !is_evicted(eviction)));
         let (_other, mut other_eviction) = logins.enter(address(3));
-        assert!(is_evicted(&mut bad[0].1), "the oldest of the address with the most");
+        assert!(is_evicted(&mut bad[0].1), "the oldest of the network with the most");
         assert!(!is_evicted(&mut good_eviction) && !is_evicted(&mut other_eviction));
         bad.push(logins.enter(address(2)));
         assert!(

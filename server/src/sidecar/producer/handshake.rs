@@ -22,7 +22,10 @@ pub enum ConnectError {
         path: PathBuf,
     },
     /// The server that created it has ended, or the path is not a socket.
-    #[error("no server listens at {}: the server that created it has ended, or it is not a socket", path.display())]
+    #[error(
+        "no server listens at {}: the server that created the socket has ended, or the path is not a socket",
+        path.display()
+    )]
     NobodyListens {
         /// The path.
         path: PathBuf,
