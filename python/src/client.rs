@@ -35,7 +35,7 @@ use tensor_relay_client::{
     Topic, Tuning, Version,
 };
 
-fn no_such_version(py: Python<'_>) -> PyErr {
+fn late_version(py: Python<'_>) -> PyErr {
     Kind::Timeout.raise(py, "the version did not come in time; the call can be repeated")
 }
 
@@ -376,7 +376,7 @@ impl Client {
         let (client, timeout) = (this.client(py)?, seconds("timeout", timeout)?);
         match wait_at_most(py, timeout, wanted.receive(&client))? {
             Some(described) => described.map_err(|failed| failed.raise(py)),
-            None => Err(no_such_version(py)),
+            None => Err(late_version(py)),
         }
     }
 
@@ -404,7 +404,7 @@ impl Client {
             let begun = awaitable(args.py(), describing, |py, described| match described {
                 Some(Ok(description)) => Ok(Py::new(py, description)?.into_any()),
                 Some(Err(failed)) => Err(failed.raise(py)),
-                None => Err(no_such_version(py)),
+                None => Err(late_version(py)),
             });
             begun.map(Bound::unbind)
         })?;
@@ -435,7 +435,7 @@ impl Client {
         Ok(by_name)
     }
 
-    /// Whether this client was closed, or has lost its server for longer than `reconnect_timeout`.
+    /// Whether this client was closed or its session has ended, as after losing the server for `reconnect_timeout`.
     #[getter]
     fn closed(&self, py: Python<'_>) -> PyResult<bool> {
         let open = self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);

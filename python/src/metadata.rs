@@ -42,7 +42,8 @@ pub(crate) fn of_user(mapping: &Bound<'_, PyAny>) -> PyResult<Metadata> {
         })?;
         if key.starts_with(RESERVED) || is_reserved(&key) {
             let message = format!(
-                "metadata {key:?} has a prefix reserved for tensor-relay ({RESERVED} or {RESERVED_PREFIX}): call it something else"
+                "metadata {key:?} has a prefix reserved for tensor-relay ({RESERVED} or {RESERVED_PREFIX}): call it \
+                 something else"
             );
             return Err(Kind::Request.raise(py, message));
         }
@@ -98,8 +99,7 @@ fn to_json(key: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
 }
 
 /// Refuses dictionaries with keys that are not text: JSON would turn them into text, and merge two keys with the same
-/// text.
-/// The loop ends: a value that contains itself was refused by the JSON encoder before.
+/// text. The loop ends: a value that contains itself was refused by the JSON encoder before.
 fn check_keys(key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
     let mut unchecked = vec![value.clone()];
     while let Some(value) = unchecked.pop() {
@@ -107,7 +107,8 @@ fn check_keys(key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
             for (nested, value) in dictionary.iter() {
                 if !nested.is_instance_of::<PyString>() {
                     return Err(PyTypeError::new_err(format!(
-                        "metadata {key:?} has a dictionary with the key {nested:?}, which would be received as text: make it text"
+                        "metadata {key:?} has a dictionary with the key {nested:?}, which would be received as text: make \
+                         it text"
                     )));
                 }
                 unchecked.push(value);

@@ -309,7 +309,8 @@ fn unfit(id: &client::VersionId, error: &BufferError, entries: &[String]) -> Not
         _ => String::new(),
     };
     NotArrived::Unfit(format!(
-        "{id} does not fit `out`: {error}{more}; nothing of it was written, and the next call goes on with the next version"
+        "{id} does not fit `out`: {error}{more}; nothing of it was written, and the next call goes on with the next \
+         version"
     ))
 }
 

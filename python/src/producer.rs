@@ -80,7 +80,7 @@ impl Producer {
     /// The publication's `path` and `path_reason` tell which of these happened. The server decides how many versions a
     /// topic keeps. If the server was restarted since the last call, this call connects again first.
     ///
-    /// Raises UnsupportedTensorError for a value that cannot be published, by its name; PublishError when the server
+    /// Raises UnsupportedTensorError, which names the value that cannot be published; PublishError when the server
     /// refuses the version; NoRoomError beyond the server's memory; RelayTimeoutError after `timeout`. In these cases
     /// nothing was published. ServerUnreachableError when the connection is lost: the version may or may not have been
     /// published.

@@ -173,7 +173,9 @@ impl Publication {
             }
             false => Kind::Publish.raise(
                 py,
-                format!("{committed} of {count} subscribers received {id}, and no more can: it was replaced or withdrawn"),
+                format!(
+                    "{committed} of {count} subscribers received {id}, and no more can: it was replaced or withdrawn"
+                ),
             ),
         })
     }

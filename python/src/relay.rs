@@ -139,7 +139,7 @@ impl Relay {
         release_timeout: Option<f64>,
         expire_after: Option<f64>,
     ) -> PyResult<()> {
-        let words = TopicArguments {
+        let arguments = TopicArguments {
             keep_versions,
             keep_bytes,
             when_full,
@@ -147,7 +147,7 @@ impl Relay {
             release_timeout,
             expire_after,
         };
-        let (topic, options) = (parse_topic(py, topic)?, words.options(py)?);
+        let (topic, options) = (parse_topic(py, topic)?, arguments.options(py)?);
         let _in_runtime = runtime::handle(py)?.enter();
         let mut open = self.state(py)?;
         let open = open.as_mut().ok_or_else(|| closed(py))?;
@@ -175,8 +175,8 @@ impl Relay {
     /// Values other than strings are sent as JSON, which is what programs outside of Python receive. `timeout` limits,
     /// in seconds, the wait for readers in mode `every`, in addition to the options of `open`.
     ///
-    /// Raises UnsupportedTensorError for a value that cannot be published, by its name; PublishError; NoRoomError
-    /// beyond `staged_bytes`; RelayTimeoutError after `timeout`. In these cases nothing was published.
+    /// Raises UnsupportedTensorError, which names the value that cannot be published; PublishError; NoRoomError beyond
+    /// `staged_bytes`; RelayTimeoutError after `timeout`. In these cases nothing was published.
     #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn publish(
@@ -411,7 +411,7 @@ impl Open {
     async fn close(self, grace: Duration) -> bool {
         let Self { server, topics, _admin } = self; // The admin port answers until the end.
         let finished = server.shutdown(grace).await;
-        // Not earlier: dropping a publisher withdraws its versions, which may still be sent until here.
+        // Not earlier: this cancels publishes in other threads.
         publishers(&topics).for_each(|publisher| publisher.close());
         finished
     }

@@ -16,7 +16,7 @@ static RUNTIME: OnceLock<Result<Runtime, String>> = OnceLock::new();
 /// The runtime, started at the first call.
 ///
 /// It has one thread, which never waits for the interpreter: a lane is one task, and a second thread would only add
-/// hand-overs. Each lane after the first has its own thread.
+/// hand-overs. Further lanes of a session run on other threads.
 ///
 /// # Errors
 /// `ForkError` in a forked child of the process that started the runtime; `TensorRelayError` when no thread can be

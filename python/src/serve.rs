@@ -79,7 +79,7 @@ pub(crate) fn serve(
         None => Access::new(Rules::ephemeral()),
     };
     let listener = listener_on(py, listen, parse_transport(py, transport)?, &identity)?;
-    // A training process may have left less memory than that: then versions and sessions are refused when they come.
+    // If the training process leaves too little memory for it, versions and sessions are refused when they come.
     let reserved = config.reserve().ok();
     let server = Server::start(listener, access.clone(), config).with_reservation(reserved);
     let admin = AdminOptions { address: admin, token_file: admin_token_file };
@@ -172,7 +172,10 @@ fn ticket(py: Python<'_>, advertise: &[String], address: SocketAddr, key: Finger
     if addresses.is_empty() {
         let (address, is_guessed) = reachable(address);
         if is_guessed {
-            tracing::info!(%address, "The ticket has this machine's address on its default route; set `advertise` for another.");
+            tracing::info!(
+                %address,
+                "The ticket has this machine's address on its default route; set `advertise` for another."
+            );
         }
         addresses.push(address.to_string());
     }

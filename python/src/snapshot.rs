@@ -66,7 +66,8 @@ impl Receipt {
             if *resumed > 0 { format!(", resumed {resumed} times") } else { String::new() },
         );
         format!(
-            "Receipt({duration_s:.3} s, {chunks} chunks, {wire_bytes} bytes on the wire over {transport}, {codecs}{resumed})"
+            "Receipt({duration_s:.3} s, {chunks} chunks, {wire_bytes} bytes on the wire over {transport}, \
+             {codecs}{resumed})"
         )
     }
 }
@@ -369,8 +370,8 @@ impl Snapshot {
         Py::new(py, without_tensors.with(copied))
     }
 
-    /// Declares that `stream` reads the tensors. They are complete, so nothing is waited for. When the last tensor of this
-    /// version is dropped, its GPU memory is reused only after the work that is queued on the stream at that time.
+    /// Declares that `stream` reads the tensors. They are complete, so nothing is waited for. When the last tensor of
+    /// this version is dropped, its GPU memory is reused only after the work that is queued on the stream at that time.
     ///
     /// stream: a stream of PyTorch, CuPy or Numba, an object with `__cuda_stream__`, or the number of a stream, which
     /// must then live until the last tensor is dropped; None is the legacy default stream. `torch()` declares PyTorch's

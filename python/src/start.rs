@@ -32,7 +32,8 @@ pub(crate) fn parse_start(start: &Bound<'_, PyAny>) -> PyResult<Start> {
         Ok("oldest") => Ok(Start::Oldest),
         _ => {
             let message = format!(
-                "start is {start:?}, but must be \"newest\", \"next\", \"oldest\", a version's number, or its epoch and number"
+                "start is {start:?}, but must be \"newest\", \"next\", \"oldest\", a version's number, or its epoch and \
+                 number"
             );
             Err(Kind::Request.raise(start.py(), message))
         }

@@ -42,7 +42,7 @@ pub(crate) struct Inner {
     on_gap: OnGap,
     holding_limit_check: HoldingLimitCheck,
     pub(crate) select: Select,
-    /// For the client's admin port, if it has one, until this is closed.
+    /// The topic as the client's admin port shows it, if there is a port, until the subscription is closed.
     followed: Mutex<Option<FollowedTopic>>,
 }
 
@@ -53,8 +53,8 @@ pub(crate) struct Open {
     undelivered: Option<Arrived>,
 }
 
-/// After a timed-out wait of this length: the error, if a version was ready and not delivered because the user holds
-/// too many snapshots.
+/// Returns the error for a timed-out wait of this length, if a version was ready but not delivered because the user
+/// holds too many snapshots.
 type HoldingLimitCheck = Box<dyn Fn(Duration) -> Option<SubscriptionError> + Send + Sync>;
 
 /// A received version, and the gap before it.
@@ -155,7 +155,7 @@ impl Progress {
 
 impl Inner {
     /// Records a delivered version for the admin port.
-    fn committed(&self, snapshot: &Snapshot) {
+    fn record_delivered(&self, snapshot: &Snapshot) {
         if let Some(followed) = &*self.followed() {
             snapshot.record(followed);
         }
@@ -441,7 +441,7 @@ impl Subscription {
                 Err(failed) => Err(failed),
             },
         };
-        Ok(delivered.inspect(|snapshot| inner.committed(snapshot)))
+        Ok(delivered.inspect(|snapshot| inner.record_delivered(snapshot)))
     }
 
     /// A coroutine for the next version, which does nothing before it is awaited.
@@ -483,7 +483,8 @@ impl Subscription {
                 let claimed = unclaimed.lock().unwrap_or_else(PoisonError::into_inner).take();
                 let closed = NotArrived::Closed;
                 let (next, out) = claimed.unwrap_or((Err(closed), None));
-                claim_next(args.py(), next, out.as_ref(), raise).inspect(|snapshot| inner.committed(snapshot))
+                claim_next(args.py(), next, out.as_ref(), raise)
+                    .inspect(|snapshot| inner.record_delivered(snapshot))
             })?;
             Ok(claim.into_any().unbind())
         })

@@ -42,7 +42,7 @@ impl Tensor {
         matches!(self.bytes, Exported::Gpu(_))
     }
 
-    fn frameworks<'py>(slf: Bound<'py, Self>, function: &str) -> PyResult<Bound<'py, PyAny>> {
+    fn call_framework<'py>(slf: Bound<'py, Self>, function: &str) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("tensor_relay._frameworks")?.call_method1(function, (slf,))
     }
 }
@@ -97,7 +97,7 @@ impl Tensor {
     /// Raises UnsupportedTensorError if NumPy has no such type, and for tensors on a GPU: copy these with `to_host()`
     /// first.
     fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        Self::frameworks(slf, "to_numpy")
+        Self::call_framework(slf, "to_numpy")
     }
 
     /// As a PyTorch tensor in the same memory, on the CPU or the GPU. On a GPU it may be read at once. Its memory is
@@ -106,7 +106,7 @@ impl Tensor {
     ///
     /// Raises UnsupportedTensorError if PyTorch has no such type.
     fn torch(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        Self::frameworks(slf, "to_torch")
+        Self::call_framework(slf, "to_torch")
     }
 
     /// As a JAX array on the same device: on the CPU in the same memory if JAX supports that; on a GPU as a copy,
@@ -115,7 +115,7 @@ impl Tensor {
     ///
     /// Raises UnsupportedTensorError if JAX has no such type.
     fn jax(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        Self::frameworks(slf, "to_jax")
+        Self::call_framework(slf, "to_jax")
     }
 
     /// A copy in host memory; the tensor itself if it lies there. Waits for the copy.

@@ -147,7 +147,7 @@ impl Default for Fences {
 }
 
 impl Fences {
-    /// What receives the lent tensors back. No more tensors can be lent.
+    /// The receiver of the lent tensors. Afterwards none can be lent.
     pub(crate) fn returning(self) -> Returning {
         self.returning
     }
@@ -174,7 +174,7 @@ impl Fences {
     }
 }
 
-/// Refuses a tensor on a GPU that is not contiguous, even after its library could have made a contiguous copy.
+/// Refuses a tensor on a GPU that is not contiguous and that `_frameworks` cannot copy.
 fn check_dense(tensor: &OnGpu) -> PyResult<()> {
     match tensor.is_dense() {
         true => Ok(()),

@@ -119,8 +119,9 @@ impl ReadableTensors {
             }
             Place::Several { name, place, first } => {
                 let message = format!(
-                    "tensor {name} lies on {place}, and others of its version on {first}: with hold=\"borrow\" all tensors \
-                     must lie in one place; use hold=\"stage\", or publish the tensors of each place as a topic of their own"
+                    "tensor {name} lies on {place}, and others of its version on {first}: with hold=\"borrow\" all \
+                     tensors must lie in one place; use hold=\"stage\", or publish the tensors of each place as a topic \
+                     of their own"
                 );
                 drop(self.give_back(py));
                 return Err(Kind::UnsupportedTensor.raise(py, message));
@@ -239,7 +240,7 @@ impl ReadableTensors {
         Ok((Borrowed::from_tensors(staging, tensors, vec![])?, copied_bytes))
     }
 
-    /// The tensors, all of which lie on `device`, and what receives them back.
+    /// The tensors, all of which lie on `device`, and their receiver.
     fn into_buffers(self, device: &Device) -> (Vec<(TensorSpec, DeviceBuffer)>, Returning) {
         let buffer = |memory| match memory {
             Some(Memory::Gpu(buffer)) => buffer,

@@ -68,7 +68,7 @@ def test_extra_state_that_would_be_pickled_is_refused(relay):
 
 
 def assert_refused(relay, client, tensor, words):
-    """Checks that both `publish` and `out` refuse the tensor, by its name."""
+    """Checks that both `publish` and `out` refuse the tensor with an error that names it."""
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"weight .*{words}"):
         relay.publish("t", {"weight": tensor})
     with pytest.raises(tensor_relay.TargetError, match=f"weight .*{words}"):

@@ -233,7 +233,7 @@ def test_a_refused_version_keeps_gradients(relay, client, atomic):
     assert p.grad.tolist() == [2, 2]
 
 
-def test_unwritable_tensors_are_refused_by_name(relay, client):
+def test_the_error_for_an_unwritable_tensor_names_it(relay, client):
     frozen = np.zeros(3)
     frozen.flags.writeable = False
     unaligned = np.zeros(25, np.uint8)[1:].view(np.float64)

@@ -75,9 +75,9 @@ impl Bases {
         self.topics_ever.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The terms of a version of `bytes`, of a topic with at most `versions_max` cached bases and retention `keep`. `is_ours`
-    /// is whether it is in the server's own host memory: otherwise its producer waits for the memory, or the next version
-    /// needs it on a device.
+    /// The terms of a version of `bytes`, of a topic with at most `versions_max` cached bases and retention `keep`.
+    /// `is_ours` is whether it is in the server's own host memory: otherwise its producer waits for the memory, or the
+    /// next version needs it on a device.
     pub(crate) fn terms(&self, bytes: u64, versions_max: u32, keep: Keep, is_ours: bool) -> Terms {
         let may_stay = versions_max > 0 && is_ours && bytes <= self.budget_bytes;
         let is_retained_with_another = keep.versions > 1 && keep.bytes >= bytes.saturating_mul(2);

@@ -44,8 +44,8 @@ pub enum Amount {
 /// The memory limit of this process's container is too low for the configured server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the memory limit of the container (cgroup) is too low for a server: {asked_bytes} bytes are needed in addition to its versions \
-     and sessions, and {free_bytes} of its {limit_bytes} bytes are free. Raise that limit, or lower --encoded-mem"
+    "the memory limit of the container (cgroup) is too low for a server: {asked_bytes} bytes are needed in addition to \
+     versions and sessions, and {free_bytes} of {limit_bytes} bytes are free. Raise that limit, or lower --encoded-mem"
 )]
 pub struct ContainerTooSmall {
     asked_bytes: u64,
@@ -104,7 +104,8 @@ impl Config {
                 "further lanes, all sessions",
                 Amount::Count(lanes),
                 times(lanes, lane_bytes),
-                "as many as sessions; a client without a further lane continues with those that it has",
+                "as many as sessions, or none with --lanes-max 1; a client without a further lane continues with those \
+                 that it has",
             ),
             bound(
                 "lanes of a session",
@@ -129,13 +130,15 @@ impl Config {
                 "chunks in flight of a subscription",
                 Amount::Bytes(in_flight),
                 0,
-                "--chunks-in-flight of --chunk-size; slices of the version, but copies if it is borrowed from files",
+                "--chunks-in-flight of --chunk-size for each lane; slices of the version, but copies if it is borrowed from \
+                 files",
             ),
             bound(
                 "encoded chunks",
                 Amount::Bytes(self.encoded_bytes),
                 self.encoded_bytes,
-                "--encoded-mem; being sent, and half of it cached for further subscribers; beyond it chunks are sent raw",
+                "--encoded-mem; being sent, and up to half of it cached for further subscribers; beyond it chunks are \
+                 sent raw",
             ),
             bound(
                 "logins in progress",
@@ -153,7 +156,8 @@ impl Config {
                 "handshakes a second without address check",
                 Amount::Count(tensor_relay_transport::HANDSHAKES_PER_SECOND.into()),
                 0,
-                "beyond it, QUIC's Retry makes clients prove their address: a flood of forged ones costs at most 6 % of a processor",
+                "beyond it, QUIC's Retry makes clients prove their address: a flood of forged ones costs at most 6 % of a \
+                 processor",
             ),
             bound(
                 "a control message",
@@ -192,8 +196,8 @@ impl Config {
         bounds.iter().fold(0, |sum, bound| sum.saturating_add(bound.memory_bytes))
     }
 
-    /// Reserves the memory that a server needs in addition to versions and sessions, within the container's limit, until the
-    /// result is dropped. Each session and lane reserves its own at admission.
+    /// Reserves the memory that a server needs in addition to versions and sessions, within the container's limit,
+    /// until the result is dropped. Each session and lane reserves its own at admission.
     ///
     /// # Errors
     /// [`ContainerTooSmall`], if the limit leaves too little memory.

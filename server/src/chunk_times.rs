@@ -20,7 +20,7 @@ pub(crate) struct ChunkTimes {
 /// The histogram of [`ServerStatus::chunk_times`](crate::ServerStatus::chunk_times).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkTimeStats {
-    /// The upper bound of each bucket in seconds, the last one infinite, and the number of chunks in that bucket.
+    /// The upper bound of each bucket in seconds, `f64::MAX` for the last, and the number of chunks in that bucket.
     pub buckets: Vec<(f64, u64)>,
     /// The sum of the times of all chunks, in seconds.
     pub sum_s: f64,

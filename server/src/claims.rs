@@ -67,8 +67,8 @@ impl Claims {
         }
     }
 
-    /// A claim that can be compared now, with its version. A version published after the `Subscribe` is compared once it is published;
-    /// a base that is not in memory is ignored.
+    /// A claim that can be compared now, with its version. A version published after the `Subscribe` is compared once
+    /// it is published; a base that is not in memory is ignored.
     pub(crate) fn next(
         &self,
         topic: &TopicState,
@@ -96,8 +96,8 @@ impl Claims {
         }
     }
 
-    /// Whether the client must discard its content of `version`. A part decides, if it holds one: that is newer than the
-    /// committed version.
+    /// Whether the client must discard its content of `version`. A part decides, if it holds one: the part is newer
+    /// than the committed version.
     pub(crate) fn is_afresh(&self, version: VersionKey) -> bool {
         let named = self.partial.iter().chain(&self.have).find(|claim| claim.version == version);
         named.is_some_and(|claim| claim.state == State::Other)

@@ -22,8 +22,9 @@ pub struct Config {
     /// The maximum number of subscriptions of one session. Default 1,024. Each costs a task and the chunks that its
     /// credit allows in flight.
     pub subscriptions_max: u32,
-    /// The number of chunks of one subscription that are read, encoded or written at the same time. Default 8: two at
-    /// each stage, since chunks take unequal times, and two to spare. QUIC needs two in flight to keep a lane busy.
+    /// The number of chunks of one subscription, for each lane, that are read, encoded or written at the same time.
+    /// Default 8: two at each stage, since chunks take unequal times, and two to spare. QUIC needs two in flight to
+    /// keep a lane busy.
     pub chunks_in_flight: usize,
     /// The size of chunks. Default 4 MiB: a GPU's copy engine is saturated from 1 MiB on, and a resume repeats little.
     pub chunk_bytes: u32,

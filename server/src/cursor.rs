@@ -61,7 +61,7 @@ impl Cursor {
         matches!(self, Self::Every(_))
     }
 
-    /// The reason why the reader lost its place, so that the current transfer must be aborted; `None` if it has it.
+    /// The reason why the reader lost its place, so that the current transfer must be aborted; `None` while it has one.
     pub(crate) fn lost_place(&self) -> Option<EndReason> {
         match self {
             Self::Latest(_) => None,

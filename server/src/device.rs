@@ -14,8 +14,8 @@ use tensor_relay_transport::{
 };
 use tokio::task::JoinSet;
 
-/// The number of concurrent chunk copies: one on the copy engine, one on a worker that copies and hashes it, and a spare
-/// for each.
+/// The number of concurrent chunk copies: one on the copy engine, one on a worker that copies and hashes it, and a
+/// spare for each.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
 /// Why a version cannot be copied from or to a device.
@@ -102,7 +102,8 @@ impl Staged {
 
 impl Borrowed {
     /// Lays out tensors on a device and borrows them: they are copied off the device when they are sent, once for all
-    /// subscribers that need them at about the same time. Aliases have empty buffers. Chunks are hashed when they are first sent.
+    /// subscribers that need them at about the same time. Aliases have empty buffers. Chunks are hashed when they are
+    /// first sent.
     ///
     /// The producer must not write to the memory before [`Publication::released`](crate::Publication::released): when
     /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)), nothing reads it, and the
@@ -422,7 +423,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invalid_versions_are_refused_by_name() {
+    async fn the_error_for_an_invalid_version_names_the_tensor() {
         let (device, other) = (device(), device());
         let refused = |tensors| Borrowed::from_device(&staging(0), tensors, vec![]).unwrap_err();
         let error = refused(vec![(spec("t", 4), device.allocate(3).unwrap())]);

@@ -14,10 +14,11 @@ use tokio::time::Instant;
 /// A trial that finds the [`Effort`] with the most raw bytes per second for the subscribers at one address.
 ///
 /// Chunks are sent in blocks, which alternate between the levels still compared. The measure is the raw bytes that the
-/// subscriber accepted per second. It includes all influences: the load of the processors, the link, the receiver. A block counts for each level that would have encoded its chunks in the same way; a block that counts for
-/// every level is ignored: incompressible data is not tried. After each round, clearly slower levels are dropped; of the remaining ones,
-/// the cheapest is chosen. A trial is repeated when the rate changes much, and at growing intervals. It mostly costs one
-/// block of each slower level.
+/// subscriber accepted per second. It includes all influences: the load of the processors, the link, the receiver. A
+/// block counts for each level that would have encoded its chunks in the same way; a block that counts for every level
+/// is ignored: incompressible data is not tried. After each round, clearly slower levels are dropped; of the remaining
+/// ones, the cheapest is chosen. A trial is repeated when the rate changes much, and at growing intervals. It mostly
+/// costs one block of each slower level.
 ///
 /// Pure: the time is an argument.
 #[derive(Debug)]
@@ -72,7 +73,7 @@ struct Standing {
     bytes_per_s: f64,
     /// The number of consecutive blocks with a very different rate.
     strayed: u32,
-    /// The number of blocks sent since the last trial.
+    /// The number of measured blocks since the last trial.
     age: u32,
     /// The minimum number of blocks before the next trial, and the number after which it begins without a change.
     rest_min: u32,
@@ -96,8 +97,8 @@ const MEASURED_MIN_BYTES: u64 = 8 << 20;
 const ALIKE_MIN_PER_CENT: u64 = 95;
 
 /// The factor by which a level must be slower than the best to be dropped, after the first, second, … round. A single
-/// round may be disturbed by a third; after the last, the remaining levels count as equally fast.
-const DROPPED_FROM: [f64; 6] = [1.35, 1.2, 1.15, 1.1, 1.07, 1.05];
+/// round's rate may be wrong by a third.
+const DROPPED_FROM: [f64; 6] = [1.35, 1.2, 1.15, 1.1, 1.07, ADVANTAGE_MIN];
 
 /// The ratio of final rates below which levels count as equally fast; the cheapest is chosen.
 const ADVANTAGE_MIN: f64 = 1.03;
@@ -106,7 +107,8 @@ const ADVANTAGE_MIN: f64 = 1.03;
 const STRAYED_FACTOR: f64 = 1.5;
 const STRAYED_BLOCKS: u32 = 3;
 
-/// The number of blocks between two trials: the first minimum; and without a change the first value and the maximum.
+/// The number of blocks between two trials: `rest_min` begins with the first; `rest` begins with the second, and grows
+/// to the third.
 const REST_MIN_BLOCKS: u32 = 4;
 const REST_BLOCKS: u32 = 256;
 const REST_MAX_BLOCKS: u32 = 4096;
@@ -229,8 +231,8 @@ impl EffortTrial {
         let dropped_from = DROPPED_FROM[self.rounds as usize];
         self.rounds += 1;
         let is_last = self.rounds as usize == DROPPED_FROM.len();
-        let slack = if is_last { ADVANTAGE_MIN } else { dropped_from };
-        self.candidates.retain(|candidate| candidate.log_rate() + slack.ln() >= best);
+        self.candidates
+            .retain(|candidate| candidate.log_rate() + dropped_from.ln() >= best);
         if is_last {
             self.candidates.sort_by_key(|candidate| candidate.effort);
             self.candidates.truncate(1);

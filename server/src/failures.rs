@@ -9,9 +9,9 @@ use tensor_relay_protocol::{AbortReason, EndReason};
 /// The place of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailedAt {
-    /// A connection, before its client was admitted.
+    /// A connection, before its first message.
     Connection,
-    /// A session that its client did not end.
+    /// A session, refused or admitted, that its client did not end.
     Session,
     /// A subscription that the server ended before its topic did.
     Subscription,
@@ -62,7 +62,7 @@ impl Failures {
             EndReason::TooSlow => "too_slow",
             EndReason::Replaced => "replaced",
             EndReason::NotFound => "not_found",
-            _ => return, // The topic ended, or the subscription ended regularly.
+            _ => return, // The topic ended, or the client lacks permission.
         };
         self.note(FailedAt::Subscription, name);
     }

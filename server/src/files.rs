@@ -43,8 +43,8 @@ use tensor_relay_protocol::{
 /// Supported are a safetensors file; a folder of them in Hugging Face's layout, with its side files; a NumPy array
 /// (`.npy`); and an archive of arrays (`.npz`). A folder needs one file descriptor for each of its files.
 ///
-/// Files are read by offset, never mapped: if a mapped file shrinks, access raises SIGBUS, while a read returns an error.
-/// All methods block on the disk; do not call them on an executor's thread.
+/// Files are read by offset, never mapped: if a mapped file shrinks, access raises SIGBUS, while a read returns an
+/// error. All methods block on the disk; do not call them on an executor's thread.
 #[derive(Debug)]
 pub struct TensorFiles {
     path: PathBuf,
@@ -202,8 +202,8 @@ impl TensorFiles {
     /// transfer instead of tearing it. Replacing a file by renaming another over it is not a change.
     ///
     /// # Errors
-    /// [`FileError`] as for [`stage`](Self::stage); and if an array is compressed or in Fortran order, which can only be
-    /// staged.
+    /// [`FileError`] as for [`stage`](Self::stage); and if an array is compressed or in Fortran order, which can only
+    /// be staged.
     pub fn borrow(&self, staging: &Staging) -> Result<Borrowed, FileError> {
         let origins = (0..self.specs.len())
             .map(|index| self.origin_of(index))

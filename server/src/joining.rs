@@ -88,7 +88,8 @@ enum LaneEnd {
     #[error("it has no valid grant for a session of this server")]
     NoSuchSession,
     #[error(
-        "it belongs to a session of server process {0}; a load balancer or similar device distributes the lanes of one session over several servers"
+        "it belongs to a session of server process {0}; a load balancer or similar device distributes the lanes of one \
+         session over several servers"
     )]
     WrongInstance(InstanceId),
     #[error("its session has, or all sessions together have, the maximum number of lanes")]
@@ -98,7 +99,8 @@ enum LaneEnd {
     #[error("its number is in use in its session, or too large")]
     NumberUnavailable,
     #[error(
-        "it sent a message after it had joined; only the control stream of the session's first connection carries messages"
+        "it sent a message after it had joined; only the control stream of the session's first connection carries \
+         messages"
     )]
     SentMessage,
     #[error("it is silent")]
@@ -188,7 +190,7 @@ async fn admit(
     }
     let lanes = shared.joinable.find(join.session, &join.grant).ok_or(LaneEnd::NoSuchSession)?;
     let max = shared.config.lanes_max as usize;
-    lanes.may_join(join.lane, max)?;
+    lanes.check_join(join.lane, max)?;
     let counted = shared
         .joined_lanes
         .count_below(shared.config.lanes_total_max())

@@ -1,8 +1,8 @@
 //! [`Lanes`]: the lanes of one session, and the choice of a lane for the next chunk.
 //!
 //! All lanes are alike: each has a number chosen by its client, and carries chunks until it is retired. Lane 0 is the
-//! session's first connection; it carries control messages and manifests even after it is retired for chunks. So the set
-//! may be empty; then chunks wait for a lane to join.
+//! session's first connection; it carries control messages and manifests even after it is retired for chunks. So the
+//! set may be empty; then chunks wait for a lane to join.
 
 use std::{
     collections::BTreeMap,
@@ -18,8 +18,8 @@ use tokio::sync::watch;
 /// The connection of the control stream.
 const CONTROL: LaneId = LaneId(0);
 
-/// The bound of lane numbers, which are never reused; it bounds the memory for retired numbers. A client that loses a lane
-/// every 5 s, its longest backoff, uses them up in two months.
+/// The bound of lane numbers, which are never reused; it bounds the memory for retired numbers. A client that loses a
+/// lane every 5 s, its longest backoff, uses them up in two months.
 const LANE_NUMBERS_MAX: u32 = 1 << 20;
 
 /// The maximum number of contiguous ranges in `retired`. The gaps between the ranges are live lanes and numbers that
@@ -89,9 +89,9 @@ impl Lanes {
         &self.control
     }
 
-    /// Whether a lane may join as `id` in a session of at most `max` lanes.
-    pub(crate) fn may_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
-        self.set().may_join(id, max)
+    /// Checks whether a lane may join as `id` in a session of at most `max` lanes.
+    pub(crate) fn check_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
+        self.set().check_join(id, max)
     }
 
     /// Adds `lane` as `id`.
@@ -180,7 +180,7 @@ fn least_loaded(loads: impl Iterator<Item = (LaneId, LaneLoadKey)>) -> Option<La
     loads.min_by_key(|(_, load)| *load).map(|(id, _)| id)
 }
 
-/// The numbers of a session's lanes, active and retired. Pure.
+/// The numbers of a session's lanes, live and retired. Pure.
 #[derive(Debug)]
 struct LaneSet<L> {
     live: BTreeMap<LaneId, L>,
@@ -201,7 +201,7 @@ impl<L> Default for LaneSet<L> {
 }
 
 impl<L> LaneSet<L> {
-    fn may_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
+    fn check_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
         match () {
             () if self.ended => Err(JoinRefused::Ended),
             () if self.retired.contains(id.0) => Err(JoinRefused::Retired),
@@ -214,7 +214,7 @@ impl<L> LaneSet<L> {
     }
 
     fn join(&mut self, id: LaneId, lane: L, max: usize) -> Result<(), JoinRefused> {
-        self.may_join(id, max)?;
+        self.check_join(id, max)?;
         self.live.insert(id, lane);
         Ok(())
     }
@@ -478,11 +478,11 @@ mod tests {
         assert_eq!((live.load_key(), lanes.least_loaded()), ((0, 2), Some(LaneId(1))));
         drop(first);
         assert_eq!(lanes.least_loaded(), Some(CONTROL), "it waited for longer");
-        assert_eq!(lanes.may_join(LaneId(1), 3), Err(JoinRefused::NumberUnavailable));
+        assert_eq!(lanes.check_join(LaneId(1), 3), Err(JoinRefused::NumberUnavailable));
         lanes.close();
         timeout(TIMEOUT, live.retired()).await.expect("the session has ended");
         assert!(lanes.begin_chunk(LaneId(1), 1).is_none() && lanes.least_loaded().is_none());
-        assert_eq!(lanes.may_join(LaneId(2), 3), Err(JoinRefused::Ended));
+        assert_eq!(lanes.check_join(LaneId(2), 3), Err(JoinRefused::Ended));
     }
 
     #[test]

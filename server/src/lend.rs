@@ -27,7 +27,8 @@ pub enum LendError {
     },
     /// An alias was given bytes, which would never be read.
     #[error(
-        "tensor {name} is an alias but was given {given_bytes} bytes: give the bytes to the tensor that it names, and none to the alias"
+        "tensor {name} is an alias but was given {given_bytes} bytes: give the bytes to the tensor that it names, and none \
+         to the alias"
     )]
     AliasWithBytes {
         /// The tensor.
@@ -37,7 +38,8 @@ pub enum LendError {
     },
     /// A tensor is on another device than the first one.
     #[error(
-        "tensor {name} is on {device}, and others of its version on {first}: publish the tensors of each device as a separate topic"
+        "tensor {name} is on {device}, and others of its version on {first}: publish the tensors of each device as a \
+         separate topic"
     )]
     OtherDevice {
         /// The tensor.
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_wrong_size_are_refused_by_name() {
+    fn the_error_for_bytes_of_wrong_size_names_the_tensor() {
         let (spec, _) = tensor("t", Bytes::from_static(b"1234"));
         let refused = Borrowed::from_tensors(&staging(), vec![(spec, Bytes::from_static(b"123"))], vec![]);
         let error = refused.unwrap_err();

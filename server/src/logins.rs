@@ -29,8 +29,8 @@ struct Waiting {
     by_network: HashMap<IpAddr, usize>,
 }
 
-/// The network of an address: an IPv4 address itself, or the first 64 bits of an IPv6 address, because one host may have
-/// all addresses with that prefix.
+/// The network of an address: an IPv4 address itself, or the first 64 bits of an IPv6 address, because one host may
+/// have all addresses with that prefix.
 pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -79,7 +79,7 @@ impl Logins {
 }
 
 impl Waiting {
-    /// Evicts the oldest connection of the address with the most; of several such addresses, the oldest of all.
+    /// Evicts the oldest connection of the network with the most; of several such networks, the oldest of all.
     fn evict(&mut self) {
         let most = self.by_network.values().copied().max().unwrap_or_default();
         let has_most = |address: &IpAddr| self.by_network.get(address) == Some(&most);
@@ -140,7 +140,7 @@ mod tests {
         let mut bad: Vec<_> = (0..MAX - 1).map(|_| logins.enter(address(2))).collect();
         assert!(bad.iter_mut().all(|(_, eviction)| !is_evicted(eviction)));
         let (_other, mut other_eviction) = logins.enter(address(3));
-        assert!(is_evicted(&mut bad[0].1), "the oldest of the address with the most");
+        assert!(is_evicted(&mut bad[0].1), "the oldest of the network with the most");
         assert!(!is_evicted(&mut good_eviction) && !is_evicted(&mut other_eviction));
         bad.push(logins.enter(address(2)));
         assert!(

@@ -67,8 +67,8 @@ impl Places {
         self.by_name.get(name).is_some_and(|place| place.holder == holder)
     }
 
-    /// Records that the holder was lost at `now`: the place waits for its reader. Beyond the maximum, removes the longest
-    /// waiting place and returns its reader.
+    /// Records that the holder was lost at `now`: the place waits for its reader. Beyond the maximum, removes the
+    /// longest waiting place and returns its reader.
     pub(crate) fn handle_lost(&mut self, name: &PlaceName, holder: Holder, now: Instant) -> Option<ReaderId> {
         let place = self.by_name.get_mut(name).filter(|place| place.holder == holder)?;
         place.lost = Some(now);

@@ -67,7 +67,8 @@ pub enum PublishError {
     },
     /// The topic expired: nothing was published for longer than it allows.
     #[error(
-        "topic {topic} expired, because nothing was published for {expire_after_ms} ms: open it again, or raise its time to live"
+        "topic {topic} expired, because nothing was published for {expire_after_ms} ms: open it again, or raise its time \
+         to live"
     )]
     Expired {
         /// The topic.
@@ -111,7 +112,7 @@ impl Publisher {
         self.epoch
     }
 
-    /// Whether its topic expired.
+    /// Whether its topic has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.topic.ended().is_some()
     }
@@ -153,7 +154,7 @@ impl Publisher {
         let is_ours = returned.is_none() && payload.source().slots().is_none();
         let mut base = self.catalogue.bases().terms(bytes, *bases, *keep, is_ours);
         match base.may_be {
-            true => base.may_be = self.topic.is_next_worth_keeping(),
+            true => base.may_be = self.topic.decide_next_base(),
             false => self.log_no_deltas(bytes, is_ours),
         }
         let retained = Retained {
@@ -217,7 +218,10 @@ impl Publisher {
                 "they are borrowed or on a device, and only one is retained; retain two, or stage them on the host"
             }
         };
-        tracing::info!(topic = %self.topic(), payload_bytes = bytes, "The versions of a topic are sent without deltas: {cause}.");
+        tracing::info!(
+            topic = %self.topic(), payload_bytes = bytes,
+            "The versions of a topic are sent without deltas: {cause}."
+        );
     }
 
     fn evict(&self, id: &VersionId, readers: &[crate::retention::ReaderId]) {
@@ -251,7 +255,7 @@ impl Publisher {
     }
 
     /// Withdraws the topic like [`withdraw`](Self::withdraw), but keeps its name while the publisher lives: later
-    /// subscribers receive the end immediately instead of waiting for the topic. Nothing can be published after this.
+    /// subscribers receive the end immediately instead of waiting for the topic. Do not publish after this.
     pub fn withdraw_keeping_name(&self) {
         self.topic.end(EndReason::Withdrawn);
     }
@@ -282,7 +286,7 @@ async fn expire(topic: Weak<TopicState>, publisher: u64, catalogue: Weak<Catalog
     let opened = Instant::now();
     loop {
         let now = topic.upgrade().filter(|topic| topic.publishers_ever() == publisher);
-        let Some(last) = now.map(|topic| topic.published().unwrap_or(opened).max(opened)) else {
+        let Some(last) = now.map(|topic| topic.published_at().unwrap_or(opened).max(opened)) else {
             return;
         };
         if last.elapsed() < after {
@@ -337,9 +341,9 @@ impl Publication {
         }
     }
 
-    /// Whether the producer may write to the tensors again. Staged: immediately. Borrowed: when the version left retention
-    /// (replaced, or [withdrawn](Self::withdraw)) and its last byte was sent. On a device: when the last
-    /// copy out of it has ended as well, so never if a copy hangs.
+    /// Whether the producer may write to the tensors again. Staged: immediately. Borrowed: when the version left
+    /// retention (replaced, or [withdrawn](Self::withdraw)) and its last byte was sent. On a device: when the last copy
+    /// out of it has ended as well, so never if a copy hangs.
     pub fn is_released(&self) -> bool {
         self.returned.as_ref().is_none_or(Returned::is_returned)
     }

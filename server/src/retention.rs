@@ -144,7 +144,7 @@ impl<T> Retention<T> {
         reader
     }
 
-    /// Removes a reader that left or was evicted.
+    /// Removes a reader that left or was evicted; returns whether it was there.
     pub(crate) fn leave(&mut self, reader: ReaderId) -> bool {
         self.readers.remove(&reader).is_some()
     }
@@ -166,7 +166,7 @@ impl<T> Retention<T> {
         }
     }
 
-    /// The number of retained versions up to `seq` that a reader has not acknowledged, without those in `given_up`.
+    /// The number of retained versions before `seq` that a reader has not acknowledged, without those in `given_up`.
     pub(crate) fn unacknowledged(&self, reader: ReaderId, seq: Seq, given_up: &[Seq]) -> usize {
         let place = self.place(reader).filter(|place| *place < seq);
         place.map_or(0, |place| {

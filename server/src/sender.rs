@@ -139,12 +139,12 @@ impl Outgoing {
         chunk: ChunkIndex,
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
-        let (began, encoding) = (Instant::now(), self.counters.encode());
+        let (began, encoding) = (Instant::now(), self.counters.begin_encoding());
         let in_flight = self.effort.begin(self.raw_bytes(chunk));
         let encoded = self.encode(chunk, &in_flight).await?;
         drop(encoding);
         self.progress.note(1); // From here on, only the subscriber can delay the send.
-        let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.counters.write());
+        let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.counters.begin_writing());
         let (outgoing, target) = (Arc::clone(&self), lane.clone());
         // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
         let write = async move { outgoing.write(chunk, &encoded, &target, began, &in_flight).await };

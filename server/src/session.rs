@@ -141,7 +141,7 @@ async fn end(
     match refused.map(|reason| shared.refusals.note(lane.peer().ip(), reason, Instant::now())) {
         Some(Some(0)) => tracing::warn!(%error, "The session ended."),
         Some(Some(unlogged)) => {
-            tracing::warn!(%error, unlogged, "The session ended; `unlogged` similar ones from this network were not logged.")
+            tracing::warn!(%error, unlogged, "The session ended; `unlogged` similar ones were not logged.")
         }
         Some(None) => tracing::debug!(%error, "The session ended."),
         None if matches!(error, SessionError::AccessLost(_)) => tracing::warn!(%error, "The session ended."),
@@ -242,7 +242,7 @@ type Ended = (SubscriptionId, Result<(), ProtocolViolation>);
 type Joined = Result<Ended, JoinError>;
 
 /// Waits until `flag` is true. Cancel safe.
-async fn is_set(flag: &mut watch::Receiver<bool>) {
+async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
     let _ = flag.wait_for(|is_set| *is_set).await; // `Shared` holds the sender.
 }
 
@@ -259,14 +259,14 @@ impl Session {
         let (mut is_draining, unfinished) = (false, self.unfinished.clone());
         loop {
             tokio::select! {
-                () = is_set(&mut draining), if !is_draining => {
+                () = wait_until_set(&mut draining), if !is_draining => {
                     is_draining = true;
                     if self.features.contains(Feature::Drain) {
                         self.sender.send(ServerMessage::Drain { alternatives: vec![] }).await?;
                     }
                 }
                 // A server drains before it ends.
-                () = is_set(&mut ending), if is_draining => return Err(SessionError::ShuttingDown),
+                () = wait_until_set(&mut ending), if is_draining => return Err(SessionError::ShuttingDown),
                 // A client without unfinished transfers may reconnect elsewhere while others finish.
                 () = unfinished.wait_for_zero(), if is_draining => return Err(SessionError::ShuttingDown),
                 message = receiver.next() => match message {
@@ -318,8 +318,8 @@ impl Session {
         }
     }
 
-    /// Waits, for a bounded time, until the task of an unsubscribed subscription has ended: the client's next message may
-    /// subscribe as the same reader, which needs the released place.
+    /// Waits, for a bounded time, until the task of an unsubscribed subscription has ended: the client's next message
+    /// may subscribe as the same reader, which needs the released place.
     async fn wait_for_end(&mut self, id: SubscriptionId) -> Result<(), SessionError> {
         let ended = async {
             while self.inboxes.is_open(id)

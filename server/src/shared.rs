@@ -49,7 +49,7 @@ pub(crate) struct Shared {
     /// The registry of sessions for joining lanes.
     pub(crate) joinable: Joinable,
     pub(crate) lane_threads: LaneThreads,
-    /// Whether the server drains: no transfer of a version starts.
+    /// Whether the server drains: only ended topics and mode `every` start transfers.
     pub(crate) draining: watch::Sender<bool>,
     /// Whether sessions must end.
     pub(crate) ending: watch::Sender<bool>,

@@ -69,7 +69,7 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// The minimum time between two warnings about rejected producers.
 const WARNING_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pause of accepting when the system has no descriptors left.
+/// The pause after a failed accept, perhaps because the system has no descriptors left.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A version published by a producer on the same machine.
@@ -110,8 +110,8 @@ impl Drop for OpenSocket {
 }
 
 impl Server {
-    /// Accepts local producers through `socket`. Their topics have `options`; `report` is called for each version, on the
-    /// runtime's thread.
+    /// Accepts local producers through `socket`. Their topics have `options`; `report` is called for each version, on
+    /// the runtime's thread.
     ///
     /// Versions in host memory count within [`Config::staged_bytes`](crate::Config::staged_bytes). With a `device` that
     /// processes can share, tensors on it are served in place, or from a copy on it.
@@ -192,8 +192,8 @@ fn admit(stream: &UnixStream, socket: &PublishSocket, quotas: &mut Quotas) -> Re
     if !socket.admits(uid) {
         let ours = rustix::process::geteuid().as_raw();
         return Err(format!(
-            "user {uid} may not publish to this server, which runs as user {ours}: run the producer as that user, or start the \
-             server with --publish-uid {uid}"
+            "user {uid} may not publish to this server, which runs as user {ours}: run the producer as that user, or start \
+             the server with --publish-uid {uid}"
         ));
     }
     match quotas.take(uid) {

@@ -33,7 +33,7 @@ pub struct ServerStatus {
     pub listen: SocketAddr,
     /// The time since its start.
     pub uptime: Duration,
-    /// Whether it is shutting down and starts no more transfers.
+    /// Whether it is shutting down.
     pub is_draining: bool,
     /// Its counters.
     pub stats: ServerStats,
@@ -47,7 +47,7 @@ pub struct ServerStatus {
     pub subscribers: Vec<SubscriberStatus>,
     /// The number of lanes.
     pub lanes_count: usize,
-    /// The first 256 of them.
+    /// At most 256 of them.
     pub lanes: Vec<LaneStatus>,
     /// The traffic of the lanes of each kind, ended ones included, and their current number.
     pub traffic: Vec<(LaneKind, u64, TrafficStats)>,
@@ -164,7 +164,8 @@ impl StatusReader {
         Self { shared: Arc::downgrade(shared), memory, listen, began: Instant::now() }
     }
 
-    /// The current status; `None` when the server is dropped. Takes a few locks briefly; its time grows with the number of topics.
+    /// The current status; `None` when the server is dropped. Takes a few locks briefly; its time grows with the number
+    /// of topics.
     pub fn read(&self) -> Option<ServerStatus> {
         let shared = self.shared.upgrade()?;
         let (subscribers_count, subscribers) = shared.subscribers.status(DESCRIBED_MAX);
@@ -194,7 +195,7 @@ impl StatusReader {
         topics.iter().all(|topic| names.contains(topic))
     }
 
-    /// Whether the server is shutting down and starts no more transfers; true when it is dropped.
+    /// Whether the server is shutting down; true when it is dropped.
     pub fn is_draining(&self) -> bool {
         self.shared.upgrade().is_none_or(|shared| *shared.draining.borrow())
     }

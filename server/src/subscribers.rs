@@ -162,12 +162,12 @@ impl SubscriberProgress {
     }
 
     /// Records that a chunk is being read and encoded.
-    pub(crate) fn encode(&self) -> StageGuard<'_> {
+    pub(crate) fn begin_encoding(&self) -> StageGuard<'_> {
         StageGuard::new(&self.encoding)
     }
 
     /// Records that a chunk is being written.
-    pub(crate) fn write(&self) -> StageGuard<'_> {
+    pub(crate) fn begin_writing(&self) -> StageGuard<'_> {
         StageGuard::new(&self.writing)
     }
 

@@ -116,7 +116,10 @@ impl Subscription {
         self.shared.failures.note_end(reason);
         if reason == EndReason::Evicted {
             self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(subscription = %self.id, "A subscriber accepted no byte within the deadline and was evicted.");
+            tracing::warn!(
+                subscription = %self.id,
+                "A subscriber accepted no byte within the deadline and was evicted."
+            );
         }
     }
 
@@ -184,7 +187,11 @@ impl Subscription {
                 self.cursor.handle_compared(&topic, is_same);
             }
             if !is_same {
-                tracing::warn!(subscription = %self.id, %version, "A subscriber holds other content than this server under the same epoch and version, and receives the version again. Different bytes were published under one epoch: give each publisher its own epoch.");
+                tracing::warn!(
+                    subscription = %self.id, %version,
+                    "A subscriber holds other content than this server under the same epoch and version, so its copy is not \
+                     used. Different bytes were published under one epoch: give each publisher its own epoch."
+                );
                 self.base.release();
             }
             if !is_same && claim.named == Named::Partial {
@@ -211,7 +218,9 @@ impl Subscription {
                 }
                 Some(sent) = sender.next() => self.handle_sent(sent, &mut transfer, retained),
                 () = self.follower.changed() => self.handle_change(retained)?,
-                () = deadline_passed(&mut abort_at), if !transfer.plan.is_given_up() => Next::GiveUp(AbortReason::Withdrawn),
+                () = deadline_passed(&mut abort_at), if !transfer.plan.is_given_up() => {
+                    Next::GiveUp(AbortReason::Withdrawn)
+                }
                 _ = lane_joined.changed() => Next::Continue, // Chunks may wait for it.
                 () = watch.stalled() => return Err(Ended::ByServer(EndReason::Evicted)),
             };
@@ -275,10 +284,16 @@ impl Subscription {
     fn handle_source_lost(&self, retained: &Retained, error: &SourceError) {
         let version = &retained.id;
         if error.is_final() {
-            tracing::error!(%version, %error, "A version cannot be read any more. It is withdrawn, and its subscribers are informed.");
+            tracing::error!(
+                %version, %error,
+                "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
+            );
             self.follower.topic().withdraw_unreadable(version);
         } else {
-            tracing::error!(subscription = %self.id, %version, %error, "A version could not be read. Its subscriber is informed, and receives the next one.");
+            tracing::error!(
+                subscription = %self.id, %version, %error,
+                "A version could not be read. Its subscriber is informed, and receives the next one."
+            );
         }
     }
 
@@ -314,7 +329,7 @@ impl Subscription {
                 Ok(Next::Finished)
             }
             Effect::Aborted(reason) => {
-                tracing::warn!(subscription = %self.id, version = %retained.id, "A subscriber aborted a version: {reason}.");
+                tracing::warn!(subscription = %self.id, version = %retained.id, "A transfer was aborted: {reason}.");
                 // Some chunks may have been aborted before their headers were sent, so client and server cannot agree
                 // on the credit: both reset it, and the client grants it again.
                 self.credit = Credit::default();

@@ -100,7 +100,7 @@ struct State {
     last_follower_left: Option<Instant>,
     /// Whether a task waits to release the bases.
     is_release_scheduled: bool,
-    published: Option<Instant>,
+    published_at: Option<Instant>,
     times: PublishTimes,
     /// The last published version, whether or not it is retained.
     last: Option<(Epoch, Version)>,
@@ -152,8 +152,8 @@ impl TopicState {
         &self.delta_trial
     }
 
-    /// Whether the next version is worth keeping as a base. Call once for each version.
-    pub(crate) fn is_next_worth_keeping(&self) -> bool {
+    /// Decides whether the next version may be a base. Call once for each version.
+    pub(crate) fn decide_next_base(&self) -> bool {
         self.delta_trial.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
@@ -217,7 +217,7 @@ impl TopicState {
                 {
                     gone.push(self.bases.forget(self.number));
                 }
-                (state.published, state.last, state.lost) = (Some(now), Some(id), false);
+                (state.published_at, state.last, state.lost) = (Some(now), Some(id), false);
                 state.times.note(id.0, id.1, now);
                 for retained in &left {
                     retained.leave_retention();
@@ -332,8 +332,8 @@ impl TopicState {
     }
 
     /// The time of the last publish.
-    pub(crate) fn published(&self) -> Option<Instant> {
-        self.state().published
+    pub(crate) fn published_at(&self) -> Option<Instant> {
+        self.state().published_at
     }
 
     /// The number of the next version in `epoch`: it continues if that was the last epoch.
@@ -466,7 +466,8 @@ fn start_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>
     }
 }
 
-/// The first version after this one. If no version of its epoch is retained, the gap is unknown: then the oldest of all.
+/// The first version after this one. If no version of its epoch is retained, the gap is unknown: then the oldest of
+/// all.
 fn after(retention: &Retention<Arc<Retained>>, epoch: Epoch, version: Version) -> Seq {
     let of_epoch = || retention.iter().filter(|(_, retained)| retained.id.epoch == epoch);
     let later = of_epoch().find(|(_, retained)| retained.id.version > version);

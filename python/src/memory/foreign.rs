@@ -46,7 +46,7 @@ pub(crate) struct Identity {
     address: usize,
     dtype: Dtype,
     shape: Vec<u64>,
-    offsets: Vec<(u64, isize)>,
+    outer: Vec<(u64, isize)>,
 }
 
 // SAFETY: the memory is plain bytes, which any thread may access; `keep` is only dropped, with the GIL held.
@@ -99,7 +99,7 @@ impl Foreign {
             address: self.start.as_ptr().addr(),
             dtype: self.dtype,
             shape: self.shape.clone(),
-            offsets: self.runs.outer().to_vec(),
+            outer: self.runs.outer().to_vec(),
         })
     }
 

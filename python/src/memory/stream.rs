@@ -40,7 +40,8 @@ impl Stream {
             Some(-1) => return Ok(None),
             Some(0) => {
                 return Err(PyBufferError::new_err(
-                    "stream 0 may mean two streams, so DLPack forbids it: 1 is the legacy default stream, 2 the per-thread one",
+                    "stream 0 may mean two streams, so DLPack forbids it: 1 is the legacy default stream, 2 the per-thread \
+                     one",
                 ));
             }
             Some(number) => usize::try_from(number)

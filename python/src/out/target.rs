@@ -130,7 +130,8 @@ fn check_overlap(py: Python<'_>, targets: &[Target]) -> PyResult<()> {
         Some((one, other)) => Err(Kind::Target.raise(
             py,
             format!(
-                "{} and {} of `out` share some of their memory, so each would overwrite the other: give tensors of their own",
+                "{} and {} of `out` share some of their memory, so each would overwrite the other: give tensors of \
+                 their own",
                 names[one], names[other]
             ),
         )),

@@ -123,7 +123,7 @@ def test_tensors_of_several_devices_are_staged(relay, client, gpu, fake):
         gc.collect()
 
 
-def test_unsupported_values_are_refused_by_name(relay, gpu):
+def test_the_error_for_an_unsupported_value_names_the_tensor(relay, gpu):
     square = gpu.array(noise(64), "f32", (4, 4))
     transposed = square.view((4, 4), strides=(1, 4))
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="transposed.*side by side on cuda:0.*contiguous"):

@@ -7,7 +7,8 @@ use tensor_relay_protocol::{Glob, Grant, GrantError, Topic, Verb, Verbs};
 ///
 /// A principal is `key:NAME` (a listed client key), `dns:NAME` or `uri:URI` (a name in a client's certificate), or
 /// `uid:NUMBER` (a user of the publish socket), and may be a glob; topics are a glob. Empty lines and comments from `#`
-/// on are ignored. Anything that no line allows is denied. A lookup scans all lines.
+/// on are ignored. Anything that no line allows is denied; but without `uid:` lines, every user that the publish socket
+/// admits may publish. A lookup scans all lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Acl {
     lines: Vec<Line>,
@@ -62,8 +63,7 @@ impl Acl {
         lines.map(|line| line.grant.clone()).collect()
     }
 
-    /// Whether a process of user `uid` may publish into `topic`. Without `uid:` lines, every user may whom the
-    /// publish socket admits.
+    /// Whether a process of user `uid` may publish into `topic`.
     pub(crate) fn may_publish(&self, uid: u32, topic: &Topic) -> bool {
         self.decide(&format!("uid:{uid}"), Verb::Publish, topic) != Decision::Denied
     }

@@ -81,7 +81,8 @@ impl Rules {
     }
 
     /// The server's own ticket: `ticket` with a token to list and subscribe to its topic, or to all topics if it names
-    /// none. It is the same each time, until it is revoked or the secret is rotated. An open server's ticket has no token.
+    /// none. It is the same each time, until it is revoked or the secret is rotated. An open server's ticket has no
+    /// token.
     pub fn own_ticket(&self, ticket: Ticket) -> Ticket {
         let Some(secret) = self.secrets.first().filter(|_| !self.open) else { return ticket };
         let grant = match ticket.topic() {

@@ -120,8 +120,8 @@ impl AccessStore {
         }
         if grants.iter().any(|grant| grant.verbs.contains(Verb::Publish)) {
             return Err(AccessStoreError::Unfit(
-                "a ticket cannot grant `publish`: lines `uid:NUMBER publish TOPICS` of the access control list grant it to \
-                 users of the publish socket",
+                "a ticket cannot grant `publish`: lines `uid:NUMBER publish TOPICS` of the access control list grant it \
+                 to users of the publish socket",
             ));
         }
         if self.issued()?.len() >= ISSUED_MAX {

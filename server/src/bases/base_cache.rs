@@ -83,8 +83,8 @@ impl<T> BaseCache<T> {
     }
 
     /// Records that `key` is no longer retained. Caches `item` of `bytes`, if it may stay, while it is in use and there
-    /// is room: for `items_max` items of its topic, and for all topics within the budget. Returns the evicted items, which
-    /// may include this one.
+    /// is room: for `items_max` items of its topic, and for all topics within the budget. Returns the evicted items,
+    /// which may include this one.
     pub(super) fn leave_retention(
         &mut self,
         key: Key,

@@ -41,7 +41,7 @@ impl DeltaTrial {
         self.delta_bytes = self.delta_bytes.saturating_add(if is_delta { bytes } else { 0 });
     }
 
-    /// Whether the next version may be a base. Call once for each version.
+    /// Decides whether the next version may be a base. Call once for each version.
     pub(crate) fn next(&mut self) -> bool {
         let tried = std::mem::take(&mut self.tried_bytes);
         let deltas = std::mem::take(&mut self.delta_bytes);

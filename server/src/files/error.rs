@@ -13,7 +13,7 @@ use tensor_relay_protocol::{
     safetensors::{IndexError, SafetensorsError},
 };
 
-/// Why files cannot be served. The files or their writer are to blame.
+/// Why files cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
@@ -149,7 +149,10 @@ pub enum FileError {
         shard: FileName,
     },
     /// An index that names a missing tensor.
-    #[error("{} places tensor {tensor:?} in {shard}, which does not have it: index and weights do not match", index.display())]
+    #[error(
+        "{} places tensor {tensor:?} in {shard}, which does not have it: index and weights do not match",
+        index.display()
+    )]
     MissingTensor {
         /// The index.
         index: PathBuf,
@@ -159,7 +162,10 @@ pub enum FileError {
         tensor: String,
     },
     /// A tensor that is not where the index places it.
-    #[error("{shard} has tensor {tensor:?}, which {} does not place there: index and weights do not match", index.display())]
+    #[error(
+        "{shard} has tensor {tensor:?}, which {} does not place there: index and weights do not match",
+        index.display()
+    )]
     NotInIndex {
         /// The index.
         index: PathBuf,
@@ -169,7 +175,10 @@ pub enum FileError {
         tensor: String,
     },
     /// A tensor in two files.
-    #[error("tensor {tensor:?} is in {} and in {}: take one of the two files out of the folder", first.display(), second.display())]
+    #[error(
+        "tensor {tensor:?} is in {} and in {}: take one of the two files out of the folder",
+        first.display(), second.display()
+    )]
     Twice {
         /// The tensor.
         tensor: String,
@@ -179,7 +188,10 @@ pub enum FileError {
         second: PathBuf,
     },
     /// The file changed while it was read.
-    #[error("{} changed while it was read; write new content under another name and rename it into place", path.display())]
+    #[error(
+        "{} changed while it was read; write new content under another name and rename it into place",
+        path.display()
+    )]
     Changed {
         /// The file.
         path: PathBuf,

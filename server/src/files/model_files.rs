@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Extensions of weights in other formats, and of training state: not served.
+/// Extensions of weights and of training state, which are never side files.
 const OTHER_FORMATS: &[&str] = &[
     "bin",
     "ckpt",
@@ -51,7 +51,7 @@ const TEXTS: &[&str] = &[
 /// The prefix of a tokenizer's name that ends with its version (`tokenizer.model.v3`).
 const TOKENIZER: &str = "tokenizer.model.";
 
-/// Whether `path` has the extension of weights in an unserved format.
+/// Whether `path` has an extension of weights or training state.
 pub(super) fn is_other_format(path: &Path) -> bool {
     let is_index = path.to_str().is_some_and(|path| path.ends_with(OTHER_INDEX));
     is_index || OTHER_FORMATS.contains(&&*extension_of(path))

@@ -13,7 +13,8 @@ use std::{
 /// The minimum size of a read by several threads. For smaller reads, starting threads costs more than it saves.
 const SHARED_READ_BYTES: usize = 32 << 20;
 
-/// The number of threads of such a read. Four saturate the memory bus of a small host, and queue enough for a fast disk.
+/// The number of threads of such a read. Four saturate the memory bus of a small host, and queue enough for a fast
+/// disk.
 const READERS_MAX: usize = 4;
 
 /// An open file, which stays readable after its name is replaced.

@@ -97,8 +97,8 @@ pub(super) struct FileSource {
     hashed: Arc<HashedPayload>,
 }
 
-#[derive(Debug)]
 /// A payload with the expected hash of every chunk.
+#[derive(Debug)]
 struct HashedPayload {
     payload: FilePayload,
     /// The chunks in order, with their hashes.

@@ -26,7 +26,10 @@ pub(super) enum SessionError {
     Unauthorised(#[from] Denied),
     #[error("the client lost its access: {0}")]
     AccessLost(Denied),
-    #[error("the client supports protocol revisions {0} to {1}, this server {min} to {max}", min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end())]
+    #[error(
+        "the client supports protocol revisions {0} to {1}, this server {min} to {max}",
+        min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end()
+    )]
     Incompatible(u32, u32),
 }
 
@@ -40,7 +43,7 @@ impl SessionError {
         )
     }
 
-    /// The close code for the client, unless the client ended it.
+    /// The close code for the client, unless the lane is closed already.
     pub(super) fn close_code(&self) -> Option<CloseCode> {
         match self {
             Self::Control(ControlError::Message(error)) => Some(error.into()),

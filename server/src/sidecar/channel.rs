@@ -47,7 +47,8 @@ pub(super) enum ChannelError {
     #[error("the peer sent a descriptor without a message that needs it")]
     StrayDescriptors,
     #[error(
-        "this process has no free descriptor for the one that the peer sent: raise its limit of open files (`ulimit -n`), and publish again"
+        "this process has no free descriptor for the one that the peer sent: raise its limit of open files (`ulimit -n`), \
+         and publish again"
     )]
     NoDescriptors,
 }
@@ -188,7 +189,7 @@ impl AsFd for ShutdownGuard {
     }
 }
 
-/// Receives available bytes and descriptors; an error if there are too many.
+/// Receives available bytes and descriptors; an error if descriptors are lost.
 fn receive(stream: &UnixStream, part: &mut [u8]) -> io::Result<(usize, Result<Vec<OwnedFd>, ChannelError>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_AT_ONCE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

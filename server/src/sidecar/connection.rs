@@ -29,8 +29,8 @@ use tokio::{
     task::JoinSet,
 };
 
-/// The maximum number of complete versions of one producer waiting to be published; further ones are refused. This
-/// is the number of threads of a producer that can publish concurrently.
+/// The maximum number of waiting requests of one producer; further ones are refused. This is the number of threads of
+/// a producer that can publish concurrently.
 pub(super) const WAITING_MAX: usize = 16;
 
 /// The maximum number of unsent messages to a producer: its likely number of unreleased versions.
@@ -115,7 +115,7 @@ async fn run_connection(
     ended
 }
 
-/// Withdraws the producer's versions in shared memory when the connection ends.
+/// Withdraws the versions in the producer's own GPU memory when the connection ends.
 struct ReclaimOnDrop(Versions);
 
 impl Drop for ReclaimOnDrop {
@@ -326,9 +326,9 @@ impl Worker {
 
     /// Publishes a version in its turn. Until then its memory is neither mapped nor counted.
     async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<Pushed, Refused> {
-        self.context.topics.may_publish(self.peer.uid, topic)?;
+        self.context.topics.check_may_publish(self.peer.uid, topic)?;
         let mut lease = self.context.topics.lease(topic).await?;
-        self.context.topics.may_publish(self.peer.uid, topic)?; // The permission may have been lost meanwhile.
+        self.context.topics.check_may_publish(self.peer.uid, topic)?; // The permission may have been lost meanwhile.
         let context = Arc::clone(&self.context);
         // Blocks: parses a large manifest, touches each page of a large memfd, and calls a GPU's driver.
         let ready = move || draft.ready(&context.staging, context.device.as_ref());
@@ -349,7 +349,7 @@ impl Worker {
     }
 
     async fn end(&self, topic: &Topic, withdraw: bool) -> Result<(), Refused> {
-        self.context.topics.may_publish(self.peer.uid, topic)?;
+        self.context.topics.check_may_publish(self.peer.uid, topic)?;
         match self.context.topics.end(self.peer.uid, topic, withdraw).await? {
             true => Ok(()),
             false => Err(not_open(topic)),

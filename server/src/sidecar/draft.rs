@@ -93,7 +93,8 @@ impl Draft {
         }
     }
 
-    /// Handles lent memory and its descriptor: its kind must be in `accepted_kinds`, and there are at most `parts_max` parts.
+    /// Handles lent memory and its descriptor: its kind must be in `accepted_kinds`, and there are at most `parts_max`
+    /// parts.
     pub(super) fn handle_lend(
         &mut self,
         lend: Lend,
@@ -109,7 +110,8 @@ impl Draft {
             (other, _) if !accepted_kinds.contains(&other.kind()) => self.refuse(
                 Refusal::UnsupportedMemory,
                 format!(
-                    "this server accepts no memory of the kind {}, because it does not serve from a GPU",
+                    "this server accepts no memory of the kind {}, because it does not serve from a GPU that \
+                     processes can share",
                     other.kind()
                 ),
             ),
@@ -227,7 +229,8 @@ fn import_from_device(
         {
             contained.push(tensor);
         }
-        let offset_of = |start: u64| offset.saturating_add(start - range.start); // The import refuses excessive offsets.
+        // The import refuses excessive offsets.
+        let offset_of = |start: u64| offset.saturating_add(start - range.start);
         let ranges: Vec<_> = contained
             .iter()
             .map(|tensor| offset_of(tensor.start)..offset_of(tensor.end))

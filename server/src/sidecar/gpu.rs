@@ -128,7 +128,8 @@ impl Producer {
     ) -> Result<MemoryRoute, String> {
         if !self.terms().memories.contains(&kind) {
             return Err(format!(
-                "the server accepts no memory of the kind {kind}, because it does not serve from a GPU"
+                "the server accepts no memory of the kind {kind}, because it does not serve from a GPU that processes \
+                 can share"
             ));
         }
         if parts.is_empty() {

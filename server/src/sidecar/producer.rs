@@ -155,8 +155,8 @@ impl Producer {
         self.requests.lost.borrow().clone()
     }
 
-    /// Publishes a version into `topic`, atomically for all subscribers. May wait for readers in mode `every`, according to
-    /// the server's options. If this is cancelled, the version is withdrawn.
+    /// Publishes a version into `topic`, atomically for all subscribers. May wait for readers in mode `every`,
+    /// according to the server's options. If this is cancelled, the version is withdrawn.
     ///
     /// # Errors
     /// [`PublishError`].
@@ -192,7 +192,8 @@ impl Producer {
         let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: reason_text };
         let (progress, answer) = self.register(number);
         if let Some(kept) = kept {
-            keep_until_released(kept, progress.clone()); // Even if the caller is cancelled: the server may read it already.
+            // Even if the caller is cancelled: the server may read it already.
+            keep_until_released(kept, progress.clone());
         }
         self.queue(messages(manifest, lends, publish));
         let mut unanswered = Unanswered { number: Some(number), producer: self };

@@ -78,8 +78,8 @@ pub enum PublishSocketError {
     },
     /// The uid stands for every user without a number in this namespace.
     #[error(
-        "user {uid} cannot be admitted by its number: it stands for every user of another container without a number here. \
-         Run the process as a user that this container has"
+        "user {uid} cannot be admitted by its number: it stands for every user of another container without a number \
+         here. Run the process as a user that this container has"
     )]
     Overflow {
         /// The uid.

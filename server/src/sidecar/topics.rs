@@ -61,14 +61,14 @@ impl Topics {
     ///
     /// # Errors
     /// If not; the text has the missing line.
-    pub(super) fn may_publish(&self, uid: u32, topic: &Topic) -> Result<(), Refused> {
+    pub(super) fn check_may_publish(&self, uid: u32, topic: &Topic) -> Result<(), Refused> {
         if self.shared.access.rules().acl.may_publish(uid, topic) {
             return Ok(());
         }
         tracing::warn!(uid, %topic, "A publish was refused: the access control list does not allow it.");
         let text = format!(
-            "the server's access control list does not let user {uid} publish into topic {topic}: add a line `uid:{uid} \
-             publish {topic}`"
+            "the server's access control list does not let user {uid} publish into topic {topic}: add a line \
+             `uid:{uid} publish {topic}`"
         );
         Err((Refusal::Forbidden, text))
     }
@@ -94,7 +94,7 @@ impl Topics {
     pub(super) async fn end(&self, uid: u32, topic: &Topic, withdraw: bool) -> Result<bool, Refused> {
         let Some(lock) = self.locks().get(topic).map(Arc::clone) else { return Ok(false) };
         let mut lease = self.acquire(topic, lock).await?;
-        self.may_publish(uid, topic)?;
+        self.check_may_publish(uid, topic)?;
         let publisher = lease.take();
         let was_open = publisher.is_some();
         // Under the lease, so that it is not reopened meanwhile.
@@ -112,7 +112,8 @@ impl Topics {
         tokio::time::timeout(TURN_TIMEOUT, lock.lock_owned()).await.map_err(|_| {
             let waited = TURN_TIMEOUT.as_secs();
             let text = format!(
-                "earlier publishes into topic {topic} have waited {waited} s for its readers: try again, or evict the readers"
+                "earlier publishes into topic {topic} have waited {waited} s for its readers: try again, or evict the \
+                 readers"
             );
             (Refusal::NoRoom, text)
         })

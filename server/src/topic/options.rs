@@ -18,10 +18,10 @@ pub struct TopicOptions {
     pub release_timeout: Option<Duration>,
     /// The maximum number of bases that left retention. They stay while subscribers hold copies of them, and later
     /// versions are sent as deltas against them. Default 2: the version that most subscribers have, and the one that
-    /// some are receiving. Each takes its payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes). When all
-    /// subscribers are lost, bases stay for them until the next publish after
-    /// [`Config::reader_linger`](crate::Config::reader_linger). With 0, no version is sent as deltas: for topics with one
-    /// version.
+    /// some are receiving. Each takes its payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes).
+    /// When all subscribers are lost, bases stay for them until the next publish after
+    /// [`Config::reader_linger`](crate::Config::reader_linger). With 0, no version is sent as deltas: for topics with
+    /// one version.
     pub bases: u32,
     /// The codec of its chunks, unless a subscriber chooses another. Default:
     /// [`Config::codec`](crate::Config::codec).

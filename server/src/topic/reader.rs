@@ -45,7 +45,7 @@ impl Reader {
             let known = name.as_ref().and_then(|name| places.reader(name));
             let waiting = known.and_then(|reader| retention.place(reader));
             let begin = match waiting {
-                // Reconnected without `have` or `start`: continue after the last acknowledged version.
+                // Reconnected without `have` or `Start::At`: continue after the last acknowledged version.
                 Some(waiting) if have.is_none() && !matches!(start, Start::At(..)) => waiting,
                 _ => wanted,
             };

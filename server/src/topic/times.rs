@@ -74,7 +74,7 @@ impl TopicState {
             newest: newest.id.clone(),
             tensors: manifest.tensors().len() as u64,
             payload_bytes: manifest.payload_bytes(),
-            age: state.published.map(|at| at.elapsed()).unwrap_or_default(),
+            age: state.published_at.map(|at| at.elapsed()).unwrap_or_default(),
             retained: state.retention.iter().count() as u64,
             published: state.times.count(),
             subscribers: state.followers,

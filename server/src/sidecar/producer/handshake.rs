@@ -22,7 +22,10 @@ pub enum ConnectError {
         path: PathBuf,
     },
     /// The server that created it has ended, or the path is not a socket.
-    #[error("no server listens at {}: the server that created this socket has ended", path.display())]
+    #[error(
+        "no server listens at {}: the server that created the socket has ended, or the path is not a socket",
+        path.display()
+    )]
     NobodyListens {
         /// The path.
         path: PathBuf,
@@ -46,8 +49,8 @@ pub enum ConnectError {
     },
     /// A process of an unexpected user listens. Nothing was sent to it.
     #[error(
-        "a process of user {found_uid} listens at {}, not of user {expected_uid}: check who created this socket, or name \
-         the server's user",
+        "a process of user {found_uid} listens at {}, not of user {expected_uid}: check who created this socket, or \
+         name the server's user",
         path.display()
     )]
     Stranger {
