@@ -44,8 +44,8 @@ pub struct Encoded {
 /// Reads, hashes and encodes chunks, once for each (payload, chunk, codec, base) and all subscribers, while the result
 /// is in a bounded cache. An evicted chunk is read and encoded again. Entries are dropped with their payload.
 ///
-/// Raw chunks are slices of the source and cost nothing to read again. Only those of device sources have a cache, also
-/// bounded.
+/// Raw chunks in memory are slices of the source and cost nothing to read again. Only those of device sources have a
+/// cache, also bounded.
 pub struct Encoder {
     cache: Arc<Encodings>,
     reads: Arc<Reads>,
@@ -64,7 +64,7 @@ pub struct EncoderStats {
     /// The part of `host_read_bytes` that had to be copied: from files, and of chunks that are not contiguous, because
     /// they span tensors or padding of a borrowed version.
     pub host_copied_bytes: u64,
-    /// Chunks requested in a codec other than `raw`.
+    /// Chunks requested in a codec other than `raw`, without deltas.
     pub requested: u64,
     /// Chunks that were encoded.
     pub encoded: u64,
