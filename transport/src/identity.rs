@@ -163,7 +163,8 @@ impl Identity {
     /// that identify the client by the names in it.
     ///
     /// # Errors
-    /// [`IdentityError`] when either cannot be read, or the key is refused as in [`load_or_create`](Self::load_or_create).
+    /// [`IdentityError`] when either cannot be read, or the key is refused as by
+    /// [`load_or_create`](Self::load_or_create).
     pub fn from_files(key: &Path, certificate: Option<&Path>) -> Result<Self, IdentityError> {
         let identity = Self::load(key)?;
         let Some(path) = certificate else { return Ok(identity) };

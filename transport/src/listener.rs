@@ -146,7 +146,8 @@ impl Listener {
         &self.tuning
     }
 
-    /// Waits for a client's connection attempt; `None` once the listener was closed, unless it has only TCP. Cancel safe.
+    /// Waits for a client's connection attempt; `None` once the listener was closed, unless it has only TCP. Cancel
+    /// safe.
     pub async fn accept(&self) -> Option<Arrival> {
         let quic = async {
             match &self.quic {

@@ -154,8 +154,9 @@ impl Chooser {
         (estimate, spent)
     }
 
-    /// Decides whether to skip the comparison of `chunk` with its base, and counts skipped ones. If a chunk of its tensor
-    /// differed too much, the next [`CHUNKS_PER_ESTIMATE`] are skipped: training in f32 changes nearly every element.
+    /// Decides whether to skip the comparison of `chunk` with its base, and counts the skipped ones. If a chunk of its
+    /// tensor differed too much, the next [`CHUNKS_PER_ESTIMATE`] are skipped: training in f32 changes nearly every
+    /// element.
     pub(super) fn skip_comparison(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
         let skipped = self.changed_groups.get(&group(payload, chunk));
         skipped.is_some_and(|count| count.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE)

@@ -91,7 +91,7 @@ impl LaneThreads {
         Self { max, threads: Mutex::default() }
     }
 
-    /// Takes a slot on the thread with the fewest lanes, or on a new one if all have lanes and more threads are allowed.
+    /// Takes a slot on the thread with the fewest lanes, or on a new one if all have lanes and there may be more.
     pub(crate) fn take_slot(&self) -> Option<ThreadSlot> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();

@@ -29,8 +29,8 @@ const SEGMENT_COST_BYTES: u64 = 256;
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// The pipe from the driver to the reader of the control stream, with the bound of a server over QUIC. While it is full,
-/// the driver does not read the connection.
+/// The pipe from the driver to the reader of the control stream, with the bound of a server over QUIC. While it is
+/// full, the driver does not read the connection.
 pub(super) type ControlPipe = DuplexStream;
 
 /// Creates both halves of a control pipe.
