@@ -314,8 +314,8 @@ pub struct FillError<B> {
     /// The version that was being written: the buffers may hold a mix of its bytes, verified or not, and old content.
     /// `None`: the buffers are unchanged.
     pub torn: Option<VersionId>,
-    /// The version that does not fit the buffers. It stays queued until it is delivered or
-    /// [discarded](Subscription::discard).
+    /// The version that does not fit the buffers. It stays queued until it is delivered,
+    /// [discarded](Subscription::discard) or, in mode `latest`, replaced by a newer one.
     pub refused: Option<VersionId>,
     /// The lent buffers, except the withheld ones.
     pub buffers: Buffers<B>,

@@ -56,6 +56,7 @@ pub(crate) struct Lanes {
     verified_bytes: Arc<AtomicU64>,
     /// The number of the current period with a large version in transfer; `None` between periods.
     bulky_period: watch::Sender<Option<u64>>,
+    /// The number of such periods so far.
     periods: u64,
     /// Whether the number of lanes is final.
     has_settled: Arc<AtomicBool>,

@@ -55,8 +55,8 @@ pub struct Encoder {
     counters: Counters,
 }
 
-/// The counters of an encoder. `requested - encoded` requests were cache hits or needed no encoding. The bytes sent in
-/// each codec, and the time for encoding them, are in [`CodecStats`](crate::CodecStats).
+/// The counters of an encoder. `requested - encoded` requests shared an encoding, or could not read the chunk. The
+/// bytes sent in each codec, and the time for encoding them, are in [`CodecStats`](crate::CodecStats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncoderStats {
     /// Bytes read from sources on this host, memory and files, each time a chunk was read.
